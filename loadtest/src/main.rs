@@ -1,0 +1,2 @@
+//! tollgate loadtest
+fn main() {}

@@ -1,0 +1,22 @@
+//! Generates the gRPC services, the messages, and their JSON form. protox parses the
+//! .proto files in Rust, so no installed protoc is needed.
+
+use std::{env, error::Error, fs, path::PathBuf};
+
+use prost::Message as _;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let descriptors = protox::compile(["quotaservice.proto"], ["."])?;
+    let encoded = descriptors.encode_to_vec();
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("descriptors.bin"), &encoded)?;
+
+    tonic_prost_build::configure().compile_fds(descriptors)?;
+    pbjson_build::Builder::new()
+        .register_descriptors(&encoded)?
+        .emit_fields()
+        .build(&[".quotaservice"])?;
+
+    println!("cargo:rerun-if-changed=quotaservice.proto");
+    Ok(())
+}

@@ -1,0 +1,12 @@
+//! The wire: messages, client and server stubs, and the JSON form of the messages
+//! (protobuf's JSON names), all generated from the `.proto` files of this folder.
+
+/// Token buckets: the `quotaservice` package.
+#[allow(missing_docs, clippy::all, unreachable_pub)]
+pub mod quotaservice {
+    tonic::include_proto!("quotaservice");
+    include!(concat!(env!("OUT_DIR"), "/quotaservice.serde.rs"));
+}
+
+/// Every file descriptor, encoded: what gRPC reflection serves.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,0 +1,187 @@
+//! The limits as validated: what the service looks buckets up in.
+
+use std::collections::HashMap;
+
+use crate::domain::bucket::{BucketLimit, Terms};
+
+/// Everything that one limits file says, checked and with its defaults filled in.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// What serves every name that nothing else serves.
+    pub global_default: Option<Bucket>,
+    /// By name.
+    pub namespaces: HashMap<Box<str>, Namespace>,
+    /// In the order of the file; the first whose glob matches decides.
+    pub resources: Vec<ResourceTemplate>,
+    /// For namespaces that say nothing themselves, and for the global default bucket.
+    pub on_store_failure: FailurePolicy,
+    /// How many buckets are defined: [`Bucket::index`] is below this.
+    pub bucket_count: usize,
+    /// CRC-32 of the file's bytes: the same on every node that has loaded the same file.
+    pub version: u32,
+}
+
+/// One owner of bucket names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Namespace {
+    /// Configured buckets by name.
+    pub buckets: HashMap<Box<str>, Bucket>,
+    /// What serves the names that are not configured.
+    pub others: Others,
+    /// Who answers when the shared store can't be reached.
+    pub on_store_failure: FailurePolicy,
+}
+
+/// What serves a namespace's names that are not configured.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Others {
+    /// Nothing in this namespace: the global default bucket, where there is one.
+    Nothing,
+    /// One bucket that they all share.
+    Shared(Bucket),
+    /// A bucket each, made from a template.
+    Dynamic {
+        /// The limits of each.
+        template: Bucket,
+        /// How many there may be at once; `None`: no limit.
+        max_buckets: Option<u64>,
+    },
+}
+
+/// One definition of a bucket: a configured or default one, or a template.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Bucket {
+    /// Counts the definitions of a [`Limits`] from 0, so that what belongs to one (its
+    /// metrics) is found by position.
+    pub index: usize,
+    /// As the operator wrote it.
+    pub limit: BucketLimit,
+    /// As decisions compute with it.
+    pub terms: Terms,
+}
+
+impl Bucket {
+    /// A definition with its terms worked out.
+    pub fn new(index: usize, limit: BucketLimit) -> Self {
+        Self { index, terms: limit.terms(), limit }
+    }
+}
+
+/// Who answers when the shared store can't be reached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FailurePolicy {
+    /// The node, from its own memory, with its share of the limit.
+    #[default]
+    Local,
+    /// Everything is granted.
+    Allow,
+    /// Everything is refused with REJECTED_SERVER_ERROR.
+    Deny,
+}
+
+/// A rule for the shared resources whose names match a glob.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResourceTemplate {
+    /// A shell glob over resource names.
+    pub identifier_glob: Box<str>,
+    /// How much there is to share.
+    pub capacity: f64,
+    /// What a client may use when it can't refresh; `None`: an equal share.
+    pub safe_capacity: Option<f64>,
+    /// For people.
+    pub description: Option<Box<str>>,
+    /// How it is shared.
+    pub algorithm: Algorithm,
+}
+
+/// How a resource is shared, and how long leases on it last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Algorithm {
+    /// The rule.
+    pub kind: AlgorithmKind,
+    /// Seconds from the grant to the expiry of a lease.
+    pub lease_length_s: u64,
+    /// Seconds between a client's refreshes.
+    pub refresh_interval_s: u64,
+    /// Seconds for which a newborn store grants what clients report; `None`: as long as a lease.
+    pub learning_mode_duration_s: Option<u64>,
+    /// Named parameters, as older files may carry them.
+    pub parameters: Vec<(Box<str>, Option<Box<str>>)>,
+}
+
+/// The sharing rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AlgorithmKind {
+    /// Everyone gets what it wants.
+    NoAlgorithm,
+    /// Everyone gets what it wants up to the capacity.
+    Static,
+    /// Scaled down in proportion to the excess wanted.
+    ProportionalShare,
+    /// Weighted max-min.
+    FairShare,
+}
+
+/// The bucket that serves a request, and where its state lives.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The definition.
+    pub bucket: &'a Bucket,
+    /// What kind of bucket it is.
+    pub place: Place,
+    /// Who answers when the shared store can't be reached.
+    pub on_store_failure: FailurePolicy,
+}
+
+/// What kind of bucket serves a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Configured under the name asked for. `bounded`: its namespace bounds its dynamic buckets.
+    Configured {
+        /// See above.
+        bounded: bool,
+    },
+    /// Dynamic, under the name asked for.
+    Dynamic {
+        /// How many its namespace may have at once.
+        max_buckets: Option<u64>,
+    },
+    /// The namespace's default bucket.
+    NamespaceDefault,
+    /// The default bucket of them all.
+    GlobalDefault,
+}
+
+impl Limits {
+    /// The bucket that serves `namespace` and `name`, if any does.
+    pub fn find(&self, namespace: &str, name: &str) -> Option<Found<'_>> {
+        let global = || {
+            self.global_default.as_ref().map(|bucket| Found {
+                bucket,
+                place: Place::GlobalDefault,
+                on_store_failure: self.on_store_failure,
+            })
+        };
+        let Some(owner) = self.namespaces.get(namespace) else { return global() };
+        let found = |bucket, place| {
+            Some(Found { bucket, place, on_store_failure: owner.on_store_failure })
+        };
+        if let Some(bucket) = owner.buckets.get(name) {
+            let bounded = matches!(owner.others, Others::Dynamic { max_buckets: Some(_), .. });
+            return found(bucket, Place::Configured { bounded });
+        }
+        match &owner.others {
+            Others::Dynamic { template, max_buckets } => {
+                found(template, Place::Dynamic { max_buckets: *max_buckets })
+            }
+            Others::Shared(bucket) => found(bucket, Place::NamespaceDefault),
+            Others::Nothing => global(),
+        }
+    }
+
+    /// Whether any request would be refused while the shared store can't be reached.
+    pub fn refuses_without_store(&self) -> bool {
+        self.on_store_failure == FailurePolicy::Deny
+            || self.namespaces.values().any(|owner| owner.on_store_failure == FailurePolicy::Deny)
+    }
+}

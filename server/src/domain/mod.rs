@@ -1,0 +1,7 @@
+//! The ground that everything else stands on: bucket arithmetic, names and time, as pure
+//! functions over plain data. Nothing here knows a network, a store, a file format or a
+//! clock; time is always a parameter.
+
+pub mod bucket;
+pub mod names;
+pub mod time;
