@@ -76,7 +76,7 @@ fn what_can_not_be_sent_before_the_end_is_shed_and_counted() {
     assert_eq!(run.code, 0, "{run:?}");
     assert_eq!(report["requests"], 500);
     let shed = report["shed"].as_u64().unwrap();
-    assert!((350..=400).contains(&shed), "{report}");
+    assert!((350..500).contains(&shed), "{report}");
     assert_eq!(report["latency"]["samples"], 500);
     assert_eq!(server.seen() + shed, 500);
     // Shed requests count with the time that they had waited.
