@@ -1,0 +1,151 @@
+//! The transport: how one `Allow` travels. The rest of the crate knows only [`Target`],
+//! [`Connection`] and [`Failure`], so that another gRPC client can take its place here.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tonic::transport::{Channel, Endpoint, Uri};
+
+/// How long dialling may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a node, or a load balancer before several, listens.
+#[derive(Clone, Debug)]
+pub struct Target(Uri);
+
+impl FromStr for Target {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let with_scheme =
+            if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+        let uri: Uri = with_scheme.parse().map_err(|error| format!("no address: {error}"))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            _ => return Err("only http:// is supported".to_owned()),
+        }
+        let host = uri.host().unwrap_or_default();
+        if host.is_empty() {
+            return Err("the host is missing".to_owned());
+        }
+        let ends_in_host = uri.authority().is_some_and(|all| all.as_str().ends_with(host));
+        if uri.port_u16().is_none() && !ends_in_host {
+            return Err("the port is no number up to 65535".to_owned());
+        }
+        if uri.path_and_query().is_some_and(|path| path != "/") {
+            return Err("expected http://HOST:PORT, without a path".to_owned());
+        }
+        Ok(Self(uri))
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let authority = self.0.authority().map_or("", |authority| authority.as_str());
+        write!(f, "http://{authority}")
+    }
+}
+
+/// A request that got no decision: a gRPC status code, from the node or from this side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure(tonic::Code);
+
+impl Failure {
+    /// How many codes there are.
+    pub const CODES: usize = 17;
+
+    /// The code's number.
+    pub fn code(self) -> usize {
+        self.0 as usize
+    }
+
+    /// The name of code number `code`, as the gRPC documents write it.
+    pub fn name(code: usize) -> &'static str {
+        const NAMES: [&str; Failure::CODES] = [
+            "OK",
+            "CANCELLED",
+            "UNKNOWN",
+            "INVALID_ARGUMENT",
+            "DEADLINE_EXCEEDED",
+            "NOT_FOUND",
+            "ALREADY_EXISTS",
+            "PERMISSION_DENIED",
+            "RESOURCE_EXHAUSTED",
+            "FAILED_PRECONDITION",
+            "ABORTED",
+            "OUT_OF_RANGE",
+            "UNIMPLEMENTED",
+            "INTERNAL",
+            "UNAVAILABLE",
+            "DATA_LOSS",
+            "UNAUTHENTICATED",
+        ];
+        NAMES.get(code).unwrap_or(&"UNKNOWN")
+    }
+
+    /// Whether the request ran into its deadline.
+    pub fn timed_out(self) -> bool {
+        self.0 == tonic::Code::DeadlineExceeded
+    }
+}
+
+/// One HTTP/2 connection; clones share it.
+#[derive(Clone, Debug)]
+pub struct Connection {
+    client: QuotaServiceClient<Channel>,
+    timeout: Duration,
+}
+
+impl Connection {
+    /// Dials `target`. Where nobody answers yet, the requests dial again and fail one by
+    /// one: an outage at the start is counted like one in the middle.
+    pub async fn dial(target: &Target, timeout: Duration) -> Self {
+        let endpoint =
+            Endpoint::from(target.0.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
+        let channel = match endpoint.connect().await {
+            Ok(channel) => channel,
+            Err(_) => endpoint.connect_lazy(),
+        };
+        Self { client: QuotaServiceClient::new(channel), timeout }
+    }
+
+    /// Asks once.
+    pub async fn allow(&mut self, request: AllowRequest) -> Result<AllowResponse, Failure> {
+        match tokio::time::timeout(self.timeout, self.client.allow(request)).await {
+            Ok(Ok(response)) => Ok(response.into_inner()),
+            Ok(Err(status)) => Err(Failure(status.code())),
+            Err(_) => Err(Failure(tonic::Code::DeadlineExceeded)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn targets_with_and_without_a_scheme() {
+        for (text, expected) in [
+            ("127.0.0.1:10990", "http://127.0.0.1:10990"),
+            ("http://node-1:10990/", "http://node-1:10990"),
+            ("[::1]:10990", "http://[::1]:10990"),
+            ("localhost", "http://localhost"),
+        ] {
+            assert_eq!(text.parse::<Target>().expect(text).to_string(), expected);
+        }
+        for bad in ["", "https://a:1", "http://", "http://a:1/path", "a b", "http://a:99999"] {
+            assert!(bad.parse::<Target>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn codes_have_their_documented_names() {
+        assert_eq!(Failure::name(tonic::Code::Unavailable as usize), "UNAVAILABLE");
+        assert_eq!(Failure::name(tonic::Code::Unauthenticated as usize), "UNAUTHENTICATED");
+        assert_eq!(Failure::name(tonic::Code::DeadlineExceeded as usize), "DEADLINE_EXCEEDED");
+        assert_eq!(Failure::name(99), "UNKNOWN");
+    }
+}

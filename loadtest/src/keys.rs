@@ -1,0 +1,233 @@
+//! Which bucket each request asks: one hot bucket, or many under a uniform or Zipf
+//! distribution. Drawing one costs the same however many there are.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_distr::{Distribution as _, Zipf};
+
+/// The most keys: above this a 64-bit float, which Zipf is drawn in, skips numbers.
+const MAX_KEYS: u64 = 1 << 53;
+
+/// How requests spread over buckets.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pattern {
+    /// Every request asks the same bucket.
+    Hot,
+    /// Each of so many buckets is as likely as any other.
+    Uniform(u64),
+    /// Zipf's law: of `keys` buckets, the one of rank r is asked in proportion to `1 / r^exponent`.
+    Zipf {
+        /// How many buckets.
+        keys: u64,
+        /// How steep: 0 is uniform, 1 the usual law.
+        exponent: f64,
+    },
+}
+
+impl FromStr for Pattern {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut parts = text.split(':');
+        let pattern = match parts.next() {
+            Some("hot") => Self::Hot,
+            Some("uniform") => Self::Uniform(key_count(parts.next())?),
+            Some("zipf") => {
+                let keys = key_count(parts.next())?;
+                let exponent = parts.next().map_or(Ok(1.0), |text| {
+                    let exponent = text.parse().ok().filter(|e: &f64| e.is_finite() && *e >= 0.0);
+                    exponent.ok_or(format!("'{text}' is no exponent: 0 or more, such as 1.1"))
+                })?;
+                Self::Zipf { keys, exponent }
+            }
+            _ => return Err("expected hot, uniform:N, zipf:N or zipf:N:EXPONENT".to_owned()),
+        };
+        match parts.next() {
+            Some(rest) => Err(format!("':{rest}' is one part too many")),
+            None => Ok(pattern),
+        }
+    }
+}
+
+fn key_count(text: Option<&str>) -> Result<u64, String> {
+    let text = text.ok_or("the number of keys is missing, as in uniform:1000")?;
+    let keys = text.parse().ok().filter(|keys| (1..=MAX_KEYS).contains(keys));
+    keys.ok_or(format!("'{text}' is no number of keys: 1 to 2^53"))
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Hot => write!(f, "hot"),
+            Self::Uniform(keys) => write!(f, "uniform:{keys}"),
+            Self::Zipf { keys, exponent } => write!(f, "zipf:{keys}:{exponent}"),
+        }
+    }
+}
+
+/// The names that a pattern draws from.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    pattern: Pattern,
+    stem: String,
+    digits: usize,
+}
+
+impl Keys {
+    /// Names for `pattern`: a hot bucket is called `bucket`, many are called `prefix` and
+    /// their number, padded with zeros to one length. Of Zipf's, number 0 is the most asked.
+    pub fn new(pattern: Pattern, bucket: &str, prefix: &str) -> Self {
+        let (stem, last) = match pattern {
+            Pattern::Hot => (bucket, 0),
+            Pattern::Uniform(keys) | Pattern::Zipf { keys, .. } => (prefix, keys - 1),
+        };
+        Self { pattern, stem: stem.to_owned(), digits: last.to_string().len() }
+    }
+
+    /// The pattern that these names are drawn by.
+    pub fn pattern(&self) -> Pattern {
+        self.pattern
+    }
+
+    /// The name of key `number`.
+    pub fn name(&self, number: u64) -> String {
+        match self.pattern {
+            Pattern::Hot => self.stem.clone(),
+            _ => format!("{}{number:0digits$}", self.stem, digits = self.digits),
+        }
+    }
+
+    /// A stream of key numbers; the same `seed` and `stream` give the same one.
+    pub fn draw(&self, seed: u64, stream: u64) -> Draw {
+        let from = match self.pattern {
+            Pattern::Hot => From::One,
+            Pattern::Uniform(keys) => From::Range(keys),
+            // Zipf::new refuses only what parsing has refused already; one key needs no draw.
+            Pattern::Zipf { keys, exponent } => {
+                Zipf::new(keys as f64, exponent).map_or(From::One, |zipf| From::Zipf(zipf, keys))
+            }
+        };
+        Draw { from, rng: rng(seed, stream) }
+    }
+}
+
+/// A generator for one of several independent streams of the same seed.
+pub(crate) fn rng(seed: u64, stream: u64) -> SmallRng {
+    SmallRng::seed_from_u64(seed.wrapping_add(stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+}
+
+/// An endless stream of key numbers.
+#[derive(Clone, Debug)]
+pub struct Draw {
+    from: From,
+    rng: SmallRng,
+}
+
+#[derive(Clone, Debug)]
+enum From {
+    One,
+    Range(u64),
+    Zipf(Zipf<f64>, u64),
+}
+
+impl Draw {
+    /// The next key's number.
+    pub fn key(&mut self) -> u64 {
+        match &self.from {
+            From::One => 0,
+            From::Range(keys) => self.rng.random_range(0..*keys),
+            // Ranks count from 1.
+            From::Zipf(zipf, keys) => (zipf.sample(&mut self.rng) as u64).clamp(1, *keys) - 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(pattern: &str, keys: usize, draws: usize) -> Vec<u64> {
+        let pattern = pattern.parse().expect("a pattern");
+        let mut draw = Keys::new(pattern, "b", "p").draw(7, 3);
+        let mut counts = vec![0; keys];
+        for _ in 0..draws {
+            counts[draw.key() as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn uniform_covers_every_key_about_equally() {
+        for count in counts("uniform:100", 100, 100_000) {
+            assert!((800..1200).contains(&count), "{count}");
+        }
+    }
+
+    #[test]
+    fn zipf_follows_its_law() {
+        let counts = counts("zipf:1000", 1000, 200_000);
+        // The share of rank r is 1 / (r * H), with H the 1000th harmonic number, 7.4855.
+        for rank in [1_usize, 2, 10] {
+            let expected = 200_000.0 / (rank as f64 * 7.4855);
+            let ratio = counts[rank - 1] as f64 / expected;
+            assert!((0.9..1.1).contains(&ratio), "rank {rank}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn a_steeper_exponent_is_more_skewed_and_none_is_uniform() {
+        let steep = counts("zipf:100:2", 100, 50_000);
+        let plain = counts("zipf:100:1", 100, 50_000);
+        assert!(steep[0] > 2 * plain[0], "{} {}", steep[0], plain[0]);
+        assert!(counts("zipf:100:0", 100, 50_000).iter().all(|n| (300..700).contains(n)));
+        assert_eq!(counts("zipf:1:1.5", 1, 100), [100]);
+    }
+
+    #[test]
+    fn hot_is_one_bucket_under_its_exact_name() {
+        let keys = Keys::new(Pattern::Hot, "2001:db8::1", "p");
+        let mut draw = keys.draw(1, 1);
+        assert!((0..100).all(|_| keys.name(draw.key()) == "2001:db8::1"));
+    }
+
+    #[test]
+    fn names_are_padded_to_one_length() {
+        let keys = Keys::new(Pattern::Uniform(1000), "b", "user-");
+        assert_eq!(keys.name(7), "user-007");
+        assert_eq!(keys.name(999), "user-999");
+        assert_eq!(Keys::new(Pattern::Uniform(1), "b", "k").name(0), "k0");
+    }
+
+    #[test]
+    fn a_seed_gives_the_same_keys_again_and_another_stream_does_not() {
+        let keys = Keys::new(Pattern::Uniform(1 << 40), "b", "p");
+        let first = |seed, stream| {
+            let mut draw = keys.draw(seed, stream);
+            (0..4).map(|_| draw.key()).collect::<Vec<_>>()
+        };
+        assert_eq!(first(1, 0), first(1, 0));
+        assert_ne!(first(1, 0), first(1, 1));
+        assert_ne!(first(1, 0), first(2, 0));
+    }
+
+    #[test]
+    fn patterns_are_read_and_written() {
+        let zipf = Pattern::Zipf { keys: 5, exponent: 1.0 };
+        for (text, pattern) in
+            [("hot", Pattern::Hot), ("uniform:5", Pattern::Uniform(5)), ("zipf:5:1", zipf)]
+        {
+            assert_eq!(text.parse(), Ok(pattern));
+            assert_eq!(pattern.to_string(), text);
+        }
+        assert_eq!("zipf:5".parse(), Ok(zipf));
+        for bad in ["", "cold", "hot:1", "uniform", "uniform:0", "uniform:x", "uniform:5:1"] {
+            assert!(bad.parse::<Pattern>().is_err(), "{bad}");
+        }
+        for bad in ["zipf", "zipf:0", "zipf:5:-1", "zipf:5:nan", "zipf:5:inf", "zipf:5:1:1"] {
+            assert!(bad.parse::<Pattern>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! When an open loop sends: a schedule fixed beforehand, and a clock fine enough to keep it.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rand::rngs::SmallRng;
+use rand_distr::{Distribution as _, Exp};
+use tokio::sync::Notify;
+
+use crate::keys;
+
+/// How an open loop's requests follow one another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Arrivals {
+    /// At equal distances.
+    Uniform,
+    /// Independently of each other, as many separate callers would.
+    Poisson,
+}
+
+impl Arrivals {
+    /// The name used on the command line and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uniform => "uniform",
+            Self::Poisson => "poisson",
+        }
+    }
+}
+
+/// One thread's part of the intended send times, counted from the start. It doesn't depend
+/// on how fast the answers come, so a slow server can't make the load lighter.
+#[derive(Clone, Debug)]
+pub struct Schedule {
+    gaps: Gaps,
+}
+
+#[derive(Clone, Debug)]
+enum Gaps {
+    // The n-th request of the thread, times the distance. Multiplied, not added up, so that
+    // rounding never gathers.
+    Even { next: f64, step_s: f64 },
+    Random { at_s: f64, gap: Exp<f64>, rng: SmallRng },
+    Never,
+}
+
+impl Schedule {
+    /// Thread `thread`'s part of `rate` requests a second over all `threads`.
+    pub fn new(rate: f64, arrivals: Arrivals, thread: u64, threads: u64, seed: u64) -> Self {
+        let own_rate = rate / threads as f64;
+        let gaps = match arrivals {
+            Arrivals::Uniform => {
+                Gaps::Even { next: thread as f64 / threads as f64, step_s: 1.0 / own_rate }
+            }
+            // Poisson streams that run side by side add up to one at the sum of their rates.
+            Arrivals::Poisson => Exp::new(own_rate).map_or(Gaps::Never, |gap| Gaps::Random {
+                at_s: 0.0,
+                gap,
+                rng: keys::rng(seed, !thread),
+            }),
+        };
+        Self { gaps }
+    }
+}
+
+impl Iterator for Schedule {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let at_s = match &mut self.gaps {
+            Gaps::Even { next, step_s } => {
+                let at_s = *next * *step_s;
+                *next += 1.0;
+                at_s
+            }
+            Gaps::Random { at_s, gap, rng } => {
+                *at_s += gap.sample(rng);
+                *at_s
+            }
+            Gaps::Never => return None,
+        };
+        Duration::try_from_secs_f64(at_s).ok()
+    }
+}
+
+/// Sleeps to within some 50 µs. Tokio's own timer has whole milliseconds, which would count
+/// as latency; here a thread of its own sleeps, and wakes the task.
+#[derive(Debug)]
+pub struct Pacer {
+    alarms: mpsc::Sender<Instant>,
+    woken: Arc<Notify>,
+}
+
+impl Pacer {
+    /// Starts the thread that sleeps; it ends with this value.
+    pub fn start() -> std::io::Result<Self> {
+        let (alarms, requested) = mpsc::channel::<Instant>();
+        let woken = Arc::new(Notify::new());
+        let wake = Arc::clone(&woken);
+        thread::Builder::new().name("pacer".to_owned()).spawn(move || {
+            for alarm in requested {
+                thread::sleep(alarm.saturating_duration_since(Instant::now()));
+                wake.notify_one();
+            }
+        })?;
+        Ok(Self { alarms, woken })
+    }
+
+    /// Waits until `when`; returns at once where that has passed.
+    pub async fn until(&self, when: Instant) {
+        if when <= Instant::now() {
+            return;
+        }
+        if self.alarms.send(when).is_ok() {
+            self.woken.notified().await;
+        } else {
+            tokio::time::sleep_until(when.into()).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(arrivals: Arrivals, threads: u64) -> Vec<f64> {
+        let part = |thread| {
+            let schedule = Schedule::new(1000.0, arrivals, thread, threads, 1);
+            schedule.map(|at| at.as_secs_f64()).take_while(|at| *at < 10.0)
+        };
+        let mut all: Vec<f64> = (0..threads).flat_map(part).collect();
+        all.sort_by(f64::total_cmp);
+        all
+    }
+
+    #[test]
+    fn uniform_arrivals_are_evenly_spaced_over_all_threads() {
+        for threads in [1, 3] {
+            let times = all(Arrivals::Uniform, threads);
+            assert_eq!(times.len(), 10_000);
+            assert!(times.windows(2).all(|pair| (pair[1] - pair[0] - 0.001).abs() < 1e-6));
+        }
+    }
+
+    #[test]
+    fn poisson_arrivals_have_the_rate_and_the_spread() {
+        for threads in [1, 3] {
+            let times = all(Arrivals::Poisson, threads);
+            // 10,000 expected, with a standard deviation of 100.
+            assert!((9_600..10_400).contains(&times.len()), "{}", times.len());
+            let long = times.windows(2).filter(|pair| pair[1] - pair[0] > 0.001).count();
+            let share = long as f64 / times.len() as f64;
+            assert!((share - (-1.0_f64).exp()).abs() < 0.03, "{share}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_pacer_never_wakes_early() {
+        let pacer = Pacer::start().expect("a thread");
+        for us in [0, 300, 2_000] {
+            let when = Instant::now() + Duration::from_micros(us);
+            pacer.until(when).await;
+            assert!(Instant::now() >= when);
+        }
+    }
+}

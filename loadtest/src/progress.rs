@@ -1,0 +1,124 @@
+//! A sign of life each second, on stderr.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use crate::tally::{Live, Window};
+
+/// How progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Not at all.
+    Silent,
+    /// In one line that is written over.
+    Live,
+    /// In a line a second.
+    Lines,
+}
+
+impl Style {
+    /// Lines where asked for, else a live line where a person may be looking.
+    pub fn choose(lines: bool) -> Self {
+        match lines {
+            true => Self::Lines,
+            false if std::io::stderr().is_terminal() => Self::Live,
+            false => Self::Silent,
+        }
+    }
+}
+
+/// Shows progress until the other end of `over` is gone.
+pub fn watch(over: &Receiver<()>, lives: &[Arc<Live>], window: Window, style: Style) {
+    let mut before = Seen::default();
+    let mut next = window.start + Duration::from_secs(1);
+    loop {
+        let pause = next.saturating_duration_since(Instant::now());
+        if !matches!(over.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
+            break;
+        }
+        if style != Style::Silent {
+            let seen = Seen::now(lives);
+            print(style, &line(window, next, &seen, &before));
+            before = seen;
+        }
+        next += Duration::from_secs(1);
+    }
+    if style == Style::Live {
+        print(style, "");
+    }
+}
+
+fn print(style: Style, line: &str) {
+    // With stderr gone there is nobody to tell.
+    let _ = match style {
+        Style::Live => write!(std::io::stderr(), "\r\x1b[K{line}"),
+        _ => writeln!(std::io::stderr(), "{line}"),
+    };
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    decided: u64,
+    granted: u64,
+    failed: u64,
+}
+
+impl Seen {
+    fn now(lives: &[Arc<Live>]) -> Self {
+        lives.iter().fold(Self::default(), |sum, live| Self {
+            decided: sum.decided + live.decided.load(Ordering::Relaxed),
+            granted: sum.granted + live.granted.load(Ordering::Relaxed),
+            failed: sum.failed + live.failed.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// What happened in the second that ended at `now`.
+fn line(window: Window, now: Instant, seen: &Seen, before: &Seen) -> String {
+    let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
+    let total = (window.end - window.start).as_secs_f64();
+    let decided = seen.decided - before.decided;
+    let mut line = format!("{:.0} s of {total:.0} s: {decided} requests/s", since(window.start));
+    if decided > 0 {
+        let granted = (seen.granted - before.granted) as f64 / decided as f64;
+        let _ = write!(line, ", {:.1} % granted", granted * 100.0);
+    }
+    if seen.failed > 0 {
+        let _ = write!(line, ", {} failed so far", seen.failed);
+    }
+    if now <= window.measure_from {
+        line.push_str(" (warming up)");
+    } else if now > window.end {
+        line.push_str(" (waiting for the last answers)");
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_of_the_last_second() {
+        let second = Duration::from_secs(1);
+        let window = Window::new(Instant::now(), second, 9 * second);
+        let before = Seen { decided: 1000, granted: 1000, failed: 0 };
+        let seen = Seen { decided: 3000, granted: 1500, failed: 7 };
+        assert_eq!(
+            line(window, window.start + second, &before, &Seen::default()),
+            "1 s of 10 s: 1000 requests/s, 100.0 % granted (warming up)"
+        );
+        assert_eq!(
+            line(window, window.start + 2 * second, &seen, &before),
+            "2 s of 10 s: 2000 requests/s, 25.0 % granted, 7 failed so far"
+        );
+        assert_eq!(
+            line(window, window.end + second, &before, &before),
+            "11 s of 10 s: 0 requests/s (waiting for the last answers)"
+        );
+    }
+}

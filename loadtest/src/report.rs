@@ -1,0 +1,340 @@
+//! What a run came to: as JSON with stable names, and as text for people.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use tollgate_proto::quotaservice::allow_response::Status;
+
+use crate::allow::AllowArgs;
+use crate::books::{self, Audit, Expectation, Line, Source};
+use crate::driver::Failure;
+use crate::tally::Tally;
+
+/// One run of `allow`. Every field is always there in JSON: what doesn't apply is null, an
+/// empty list or 0. Counts are of requests sent (open loop: due) in the measured time.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// What was driven.
+    pub load: Load,
+    /// Requests: decided, failed or shed.
+    pub requests: u64,
+    /// Decisions that arrived within the measured time, per second of it.
+    pub requests_per_s: f64,
+    /// Requests granted, at once or after a wait.
+    pub granted: u64,
+    /// Requests granted with a wait; also part of `granted`.
+    pub granted_after_wait: u64,
+    /// Requests granted past their bucket's soft limit; also part of `granted`.
+    pub soft_limited: u64,
+    /// Tokens of all grants.
+    pub granted_tokens: u64,
+    /// Requests refused.
+    pub refused: u64,
+    /// Refusals by status; only statuses that occurred.
+    pub refused_by_status: BTreeMap<&'static str, u64>,
+    /// Decisions that nodes made without the shared store.
+    pub degraded: u64,
+    /// Requests that failed without a decision.
+    pub errors: u64,
+    /// Failures by gRPC code; only codes that occurred.
+    pub errors_by_code: BTreeMap<&'static str, u64>,
+    /// Open loop: requests sent more than 1 ms after they were due, because too many were
+    /// outstanding or the sender was behind.
+    pub late: u64,
+    /// Open loop: requests due but not sent before the run ended, for the same reasons.
+    pub shed: u64,
+    /// Open loop: the furthest that a request was sent behind its time.
+    pub max_send_lag_us: f64,
+    /// How long decisions took. Requests that ran into --timeout count with that time, shed
+    /// ones with the time that they had waited when the run ended; other failures don't.
+    pub latency: Latency,
+    /// Granted against the limits, for the whole run with its warm-up.
+    pub books: Audit,
+    /// Whether the run passed: `ok`, `nothing_decided` or `books_failed`.
+    pub verdict: Verdict,
+}
+
+/// What was driven, as asked for on the command line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Load {
+    /// Where to.
+    pub targets: Vec<String>,
+    /// `closed` or `open`.
+    #[serde(rename = "loop")]
+    pub kind: &'static str,
+    /// HTTP/2 connections.
+    pub connections: u64,
+    /// Closed loop: requests in flight in total.
+    pub in_flight: Option<u64>,
+    /// Open loop: requests due per second.
+    pub rate_per_s: Option<f64>,
+    /// Open loop: `uniform` or `poisson`.
+    pub arrivals: Option<&'static str>,
+    /// Open loop: the most requests unanswered at once.
+    pub max_outstanding: Option<u64>,
+    /// Sending threads.
+    pub threads: u64,
+    /// The namespace.
+    pub namespace: String,
+    /// The pattern of the keys.
+    pub keys: String,
+    /// Tokens of each request.
+    pub tokens: i64,
+    /// The seed.
+    pub seed: u64,
+    /// The warm-up, in seconds.
+    pub warmup_s: f64,
+    /// The measured time, in seconds.
+    pub duration_s: f64,
+}
+
+/// Latencies in microseconds; null when there were none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Latency {
+    /// How many latencies there are.
+    pub samples: u64,
+    /// Their mean.
+    pub mean_us: Option<f64>,
+    /// Half of them are at most this.
+    pub p50_us: Option<f64>,
+    /// 90 % of them are at most this.
+    pub p90_us: Option<f64>,
+    /// 99 % of them are at most this.
+    pub p99_us: Option<f64>,
+    /// 99.9 % of them are at most this.
+    pub p99_9_us: Option<f64>,
+    /// 99.99 % of them are at most this.
+    pub p99_99_us: Option<f64>,
+    /// The longest.
+    pub max_us: Option<f64>,
+}
+
+impl Latency {
+    fn of(histogram: &Histogram<u64>) -> Self {
+        if histogram.is_empty() {
+            return Self::default();
+        }
+        // To three significant digits, as the histogram keeps them; 0.1 µs is plenty.
+        let us = |ns: f64| Some((ns / 100.0).round() / 10.0);
+        let at = |quantile| us(histogram.value_at_quantile(quantile) as f64);
+        Self {
+            samples: histogram.len(),
+            mean_us: us(histogram.mean()),
+            p50_us: at(0.5),
+            p90_us: at(0.9),
+            p99_us: at(0.99),
+            p99_9_us: at(0.999),
+            p99_99_us: at(0.9999),
+            max_us: us(histogram.max() as f64),
+        }
+    }
+}
+
+/// Whether a run passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// It did.
+    Ok,
+    /// Not one request of the whole run got a decision.
+    NothingDecided,
+    /// A bucket granted too much, or less than was expected of it.
+    BooksFailed,
+}
+
+impl Verdict {
+    /// The exit code of the process.
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::NothingDecided => 2,
+            Self::BooksFailed => 3,
+        }
+    }
+}
+
+impl Report {
+    /// The report on a run with `args` that came to `tally`.
+    pub fn new(args: &AllowArgs, source: Option<&Source>, tally: &Tally) -> Self {
+        let expectation = args.expect_saturation.map(|share| Expectation {
+            share,
+            asking: tally.asking(),
+            saturated: tally.short_ever > 0,
+        });
+        let audit = books::audit(&tally.ledger, source, tally.span(), expectation);
+        let verdict = match tally.decided_ever {
+            0 => Verdict::NothingDecided,
+            _ if !audit.passed() => Verdict::BooksFailed,
+            _ => Verdict::Ok,
+        };
+        let counts = &tally.counts;
+        let open = args.rate.is_some();
+        Self {
+            load: Load {
+                targets: args.target.iter().map(ToString::to_string).collect(),
+                kind: if open { "open" } else { "closed" },
+                connections: args.connections,
+                in_flight: (!open).then(|| args.connections.saturating_mul(args.in_flight)),
+                rate_per_s: args.rate,
+                arrivals: open.then(|| args.arrivals.name()),
+                max_outstanding: open.then_some(args.max_outstanding),
+                threads: args.threads,
+                namespace: args.namespace.clone(),
+                keys: args.keys.to_string(),
+                tokens: args.tokens,
+                seed: args.seed,
+                warmup_s: args.warmup.as_secs_f64(),
+                duration_s: args.duration.as_secs_f64(),
+            },
+            requests: counts.requests(),
+            requests_per_s: tally.decided_in_time as f64 / args.duration.as_secs_f64(),
+            granted: counts.granted,
+            granted_after_wait: counts.granted_after_wait,
+            soft_limited: counts.soft_limited,
+            granted_tokens: counts.granted_tokens,
+            refused: counts.decided - counts.granted,
+            refused_by_status: occurring(&counts.by_status[1..], |index| status_name(index + 1)),
+            degraded: counts.degraded,
+            errors: counts.failed(),
+            errors_by_code: occurring(&counts.errors, Failure::name),
+            late: counts.late,
+            shed: counts.shed,
+            max_send_lag_us: if open { tally.max_send_lag.as_nanos() as f64 / 1e3 } else { 0.0 },
+            latency: Latency::of(&tally.latency),
+            books: audit,
+            verdict,
+        }
+    }
+}
+
+fn occurring(counts: &[u64], name: impl Fn(usize) -> &'static str) -> BTreeMap<&'static str, u64> {
+    let occurring = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    occurring.map(|(index, count)| (name(index), *count)).collect()
+}
+
+fn status_name(status: usize) -> &'static str {
+    let status = i32::try_from(status).ok().and_then(|status| Status::try_from(status).ok());
+    status.map_or("UNKNOWN_STATUS", |status| status.as_str_name())
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let load = &self.load;
+        write!(f, "{} loop, ", load.kind)?;
+        match (load.in_flight, load.rate_per_s, load.arrivals) {
+            (_, Some(rate), Some(arrivals)) => write!(f, "{rate} requests/s ({arrivals})")?,
+            (in_flight, ..) => write!(f, "{} in flight", in_flight.unwrap_or(0))?,
+        }
+        writeln!(
+            f,
+            " on {} connections, {} in {}, {} s after {} s of warm-up",
+            load.connections, load.keys, load.namespace, load.duration_s, load.warmup_s
+        )?;
+        writeln!(f, "requests   {}, {:.0} decided/s", self.requests, self.requests_per_s)?;
+        writeln!(
+            f,
+            "granted    {} ({} after a wait, {} past a soft limit), {} tokens",
+            self.granted, self.granted_after_wait, self.soft_limited, self.granted_tokens
+        )?;
+        writeln!(f, "refused    {}{}", self.refused, each(&self.refused_by_status))?;
+        writeln!(f, "degraded   {}", self.degraded)?;
+        writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
+        if load.rate_per_s.is_some() {
+            let lag = time(Some(self.max_send_lag_us));
+            writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
+        }
+        let latency = &self.latency;
+        writeln!(
+            f,
+            "latency    p50 {}  p90 {}  p99 {}  p99.9 {}  p99.99 {}  max {}",
+            time(latency.p50_us),
+            time(latency.p90_us),
+            time(latency.p99_us),
+            time(latency.p99_9_us),
+            time(latency.p99_99_us),
+            time(latency.max_us)
+        )?;
+        books_text(&self.books, f)?;
+        match self.verdict {
+            Verdict::NothingDecided => writeln!(f, "FAILED: not one request got a decision"),
+            Verdict::BooksFailed => writeln!(f, "FAILED: the books don't balance"),
+            Verdict::Ok => Ok(()),
+        }
+    }
+}
+
+fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let of = format!(
+        "{} buckets granted {} tokens in {:.3} s",
+        books.buckets, books.granted_tokens, books.span_s
+    );
+    if !books.checked {
+        writeln!(f, "books      NOT CHECKED (give --limits, or --size and --fill-rate): {of}")?;
+    } else if books.violations == 0 {
+        writeln!(f, "books      kept: {of}")?;
+    } else {
+        writeln!(f, "books      VIOLATED by {} buckets: {of}", books.violations)?;
+    }
+    for line in &books.violated {
+        writeln!(f, "           too much: {}", line_text(line))?;
+    }
+    if let Some(line) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
+        writeln!(f, "           most loaded: {}", line_text(line))?;
+    }
+    if books.degraded_grants > 0 {
+        writeln!(
+            f,
+            "           left out: {} degraded grants of {} tokens, which no bound holds for",
+            books.degraded_grants, books.degraded_tokens
+        )?;
+    }
+    if let Some(saturation) = &books.saturation {
+        let verdict = match (saturation.met, saturation.saturated) {
+            (true, _) => "met",
+            (false, true) => "NOT MET",
+            (false, false) => "NOT MET, the bucket was never short of tokens",
+        };
+        writeln!(
+            f,
+            "saturation {verdict}: {:.2} % of what accrued was granted, {:.2} % expected",
+            saturation.delivered * 100.0,
+            saturation.expected * 100.0
+        )?;
+    }
+    Ok(())
+}
+
+fn line_text(line: &Line) -> String {
+    let Line { bucket, granted_tokens, bound_tokens, granted_to_bound } = line;
+    match (bound_tokens, granted_to_bound) {
+        (Some(bound), Some(ratio)) => {
+            format!(
+                "{bucket} granted {granted_tokens} of at most {bound:.3} ({:.2} %)",
+                ratio * 100.0
+            )
+        }
+        _ => {
+            format!("{bucket} granted {granted_tokens}, but no bucket of the limits file serves it")
+        }
+    }
+}
+
+fn each(counts: &BTreeMap<&'static str, u64>) -> String {
+    let each: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    if each.is_empty() { String::new() } else { format!(" ({})", each.join(", ")) }
+}
+
+fn time(us: Option<f64>) -> String {
+    match us {
+        None => "-".to_owned(),
+        Some(us) if us < 1000.0 => format!("{us:.0} µs"),
+        Some(us) if us < 1e6 => format!("{:.2} ms", us / 1e3),
+        Some(us) => format!("{:.2} s", us / 1e6),
+    }
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -1,0 +1,265 @@
+//! What one thread counts while it drives load. Threads share nothing: their tallies are
+//! merged when the run is over.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tollgate_proto::quotaservice::AllowResponse;
+use tollgate_proto::quotaservice::allow_response::Status;
+
+use crate::books::Ledger;
+use crate::driver::Failure;
+
+/// The longest latency told apart, an hour: more is recorded as this.
+const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
+
+/// A request sent at most this long after its time counts as on time.
+const PUNCTUAL: Duration = Duration::from_millis(1);
+
+/// One more than the statuses known today: the last slot counts any that are newer.
+pub const STATUSES: usize = 8;
+
+/// When a run starts, when it is warm, and when it stops sending.
+#[derive(Clone, Copy, Debug)]
+pub struct Window {
+    /// Just before the first request.
+    pub start: Instant,
+    /// Requests due before this are warm-up.
+    pub measure_from: Instant,
+    /// No request is sent from here on.
+    pub end: Instant,
+}
+
+impl Window {
+    /// A run that starts at `start`.
+    pub fn new(start: Instant, warmup: Duration, duration: Duration) -> Self {
+        let measure_from = start + warmup;
+        Self { start, measure_from, end: measure_from + duration }
+    }
+}
+
+/// What the progress line shows; written by one thread, read by another.
+#[derive(Debug, Default)]
+pub struct Live {
+    /// Decisions so far.
+    pub decided: AtomicU64,
+    /// Grants so far.
+    pub granted: AtomicU64,
+    /// Requests without a decision so far, shed ones included.
+    pub failed: AtomicU64,
+}
+
+/// Requests by outcome.
+#[derive(Clone, Debug, Default)]
+pub struct Counts {
+    /// Requests that got a decision.
+    pub decided: u64,
+    /// Granted, at once or after a wait.
+    pub granted: u64,
+    /// Granted with a wait of at least a millisecond.
+    pub granted_after_wait: u64,
+    /// Granted past the bucket's soft limit.
+    pub soft_limited: u64,
+    /// Tokens of all grants.
+    pub granted_tokens: u64,
+    /// Decisions made without the shared store.
+    pub degraded: u64,
+    /// Decisions by status number.
+    pub by_status: [u64; STATUSES],
+    /// Failures by gRPC code.
+    pub errors: [u64; Failure::CODES],
+    /// Open loop: sent more than a millisecond after their time, for any reason.
+    pub late: u64,
+    /// Open loop: due, but not sent before the run ended.
+    pub shed: u64,
+}
+
+impl Counts {
+    /// Requests that failed without a decision.
+    pub fn failed(&self) -> u64 {
+        self.errors.iter().sum()
+    }
+
+    /// All requests: decided, failed or shed.
+    pub fn requests(&self) -> u64 {
+        self.decided + self.failed() + self.shed
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.decided += other.decided;
+        self.granted += other.granted;
+        self.granted_after_wait += other.granted_after_wait;
+        self.soft_limited += other.soft_limited;
+        self.granted_tokens += other.granted_tokens;
+        self.degraded += other.degraded;
+        self.late += other.late;
+        self.shed += other.shed;
+        let pairs = self.by_status.iter_mut().zip(other.by_status);
+        pairs.chain(self.errors.iter_mut().zip(other.errors)).for_each(|(sum, n)| *sum += n);
+    }
+}
+
+/// Everything that one thread counts.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    window: Window,
+    /// Requests due within the measured time.
+    pub counts: Counts,
+    /// Latencies in ns of requests due within the measured time.
+    pub latency: Histogram<u64>,
+    /// Decisions that arrived within the measured time.
+    pub decided_in_time: u64,
+    /// Decisions of the whole run.
+    pub decided_ever: u64,
+    /// Requests of the whole run that found a bucket short of tokens.
+    pub short_ever: u64,
+    /// Open loop: the furthest that a request was sent behind its time, for any reason.
+    pub max_send_lag: Duration,
+    /// When the last request was sent of the whole run.
+    pub last_sent: Instant,
+    /// When the last decision arrived of the whole run.
+    pub last_answer: Instant,
+    /// The books of the whole run.
+    pub ledger: Ledger,
+}
+
+impl Tally {
+    /// An empty one for a run over `window`.
+    pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
+        Ok(Self {
+            window,
+            counts: Counts::default(),
+            latency: Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)?,
+            decided_in_time: 0,
+            decided_ever: 0,
+            short_ever: 0,
+            max_send_lag: Duration::ZERO,
+            last_sent: window.start,
+            last_answer: window.start,
+            ledger: Ledger::default(),
+        })
+    }
+
+    /// From just before the first request to just after the last decision.
+    pub fn span(&self) -> Duration {
+        self.last_answer - self.window.start
+    }
+
+    /// From just before the first request to just before the last one.
+    pub fn asking(&self) -> Duration {
+        self.last_sent - self.window.start
+    }
+
+    fn measures(&self, due: Instant) -> bool {
+        due >= self.window.measure_from
+    }
+
+    fn latency(&mut self, due: Instant, over: Instant) {
+        let ns = over.saturating_duration_since(due).as_nanos();
+        self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
+    }
+
+    /// Counts a decision that arrived at `over` on a request due at `due`. `name` gives the
+    /// bucket asked for, as `namespace:bucket`, in case the answer names none.
+    pub fn decided(
+        &mut self,
+        due: Instant,
+        over: Instant,
+        answer: &AllowResponse,
+        name: impl FnOnce() -> String,
+    ) {
+        let granted = answer.status == Status::Ok as i32;
+        let waits = granted && answer.wait_millis > 0;
+        let tokens = if granted { u64::try_from(answer.tokens_granted).unwrap_or(0) } else { 0 };
+
+        self.last_answer = self.last_answer.max(over);
+        self.decided_ever += 1;
+        if waits || answer.status == Status::RejectedTimeout as i32 {
+            self.short_ever += 1;
+        }
+        if granted && answer.degraded {
+            self.ledger.grant_degraded(tokens);
+        } else if granted && answer.bucket.is_empty() {
+            self.ledger.grant(&name(), tokens);
+        } else if granted {
+            self.ledger.grant(&answer.bucket, tokens);
+        }
+
+        if over >= self.window.measure_from && over < self.window.end {
+            self.decided_in_time += 1;
+        }
+        if !self.measures(due) {
+            return;
+        }
+        self.latency(due, over);
+        let counts = &mut self.counts;
+        counts.decided += 1;
+        counts.granted += u64::from(granted);
+        counts.granted_after_wait += u64::from(waits);
+        counts.soft_limited += u64::from(granted && answer.soft_limited);
+        counts.granted_tokens += tokens;
+        counts.degraded += u64::from(answer.degraded);
+        let status = usize::try_from(answer.status).unwrap_or(STATUSES).min(STATUSES - 1);
+        counts.by_status[status] += 1;
+    }
+
+    /// Counts a request without a decision. Only running into the deadline counts as a
+    /// latency: other failures are often quick, and would flatter the percentiles.
+    pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
+        if self.measures(due) {
+            self.counts.errors[failure.code()] += 1;
+            if failure.timed_out() {
+                self.latency(due, over);
+            }
+        }
+    }
+
+    /// Counts a request that was due at `due` and is sent `now`.
+    pub fn sent(&mut self, due: Instant, now: Instant) {
+        self.last_sent = self.last_sent.max(now);
+        if self.measures(due) {
+            let lag = now.saturating_duration_since(due);
+            self.counts.late += u64::from(lag > PUNCTUAL);
+            self.max_send_lag = self.max_send_lag.max(lag);
+        }
+    }
+
+    /// Counts a request that was never sent. The time that it has waited so far is the
+    /// least that its latency would have been.
+    pub fn shed(&mut self, due: Instant, over: Instant) {
+        if self.measures(due) {
+            self.counts.shed += 1;
+            self.latency(due, over);
+        }
+    }
+
+    /// Adds what another thread of the same run counted.
+    pub fn merge(&mut self, other: Self) {
+        self.counts.merge(&other.counts);
+        // Same bounds on both sides, so adding can't fail.
+        let _ = self.latency.add(&other.latency);
+        self.decided_in_time += other.decided_in_time;
+        self.decided_ever += other.decided_ever;
+        self.short_ever += other.short_ever;
+        self.max_send_lag = self.max_send_lag.max(other.max_send_lag);
+        self.last_sent = self.last_sent.max(other.last_sent);
+        self.last_answer = self.last_answer.max(other.last_answer);
+        self.ledger.merge(other.ledger);
+    }
+}
+
+impl Live {
+    /// Counts a decision.
+    pub fn decided(&self, granted: bool) {
+        self.decided.fetch_add(1, Ordering::Relaxed);
+        if granted {
+            self.granted.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Counts a request without one.
+    pub fn failed(&self) {
+        self.failed.fetch_add(1, Ordering::Relaxed);
+    }
+}

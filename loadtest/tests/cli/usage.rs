@@ -1,0 +1,83 @@
+//! Bad arguments are refused before anything is sent, and said to be wrong on stderr.
+
+use crate::common::run;
+
+#[test]
+fn bad_arguments_exit_with_2_and_a_reason() {
+    for (args, reason) in [
+        ("", "Usage"),
+        ("alow", "allow"),
+        ("allow --target https://a:1", "only http:// is supported"),
+        ("allow --target http://a:1/b", "without a path"),
+        ("allow --duration ten", "--duration"),
+        ("allow --duration 0s", "--duration must be above 0"),
+        ("allow --duration 10years", "30 days"),
+        ("allow --timeout 0s", "--timeout must be above 0"),
+        ("allow --connections 0", "--connections"),
+        ("allow --in-flight 0", "--in-flight"),
+        ("allow --threads 8", "raise --connections"),
+        ("allow --rate 0", "--rate"),
+        ("allow --rate nan", "expected a number above 0"),
+        ("allow --rate 10 --in-flight 3", "cannot be used with"),
+        ("allow --rate 10 --honour-wait", "cannot be used with"),
+        ("allow --rate 10 --arrivals never", "uniform, poisson"),
+        ("allow --rate 10 --threads 2 --max-outstanding 1", "raise --max-outstanding"),
+        ("allow --arrivals poisson", "--rate"),
+        ("allow --max-outstanding 9", "--rate"),
+        ("allow --keys cold", "expected hot, uniform:N"),
+        ("allow --keys zipf:0", "no number of keys"),
+        ("allow --keys uniform:9 --bucket b", "--bucket-prefix"),
+        ("allow --bucket-prefix b", "--bucket"),
+        ("allow --tokens 0", "--tokens"),
+        ("allow --size 5", "--fill-rate"),
+        ("allow --fill-rate 5", "--size"),
+        ("allow --max-debt 5s", "--size"),
+        ("allow --limits f --size 5 --fill-rate 5", "cannot be used with"),
+        ("allow --limits no/such/file", "can't read no/such/file"),
+        ("allow --expect-saturation 0.9", "needs --limits"),
+        (
+            "allow --expect-saturation 0.9 --keys uniform:5 --size 5 --fill-rate 5",
+            "--expect-saturation is for --keys hot",
+        ),
+    ] {
+        let run = run(args);
+        assert_eq!(run.code, 2, "{args}: {run:?}");
+        assert!(run.stderr.contains(reason), "{args}: {}", run.stderr);
+        assert_eq!(run.stdout, "", "{args}");
+    }
+}
+
+#[test]
+fn help_explains_every_option() {
+    let run = run("allow --help");
+    assert_eq!(run.code, 0, "{run:?}");
+    for option in [
+        "target",
+        "duration",
+        "warmup",
+        "connections",
+        "in-flight",
+        "honour-wait",
+        "rate",
+        "arrivals",
+        "max-outstanding",
+        "timeout",
+        "threads",
+        "namespace",
+        "keys",
+        "bucket",
+        "bucket-prefix",
+        "tokens",
+        "max-wait",
+        "seed",
+        "limits",
+        "size",
+        "fill-rate",
+        "max-debt",
+        "expect-saturation",
+        "progress",
+        "json",
+    ] {
+        assert!(run.stdout.contains(&format!("--{option}")), "{option}");
+    }
+}
