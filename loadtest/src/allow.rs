@@ -11,7 +11,9 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_server::domain::bucket::BucketLimit;
 
-use crate::books::{LimitsError, Source, load_limits};
+use tollgate_server::service::limits::LoadError;
+
+use crate::books::{Source, load_limits};
 use crate::driver::{Connection, Target};
 use crate::keys::{Keys, Pattern};
 use crate::load::{Ask, Worker, closed_loop, open_loop};
@@ -135,7 +137,7 @@ pub enum RunError {
     Usage(String),
     /// The limits file can't be used.
     #[error(transparent)]
-    Limits(#[from] LimitsError),
+    Limits(#[from] LoadError),
     /// No thread, or nothing for one to run on.
     #[error("can't start a thread: {0}")]
     Thread(#[from] std::io::Error),
@@ -175,7 +177,7 @@ impl AllowArgs {
         Err(RunError::Usage(wrong.to_owned()))
     }
 
-    fn source(&self) -> Result<Option<Source>, LimitsError> {
+    fn source(&self) -> Result<Option<Source>, LoadError> {
         if let Some(path) = &self.limits {
             return Ok(Some(Source::File(Box::new(load_limits(path)?))));
         }

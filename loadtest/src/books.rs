@@ -5,12 +5,14 @@
 //! within it and a correct server can't be found at fault.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde::Serialize;
-use tollgate_server::config::model::{Limits, Place};
+use tollgate_server::config::model::Limits;
 use tollgate_server::domain::bucket::BucketLimit;
+use tollgate_server::domain::bucket::Place;
+use tollgate_server::service::limits::{self, LoadError};
 
 /// How many violated buckets a report names.
 const NAMED_VIOLATIONS: usize = 10;
@@ -260,37 +262,9 @@ fn keep_worst(violated: &mut Vec<(f64, Line)>) {
     violated.truncate(NAMED_VIOLATIONS);
 }
 
-/// Why a limits file can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum LimitsError {
-    /// It can't be read.
-    #[error("can't read {path}: {error}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
-    /// It breaks the rules of a limits file.
-    #[error("{path}: {faults}")]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        faults: String,
-    },
-}
-
 /// Reads a limits file.
-pub fn load_limits(path: &Path) -> Result<Limits, LimitsError> {
-    let path = path.to_owned();
-    match std::fs::read_to_string(&path) {
-        Ok(_) => {
-            let faults = "limits files can't be read yet, use --size and --fill-rate".to_owned();
-            Err(LimitsError::Invalid { path, faults })
-        }
-        Err(error) => Err(LimitsError::Unreadable { path, error }),
-    }
+pub fn load_limits(path: &Path) -> Result<Limits, LoadError> {
+    limits::read(path).map(|parsed| parsed.limits)
 }
 
 #[cfg(test)]

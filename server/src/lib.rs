@@ -1,7 +1,30 @@
 //! The tollgate node.
 //!
-//! A request goes one way, transport → service → store, and its answer comes back the same
-//! way; `domain` is the ground that the others stand on.
+//! A request goes one way, and its answer comes back the same way:
+//!
+//! | place | lives there | may name |
+//! |---|---|---|
+//! | `cli` | arguments, exit codes | everything |
+//! | `app` | the composition root: starts, drains, stops | everything |
+//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics` |
+//! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |
+//! | `store` | where buckets live: in memory, in Redis | `domain`, `metrics`, `logging` |
+//! | `config` | the limits file | `domain` |
+//! | `domain` | bucket arithmetic, names, time | nothing |
+//! | `settings`, `logging`, `metrics` | how the process runs, speaks and counts | nothing |
+//!
+//! Two things are not where one might look for them. The live snapshot of the limits is in
+//! `service::limits`, not in `config`: it carries the metric handles of each bucket. And
+//! `transport` names the trait `Store`, because the service is generic over it: that spares
+//! every request a boxed future.
 
+pub mod app;
+pub mod cli;
 pub mod config;
 pub mod domain;
+pub mod logging;
+pub mod metrics;
+pub mod service;
+pub mod settings;
+pub mod store;
+pub mod transport;

@@ -1,1 +1,7 @@
-fn main() {}
+//! The `tollgate` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tollgate_server::cli::main()
+}

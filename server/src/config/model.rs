@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::domain::bucket::{BucketLimit, Terms};
+use crate::domain::bucket::{BucketLimit, Place, Terms};
 
 /// Everything that one limits file says, checked and with its defaults filled in.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -133,25 +133,6 @@ pub struct Found<'a> {
     pub on_store_failure: FailurePolicy,
 }
 
-/// What kind of bucket serves a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// Configured under the name asked for. `bounded`: its namespace bounds its dynamic buckets.
-    Configured {
-        /// See above.
-        bounded: bool,
-    },
-    /// Dynamic, under the name asked for.
-    Dynamic {
-        /// How many its namespace may have at once.
-        max_buckets: Option<u64>,
-    },
-    /// The namespace's default bucket.
-    NamespaceDefault,
-    /// The default bucket of them all.
-    GlobalDefault,
-}
-
 impl Limits {
     /// The bucket that serves `namespace` and `name`, if any does.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Found<'_>> {
@@ -163,9 +144,8 @@ impl Limits {
             })
         };
         let Some(owner) = self.namespaces.get(namespace) else { return global() };
-        let found = |bucket, place| {
-            Some(Found { bucket, place, on_store_failure: owner.on_store_failure })
-        };
+        let found =
+            |bucket, place| Some(Found { bucket, place, on_store_failure: owner.on_store_failure });
         if let Some(bucket) = owner.buckets.get(name) {
             let bounded = matches!(owner.others, Others::Dynamic { max_buckets: Some(_), .. });
             return found(bucket, Place::Configured { bounded });

@@ -241,13 +241,8 @@ pub struct Request {
 pub enum Change {
     /// It stays as it is.
     Keep,
-    /// It is replaced by this. The bucket is full again at `full_at_ms`, rounded up.
-    Put {
-        /// What to store.
-        state: State,
-        /// Milliseconds since the epoch.
-        full_at_ms: i64,
-    },
+    /// It is replaced by this.
+    Put(State),
     /// The bucket is full, and its state goes.
     Remove,
 }
@@ -261,6 +256,8 @@ pub struct Decision {
     pub accrued_us: f64,
     /// What to do with the state.
     pub change: Change,
+    /// When the bucket is full again, in milliseconds since the epoch, rounded up.
+    pub full_at_ms: i64,
 }
 
 /// Decides one request to a bucket in `state` (`None`: full) at `now`.
@@ -290,25 +287,23 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
     }
 
     let granted = allowed(accrued_us, terms, request);
+    let left_us = if granted { accrued_us - request.cost_us } else { accrued_us };
     let change = if granted {
-        let left_us = accrued_us - request.cost_us;
-        let state = match state {
+        Change::Put(match state {
             Some(state) if !restated && !full => {
                 State { carried: false, ..*state }.moved(request.cost_us)
             }
             _ => State::at(now, left_us, terms),
-        };
-        Change::Put { state, full_at_ms: full_at_ms(now, left_us, terms) }
+        })
     } else if !restated {
         Change::Keep
     } else if full {
         Change::Remove
     } else {
         let carried = carried && accrued_us < -terms.max_debt_us;
-        let state = State { carried, ..State::at(now, accrued_us, terms) };
-        Change::Put { state, full_at_ms: full_at_ms(now, accrued_us, terms) }
+        Change::Put(State { carried, ..State::at(now, left_us, terms) })
     };
-    Decision { granted, accrued_us, change }
+    Decision { granted, accrued_us, change, full_at_ms: full_at_ms(now, left_us, terms) }
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, request: &Request) -> bool {
@@ -338,4 +333,23 @@ pub fn retry_after_ms(accrued_us: f64, terms: &Terms, request: &Request) -> i64 
 
 fn ceil_ms(us: f64) -> i64 {
     (us / 1000.0).ceil() as i64
+}
+
+/// What kind of bucket serves a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Configured under the name asked for.
+    Configured {
+        /// Its namespace bounds its dynamic buckets.
+        bounded: bool,
+    },
+    /// Dynamic, under the name asked for.
+    Dynamic {
+        /// How many its namespace may have at once; `None`: no limit.
+        max_buckets: Option<u64>,
+    },
+    /// The namespace's default bucket.
+    NamespaceDefault,
+    /// The default bucket of them all.
+    GlobalDefault,
 }

@@ -1,0 +1,216 @@
+-- Decides one request to one bucket, and keeps count of dynamic buckets where a namespace
+-- bounds them. Mirrors domain::bucket::decide and store::memory: the same operations in the
+-- same order on the same doubles. Who changes one, changes both.
+--
+-- Atomic because the balance is read, judged and moved in one step, and because the count of
+-- dynamic buckets must be exact over all nodes.
+--
+-- KEYS[1]  the bucket's state
+-- then, by flags:
+--          the namespace's register of dynamic buckets (flags COUNTED or CONFIGURED): a sorted
+--          set of names by the time of their last use, in µs
+--          the bucket's twin (flag TWIN): its key under the namespace's other layout (bounded
+--          or not), from which a state is taken over after a change of the limits
+-- ARGV[1]  ten little-endian doubles:
+--            cost      what the tokens cost, µs of accrual
+--            interval  what one token costs, µs
+--            cap       what fills an empty bucket, µs
+--            max_wait  µs
+--            max_debt  µs
+--            mark      the terms' mark, a whole number below 2^29
+--            idle      µs after its last use at which the bucket is removed; negative: never
+--            bound     dynamic buckets that the namespace may hold (flag COUNTED)
+--            flags     COUNTED 1, CONFIGURED 2, TWIN 4
+--            now       µs since the epoch, for tests; 0: the server's own TIME
+-- ARGV[2]  the bucket's name (flags COUNTED or CONFIGURED)
+--
+-- Reply: one string, '<BBI4I4d':
+--   verdict  0 granted, 1 refused (wait or debt too long), 2 too many dynamic buckets
+--   created  1 when the bucket came into being
+--   removed  dynamic buckets dropped for being idle
+--   live     dynamic buckets of the namespace afterwards (flag COUNTED), else 0
+--   accrued  the balance that the request met, µs of accrual; negative: in debt
+--
+-- A state is 12 bytes, '<I6I3I3': the whole µs at which the balance is zero, modulo 2^48;
+-- 18 bits of fraction below 6 bits of the mark; the mark's other 23 bits above one bit that
+-- says that a debt beyond the limit was carried over from other limits. It expires when the
+-- bucket is full again, or when it has been idle for too long.
+
+local cost, interval, cap, max_wait, max_debt, mark, idle, bound, flags, now =
+  struct.unpack('<dddddddddd', ARGV[1])
+
+local COUNTED, CONFIGURED, TWIN = 1, 2, 4
+local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
+-- The most idle buckets that one call drops, so that no call takes long.
+local DROP_LIMIT = 100
+
+local simulated = now ~= 0
+if not simulated then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+local twin = nil
+if flags >= TWIN then
+  twin = KEYS[#KEYS]
+  flags = flags - TWIN
+end
+
+-- A value of any other type or length is no state of ours, and counts as absent.
+local function read(key)
+  local value = redis.pcall('GET', key)
+  if type(value) ~= 'string' or #value ~= 12 then
+    return nil
+  end
+  if simulated then
+    local expires_ms = redis.call('PEXPIRETIME', key)
+    if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then
+      return nil
+    end
+  end
+  return value
+end
+
+-- The register: is the bucket in it, and is there room if it isn't?
+local known, removed, live = true, 0, 0
+local register = nil
+if flags == COUNTED then
+  register = KEYS[2]
+  local last_use = redis.call('ZSCORE', register, ARGV[2])
+  known = last_use and true or false
+  if known and idle >= 0 and now - tonumber(last_use) >= idle then
+    redis.call('ZREM', register, ARGV[2])
+    redis.call('DEL', KEYS[1])
+    if twin then redis.call('DEL', twin) end
+    known = false
+    removed = 1
+  end
+  live = redis.call('ZCARD', register)
+  if not known and idle >= 0 and live > 0 then
+    local latest = integer(now - idle)
+    local gone = redis.call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
+    if #gone > 0 then
+      local prefix = string.sub(KEYS[1], 1, #KEYS[1] - #ARGV[2])
+      for _, name in ipairs(gone) do
+        redis.call('ZREM', register, name)
+        redis.call('DEL', prefix .. name)
+      end
+      removed = removed + #gone
+      live = redis.call('ZCARD', register)
+      if #gone == DROP_LIMIT then
+        live = live - redis.call('ZCOUNT', register, '-inf', latest)
+      end
+    end
+  end
+  if not known and live >= bound then
+    return struct.pack('<BBI4I4d', 2, 0, removed, live, 0)
+  end
+elseif flags == CONFIGURED then
+  redis.call('ZREM', KEYS[2], ARGV[2])
+end
+
+-- The balance, as a time.
+local value = read(KEYS[1])
+local moved_in = false
+if twin then
+  if not value then
+    value = read(twin)
+    moved_in = value ~= nil
+  end
+  if moved_in then redis.call('DEL', twin) end
+end
+local accrued, whole, fraction = cap, 0, 0
+local restated, carried = false, false
+if value then
+  local middle, last
+  whole, middle, last = struct.unpack('<I6I3I3', value)
+  fraction = middle % FRACTIONS
+  carried = last % 2 == 1
+  local since = (now - whole) % TIME_MODULUS
+  if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
+  whole = now - since
+  accrued = since - fraction / FRACTIONS
+  local old_mark = math.floor(middle / FRACTIONS) * 8388608 + math.floor(last / 2)
+  if old_mark ~= mark then
+    local old_rate_bits = math.floor(old_mark / 32)
+    if old_rate_bits ~= math.floor(mark / 32) then
+      local mantissa = old_rate_bits % 262144
+      local exponent = math.floor(old_rate_bits / 262144)
+      local rate = math.ldexp(1 + mantissa / 262144, exponent - 32)
+      accrued = accrued * (rate / 1000000) * interval
+    end
+    restated = true
+    carried = true
+  end
+  if not carried and accrued < -max_debt - 1 then
+    accrued = -max_debt
+    restated = true
+  end
+end
+local full = accrued >= cap
+if full then accrued = cap end
+
+-- The state whose `zero` is `whole` and `fraction` moved by `us`, rounded up.
+local function encode(us, still_carried)
+  local step = math.floor(us)
+  local frac = fraction + math.ceil((us - step) * FRACTIONS)
+  if frac >= FRACTIONS then
+    step = step + 1
+    frac = frac - FRACTIONS
+  end
+  local high = math.floor(mark / 8388608)
+  local low = mark - high * 8388608
+  return struct.pack('<I6I3I3', (whole + step) % TIME_MODULUS, frac + high * FRACTIONS,
+    low * 2 + (still_carried and 1 or 0))
+end
+
+local function expiry(balance)
+  local ms = math.ceil((now - balance + cap) / 1000)
+  if idle >= 0 then ms = math.min(ms, math.ceil((now + idle) / 1000)) end
+  return integer(ms)
+end
+
+local granted = -accrued - SLACK <= max_wait and cost - accrued - SLACK <= max_debt
+if granted then
+  local step = cost
+  if not value or restated or full then
+    whole, fraction, step = now, 0, cost - accrued
+  end
+  redis.call('SET', KEYS[1], encode(step, false), 'PXAT', expiry(accrued - cost))
+elseif value and full and (restated or moved_in) then
+  redis.call('DEL', KEYS[1])
+elseif value and (restated or moved_in) then
+  if restated then
+    carried = carried and accrued < -max_debt
+    whole, fraction = now, 0
+    value = encode(-accrued, carried)
+  end
+  redis.call('SET', KEYS[1], value, 'PXAT', expiry(accrued))
+elseif value and idle >= 0 then
+  redis.call('PEXPIREAT', KEYS[1], expiry(accrued))
+end
+
+-- A bucket counts from its first grant on; every use of one that counts is recorded.
+local created = 0
+if register then
+  if known or granted or value then
+    redis.call('ZADD', register, integer(now), ARGV[2])
+    if idle >= 0 then
+      redis.call('PEXPIREAT', register, integer(math.ceil((now + idle) / 1000)))
+    else
+      redis.call('PERSIST', register)
+    end
+    if not known then
+      created = 1
+      live = live + 1
+    end
+  end
+elseif granted and not value then
+  created = 1
+end
+
+return struct.pack('<BBI4I4d', granted and 0 or 1, created, removed, live, accrued)

@@ -1,0 +1,23 @@
+-- Records that a node is alive, drops those that have not been heard of for a while, and
+-- counts the rest. Mirrors nothing in the domain: the embedded store has one node.
+--
+-- Atomic so that the count is of one moment.
+--
+-- KEYS[1]  the nodes: a sorted set of their ids by the time they were last heard of, in µs
+-- ARGV[1]  this node's id
+-- ARGV[2]  microseconds after which a silent node counts no more; 0: this node is leaving
+--
+-- Reply: how many nodes are alive, an integer.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+local ttl = tonumber(ARGV[2])
+
+if ttl == 0 then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+else
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
+  redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
+  redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))
+end
+return redis.call('ZCARD', KEYS[1])

@@ -1,0 +1,340 @@
+//! The composition root: the one place that names concrete stores. Starts a node, and stops
+//! it without losing a request.
+//!
+//! One thread, the caller's, accepts connections and does what is not urgent: HTTP, limits,
+//! heartbeats. The others serve gRPC, each on a runtime of its own with connections of its
+//! own to the store, so that cores hardly talk. Connections are dealt out to them in turn:
+//! with SO_REUSEPORT the kernel would deal by hash, and a few long-lived connections, which
+//! is what gRPC clients make, could all land on one core.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::service::Routes;
+use tonic::transport::Server;
+use tonic_health::ServingStatus;
+
+use crate::logging::Repeating;
+use crate::metrics::{Metrics, StoreMetrics};
+use crate::service::allow::{AllowService, Fallback, Shared};
+use crate::service::limits::{LiveLimits, LoadError};
+use crate::settings::{Settings, StoreUrl};
+use crate::store::memory::MemoryStore;
+use crate::store::redis::{Connector, Health};
+use crate::store::{Store, StoreError};
+use crate::transport::{grpc, http};
+
+/// Connections accepted but not yet taken up by their thread.
+const ACCEPTED: usize = 128;
+
+/// How often histograms are folded and full buckets swept.
+const UPKEEP: Duration = Duration::from_secs(1);
+
+/// Why a node does not start, or stops.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting makes no sense.
+    #[error("{0}")]
+    Setting(String),
+    /// The limits can't be used.
+    #[error("{0}")]
+    Limits(#[from] LoadError),
+    /// An address can't be listened on.
+    #[error("can't listen on {0}: {1}")]
+    Listen(SocketAddr, io::Error),
+    /// The operating system refused something else.
+    #[error("{0}: {1}")]
+    System(&'static str, io::Error),
+    /// The gRPC services don't fit together.
+    #[error("{0}")]
+    Grpc(String),
+}
+
+/// The node's two ports, bound.
+pub struct Listeners {
+    /// For gRPC.
+    pub grpc: TcpListener,
+    /// For HTTP.
+    pub http: TcpListener,
+}
+
+impl Listeners {
+    /// Binds what the settings say; port 0 is any free one.
+    pub async fn bind(settings: &Settings) -> Result<Self, Error> {
+        let bind =
+            async |addr| TcpListener::bind(addr).await.map_err(|error| Error::Listen(addr, error));
+        Ok(Self {
+            grpc: bind(settings.grpc_listen).await?,
+            http: bind(settings.http_listen).await?,
+        })
+    }
+}
+
+/// Runs a node until `shutdown` completes, then drains it. `reload` is asked for each reload
+/// of the limits beyond those that the file's changes cause.
+pub async fn run(
+    settings: Settings,
+    listeners: Listeners,
+    shutdown: impl Future<Output = ()>,
+    reload: mpsc::Receiver<()>,
+) -> Result<(), Error> {
+    let store =
+        settings.store.parse().map_err(|error| Error::Setting(format!("--store: {error}")))?;
+    let metrics = Arc::new(Metrics::new());
+    let limits = Arc::new(LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics))?);
+    let node = Node { settings, listeners, metrics, limits, reload };
+    tracing::info!(%store, version = env!("CARGO_PKG_VERSION"), "starting");
+    match store {
+        StoreUrl::Memory => {
+            let memory = MemoryStore::new();
+            let gauge = node.metrics.embedded_buckets();
+            let (swept, opened) = (memory.clone(), memory);
+            let tend = async move {
+                loop {
+                    swept.sweep();
+                    gauge.set(swept.buckets() as f64);
+                    tokio::time::sleep(UPKEEP).await;
+                }
+            };
+            node.run(Arc::new(move || Ok(opened.clone())), None, tend, shutdown).await
+        }
+        StoreUrl::Redis(url) => {
+            let classes = StoreError::ALL.map(StoreError::class);
+            let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
+            let setting = |error| Error::Setting(format!("--store: {error}"));
+            let connector = Connector::new(&url, node.settings.store_timeout, Arc::clone(&health))
+                .map_err(setting)?;
+            let opener = connector.clone();
+            let open = Arc::new(move || opener.open().map_err(setting));
+            let id = node.settings.node_id();
+            let local = MemoryStore::new();
+            let swept = local.clone();
+            let tend = async {
+                tokio::join!(connector.tend(&id), async {
+                    loop {
+                        swept.sweep();
+                        tokio::time::sleep(UPKEEP).await;
+                    }
+                });
+            };
+            node.run(open, Some(Fallback { local, health }), tend, shutdown).await?;
+            connector.leave(&id).await;
+            Ok(())
+        }
+    }
+}
+
+/// Makes a store whose connections live on the current runtime.
+type Open<S> = Arc<dyn Fn() -> Result<S, Error> + Send + Sync>;
+
+struct Node {
+    settings: Settings,
+    listeners: Listeners,
+    metrics: Arc<Metrics>,
+    limits: Arc<LiveLimits>,
+    reload: mpsc::Receiver<()>,
+}
+
+impl Node {
+    /// `tend` looks after the store for as long as the node runs.
+    async fn run<S: Store>(
+        self,
+        open: Open<S>,
+        fallback: Option<Fallback>,
+        tend: impl Future<Output = ()>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error> {
+        let Self { settings, listeners, metrics, limits, mut reload } = self;
+        let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
+        let shared = Arc::new(Shared::new(Arc::clone(&limits), fallback, &metrics));
+        let draining = Arc::new(AtomicBool::new(false));
+        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let (stop, stopped) = watch::channel(false);
+
+        let service = AllowService::new(open()?, Arc::clone(&shared));
+        let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health);
+        let http = axum::serve(listeners.http, http::router(service, Arc::clone(&metrics), ready))
+            .with_graceful_shutdown(stop_signal(stopped.clone()))
+            .into_future();
+
+        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
+        for number in 0..settings.threads().get() {
+            let (sender, accepted) = mpsc::channel(ACCEPTED);
+            let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
+            let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
+            let worker = Worker { accepted, stopped: stopped.clone() };
+            workers.push(worker.start(number, move || {
+                grpc::routes(AllowService::new(open()?, shared), took, health)
+                    .map_err(|error| Error::Grpc(error.to_string()))
+            })?);
+            lanes.push(sender);
+        }
+
+        let background = async {
+            let upkeep = async {
+                loop {
+                    tokio::time::sleep(UPKEEP).await;
+                    metrics.upkeep();
+                }
+            };
+            let reloads = async {
+                while reload.recv().await.is_some() {
+                    // Said already, if it failed.
+                    let _ = limits.reload();
+                }
+            };
+            tokio::join!(tend, limits.watch(), reloads, upkeep)
+        };
+        let mut accepting = Box::pin(accept(listeners.grpc, lanes));
+        let mut background = std::pin::pin!(background);
+        let mut http = std::pin::pin!(http);
+        for service in SERVICES {
+            reporter.set_service_status(service, ServingStatus::Serving).await;
+        }
+        tracing::info!(threads = workers.len(), "serving");
+        tokio::select! {
+            () = shutdown => {}
+            _ = &mut background => {}
+            () = &mut accepting => {}
+            ended = &mut http => return ended.map_err(|error| Error::System("HTTP", error)),
+        }
+
+        tracing::info!("stopping: health says no, new connections are refused");
+        draining.store(true, Ordering::Relaxed);
+        for service in SERVICES {
+            reporter.set_service_status(service, ServingStatus::NotServing).await;
+        }
+        tokio::select! {
+            () = tokio::time::sleep(settings.drain_delay) => {}
+            _ = &mut background => {}
+            () = &mut accepting => {}
+            _ = &mut http => {}
+        }
+        drop(accepting);
+        stop.send_replace(true);
+        let finished = async {
+            let mut ended = Ok(());
+            for worker in workers {
+                // A thread that is gone without a word has panicked, and said so.
+                ended = ended.and(worker.await.unwrap_or(Ok(())));
+            }
+            ended.and(http.await.map_err(|error| Error::System("HTTP", error)))
+        };
+        tokio::select! {
+            ended = finished => {
+                tracing::info!("stopped");
+                ended
+            }
+            _ = &mut background => Ok(()),
+            () = tokio::time::sleep(settings.drain_timeout) => {
+                tracing::warn!(
+                    after = ?settings.drain_timeout,
+                    advice = "find the callers that hold requests open, or raise --drain-timeout",
+                    "stopped with requests still in flight"
+                );
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What gRPC health reports on: the node as a whole, and the service.
+const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+
+async fn stop_signal(mut stopped: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop too.
+    let _ = stopped.wait_for(|stop| *stop).await;
+}
+
+/// Whether the node should get requests.
+fn readiness(
+    draining: Arc<AtomicBool>,
+    limits: Arc<LiveLimits>,
+    health: Option<Arc<Health>>,
+) -> Box<http::Readiness> {
+    Box::new(move || {
+        if draining.load(Ordering::Relaxed) {
+            return Err("stopping");
+        }
+        let unheard = health.as_ref().is_some_and(|health| !health.ever_up());
+        if unheard && limits.current().limits.refuses_without_store() {
+            return Err("the store has never answered, and the limits say to refuse without it");
+        }
+        Ok(())
+    })
+}
+
+/// Accepts connections and deals them out in turn. Ends only with its caller.
+async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStream>>) {
+    let failures = Repeating::default();
+    for lane in lanes.iter().cycle() {
+        let accepted = loop {
+            let accepted = match listener.accept().await {
+                Ok((stream, _)) => stream.set_nodelay(true).and_then(|()| stream.into_std()),
+                Err(error) => Err(error),
+            };
+            match accepted {
+                Ok(stream) => break stream,
+                Err(error) => {
+                    if let Some(held_back) = failures.pass() {
+                        tracing::warn!(
+                            %error, held_back, advice = "raise the limit of open files (ulimit -n)",
+                            "a connection could not be accepted"
+                        );
+                    }
+                    // Mostly there are too many open files: trying again at once won't help.
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+            }
+        };
+        // A thread that is gone takes no connections: dropping this one refuses it.
+        let _ = lane.send(accepted).await;
+    }
+}
+
+/// One thread that serves gRPC.
+struct Worker {
+    accepted: mpsc::Receiver<std::net::TcpStream>,
+    stopped: watch::Receiver<bool>,
+}
+
+impl Worker {
+    /// Starts it; the receiver hears when it has ended.
+    fn start(
+        self,
+        number: usize,
+        routes: impl FnOnce() -> Result<Routes, Error> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
+        let (done, ended) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::System("a runtime", error))?;
+        thread::Builder::new()
+            .name(format!("grpc-{number}"))
+            .spawn(move || {
+                // Nobody listens if the node has given up waiting.
+                let _ = done.send(runtime.block_on(self.serve(routes)));
+            })
+            .map_err(|error| Error::System("a thread", error))?;
+        Ok(ended)
+    }
+
+    async fn serve(self, routes: impl FnOnce() -> Result<Routes, Error>) -> Result<(), Error> {
+        let incoming = ReceiverStream::new(self.accepted).map(TcpStream::from_std);
+        Server::builder()
+            .add_routes(routes()?)
+            .serve_with_incoming_shutdown(incoming, stop_signal(self.stopped))
+            .await
+            .map_err(|error| Error::Grpc(error.to_string()))
+    }
+}

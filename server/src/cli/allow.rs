@@ -1,0 +1,112 @@
+//! `tollgate allow`: one question to a node, for people and scripts.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tonic::transport::Endpoint;
+
+use crate::settings::duration;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The owner of the bucket
+    namespace: String,
+    /// The bucket
+    bucket: String,
+    /// How many tokens; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    tokens: i64,
+    /// The longest wait to accept, where it is shorter than the bucket's own limit
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_wait: Option<Duration>,
+    /// The node, or the load balancer before the nodes
+    #[arg(
+        long,
+        env = "TOLLGATE_ADDR",
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:10990"
+    )]
+    addr: String,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    timeout: Duration,
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    let json = args.json;
+    let response = super::block_on(ask(args))??;
+    if json {
+        println!("{}", serde_json::to_string(&response).map_err(|error| error.to_string())?);
+    } else {
+        print!("{}", text(&response));
+    }
+    Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
+}
+
+async fn ask(args: Args) -> Result<AllowResponse, String> {
+    let max_wait_millis = match args.max_wait {
+        Some(wait) => Some(i64::try_from(wait.as_millis()).map_err(|_| "--max-wait is too long")?),
+        None => None,
+    };
+    let address = args.addr.trim_start_matches("http://");
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|_| format!("--addr {address:?} is no HOST:PORT"))?
+        .timeout(args.timeout)
+        .connect_timeout(args.timeout);
+    let channel = endpoint
+        .connect()
+        .await
+        .map_err(|_| format!("nobody answers at {address}; is `tollgate serve` running there?"))?;
+    let request = AllowRequest {
+        namespace: args.namespace,
+        bucket_name: args.bucket,
+        tokens_requested: args.tokens,
+        max_wait_millis_override: max_wait_millis.unwrap_or_default(),
+        max_wait_time_override: max_wait_millis.is_some(),
+    };
+    let answer = QuotaServiceClient::new(channel).allow(request).await;
+    answer.map(tonic::Response::into_inner).map_err(|status| {
+        format!("no decision from {address}: {:?}: {}", status.code(), status.message())
+    })
+}
+
+fn text(response: &AllowResponse) -> String {
+    let mut lines = vec![match response.status() {
+        Status::Ok if response.wait_millis == 0 => {
+            format!("OK: {}, go now", tokens(response.tokens_granted))
+        }
+        Status::Ok => format!(
+            "OK: {}, use after waiting {} ms",
+            tokens(response.tokens_granted),
+            response.wait_millis
+        ),
+        Status::RejectedTimeout if response.retry_after_millis > 0 => {
+            format!("REJECTED_TIMEOUT: try again in {} ms", response.retry_after_millis)
+        }
+        Status::RejectedTimeout => "REJECTED_TIMEOUT: this request can never be granted".to_owned(),
+        other => other.as_str_name().to_owned(),
+    }];
+    if !response.bucket.is_empty() {
+        lines.push(format!("bucket     {}", response.bucket));
+    }
+    if matches!(response.status(), Status::Ok | Status::RejectedTimeout) {
+        lines.push(format!("available  {}", response.tokens_available));
+    }
+    if response.soft_limited {
+        lines.push("past the soft limit".to_owned());
+    }
+    if response.degraded {
+        lines.push("decided without the shared store".to_owned());
+    }
+    lines.join("\n") + "\n"
+}
+
+fn tokens(count: i64) -> String {
+    if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") }
+}

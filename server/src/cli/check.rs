@@ -1,0 +1,33 @@
+//! `tollgate check`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::config;
+use crate::service::limits::{self, LoadError};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The limits file
+    file: PathBuf,
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
+    match limits::read(&args.file) {
+        Ok(parsed) => {
+            for notice in &parsed.notices {
+                eprintln!("{notice}");
+            }
+            print!("{}", config::understood(&parsed.limits));
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(LoadError::Faulty { faults, .. }) => {
+            println!("{faults}");
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error) => {
+            println!("{error}");
+            Ok(ExitCode::FAILURE)
+        }
+    }
+}

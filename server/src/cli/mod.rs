@@ -1,0 +1,74 @@
+//! The command line: arguments in, exit codes out.
+//!
+//! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready), 2 it could not be
+//! found out (wrong arguments, nobody answers).
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+mod allow;
+mod check;
+mod health;
+mod serve;
+
+#[derive(Parser)]
+#[command(
+    name = "tollgate",
+    version,
+    about = "A quota service: ask it for tokens before a call, and what you share stays up",
+    after_help = "Examples:
+  tollgate serve --limits config/limits.yaml
+      One node on its own memory, on 127.0.0.1:10990 (gRPC) and :10991 (HTTP)
+  tollgate serve --limits limits.yaml --store redis://redis:6379
+      One of many nodes that share their buckets in Redis
+  tollgate check limits.yaml
+      All faults of a limits file, or the limits with every default filled in
+  tollgate allow Pinky_TheBrain UserService_getUser --tokens 5
+      Ask for five tokens, and see what comes back"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run a node
+    Serve(serve::Args),
+    /// Check a limits file, and print it as understood
+    Check(check::Args),
+    /// Ask a node for tokens once; exit 0 when granted, 1 when refused
+    Allow(allow::Args),
+    /// Ask whether a node is ready; exit 0 when it is
+    Health(health::Args),
+    /// Print completions for a shell
+    Completions {
+        /// bash, elvish, fish, powershell or zsh
+        shell: clap_complete::Shell,
+    },
+}
+
+/// Runs the command line of this process.
+pub fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Serve(args) => serve::run(args),
+        Command::Check(args) => check::run(&args),
+        Command::Allow(args) => allow::run(args),
+        Command::Health(args) => health::run(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "tollgate", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+    };
+    done.unwrap_or_else(|error| {
+        eprintln!("tollgate: {error}");
+        ExitCode::from(2)
+    })
+}
+
+/// Runs a future on a runtime of its own.
+fn block_on<T>(future: impl Future<Output = T>) -> Result<T, String> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime.map_err(|error| format!("no runtime: {error}"))?.block_on(future))
+}

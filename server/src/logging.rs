@@ -1,0 +1,55 @@
+//! Log lines: how they look, and that a failure which repeats doesn't flood them.
+
+use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::EnvFilter;
+
+/// How log lines look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Sends this process's log lines to standard error. `level` is a level, or a filter in
+/// tracing's syntax.
+pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
+    let filter = EnvFilter::try_new(level).map_err(|error| format!("--log-level: {error}"))?;
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => builder.try_init(),
+        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// Lets one line a second through, and says how many it held back.
+#[derive(Default)]
+pub struct Repeating(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    last: Option<Instant>,
+    held_back: u64,
+}
+
+impl Repeating {
+    /// `Some(n)`: write a line now, n were held back since the last; `None`: don't.
+    pub fn pass(&self) -> Option<u64> {
+        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            held.held_back += 1;
+            return None;
+        }
+        held.last = Some(Instant::now());
+        Some(std::mem::take(&mut held.held_back))
+    }
+}

@@ -1,0 +1,308 @@
+//! Every metric: its name, labels, unit and help, in one place.
+//!
+//! Handles are made once and kept by who counts with them, so that counting is one atomic
+//! addition. Each node has a recorder of its own, so that several run in one process.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
+use metrics_exporter_prometheus::{
+    Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+};
+
+const DECISIONS: &str = "tollgate_decisions_total";
+const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
+const SOFT_LIMITED: &str = "tollgate_soft_limited_total";
+const DEGRADED: &str = "tollgate_degraded_decisions_total";
+const DYNAMIC_CREATED: &str = "tollgate_dynamic_buckets_created_total";
+const DYNAMIC_REMOVED: &str = "tollgate_dynamic_buckets_removed_total";
+const DYNAMIC_LIVE: &str = "tollgate_dynamic_buckets";
+const RPC_DURATION: &str = "tollgate_rpc_duration_seconds";
+const ROUND_TRIP: &str = "tollgate_store_round_trip_seconds";
+const BATCH: &str = "tollgate_store_batch_decisions";
+const STORE_ERRORS: &str = "tollgate_store_errors_total";
+const STORE_UP: &str = "tollgate_store_up";
+const NODES_ALIVE: &str = "tollgate_nodes_alive";
+const LIMITS_VERSION: &str = "tollgate_limits_version";
+const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
+const LIMITS_FAILURES: &str = "tollgate_limits_reload_failures_total";
+const LIMITS_LOADED_AT: &str = "tollgate_limits_last_load_timestamp_seconds";
+const EMBEDDED_BUCKETS: &str = "tollgate_embedded_buckets";
+const BUILD_INFO: &str = "tollgate_build_info";
+const STARTED_AT: &str = "tollgate_start_time_seconds";
+
+const COUNTERS: [(&str, &str); 9] = [
+    (DECISIONS, "Answers to Allow, by outcome."),
+    (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
+    (SOFT_LIMITED, "Grants past the bucket's soft limit."),
+    (DEGRADED, "Answers given without the shared store, by the failure policy."),
+    (
+        DYNAMIC_CREATED,
+        "Dynamic buckets that came into use; in a namespace without a bound, each time that \
+         one is used which was full.",
+    ),
+    (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that bound them."),
+    (STORE_ERRORS, "Questions that the store did not answer, by class."),
+    (LIMITS_LOADS, "Limits files taken into use."),
+    (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
+];
+
+const GAUGES: [(&str, &str); 8] = [
+    (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
+    (STORE_UP, "1 while the store decides, 0 while the failure policy does."),
+    (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
+    (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
+    (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
+    (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
+    (BUILD_INFO, "Always 1; its label says which build this is."),
+    (STARTED_AT, "When the node started, in seconds since the epoch."),
+];
+
+const HISTOGRAMS: [(&str, &str); 3] = [
+    (RPC_DURATION, "Time from a decoded request to its answer, in seconds."),
+    (ROUND_TRIP, "Time from sending a batch to the store to its last reply, in seconds."),
+    (BATCH, "Decisions in one round trip to the store."),
+];
+
+const SECONDS: [f64; 14] =
+    [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
+const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+
+/// A node's metrics: makes handles, and renders what they counted.
+pub struct Metrics {
+    recorder: PrometheusRecorder,
+    handle: PrometheusHandle,
+}
+
+impl Metrics {
+    /// An empty set, with the build's and the start's own metrics set.
+    pub fn new() -> Self {
+        let buckets = |builder: PrometheusBuilder, name: &str, bounds: &[f64]| {
+            // Only an empty list of bounds is refused.
+            builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
+        };
+        let recorder = buckets(PrometheusBuilder::new(), RPC_DURATION, &SECONDS)
+            .and_then(|builder| buckets(builder, ROUND_TRIP, &SECONDS))
+            .and_then(|builder| buckets(builder, BATCH, &BATCHES))
+            .unwrap_or_else(|_| PrometheusBuilder::new())
+            .build_recorder();
+        for (name, help) in COUNTERS {
+            recorder.describe_counter(name.into(), None, SharedString::const_str(help));
+        }
+        for (name, help) in GAUGES {
+            recorder.describe_gauge(name.into(), None, SharedString::const_str(help));
+        }
+        for (name, help) in HISTOGRAMS {
+            recorder.describe_histogram(name.into(), None, SharedString::const_str(help));
+        }
+        let metrics = Self { handle: recorder.handle(), recorder };
+        metrics.gauge(BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
+        metrics.gauge(STARTED_AT, &[]).set(seconds_since_epoch());
+        metrics
+    }
+
+    /// Everything, in Prometheus' text format.
+    pub fn render(&self) -> String {
+        self.handle.render()
+    }
+
+    /// Folds what histograms have gathered. Call it every few seconds: between calls each
+    /// observation takes memory.
+    pub fn upkeep(&self) {
+        self.handle.run_upkeep();
+    }
+
+    /// For the embedded store: how many buckets are in use.
+    pub fn embedded_buckets(&self) -> Gauge {
+        self.gauge(EMBEDDED_BUCKETS, &[])
+    }
+
+    /// For requests that came over `transport`.
+    pub fn rpc_duration(&self, transport: &'static str) -> Histogram {
+        self.histogram(RPC_DURATION, &[("transport", transport)])
+    }
+
+    fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
+        self.recorder.register_counter(&key(name, labels), &METADATA)
+    }
+
+    fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
+        self.recorder.register_gauge(&key(name, labels), &METADATA)
+    }
+
+    fn histogram(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
+        self.recorder.register_histogram(&key(name, labels), &METADATA)
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+static METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, None);
+
+fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
+    let labels = labels.iter().map(|(label, value)| Label::new(*label, (*value).to_owned()));
+    Key::from_parts(name, labels.collect::<Vec<_>>())
+}
+
+fn seconds_since_epoch() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum Ending {
+    Granted,
+    GrantedAfterWait,
+    Timeout,
+    TooManyTokens,
+    TooManyBuckets,
+    NoBucket,
+    Invalid,
+    ServerError,
+}
+
+impl Ending {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Granted, "granted"),
+        (Self::GrantedAfterWait, "granted_after_wait"),
+        (Self::Timeout, "timeout"),
+        (Self::TooManyTokens, "too_many_tokens"),
+        (Self::TooManyBuckets, "too_many_buckets"),
+        (Self::NoBucket, "no_bucket"),
+        (Self::Invalid, "invalid"),
+        (Self::ServerError, "server_error"),
+    ];
+}
+
+/// The counters of one definition of a bucket.
+pub struct BucketMetrics {
+    endings: [Counter; 8],
+    tokens: Counter,
+    tokens_after_wait: Counter,
+    /// Grants past the soft limit.
+    pub soft_limited: Counter,
+    /// Answers without the shared store.
+    pub degraded: Counter,
+    /// Dynamic buckets that came into being.
+    pub created: Counter,
+    /// Idle dynamic buckets removed.
+    pub removed: Counter,
+    /// Dynamic buckets of the namespace.
+    pub live: Gauge,
+}
+
+impl BucketMetrics {
+    /// For the bucket of that name in that namespace. `dynamic`: it is a template.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str, dynamic: bool) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        let tokens =
+            |waited| metrics.counter(TOKENS_GRANTED, &[labels[0], labels[1], ("waited", waited)]);
+        // Only templates have dynamic buckets: others get handles that count nowhere.
+        let dynamic_counter = |name| {
+            if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
+        };
+        Self {
+            endings: Ending::ALL.map(|(_, word)| {
+                metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)])
+            }),
+            tokens: tokens("false"),
+            tokens_after_wait: tokens("true"),
+            soft_limited: metrics.counter(SOFT_LIMITED, &labels),
+            degraded: metrics.counter(DEGRADED, &labels),
+            created: dynamic_counter(DYNAMIC_CREATED),
+            removed: dynamic_counter(DYNAMIC_REMOVED),
+            live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
+        }
+    }
+
+    /// Counts a request that ended in `ending`, with the tokens granted.
+    pub fn count(&self, ending: Ending, tokens: u64) {
+        self.endings[ending as usize].increment(1);
+        match ending {
+            Ending::Granted => self.tokens.increment(tokens),
+            Ending::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
+            _ => {}
+        }
+    }
+}
+
+/// What a store counts.
+#[derive(Clone)]
+pub struct StoreMetrics {
+    round_trip_allow: Histogram,
+    round_trip_heartbeat: Histogram,
+    batch: Histogram,
+    errors: [Counter; 4],
+    /// 1 while the store decides.
+    pub up: Gauge,
+    /// Nodes known to be alive.
+    pub nodes: Gauge,
+}
+
+impl StoreMetrics {
+    /// `classes`: the words for the classes of errors.
+    pub fn new(metrics: &Metrics, classes: [&'static str; 4]) -> Self {
+        let round_trip = |operation| metrics.histogram(ROUND_TRIP, &[("operation", operation)]);
+        Self {
+            round_trip_allow: round_trip("allow"),
+            round_trip_heartbeat: round_trip("heartbeat"),
+            batch: metrics.histogram(BATCH, &[]),
+            errors: classes.map(|class| metrics.counter(STORE_ERRORS, &[("class", class)])),
+            up: metrics.gauge(STORE_UP, &[]),
+            nodes: metrics.gauge(NODES_ALIVE, &[]),
+        }
+    }
+
+    /// Counts one round trip that carried so many decisions.
+    pub fn round_trip(&self, decisions: usize, took: Duration) {
+        self.batch.record(decisions as f64);
+        self.round_trip_allow.record(took.as_secs_f64());
+    }
+
+    /// Counts one heartbeat.
+    pub fn heartbeat(&self, took: Duration) {
+        self.round_trip_heartbeat.record(took.as_secs_f64());
+    }
+
+    /// Counts questions without an answer, by the position of their class.
+    pub fn errors(&self, class: usize, questions: usize) {
+        self.errors[class].increment(questions as u64);
+    }
+}
+
+/// What loading limits counts.
+pub struct LimitsMetrics {
+    version: Gauge,
+    loads: Counter,
+    failures: Counter,
+    loaded_at: Gauge,
+}
+
+impl LimitsMetrics {
+    /// Zeros, until something is loaded.
+    pub fn new(metrics: &Metrics) -> Self {
+        Self {
+            version: metrics.gauge(LIMITS_VERSION, &[]),
+            loads: metrics.counter(LIMITS_LOADS, &[]),
+            failures: metrics.counter(LIMITS_FAILURES, &[]),
+            loaded_at: metrics.gauge(LIMITS_LOADED_AT, &[]),
+        }
+    }
+
+    /// Limits of that version were taken into use.
+    pub fn loaded(&self, version: u32) {
+        self.version.set(f64::from(version));
+        self.loads.increment(1);
+        self.loaded_at.set(seconds_since_epoch());
+    }
+
+    /// A file was refused.
+    pub fn failed(&self) {
+        self.failures.increment(1);
+    }
+}

@@ -1,0 +1,268 @@
+//! `Allow`: asks for tokens of a bucket. Finds the bucket that serves the name, asks the
+//! store, and where the store has no answer, lets the namespace's failure policy give one.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::limits::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET, LiveLimits};
+use crate::config::model::{FailurePolicy, Found};
+use crate::domain::bucket::{self, Place, Request, Terms};
+use crate::domain::names;
+use crate::metrics::{BucketMetrics, Ending, Metrics};
+use crate::store::memory::MemoryStore;
+use crate::store::redis::Health;
+use crate::store::{Ask, Outcome, Store, Verdict};
+
+/// A caller's request.
+#[derive(Clone, Copy, Debug)]
+pub struct Query<'a> {
+    /// The owner of the bucket.
+    pub namespace: &'a str,
+    /// The bucket within it.
+    pub bucket: &'a str,
+    /// Whole tokens; 0 means 1.
+    pub tokens: i64,
+    /// The longest wait that the caller accepts, in milliseconds, if it says.
+    pub max_wait_ms: Option<i64>,
+}
+
+/// What became of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Granted.
+    Ok,
+    /// The wait or the debt would be too long.
+    Timeout,
+    /// Nothing serves the name.
+    NoBucket,
+    /// The namespace is full of dynamic buckets.
+    TooManyBuckets,
+    /// More tokens than one request may take.
+    TooManyTokens,
+    /// The request is wrong.
+    Invalid,
+    /// The store can't be reached, and the policy is to refuse.
+    ServerError,
+}
+
+/// The answer to a [`Query`]. Times are in milliseconds.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Answer<'a> {
+    /// What became of it.
+    pub status: Status,
+    /// Tokens granted.
+    pub tokens_granted: i64,
+    /// How long to wait before using them.
+    pub wait_ms: i64,
+    /// After a refusal: when the same request could be granted; 0: never.
+    pub retry_after_ms: i64,
+    /// Tokens left; negative: debt.
+    pub tokens_available: f64,
+    /// The namespace and the name of the bucket that decided.
+    pub bucket: Option<(&'a str, Cow<'a, str>)>,
+    /// Granted past the soft limit.
+    pub soft_limited: bool,
+    /// Decided without the shared store.
+    pub degraded: bool,
+}
+
+impl Answer<'_> {
+    fn refused(status: Status) -> Self {
+        Self {
+            status,
+            tokens_granted: 0,
+            wait_ms: 0,
+            retry_after_ms: 0,
+            tokens_available: 0.0,
+            bucket: None,
+            soft_limited: false,
+            degraded: false,
+        }
+    }
+}
+
+/// What a node decides with while its store has no answer.
+pub struct Fallback {
+    /// Its own memory.
+    pub local: MemoryStore,
+    /// Knows how many nodes share the limits.
+    pub health: Arc<Health>,
+}
+
+/// What the workers of a node share.
+pub struct Shared {
+    limits: Arc<LiveLimits>,
+    fallback: Option<Fallback>,
+    /// For requests that no bucket serves.
+    nowhere: BucketMetrics,
+}
+
+impl Shared {
+    /// `fallback`: for a store that can fail.
+    pub fn new(limits: Arc<LiveLimits>, fallback: Option<Fallback>, metrics: &Metrics) -> Self {
+        Self { limits, fallback, nowhere: BucketMetrics::new(metrics, "", "", false) }
+    }
+
+    /// The limits in use.
+    pub fn limits(&self) -> &LiveLimits {
+        &self.limits
+    }
+}
+
+/// The use case, over one store.
+#[derive(Clone)]
+pub struct AllowService<S> {
+    store: S,
+    shared: Arc<Shared>,
+}
+
+impl<S: Store> AllowService<S> {
+    /// Each worker has one, with a store of its own.
+    pub fn new(store: S, shared: Arc<Shared>) -> Self {
+        Self { store, shared }
+    }
+
+    /// Answers a request. Takes no longer than the store's deadline.
+    pub async fn allow<'a>(&self, query: &Query<'a>) -> Answer<'a> {
+        let Some((tokens, max_wait_ms)) = checked(query) else {
+            self.shared.nowhere.count(Ending::Invalid, 0);
+            return Answer::refused(Status::Invalid);
+        };
+        let snapshot = self.shared.limits.current();
+        let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
+            self.shared.nowhere.count(Ending::NoBucket, 0);
+            return Answer::refused(Status::NoBucket);
+        };
+        let meter = snapshot.meter(found.bucket);
+        let limit = &found.bucket.limit;
+        if limit.max_tokens_per_request.is_some_and(|most| tokens > most) {
+            meter.count(Ending::TooManyTokens, 0);
+            let bucket = Some(name(&found, query));
+            return Answer { bucket, ..Answer::refused(Status::TooManyTokens) };
+        }
+
+        let ask = Ask {
+            namespace: query.namespace,
+            name: query.bucket,
+            place: found.place,
+            terms: &found.bucket.terms,
+            max_idle_ms: limit.max_idle_ms,
+            tokens,
+            max_wait_ms: max_wait_ms
+                .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+        };
+        let outcome = self.store.decide(&[ask]).await.pop();
+        let answer = match (outcome, &self.shared.fallback) {
+            (Some(Ok(outcome)), _) => answer(&outcome, &ask, &found, 1, meter),
+            (_, fallback) => degraded(&ask, &found, fallback.as_ref(), meter),
+        };
+        Answer { bucket: Some(name(&found, query)), ..answer }
+    }
+}
+
+/// The tokens and the longest wait of a request, if it makes sense.
+fn checked(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
+    names::check_namespace(query.namespace).ok()?;
+    names::check_bucket(query.bucket).ok()?;
+    let tokens = u64::try_from(query.tokens).ok()?.max(1);
+    let max_wait_ms = query.max_wait_ms.map(u64::try_from).transpose().ok()?;
+    Some((tokens, max_wait_ms))
+}
+
+fn name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
+    match found.place {
+        Place::Configured { .. } | Place::Dynamic { .. } => {
+            (query.namespace, Cow::Borrowed(query.bucket))
+        }
+        Place::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
+        Place::GlobalDefault => ("", Cow::Borrowed(GLOBAL_DEFAULT_BUCKET)),
+    }
+}
+
+/// Puts a store's verdict into words. `nodes`: among how many the limit was divided.
+fn answer(
+    outcome: &Outcome,
+    ask: &Ask<'_>,
+    found: &Found<'_>,
+    nodes: u32,
+    meter: &BucketMetrics,
+) -> Answer<'static> {
+    if outcome.created {
+        meter.created.increment(1);
+    }
+    if outcome.removed > 0 {
+        meter.removed.increment(u64::from(outcome.removed));
+    }
+    if let Some(live) = outcome.live {
+        meter.live.set(live);
+    }
+    let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
+    match outcome.verdict {
+        Verdict::TooManyBuckets => {
+            meter.count(Ending::TooManyBuckets, 0);
+            Answer::refused(Status::TooManyBuckets)
+        }
+        Verdict::Refused => {
+            meter.count(Ending::Timeout, 0);
+            let request = Request {
+                cost_us: terms.cost_us(ask.tokens),
+                max_wait_us: ask.max_wait_ms as f64 * 1e3,
+            };
+            Answer {
+                retry_after_ms: bucket::retry_after_ms(accrued_us, terms, &request),
+                tokens_available: terms.tokens(accrued_us),
+                ..Answer::refused(Status::Timeout)
+            }
+        }
+        Verdict::Granted => {
+            let wait_ms = bucket::wait_ms(accrued_us);
+            let tokens_available = terms.tokens(accrued_us - terms.cost_us(ask.tokens));
+            let soft_limited =
+                found.bucket.limit.past_soft_limit(tokens_available * f64::from(nodes));
+            let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
+            meter.count(ending, ask.tokens);
+            if soft_limited {
+                meter.soft_limited.increment(1);
+            }
+            Answer {
+                tokens_granted: granted(ask),
+                wait_ms,
+                tokens_available,
+                soft_limited,
+                ..Answer::refused(Status::Ok)
+            }
+        }
+    }
+}
+
+/// Answers without the store.
+fn degraded(
+    ask: &Ask<'_>,
+    found: &Found<'_>,
+    fallback: Option<&Fallback>,
+    meter: &BucketMetrics,
+) -> Answer<'static> {
+    meter.degraded.increment(1);
+    let answer = match (found.on_store_failure, fallback) {
+        (FailurePolicy::Local, Some(fallback)) => {
+            let nodes = fallback.health.nodes();
+            let terms: Terms = ask.terms.share(nodes);
+            let ask = Ask { terms: &terms, ..*ask };
+            answer(&fallback.local.decide_one(&ask), &ask, found, nodes, meter)
+        }
+        (FailurePolicy::Allow, _) => {
+            meter.count(Ending::Granted, ask.tokens);
+            Answer { tokens_granted: granted(ask), ..Answer::refused(Status::Ok) }
+        }
+        (FailurePolicy::Deny | FailurePolicy::Local, _) => {
+            meter.count(Ending::ServerError, 0);
+            Answer::refused(Status::ServerError)
+        }
+    };
+    Answer { degraded: true, ..answer }
+}
+
+/// Tokens came in as an `i64`, so they go out as one.
+fn granted(ask: &Ask<'_>) -> i64 {
+    i64::try_from(ask.tokens).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,177 @@
+//! The limits in use: loaded whole or not at all, read without a lock, replaced while
+//! requests run. Each definition's metric handles are made with the snapshot and found by
+//! position, so that counting a decision looks nothing up. (They are why the snapshot is
+//! here and not in `config`, which knows no metrics.)
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use arc_swap::{ArcSwap, Guard};
+
+use crate::config::model::{Bucket, Limits, Others};
+use crate::config::{self, Faults};
+use crate::logging::Repeating;
+use crate::metrics::{BucketMetrics, LimitsMetrics, Metrics};
+
+/// What a bucket is called that no name belongs to. With a space in them these can't clash
+/// with any name.
+pub const DEFAULT_BUCKET: &str = "default bucket";
+/// See [`DEFAULT_BUCKET`].
+pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
+const DYNAMIC_TEMPLATE: &str = "dynamic template";
+
+/// How often the file is looked at for a change.
+const WATCH: Duration = Duration::from_secs(1);
+
+/// Why a limits file was not taken into use.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It can't be read.
+    #[error("{path}: {error}")]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        error: std::io::Error,
+    },
+    /// It breaks rules.
+    #[error("{path}:\n{faults}")]
+    Faulty {
+        /// The file.
+        path: PathBuf,
+        /// All of them.
+        faults: Faults,
+    },
+}
+
+/// Reads and checks a limits file.
+pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
+    let text = fs::read_to_string(path)
+        .map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
+    config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
+}
+
+/// One snapshot: limits, and what counts their decisions.
+pub struct Snapshot {
+    /// The limits.
+    pub limits: Limits,
+    meters: Vec<BucketMetrics>,
+}
+
+impl Snapshot {
+    fn new(limits: Limits, metrics: &Metrics) -> Self {
+        let mut definitions: Vec<(&Bucket, &str, &str, bool)> = Vec::new();
+        if let Some(bucket) = &limits.global_default {
+            definitions.push((bucket, "", GLOBAL_DEFAULT_BUCKET, false));
+        }
+        for (namespace, owner) in &limits.namespaces {
+            for (name, bucket) in &owner.buckets {
+                definitions.push((bucket, namespace, name, false));
+            }
+            match &owner.others {
+                Others::Nothing => {}
+                Others::Shared(bucket) => {
+                    definitions.push((bucket, namespace, DEFAULT_BUCKET, false));
+                }
+                Others::Dynamic { template, .. } => {
+                    definitions.push((template, namespace, DYNAMIC_TEMPLATE, true));
+                }
+            }
+        }
+        definitions.sort_by_key(|(bucket, ..)| bucket.index);
+        let meters = definitions
+            .iter()
+            .map(|(_, namespace, name, dynamic)| {
+                BucketMetrics::new(metrics, namespace, name, *dynamic)
+            })
+            .collect();
+        Self { limits, meters }
+    }
+
+    /// What counts the decisions of `bucket`, which must be of these limits.
+    pub fn meter(&self, bucket: &Bucket) -> &BucketMetrics {
+        &self.meters[bucket.index]
+    }
+}
+
+/// What a file was when it was last looked at: a change of any of it is a change.
+type Stamp = Option<(SystemTime, u64)>;
+
+/// The limits in use, and the file that they come from.
+pub struct LiveLimits {
+    path: PathBuf,
+    current: ArcSwap<Snapshot>,
+    seen: Mutex<Stamp>,
+    metrics: Arc<Metrics>,
+    counts: LimitsMetrics,
+    failures: Repeating,
+}
+
+impl LiveLimits {
+    /// Loads the file for the first time.
+    pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
+        let seen = stamp(&path);
+        let parsed = read(&path)?;
+        report(&path, &parsed);
+        let counts = LimitsMetrics::new(&metrics);
+        counts.loaded(parsed.limits.version);
+        let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, &metrics));
+        let (seen, failures) = (Mutex::new(seen), Repeating::default());
+        Ok(Self { path, current, seen, metrics, counts, failures })
+    }
+
+    /// The limits in use.
+    pub fn current(&self) -> Guard<Arc<Snapshot>> {
+        self.current.load()
+    }
+
+    /// Reads the file again. A bad one is refused, and the limits stay as they are.
+    pub fn reload(&self) -> Result<(), LoadError> {
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = stamp(&self.path);
+        let parsed = read(&self.path).inspect_err(|error| {
+            self.counts.failed();
+            if let Some(held_back) = self.failures.pass() {
+                tracing::error!(
+                    %error, held_back, advice = "correct the file; `tollgate check` lists its faults",
+                    "new limits refused, the old ones stay"
+                );
+            }
+        })?;
+        report(&self.path, &parsed);
+        self.counts.loaded(parsed.limits.version);
+        self.current.store(Arc::new(Snapshot::new(parsed.limits, &self.metrics)));
+        Ok(())
+    }
+
+    /// Reloads whenever the file changes, until the future is dropped. The file is polled:
+    /// that sees through the symbolic links by which Kubernetes swaps mounted files.
+    pub async fn watch(&self) {
+        loop {
+            tokio::time::sleep(WATCH).await;
+            let changed =
+                *self.seen.lock().unwrap_or_else(PoisonError::into_inner) != stamp(&self.path);
+            if changed {
+                // Said already, if it failed.
+                let _ = self.reload();
+            }
+        }
+    }
+}
+
+fn stamp(path: &Path) -> Stamp {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
+}
+
+fn report(path: &Path, parsed: &config::Parsed) {
+    for notice in &parsed.notices {
+        tracing::warn!(path = %path.display(), "{notice}");
+    }
+    let limits = &parsed.limits;
+    tracing::info!(
+        path = %path.display(), version = limits.version, namespaces = limits.namespaces.len(),
+        buckets = limits.bucket_count, "limits in use"
+    );
+}

@@ -1,0 +1,203 @@
+//! How this process runs: addresses, where the store is, how long to wait.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use url::Url;
+
+/// What `tollgate serve` is told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// The limits file (YAML); reloaded when it changes and on SIGHUP
+    #[arg(long, env = "TOLLGATE_LIMITS", value_name = "FILE")]
+    pub limits: PathBuf,
+
+    /// Where buckets live: memory:, redis://, rediss:// or redis+unix://
+    ///
+    /// memory: is this process's own memory, for one node. redis://[USER:PASSWORD@]HOST[:PORT][/DB]
+    /// is shared by all nodes that name it; rediss:// is the same over TLS, and
+    /// redis+unix:///PATH over a Unix socket.
+    #[arg(
+        long,
+        env = "TOLLGATE_STORE",
+        value_name = "URL",
+        default_value = "memory:",
+        hide_env_values = true
+    )]
+    pub store: Unparsed,
+
+    /// Where gRPC is served
+    #[arg(
+        long,
+        env = "TOLLGATE_GRPC_LISTEN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:10990"
+    )]
+    pub grpc_listen: SocketAddr,
+
+    /// Where HTTP is served: the JSON API, metrics, health
+    #[arg(
+        long,
+        env = "TOLLGATE_HTTP_LISTEN",
+        value_name = "ADDR",
+        default_value = "127.0.0.1:10991"
+    )]
+    pub http_listen: SocketAddr,
+
+    /// The address that clients should dial, usually the load balancer's [default: --grpc-listen]
+    #[arg(long, env = "TOLLGATE_ADVERTISE", value_name = "HOST:PORT")]
+    pub advertise: Option<String>,
+
+    /// What this node is called among the others [default: the host's name and the process id]
+    #[arg(long, env = "TOLLGATE_NODE_ID", value_name = "NAME")]
+    pub node_id: Option<String>,
+
+    /// How long a decision waits for the store before the failure policy decides
+    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = duration)]
+    pub store_timeout: Duration,
+
+    /// Threads that serve gRPC, each on its own [default: one a core]
+    #[arg(long, env = "TOLLGATE_THREADS", value_name = "N")]
+    pub threads: Option<NonZeroUsize>,
+
+    /// On SIGTERM, how long to go on serving while /readyz already says no
+    #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
+    pub drain_delay: Duration,
+
+    /// On SIGTERM, how long requests in flight may take to finish
+    #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = duration)]
+    pub drain_timeout: Duration,
+}
+
+impl Settings {
+    /// What this node is called.
+    pub fn node_id(&self) -> String {
+        self.node_id.clone().unwrap_or_else(|| {
+            let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+            let host = if host.trim().is_empty() { "node" } else { host.trim() };
+            format!("{host}-{}", std::process::id())
+        })
+    }
+
+    /// How many threads serve gRPC.
+    pub fn threads(&self) -> NonZeroUsize {
+        let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
+        self.threads.unwrap_or_else(cores)
+    }
+}
+
+/// Text that may hold a password: never shown, not even when it turns out to be wrong.
+#[derive(Clone)]
+pub struct Unparsed(String);
+
+impl Unparsed {
+    /// What it says, if it makes sense.
+    pub fn parse(&self) -> Result<StoreUrl, String> {
+        self.0.parse()
+    }
+}
+
+impl From<&str> for Unparsed {
+    fn from(text: &str) -> Self {
+        Self(text.to_owned())
+    }
+}
+
+impl fmt::Debug for Unparsed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// A time as people write it: `50ms`, `1s`, `2m`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text).map_err(|error| format!("{error} (like 50ms, 2s or 1m)"))
+}
+
+/// Where the store is. Shown without its password.
+#[derive(Clone, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// In this process.
+    Memory,
+    /// One Redis; the whole URL, secrets included.
+    Redis(String),
+}
+
+impl FromStr for StoreUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if matches!(text, "memory:" | "memory") {
+            return Ok(Self::Memory);
+        }
+        // Parse errors say nothing of the text, which may hold a password.
+        let url = Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
+        match url.scheme() {
+            "redis" | "rediss" if url.host_str().is_none_or(str::is_empty) => {
+                Err("names no host; write redis://HOST:PORT".to_owned())
+            }
+            "redis" | "rediss" | "redis+unix" => Ok(Self::Redis(text.to_owned())),
+            "redis-cluster" => Err("Redis Cluster is not served yet; use redis://".to_owned()),
+            "redis-sentinel" => Err("Sentinel is not served yet; use redis://".to_owned()),
+            "memory" => Err("memory: takes nothing after the colon".to_owned()),
+            _ => Err("unknown kind of store; use memory:, redis://, rediss:// or redis+unix://"
+                .to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self::Redis(text) = self else { return f.write_str("memory:") };
+        let Ok(mut url) = Url::parse(text) else { return f.write_str("redis") };
+        if url.password().is_some() && url.set_password(Some("***")).is_err() {
+            return f.write_str(url.scheme());
+        }
+        // Unix sockets carry the password in the query.
+        if url.query().is_some() {
+            url.set_query(Some("***"));
+        }
+        write!(f, "{url}")
+    }
+}
+
+impl fmt::Debug for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_and_their_secrets() {
+        let shown = |text: &str| text.parse::<StoreUrl>().map(|url| format!("{url} {url:?}"));
+        assert_eq!(shown("memory:").unwrap(), "memory: memory:");
+        assert_eq!(shown("redis://h:1/2").unwrap(), "redis://h:1/2 redis://h:1/2");
+        for secret in [
+            "redis://user:hunter2@h:1",
+            "rediss://:hunter2@h",
+            "redis+unix:///run/redis.sock?db=1&pass=hunter2",
+        ] {
+            let shown = shown(secret).unwrap();
+            assert!(!shown.contains("hunter2") && shown.contains("***"), "{shown}");
+        }
+        for (bad, word) in [
+            ("redis-cluster://a:1,b:2", "not served yet"),
+            ("redis-sentinel://a:1/main", "not served yet"),
+            ("redis://", "no host"),
+            ("memory:x", "nothing after"),
+            ("mysql://user:hunter2@h", "unknown kind"),
+            ("hunter2", "not a URL"),
+        ] {
+            let error = shown(bad).unwrap_err();
+            assert!(error.contains(word) && !error.contains("hunter2"), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,366 @@
+//! The embedded store: buckets in this process's memory, decided by the functions of
+//! `domain` under short, sharded locks. One node only; what it holds ends with it.
+//!
+//! It is also what a node decides with, on its share of the limits, while Redis can't be
+//! reached.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
+use std::hash::{BuildHasher, Hash, RandomState};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use hashbrown::{Equivalent, HashMap};
+
+use super::{Ask, Outcome, Outcomes, Store, Verdict};
+use crate::domain::bucket::{self, Change, Place, Request, State};
+use crate::domain::time::{ManualClock, Micros};
+
+const SHARDS: usize = 64;
+
+/// The most expired buckets that one decision clears away, so that none takes long.
+const CLEAR_LIMIT: usize = 4;
+
+/// Buckets in this process's memory. Clones share them.
+#[derive(Clone)]
+pub struct MemoryStore(Arc<Inner>);
+
+struct Inner {
+    clock: Clock,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    registers: Mutex<HashMap<Box<str>, Register>>,
+    in_use: AtomicUsize,
+}
+
+enum Clock {
+    /// The wall clock as it stood at the start, moved on by the monotonic one: it never steps.
+    System {
+        started: Instant,
+        started_at: Micros,
+    },
+    Manual(ManualClock),
+}
+
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    kind: u8,
+    namespace: Box<str>,
+    name: Box<str>,
+}
+
+/// A [`Key`] that only borrows its names.
+#[derive(Clone, Copy, Hash)]
+struct KeyRef<'a> {
+    kind: u8,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl Hash for Key {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        KeyRef { kind: self.kind, namespace: &self.namespace, name: &self.name }.hash(state);
+    }
+}
+
+impl Equivalent<Arc<Key>> for KeyRef<'_> {
+    fn equivalent(&self, key: &Arc<Key>) -> bool {
+        self.kind == key.kind && *self.namespace == *key.namespace && *self.name == *key.name
+    }
+}
+
+impl<'a> KeyRef<'a> {
+    fn of(ask: &Ask<'a>) -> Self {
+        match ask.place {
+            Place::Configured { .. } | Place::Dynamic { .. } => {
+                Self { kind: b'b', namespace: ask.namespace, name: ask.name }
+            }
+            Place::NamespaceDefault => Self { kind: b'd', namespace: ask.namespace, name: "" },
+            Place::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
+        }
+    }
+
+    fn to_key(self) -> Key {
+        Key { kind: self.kind, namespace: self.namespace.into(), name: self.name.into() }
+    }
+}
+
+struct Entry {
+    state: State,
+    /// The last millisecond at which the state still counts, as a key's expiry in Redis.
+    expires_ms: i64,
+}
+
+#[derive(Default)]
+struct Shard {
+    entries: HashMap<Arc<Key>, Entry>,
+    /// One element for each entry, by an expiry that the entry had at some time: no later
+    /// than its true one, unless that was moved forward.
+    due: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
+}
+
+/// The dynamic buckets of a namespace that bounds them, by the time of their last use in µs.
+#[derive(Default)]
+struct Register {
+    last_use: HashMap<Arc<str>, i64>,
+    by_use: BTreeSet<(i64, Arc<str>)>,
+}
+
+impl Register {
+    fn record(&mut self, name: &str, now: Micros) {
+        let name = match self.last_use.get_key_value(name) {
+            Some((name, &before)) => {
+                let name = Arc::clone(name);
+                self.by_use.remove(&(before, Arc::clone(&name)));
+                name
+            }
+            None => Arc::from(name),
+        };
+        self.last_use.insert(Arc::clone(&name), now.0);
+        self.by_use.insert((now.0, name));
+    }
+
+    fn forget(&mut self, name: &str) {
+        if let Some((name, before)) = self.last_use.remove_entry(name) {
+            self.by_use.remove(&(before, name));
+        }
+    }
+
+    /// Takes out one bucket that was last used at `latest` or before.
+    fn pop_idle(&mut self, latest: i64) -> Option<Arc<str>> {
+        if self.by_use.first()?.0 > latest {
+            return None;
+        }
+        let (_, name) = self.by_use.pop_first()?;
+        self.last_use.remove(&name);
+        Some(name)
+    }
+}
+
+/// Every critical section leaves its data whole, so a lock that a panicking thread held is
+/// as good as any other.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MemoryStore {
+    /// An empty store on the system's clock.
+    pub fn new() -> Self {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let started_at = Micros(since_epoch.as_micros() as i64);
+        Self::with(Clock::System { started: Instant::now(), started_at })
+    }
+
+    /// An empty store on a clock that is moved by hand.
+    pub fn with_clock(clock: ManualClock) -> Self {
+        Self::with(Clock::Manual(clock))
+    }
+
+    fn with(clock: Clock) -> Self {
+        Self(Arc::new(Inner {
+            clock,
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            registers: Mutex::default(),
+            in_use: AtomicUsize::new(0),
+        }))
+    }
+
+    /// How many buckets are in use.
+    pub fn buckets(&self) -> usize {
+        self.0.in_use.load(Ordering::Relaxed)
+    }
+
+    /// Clears away every bucket that is full again. Decisions clear a few each; this is for
+    /// the time when none arrive.
+    pub fn sweep(&self) {
+        let now_ms = self.0.clock.now().as_millis();
+        for shard in &self.0.shards {
+            self.0.clear(&mut lock(shard), now_ms, usize::MAX);
+        }
+    }
+
+    /// Forgets everything: every bucket is full.
+    pub fn clear(&self) {
+        lock(&self.0.registers).clear();
+        for shard in &self.0.shards {
+            let mut shard = lock(shard);
+            self.0.in_use.fetch_sub(shard.entries.len(), Ordering::Relaxed);
+            *shard = Shard::default();
+        }
+    }
+
+    /// Decides one question.
+    pub fn decide_one(&self, ask: &Ask<'_>) -> Outcome {
+        self.0.decide(ask)
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Store for MemoryStore {
+    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+        asks.iter().map(|ask| Ok(self.decide_one(ask))).collect()
+    }
+}
+
+impl Clock {
+    fn now(&self) -> Micros {
+        match self {
+            Self::System { started, started_at } => {
+                Micros(started_at.0 + started.elapsed().as_micros() as i64)
+            }
+            Self::Manual(clock) => clock.now(),
+        }
+    }
+}
+
+impl Inner {
+    fn decide(&self, ask: &Ask<'_>) -> Outcome {
+        match ask.place {
+            Place::Dynamic { max_buckets: Some(bound) } => self.decide_counted(ask, bound),
+            Place::Configured { bounded: true } => {
+                if let Some(register) = lock(&self.registers).get_mut(ask.namespace) {
+                    register.forget(ask.name);
+                }
+                self.decide_bucket(ask, self.clock.now()).0
+            }
+            _ => self.decide_bucket(ask, self.clock.now()).0,
+        }
+    }
+
+    /// Decides for a dynamic bucket of a namespace that bounds them.
+    fn decide_counted(&self, ask: &Ask<'_>, bound: u64) -> Outcome {
+        let mut registers = lock(&self.registers);
+        let now = self.clock.now();
+        let register = registers.entry_ref(ask.namespace).or_default();
+        let mut known = register.last_use.contains_key(ask.name);
+        let mut removed = 0;
+        if let Some(idle_us) = ask.idle_us() {
+            let latest = now.0.saturating_sub(idle_us);
+            if register.last_use.get(ask.name).is_some_and(|&last| last <= latest) {
+                register.forget(ask.name);
+                self.remove(KeyRef::of(ask));
+                known = false;
+                removed += 1;
+            }
+            while !known && let Some(name) = register.pop_idle(latest) {
+                self.remove(KeyRef { name: &name, ..KeyRef::of(ask) });
+                removed += 1;
+            }
+        }
+        let live = register.last_use.len() as u32;
+        if !known && u64::from(live) >= bound {
+            return Outcome {
+                verdict: Verdict::TooManyBuckets,
+                accrued_us: 0.0,
+                created: false,
+                removed,
+                live: Some(live),
+            };
+        }
+        let (mut outcome, had_state) = self.decide_bucket(ask, now);
+        let counts = known || had_state || outcome.verdict == Verdict::Granted;
+        if counts {
+            register.record(ask.name, now);
+        }
+        outcome.created = counts && !known;
+        outcome.removed = removed;
+        outcome.live = Some(register.last_use.len() as u32);
+        outcome
+    }
+
+    /// Decides for one bucket, and tells whether it had a state.
+    fn decide_bucket(&self, ask: &Ask<'_>, now: Micros) -> (Outcome, bool) {
+        let key = KeyRef::of(ask);
+        let mut shard = lock(self.shard(key));
+        let now_ms = now.as_millis();
+        self.clear(&mut shard, now_ms, CLEAR_LIMIT);
+
+        let entry = shard.entries.get_mut(&key);
+        let state = entry.as_ref().filter(|entry| now_ms <= entry.expires_ms).map(|e| e.state);
+        let request = Request {
+            cost_us: ask.terms.cost_us(ask.tokens),
+            max_wait_us: ask.max_wait_ms as f64 * 1000.0,
+        };
+        let decision = bucket::decide(state.as_ref(), ask.terms, &request, now);
+        let idle_us = ask.idle_us();
+        let expires_ms = match idle_us {
+            Some(idle_us) => decision.full_at_ms.min(ceil_ms(now.0.saturating_add(idle_us))),
+            None => decision.full_at_ms,
+        };
+        match decision.change {
+            Change::Put(state) => match entry {
+                Some(entry) => *entry = Entry { state, expires_ms },
+                None => {
+                    let key = Arc::new(key.to_key());
+                    shard.due.push(Reverse((expires_ms, Arc::clone(&key))));
+                    shard.entries.insert(key, Entry { state, expires_ms });
+                    self.in_use.fetch_add(1, Ordering::Relaxed);
+                }
+            },
+            // Its element in `due` goes when its time comes.
+            Change::Remove => {
+                if shard.entries.remove(&key).is_some() {
+                    self.in_use.fetch_sub(1, Ordering::Relaxed);
+                }
+            }
+            Change::Keep => {
+                if let (Some(entry), Some(_), Some(_)) = (entry, idle_us, state) {
+                    entry.expires_ms = expires_ms;
+                }
+            }
+        }
+        let outcome = Outcome {
+            verdict: if decision.granted { Verdict::Granted } else { Verdict::Refused },
+            accrued_us: decision.accrued_us,
+            created: decision.granted
+                && state.is_none()
+                && matches!(ask.place, Place::Dynamic { .. }),
+            removed: 0,
+            live: None,
+        };
+        (outcome, state.is_some())
+    }
+
+    fn shard(&self, key: KeyRef<'_>) -> &Mutex<Shard> {
+        &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
+    }
+
+    fn remove(&self, key: KeyRef<'_>) {
+        if lock(self.shard(key)).entries.remove(&key).is_some() {
+            self.in_use.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears away at most `limit` buckets whose time has come.
+    fn clear(&self, shard: &mut Shard, now_ms: i64, limit: usize) {
+        for _ in 0..limit {
+            match shard.due.peek() {
+                Some(Reverse((expires_ms, _))) if *expires_ms < now_ms => {}
+                _ => return,
+            }
+            let Some(Reverse((_, key))) = shard.due.pop() else { return };
+            match shard.entries.get(&key) {
+                Some(entry) if entry.expires_ms >= now_ms => {
+                    let expires_ms = entry.expires_ms;
+                    shard.due.push(Reverse((expires_ms, key)));
+                }
+                Some(_) => {
+                    shard.entries.remove(&key);
+                    self.in_use.fetch_sub(1, Ordering::Relaxed);
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+fn ceil_ms(us: i64) -> i64 {
+    us.div_euclid(1000) + i64::from(us.rem_euclid(1000) != 0)
+}

@@ -1,0 +1,136 @@
+//! The key schema. No version and no node is in a key: nodes with different limits still
+//! count the same bucket.
+//!
+//! | key | what | hash tag |
+//! |---|---|---|
+//! | `b{ns:bucket}` | a bucket's state, where the namespace does not bound its dynamic buckets | the whole name, so that they spread over all slots |
+//! | `m{ns}bucket` | a bucket's state, where it does | the namespace: one slot, so that the bound is exact |
+//! | `r{ns}` | that namespace's register of dynamic buckets | the namespace |
+//! | `d{ns}` | the namespace's default bucket | the namespace |
+//! | `g` | the global default bucket | – |
+//! | `n` | the nodes that are alive | – |
+//!
+//! Two names never make the same key, nor can a name move a key out of its slot: inside the
+//! braces `%`, `{` and `}` are written `%25`, `%7B` and `%7D`, and a namespace has no `:`.
+//! Letters are all that separates tollgate's keys from others', for the sake of memory: give
+//! it a Redis, or at least a database, of its own.
+
+use crate::domain::bucket::Place;
+
+/// The keys of one decision, in the order of `lua/allow.lua`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub(super) state: Vec<u8>,
+    pub(super) register: Option<Vec<u8>>,
+    /// The state's key under the other layout, for buckets that have one.
+    pub(super) twin: Option<Vec<u8>>,
+}
+
+/// The nodes that are alive.
+pub(super) const NODES: &str = "n";
+
+impl Keys {
+    pub(super) fn new(place: Place, namespace: &str, name: &str) -> Self {
+        let only = |state| Self { state, register: None, twin: None };
+        let bounded = match place {
+            Place::GlobalDefault => return only(b"g".to_vec()),
+            Place::NamespaceDefault => return only(tagged(b'd', namespace, None, "")),
+            Place::Configured { bounded } => bounded,
+            Place::Dynamic { max_buckets } => max_buckets.is_some(),
+        };
+        let spread = tagged(b'b', namespace, Some(name), "");
+        let together = tagged(b'm', namespace, None, name);
+        if bounded {
+            let register = Some(tagged(b'r', namespace, None, ""));
+            Self { state: together, register, twin: Some(spread) }
+        } else {
+            Self { state: spread, register: None, twin: Some(together) }
+        }
+    }
+}
+
+fn tagged(letter: u8, namespace: &str, name: Option<&str>, after: &str) -> Vec<u8> {
+    let name_len = name.map_or(0, |name| name.len() + 1);
+    let mut key = Vec::with_capacity(3 + namespace.len() + name_len + after.len());
+    key.extend([letter, b'{']);
+    escape(namespace, &mut key);
+    if let Some(name) = name {
+        key.push(b':');
+        escape(name, &mut key);
+    }
+    key.push(b'}');
+    key.extend(after.as_bytes());
+    key
+}
+
+fn escape(name: &str, key: &mut Vec<u8>) {
+    for &byte in name.as_bytes() {
+        match byte {
+            b'%' => key.extend(b"%25"),
+            b'{' => key.extend(b"%7B"),
+            b'}' => key.extend(b"%7D"),
+            _ => key.push(byte),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SPREAD: Place = Place::Dynamic { max_buckets: None };
+    const TOGETHER: Place = Place::Dynamic { max_buckets: Some(1) };
+
+    /// What Redis Cluster hashes: from the first `{` to the next `}`, if anything is between.
+    fn tag(key: &[u8]) -> &[u8] {
+        let Some(open) = key.iter().position(|&b| b == b'{') else { return key };
+        match key[open + 1..].iter().position(|&b| b == b'}') {
+            None | Some(0) => key,
+            Some(len) => &key[open + 1..open + 1 + len],
+        }
+    }
+
+    #[test]
+    fn schema() {
+        let keys = |place| Keys::new(place, "ns", "a:b}");
+        let text = |key: Option<Vec<u8>>| String::from_utf8(key.unwrap()).unwrap();
+        let spread = keys(SPREAD);
+        assert_eq!(text(Some(spread.state)), "b{ns:a:b%7D}");
+        assert_eq!(text(spread.twin), "m{ns}a:b}");
+        assert_eq!(spread.register, None);
+        let together = keys(TOGETHER);
+        assert_eq!(text(Some(together.state)), "m{ns}a:b}");
+        assert_eq!(text(together.register), "r{ns}");
+        assert_eq!(text(together.twin), "b{ns:a:b%7D}");
+        assert_eq!(text(Some(keys(Place::NamespaceDefault).state)), "d{ns}");
+        assert_eq!(text(Some(keys(Place::GlobalDefault).state)), "g");
+    }
+
+    proptest! {
+        #[test]
+        fn different_names_have_different_keys(
+            ns in "[a%{}]{1,3}", bucket in "[a:%{}]{1,4}",
+            other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
+        ) {
+            prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
+            for place in [SPREAD, TOGETHER] {
+                let key = Keys::new(place, &ns, &bucket);
+                let other = Keys::new(place, &other_ns, &other_bucket);
+                prop_assert_ne!(&key.state, &other.state);
+                prop_assert_ne!(&key.twin, &other.twin);
+            }
+        }
+
+        #[test]
+        fn one_slot_for_a_bounded_namespace(ns in "[a%{}]{1,4}", bucket in "[a:%{}]{1,4}") {
+            let keys = Keys::new(TOGETHER, &ns, &bucket);
+            let register = keys.register.unwrap();
+            prop_assert_eq!(tag(&keys.state), tag(&register));
+            // An unbounded one spreads by the whole name, braces or not.
+            let spread = Keys::new(SPREAD, &ns, &bucket).state;
+            prop_assert_eq!(tag(&spread), &spread[2..spread.len() - 1]);
+        }
+    }
+}

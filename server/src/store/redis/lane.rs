@@ -1,0 +1,143 @@
+//! A lane to Redis: one connection, and the queue of questions that wait for it. What
+//! arrives while a batch is in flight makes up the next one, so that nothing waits for a
+//! timer and nothing travels alone when there is company.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use deadpool_redis::redis::aio::ConnectionLike;
+use deadpool_redis::{Connection, Pool, PoolError};
+use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
+use tokio::sync::{mpsc, oneshot};
+
+use super::health::{Health, classify};
+use super::script;
+use crate::domain::bucket::Place;
+use crate::store::{Outcome, StoreError};
+
+/// The most questions in one round trip.
+const BATCH: usize = 256;
+
+/// The most questions that wait for one lane; more are turned away at once.
+const WAITING: usize = 4096;
+
+/// One question under way.
+pub(super) struct Job {
+    pub(super) cmd: Cmd,
+    pub(super) place: Place,
+    pub(super) reply: oneshot::Sender<Result<Outcome, StoreError>>,
+}
+
+/// Opens a lane. It closes when every sender is gone.
+pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::Sender<Job> {
+    let (sender, jobs) = mpsc::channel(WAITING);
+    tokio::spawn(Lane { pool, health, timeout, connection: None }.run(jobs));
+    sender
+}
+
+struct Lane {
+    pool: Pool,
+    health: Arc<Health>,
+    timeout: Duration,
+    connection: Option<Connection>,
+}
+
+impl Lane {
+    async fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+        let mut batch = Vec::with_capacity(BATCH);
+        while jobs.recv_many(&mut batch, BATCH).await > 0 {
+            // Who went away while waiting needs no decision.
+            batch.retain(|job| !job.reply.is_closed());
+            if batch.is_empty() {
+                continue;
+            }
+            match self.decide(&batch).await {
+                Ok(replies) => {
+                    for (job, reply) in batch.drain(..).zip(replies) {
+                        // A caller may have gone meanwhile.
+                        let _ = job.reply.send(reply);
+                    }
+                }
+                Err((error, detail)) => {
+                    // Replies that come late must not be taken for those of the next batch.
+                    self.connection.take().map(Connection::take);
+                    self.health.failed(error, batch.len(), &detail);
+                    for job in batch.drain(..) {
+                        let _ = job.reply.send(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// One round trip, or two where the server has lost the script.
+    async fn decide(
+        &mut self,
+        jobs: &[Job],
+    ) -> Result<Vec<Result<Outcome, StoreError>>, (StoreError, String)> {
+        let mut replies = self.send(jobs.iter().map(|job| &job.cmd), None).await?;
+        let lost: Vec<usize> =
+            replies.iter().enumerate().filter(|(_, r)| is_no_script(r)).map(|(at, _)| at).collect();
+        if !lost.is_empty() {
+            // A call without a script did nothing, so it may be made again.
+            let again = lost.iter().map(|&at| &jobs[at].cmd);
+            let mut second = self.send(again, Some(script::load_allow())).await?;
+            for (at, reply) in lost.into_iter().zip(second.drain(1..)) {
+                replies[at] = reply;
+            }
+        }
+        let outcomes = replies.iter().zip(jobs).map(|(reply, job)| self.outcome(reply, job));
+        Ok(outcomes.collect())
+    }
+
+    fn outcome(&self, reply: &Value, job: &Job) -> Result<Outcome, StoreError> {
+        if let Some(outcome) = script::outcome(reply, job.place) {
+            return Ok(outcome);
+        }
+        let (error, detail) = match reply {
+            Value::ServerError(error) => {
+                let error = RedisError::from(error.clone());
+                (classify(&error), error.to_string())
+            }
+            _ => (StoreError::Refused, "a reply that no script of ours makes".to_owned()),
+        };
+        self.health.failed(error, 1, &detail);
+        Err(error)
+    }
+
+    async fn send<'a>(
+        &mut self,
+        cmds: impl Iterator<Item = &'a Cmd>,
+        first: Option<Cmd>,
+    ) -> Result<Vec<Value>, (StoreError, String)> {
+        let mut pipeline = Pipeline::new();
+        first.into_iter().chain(cmds.cloned()).for_each(|cmd| {
+            pipeline.add_command(cmd);
+        });
+        let count = pipeline.len();
+        let connection = match &mut self.connection {
+            Some(connection) => connection,
+            none => none.insert(self.pool.get().await.map_err(pool_error)?),
+        };
+        let started = Instant::now();
+        let sent = connection.req_packed_commands(&pipeline, 0, count);
+        let replies = match tokio::time::timeout(self.timeout, sent).await {
+            Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
+            Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
+        };
+        self.health.metrics().round_trip(count, started.elapsed());
+        Ok(replies)
+    }
+}
+
+fn is_no_script(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+}
+
+pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {
+    match &error {
+        PoolError::Backend(backend) => (classify(backend), backend.to_string()),
+        PoolError::Timeout(_) => (StoreError::Timeout, error.to_string()),
+        _ => (StoreError::Unreachable, error.to_string()),
+    }
+}

@@ -1,0 +1,52 @@
+//! The two ports: gRPC and HTTP. They decode, ask the service, encode; what is decided is
+//! none of their business.
+//!
+//! A rejection is a normal answer on both. What is no decision at all:
+//!
+//! | what | gRPC | HTTP |
+//! |---|---|---|
+//! | a message that does not decode | INTERNAL, as tonic has it | 400 |
+//! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
+
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response};
+
+use crate::service::allow::{Answer, Query, Status};
+
+pub mod grpc;
+pub mod http;
+
+fn query(request: &AllowRequest) -> Query<'_> {
+    Query {
+        namespace: &request.namespace,
+        bucket: &request.bucket_name,
+        tokens: request.tokens_requested,
+        max_wait_ms: request.max_wait_time_override.then_some(request.max_wait_millis_override),
+    }
+}
+
+fn response(answer: &Answer<'_>) -> AllowResponse {
+    use allow_response::Status as Wire;
+    let status = match answer.status {
+        Status::Ok => Wire::Ok,
+        Status::Timeout => Wire::RejectedTimeout,
+        Status::NoBucket => Wire::RejectedNoBucket,
+        Status::TooManyBuckets => Wire::RejectedTooManyBuckets,
+        Status::TooManyTokens => Wire::RejectedTooManyTokensRequested,
+        Status::Invalid => Wire::RejectedInvalidRequest,
+        Status::ServerError => Wire::RejectedServerError,
+    };
+    AllowResponse {
+        status: status.into(),
+        tokens_granted: answer.tokens_granted,
+        wait_millis: answer.wait_ms,
+        retry_after_millis: answer.retry_after_ms,
+        tokens_available: answer.tokens_available,
+        bucket: answer
+            .bucket
+            .as_ref()
+            .map(|(namespace, name)| format!("{namespace}:{name}"))
+            .unwrap_or_default(),
+        soft_limited: answer.soft_limited,
+        degraded: answer.degraded,
+    }
+}
