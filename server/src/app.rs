@@ -160,6 +160,12 @@ impl Node {
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let (stop, stopped) = watch::channel(false);
 
+        let unknown = |error| Error::System("a bound address", error);
+        let addresses = (
+            listeners.grpc.local_addr().map_err(unknown)?,
+            listeners.http.local_addr().map_err(unknown)?,
+        );
+
         let service = AllowService::new(open()?, Arc::clone(&shared));
         let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health);
         let http = axum::serve(listeners.http, http::router(service, Arc::clone(&metrics), ready))
@@ -200,7 +206,7 @@ impl Node {
         for service in SERVICES {
             reporter.set_service_status(service, ServingStatus::Serving).await;
         }
-        tracing::info!(threads = workers.len(), "serving");
+        tracing::info!(grpc = %addresses.0, http = %addresses.1, threads = workers.len(), "serving");
         tokio::select! {
             () = shutdown => {}
             _ = &mut background => {}

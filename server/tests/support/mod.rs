@@ -1,0 +1,278 @@
+//! What the tests share: a Redis of their own, nodes as processes, services on a clock that
+//! is moved by hand. Everything binds a free port and is stopped by its process id.
+#![allow(dead_code, reason = "each test uses its part")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::io::{BufRead, BufReader};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tollgate_server::domain::time::{ManualClock, Micros};
+use tollgate_server::metrics::{Metrics, StoreMetrics};
+use tollgate_server::service::allow::{AllowService, Shared};
+use tollgate_server::service::limits::LiveLimits;
+use tollgate_server::store::redis::{Connector, Health, RedisStore};
+use tollgate_server::store::{Store, StoreError};
+
+/// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
+/// when keys really expire, never gets there during a test.
+pub const START: Micros = Micros(2_524_608_000_000_000);
+
+/// Waits for something to become true.
+pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < limit, "{what}: not within {limit:?}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A Redis server of the test's own, gone when dropped.
+pub struct Redis {
+    port: u16,
+    dir: TempDir,
+    child: Option<Child>,
+}
+
+impl Redis {
+    /// Starts one on a free port, and waits until it answers.
+    pub fn start() -> Self {
+        let mut redis = Self { port: 0, dir: TempDir::new().unwrap(), child: None };
+        for _ in 0..5 {
+            redis.port = free_port();
+            if redis.spawn() {
+                return redis;
+            }
+        }
+        panic!("redis-server does not start; is it installed? scripts/test.sh installs it");
+    }
+
+    fn spawn(&mut self) -> bool {
+        let port = self.port.to_string();
+        let mut child = Command::new("redis-server")
+            .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .arg("--dir")
+            .arg(self.dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed by scripts/test.sh");
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(10) {
+            let answers = redis::Client::open(self.url())
+                .and_then(|client| client.get_connection_with_timeout(Duration::from_secs(1)))
+                .is_ok();
+            if answers {
+                self.child = Some(child);
+                return true;
+            }
+            // Another process may have taken the port.
+            if child.try_wait().unwrap().is_some() {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        false
+    }
+
+    /// `redis://…`
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A plain connection, for looking inside.
+    pub fn connection(&self) -> redis::Connection {
+        redis::Client::open(self.url()).unwrap().get_connection().unwrap()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.as_ref().unwrap().id()
+    }
+
+    /// Kills it with everything that it holds.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+    }
+
+    /// Starts it again on the same port, empty.
+    pub fn start_again(&mut self) {
+        assert!(self.child.is_none(), "it still runs");
+        assert!(self.spawn(), "redis-server does not start again on port {}", self.port);
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// A node as a process, killed when dropped.
+pub struct Node {
+    child: Child,
+    /// Where it serves gRPC.
+    pub grpc: SocketAddr,
+    /// Where it serves HTTP.
+    pub http: SocketAddr,
+    lines: mpsc::Receiver<String>,
+}
+
+impl Node {
+    /// Starts `tollgate serve` on free ports with further arguments, and waits until it serves.
+    pub fn start(limits: &std::path::Path, args: &[&str]) -> Self {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["--log-format", "json", "--limits"])
+            .arg(limits)
+            .args(args)
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut said = Vec::new();
+        loop {
+            let Ok(line) = lines.recv_timeout(Duration::from_secs(20)) else {
+                let _ = child.kill();
+                panic!("the node does not start: {said:#?}");
+            };
+            let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+            if event["message"] == "serving" {
+                let address = |key: &str| event[key].as_str().unwrap().parse().unwrap();
+                return Self { grpc: address("grpc"), http: address("http"), child, lines };
+            }
+            said.push(line);
+        }
+    }
+
+    /// What it has logged since it was last asked, one JSON object a line.
+    pub fn logged(&self) -> Vec<serde_json::Value> {
+        self.lines.try_iter().filter_map(|line| serde_json::from_str(&line).ok()).collect()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it on the spot.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends it a signal by name (`TERM`, `HUP`, …).
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for it to end, and tells how.
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends a signal by name to one process.
+pub fn signal(pid: u32, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// A limits file that is there as long as this is.
+pub struct LimitsFile(TempDir);
+
+impl LimitsFile {
+    /// With that text.
+    pub fn new(text: &str) -> Self {
+        let file = Self(TempDir::new().unwrap());
+        file.write(text);
+        file
+    }
+
+    /// Replaces its text.
+    pub fn write(&self, text: &str) {
+        std::fs::write(self.path(), text).unwrap();
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> std::path::PathBuf {
+        self.0.path().join("limits.yaml")
+    }
+}
+
+/// A Redis store on a clock that is moved by hand, on the current runtime.
+pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
+    let classes = StoreError::ALL.map(StoreError::class);
+    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+    let connector =
+        Connector::new(&redis.url(), Duration::from_secs(10), Arc::clone(&health)).unwrap();
+    let store = connector.open_with_clock(clock).unwrap();
+    let tend = async { connector.tend("test").await };
+    let up = async {
+        while !health.is_up() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = tend => {}
+        () = up => {}
+    }
+    store
+}
+
+/// The service over a store, with limits that can be replaced.
+pub struct Service<S> {
+    /// The service.
+    pub allow: AllowService<S>,
+    /// Its clock.
+    pub clock: ManualClock,
+    file: LimitsFile,
+    live: Arc<LiveLimits>,
+}
+
+impl<S: Store> Service<S> {
+    /// Over that store, which must read that clock.
+    pub fn new(store: S, clock: ManualClock, limits: &str) -> Self {
+        let file = LimitsFile::new(limits);
+        let metrics = Arc::new(Metrics::new());
+        let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
+        let shared = Arc::new(Shared::new(Arc::clone(&live), None, &metrics));
+        Self { allow: AllowService::new(store, shared), clock, file, live }
+    }
+
+    /// Replaces the limits.
+    pub fn set_limits(&self, text: &str) {
+        self.file.write(text);
+        self.live.reload().unwrap();
+    }
+}
