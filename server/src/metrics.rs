@@ -144,7 +144,9 @@ impl Default for Metrics {
 static METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, None);
 
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
-    let labels = labels.iter().map(|(label, value)| Label::new(*label, (*value).to_owned()));
+    // The exporter takes two backslashes, and one before a quote, for an escape that is there
+    // already: names that differ only so would end up as one series.
+    let labels = labels.iter().map(|(label, value)| Label::new(*label, value.replace('\\', r"\\")));
     Key::from_parts(name, labels.collect::<Vec<_>>())
 }
 
