@@ -1,10 +1,12 @@
 //! Log lines: how they look, and that a failure which repeats doesn't flood them.
 
 use std::io::IsTerminal;
+use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -19,6 +21,14 @@ pub enum LogFormat {
 /// Sends this process's log lines to standard error. `level` is a level, or a filter in
 /// tracing's syntax.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
+    // The filter's syntax takes any other word for a target, and would then log nothing else.
+    let word = |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
+    if let Some(part) = level.split(',').map(str::trim).find(word) {
+        return Err(format!(
+            "--log-level: {part:?} is no level; use error, warn, info, debug, trace or off, \
+             or a filter like info,tollgate_server=debug"
+        ));
+    }
     let filter = EnvFilter::try_new(level).map_err(|error| format!("--log-level: {error}"))?;
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
