@@ -134,19 +134,40 @@ impl FromStr for StoreUrl {
         if matches!(text, "memory:" | "memory") {
             return Ok(Self::Memory);
         }
-        // Parse errors say nothing of the text, which may hold a password.
-        let url = Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
-        match url.scheme() {
-            "redis" | "rediss" if url.host_str().is_none_or(str::is_empty) => {
-                Err("names no host; write redis://HOST:PORT".to_owned())
+        // No error repeats any of the text, which may hold a password.
+        let Some((scheme, _)) = text.split_once(':') else {
+            return Err("not a URL; use memory:, redis://, rediss:// or redis+unix://".to_owned());
+        };
+        match scheme {
+            "redis" | "rediss" | "redis+unix" => {}
+            // These list several hosts, which is no URL to begin with.
+            "redis-cluster" => {
+                return Err("Redis Cluster is not served yet; use redis://".to_owned());
             }
-            "redis" | "rediss" | "redis+unix" => Ok(Self::Redis(text.to_owned())),
-            "redis-cluster" => Err("Redis Cluster is not served yet; use redis://".to_owned()),
-            "redis-sentinel" => Err("Sentinel is not served yet; use redis://".to_owned()),
-            "memory" => Err("memory: takes nothing after the colon".to_owned()),
-            _ => Err("unknown kind of store; use memory:, redis://, rediss:// or redis+unix://"
-                .to_owned()),
+            "redis-sentinel" => return Err("Sentinel is not served yet; use redis://".to_owned()),
+            "memory" => return Err("memory: takes nothing after the colon".to_owned()),
+            _ => {
+                return Err("unknown kind of store; use memory:, redis://, rediss:// or \
+                            redis+unix://"
+                    .to_owned());
+            }
         }
+        let url = Url::parse(text).map_err(|error| {
+            format!("not a URL: {error} (in a password, write @ as %40, / as %2F, : as %3A)")
+        })?;
+        if scheme == "redis+unix" {
+            if !url.path().starts_with('/') {
+                return Err("names no socket; write redis+unix:///PATH".to_owned());
+            }
+        } else if url.host_str().is_none_or(str::is_empty) {
+            return Err(format!("names no host; write {scheme}://HOST:PORT"));
+        } else if !url.path().trim_start_matches('/').bytes().all(|byte| byte.is_ascii_digit()) {
+            // Also where a password with a bare slash ends up, which must not be shown.
+            return Err("after HOST:PORT only the number of a database may follow, like /0 \
+                        (in a password, write @ as %40, / as %2F, : as %3A)"
+                .to_owned());
+        }
+        Ok(Self::Redis(text.to_owned()))
     }
 }
 
@@ -154,13 +175,20 @@ impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self::Redis(text) = self else { return f.write_str("memory:") };
         let Ok(mut url) = Url::parse(text) else { return f.write_str("redis") };
-        if url.password().is_some() && url.set_password(Some("***")).is_err() {
+        // A user without a password is mostly a password without its colon.
+        let hidden = match url.password() {
+            Some(_) => url.set_password(Some("***")),
+            None if !url.username().is_empty() => url.set_username("***"),
+            None => Ok(()),
+        };
+        if hidden.is_err() {
             return f.write_str(url.scheme());
         }
         // Unix sockets carry the password in the query.
         if url.query().is_some() {
             url.set_query(Some("***"));
         }
+        url.set_fragment(None);
         write!(f, "{url}")
     }
 }
@@ -184,12 +212,19 @@ mod tests {
             "redis://user:hunter2@h:1",
             "rediss://:hunter2@h",
             "redis+unix:///run/redis.sock?db=1&pass=hunter2",
+            "redis://hunter2@h",
+            "redis://u:***@h/0?hunter2#hunter2",
         ] {
             let shown = shown(secret).unwrap();
             assert!(!shown.contains("hunter2") && shown.contains("***"), "{shown}");
         }
         for (bad, word) in [
             ("redis-cluster://a:1,b:2", "not served yet"),
+            ("redis-cluster://user:hunter2@a:1,b:2", "not served yet"),
+            ("redis-sentinel://user:hunter2@a:1,b:2/main", "not served yet"),
+            ("redis://user:1/hunter2@h", "number of a database"),
+            ("redis://user:x/hunter2@h", "write @ as %40"),
+            ("redis+unix:hunter2", "names no socket"),
             ("redis-sentinel://a:1/main", "not served yet"),
             ("redis://", "no host"),
             ("memory:x", "nothing after"),
