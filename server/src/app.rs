@@ -46,11 +46,11 @@ pub enum Error {
     #[error("{0}")]
     Setting(String),
     /// The limits can't be used.
-    #[error("{0}")]
+    #[error("--limits {0}")]
     Limits(#[from] LoadError),
     /// An address can't be listened on.
-    #[error("can't listen on {0}: {1}")]
-    Listen(SocketAddr, io::Error),
+    #[error("{0} {1}: can't listen there: {2}")]
+    Listen(&'static str, SocketAddr, io::Error),
     /// The operating system refused something else.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
@@ -70,11 +70,12 @@ pub struct Listeners {
 impl Listeners {
     /// Binds what the settings say; port 0 is any free one.
     pub async fn bind(settings: &Settings) -> Result<Self, Error> {
-        let bind =
-            async |addr| TcpListener::bind(addr).await.map_err(|error| Error::Listen(addr, error));
+        let bind = async |flag, addr| {
+            TcpListener::bind(addr).await.map_err(|error| Error::Listen(flag, addr, error))
+        };
         Ok(Self {
-            grpc: bind(settings.grpc_listen).await?,
-            http: bind(settings.http_listen).await?,
+            grpc: bind("--grpc-listen", settings.grpc_listen).await?,
+            http: bind("--http-listen", settings.http_listen).await?,
         })
     }
 }
@@ -110,7 +111,12 @@ pub async fn run(
         StoreUrl::Redis(url) => {
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
-            let setting = |error| Error::Setting(format!("--store: {error}"));
+            // The rest of such an error repeats parts of the URL.
+            let setting = |error: redis::RedisError| {
+                let text = error.to_string();
+                let what = text.split(" - ").next().unwrap_or_default();
+                Error::Setting(format!("--store: {what}"))
+            };
             let connector = Connector::new(&url, node.settings.store_timeout, Arc::clone(&health))
                 .map_err(setting)?;
             let opener = connector.clone();
@@ -157,7 +163,7 @@ impl Node {
         let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
         let shared = Arc::new(Shared::new(Arc::clone(&limits), fallback, &metrics));
         let draining = Arc::new(AtomicBool::new(false));
-        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let (mut reporter, health_service) = tonic_health::server::health_reporter();
         let (stop, stopped) = watch::channel(false);
 
         let unknown = |error| Error::System("a bound address", error);
@@ -227,6 +233,10 @@ impl Node {
         }
         drop(accepting);
         stop.send_replace(true);
+        // Ends the streams of those who watch the health, which would not end by themselves.
+        for service in SERVICES {
+            reporter.clear_service_status(service).await;
+        }
         let finished = async {
             let mut ended = Ok(());
             for worker in workers {
