@@ -4,6 +4,7 @@
 //! here and not in `config`, which knows no metrics.)
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -96,8 +97,9 @@ impl Snapshot {
     }
 }
 
-/// What a file was when it was last looked at: a change of any of it is a change.
-type Stamp = Option<(SystemTime, u64)>;
+/// What a file was when it was last looked at: a change of any of it is a change. The inode
+/// is for tools that give all files the same time.
+type Stamp = Option<(SystemTime, u64, u64)>;
 
 /// The limits in use, and the file that they come from.
 pub struct LiveLimits {
@@ -162,7 +164,7 @@ impl LiveLimits {
 
 fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len()))
+    Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
 }
 
 fn report(path: &Path, parsed: &config::Parsed) {

@@ -1,6 +1,6 @@
 //! What the tests share: a Redis of their own, nodes as processes, services on a clock that
 //! is moved by hand. Everything binds a free port and is stopped by its process id.
-#![allow(dead_code, reason = "each test uses its part")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::io::{BufRead, BufReader};
@@ -18,6 +18,8 @@ use tollgate_server::service::allow::{AllowService, Shared};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::redis::{Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
+
+pub mod wire;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
 /// when keys really expire, never gets there during a test.
@@ -186,6 +188,11 @@ impl Node {
     /// Sends it a signal by name (`TERM`, `HUP`, …).
     pub fn signal(&self, name: &str) {
         signal(self.pid(), name);
+    }
+
+    /// How it ended, if it has.
+    pub fn try_wait(&mut self) -> Option<std::process::ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// Waits for it to end, and tells how.

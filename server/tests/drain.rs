@@ -1,0 +1,219 @@
+//! Stopping a node: what is in flight is answered, nobody can hold up the exit, and load
+//! balancers hear of it first.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use support::wire::{PATIENCE, channel, client, ended, get, request};
+use support::{LimitsFile, Node, Redis, eventually, signal};
+use tokio_stream::StreamExt;
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+
+/// Refills by less than a token while a test runs.
+const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d } } } }";
+
+/// The services that health reports on.
+const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+
+fn asked(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: service.to_owned() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_every_request_is_answered_or_never_began() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(LIMITS);
+    // A deadline that a busy machine keeps: a decision that ends late may have been made.
+    let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
+    let mut node = Node::start(&limits.path(), &args);
+    let store_answers = || get(&node, "/metrics").body.contains("tollgate_store_up 1");
+    eventually("the store answers", PATIENCE, store_answers);
+
+    let granted = Arc::new(AtomicU64::new(0));
+    let mut callers = Vec::new();
+    for _ in 0..8 {
+        let channel = channel(node.grpc).await;
+        for _ in 0..4 {
+            let mut client = QuotaServiceClient::new(channel.clone());
+            let granted = Arc::clone(&granted);
+            callers.push(tokio::spawn(async move {
+                loop {
+                    match client.allow(request("ns", "b", 1)).await {
+                        Ok(answer) => {
+                            let answer = answer.into_inner();
+                            assert_eq!((answer.status(), answer.degraded), (Status::Ok, false));
+                            granted.fetch_add(1, Ordering::Relaxed);
+                        }
+                        Err(error) => return error,
+                    }
+                }
+            }));
+        }
+    }
+    eventually("load", PATIENCE, || granted.load(Ordering::Relaxed) > 500);
+    node.signal("TERM");
+    let limit = Duration::from_secs(15);
+    let status = tokio::task::spawn_blocking(move || ended(&mut node, limit)).await.unwrap();
+    assert_eq!(status.code(), Some(0));
+    for caller in callers {
+        let error = caller.await.unwrap();
+        assert_eq!(error.code(), Code::Unavailable, "{error:?}");
+    }
+
+    // Every token that was taken has been handed out, and no other.
+    let node = Node::start(&limits.path(), &args);
+    let mut client = client(&node).await;
+    let mut left = 0.0;
+    for _ in 0..1000 {
+        let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
+        granted.fetch_add(1, Ordering::Relaxed);
+        if !answer.degraded {
+            left = answer.tokens_available;
+            break;
+        }
+        granted.fetch_sub(1, Ordering::Relaxed);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let expected = 300_000.0 - granted.load(Ordering::Relaxed) as f64;
+    assert!((0.0..2.0).contains(&(left - expected)), "{left} left, {expected} expected");
+}
+
+#[tokio::test]
+async fn a_request_in_flight_is_waited_for() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--store", &redis.url(), "--store-timeout", "1500ms"];
+    let mut node = Node::start(&limits.path(), &args);
+    eventually("the store answers", PATIENCE, || {
+        get(&node, "/metrics").body.contains("tollgate_store_up 1")
+    });
+    let channel = channel(node.grpc).await;
+    let mut client = QuotaServiceClient::new(channel.clone());
+    client.allow(request("ns", "b", 1)).await.unwrap();
+
+    // Redis hangs, so the request waits for the whole deadline. A second one, sent after it
+    // on the same connection and answered, tells that the first has arrived.
+    signal(redis.pid(), "STOP");
+    let mut health = HealthClient::new(channel);
+    let mut waiting = std::pin::pin!(client.allow(request("ns", "b", 1)));
+    tokio::select! {
+        biased;
+        answer = &mut waiting => panic!("Redis is stopped, but: {answer:?}"),
+        checked = health.check(asked("")) => drop(checked.unwrap()),
+    }
+    node.signal("TERM");
+    let answer = waiting.await.unwrap().into_inner();
+    assert_eq!((answer.status(), answer.degraded), (Status::Ok, true));
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+}
+
+#[tokio::test]
+async fn during_the_delay_it_says_no_and_still_answers() {
+    let delay = Duration::from_secs(1);
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--drain-delay", "1s", "--drain-timeout", "60s"];
+    let mut node = Node::start(&limits.path(), &args);
+    let mut client = client(&node).await;
+    let mut health = HealthClient::new(channel(node.grpc).await);
+    let mut watches = Vec::new();
+    for service in SERVICES {
+        let mut watch = health.watch(asked(service)).await.unwrap().into_inner();
+        assert_eq!(watch.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+        watches.push(watch);
+    }
+    assert_eq!(get(&node, "/readyz").status, 200);
+
+    let signalled = Instant::now();
+    node.signal("TERM");
+    for watch in &mut watches {
+        assert_eq!(watch.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    }
+    let page = get(&node, "/readyz");
+    assert_eq!((page.status, page.body.as_str()), (503, "not ready: stopping\n"));
+    assert_eq!(get(&node, "/healthz").status, 200);
+    for service in SERVICES {
+        let answer = health.check(asked(service)).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::NotServing);
+    }
+    // Over the old connection and over a new one.
+    let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
+    assert_eq!(answer.status(), Status::Ok);
+    let mut late = QuotaServiceClient::new(channel(node.grpc).await);
+    assert!(late.allow(request("ns", "b", 1)).await.is_ok());
+
+    // The watches end, and with them everything.
+    for watch in &mut watches {
+        assert!(watch.next().await.is_none(), "the watch goes on");
+    }
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert!(signalled.elapsed() >= delay, "after {:?}", signalled.elapsed());
+    let error = client.allow(request("ns", "b", 1)).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable, "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_do_not_hold_up_the_exit() {
+    for name in ["TERM", "INT"] {
+        let limits = LimitsFile::new(LIMITS);
+        let mut node = Node::start(&limits.path(), &["--drain-timeout", "10m"]);
+        let mut client = client(&node).await;
+        client.allow(request("ns", "b", 1)).await.unwrap();
+        let mut health = HealthClient::new(channel(node.grpc).await);
+        let mut watch = health.watch(asked("")).await.unwrap().into_inner();
+        watch.next().await.unwrap().unwrap();
+        // Never used, on both ports.
+        let _silent = [node.grpc, node.http].map(|address| TcpStream::connect(address).unwrap());
+        // Used once, and kept.
+        let mut kept = TcpStream::connect(node.http).unwrap();
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = [0; 12];
+        kept.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+
+        node.signal(name);
+        assert_eq!(ended(&mut node, PATIENCE).code(), Some(0), "SIG{name}");
+        let said = node.logged();
+        assert!(said.iter().any(|event| event["message"] == "stopped"), "{said:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_drain_timeout_bounds_it() {
+    let limits = LimitsFile::new(LIMITS);
+    let mut node = Node::start(&limits.path(), &["--drain-timeout", "700ms"]);
+    // A body that never comes, and a stream that never ends.
+    let mut half = TcpStream::connect(node.http).unwrap();
+    half.write_all(b"POST /v1/allow HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{").unwrap();
+    let mut reflection = ServerReflectionClient::new(channel(node.grpc).await);
+    let question = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let questions = tokio_stream::once(question).chain(tokio_stream::pending());
+    let mut stream = reflection.server_reflection_info(questions).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+
+    let signalled = Instant::now();
+    node.signal("TERM");
+    // New connections are refused while it waits.
+    eventually("new connections are refused", PATIENCE, || TcpStream::connect(node.grpc).is_err());
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert!(signalled.elapsed() >= Duration::from_millis(700), "{:?}", signalled.elapsed());
+    let said = node.logged();
+    let gave_up = "stopped with requests still in flight";
+    assert!(said.iter().any(|event| event["message"] == gave_up), "{said:?}");
+}

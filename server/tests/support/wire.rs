@@ -1,0 +1,179 @@
+//! What a client sees of a node: gRPC clients, plain HTTP, and the metrics page under a strict
+//! reading of Prometheus' text format.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tonic::transport::{Channel, Endpoint};
+
+use super::{Node, eventually};
+
+/// Longer than anything takes that works.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A connection to the node's gRPC port.
+pub async fn channel(address: SocketAddr) -> Channel {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
+    endpoint.timeout(PATIENCE).connect().await.unwrap()
+}
+
+/// A client of the node's service.
+pub async fn client(node: &Node) -> QuotaServiceClient<Channel> {
+    QuotaServiceClient::new(channel(node.grpc).await)
+}
+
+/// Asks for tokens, with the bucket's own longest wait.
+pub fn request(namespace: &str, bucket: &str, tokens: i64) -> AllowRequest {
+    AllowRequest {
+        namespace: namespace.to_owned(),
+        bucket_name: bucket.to_owned(),
+        tokens_requested: tokens,
+        ..AllowRequest::default()
+    }
+}
+
+/// A response that says so much and nothing else.
+pub fn refused(status: Status, bucket: &str) -> AllowResponse {
+    AllowResponse { status: status.into(), bucket: bucket.to_owned(), ..AllowResponse::default() }
+}
+
+/// An HTTP response.
+#[derive(Debug)]
+pub struct Page {
+    /// Such as 200.
+    pub status: u16,
+    /// The status line and the headers, in lower case.
+    pub head: String,
+    /// As text.
+    pub body: String,
+}
+
+impl Page {
+    /// The body as JSON.
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+}
+
+/// One HTTP request on a connection of its own.
+pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Page {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n"
+    )
+    .unwrap();
+    // A server may answer, and close, before it has read a body that is too large.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    let answer = String::from_utf8(answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
+    Page { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+}
+
+/// `GET path`.
+pub fn get(node: &Node, path: &str) -> Page {
+    http(node.http, "GET", path, b"")
+}
+
+/// `POST /v1/allow`.
+pub fn post(node: &Node, body: &str) -> Page {
+    http(node.http, "POST", "/v1/allow", body.as_bytes())
+}
+
+/// Labels by name.
+pub type Labels = BTreeMap<String, String>;
+
+/// The metrics page, read.
+pub struct Samples(BTreeMap<(String, Labels), f64>);
+
+impl Samples {
+    /// Asks the node for them. Anything that Prometheus would not take fails.
+    pub fn of(node: &Node) -> Self {
+        let page = get(node, "/metrics");
+        assert_eq!(page.status, 200);
+        let mut samples = BTreeMap::new();
+        for line in page.body.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (series, value) = sample(line).unwrap_or_else(|| panic!("no sample: {line:?}"));
+            assert!(samples.insert(series, value).is_none(), "twice: {line}");
+        }
+        Self(samples)
+    }
+
+    /// The value of one series, if it is there.
+    pub fn get(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let labels = labels.iter().map(|(label, value)| ((*label).into(), (*value).into()));
+        self.0.get(&(name.to_owned(), labels.collect())).copied()
+    }
+
+    /// The counter of decisions about one bucket that ended so.
+    pub fn decisions(&self, namespace: &str, bucket: &str, outcome: &str) -> Option<f64> {
+        let labels = [("namespace", namespace), ("bucket", bucket), ("outcome", outcome)];
+        self.get("tollgate_decisions_total", &labels)
+    }
+
+    /// Every series.
+    pub fn series(&self) -> Vec<&(String, Labels)> {
+        self.0.keys().collect()
+    }
+
+    /// Every decision counted that ended so.
+    pub fn outcomes(&self, outcome: &str) -> f64 {
+        let counted = self.0.iter().filter(|((name, labels), _)| {
+            name == "tollgate_decisions_total" && labels["outcome"] == outcome
+        });
+        counted.map(|(_, value)| value).sum()
+    }
+}
+
+/// Reads `name{label="value",…} number`.
+fn sample(line: &str) -> Option<((String, Labels), f64)> {
+    let end = line.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = Labels::new();
+    if let Some(inner) = rest.strip_prefix('{') {
+        rest = inner;
+        while !rest.starts_with('}') {
+            let (label, after) = rest.split_once("=\"")?;
+            let mut value = String::new();
+            let mut chars = after.char_indices();
+            let end = loop {
+                match chars.next()? {
+                    (at, '"') => break at + 1,
+                    (_, '\\') => value.push(match chars.next()?.1 {
+                        'n' => '\n',
+                        c @ ('\\' | '"') => c,
+                        _ => return None,
+                    }),
+                    (_, c) => value.push(c),
+                }
+            };
+            labels.insert(label.to_owned(), value);
+            rest = after[end..].strip_prefix(',').unwrap_or(&after[end..]);
+        }
+        rest = &rest[1..];
+    }
+    let value = rest.strip_prefix(' ')?.parse().ok()?;
+    (!name.is_empty()).then(|| ((name.to_owned(), labels), value))
+}
+
+/// Waits for the node to end, but not for ever.
+pub fn ended(node: &mut Node, limit: Duration) -> ExitStatus {
+    let mut status = None;
+    eventually("the node ends", limit, || {
+        status = node.try_wait();
+        status.is_some()
+    });
+    status.unwrap()
+}
