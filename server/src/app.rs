@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
@@ -289,31 +290,46 @@ fn readiness(
     })
 }
 
-/// Accepts connections and deals them out in turn. Ends only with its caller.
+/// Accepts connections and deals them out in turn, each once it has sent something: until
+/// then it can be closed, whereas a server waits for it to speak, also when it should stop.
+/// Ends only with its caller.
 async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStream>>) {
     let failures = Repeating::default();
-    for lane in lanes.iter().cycle() {
-        let accepted = loop {
-            let accepted = match listener.accept().await {
-                Ok((stream, _)) => stream.set_nodelay(true).and_then(|()| stream.into_std()),
-                Err(error) => Err(error),
-            };
-            match accepted {
-                Ok(stream) => break stream,
-                Err(error) => {
-                    if let Some(held_back) = failures.pass() {
-                        tracing::warn!(
-                            %error, held_back, advice = "raise the limit of open files (ulimit -n)",
-                            "a connection could not be accepted"
-                        );
-                    }
-                    // Mostly there are too many open files: trying again at once won't help.
-                    tokio::time::sleep(Duration::from_millis(10)).await;
+    let (mut silent, mut lane) = (JoinSet::new(), 0);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted.and_then(|(stream, _)| {
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            }),
+            Some(spoken) = silent.join_next() => {
+                // What has failed before its first byte is nobody's request.
+                if let Ok(Ok(stream)) = spoken {
+                    // A thread that is gone takes no connections: dropping this one refuses it.
+                    let _ = lanes[lane].send(stream).await;
+                    lane = (lane + 1) % lanes.len();
                 }
+                continue;
             }
         };
-        // A thread that is gone takes no connections: dropping this one refuses it.
-        let _ = lane.send(accepted).await;
+        match accepted {
+            Ok(stream) => {
+                silent.spawn(async move {
+                    stream.peek(&mut [0]).await?;
+                    stream.into_std()
+                });
+            }
+            Err(error) => {
+                if let Some(held_back) = failures.pass() {
+                    tracing::warn!(
+                        %error, held_back, advice = "raise the limit of open files (ulimit -n)",
+                        "a connection could not be accepted"
+                    );
+                }
+                // Mostly there are too many open files: trying again at once won't help.
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        }
     }
 }
 
