@@ -49,7 +49,8 @@ fn timed_out(answer: &Answer<'_>, retry_after_ms: i64, available: f64) {
 #[track_caller]
 fn near(answer: &Answer<'_>, available: f64) {
     let off = (answer.tokens_available - available).abs();
-    assert!(off <= 1e-5, "{} available, not {available}", answer.tokens_available);
+    // A rate that changed was kept to four millionths.
+    assert!(off <= 5e-5 + 4e-6 * available.abs(), "{} available, not {available}", answer.tokens_available);
 }
 
 fn bucket_name(answer: &Answer<'_>) -> String {
@@ -252,7 +253,6 @@ async fn idle_buckets_start_full_again<S: Store>(s: &Service<S>) {
         s.set_limits(&format!("namespaces: {{ ns{bound}: {{ max_dynamic_buckets: {bound}, dynamic_bucket_template: {{ size: 5, fill_rate: 1/h, max_tokens_per_request: 5, max_idle_millis: 2000, wait_timeout_millis: 0 }} }} }}"));
         let name = format!("ns{bound}|a");
         granted(&ask(s, &name, 5).await, 5, 0, 0.0);
-        granted(&ask(s, &name, 1).await, 1, 0, -1.0);
         // A refused request is a use, too: hammering does not make a bucket full again.
         for _ in 0..5 {
             s.clock.advance(1_900_000);
@@ -300,6 +300,8 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     // longer than the debt limit, and however often it is asked in between.
     granted(&ask(s, "b", 50).await, 50, 0, -50.0);
     limits(1000, "0.1", 10_000);
+    // A change takes hold of a bucket when it is next asked; until then the old rate holds.
+    timed_out(&ask(s, "b", 1).await, 500_000, -50.0);
     for seconds in 1..=100 {
         s.clock.advance(SECOND);
         assert_eq!(ask(s, "b", 1).await.status, Status::Timeout, "after {seconds} s");
