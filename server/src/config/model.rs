@@ -163,9 +163,8 @@ impl Limits {
             })
         };
         let Some(owner) = self.namespaces.get(namespace) else { return global() };
-        let found = |bucket, place| {
-            Some(Found { bucket, place, on_store_failure: owner.on_store_failure })
-        };
+        let found =
+            |bucket, place| Some(Found { bucket, place, on_store_failure: owner.on_store_failure });
         if let Some(bucket) = owner.buckets.get(name) {
             let bounded = matches!(owner.others, Others::Dynamic { max_buckets: Some(_), .. });
             return found(bucket, Place::Configured { bounded });

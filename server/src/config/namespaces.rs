@@ -1,0 +1,239 @@
+//! The rules for namespaces and their buckets.
+
+use std::collections::HashMap;
+
+use super::fault::{Path, quoted};
+use super::model::{Bucket, FailurePolicy, Namespace, Others};
+use super::rate::with_unit;
+use super::read::{Entry, Fields, Keys, Reader, number};
+use super::tree::{Content, Node};
+use super::validate::failure_policy;
+use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
+use crate::domain::names::{NameFault, check_bucket, check_namespace};
+
+/// The largest size: above it, doubles no longer hold every whole number.
+const MAX_SIZE: i64 = 1 << 53;
+
+const MAX_SPAN_MS: i64 = (MAX_SPAN_US / 1000.0) as i64;
+
+const RATE: &str =
+    "a number of tokens a second, or one with a unit such as 100/s, 100/m, 100/h or 5000/d";
+
+const NAMESPACE_KEYS: Keys = Keys {
+    shape: "a mapping, such as { default_bucket: { size: 100, fill_rate: 50 } }",
+    known: &[
+        "buckets",
+        "default_bucket",
+        "dynamic_bucket_template",
+        "max_dynamic_buckets",
+        "on_store_failure",
+    ],
+    ignored: &[("name", "a namespace's name is the key it stands under")],
+};
+
+const BUCKET_KEYS: Keys = Keys {
+    shape: "a mapping, such as { size: 100, fill_rate: 50 }",
+    known: &[
+        "size",
+        "fill_rate",
+        "wait_timeout_millis",
+        "max_idle_millis",
+        "max_debt_millis",
+        "max_tokens_per_request",
+        "soft_limit_percent",
+    ],
+    ignored: &[
+        ("name", "a bucket's name is the key it stands under"),
+        ("namespace", "a bucket's namespace is the one it stands in"),
+    ],
+};
+
+/// Hands out [`Bucket::index`].
+#[derive(Debug, Default)]
+pub(super) struct Indices(usize);
+
+impl Indices {
+    fn next(&mut self) -> usize {
+        self.0 += 1;
+        self.0 - 1
+    }
+
+    /// How many were handed out.
+    pub(super) fn count(&self) -> usize {
+        self.0
+    }
+}
+
+/// All namespaces. `inherited` goes to those that say nothing themselves.
+pub(super) fn namespaces(
+    reader: &mut Reader,
+    node: &Node<'_>,
+    path: &Path<'_>,
+    inherited: FailurePolicy,
+    indices: &mut Indices,
+) -> HashMap<Box<str>, Namespace> {
+    let entries = reader.entries(node, path, "a mapping of namespaces by name");
+    let mut all = HashMap::with_capacity(entries.len());
+    for entry in entries {
+        let path = path.key(entry.key);
+        check_name(reader, &entry, &path, check_namespace);
+        let namespace = namespace(reader, entry.value, &path, inherited, indices);
+        all.insert(entry.key.into(), namespace);
+    }
+    all
+}
+
+fn check_name(
+    reader: &mut Reader,
+    entry: &Entry<'_>,
+    path: &Path<'_>,
+    check: impl Fn(&str) -> Result<(), NameFault>,
+) {
+    if let Err(fault) = check(entry.key) {
+        reader.fault(entry.line, path, format!("the name {fault}"));
+    }
+    // In quotes it would be one; but what writes YAML may leave the quotes out.
+    if entry.key == "<<" {
+        reader.fault(entry.line, path, "the name is YAML's merge key: choose another");
+    }
+}
+
+fn namespace(
+    reader: &mut Reader,
+    node: &Node<'_>,
+    path: &Path<'_>,
+    inherited: FailurePolicy,
+    indices: &mut Indices,
+) -> Namespace {
+    let fields = reader.fields(node, path, &NAMESPACE_KEYS);
+    let mut buckets = HashMap::new();
+    if let Some(entry) = fields.get("buckets") {
+        let path = path.key(entry.key);
+        for entry in reader.entries(entry.value, &path, "a mapping of buckets by name") {
+            let path = path.key(entry.key);
+            check_name(reader, &entry, &path, check_bucket);
+            let bucket = bucket(reader, entry.value, &path, indices);
+            buckets.insert(entry.key.into(), bucket);
+        }
+    }
+    let on_store_failure = failure_policy(reader, &fields, path).unwrap_or(inherited);
+    Namespace { buckets, others: others(reader, &fields, path, indices), on_store_failure }
+}
+
+fn others(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    indices: &mut Indices,
+) -> Others {
+    let mut read = |reader: &mut Reader, key| {
+        let entry: Entry<'_> = fields.get(key)?;
+        Some((entry, bucket(reader, entry.value, &path.key(key), indices)))
+    };
+    let shared = read(reader, "default_bucket");
+    let template = read(reader, "dynamic_bucket_template");
+    if let (Some((shared, _)), Some((template, _))) = (&shared, &template) {
+        let message = "has both default_bucket and dynamic_bucket_template: keep one of them";
+        reader.fault(shared.line.max(template.line), path, message);
+    }
+    let max_buckets = fields.get("max_dynamic_buckets").and_then(|entry| {
+        let here = path.key(entry.key);
+        let most = reader.whole(entry.value, &here, 0..=i64::MAX, None)?;
+        if most > 0 && template.is_none() {
+            let message =
+                "has no effect without a dynamic_bucket_template: add one, or remove this";
+            reader.fault(entry.line, &here, message);
+        }
+        u64::try_from(most).ok().filter(|most| *most > 0)
+    });
+    match (template, shared) {
+        (Some((_, template)), _) => Others::Dynamic { template, max_buckets },
+        (None, Some((_, shared))) => Others::Shared(shared),
+        (None, None) => Others::Nothing,
+    }
+}
+
+/// One definition of a bucket. After a fault, the default stands in.
+pub(super) fn bucket(
+    reader: &mut Reader,
+    node: &Node<'_>,
+    path: &Path<'_>,
+    indices: &mut Indices,
+) -> Bucket {
+    let fields = reader.fields(node, path, &BUCKET_KEYS);
+    let default = BucketLimit::default();
+    let whole = |reader: &mut Reader, key: &str, range, minus_one| {
+        let entry = fields.get(key)?;
+        reader.whole(entry.value, &path.key(key), range, minus_one)
+    };
+
+    let size = whole(reader, "size", 1..=MAX_SIZE, None);
+    let wait_timeout = whole(reader, "wait_timeout_millis", 0..=i64::MAX, None);
+    let max_idle = whole(reader, "max_idle_millis", 1..=i64::MAX, Some("never"));
+    let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS, None);
+    let max_tokens = whole(reader, "max_tokens_per_request", 1..=i64::MAX, Some("no limit"));
+    let fill_rate = fields
+        .get("fill_rate")
+        .and_then(|entry| fill_rate(reader, entry.value, &path.key(entry.key)));
+    let soft_limit = fields.get("soft_limit_percent").and_then(|entry| {
+        let expected = "a number above 0 and at most 100";
+        reader.number(entry.value, &path.key(entry.key), expected, |number| {
+            Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
+        })
+    });
+
+    let rate = fill_rate.unwrap_or(default.fill_rate);
+    let limit = BucketLimit {
+        size_tokens: unsigned(size).unwrap_or(default.size_tokens),
+        fill_rate: rate,
+        wait_timeout_ms: unsigned(wait_timeout).unwrap_or(default.wait_timeout_ms),
+        max_idle_ms: max_idle.map_or(default.max_idle_ms, |most| u64::try_from(most).ok()),
+        max_debt_ms: unsigned(max_debt).unwrap_or(default.max_debt_ms),
+        max_tokens_per_request: max_tokens
+            .map_or(Some((rate as u64).max(1)), |most| u64::try_from(most).ok()),
+        soft_limit_percent: soft_limit,
+    };
+    // Where one of the two is wrong, the other is not to blame.
+    let given = [("size", size.is_some()), ("fill_rate", fill_rate.is_some())];
+    if given.iter().all(|(key, right)| *right || fields.get(key).is_none()) {
+        check_span(reader, &fields, path, &limit);
+    }
+    Bucket::new(indices.next(), limit)
+}
+
+fn unsigned(whole: Option<i64>) -> Option<u64> {
+    whole.and_then(|whole| u64::try_from(whole).ok())
+}
+
+fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f64> {
+    let within = |rate: &f64| RATES.contains(rate);
+    let bounds = "from 0.00000001 to 1000000000 tokens a second";
+    let Content::Scalar { text, .. } = &node.content else {
+        return reader.number(node, path, RATE, |_| None);
+    };
+    if let Some(rate) = with_unit(text) {
+        if !within(&rate) {
+            reader.fault(node.line, path, format!("must be {bounds}, not {}", quoted(text)));
+        }
+        return Some(rate).filter(within);
+    }
+    let expected = if number(text).is_some() { bounds } else { RATE };
+    reader.number(node, path, expected, |number| Some(number.value).filter(within))
+}
+
+/// State is stored as a time, which must not be further off than [`MAX_SPAN_US`].
+fn check_span(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, limit: &BucketLimit) {
+    if limit.terms().cap_us <= MAX_SPAN_US {
+        return;
+    }
+    let years = limit.size_tokens as f64 / limit.fill_rate / (MAX_SPAN_US / 4e6);
+    let message = format!(
+        "{} tokens take {years:.1} years to fill at {} a second, and at most 4 years are allowed: \
+         lower size or raise fill_rate",
+        limit.size_tokens, limit.fill_rate,
+    );
+    match fields.get("size").or_else(|| fields.get("fill_rate")) {
+        Some(entry) => reader.fault(entry.value.line, &path.key(entry.key), message),
+        None => reader.fault(fields.line, path, message),
+    }
+}

@@ -1,0 +1,148 @@
+//! Limits as YAML again, with every default filled in: what `tollgate check` prints. The text
+//! is itself a limits file and loads to the same limits.
+
+use std::collections::HashMap;
+
+use serde_yaml::{Mapping, Value};
+
+use super::model::{
+    Algorithm, AlgorithmKind, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate,
+};
+
+/// The limits as understood, every default filled in, in the order of the file.
+pub fn understood(limits: &Limits) -> String {
+    let mut top = Mapping::new();
+    put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));
+    if let Some(global) = &limits.global_default {
+        put(&mut top, "global_default_bucket", bucket(global));
+    }
+    let mut namespaces = Mapping::new();
+    for (name, owner) in in_file_order(&limits.namespaces, first_index) {
+        put(&mut namespaces, name, namespace(owner));
+    }
+    put(&mut top, "namespaces", namespaces);
+    if !limits.resources.is_empty() {
+        put(&mut top, "resources", limits.resources.iter().map(resource).collect::<Vec<_>>());
+    }
+    // Writing into memory can't fail, nor can a tree of plain values.
+    serde_yaml::to_string(&top).unwrap_or_else(|error| format!("# {error}\n"))
+}
+
+/// Indices count up through the file; what has none comes last, by name.
+fn in_file_order<T>(named: &HashMap<Box<str>, T>, index: impl Fn(&T) -> usize) -> Vec<(&str, &T)> {
+    let mut sorted: Vec<_> = named.iter().map(|(name, item)| (&**name, item)).collect();
+    sorted.sort_by_key(|(name, item)| (index(item), *name));
+    sorted
+}
+
+fn first_index(owner: &Namespace) -> usize {
+    let others = match &owner.others {
+        Others::Nothing => None,
+        Others::Shared(bucket) | Others::Dynamic { template: bucket, .. } => Some(bucket),
+    };
+    let all = owner.buckets.values().chain(others);
+    all.map(|bucket| bucket.index).min().unwrap_or(usize::MAX)
+}
+
+fn put(mapping: &mut Mapping, key: &str, value: impl Into<Value>) {
+    mapping.insert(key.into(), value.into());
+}
+
+fn namespace(owner: &Namespace) -> Mapping {
+    let mut fields = Mapping::new();
+    put(&mut fields, "on_store_failure", failure_policy(owner.on_store_failure));
+    if !owner.buckets.is_empty() {
+        let mut buckets = Mapping::new();
+        for (name, definition) in in_file_order(&owner.buckets, |bucket| bucket.index) {
+            put(&mut buckets, name, bucket(definition));
+        }
+        put(&mut fields, "buckets", buckets);
+    }
+    match &owner.others {
+        Others::Nothing => {}
+        Others::Shared(shared) => put(&mut fields, "default_bucket", bucket(shared)),
+        Others::Dynamic { template, max_buckets } => {
+            put(&mut fields, "max_dynamic_buckets", max_buckets.unwrap_or(0));
+            put(&mut fields, "dynamic_bucket_template", bucket(template));
+        }
+    }
+    fields
+}
+
+fn bucket(bucket: &Bucket) -> Mapping {
+    let limit = &bucket.limit;
+    let mut fields = Mapping::new();
+    put(&mut fields, "size", limit.size_tokens);
+    put(&mut fields, "fill_rate", number(limit.fill_rate));
+    put(&mut fields, "wait_timeout_millis", limit.wait_timeout_ms);
+    put(&mut fields, "max_idle_millis", or_minus_one(limit.max_idle_ms));
+    put(&mut fields, "max_debt_millis", limit.max_debt_ms);
+    put(&mut fields, "max_tokens_per_request", or_minus_one(limit.max_tokens_per_request));
+    if let Some(percent) = limit.soft_limit_percent {
+        put(&mut fields, "soft_limit_percent", number(percent));
+    }
+    fields
+}
+
+fn resource(template: &ResourceTemplate) -> Value {
+    let mut fields = Mapping::new();
+    put(&mut fields, "identifier_glob", &*template.identifier_glob);
+    put(&mut fields, "capacity", number(template.capacity));
+    if let Some(safe) = template.safe_capacity {
+        put(&mut fields, "safe_capacity", number(safe));
+    }
+    if let Some(description) = &template.description {
+        put(&mut fields, "description", &**description);
+    }
+    put(&mut fields, "algorithm", algorithm(&template.algorithm));
+    fields.into()
+}
+
+fn algorithm(algorithm: &Algorithm) -> Mapping {
+    let kind = match algorithm.kind {
+        AlgorithmKind::NoAlgorithm => "NO_ALGORITHM",
+        AlgorithmKind::Static => "STATIC",
+        AlgorithmKind::ProportionalShare => "PROPORTIONAL_SHARE",
+        AlgorithmKind::FairShare => "FAIR_SHARE",
+    };
+    let learning = algorithm.learning_mode_duration_s.unwrap_or(algorithm.lease_length_s);
+    let mut fields = Mapping::new();
+    put(&mut fields, "kind", kind);
+    put(&mut fields, "lease_length", algorithm.lease_length_s);
+    put(&mut fields, "refresh_interval", algorithm.refresh_interval_s);
+    put(&mut fields, "learning_mode_duration", learning);
+    if !algorithm.parameters.is_empty() {
+        let parameters = algorithm.parameters.iter().map(|(name, value)| {
+            let mut fields = Mapping::new();
+            put(&mut fields, "name", &**name);
+            if let Some(value) = value {
+                put(&mut fields, "value", &**value);
+            }
+            Value::from(fields)
+        });
+        put(&mut fields, "parameters", parameters.collect::<Vec<_>>());
+    }
+    fields
+}
+
+fn failure_policy(policy: FailurePolicy) -> &'static str {
+    match policy {
+        FailurePolicy::Local => "local",
+        FailurePolicy::Allow => "allow",
+        FailurePolicy::Deny => "deny",
+    }
+}
+
+fn or_minus_one(number: Option<u64>) -> Value {
+    number.map_or(Value::from(-1), Value::from)
+}
+
+/// Whole numbers without a fraction, as people write them.
+fn number(value: f64) -> Value {
+    // Up to 2^53 every whole number is exact in both forms.
+    if value.fract() == 0.0 && value.abs() <= 9_007_199_254_740_992.0 {
+        Value::from(value as i64)
+    } else {
+        Value::from(value)
+    }
+}

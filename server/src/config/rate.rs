@@ -1,0 +1,47 @@
+//! Rates as text with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
+
+use super::read::number;
+
+/// Seconds in each unit, under its names.
+const UNITS: [(&[&str], f64); 4] = [
+    (&["s", "sec", "second"], 1.0),
+    (&["m", "min", "minute"], 60.0),
+    (&["h", "hour"], 3600.0),
+    (&["d", "day"], 86_400.0),
+];
+
+/// Tokens a second, if `text` is a number and a unit.
+pub(super) fn with_unit(text: &str) -> Option<f64> {
+    let (tokens, unit) = text.split_once('/')?;
+    let (_, seconds) = UNITS.iter().find(|(names, _)| names.contains(&unit.trim()))?;
+    Some(number(tokens.trim())?.value / seconds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units() {
+        let cases = [
+            ("100/s", Some(100.0)),
+            ("100/sec", Some(100.0)),
+            ("90/m", Some(1.5)),
+            ("90 / min", Some(1.5)),
+            ("1800/h", Some(0.5)),
+            ("1800/hour", Some(0.5)),
+            ("43200/d", Some(0.5)),
+            ("8.64e4/day", Some(1.0)),
+            ("100", None),
+            ("100/", None),
+            ("/s", None),
+            ("100/w", None),
+            ("100/S", None),
+            ("100/s/s", None),
+            ("1 0/s", None),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(with_unit(text), expected, "{text}");
+        }
+    }
+}

@@ -1,0 +1,399 @@
+//! Typed access to the tree: each reading either gives a value or leaves a fault and goes on.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use super::fault::{Fault, Notice, Path, clip, quoted};
+use super::tree::{Content, Node};
+
+/// YAML's merge key: what it holds is taken into the mapping around it.
+const MERGE: &str = "<<";
+
+/// Reads nodes and gathers what is wrong with them.
+#[derive(Debug, Default)]
+pub(super) struct Reader {
+    /// In the order found.
+    pub(super) faults: Vec<Fault>,
+    /// In the order found.
+    pub(super) notices: Vec<Notice>,
+}
+
+/// One key of a mapping with its value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Entry<'n> {
+    /// As written, without quotes.
+    pub(super) key: &'n str,
+    /// The line of the key.
+    pub(super) line: usize,
+    /// What it holds.
+    pub(super) value: &'n Node<'n>,
+}
+
+/// A mapping whose keys are known beforehand.
+#[derive(Debug)]
+pub(super) struct Fields<'n> {
+    /// Where the mapping starts.
+    pub(super) line: usize,
+    /// Whether there is something else instead, so that it can't be said what is missing.
+    pub(super) wrong: bool,
+    entries: Vec<Entry<'n>>,
+}
+
+impl<'n> Fields<'n> {
+    /// What is under `key`; where it is repeated, the first.
+    pub(super) fn get(&self, key: &str) -> Option<Entry<'n>> {
+        self.entries.iter().find(|entry| entry.key == key).copied()
+    }
+}
+
+/// Which keys a mapping may have.
+pub(super) struct Keys {
+    /// What the mapping looks like, after "must be".
+    pub(super) shape: &'static str,
+    /// Those with a meaning.
+    pub(super) known: &'static [&'static str],
+    /// Those that older files carry, each with the reason why it has no effect.
+    pub(super) ignored: &'static [(&'static str, &'static str)],
+}
+
+/// A number as YAML's core schema writes it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Number {
+    /// The nearest double; infinite or NaN where so written, or too large.
+    pub(super) value: f64,
+    /// The exact value, if it is whole and not beyond all bounds.
+    pub(super) whole: Option<i128>,
+}
+
+/// Reads `100`, `-1`, `0x1f`, `0o17`, `1.5`, `.5`, `1e3`, `.inf`, `.nan`.
+pub(super) fn number(text: &str) -> Option<Number> {
+    let radix = |digits: &str, radix| {
+        let whole =
+            i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with(['+', '-']));
+        whole.map(|whole| Number { value: whole as f64, whole: Some(whole) })
+    };
+    if let Some(digits) = text.strip_prefix("0x") {
+        return radix(digits, 16);
+    }
+    if let Some(digits) = text.strip_prefix("0o") {
+        return radix(digits, 8);
+    }
+    if let Ok(whole) = text.parse::<i128>() {
+        return Some(Number { value: whole as f64, whole: Some(whole) });
+    }
+    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
+    let value = match unsigned {
+        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => f64::NEG_INFINITY,
+        ".inf" | ".Inf" | ".INF" => f64::INFINITY,
+        ".nan" | ".NaN" | ".NAN" if text == unsigned => f64::NAN,
+        // Rust reads more words than YAML does: "inf", "infinity", "nan".
+        _ if unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') => text.parse().ok()?,
+        _ => return None,
+    };
+    let exact = value.fract() == 0.0 && value.abs() <= 2_f64.powi(63);
+    Some(Number { value, whole: exact.then_some(value as i128) })
+}
+
+/// What a node is, for the end of "must be a whole number, …".
+fn but_is(node: &Node<'_>) -> String {
+    match &node.content {
+        _ if node.is_null() => "but has no value".into(),
+        Content::Sequence(_) => "not a list".into(),
+        Content::Mapping(_) => "not a mapping".into(),
+        Content::Scalar { text, plain: true } if number(text).is_some() || is_bool(text) => {
+            format!("not {}", clip(text))
+        }
+        Content::Scalar { text, .. } => format!("not {}", quoted(text)),
+    }
+}
+
+fn is_bool(text: &str) -> bool {
+    matches!(text, "true" | "True" | "TRUE" | "false" | "False" | "FALSE")
+}
+
+impl Reader {
+    /// Notes what breaks a rule.
+    pub(super) fn fault(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
+        let (path, message) = (path.to_string(), message.to_string());
+        self.faults.push(Fault { line, path, message });
+    }
+
+    fn must_be(&mut self, node: &Node<'_>, path: &Path<'_>, expected: impl Display) {
+        self.fault(node.line, path, format!("must be {expected}, {}", but_is(node)));
+    }
+
+    /// The keys and values of a mapping; none where nothing is given, or the wrong thing.
+    pub(super) fn entries<'n>(
+        &mut self,
+        node: &'n Node<'n>,
+        path: &Path<'_>,
+        expected: &str,
+    ) -> Vec<Entry<'n>> {
+        let Content::Mapping(pairs) = &node.content else {
+            if !node.is_null() {
+                self.must_be(node, path, expected);
+            }
+            return Vec::new();
+        };
+        let mut entries = Vec::with_capacity(pairs.len());
+        let mut first_lines = HashMap::with_capacity(pairs.len());
+        let mut merged = Vec::new();
+        for (key, value) in pairs {
+            let Content::Scalar { text, plain } = &key.content else {
+                self.fault(key.line, path, "a key must be text, not a list or mapping");
+                continue;
+            };
+            let entry = Entry { key: text, line: key.line, value };
+            if let Some(first) = first_lines.insert(entry.key, key.line) {
+                first_lines.insert(entry.key, first);
+                let message = format!("duplicate key {}, already on line {first}", quoted(text));
+                self.fault(key.line, &path.key(text), message);
+            }
+            if *plain && text == MERGE {
+                merged.push(entry);
+            } else {
+                entries.push(entry);
+            }
+        }
+        for entry in merged {
+            let path = path.key(MERGE);
+            let mut take = |reader: &mut Self, source: &'n Node<'n>, path: &Path<'_>| {
+                for entry in reader.entries(source, path, "a mapping or a list of mappings") {
+                    // What is written out wins over what is merged, and earlier over later.
+                    first_lines.entry(entry.key).or_insert_with(|| {
+                        entries.push(entry);
+                        entry.line
+                    });
+                }
+            };
+            match &entry.value.content {
+                Content::Sequence(sources) => {
+                    for (index, source) in sources.iter().enumerate() {
+                        take(self, source, &path.item(index));
+                    }
+                }
+                _ => take(self, entry.value, &path),
+            }
+        }
+        entries
+    }
+
+    /// A mapping with the given keys; empty where nothing is given, or the wrong thing.
+    pub(super) fn fields<'n>(
+        &mut self,
+        node: &'n Node<'n>,
+        path: &Path<'_>,
+        keys: &Keys,
+    ) -> Fields<'n> {
+        let entries = self.entries(node, path, keys.shape);
+        for entry in &entries {
+            let here = path.key(entry.key);
+            if keys.known.contains(&entry.key) {
+                continue;
+            }
+            match keys.ignored.iter().find(|(key, _)| *key == entry.key) {
+                Some((_, reason)) => self.notices.push(Notice {
+                    line: entry.line,
+                    path: here.to_string(),
+                    message: format!("is ignored: {reason}"),
+                }),
+                None => {
+                    let advice = match nearest(entry.key, keys.known.iter().copied()) {
+                        Some(near) => format!("did you mean {near:?}?"),
+                        None => format!("the keys known here are {}", keys.known.join(", ")),
+                    };
+                    let message = format!("unknown key {}, {advice}", quoted(entry.key));
+                    self.fault(entry.line, &here, message);
+                }
+            }
+        }
+        let wrong = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
+        Fields { line: node.line, wrong, entries }
+    }
+
+    /// The items of a list; none where nothing is given, or the wrong thing.
+    pub(super) fn items<'n>(
+        &mut self,
+        node: &'n Node<'n>,
+        path: &Path<'_>,
+    ) -> impl Iterator<Item = &'n Node<'n>> + use<'n> {
+        let items = match &node.content {
+            Content::Sequence(items) => items.as_slice(),
+            _ => {
+                if !node.is_null() {
+                    self.must_be(node, path, "a list");
+                }
+                &[]
+            }
+        };
+        items.iter().map(|item| &**item)
+    }
+
+    /// A number that `accept` accepts, which is what `expected` says in words.
+    pub(super) fn number<T>(
+        &mut self,
+        node: &Node<'_>,
+        path: &Path<'_>,
+        expected: &str,
+        accept: impl FnOnce(Number) -> Option<T>,
+    ) -> Option<T> {
+        if let Content::Scalar { text, plain } = &node.content
+            && let Some(number) = number(text)
+        {
+            if !plain {
+                let message =
+                    format!("must be {expected}: remove the quotes around {}", quoted(text));
+                self.fault(node.line, path, message);
+                return None;
+            }
+            if let Some(accepted) = accept(number) {
+                return Some(accepted);
+            }
+        }
+        self.must_be(node, path, expected);
+        None
+    }
+
+    /// A whole number within `range`, or -1 where `minus_one` says what that stands for.
+    pub(super) fn whole(
+        &mut self,
+        node: &Node<'_>,
+        path: &Path<'_>,
+        range: RangeInclusive<i64>,
+        minus_one: Option<&str>,
+    ) -> Option<i64> {
+        let above = |number: Number| match number.whole {
+            Some(whole) => whole > i128::from(*range.end()),
+            None => number.value > *range.end() as f64,
+        };
+        let mut expected = match &node.content {
+            Content::Scalar { text, plain: true } if number(text).is_some_and(above) => {
+                format!("a whole number of at most {}", range.end())
+            }
+            _ => format!("a whole number of at least {}", range.start()),
+        };
+        if let Some(meaning) = minus_one {
+            expected += &format!(", or -1 for {meaning}");
+        }
+        self.number(node, path, &expected, |number| {
+            let whole = i64::try_from(number.whole?).ok()?;
+            let special = whole == -1 && minus_one.is_some();
+            (special || range.contains(&whole)).then_some(whole)
+        })
+    }
+
+    /// Text; a number will do, as quotes are easily forgotten.
+    pub(super) fn text<'n>(
+        &mut self,
+        node: &'n Node<'n>,
+        path: &Path<'_>,
+        expected: &str,
+    ) -> Option<&'n str> {
+        match &node.content {
+            Content::Scalar { text, .. } if !node.is_null() => Some(text),
+            _ => {
+                self.must_be(node, path, expected);
+                None
+            }
+        }
+    }
+
+    /// One of a few words.
+    pub(super) fn choice<T: Copy>(
+        &mut self,
+        node: &Node<'_>,
+        path: &Path<'_>,
+        choices: &[(&str, T)],
+    ) -> Option<T> {
+        let word = match &node.content {
+            Content::Scalar { text, .. } if !node.is_null() => text.as_ref(),
+            _ => "",
+        };
+        if let Some((_, choice)) = choices.iter().find(|(name, _)| *name == word) {
+            return Some(*choice);
+        }
+        let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
+        let mut expected = format!("one of {}, {}", names.join(", "), but_is(node));
+        if let Some(near) = nearest(word, names.into_iter()) {
+            expected += &format!(": did you mean {near}?");
+        }
+        self.fault(node.line, path, format!("must be {expected}"));
+        None
+    }
+}
+
+/// The name that `word` may have been meant to be. Case, `_` and `-` don't count, so that
+/// `fillRate` is near; beyond these, one slip in every three letters.
+fn nearest<'k>(word: &str, names: impl Iterator<Item = &'k str>) -> Option<&'k str> {
+    if word.len() > 64 {
+        return None;
+    }
+    let bare = |word: &str| word.replace(['_', '-'], "").to_lowercase();
+    let word = bare(word);
+    let most = (word.chars().count() / 3).max(1);
+    names
+        .map(|name| (strsim::osa_distance(&word, &bare(name)), name))
+        .filter(|(distance, name)| *distance <= most && *distance < name.len())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_those_of_the_core_schema() {
+        let whole = [
+            ("0", 0),
+            ("-1", -1),
+            ("+5", 5),
+            ("007", 7),
+            ("0x1F", 31),
+            ("0o17", 15),
+            ("1e3", 1000),
+            ("100.0", 100),
+            ("5.", 5),
+            ("-0.0", 0),
+            ("9007199254740993", 9_007_199_254_740_993),
+            ("99999999999999999999", 99_999_999_999_999_999_999),
+        ];
+        for (text, expected) in whole {
+            assert_eq!(number(text).and_then(|n| n.whole), Some(expected), "{text}");
+        }
+        for (text, expected) in
+            [(".5", 0.5), ("1.5e-3", 0.0015), ("-.25", -0.25), ("1e400", f64::INFINITY)]
+        {
+            let number = number(text).expect(text);
+            assert_eq!((number.value, number.whole), (expected, None), "{text}");
+        }
+        assert_eq!(number("-.inf").map(|n| n.value), Some(f64::NEG_INFINITY));
+        assert!(number(".nan").is_some_and(|n| n.value.is_nan() && n.whole.is_none()));
+        for text in [
+            "", ".", "-", "1_000", "1,000", "inf", "nan", "NaN", "infinity", "-.nan", "1e", "0x",
+            "0x-1", "0x+1", "0b1", "ten", "1 000", "--1", "1.2.3", "0xg", "-0x1", "١",
+        ] {
+            assert_eq!(number(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn near_names() {
+        let names = ["size", "fill_rate", "max_debt_millis", "max_idle_millis"];
+        let cases = [
+            ("fil_rate", Some("fill_rate")),
+            ("fillRate", Some("fill_rate")),
+            ("FILL-RATE", Some("fill_rate")),
+            ("sise", Some("size")),
+            ("max_dept_millis", Some("max_debt_millis")),
+            ("rate", None),
+            ("", None),
+            ("xyz", None),
+        ];
+        for (word, expected) in cases {
+            assert_eq!(nearest(word, names.into_iter()), expected, "{word}");
+        }
+        assert_eq!(nearest(&"size".repeat(1000), names.into_iter()), None);
+    }
+}

@@ -1,0 +1,348 @@
+//! The rules for resource templates, which are those of the older doorman.
+
+use std::collections::HashMap;
+
+use super::fault::{Path, quoted};
+use super::model::{Algorithm, AlgorithmKind, ResourceTemplate};
+use super::read::{Fields, Keys, Reader};
+use super::tree::Node;
+use crate::domain::bucket::MAX_SPAN_US;
+
+/// The glob that matches what nothing else matches.
+const REST: &str = "*";
+
+/// The longest lease: as with buckets, stored times are not further off than this.
+const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
+
+const TEMPLATE_KEYS: Keys = Keys {
+    shape: "a mapping, such as { identifier_glob: \"db.*\", capacity: 500 }",
+    known: &["identifier_glob", "capacity", "safe_capacity", "description", "algorithm"],
+    ignored: &[],
+};
+
+const ALGORITHM_KEYS: Keys = Keys {
+    shape: "a mapping, such as { kind: FAIR_SHARE, lease_length: 300, refresh_interval: 5 }",
+    known: &["kind", "lease_length", "refresh_interval", "learning_mode_duration", "parameters"],
+    ignored: &[],
+};
+
+const PARAMETER_KEYS: Keys = Keys {
+    shape: "a mapping, such as { name: a, value: b }",
+    known: &["name", "value"],
+    ignored: &[],
+};
+
+/// A template as read on its own, before those without an algorithm have got theirs.
+struct Draft<'n> {
+    line: usize,
+    glob: Option<(&'n str, usize)>,
+    capacity: Option<f64>,
+    safe_capacity: Option<f64>,
+    description: Option<&'n str>,
+    algorithm: Given,
+}
+
+enum Given {
+    Not,
+    Wrong,
+    Right(Algorithm),
+}
+
+/// All templates, in the order of the file.
+pub(super) fn resources(
+    reader: &mut Reader,
+    node: &Node<'_>,
+    path: &Path<'_>,
+) -> Vec<ResourceTemplate> {
+    let drafts: Vec<_> = reader
+        .items(node, path)
+        .enumerate()
+        .map(|(index, item)| template(reader, item, &path.item(index)))
+        .collect();
+    check_globs(reader, &drafts, path);
+    let rest = drafts.iter().find(|draft| draft.glob.is_some_and(|(glob, _)| glob == REST));
+    let mut templates = Vec::with_capacity(drafts.len());
+    for (index, draft) in drafts.iter().enumerate() {
+        let algorithm = match (&draft.algorithm, rest.map(|rest| &rest.algorithm)) {
+            (Given::Right(algorithm), _) | (Given::Not, Some(Given::Right(algorithm))) => algorithm,
+            (Given::Not, None) => {
+                let message = "is missing, and there is no \"*\" to take it from";
+                reader.fault(draft.line, &path.item(index).key("algorithm"), message);
+                continue;
+            }
+            (Given::Not, Some(_)) | (Given::Wrong, _) => continue,
+        };
+        let (Some((glob, _)), Some(capacity)) = (draft.glob, draft.capacity) else { continue };
+        templates.push(ResourceTemplate {
+            identifier_glob: glob.into(),
+            capacity,
+            safe_capacity: draft.safe_capacity,
+            description: draft.description.map(Into::into),
+            algorithm: algorithm.clone(),
+        });
+    }
+    templates
+}
+
+/// What holds between templates: each glob once, `*` last and complete.
+fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
+    let mut first_lines = HashMap::new();
+    let last = drafts.iter().rposition(|draft| draft.glob.is_none_or(|(glob, _)| glob != REST));
+    for (index, draft) in drafts.iter().enumerate() {
+        let Some((glob, line)) = draft.glob else { continue };
+        let template = path.item(index);
+        let here = template.key("identifier_glob");
+        if let Some(first) = first_lines.get(glob) {
+            let message = format!("{} is already on line {first}", quoted(glob));
+            reader.fault(line, &here, message);
+            continue;
+        }
+        first_lines.insert(glob, line);
+        if glob != REST {
+            continue;
+        }
+        if last.is_some_and(|last| index < last) {
+            let message = "\"*\" must come last, as nothing after it would ever match";
+            reader.fault(line, &here, message);
+        }
+        if matches!(draft.algorithm, Given::Not) {
+            let message = "is missing: \"*\" must have one, for itself and for those without";
+            reader.fault(draft.line, &template.key("algorithm"), message);
+        }
+    }
+}
+
+fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Draft<'n> {
+    let fields = reader.fields(node, path, &TEMPLATE_KEYS);
+    let glob = match fields.get("identifier_glob") {
+        Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
+        None => missing(reader, &fields, path, "identifier_glob", "a glob over resource names"),
+    };
+    let capacity = match fields.get("capacity") {
+        Some(_) => amount(reader, &fields, path, "capacity"),
+        None => missing(reader, &fields, path, "capacity", "how much there is to share"),
+    };
+    let safe_capacity = amount(reader, &fields, path, "safe_capacity");
+    let description = fields
+        .get("description")
+        .filter(|entry| !entry.value.is_null())
+        .and_then(|entry| reader.text(entry.value, &path.key(entry.key), "text"));
+    let algorithm = match fields.get("algorithm") {
+        _ if fields.wrong => Given::Wrong,
+        None => Given::Not,
+        Some(entry) if entry.value.is_null() => Given::Not,
+        Some(entry) => match algorithm(reader, entry.value, &path.key(entry.key)) {
+            Some(algorithm) => Given::Right(algorithm),
+            None => Given::Wrong,
+        },
+    };
+    Draft { line: fields.line, glob, capacity, safe_capacity, description, algorithm }
+}
+
+fn missing<T>(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    key: &str,
+    expected: &str,
+) -> Option<T> {
+    if !fields.wrong {
+        reader.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
+    }
+    None
+}
+
+fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, key: &str) -> Option<f64> {
+    let entry = fields.get(key)?;
+    reader.number(entry.value, &path.key(key), "a finite number of at least 0", |number| {
+        // Adding 0 turns -0 into 0.
+        Some(number.value + 0.0).filter(|value| value.is_finite() && *value >= 0.0)
+    })
+}
+
+fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<(&'n str, usize)> {
+    let glob = reader.text(node, path, "a glob over resource names")?;
+    match glob_fault(glob) {
+        Some(fault) => {
+            reader.fault(node.line, path, format!("{} {fault}", quoted(glob)));
+            None
+        }
+        None => Some((glob, node.line)),
+    }
+}
+
+/// What is wrong with a shell glob.
+fn glob_fault(glob: &str) -> Option<&'static str> {
+    const TRAILING: &str =
+        "ends in a \\ with nothing to escape: write \\\\ for the character itself";
+    const OPEN: &str = "has a [ without its ]: write \\[ for the character itself";
+    if glob.is_empty() {
+        return Some("is empty, and would match nothing");
+    }
+    let mut chars = glob.chars().peekable();
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' if chars.next().is_none() => return Some(TRAILING),
+            '[' => {
+                chars.next_if(|c| matches!(c, '!' | '^'));
+                let mut members = 0;
+                // The character before a `-`, and whether one has been seen since.
+                let (mut low, mut range) = (None, false);
+                loop {
+                    let (c, escaped) = match chars.next() {
+                        None => return Some(OPEN),
+                        Some('\\') => match chars.next() {
+                            None => return Some(TRAILING),
+                            Some(c) => (c, true),
+                        },
+                        Some(c) => (c, false),
+                    };
+                    match c {
+                        ']' if !escaped && members == 0 => {
+                            return Some(
+                                "has a [] with nothing in it: write \\] for the character itself",
+                            );
+                        }
+                        ']' if !escaped => break,
+                        '-' if !escaped && low.is_some() && !range => range = true,
+                        _ => {
+                            if range && low.is_some_and(|low| low > c) {
+                                return Some("has a range that ends before it starts");
+                            }
+                            low = if range { None } else { Some(c) };
+                            range = false;
+                        }
+                    }
+                    members += 1;
+                }
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
+    let before = reader.faults.len();
+    let fields = reader.fields(node, path, &ALGORITHM_KEYS);
+    let kinds = [
+        ("NO_ALGORITHM", AlgorithmKind::NoAlgorithm),
+        ("STATIC", AlgorithmKind::Static),
+        ("PROPORTIONAL_SHARE", AlgorithmKind::ProportionalShare),
+        ("FAIR_SHARE", AlgorithmKind::FairShare),
+    ];
+    let kind = match fields.get("kind") {
+        Some(entry) => reader.choice(entry.value, &path.key(entry.key), &kinds),
+        None => missing(reader, &fields, path, "kind", "how the capacity is shared"),
+    };
+    let required = |reader: &mut Reader, key, expected| match fields.get(key) {
+        Some(_) => seconds(reader, &fields, path, key, 1),
+        None => missing(reader, &fields, path, key, expected),
+    };
+    let lease = required(reader, "lease_length", "the seconds that a lease lasts");
+    let refresh = required(reader, "refresh_interval", "the seconds between refreshes");
+    let learning = seconds(reader, &fields, path, "learning_mode_duration", 0);
+    if let (Some(lease), Some(refresh)) = (lease, refresh)
+        && lease < refresh
+        && let Some(entry) = fields.get("lease_length")
+    {
+        let message = format!(
+            "must be at least refresh_interval ({refresh}), not {lease}: \
+             a lease would expire before it is refreshed"
+        );
+        reader.fault(entry.value.line, &path.key(entry.key), message);
+    }
+    let parameters = match fields.get("parameters") {
+        Some(entry) => parameters(reader, entry.value, &path.key(entry.key)),
+        None => Vec::new(),
+    };
+    if reader.faults.len() > before {
+        return None;
+    }
+    Some(Algorithm {
+        kind: kind?,
+        lease_length_s: lease?,
+        refresh_interval_s: refresh?,
+        learning_mode_duration_s: learning.or(lease),
+        parameters,
+    })
+}
+
+fn seconds(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    key: &str,
+    least: i64,
+) -> Option<u64> {
+    let entry = fields.get(key)?;
+    let seconds = reader.whole(entry.value, &path.key(key), least..=MAX_SPAN_S, None)?;
+    u64::try_from(seconds).ok()
+}
+
+type Parameter = (Box<str>, Option<Box<str>>);
+
+fn parameters(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Vec<Parameter> {
+    let mut all = Vec::new();
+    for (index, item) in reader.items(node, path).enumerate() {
+        let path = path.item(index);
+        let fields = reader.fields(item, &path, &PARAMETER_KEYS);
+        let name = match fields.get("name") {
+            Some(entry) => reader.text(entry.value, &path.key(entry.key), "the parameter's name"),
+            None => missing(reader, &fields, &path, "name", "the parameter's name"),
+        };
+        let value = fields
+            .get("value")
+            .filter(|entry| !entry.value.is_null())
+            .and_then(|entry| reader.text(entry.value, &path.key(entry.key), "text"));
+        if let Some(name) = name {
+            all.push((name.into(), value.map(Into::into)));
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs() {
+        for glob in [
+            "*",
+            "db.*",
+            "a?c",
+            "[a-z]",
+            "[!a-z]*",
+            "[^0-9]",
+            "\\[",
+            "[\\]]",
+            "a]",
+            "[a-]",
+            "[-a]",
+            "[a-c-e]",
+            "[!-]",
+            "[[]",
+            "ключ/*",
+            "{a,b}",
+            "**",
+        ] {
+            assert_eq!(glob_fault(glob), None, "{glob}");
+        }
+        for (glob, fault) in [
+            ("", "is empty"),
+            ("[", "has a [ without"),
+            ("a[b", "has a [ without"),
+            ("[!", "has a [ without"),
+            ("[a\\]", "has a [ without"),
+            ("[]", "has a [] with nothing"),
+            ("[]a]", "has a [] with nothing"),
+            ("[!]", "has a [] with nothing"),
+            ("[z-a]", "has a range"),
+            ("a\\", "ends in a \\"),
+            ("[a\\", "ends in a \\"),
+        ] {
+            assert!(glob_fault(glob).is_some_and(|found| found.starts_with(fault)), "{glob}");
+        }
+    }
+}

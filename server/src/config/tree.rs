@@ -1,0 +1,334 @@
+//! A YAML document as a tree that remembers the line of everything and keeps repeated keys,
+//! built from the parser's events. What a text may cost is bounded: nesting by [`MAX_DEPTH`],
+//! and what aliases stand for by [`MAX_ALIASED`].
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
+
+use super::fault::{Fault, clip, quoted};
+
+/// The deepest nesting; a limits file needs seven levels.
+const MAX_DEPTH: usize = 64;
+
+/// The most nodes that aliases may add to those written out. A few lines of aliases to
+/// aliases would otherwise stand for billions.
+const MAX_ALIASED: usize = 1_000_000;
+
+/// A value and where it is written.
+#[derive(Debug)]
+pub(super) struct Node<'a> {
+    /// Counted from 1. A value that an alias stands for is where its anchor is.
+    pub(super) line: usize,
+    /// The value.
+    pub(super) content: Content<'a>,
+    /// How many nodes this is with all that is in it, aliases followed.
+    nodes: usize,
+    /// How many levels are in it, itself included.
+    height: usize,
+}
+
+/// A value.
+#[derive(Debug)]
+pub(super) enum Content<'a> {
+    /// Text, a number, or nothing at all.
+    Scalar {
+        /// With quotes and escapes undone.
+        text: Cow<'a, str>,
+        /// Whether it may be something else than text: neither in quotes nor tagged as text.
+        plain: bool,
+    },
+    /// A list.
+    Sequence(Vec<Rc<Node<'a>>>),
+    /// Keys and values, in the order of the file.
+    Mapping(Vec<(Rc<Node<'a>>, Rc<Node<'a>>)>),
+}
+
+impl Node<'_> {
+    /// Whether this is a null: `null`, `~`, or nothing at all.
+    pub(super) fn is_null(&self) -> bool {
+        match &self.content {
+            Content::Scalar { text, plain: true } => {
+                matches!(text.as_ref(), "" | "~" | "null" | "Null" | "NULL")
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Reads the one document of `text`. `Err` is a mistake past which nothing can be read; the
+/// faults beside a tree are those that leave one.
+pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Vec<Fault>), Fault> {
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+    let mut builder = Builder::default();
+    for event in Parser::new_from_str(text) {
+        let (event, span) = event.map_err(|error| syntax_fault(&error))?;
+        let line = span.start.line();
+        match event {
+            Event::DocumentStart(_) if builder.root.is_some() => {
+                builder
+                    .faults
+                    .push(fault(line, "a second document starts here: a limits file has only one"));
+                break;
+            }
+            Event::Scalar(text, style, anchor, tag) => {
+                let plain = builder.scalar_is_plain(line, style, tag.as_deref());
+                builder.scalar(line, text, plain, anchor)?;
+            }
+            Event::SequenceStart(anchor, tag) => {
+                builder.collection_tag(line, tag.as_deref());
+                builder.open(line, anchor, Content::Sequence(Vec::new()))?;
+            }
+            Event::MappingStart(anchor, tag) => {
+                builder.collection_tag(line, tag.as_deref());
+                builder.open(line, anchor, Content::Mapping(Vec::new()))?;
+            }
+            Event::SequenceEnd | Event::MappingEnd => builder.close(),
+            Event::Alias(anchor) => builder.alias(line, anchor)?,
+            Event::Nothing
+            | Event::StreamStart
+            | Event::StreamEnd
+            | Event::DocumentStart(_)
+            | Event::DocumentEnd => {}
+        }
+    }
+    match builder.root {
+        Some(root) if !root.is_null() => Ok((root, builder.faults)),
+        _ => Err(fault(1, "the file is empty: one without limits says `namespaces: {}`")),
+    }
+}
+
+fn fault(line: usize, message: impl Into<String>) -> Fault {
+    Fault { line, path: String::new(), message: message.into() }
+}
+
+fn syntax_fault(error: &ScanError) -> Fault {
+    let (line, column) = (error.marker().line(), error.marker().col() + 1);
+    let info = error.info();
+    // What `identifier_glob: *` comes to.
+    let hint = if info.contains("anchor") {
+        "; a value that starts with * or & needs quotes"
+    } else if info.contains("tabs") {
+        "; indent with spaces"
+    } else {
+        ""
+    };
+    // The parser's messages are its own fixed texts, with at most one character of the file.
+    let info: String = info.chars().take(200).flat_map(char::escape_default).collect();
+    let info = info.replace("\\'", "'").replace("\\\"", "\"");
+    fault(line, format!("not valid YAML at column {column}: {info}{hint}"))
+}
+
+/// A list or mapping that has not ended yet.
+struct Open<'a> {
+    node: Node<'a>,
+    anchor: usize,
+    /// The key whose value comes next.
+    key: Option<Rc<Node<'a>>>,
+}
+
+#[derive(Default)]
+struct Builder<'a> {
+    root: Option<Rc<Node<'a>>>,
+    open: Vec<Open<'a>>,
+    /// By the parser's number for it.
+    anchors: HashMap<usize, Rc<Node<'a>>>,
+    aliased: usize,
+    faults: Vec<Fault>,
+}
+
+impl<'a> Builder<'a> {
+    fn scalar(
+        &mut self,
+        line: usize,
+        text: Cow<'a, str>,
+        plain: bool,
+        anchor: usize,
+    ) -> Result<(), Fault> {
+        self.check_depth(line, 1)?;
+        // The parser places an absent value where it noticed, which may be lines further on.
+        let key = self.open.last().and_then(|open| open.key.as_ref());
+        let line = match key {
+            Some(key) if plain && text.is_empty() => key.line,
+            _ => line,
+        };
+        let content = Content::Scalar { text, plain };
+        self.attach(Rc::new(Node { line, content, nodes: 1, height: 1 }), anchor);
+        Ok(())
+    }
+
+    fn open(&mut self, line: usize, anchor: usize, content: Content<'a>) -> Result<(), Fault> {
+        self.check_depth(line, 1)?;
+        let node = Node { line, content, nodes: 1, height: 1 };
+        self.open.push(Open { node, anchor, key: None });
+        Ok(())
+    }
+
+    fn close(&mut self) {
+        if let Some(open) = self.open.pop() {
+            self.attach(Rc::new(open.node), open.anchor);
+        }
+    }
+
+    fn alias(&mut self, line: usize, anchor: usize) -> Result<(), Fault> {
+        let Some(node) = self.anchors.get(&anchor).cloned() else {
+            return Err(fault(line, "this alias stands inside what it stands for"));
+        };
+        self.check_depth(line, node.height)?;
+        self.aliased += node.nodes;
+        if self.aliased > MAX_ALIASED {
+            return Err(fault(
+                line,
+                format!("the aliases up to here stand for more than {MAX_ALIASED} values"),
+            ));
+        }
+        self.attach(node, 0);
+        Ok(())
+    }
+
+    /// Puts a complete node where it belongs. An anchor of 0 is none.
+    fn attach(&mut self, node: Rc<Node<'a>>, anchor: usize) {
+        if anchor != 0 {
+            self.anchors.insert(anchor, Rc::clone(&node));
+        }
+        let Some(open) = self.open.last_mut() else {
+            self.root = Some(node);
+            return;
+        };
+        open.node.nodes += node.nodes;
+        open.node.height = open.node.height.max(node.height + 1);
+        match &mut open.node.content {
+            Content::Sequence(items) => items.push(node),
+            Content::Mapping(entries) => match open.key.take() {
+                Some(key) => entries.push((key, node)),
+                None => open.key = Some(node),
+            },
+            Content::Scalar { .. } => {}
+        }
+    }
+
+    fn check_depth(&self, line: usize, height: usize) -> Result<(), Fault> {
+        if self.open.len() + height > MAX_DEPTH {
+            return Err(fault(line, format!("nested more than {MAX_DEPTH} levels deep")));
+        }
+        Ok(())
+    }
+
+    fn scalar_is_plain(&mut self, line: usize, style: ScalarStyle, tag: Option<&Tag>) -> bool {
+        match tag {
+            None => style == ScalarStyle::Plain,
+            Some(tag) if tag.is_yaml_core_schema() => match tag.suffix.as_str() {
+                "str" => false,
+                "int" | "float" | "bool" | "null" => true,
+                _ => self.unknown_tag(line, tag),
+            },
+            Some(tag) => self.unknown_tag(line, tag),
+        }
+    }
+
+    fn collection_tag(&mut self, line: usize, tag: Option<&Tag>) {
+        if let Some(tag) = tag {
+            let known = tag.is_yaml_core_schema() && matches!(tag.suffix.as_str(), "map" | "seq");
+            if !known {
+                self.unknown_tag(line, tag);
+            }
+        }
+    }
+
+    fn unknown_tag(&mut self, line: usize, tag: &Tag) -> bool {
+        let name = if tag.is_yaml_core_schema() {
+            format!("!!{}", clip(&tag.suffix))
+        } else {
+            clip(&format!("{}{}", tag.handle, tag.suffix))
+        };
+        self.faults
+            .push(fault(line, format!("the tag {} means nothing here: remove it", quoted(&name))));
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Flow YAML, each node after its line, text in quotes unless plain.
+    fn shown(node: &Node<'_>) -> String {
+        let line = node.line;
+        match &node.content {
+            Content::Scalar { text, plain: true } => format!("{line}:{text}"),
+            Content::Scalar { text, plain: false } => format!("{line}:{text:?}"),
+            Content::Sequence(items) => {
+                let items: Vec<_> = items.iter().map(|item| shown(item)).collect();
+                format!("{line}:[{}]", items.join(", "))
+            }
+            Content::Mapping(entries) => {
+                let entries: Vec<_> = entries
+                    .iter()
+                    .map(|(key, value)| format!("{} => {}", shown(key), shown(value)))
+                    .collect();
+                format!("{line}:{{{}}}", entries.join(", "))
+            }
+        }
+    }
+
+    fn tree(text: &str) -> String {
+        let (root, faults) = read(text).expect(text);
+        assert!(faults.is_empty(), "{faults:?}");
+        shown(&root)
+    }
+
+    fn refusal(text: &str) -> String {
+        read(text).expect_err("a fault").to_string()
+    }
+
+    #[test]
+    fn lines_quotes_and_order() {
+        assert_eq!(
+            tree("# c\na:\n  b:\n\n  c: '3'\n\nd:\n  - x: 1\n    y:\n\n  - z\na: 2\n"),
+            "2:{2:a => 3:{3:b => 3:, 5:c => 5:\"3\"}, \
+             7:d => 8:[8:{8:x => 8:1, 9:y => 9:}, 11:z], 12:a => 12:2}"
+        );
+        assert_eq!(tree("\u{feff}a: |\r\n  x\r\n"), "1:{1:a => 2:\"x\\n\"}");
+        assert_eq!(tree("a: !!str 1\nb: !!int '2'\n"), "1:{1:a => 1:\"1\", 2:b => 2:2}");
+    }
+
+    #[test]
+    fn aliases_stand_where_their_anchor_is() {
+        assert_eq!(tree("a: &x\n  - 1\nb: *x\n"), "1:{1:a => 1:[2:1], 3:b => 1:[2:1]}");
+        assert_eq!(refusal("a: &x [*x]"), "line 1: this alias stands inside what it stands for");
+    }
+
+    #[test]
+    fn nothing_is_not_a_document() {
+        for text in ["", "# only words\n", "---\n", "~", "null\n", "\u{feff}"] {
+            assert!(refusal(text).contains("the file is empty"), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn nesting_is_bounded() {
+        let nested = |levels: usize| format!("{}x", "- ".repeat(levels));
+        assert!(read(&nested(MAX_DEPTH - 1)).is_ok());
+        assert_eq!(refusal(&nested(MAX_DEPTH)), "line 1: nested more than 64 levels deep");
+        assert!(refusal(&nested(1_000_000)).contains("nested more than"));
+        assert!(refusal(&"[".repeat(1_000_000)).contains("recursion limit"));
+        let mut chain = String::from("- &a0 [x]\n");
+        for level in 1..100 {
+            chain += &format!("- &a{level} [*a{}]\n", level - 1);
+        }
+        assert_eq!(refusal(&chain), "line 63: nested more than 64 levels deep");
+    }
+
+    #[test]
+    fn aliases_are_bounded() {
+        let mut bomb = String::from("- &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..20 {
+            let aliases = vec![format!("*a{}", level - 1); 10].join(", ");
+            bomb += &format!("- &a{level} [{aliases}]\n");
+        }
+        let expected = "line 6: the aliases up to here stand for more than 1000000 values";
+        assert_eq!(refusal(&bomb), expected);
+    }
+}

@@ -1,0 +1,70 @@
+//! The rules of the file's top level; those of its two parts are in `namespaces` and
+//! `resources`.
+
+use super::fault::Path;
+use super::model::{FailurePolicy, Limits};
+use super::namespaces::{Indices, bucket, namespaces};
+use super::read::{Fields, Keys, Reader};
+use super::resources::resources;
+use super::tree::Node;
+
+const KEYS: Keys = Keys {
+    shape: "a mapping of global_default_bucket, namespaces, resources and on_store_failure",
+    known: &["global_default_bucket", "namespaces", "resources", "on_store_failure"],
+    ignored: &[
+        ("version", "the version of a limits file is the CRC-32 of its bytes"),
+        ("user", "who changed a file is for its version control to know"),
+        ("date", "when a file changed is for its version control to know"),
+        ("admin_port", "addresses are given on the command line"),
+        ("metrics_enabled", "metrics are always on"),
+        ("filler_frequency_millis", "tokens accrue continuously"),
+    ],
+};
+
+/// What the tree says, and a reader with what is wrong with it. The limits are meaningful
+/// only where there are no faults.
+pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
+    let mut reader = Reader::default();
+    let top = reader.fields(root, &Path::ROOT, &KEYS);
+    let on_store_failure = failure_policy(&mut reader, &top, &Path::ROOT).unwrap_or_default();
+    let mut indices = Indices::default();
+    let global_default = top
+        .get("global_default_bucket")
+        .map(|entry| bucket(&mut reader, entry.value, &Path::ROOT.key(entry.key), &mut indices));
+    let namespaces = top.get("namespaces").map(|entry| {
+        namespaces(
+            &mut reader,
+            entry.value,
+            &Path::ROOT.key(entry.key),
+            on_store_failure,
+            &mut indices,
+        )
+    });
+    let resources = top
+        .get("resources")
+        .map(|entry| resources(&mut reader, entry.value, &Path::ROOT.key(entry.key)));
+    let limits = Limits {
+        global_default,
+        namespaces: namespaces.unwrap_or_default(),
+        resources: resources.unwrap_or_default(),
+        on_store_failure,
+        bucket_count: indices.count(),
+        version: 0,
+    };
+    (limits, reader)
+}
+
+/// `on_store_failure`, where it is given.
+pub(super) fn failure_policy(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+) -> Option<FailurePolicy> {
+    let entry = fields.get("on_store_failure")?;
+    let choices = [
+        ("local", FailurePolicy::Local),
+        ("allow", FailurePolicy::Allow),
+        ("deny", FailurePolicy::Deny),
+    ];
+    reader.choice(entry.value, &path.key(entry.key), &choices)
+}
