@@ -283,20 +283,28 @@ impl Reader {
         })
     }
 
-    /// Text; a number will do, as quotes are easily forgotten.
+    /// Text; a number will do, as quotes are easily forgotten. Lines and tabs are fine, but no
+    /// other control characters, nor what only some readers of YAML take for the end of a line.
     pub(super) fn text<'n>(
         &mut self,
         node: &'n Node<'n>,
         path: &Path<'_>,
         expected: &str,
     ) -> Option<&'n str> {
-        match &node.content {
-            Content::Scalar { text, .. } if !node.is_null() => Some(text),
-            _ => {
-                self.must_be(node, path, expected);
-                None
-            }
+        let Content::Scalar { text, .. } = &node.content else {
+            self.must_be(node, path, expected);
+            return None;
+        };
+        if node.is_null() {
+            self.must_be(node, path, expected);
+            return None;
         }
+        let odd = |c: char| c.is_control() && !"\n\t".contains(c) || "\u{2028}\u{2029}".contains(c);
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| odd(*c)) {
+            self.fault(node.line, path, format!("has a control character at byte {at}: remove it"));
+            return None;
+        }
+        Some(text)
     }
 
     /// One of a few words.
