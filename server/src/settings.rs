@@ -134,6 +134,13 @@ impl FromStr for StoreUrl {
         if matches!(text, "memory:" | "memory") {
             return Ok(Self::Memory);
         }
+        // These name several hosts, which the parser of URLs does not take.
+        if text.starts_with("redis-cluster:") {
+            return Err("Redis Cluster is not served yet; use redis://".to_owned());
+        }
+        if text.starts_with("redis-sentinel:") {
+            return Err("Sentinel is not served yet; use redis://".to_owned());
+        }
         // Parse errors say nothing of the text, which may hold a password.
         let url = Url::parse(text).map_err(|error| format!("not a URL: {error}"))?;
         match url.scheme() {
@@ -141,8 +148,6 @@ impl FromStr for StoreUrl {
                 Err("names no host; write redis://HOST:PORT".to_owned())
             }
             "redis" | "rediss" | "redis+unix" => Ok(Self::Redis(text.to_owned())),
-            "redis-cluster" => Err("Redis Cluster is not served yet; use redis://".to_owned()),
-            "redis-sentinel" => Err("Sentinel is not served yet; use redis://".to_owned()),
             "memory" => Err("memory: takes nothing after the colon".to_owned()),
             _ => Err("unknown kind of store; use memory:, redis://, rediss:// or redis+unix://"
                 .to_owned()),

@@ -46,8 +46,9 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
 
 #[cfg(test)]
 mod tests {
-    use super::model::{FailurePolicy, Place};
+    use super::model::FailurePolicy;
     use super::*;
+    use crate::domain::bucket::Place;
 
     const FILE: &str = "
 on_store_failure: deny
