@@ -41,6 +41,8 @@ local cost, interval, cap, max_wait, max_debt, mark, idle, bound, flags, now =
 
 local COUNTED, CONFIGURED, TWIN = 1, 2, 4
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
+-- The longest debt that can be stored, in µs: four years.
+local MAX_SPAN = 126230400000000
 -- The most idle buckets that one call drops, so that no call takes long.
 local DROP_LIMIT = 100
 
@@ -75,7 +77,8 @@ local function read(key)
   return value
 end
 
--- The register: is the bucket in it, and is there room if it isn't?
+-- The register: is the bucket in it, and is there room if it isn't? The states of idle buckets
+-- need no removal: they were written to expire by then.
 local known, removed, live = true, 0, 0
 local register = nil
 if flags == COUNTED then
@@ -84,8 +87,6 @@ if flags == COUNTED then
   known = last_use and true or false
   if known and idle >= 0 and now - tonumber(last_use) >= idle then
     redis.call('ZREM', register, ARGV[2])
-    redis.call('DEL', KEYS[1])
-    if twin then redis.call('DEL', twin) end
     known = false
     removed = 1
   end
@@ -94,11 +95,7 @@ if flags == COUNTED then
     local latest = integer(now - idle)
     local gone = redis.call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
     if #gone > 0 then
-      local prefix = string.sub(KEYS[1], 1, #KEYS[1] - #ARGV[2])
-      for _, name in ipairs(gone) do
-        redis.call('ZREM', register, name)
-        redis.call('DEL', prefix .. name)
-      end
+      redis.call('ZREM', register, unpack(gone))
       removed = removed + #gone
       live = redis.call('ZCARD', register)
       if #gone == DROP_LIMIT then
@@ -115,13 +112,9 @@ end
 
 -- The balance, as a time.
 local value = read(KEYS[1])
-local moved_in = false
-if twin then
-  if not value then
-    value = read(twin)
-    moved_in = value ~= nil
-  end
-  if moved_in then redis.call('DEL', twin) end
+if twin and not value then
+  value = read(twin)
+  if value then redis.call('RENAME', twin, KEYS[1]) end
 end
 local accrued, whole, fraction = cap, 0, 0
 local restated, carried = false, false
@@ -141,7 +134,7 @@ if value then
       local mantissa = old_rate_bits % 262144
       local exponent = math.floor(old_rate_bits / 262144)
       local rate = math.ldexp(1 + mantissa / 262144, exponent - 32)
-      accrued = accrued * (rate / 1000000) * interval
+      accrued = math.max(accrued * (rate / 1000000) * interval, -MAX_SPAN)
     end
     restated = true
     carried = true
@@ -181,15 +174,12 @@ if granted then
     whole, fraction, step = now, 0, cost - accrued
   end
   redis.call('SET', KEYS[1], encode(step, false), 'PXAT', expiry(accrued - cost))
-elseif value and full and (restated or moved_in) then
+elseif restated and full then
   redis.call('DEL', KEYS[1])
-elseif value and (restated or moved_in) then
-  if restated then
-    carried = carried and accrued < -max_debt
-    whole, fraction = now, 0
-    value = encode(-accrued, carried)
-  end
-  redis.call('SET', KEYS[1], value, 'PXAT', expiry(accrued))
+elseif restated then
+  carried = carried and accrued < -max_debt
+  whole, fraction = now, 0
+  redis.call('SET', KEYS[1], encode(-accrued, carried), 'PXAT', expiry(accrued))
 elseif value and idle >= 0 then
   redis.call('PEXPIREAT', KEYS[1], expiry(accrued))
 end

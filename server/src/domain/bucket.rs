@@ -271,6 +271,8 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
         if state.mark != terms.mark {
             if !state.mark.same_rate(terms.mark) {
                 accrued_us = accrued_us * (state.mark.rate() / 1e6) * terms.interval_us;
+                // A debt that would take longer can't be stored, nor would anyone wait for it.
+                accrued_us = accrued_us.max(-MAX_SPAN_US);
             }
             (restated, carried) = (true, true);
         }
