@@ -35,6 +35,11 @@
 -- 18 bits of fraction below 6 bits of the mark; the mark's other 23 bits above one bit that
 -- says that a debt beyond the limit was carried over from other limits. It expires when the
 -- bucket is full again, or when it has been idle for too long.
+--
+-- Why some calls look odd (an empty member that never exists, CH, GETEX, whole seconds):
+-- Redis keeps the last argument of each position for the next call made from any script, and
+-- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
+-- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
 local cost, interval, cap, max_wait, max_debt, mark, idle, bound, flags, now =
   struct.unpack('<dddddddddd', ARGV[1])
@@ -83,10 +88,10 @@ local known, removed, live = true, 0, 0
 local register = nil
 if flags == COUNTED then
   register = KEYS[2]
-  local last_use = redis.call('ZSCORE', register, ARGV[2])
+  local last_use = redis.call('ZMSCORE', register, '', ARGV[2])[2]
   known = last_use and true or false
   if known and idle >= 0 and now - tonumber(last_use) >= idle then
-    redis.call('ZREM', register, ARGV[2])
+    redis.call('ZREM', register, '', ARGV[2])
     known = false
     removed = 1
   end
@@ -95,7 +100,7 @@ if flags == COUNTED then
     local latest = integer(now - idle)
     local gone = redis.call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
     if #gone > 0 then
-      redis.call('ZREM', register, unpack(gone))
+      redis.call('ZREM', register, '', unpack(gone))
       removed = removed + #gone
       live = redis.call('ZCARD', register)
       if #gone == DROP_LIMIT then
@@ -107,7 +112,7 @@ if flags == COUNTED then
     return struct.pack('<BBI4I4d', 2, 0, removed, live, 0)
   end
 elseif flags == CONFIGURED then
-  redis.call('ZREM', KEYS[2], ARGV[2])
+  redis.call('ZREM', KEYS[2], '', ARGV[2])
 end
 
 -- The balance, as a time.
@@ -181,16 +186,16 @@ elseif restated then
   whole, fraction = now, 0
   redis.call('SET', KEYS[1], encode(-accrued, carried), 'PXAT', expiry(accrued))
 elseif value and idle >= 0 then
-  redis.call('PEXPIREAT', KEYS[1], expiry(accrued))
+  redis.call('GETEX', KEYS[1], 'PXAT', expiry(accrued))
 end
 
 -- A bucket counts from its first grant on; every use of one that counts is recorded.
 local created = 0
 if register then
   if known or granted or value then
-    redis.call('ZADD', register, integer(now), ARGV[2])
+    redis.call('ZADD', register, 'CH', integer(now), ARGV[2])
     if idle >= 0 then
-      redis.call('PEXPIREAT', register, integer(math.ceil((now + idle) / 1000)))
+      redis.call('EXPIREAT', register, integer(math.ceil((now + idle) / 1000000)))
     else
       redis.call('PERSIST', register)
     end
