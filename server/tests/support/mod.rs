@@ -2,6 +2,7 @@
 //! is moved by hand. Everything binds a free port and is stopped by its process id.
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
