@@ -35,12 +35,19 @@
 -- 18 bits of fraction below 6 bits of the mark; the mark's other 23 bits above one bit that
 -- says that a debt beyond the limit was carried over from other limits. It expires when the
 -- bucket is full again, or when it has been idle for too long.
+--
+-- Why some calls look odd (an empty member that never exists, CH, GETEX, whole seconds):
+-- Redis keeps the last argument of each position for the next call made from any script, and
+-- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
+-- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
 local cost, interval, cap, max_wait, max_debt, mark, idle, bound, flags, now =
   struct.unpack('<dddddddddd', ARGV[1])
 
 local COUNTED, CONFIGURED, TWIN = 1, 2, 4
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
+-- The longest debt that can be stored, in µs: four years.
+local MAX_SPAN = 126230400000000
 -- The most idle buckets that one call drops, so that no call takes long.
 local DROP_LIMIT = 100
 
@@ -75,17 +82,16 @@ local function read(key)
   return value
 end
 
--- The register: is the bucket in it, and is there room if it isn't?
+-- The register: is the bucket in it, and is there room if it isn't? The states of idle buckets
+-- need no removal: they were written to expire by then.
 local known, removed, live = true, 0, 0
 local register = nil
 if flags == COUNTED then
   register = KEYS[2]
-  local last_use = redis.call('ZSCORE', register, ARGV[2])
+  local last_use = redis.call('ZMSCORE', register, '', ARGV[2])[2]
   known = last_use and true or false
   if known and idle >= 0 and now - tonumber(last_use) >= idle then
-    redis.call('ZREM', register, ARGV[2])
-    redis.call('DEL', KEYS[1])
-    if twin then redis.call('DEL', twin) end
+    redis.call('ZREM', register, '', ARGV[2])
     known = false
     removed = 1
   end
@@ -94,11 +100,7 @@ if flags == COUNTED then
     local latest = integer(now - idle)
     local gone = redis.call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
     if #gone > 0 then
-      local prefix = string.sub(KEYS[1], 1, #KEYS[1] - #ARGV[2])
-      for _, name in ipairs(gone) do
-        redis.call('ZREM', register, name)
-        redis.call('DEL', prefix .. name)
-      end
+      redis.call('ZREM', register, '', unpack(gone))
       removed = removed + #gone
       live = redis.call('ZCARD', register)
       if #gone == DROP_LIMIT then
@@ -110,18 +112,14 @@ if flags == COUNTED then
     return struct.pack('<BBI4I4d', 2, 0, removed, live, 0)
   end
 elseif flags == CONFIGURED then
-  redis.call('ZREM', KEYS[2], ARGV[2])
+  redis.call('ZREM', KEYS[2], '', ARGV[2])
 end
 
 -- The balance, as a time.
 local value = read(KEYS[1])
-local moved_in = false
-if twin then
-  if not value then
-    value = read(twin)
-    moved_in = value ~= nil
-  end
-  if moved_in then redis.call('DEL', twin) end
+if twin and not value then
+  value = read(twin)
+  if value then redis.call('RENAME', twin, KEYS[1]) end
 end
 local accrued, whole, fraction = cap, 0, 0
 local restated, carried = false, false
@@ -141,7 +139,7 @@ if value then
       local mantissa = old_rate_bits % 262144
       local exponent = math.floor(old_rate_bits / 262144)
       local rate = math.ldexp(1 + mantissa / 262144, exponent - 32)
-      accrued = accrued * (rate / 1000000) * interval
+      accrued = math.max(accrued * (rate / 1000000) * interval, -MAX_SPAN)
     end
     restated = true
     carried = true
@@ -181,26 +179,23 @@ if granted then
     whole, fraction, step = now, 0, cost - accrued
   end
   redis.call('SET', KEYS[1], encode(step, false), 'PXAT', expiry(accrued - cost))
-elseif value and full and (restated or moved_in) then
+elseif restated and full then
   redis.call('DEL', KEYS[1])
-elseif value and (restated or moved_in) then
-  if restated then
-    carried = carried and accrued < -max_debt
-    whole, fraction = now, 0
-    value = encode(-accrued, carried)
-  end
-  redis.call('SET', KEYS[1], value, 'PXAT', expiry(accrued))
+elseif restated then
+  carried = carried and accrued < -max_debt
+  whole, fraction = now, 0
+  redis.call('SET', KEYS[1], encode(-accrued, carried), 'PXAT', expiry(accrued))
 elseif value and idle >= 0 then
-  redis.call('PEXPIREAT', KEYS[1], expiry(accrued))
+  redis.call('GETEX', KEYS[1], 'PXAT', expiry(accrued))
 end
 
 -- A bucket counts from its first grant on; every use of one that counts is recorded.
 local created = 0
 if register then
   if known or granted or value then
-    redis.call('ZADD', register, integer(now), ARGV[2])
+    redis.call('ZADD', register, 'CH', integer(now), ARGV[2])
     if idle >= 0 then
-      redis.call('PEXPIREAT', register, integer(math.ceil((now + idle) / 1000)))
+      redis.call('EXPIREAT', register, integer(math.ceil((now + idle) / 1000000)))
     else
       redis.call('PERSIST', register)
     end

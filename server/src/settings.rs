@@ -18,9 +18,9 @@ pub struct Settings {
 
     /// Where buckets live: memory:, redis://, rediss:// or redis+unix://
     ///
-    /// memory: is this process's own memory, for one node. redis://[USER:PASSWORD@]HOST[:PORT][/DB]
-    /// is shared by all nodes that name it; rediss:// is the same over TLS, and
-    /// redis+unix:///PATH over a Unix socket.
+    /// memory: is this process's own memory, for one node. redis://USER:PASSWORD@HOST:PORT/DB, of
+    /// which only the host is needed, is shared by all nodes that name it; rediss:// is the same
+    /// over TLS, and redis+unix:///PATH over a Unix socket.
     #[arg(
         long,
         env = "TOLLGATE_STORE",

@@ -49,7 +49,12 @@ fn timed_out(answer: &Answer<'_>, retry_after_ms: i64, available: f64) {
 #[track_caller]
 fn near(answer: &Answer<'_>, available: f64) {
     let off = (answer.tokens_available - available).abs();
-    assert!(off <= 1e-5, "{} available, not {available}", answer.tokens_available);
+    // A rate that changed was kept to four millionths.
+    assert!(
+        off <= 5e-5 + 4e-6 * available.abs(),
+        "{} available, not {available}",
+        answer.tokens_available
+    );
 }
 
 fn bucket_name(answer: &Answer<'_>) -> String {
@@ -252,7 +257,6 @@ async fn idle_buckets_start_full_again<S: Store>(s: &Service<S>) {
         s.set_limits(&format!("namespaces: {{ ns{bound}: {{ max_dynamic_buckets: {bound}, dynamic_bucket_template: {{ size: 5, fill_rate: 1/h, max_tokens_per_request: 5, max_idle_millis: 2000, wait_timeout_millis: 0 }} }} }}"));
         let name = format!("ns{bound}|a");
         granted(&ask(s, &name, 5).await, 5, 0, 0.0);
-        granted(&ask(s, &name, 1).await, 1, 0, -1.0);
         // A refused request is a use, too: hammering does not make a bucket full again.
         for _ in 0..5 {
             s.clock.advance(1_900_000);
@@ -300,6 +304,8 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     // longer than the debt limit, and however often it is asked in between.
     granted(&ask(s, "b", 50).await, 50, 0, -50.0);
     limits(1000, "0.1", 10_000);
+    // A change takes hold of a bucket when it is next asked; until then the old rate holds.
+    timed_out(&ask(s, "b", 1).await, 500_000, -50.0);
     for seconds in 1..=100 {
         s.clock.advance(SECOND);
         assert_eq!(ask(s, "b", 1).await.status, Status::Timeout, "after {seconds} s");
@@ -434,28 +440,34 @@ async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
     .into_iter()
     .enumerate()
     {
-        s.set_limits(&format!("namespaces: {{ ns{at}: {{ buckets: {{ b: {{ size: 10, fill_rate: {rate}, max_tokens_per_request: -1, wait_timeout_millis: 0, max_debt_millis: 0 }} }} }} }}"));
+        s.set_limits(&format!("namespaces: {{ ns{at}: {{ buckets: {{ b: {{ size: 1000, fill_rate: {rate}, max_tokens_per_request: -1, wait_timeout_millis: 0, max_debt_millis: 0 }} }} }} }}"));
         let name = format!("ns{at}|b");
+        while ask(s, &name, 100).await.status == Status::Ok {}
+        while ask(s, &name, 1).await.status == Status::Ok {}
         let (mut granted_tokens, mut elapsed_us) = (0.0, 0_i64);
         for turn in 0..3000_i64 {
             // Ask until refused, as a saturating caller does.
-            for _ in 0..200 {
+            for _ in 0..1200 {
                 if ask(s, &name, tokens).await.status != Status::Ok {
                     break;
                 }
                 granted_tokens += tokens as f64;
             }
-            let step = if pause_us == 0 { i64::from(turn % 20 == 0) } else { pause_us };
+            let step = if pause_us == 0 { i64::from(turn % 2 == 0) } else { pause_us };
             s.clock.advance(step);
             elapsed_us += step;
-            if turn > 500 && pause_us == 0 {
+            if turn > 1000 && pause_us == 0 {
                 break;
             }
         }
         let accrued = per_s * elapsed_us as f64 / 1e6;
-        assert!(granted_tokens <= 10.0 + accrued + 1e-9, "{rate}: {granted_tokens} of {accrued}");
+        assert!(granted_tokens <= accrued + 1.0, "{rate}: {granted_tokens} of {accrued}");
         if tokens == 1 {
-            assert!(granted_tokens >= 0.999 * accrued, "{rate}: {granted_tokens} of {accrued}");
+            // Less than one token may be left over.
+            assert!(
+                granted_tokens > 0.999 * accrued - 1.0,
+                "{rate}: {granted_tokens} of {accrued}"
+            );
         }
     }
 }

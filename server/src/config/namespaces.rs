@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 
-use super::fault::Path;
+use super::fault::{Path, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Others};
 use super::rate::with_unit;
-use super::read::{Entry, Fields, Keys, Reader};
+use super::read::{Entry, Fields, Keys, Reader, number};
 use super::tree::{Content, Node};
 use super::validate::failure_policy;
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
@@ -16,7 +16,11 @@ const MAX_SIZE: i64 = 1 << 53;
 
 const MAX_SPAN_MS: i64 = (MAX_SPAN_US / 1000.0) as i64;
 
+const RATE: &str =
+    "a number of tokens a second, or one with a unit such as 100/s, 100/m, 100/h or 5000/d";
+
 const NAMESPACE_KEYS: Keys = Keys {
+    shape: "a mapping, such as { default_bucket: { size: 100, fill_rate: 50 } }",
     known: &[
         "buckets",
         "default_bucket",
@@ -28,6 +32,7 @@ const NAMESPACE_KEYS: Keys = Keys {
 };
 
 const BUCKET_KEYS: Keys = Keys {
+    shape: "a mapping, such as { size: 100, fill_rate: 50 }",
     known: &[
         "size",
         "fill_rate",
@@ -133,8 +138,7 @@ fn others(
     }
     let max_buckets = fields.get("max_dynamic_buckets").and_then(|entry| {
         let here = path.key(entry.key);
-        let expected = "a whole number of at least 0 (0: no limit)";
-        let most = reader.whole(entry.value, &here, expected, 0..=i64::MAX)?;
+        let most = reader.whole(entry.value, &here, 0..=i64::MAX, None)?;
         if most > 0 && template.is_none() {
             let message =
                 "has no effect without a dynamic_bucket_template: add one, or remove this";
@@ -158,25 +162,16 @@ pub(super) fn bucket(
 ) -> Bucket {
     let fields = reader.fields(node, path, &BUCKET_KEYS);
     let default = BucketLimit::default();
-    let mut whole = |reader: &mut Reader, key: &str, expected: &str, range| {
+    let whole = |reader: &mut Reader, key: &str, range, minus_one| {
         let entry = fields.get(key)?;
-        reader.whole(entry.value, &path.key(key), expected, range)
+        reader.whole(entry.value, &path.key(key), range, minus_one)
     };
 
-    let expected = "a whole number from 1 to 9007199254740992";
-    let size = whole(reader, "size", expected, 1..=MAX_SIZE);
-    let expected = "a whole number of at least 0";
-    let wait_timeout = whole(reader, "wait_timeout_millis", expected, 0..=i64::MAX);
-    let expected = "a whole number of at least 1, or -1 for never";
-    let max_idle = fields
-        .get("max_idle_millis")
-        .and_then(|entry| never_or_whole(reader, &entry, &path.key(entry.key), expected));
-    let expected = "a whole number from 0 to 126230400000 (four years)";
-    let max_debt = whole(reader, "max_debt_millis", expected, 0..=MAX_SPAN_MS);
-    let expected = "a whole number of at least 1, or -1 for no limit";
-    let max_tokens = fields
-        .get("max_tokens_per_request")
-        .and_then(|entry| never_or_whole(reader, &entry, &path.key(entry.key), expected));
+    let size = whole(reader, "size", 1..=MAX_SIZE, None);
+    let wait_timeout = whole(reader, "wait_timeout_millis", 0..=i64::MAX, None);
+    let max_idle = whole(reader, "max_idle_millis", 1..=i64::MAX, Some("never"));
+    let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS, None);
+    let max_tokens = whole(reader, "max_tokens_per_request", 1..=i64::MAX, Some("no limit"));
     let fill_rate = fields
         .get("fill_rate")
         .and_then(|entry| fill_rate(reader, entry.value, &path.key(entry.key)));
@@ -192,9 +187,10 @@ pub(super) fn bucket(
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
         fill_rate: rate,
         wait_timeout_ms: unsigned(wait_timeout).unwrap_or(default.wait_timeout_ms),
-        max_idle_ms: max_idle.unwrap_or(default.max_idle_ms),
+        max_idle_ms: max_idle.map_or(default.max_idle_ms, |most| u64::try_from(most).ok()),
         max_debt_ms: unsigned(max_debt).unwrap_or(default.max_debt_ms),
-        max_tokens_per_request: max_tokens.unwrap_or(Some((rate as u64).max(1))),
+        max_tokens_per_request: max_tokens
+            .map_or(Some((rate as u64).max(1)), |most| u64::try_from(most).ok()),
         soft_limit_percent: soft_limit,
     };
     // Where one of the two is wrong, the other is not to blame.
@@ -209,31 +205,20 @@ fn unsigned(whole: Option<i64>) -> Option<u64> {
     whole.and_then(|whole| u64::try_from(whole).ok())
 }
 
-/// A whole number of at least 1; `Some(None)` for -1.
-fn never_or_whole(
-    reader: &mut Reader,
-    entry: &Entry<'_>,
-    path: &Path<'_>,
-    expected: &str,
-) -> Option<Option<u64>> {
-    let whole = reader.number(entry.value, path, expected, |number| {
-        let whole = i64::try_from(number.whole?).ok()?;
-        (whole == -1 || whole >= 1).then_some(whole)
-    })?;
-    Some(u64::try_from(whole).ok())
-}
-
 fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f64> {
-    let expected = "from 0.00000001 to 1000000000 tokens a second, \
-                    as a number or with a unit such as 100/s, 100/m, 100/h or 5000/d";
-    if let Content::Scalar { text, .. } = &node.content
-        && let Some(rate) = with_unit(text).filter(|rate| RATES.contains(rate))
-    {
-        return Some(rate);
+    let within = |rate: &f64| RATES.contains(rate);
+    let bounds = "from 0.00000001 to 1000000000 tokens a second";
+    let Content::Scalar { text, .. } = &node.content else {
+        return reader.number(node, path, RATE, |_| None);
+    };
+    if let Some(rate) = with_unit(text) {
+        if !within(&rate) {
+            reader.fault(node.line, path, format!("must be {bounds}, not {}", quoted(text)));
+        }
+        return Some(rate).filter(within);
     }
-    reader.number(node, path, expected, |number| {
-        Some(number.value).filter(|rate| RATES.contains(rate))
-    })
+    let expected = if number(text).is_some() { bounds } else { RATE };
+    reader.number(node, path, expected, |number| Some(number.value).filter(within))
 }
 
 /// State is stored as a time, which must not be further off than [`MAX_SPAN_US`].

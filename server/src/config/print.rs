@@ -9,7 +9,8 @@ use super::model::{
     Algorithm, AlgorithmKind, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate,
 };
 
-/// The limits as understood, every default filled in, in the order of the file.
+/// The limits as understood, every default filled in, in the order of the file; namespaces
+/// without any bucket come last, by name.
 pub fn understood(limits: &Limits) -> String {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));

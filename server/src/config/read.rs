@@ -35,6 +35,8 @@ pub(super) struct Entry<'n> {
 pub(super) struct Fields<'n> {
     /// Where the mapping starts.
     pub(super) line: usize,
+    /// Whether there is something else instead, so that it can't be said what is missing.
+    pub(super) wrong: bool,
     entries: Vec<Entry<'n>>,
 }
 
@@ -47,6 +49,8 @@ impl<'n> Fields<'n> {
 
 /// Which keys a mapping may have.
 pub(super) struct Keys {
+    /// What the mapping looks like, after "must be".
+    pub(super) shape: &'static str,
     /// Those with a meaning.
     pub(super) known: &'static [&'static str],
     /// Those that older files carry, each with the reason why it has no effect.
@@ -65,7 +69,8 @@ pub(super) struct Number {
 /// Reads `100`, `-1`, `0x1f`, `0o17`, `1.5`, `.5`, `1e3`, `.inf`, `.nan`.
 pub(super) fn number(text: &str) -> Option<Number> {
     let radix = |digits: &str, radix| {
-        let whole = i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with('+'));
+        let whole =
+            i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with(['+', '-']));
         whole.map(|whole| Number { value: whole as f64, whole: Some(whole) })
     };
     if let Some(digits) = text.strip_prefix("0x") {
@@ -181,7 +186,7 @@ impl Reader {
         path: &Path<'_>,
         keys: &Keys,
     ) -> Fields<'n> {
-        let entries = self.entries(node, path, "a mapping");
+        let entries = self.entries(node, path, keys.shape);
         for entry in &entries {
             let here = path.key(entry.key);
             if keys.known.contains(&entry.key) {
@@ -203,7 +208,8 @@ impl Reader {
                 }
             }
         }
-        Fields { line: node.line, entries }
+        let wrong = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
+        Fields { line: node.line, wrong, entries }
     }
 
     /// The items of a list; none where nothing is given, or the wrong thing.
@@ -249,33 +255,56 @@ impl Reader {
         None
     }
 
-    /// A whole number within `range`, which is what `expected` says in words.
+    /// A whole number within `range`, or -1 where `minus_one` says what that stands for.
     pub(super) fn whole(
         &mut self,
         node: &Node<'_>,
         path: &Path<'_>,
-        expected: &str,
         range: RangeInclusive<i64>,
+        minus_one: Option<&str>,
     ) -> Option<i64> {
-        self.number(node, path, expected, |number| {
-            number.whole.and_then(|whole| i64::try_from(whole).ok()).filter(|n| range.contains(n))
+        let above = |number: Number| match number.whole {
+            Some(whole) => whole > i128::from(*range.end()),
+            None => number.value > *range.end() as f64,
+        };
+        let mut expected = match &node.content {
+            Content::Scalar { text, plain: true } if number(text).is_some_and(above) => {
+                format!("a whole number of at most {}", range.end())
+            }
+            _ => format!("a whole number of at least {}", range.start()),
+        };
+        if let Some(meaning) = minus_one {
+            expected += &format!(", or -1 for {meaning}");
+        }
+        self.number(node, path, &expected, |number| {
+            let whole = i64::try_from(number.whole?).ok()?;
+            let special = whole == -1 && minus_one.is_some();
+            (special || range.contains(&whole)).then_some(whole)
         })
     }
 
-    /// Text; a number will do, as quotes are easily forgotten.
+    /// Text; a number will do, as quotes are easily forgotten. Lines and tabs are fine, but no
+    /// other control characters, nor what only some readers of YAML take for the end of a line.
     pub(super) fn text<'n>(
         &mut self,
         node: &'n Node<'n>,
         path: &Path<'_>,
         expected: &str,
     ) -> Option<&'n str> {
-        match &node.content {
-            Content::Scalar { text, .. } if !node.is_null() => Some(text),
-            _ => {
-                self.must_be(node, path, expected);
-                None
-            }
+        let Content::Scalar { text, .. } = &node.content else {
+            self.must_be(node, path, expected);
+            return None;
+        };
+        if node.is_null() {
+            self.must_be(node, path, expected);
+            return None;
         }
+        let odd = |c: char| c.is_control() && !"\n\t".contains(c) || "\u{2028}\u{2029}".contains(c);
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| odd(*c)) {
+            self.fault(node.line, path, format!("has a control character at byte {at}: remove it"));
+            return None;
+        }
+        Some(text)
     }
 
     /// One of a few words.
@@ -283,7 +312,7 @@ impl Reader {
         &mut self,
         node: &Node<'_>,
         path: &Path<'_>,
-        choices: &[(&'static str, T)],
+        choices: &[(&str, T)],
     ) -> Option<T> {
         let word = match &node.content {
             Content::Scalar { text, .. } if !node.is_null() => text.as_ref(),
@@ -304,7 +333,7 @@ impl Reader {
 
 /// The name that `word` may have been meant to be. Case, `_` and `-` don't count, so that
 /// `fillRate` is near; beyond these, one slip in every three letters.
-fn nearest(word: &str, names: impl Iterator<Item = &'static str>) -> Option<&'static str> {
+fn nearest<'k>(word: &str, names: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     if word.len() > 64 {
         return None;
     }

@@ -15,16 +15,22 @@ const REST: &str = "*";
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
 
 const TEMPLATE_KEYS: Keys = Keys {
+    shape: "a mapping, such as { identifier_glob: \"db.*\", capacity: 500 }",
     known: &["identifier_glob", "capacity", "safe_capacity", "description", "algorithm"],
     ignored: &[],
 };
 
 const ALGORITHM_KEYS: Keys = Keys {
+    shape: "a mapping, such as { kind: FAIR_SHARE, lease_length: 300, refresh_interval: 5 }",
     known: &["kind", "lease_length", "refresh_interval", "learning_mode_duration", "parameters"],
     ignored: &[],
 };
 
-const PARAMETER_KEYS: Keys = Keys { known: &["name", "value"], ignored: &[] };
+const PARAMETER_KEYS: Keys = Keys {
+    shape: "a mapping, such as { name: a, value: b }",
+    known: &["name", "value"],
+    ignored: &[],
+};
 
 /// A template as read on its own, before those without an algorithm have got theirs.
 struct Draft<'n> {
@@ -122,6 +128,7 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
         .filter(|entry| !entry.value.is_null())
         .and_then(|entry| reader.text(entry.value, &path.key(entry.key), "text"));
     let algorithm = match fields.get("algorithm") {
+        _ if fields.wrong => Given::Wrong,
         None => Given::Not,
         Some(entry) if entry.value.is_null() => Given::Not,
         Some(entry) => match algorithm(reader, entry.value, &path.key(entry.key)) {
@@ -139,7 +146,9 @@ fn missing<T>(
     key: &str,
     expected: &str,
 ) -> Option<T> {
-    reader.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
+    if !fields.wrong {
+        reader.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
+    }
     None
 }
 
@@ -267,8 +276,7 @@ fn seconds(
     least: i64,
 ) -> Option<u64> {
     let entry = fields.get(key)?;
-    let expected = format!("whole seconds from {least} to {MAX_SPAN_S} (four years)");
-    let seconds = reader.whole(entry.value, &path.key(key), &expected, least..=MAX_SPAN_S)?;
+    let seconds = reader.whole(entry.value, &path.key(key), least..=MAX_SPAN_S, None)?;
     u64::try_from(seconds).ok()
 }
 

@@ -9,6 +9,7 @@ use super::resources::resources;
 use super::tree::Node;
 
 const KEYS: Keys = Keys {
+    shape: "a mapping of global_default_bucket, namespaces, resources and on_store_failure",
     known: &["global_default_bucket", "namespaces", "resources", "on_store_failure"],
     ignored: &[
         ("version", "the version of a limits file is the CRC-32 of its bytes"),

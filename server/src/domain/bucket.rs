@@ -3,7 +3,7 @@
 //! `RateLimiter` as the quotaservice design took it up; here it is kept in the form of the
 //! generic cell rate algorithm (ITU-T I.371), whose whole state is one moment in time.
 //!
-//! That moment is [`State::zero`]: when the balance is (or was) exactly zero. All
+//! That moment, [`State`]'s `zero`, is when the balance is (or was) exactly zero. All
 //! arithmetic is in microseconds of accrual. With `interval` the time one token takes,
 //! `accrued = min(cap, now - zero)` is the balance as a time, a grant moves `zero` by
 //! `tokens * interval`, and a balance below zero *is* the time to wait. A grant from a
@@ -271,6 +271,8 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
         if state.mark != terms.mark {
             if !state.mark.same_rate(terms.mark) {
                 accrued_us = accrued_us * (state.mark.rate() / 1e6) * terms.interval_us;
+                // A debt that would take longer can't be stored, nor would anyone wait for it.
+                accrued_us = accrued_us.max(-MAX_SPAN_US);
             }
             (restated, carried) = (true, true);
         }

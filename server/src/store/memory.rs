@@ -5,12 +5,14 @@
 //! reached.
 
 use std::cmp::Reverse;
+use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use hashbrown::hash_map::EntryRef;
 use hashbrown::{Equivalent, HashMap};
 
 use super::{Ask, Outcome, Outcomes, Store, Verdict};
@@ -90,13 +92,16 @@ struct Entry {
     state: State,
     /// The last millisecond at which the state still counts, as a key's expiry in Redis.
     expires_ms: i64,
+    /// Where its element in [`Shard::due`] is: never later than `expires_ms`.
+    due_ms: i64,
 }
 
 #[derive(Default)]
 struct Shard {
     entries: HashMap<Arc<Key>, Entry>,
-    /// One element for each entry, by an expiry that the entry had at some time: no later
-    /// than its true one, unless that was moved forward.
+    /// When to look at which entry. An expiry that moves back leaves its element where it
+    /// is, one that moves forward adds another; an element that is not at its entry's
+    /// `due_ms` is out of date.
     due: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
 }
 
@@ -127,14 +132,16 @@ impl Register {
         }
     }
 
-    /// Takes out one bucket that was last used at `latest` or before.
-    fn pop_idle(&mut self, latest: i64) -> Option<Arc<str>> {
-        if self.by_use.first()?.0 > latest {
-            return None;
+    /// Takes out one bucket that was last used at `latest` or before, if there is one. Its
+    /// state needs no removal: it was written to expire by then.
+    fn drop_idle(&mut self, latest: i64) -> bool {
+        if self.by_use.first().is_none_or(|(last, _)| *last > latest) {
+            return false;
         }
-        let (_, name) = self.by_use.pop_first()?;
-        self.last_use.remove(&name);
-        Some(name)
+        if let Some((_, name)) = self.by_use.pop_first() {
+            self.last_use.remove(&name);
+        }
+        true
     }
 }
 
@@ -146,6 +153,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl MemoryStore {
     /// An empty store on the system's clock.
+    #[expect(clippy::disallowed_methods, reason = "a store has the clock that it decides by")]
     pub fn new() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started_at = Micros(since_epoch.as_micros() as i64);
@@ -177,7 +185,7 @@ impl MemoryStore {
     pub fn sweep(&self) {
         let now_ms = self.0.clock.now().as_millis();
         for shard in &self.0.shards {
-            self.0.clear(&mut lock(shard), now_ms, usize::MAX);
+            lock(shard).clear(now_ms, usize::MAX, &self.0.in_use);
         }
     }
 
@@ -245,12 +253,10 @@ impl Inner {
             let latest = now.0.saturating_sub(idle_us);
             if register.last_use.get(ask.name).is_some_and(|&last| last <= latest) {
                 register.forget(ask.name);
-                self.remove(KeyRef::of(ask));
                 known = false;
                 removed += 1;
             }
-            while !known && let Some(name) = register.pop_idle(latest) {
-                self.remove(KeyRef { name: &name, ..KeyRef::of(ask) });
+            while !known && register.drop_idle(latest) {
                 removed += 1;
             }
         }
@@ -280,10 +286,10 @@ impl Inner {
         let key = KeyRef::of(ask);
         let mut shard = lock(self.shard(key));
         let now_ms = now.as_millis();
-        self.clear(&mut shard, now_ms, CLEAR_LIMIT);
+        shard.clear(now_ms, CLEAR_LIMIT, &self.in_use);
 
-        let entry = shard.entries.get_mut(&key);
-        let state = entry.as_ref().filter(|entry| now_ms <= entry.expires_ms).map(|e| e.state);
+        let entry = shard.entries.get(&key);
+        let state = entry.filter(|entry| now_ms <= entry.expires_ms).map(|entry| entry.state);
         let request = Request {
             cost_us: ask.terms.cost_us(ask.tokens),
             max_wait_us: ask.max_wait_ms as f64 * 1000.0,
@@ -295,24 +301,11 @@ impl Inner {
             None => decision.full_at_ms,
         };
         match decision.change {
-            Change::Put(state) => match entry {
-                Some(entry) => *entry = Entry { state, expires_ms },
-                None => {
-                    let key = Arc::new(key.to_key());
-                    shard.due.push(Reverse((expires_ms, Arc::clone(&key))));
-                    shard.entries.insert(key, Entry { state, expires_ms });
-                    self.in_use.fetch_add(1, Ordering::Relaxed);
-                }
-            },
-            // Its element in `due` goes when its time comes.
-            Change::Remove => {
-                if shard.entries.remove(&key).is_some() {
-                    self.in_use.fetch_sub(1, Ordering::Relaxed);
-                }
-            }
+            Change::Put(state) => shard.put(key, state, expires_ms, &self.in_use),
+            Change::Remove => shard.remove(key, &self.in_use),
             Change::Keep => {
-                if let (Some(entry), Some(_), Some(_)) = (entry, idle_us, state) {
-                    entry.expires_ms = expires_ms;
+                if let (Some(state), Some(_)) = (state, idle_us) {
+                    shard.put(key, state, expires_ms, &self.in_use);
                 }
             }
         }
@@ -331,31 +324,52 @@ impl Inner {
     fn shard(&self, key: KeyRef<'_>) -> &Mutex<Shard> {
         &self.shards[self.hasher.hash_one(key) as usize % SHARDS]
     }
+}
 
-    fn remove(&self, key: KeyRef<'_>) {
-        if lock(self.shard(key)).entries.remove(&key).is_some() {
-            self.in_use.fetch_sub(1, Ordering::Relaxed);
+impl Shard {
+    fn put(&mut self, key: KeyRef<'_>, state: State, expires_ms: i64, in_use: &AtomicUsize) {
+        match self.entries.entry_ref(&key) {
+            EntryRef::Occupied(mut found) => {
+                let due_ms = found.get().due_ms.min(expires_ms);
+                if due_ms < found.get().due_ms {
+                    self.due.push(Reverse((due_ms, Arc::clone(found.key()))));
+                }
+                found.insert(Entry { state, expires_ms, due_ms });
+            }
+            EntryRef::Vacant(vacant) => {
+                let key = Arc::new(key.to_key());
+                self.due.push(Reverse((expires_ms, Arc::clone(&key))));
+                vacant.insert_with_key(key, Entry { state, expires_ms, due_ms: expires_ms });
+                in_use.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn remove(&mut self, key: KeyRef<'_>, in_use: &AtomicUsize) {
+        // Its element in `due` is out of date from here on.
+        if self.entries.remove(&key).is_some() {
+            in_use.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Clears away at most `limit` buckets whose time has come.
-    fn clear(&self, shard: &mut Shard, now_ms: i64, limit: usize) {
+    fn clear(&mut self, now_ms: i64, limit: usize, in_use: &AtomicUsize) {
         for _ in 0..limit {
-            match shard.due.peek() {
-                Some(Reverse((expires_ms, _))) if *expires_ms < now_ms => {}
-                _ => return,
+            let Some(first) = self.due.peek_mut() else { return };
+            if first.0.0 >= now_ms {
+                return;
             }
-            let Some(Reverse((_, key))) = shard.due.pop() else { return };
-            match shard.entries.get(&key) {
-                Some(entry) if entry.expires_ms >= now_ms => {
-                    let expires_ms = entry.expires_ms;
-                    shard.due.push(Reverse((expires_ms, key)));
-                }
-                Some(_) => {
-                    shard.entries.remove(&key);
-                    self.in_use.fetch_sub(1, Ordering::Relaxed);
-                }
-                None => {}
+            let Reverse((due_ms, key)) = PeekMut::pop(first);
+            let Some(entry) = self.entries.get_mut(&key) else { continue };
+            if entry.due_ms != due_ms {
+                continue;
+            }
+            if entry.expires_ms >= now_ms {
+                entry.due_ms = entry.expires_ms;
+                self.due.push(Reverse((entry.due_ms, key)));
+            } else {
+                self.entries.remove(&key);
+                in_use.fetch_sub(1, Ordering::Relaxed);
             }
         }
     }

@@ -2,6 +2,7 @@
 //! is moved by hand. Everything binds a free port and is stopped by its process id.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
@@ -239,22 +240,31 @@ impl LimitsFile {
 
 /// A Redis store on a clock that is moved by hand, on the current runtime.
 pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
+    connector(redis).await.open_with_clock(clock).unwrap()
+}
+
+/// A Redis store on Redis' own clock, on the current runtime.
+pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
+    connector(redis).await.open().unwrap()
+}
+
+/// Connects, and waits until the store is known to be up.
+async fn connector(redis: &Redis) -> Connector {
     let classes = StoreError::ALL.map(StoreError::class);
     let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
     let connector =
         Connector::new(&redis.url(), Duration::from_secs(10), Arc::clone(&health)).unwrap();
-    let store = connector.open_with_clock(clock).unwrap();
-    let tend = async { connector.tend("test").await };
     let up = async {
         while !health.is_up() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
     tokio::select! {
-        () = tend => {}
+        () = connector.tend("test") => {}
         () = up => {}
     }
-    store
+    connector.leave("test").await;
+    connector
 }
 
 /// The service over a store, with limits that can be replaced.

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Everything that is checked of tollgate: formatting, lints, all tests, and the deployment
+# files. Installs what is missing on Debian or Ubuntu (as root, or through sudo). CI runs
+# this, and so can you: scripts/test.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Command and the package that has it.
+needed=(redis-server:redis-server haproxy:haproxy promtool:prometheus
+  docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc)
+
+missing=()
+for pair in "${needed[@]}"; do
+  # haproxy is in /usr/sbin, which is not on everyone's path.
+  PATH="$PATH:/usr/sbin" command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+export PATH="$PATH:/usr/sbin"
+
+if [ ${#missing[@]} -gt 0 ]; then
+  say "installing ${missing[*]}"
+  command -v apt-get >/dev/null || {
+    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
+    exit 1
+  }
+  as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  # RUNLEVEL=1 keeps the packages from starting their services: the tests start their own.
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+fi
+
+command -v cargo >/dev/null || {
+  echo "cargo is missing: install Rust 1.88 or newer, with rustfmt and clippy" >&2
+  exit 1
+}
+
+say "formatting"
+cargo fmt --all --check
+
+say "lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+
+say "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+say "deployment files"
+scripts/check-deploy.sh
+
+say "tests"
+cargo test --workspace --locked

@@ -1,0 +1,215 @@
+//! The embedded store is the specification that the script is held to: random traces of
+//! requests, waits, overrides, time that passes and steps back, and changes of the limits go
+//! through both stores, and every answer must be the same to the last bit.
+//!
+//! `PROPTEST_CASES` sets the number of traces (10,000).
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::cell::{Cell, RefCell};
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, TestRunner};
+use support::{Redis, START, redis_store};
+use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::{Ask, Store, Verdict};
+
+const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
+
+/// Drops the buckets that have expired by the clock that is moved by hand, as Redis does by
+/// its own.
+const SWEEP: &str = "
+    for _, key in ipairs(redis.call('KEYS', '[bmd]{*')) do
+        local at = redis.call('PEXPIRETIME', key)
+        if at >= 0 and tonumber(ARGV[1]) > at then redis.call('DEL', key) end
+    end";
+
+/// The limits of one namespace.
+#[derive(Clone, Debug)]
+struct Rules {
+    limit: BucketLimit,
+    max_buckets: Option<u64>,
+    /// How many of [`NAMES`] are configured.
+    configured: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Question {
+    /// Into [`NAMES`]; one more is the default bucket.
+    name: usize,
+    tokens: u64,
+    /// In percent of the bucket's own limit.
+    override_percent: Option<u64>,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    pause_us: i64,
+    /// Into the trace's rules: what is in force from here on.
+    rules: usize,
+    batch: Vec<Question>,
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let rate = prop_oneof![
+        select(vec![
+            1.0 / 86_400.0,
+            0.1,
+            1.0,
+            3.0,
+            10.0,
+            50.5,
+            100.0 / 60.0,
+            1000.0,
+            123_456.7,
+            1e8
+        ]),
+        (-10.0..18.0_f64).prop_map(f64::exp),
+    ];
+    let size = prop_oneof![1..20_u64, 1..2000_u64];
+    let max_debt_ms = select(vec![0, 1, 500, 10_000, 60_000, 86_400_000]);
+    let wait_timeout_ms = select(vec![0, 10, 1000, 100_000]);
+    let max_idle_ms = select(vec![None, None, Some(1), Some(1000), Some(60_000)]);
+    let max_buckets = select(vec![None, Some(1), Some(2), Some(3)]);
+    (rate, size, max_debt_ms, wait_timeout_ms, max_idle_ms, max_buckets, 0..3_usize)
+        .prop_map(
+            |(
+                fill_rate,
+                size_tokens,
+                max_debt_ms,
+                wait_timeout_ms,
+                max_idle_ms,
+                max_buckets,
+                configured,
+            )| {
+                let limit = BucketLimit {
+                    size_tokens,
+                    fill_rate,
+                    wait_timeout_ms,
+                    max_idle_ms,
+                    max_debt_ms,
+                    ..BucketLimit::default()
+                };
+                Rules { limit, max_buckets, configured }
+            },
+        )
+        // A limits file with a longer span is refused.
+        .prop_filter("fills within four years", |rules| rules.limit.terms().cap_us <= MAX_SPAN_US)
+}
+
+fn question() -> impl Strategy<Value = Question> {
+    let tokens =
+        prop_oneof![4 => 1..10_u64, 2 => 1..500_u64, 1 => select(vec![1_000_000, i64::MAX as u64])];
+    (0..=NAMES.len(), tokens, proptest::option::of(0..100_u64))
+        .prop_map(|(name, tokens, override_percent)| Question { name, tokens, override_percent })
+}
+
+fn step(rules: usize) -> impl Strategy<Value = Step> {
+    let pause_us = prop_oneof![
+        Just(0),
+        1..100_i64,
+        1..100_000_i64,
+        1..3_000_000_i64,
+        1..100_000_000_i64,
+        1..100_000_000_000_i64,
+        -1000..0_i64,
+        -100_000_000..0_i64,
+    ];
+    // Mostly the rules stay as they were chosen last.
+    let rules = prop_oneof![3 => Just(0), 1 => 0..rules];
+    (pause_us, rules, proptest::collection::vec(question(), 1..4))
+        .prop_map(|(pause_us, rules, batch)| Step { pause_us, rules, batch })
+}
+
+fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
+    (proptest::collection::vec(rules(), 3), proptest::collection::vec(step(3), 1..20))
+}
+
+#[test]
+fn both_stores_give_the_same_answers() {
+    let redis = Redis::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+
+    let plain = RefCell::new(redis.connection());
+    let sweep = redis::Script::new(SWEEP);
+
+    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
+    TestRunner::new(config)
+        .run(&trace(), |(rules, steps)| {
+            traces.set(traces.get() + 1);
+            let namespace = "ns";
+            memory.clear();
+            redis::cmd("FLUSHALL").exec(&mut plain.borrow_mut()).unwrap();
+            for (at, step) in steps.iter().enumerate() {
+                if step.pause_us < 0 {
+                    // What has expired must not come back, in one store only, by a step back.
+                    memory.sweep();
+                    let now_ms = clock.now().as_millis();
+                    sweep.arg(now_ms).invoke::<()>(&mut *plain.borrow_mut()).unwrap();
+                }
+                clock.advance(step.pause_us);
+                let rules = &rules[step.rules];
+                let terms = rules.limit.terms();
+                let asks: Vec<Ask<'_>> = step
+                    .batch
+                    .iter()
+                    .map(|question| ask(namespace, rules, &terms, question))
+                    .collect();
+                let expected = runtime.block_on(memory.decide(&asks));
+                let found = runtime.block_on(shared.decide(&asks));
+                prop_assert_eq!(&expected, &found, "step {}: {:?} under {:?}", at, step, rules);
+                for outcome in expected.into_iter().flatten() {
+                    let mut counts = answers.get();
+                    counts[match outcome.verdict {
+                        Verdict::Granted => 0,
+                        Verdict::Refused => 1,
+                        Verdict::TooManyBuckets => 2,
+                    }] += 1;
+                    answers.set(counts);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    let [granted, refused, too_many] = answers.get();
+    println!(
+        "{} traces: {granted} granted, {refused} refused, {too_many} too many buckets",
+        traces.get()
+    );
+    // The traces reach every kind of answer, often.
+    assert!(granted.min(refused).min(too_many) > traces.get() / 2);
+}
+
+fn ask<'a>(
+    namespace: &'a str,
+    rules: &'a Rules,
+    terms: &'a tollgate_server::domain::bucket::Terms,
+    question: &Question,
+) -> Ask<'a> {
+    let place = if question.name == NAMES.len() {
+        Place::NamespaceDefault
+    } else if question.name < rules.configured {
+        Place::Configured { bounded: rules.max_buckets.is_some() }
+    } else {
+        Place::Dynamic { max_buckets: rules.max_buckets }
+    };
+    let own = rules.limit.wait_timeout_ms;
+    Ask {
+        namespace,
+        name: NAMES.get(question.name).unwrap_or(&"any"),
+        place,
+        terms,
+        max_idle_ms: rules.limit.max_idle_ms,
+        tokens: question.tokens,
+        max_wait_ms: question.override_percent.map_or(own, |percent| own * percent / 100),
+    }
+}

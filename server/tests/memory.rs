@@ -1,0 +1,138 @@
+//! What a million dynamic buckets take in Redis and in the embedded store, and that nothing
+//! of it stays once they are full again.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::{Redis, START, redis_store};
+use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::{Ask, Store, Verdict};
+
+const BUCKETS: usize = 1_000_000;
+
+/// A namespace and names of 20 characters each.
+const NAMESPACE: &str = "TheBrain_userLogins_";
+
+fn info(connection: &mut redis::Connection, field: &str) -> u64 {
+    let text: String = redis::cmd("INFO").query(connection).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("INFO has no {field}")).trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_million_buckets_in_redis() {
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let before = info(&mut inside, "used_memory");
+
+    // Full again long after the last one is made, on any machine; `EXPIRE` below does not wait.
+    let limit = BucketLimit { size_tokens: 10, fill_rate: 1.0 / 60.0, ..BucketLimit::default() };
+    let terms = limit.terms();
+    let store = support::redis_store_by_its_own_clock(&redis).await;
+    let started = Instant::now();
+    let names: Vec<String> = (0..BUCKETS).map(|n| format!("user-{n:015}")).collect();
+    for batch in names.chunks(1000) {
+        let asks: Vec<Ask<'_>> = batch
+            .iter()
+            .map(|name| Ask {
+                namespace: NAMESPACE,
+                name,
+                place: Place::Dynamic { max_buckets: None },
+                terms: &terms,
+                max_idle_ms: None,
+                tokens: 1,
+                max_wait_ms: 0,
+            })
+            .collect();
+        for outcome in store.decide(&asks).await {
+            assert_eq!(outcome.unwrap().verdict, Verdict::Granted);
+        }
+    }
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(50), "the first buckets are full again already");
+
+    let keys: usize = redis::cmd("DBSIZE").query(&mut inside).unwrap();
+    assert_eq!(keys, BUCKETS);
+    let key = format!("b{{{NAMESPACE}:{}}}", names[BUCKETS / 2]);
+    let one: u64 = redis::cmd("MEMORY").arg("USAGE").arg(&key).query(&mut inside).unwrap();
+    let each = (info(&mut inside, "used_memory") - before) as f64 / BUCKETS as f64;
+    println!(
+        "{BUCKETS} buckets in {took:.1?}: {one} bytes each by MEMORY USAGE, {each:.0} of used_memory"
+    );
+    assert!(one <= 120, "{one} bytes a bucket");
+    assert!(each <= 165.0, "{each} bytes of used_memory a bucket");
+
+    // They go by themselves when they are full again, a minute after their one token.
+    let limit = Duration::from_secs(120);
+    let mut keys = BUCKETS;
+    while keys > 0 {
+        assert!(started.elapsed() < limit, "{keys} keys are left");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        keys = redis::cmd("DBSIZE").query(&mut inside).unwrap();
+    }
+    let left = info(&mut inside, "used_memory").saturating_sub(before);
+    println!("gone {:.1?} after the first was made; {left} bytes stay", started.elapsed());
+    // Redis shrinks its tables step by step after the last key has gone.
+    assert!(left < 40_000_000, "{left} bytes stay");
+}
+
+#[tokio::test]
+async fn a_million_buckets_in_the_embedded_store() {
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::with_clock(clock.clone());
+    let terms = BucketLimit::default().terms();
+    for number in 0..BUCKETS {
+        let name = format!("user-{number:015}");
+        store.decide_one(&Ask {
+            namespace: NAMESPACE,
+            name: &name,
+            place: Place::Dynamic { max_buckets: None },
+            terms: &terms,
+            max_idle_ms: None,
+            tokens: 1,
+            max_wait_ms: 0,
+        });
+    }
+    assert_eq!(store.buckets(), BUCKETS);
+    clock.advance(1_000_000);
+    store.sweep();
+    assert_eq!(store.buckets(), 0);
+}
+
+/// Both kinds of namespaces at once: a register costs what the README says.
+#[tokio::test]
+async fn a_bounded_namespace_pays_for_its_register() {
+    const COUNT: usize = 10_000;
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let terms = BucketLimit { fill_rate: 0.01, ..BucketLimit::default() }.terms();
+    let store = redis_store(&redis, ManualClock::new(START)).await;
+    let names: Vec<String> = (0..COUNT).map(|n| format!("user-{n:015}")).collect();
+    for batch in names.chunks(1000) {
+        let asks: Vec<Ask<'_>> = batch
+            .iter()
+            .map(|name| Ask {
+                namespace: NAMESPACE,
+                name,
+                place: Place::Dynamic { max_buckets: Some(COUNT as u64) },
+                terms: &terms,
+                max_idle_ms: Some(60_000),
+                tokens: 1,
+                max_wait_ms: 0,
+            })
+            .collect();
+        assert!(store.decide(&asks).await.iter().all(Result::is_ok));
+    }
+    let mut usage = |key: String| -> u64 {
+        redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0).query(&mut inside).unwrap()
+    };
+    let state = usage(format!("m{{{NAMESPACE}}}{}", names[0]));
+    let register = usage(format!("r{{{NAMESPACE}}}")) as f64 / COUNT as f64;
+    println!("bounded: {state} bytes a state, {register:.0} bytes a name in the register");
+    assert!(state <= 120, "{state}");
+    assert!(register <= 140.0, "{register}");
+}
