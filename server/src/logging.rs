@@ -23,7 +23,7 @@ pub enum LogFormat {
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     // The filter's syntax takes any other word for a target, and would then log nothing else.
     let word = |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
-    if let Some(part) = level.split(',').map(str::trim).find(word) {
+    if let Some(part) = level.split(',').find(word) {
         return Err(format!(
             "--log-level: {part:?} is no level; use error, warn, info, debug, trace or off, \
              or a filter like info,tollgate_server=debug"
