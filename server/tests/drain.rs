@@ -139,9 +139,9 @@ async fn a_request_in_flight_is_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn during_the_delay_it_says_no_and_still_answers() {
-    let delay = Duration::from_secs(1);
+    let delay = Duration::from_secs(2);
     let limits = LimitsFile::new(LIMITS);
-    let args = ["--drain-delay", "1s", "--drain-timeout", "60s"];
+    let args = ["--drain-delay", "2s", "--drain-timeout", "60s"];
     let mut node = Node::start(&limits.path(), &args);
     let mut client = client(&node).await;
     let mut health = HealthClient::new(channel(node.grpc).await);

@@ -60,7 +60,7 @@ fn a_changed_file_is_taken_by_itself_and_balances_stay() {
     let node = Node::start(&limits.path(), &[]);
     assert_eq!(loads(&node), 1.0);
     assert_eq!(ask(&node, 4), ok(6.0));
-    let mut change = |text: &str| {
+    let change = |text: &str| {
         let before = (loads(&node), version(&node));
         limits.write(text);
         // The file may be caught between its truncation and its text.
@@ -167,7 +167,7 @@ fn failures_that_repeat_are_said_once_a_second() {
     eventually("the fault is counted", SOON, || failures(&node) >= 1.0);
     let (started, first) = (Instant::now(), failures(&node));
     let mut said = refusals(&node);
-    let mut reload = |said: &mut Vec<Value>| {
+    let reload = |said: &mut Vec<Value>| {
         let before = failures(&node);
         node.signal("HUP");
         eventually("the signal is heard", SOON, || failures(&node) > before);
@@ -202,7 +202,10 @@ fn a_removed_file_keeps_the_old_limits() {
     // A file that stays away is one failure, not one a second.
     node.signal("HUP");
     eventually("the signal is heard", SOON, || failures(&node) == 2.0);
-    limits.write(&sized(20));
+    // In one step: a file caught half written would be one more failure.
+    let ready = limits.path().with_extension("new");
+    fs::write(&ready, sized(20)).unwrap();
+    fs::rename(ready, limits.path()).unwrap();
     eventually("it is back", SOON, || version(&node) != good);
     assert_eq!(ask(&node, 1), ok(8.0));
     assert_eq!(failures(&node), 2.0);

@@ -20,6 +20,7 @@ use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::redis::{Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
+pub mod command;
 pub mod wire;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
@@ -159,6 +160,7 @@ impl Node {
         loop {
             let Ok(line) = lines.recv_timeout(Duration::from_secs(20)) else {
                 let _ = child.kill();
+                let _ = child.wait();
                 panic!("the node does not start: {said:#?}");
             };
             let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
