@@ -94,7 +94,10 @@ pub struct Pacer {
 
 impl Pacer {
     /// Starts the thread that sleeps; it ends with this value.
-    #[expect(clippy::disallowed_methods, reason = "a thread of its own sleeps finer than tokio's timer")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "a thread of its own sleeps finer than tokio's timer"
+    )]
     pub fn start() -> std::io::Result<Self> {
         let (alarms, requested) = mpsc::channel::<Instant>();
         let woken = Arc::new(Notify::new());
