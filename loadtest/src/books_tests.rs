@@ -155,3 +155,17 @@ fn a_missing_limits_file_is_named() {
     let error = load_limits(Path::new("no/such/limits.yaml")).expect_err("no file");
     assert!(error.to_string().starts_with("can't read no/such/limits.yaml: "), "{error}");
 }
+
+#[test]
+fn limits_come_from_the_file_that_nodes_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("limits.yaml");
+    std::fs::write(&path, "namespaces: { ns: { default_bucket: { size: 7, fill_rate: 3 } } }")
+        .unwrap();
+    let limits = load_limits(&path).unwrap();
+    let found = limits.find("ns", "default bucket").unwrap();
+    assert_eq!(found.bucket.limit.size_tokens, 7);
+    std::fs::write(&path, "namespaces: { ns: { default_bucket: { sise: 7 } } }").unwrap();
+    let error = load_limits(&path).unwrap_err().to_string();
+    assert!(error.contains("unknown key \"sise\", did you mean \"size\"?"), "{error}");
+}

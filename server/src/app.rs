@@ -213,7 +213,10 @@ impl Node {
         for service in SERVICES {
             reporter.set_service_status(service, ServingStatus::Serving).await;
         }
-        tracing::info!(grpc = %addresses.0, http = %addresses.1, threads = workers.len(), "serving");
+        let advertise = settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string());
+        tracing::info!(
+            grpc = %addresses.0, http = %addresses.1, advertise, threads = workers.len(), "serving"
+        );
         tokio::select! {
             () = shutdown => {}
             _ = &mut background => {}

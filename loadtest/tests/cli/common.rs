@@ -150,7 +150,7 @@ pub(crate) fn honest(limit: BucketLimit, shared: bool) -> Decide {
         let mut buckets = buckets.lock().unwrap();
         let now = Micros(1_700_000_000_000_000 + start.elapsed().as_micros() as i64);
         let decision = bucket::decide(buckets.get(name), &terms, &ask, now);
-        if let Change::Put { state, .. } = decision.change {
+        if let Change::Put(state) = decision.change {
             buckets.insert(name.to_owned(), state);
         }
         let mut response = AllowResponse {

@@ -30,7 +30,7 @@ const WATCH: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// It can't be read.
-    #[error("{path}: {error}")]
+    #[error("can't read {path}: {error}")]
     Unreadable {
         /// The file.
         path: PathBuf,
