@@ -47,7 +47,7 @@ pub enum Error {
     #[error("{0}")]
     Setting(String),
     /// The limits can't be used.
-    #[error("--limits {0}")]
+    #[error("--limits: {0}")]
     Limits(#[from] LoadError),
     /// An address can't be listened on.
     #[error("{0} {1}: can't listen there: {2}")]

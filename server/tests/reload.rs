@@ -197,7 +197,8 @@ fn a_removed_file_keeps_the_old_limits() {
         said.extend(refusals(&node));
         !said.is_empty()
     });
-    let expected = format!("{}: No such file or directory (os error 2)", limits.path().display());
+    let expected =
+        format!("can't read {}: No such file or directory (os error 2)", limits.path().display());
     assert_eq!(said[0]["error"], expected);
     // A file that stays away is one failure, not one a second.
     node.signal("HUP");

@@ -85,14 +85,16 @@ fn limits_that_can_not_be_used_stop_the_start() {
     let done = run(&mut serve(&limits));
     assert_eq!(done.code, 2);
     let expected = format!(
-        "tollgate: --limits {}:\nline 1: global_default_bucket.size: must be a whole number",
+        "tollgate: --limits: {}:\nline 1: global_default_bucket.size: must be a whole number",
         path.display()
     );
     assert!(done.stderr.starts_with(&expected), "{}", done.stderr);
     std::fs::remove_file(&path).unwrap();
     let done = run(&mut serve(&limits));
-    let expected =
-        format!("tollgate: --limits {}: No such file or directory (os error 2)\n", path.display());
+    let expected = format!(
+        "tollgate: --limits: can't read {}: No such file or directory (os error 2)\n",
+        path.display()
+    );
     assert_eq!((done.code, done.stderr), (2, expected));
 }
 
@@ -270,7 +272,7 @@ fn the_environment_is_obeyed() {
     let serving: serde_json::Value = serde_json::from_str(serving).unwrap();
     assert!(serving["grpc"].as_str().unwrap().starts_with("127.0.0.2:"), "{serving}");
     assert!(serving["http"].as_str().unwrap().starts_with("127.0.0.3:"), "{serving}");
-    assert_eq!(serving["threads"], 3);
+    assert_eq!((&serving["threads"], &serving["advertise"]), (&3.into(), &"lb.example:443".into()));
     node.says("the store answers");
     // Nodes are known to each other by the names that they were given.
     let mut connection = redis.connection();
