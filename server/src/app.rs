@@ -133,6 +133,8 @@ pub async fn run(
                     }
                 });
             };
+            // A node whose store is there need not begin with the failure policy.
+            connector.greet(&id).await;
             node.run(open, Some(Fallback { local, health }), tend, shutdown).await?;
             connector.leave(&id).await;
             Ok(())

@@ -57,7 +57,7 @@ pub struct Settings {
     pub node_id: Option<String>,
 
     /// How long a decision waits for the store before the failure policy decides
-    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = duration)]
+    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = some_time)]
     pub store_timeout: Duration,
 
     /// Threads that serve gRPC, each on its own [default: one a core]
@@ -116,6 +116,14 @@ impl fmt::Debug for Unparsed {
 /// A time as people write it: `50ms`, `1s`, `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error} (like 50ms, 2s or 1m)"))
+}
+
+/// A time that is not nothing.
+fn some_time(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        Duration::ZERO => Err("must be longer than nothing".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// Where the store is. Shown without its password.

@@ -114,7 +114,12 @@ fn check_of_what_is_no_text() {
         ("latin1.yaml", "stream did not contain valid UTF-8"),
     ] {
         let path = path(name);
-        is(&tollgate(&["check", &path]), 1, &format!("can't read {path}: {reason}\n"), "");
+        is(
+            &tollgate(&["check", &path]),
+            2,
+            "",
+            &format!("tollgate: can't read {path}: {reason}\n"),
+        );
     }
     let done = tollgate(&["check"]);
     assert_eq!((done.code, done.stdout.as_str()), (2, ""));

@@ -47,6 +47,7 @@ fn bad_settings_are_named() {
         ("--store", "redis-sentinel://a:1,b:2/main", "Sentinel is not served yet"),
         ("--store-timeout", "50", "like 50ms, 2s or 1m"),
         ("--store-timeout", "soon", "like 50ms, 2s or 1m"),
+        ("--store-timeout", "0s", "longer than nothing"),
         ("--store-timeout", "-1s", ""),
         ("--drain-delay", "x", "like 50ms, 2s or 1m"),
         ("--drain-timeout", "", "like 50ms, 2s or 1m"),

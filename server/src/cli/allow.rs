@@ -42,9 +42,10 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let json = args.json;
     let response = super::block_on(ask(args))??;
     if json {
-        println!("{}", serde_json::to_string(&response).map_err(|error| error.to_string())?);
+        let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;
+        super::print(&(text + "\n"))?;
     } else {
-        print!("{}", text(&response));
+        super::print(&text(&response))?;
     }
     Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
 }

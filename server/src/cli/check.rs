@@ -18,16 +18,13 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
             for notice in &parsed.notices {
                 eprintln!("{notice}");
             }
-            print!("{}", config::understood(&parsed.limits));
+            super::print(&config::understood(&parsed.limits))?;
             Ok(ExitCode::SUCCESS)
         }
         Err(LoadError::Faulty { faults, .. }) => {
-            println!("{faults}");
+            super::print(&format!("{faults}\n"))?;
             Ok(ExitCode::FAILURE)
         }
-        Err(error) => {
-            println!("{error}");
-            Ok(ExitCode::FAILURE)
-        }
+        Err(error @ LoadError::Unreadable { .. }) => Err(error.to_string()),
     }
 }

@@ -3,6 +3,7 @@
 //! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready), 2 it could not be
 //! found out (wrong arguments, nobody answers).
 
+use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -57,8 +58,9 @@ pub fn main() -> ExitCode {
         Command::Allow(args) => allow::run(args),
         Command::Health(args) => health::run(&args),
         Command::Completions { shell } => {
-            clap_complete::generate(shell, &mut Cli::command(), "tollgate", &mut std::io::stdout());
-            Ok(ExitCode::SUCCESS)
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "tollgate", &mut script);
+            print(&String::from_utf8_lossy(&script)).map(|()| ExitCode::SUCCESS)
         }
     };
     done.unwrap_or_else(|error| {
@@ -71,4 +73,12 @@ pub fn main() -> ExitCode {
 fn block_on<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     Ok(runtime.map_err(|error| format!("no runtime: {error}"))?.block_on(future))
+}
+
+/// Prints to standard output. Who reads it may stop reading: `| head` is no error.
+fn print(text: &str) -> Result<(), String> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.to_string()),
+        _ => Ok(()),
+    }
 }

@@ -79,6 +79,12 @@ impl Connector {
         Ok(RedisStore(Arc::new(Inner { lanes, next, health, clock, timeout: self.timeout })))
     }
 
+    /// Says for the first time that this node is alive. Takes a quarter of a second at most, or
+    /// the deadline of decisions where that is longer.
+    pub async fn greet(&self, node_id: &str) {
+        self.heartbeat(node_id, NODE_TTL).await;
+    }
+
     /// Says that this node is alive, learns how many others are, and finds out when a store
     /// that failed is back; until the future is dropped.
     pub async fn tend(&self, node_id: &str) {
