@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test uses its part")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+#![allow(unreachable_pub, reason = "a test is a crate that nobody uses")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
@@ -19,6 +20,10 @@ use tollgate_server::service::allow::{AllowService, Shared};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::redis::{Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
+
+pub mod cluster;
+pub mod load;
+pub mod metrics;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
 /// when keys really expire, never gets there during a test.
@@ -156,7 +161,7 @@ impl Node {
         let mut said = Vec::new();
         loop {
             let Ok(line) = lines.recv_timeout(Duration::from_secs(20)) else {
-                let _ = child.kill();
+                let _ = child.kill().and_then(|()| child.wait());
                 panic!("the node does not start: {said:#?}");
             };
             let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
