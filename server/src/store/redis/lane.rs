@@ -70,21 +70,27 @@ impl Lane {
         }
     }
 
-    /// One round trip, or two where the server has lost the script.
+    /// One round trip, and more where the server has lost the script.
     async fn decide(
         &mut self,
         jobs: &[Job],
     ) -> Result<Vec<Result<Outcome, StoreError>>, (StoreError, String)> {
         let mut replies = self.send(jobs.iter().map(|job| &job.cmd), None).await?;
-        let lost: Vec<usize> =
-            replies.iter().enumerate().filter(|(_, r)| is_no_script(r)).map(|(at, _)| at).collect();
-        if !lost.is_empty() {
+        let mut lost = without_script(&replies);
+        while !lost.is_empty() {
             // A call without a script did nothing, so it may be made again.
             let again = lost.iter().map(|&at| &jobs[at].cmd);
             let mut second = self.send(again, Some(script::load_allow())).await?;
-            for (at, reply) in lost.into_iter().zip(second.drain(1..)) {
+            for (&at, reply) in lost.iter().zip(second.drain(1..)) {
                 replies[at] = reply;
             }
+            // The server reads a large batch in pieces, and may lose the script again between
+            // two of them. When that gets nowhere, it is no longer a matter of the script.
+            let still = without_script(&replies);
+            if still.len() == lost.len() {
+                break;
+            }
+            lost = still;
         }
         let outcomes = replies.iter().zip(jobs).map(|(reply, job)| self.outcome(reply, job));
         Ok(outcomes.collect())
@@ -130,8 +136,10 @@ impl Lane {
     }
 }
 
-fn is_no_script(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+/// Where the replies are that say that the script is not there.
+fn without_script(replies: &[Value]) -> Vec<usize> {
+    let lost = |reply: &Value| matches!(reply, Value::ServerError(e) if e.kind() == Some(ServerErrorKind::NoScript));
+    replies.iter().enumerate().filter(|(_, reply)| lost(reply)).map(|(at, _)| at).collect()
 }
 
 pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {
