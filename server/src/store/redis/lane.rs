@@ -31,7 +31,7 @@ pub(super) struct Job {
 /// Opens a lane. It closes when every sender is gone.
 pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::Sender<Job> {
     let (sender, jobs) = mpsc::channel(WAITING);
-    tokio::spawn(Lane { pool, health, timeout, connection: None }.run(jobs));
+    tokio::spawn(Lane { pool, health, timeout, connection: None, breaks: 0 }.run(jobs));
     sender
 }
 
@@ -40,6 +40,8 @@ struct Lane {
     health: Arc<Health>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// [`Health::breaks`] when that was made.
+    breaks: u64,
 }
 
 impl Lane {
@@ -60,7 +62,7 @@ impl Lane {
                 }
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
-                    self.connection.take().map(Connection::take);
+                    self.disconnect();
                     self.health.failed(error, batch.len(), &detail);
                     for job in batch.drain(..) {
                         let _ = job.reply.send(Err(error));
@@ -96,6 +98,11 @@ impl Lane {
         Ok(outcomes.collect())
     }
 
+    /// For good: the pool does not get it back.
+    fn disconnect(&mut self) {
+        self.connection.take().map(Connection::take);
+    }
+
     fn outcome(&self, reply: &Value, job: &Job) -> Result<Outcome, StoreError> {
         if let Some(outcome) = script::outcome(reply, job.place) {
             return Ok(outcome);
@@ -121,6 +128,11 @@ impl Lane {
             pipeline.add_command(cmd);
         });
         let count = pipeline.len();
+        let breaks = self.health.breaks();
+        if self.breaks != breaks {
+            self.disconnect();
+            self.breaks = breaks;
+        }
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => none.insert(self.pool.get().await.map_err(pool_error)?),
