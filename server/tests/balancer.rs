@@ -38,7 +38,10 @@ impl Balancer {
     fn start(cluster: &Cluster) -> Self {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/haproxy.cfg");
         let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        let mut command = Command::new("haproxy");
+        // Not everyone has /usr/sbin on the path.
+        let installed = "/usr/sbin/haproxy";
+        let haproxy = if Path::new(installed).exists() { installed } else { "haproxy" };
+        let mut command = Command::new(haproxy);
         command
             .args(["-db", "-f"])
             .arg(config)
@@ -141,9 +144,13 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
     }
     // A caller has one call in flight.
     assert!(failed.len() <= plan.callers);
-    // The others go on, and take no longer.
-    let later = samples.iter().filter(|s| s.sent > killed + Duration::from_secs(1));
-    assert!(later.filter(|s| s.took() < Duration::from_millis(500)).count() > 100);
+    // Every caller is served again.
+    for caller in 0..plan.callers {
+        let served =
+            samples.iter().find(|s| s.caller == caller && s.sent >= killed && s.answer.is_ok());
+        let late = served.unwrap().answered.saturating_duration_since(killed);
+        assert!(late <= Duration::from_secs(1), "caller {caller} waited {late:?}");
+    }
     eventually("the node is out", Duration::from_secs(3), || {
         balancer.checked().is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
     });

@@ -18,7 +18,24 @@ pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return Ok((status, whole(body)));
+    }
     Ok((status, body.to_owned()))
+}
+
+/// A body that came in chunks, each with its length in front.
+fn whole(mut chunks: &str) -> String {
+    let mut body = String::new();
+    while let Some((length, rest)) = chunks.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).unwrap();
+        body.push_str(&rest[..length]);
+        chunks = rest[length..].trim_start_matches("\r\n");
+        if length == 0 {
+            break;
+        }
+    }
+    body
 }
 
 /// What `/metrics` said at one moment.
