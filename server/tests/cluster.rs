@@ -86,9 +86,10 @@ fn one_bucket_over_three_nodes_with_debt() {
     let waits = samples.iter().filter_map(|sample| sample.answer.as_ref().ok());
     let longest = waits.map(|answer| answer.wait_millis).max().unwrap();
     assert!((300..=400).contains(&longest), "waits of up to {longest} ms");
-    // A debt of 400 ms is as far as callers go who wait no longer, but for the last one's tokens.
+    // A debt of 400 ms is as far as callers go who wait no longer, but for the last one's
+    // tokens; nearly that far they must have gone, if the last of them came in quick succession.
     assert!(books.granted as f64 <= books.most - 100.0 + 5.0);
-    assert!(books.granted as f64 >= 0.99 * (books.owed + 400.0));
+    assert!(books.granted as f64 >= 0.99 * books.owed + 300.0);
 }
 
 #[test]
@@ -185,7 +186,7 @@ fn script_flush_fails_no_decision() {
     none_degraded(&samples);
     assert_eq!(cluster.sum("tollgate_store_errors_total", &[]), 0.0);
     let all: Vec<&Sample> = samples.iter().collect();
-    Books::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.99);
+    Books::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98);
 }
 
 #[test]

@@ -110,10 +110,11 @@ impl Outage {
             took.len(),
             self.noise
         );
-        // A request crosses four threads, each of which the machine may leave waiting.
-        let bound = DEADLINE + Duration::from_millis(10) + self.noise;
+        // A request goes through five threads, each of which the machine may leave waiting: on
+        // an idle one that is next to nothing, on one that compiles meanwhile it is not.
+        let bound = DEADLINE + Duration::from_millis(10) + 2 * self.noise;
         assert!(p999 <= bound, "{what}: p99.9 {p999:?} is over {bound:?}");
-        let bound = DEADLINE + Duration::from_millis(10) + 4 * self.noise.max(DEADLINE / 2);
+        let bound = DEADLINE + Duration::from_millis(10) + 5 * self.noise.max(DEADLINE / 5);
         assert!(max <= bound, "{what}: {max:?} is over {bound:?}");
     }
 
@@ -135,12 +136,15 @@ impl Outage {
                 .collect();
             let first = of.iter().map(|s| s.sent).min().unwrap();
             let last = of.iter().map(|s| s.answered).max().unwrap();
-            let time = (last - first).as_secs_f64();
+            // For the most, from the first degraded answer, which a stall of this machine may have
+            // caused before; for the least, only while the store was surely away.
+            let share = |time: Duration| (SIZE + RATE * time.as_secs_f64()) / 3.0;
+            let most = share(last - first) + RATE * DEBT_S / 3.0;
+            let least = 0.8 * share(self.mending - self.failed);
             let granted: i64 = of.iter().map(|s| s.granted()).sum();
-            let most = (SIZE + RATE * time + RATE * DEBT_S) / 3.0;
             println!("{what}: node {node} granted {granted} of its share of {most:.1} tokens");
             assert!(granted as f64 <= most, "{what}: node {node}");
-            assert!(granted as f64 >= 0.8 * most, "{what}: node {node}");
+            assert!(granted as f64 >= least, "{what}: node {node}");
         }
         // A store that refuses to write still refuses tokens, until a node notices.
         let noticed = self.failed + 4 * DEADLINE;
@@ -151,22 +155,27 @@ impl Outage {
 
     fn resumes(&self, what: &str) {
         let after = |at: Instant| at.saturating_duration_since(self.back);
-        let normal = self
-            .samples
-            .iter()
-            .filter(|s| s.sent >= self.back && !s.degraded())
-            .map(|s| s.answered);
-        let degraded = self.samples.iter().filter(|s| s.degraded()).map(|s| s.answered);
-        let first = after(normal.min().unwrap());
-        let last = after(degraded.max().unwrap());
-        println!(
-            "{what}: first shared decision {first:.0?} after, last degraded one {last:.0?} after"
-        );
-        assert!(last <= RESUMED, "{what}: still degraded {last:?} after the store was back");
+        let degraded = self.samples.iter().filter(|s| s.degraded());
+        let last = after(degraded.map(|s| s.answered).max().unwrap());
+        let mut first = Duration::ZERO;
         for node in 0..3 {
-            let shared = self.samples.iter().filter(|s| s.target == node && s.sent > self.back);
-            assert!(shared.filter(|s| !s.degraded()).count() > 100, "{what}: node {node}");
+            let shared = |s: &&Sample| s.target == node && s.sent >= self.back && !s.degraded();
+            let answered = self.samples.iter().filter(shared).map(|s| after(s.answered));
+            first = first.max(answered.min().unwrap());
         }
+        println!(
+            "{what}: every node shares decisions {first:.0?} after the store is back, \
+             the last degraded one is {last:.0?} after"
+        );
+        assert!(first <= RESUMED, "{what}: only {first:?} after the store was back");
+        let later: Vec<&Sample> =
+            self.samples.iter().filter(|s| s.sent > self.back + RESUMED).collect();
+        let degraded = later.iter().filter(|s| s.degraded()).count();
+        // A machine that stalls for half of the deadline makes nodes fall back again and again,
+        // for a tenth of a second each time.
+        let allowed = if self.noise < DEADLINE / 2 { 0 } else { later.len() / 5 };
+        assert!(later.len() > 500, "{what}");
+        assert!(degraded <= allowed, "{what}: {degraded} of {} still degraded", later.len());
     }
 }
 
@@ -371,7 +380,9 @@ fn idle_connections_do_not_fail_afterwards() {
     let _alone = alone();
     let mut redis = Redis::start();
     let limits = LimitsFile::new(LIMITS);
-    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    // Patient, so that only dead connections can fail.
+    let patient = ["--store", &redis.url(), "--store-timeout", "1s"];
+    let node = Node::start(&limits.path(), &patient);
     // Every lane of every thread, and of the HTTP port, gets a connection.
     let callers = || {
         let plan = Plan { callers: 16, connections: 8, pace: Duration::ZERO, failover: false };

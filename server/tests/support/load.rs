@@ -95,18 +95,14 @@ impl Load {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
-        let channels: Vec<Vec<Channel>> = {
-            let _entered = runtime.enter();
-            let to = |target: &SocketAddr| {
-                Endpoint::from_shared(format!("http://{target}"))
-                    .unwrap()
-                    .connect_timeout(Duration::from_secs(1))
-                    .timeout(Duration::from_secs(10))
-                    .connect_lazy()
-            };
-            let all = |target| (0..plan.connections).map(|_| to(target)).collect();
-            targets.iter().map(all).collect()
+        // Before they start: the time that connecting takes is not the service's.
+        let connect = |target: &SocketAddr| {
+            let endpoint = Endpoint::from_shared(format!("http://{target}")).unwrap();
+            let endpoint = endpoint.connect_timeout(Duration::from_secs(5));
+            runtime.block_on(endpoint.timeout(Duration::from_secs(10)).connect()).unwrap()
         };
+        let all = |target| (0..plan.connections).map(|_| connect(target)).collect();
+        let channels: Vec<Vec<Channel>> = targets.iter().map(all).collect();
         let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(next));
         let callers = (0..plan.callers)
             .map(|number| {
