@@ -88,7 +88,13 @@ local known, removed, live = true, 0, 0
 local register = nil
 if flags == COUNTED then
   register = KEYS[2]
-  local last_use = redis.call('ZMSCORE', register, '', ARGV[2])[2]
+  local scores = redis.pcall('ZMSCORE', register, '', ARGV[2])
+  if scores.err then
+    -- Whatever this is, it is no register of ours.
+    redis.call('DEL', register)
+    scores = {}
+  end
+  local last_use = scores[2]
   known = last_use and true or false
   if known and idle >= 0 and now - tonumber(last_use) >= idle then
     redis.call('ZREM', register, '', ARGV[2])
@@ -112,7 +118,7 @@ if flags == COUNTED then
     return struct.pack('<BBI4I4d', 2, 0, removed, live, 0)
   end
 elseif flags == CONFIGURED then
-  redis.call('ZREM', KEYS[2], '', ARGV[2])
+  redis.pcall('ZREM', KEYS[2], '', ARGV[2])
 end
 
 -- The balance, as a time.

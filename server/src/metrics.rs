@@ -42,7 +42,7 @@ const COUNTERS: [(&str, &str); 9] = [
          one is used which was full.",
     ),
     (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that bound them."),
-    (STORE_ERRORS, "Questions that the store did not answer, by class."),
+    (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
     (LIMITS_LOADS, "Limits files taken into use."),
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
 ];

@@ -20,7 +20,10 @@ use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::redis::{Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
+pub mod cluster;
 pub mod command;
+pub mod load;
+pub mod metrics;
 pub mod wire;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides

@@ -4,10 +4,13 @@
 //! decision waits for a store that is gone. One probe a node, the heartbeat, finds out when
 //! it is back.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use super::NODE_TTL;
 use crate::logging::Repeating;
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
@@ -17,7 +20,11 @@ pub struct Health {
     up: AtomicBool,
     ever_up: AtomicBool,
     nodes: AtomicU32,
+    /// When the store was last found to be back.
+    back: Mutex<Instant>,
+    breaks: AtomicU64,
     failures: Repeating,
+    recoveries: Repeating,
     metrics: StoreMetrics,
 }
 
@@ -28,7 +35,10 @@ impl Health {
             up: AtomicBool::new(false),
             ever_up: AtomicBool::new(false),
             nodes: AtomicU32::new(1),
+            back: Mutex::new(Instant::now()),
+            breaks: AtomicU64::new(0),
             failures: Repeating::default(),
+            recoveries: Repeating::default(),
             metrics,
         }
     }
@@ -52,25 +62,53 @@ impl Health {
         &self.metrics
     }
 
-    pub(super) fn answered(&self, nodes: u32) {
-        self.nodes.store(nodes.max(1), Ordering::Relaxed);
-        self.metrics.nodes.set(f64::from(nodes.max(1)));
-        self.ever_up.store(true, Ordering::Relaxed);
-        if !self.up.swap(true, Ordering::Relaxed) {
-            self.metrics.up.set(1.0);
-            tracing::info!(nodes, "the store answers: decisions are shared");
-        }
+    /// How often the store was unreachable. When it has been, connections of before are likely
+    /// dead, which shows only once they are used.
+    pub(super) fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Relaxed)
     }
 
-    /// `questions` got no answer for the reason given.
+    /// The store has answered a heartbeat, and counts so many nodes.
+    pub(super) fn answered(&self, nodes: u32) {
+        self.ever_up.store(true, Ordering::Relaxed);
+        let mut back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.up.swap(true, Ordering::Relaxed) {
+            *back = Instant::now();
+            self.metrics.up.set(1.0);
+            if let Some(held_back) = self.recoveries.pass() {
+                tracing::info!(nodes, held_back, "the store answers: decisions are shared");
+            }
+        }
+        // A store that lost its memory counts only who has come back to it already. Should it
+        // fail again before all have, their shares must not be given away.
+        let least = if back.elapsed() < NODE_TTL { self.nodes() } else { 1 };
+        let nodes = nodes.max(least);
+        self.nodes.store(nodes, Ordering::Relaxed);
+        self.metrics.nodes.set(f64::from(nodes));
+    }
+
+    /// So many questions were not answered by their deadline. Whether the store is to blame,
+    /// or this node was held up, their lane finds out.
+    pub(super) fn late(&self, questions: usize) {
+        self.count(StoreError::Timeout, questions);
+    }
+
+    fn count(&self, error: StoreError, questions: usize) {
+        let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
+        self.metrics.errors(class, questions);
+    }
+
+    /// `questions`, of which a heartbeat is one, got no answer for the reason given.
     pub(super) fn failed(
         &self,
         error: StoreError,
         questions: usize,
         detail: &dyn std::fmt::Display,
     ) {
-        let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
-        self.metrics.errors(class, questions);
+        self.count(error, questions);
+        if error == StoreError::Unreachable {
+            self.breaks.fetch_add(1, Ordering::Relaxed);
+        }
         // Full queues say nothing about the store.
         if error != StoreError::Overloaded && self.up.swap(false, Ordering::Relaxed) {
             self.metrics.up.set(0.0);

@@ -21,6 +21,9 @@ const BATCH: usize = 256;
 /// The most questions that wait for one lane; more are turned away at once.
 const WAITING: usize = 4096;
 
+/// How much longer than a question's deadline a lane waits for the store.
+const GRACE: Duration = Duration::from_millis(10);
+
 /// One question under way.
 pub(super) struct Job {
     pub(super) cmd: Cmd,
@@ -31,7 +34,7 @@ pub(super) struct Job {
 /// Opens a lane. It closes when every sender is gone.
 pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::Sender<Job> {
     let (sender, jobs) = mpsc::channel(WAITING);
-    tokio::spawn(Lane { pool, health, timeout, connection: None }.run(jobs));
+    tokio::spawn(Lane { pool, health, timeout, connection: None, breaks: 0 }.run(jobs));
     sender
 }
 
@@ -40,6 +43,8 @@ struct Lane {
     health: Arc<Health>,
     timeout: Duration,
     connection: Option<Connection>,
+    /// [`Health::breaks`] when that was made.
+    breaks: u64,
 }
 
 impl Lane {
@@ -60,7 +65,7 @@ impl Lane {
                 }
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
-                    self.connection.take().map(Connection::take);
+                    self.disconnect();
                     self.health.failed(error, batch.len(), &detail);
                     for job in batch.drain(..) {
                         let _ = job.reply.send(Err(error));
@@ -70,24 +75,35 @@ impl Lane {
         }
     }
 
-    /// One round trip, or two where the server has lost the script.
+    /// One round trip, and more where the server has lost the script.
     async fn decide(
         &mut self,
         jobs: &[Job],
     ) -> Result<Vec<Result<Outcome, StoreError>>, (StoreError, String)> {
         let mut replies = self.send(jobs.iter().map(|job| &job.cmd), None).await?;
-        let lost: Vec<usize> =
-            replies.iter().enumerate().filter(|(_, r)| is_no_script(r)).map(|(at, _)| at).collect();
-        if !lost.is_empty() {
+        let mut lost = without_script(&replies);
+        while !lost.is_empty() {
             // A call without a script did nothing, so it may be made again.
             let again = lost.iter().map(|&at| &jobs[at].cmd);
             let mut second = self.send(again, Some(script::load_allow())).await?;
-            for (at, reply) in lost.into_iter().zip(second.drain(1..)) {
+            for (&at, reply) in lost.iter().zip(second.drain(1..)) {
                 replies[at] = reply;
             }
+            // The server reads a large batch in pieces, and may lose the script again between
+            // two of them. When that gets nowhere, it is no longer a matter of the script.
+            let still = without_script(&replies);
+            if still.len() == lost.len() {
+                break;
+            }
+            lost = still;
         }
         let outcomes = replies.iter().zip(jobs).map(|(reply, job)| self.outcome(reply, job));
         Ok(outcomes.collect())
+    }
+
+    /// For good: the pool does not get it back.
+    fn disconnect(&mut self) {
+        self.connection.take().map(Connection::take);
     }
 
     fn outcome(&self, reply: &Value, job: &Job) -> Result<Outcome, StoreError> {
@@ -115,13 +131,32 @@ impl Lane {
             pipeline.add_command(cmd);
         });
         let count = pipeline.len();
+        let breaks = self.health.breaks();
+        if self.breaks != breaks {
+            self.disconnect();
+            self.breaks = breaks;
+        }
         let connection = match &mut self.connection {
             Some(connection) => connection,
-            none => none.insert(self.pool.get().await.map_err(pool_error)?),
+            none => {
+                let mut made = std::pin::pin!(self.pool.get());
+                let made = match tokio::time::timeout(self.timeout, &mut made).await {
+                    Ok(made) => made,
+                    Err(_) => {
+                        // Whoever asks next need not wait for it; the lane still does.
+                        let waited = format!("no connection after {:?}", self.timeout);
+                        self.health.failed(StoreError::Timeout, 0, &waited);
+                        made.await
+                    }
+                };
+                none.insert(made.map_err(pool_error)?)
+            }
         };
         let started = Instant::now();
         let sent = connection.req_packed_commands(&pipeline, 0, count);
-        let replies = match tokio::time::timeout(self.timeout, sent).await {
+        // Questions have deadlines of their own. A lane waits a little longer before it gives
+        // the store up, so that a node which was held up itself still finds the replies.
+        let replies = match tokio::time::timeout(self.timeout + GRACE, sent).await {
             Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
             Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
         };
@@ -130,8 +165,10 @@ impl Lane {
     }
 }
 
-fn is_no_script(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::NoScript))
+/// Where the replies are that say that the script is not there.
+fn without_script(replies: &[Value]) -> Vec<usize> {
+    let lost = |reply: &Value| matches!(reply, Value::ServerError(e) if e.kind() == Some(ServerErrorKind::NoScript));
+    replies.iter().enumerate().filter(|(_, reply)| lost(reply)).map(|(at, _)| at).collect()
 }
 
 pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {

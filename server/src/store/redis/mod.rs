@@ -124,8 +124,8 @@ impl Connector {
                 self.health.metrics().heartbeat(started.elapsed());
                 self.health.answered(nodes);
             }
-            Ok(Err((error, detail))) => self.health.failed(error, 0, &detail),
-            Err(_) => self.health.failed(StoreError::Timeout, 0, &format!("after {limit:?}")),
+            Ok(Err((error, detail))) => self.health.failed(error, 1, &detail),
+            Err(_) => self.health.failed(StoreError::Timeout, 1, &format!("after {limit:?}")),
         }
     }
 }

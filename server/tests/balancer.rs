@@ -1,0 +1,194 @@
+//! Debian's HAProxy with the very same `config/haproxy.cfg` that Docker Compose uses, in
+//! front of three nodes: it spreads requests rather than connections, a node that dies takes
+//! only what it was working on with it, and one that is told to stop loses nothing.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use support::cluster::{Cluster, alone};
+use support::load::{Load, Plan, Sample, percentile, request};
+use support::metrics::{Scrape, http};
+use support::{eventually, free_port};
+
+const LIMITS: &str = "
+namespaces:
+  ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0 } } }
+";
+
+/// Callers that share one connection to the balancer, as those of one service do.
+const CALLERS: Plan =
+    Plan { callers: 16, connections: 1, pace: Duration::from_millis(5), failover: false };
+
+/// The balancer as a process, killed when dropped.
+struct Balancer {
+    child: Child,
+    grpc: SocketAddr,
+    http: SocketAddr,
+    stats: SocketAddr,
+}
+
+impl Balancer {
+    /// Starts it in front of the nodes, and waits until it has checked all three.
+    fn start(cluster: &Cluster) -> Self {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/haproxy.cfg");
+        let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        // Not everyone has /usr/sbin on the path.
+        let installed = "/usr/sbin/haproxy";
+        let haproxy = if Path::new(installed).exists() { installed } else { "haproxy" };
+        let mut command = Command::new(haproxy);
+        command
+            .args(["-db", "-f"])
+            .arg(config)
+            .env("TOLLGATE_LB_GRPC", grpc.to_string())
+            .env("TOLLGATE_LB_HTTP", http.to_string())
+            .env("TOLLGATE_LB_STATS", stats.to_string())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        for (node, number) in cluster.nodes.iter().zip(1..) {
+            command
+                .env(format!("NODE{number}_HOST"), node.grpc.ip().to_string())
+                .env(format!("NODE{number}_GRPC_PORT"), node.grpc.port().to_string())
+                .env(format!("NODE{number}_HTTP_PORT"), node.http.port().to_string());
+        }
+        let child = command.spawn().expect("haproxy is installed by scripts/test.sh");
+        let balancer = Self { child, grpc, http, stats };
+        eventually("haproxy has checked every node", Duration::from_secs(10), || {
+            balancer.checked().is_some_and(|statuses| statuses == ["L7OK"; 6])
+        });
+        balancer
+    }
+
+    /// The last check of each node, by both backends.
+    fn checked(&self) -> Option<Vec<String>> {
+        let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
+        let mut lines = csv.lines();
+        let column = lines.next()?.split(',').position(|title| title == "check_status")?;
+        let servers = lines.filter(|line| line.contains("_nodes,node"));
+        Some(servers.filter_map(|line| Some(line.split(',').nth(column)?.to_owned())).collect())
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn load(balancer: &Balancer) -> Load {
+    Load::start(&[balancer.grpc], CALLERS, |_, _| Some(request("ns", "b", 1)))
+}
+
+/// Requests over gRPC that each node has answered.
+fn answered(cluster: &Cluster) -> Vec<f64> {
+    let labels = [("transport", "grpc")];
+    let count = |node: &support::Node| {
+        Scrape::of(node.http).sum("tollgate_rpc_duration_seconds_count", &labels)
+    };
+    cluster.nodes.iter().map(count).collect()
+}
+
+fn failed(samples: &[Sample]) -> Vec<&Sample> {
+    samples.iter().filter(|sample| sample.answer.is_err()).collect()
+}
+
+#[test]
+fn one_connection_is_spread_over_all_nodes() {
+    let _alone = alone();
+    let cluster = Cluster::start(LIMITS, &[]);
+    let balancer = Balancer::start(&cluster);
+    let load = Load::start(&[balancer.grpc], CALLERS, |_, count| {
+        (count < 100).then(|| request("ns", "b", 1))
+    });
+    let samples = load.collect();
+    assert_eq!((samples.len(), failed(&samples).len()), (1600, 0));
+    let by_node = answered(&cluster);
+    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let [p50, p99] = [0.5, 0.99].map(|part| percentile(&mut took, part));
+    println!("one connection over three nodes: {by_node:?}, p50 {p50:.1?}, p99 {p99:.1?}");
+    assert_eq!(by_node.iter().sum::<f64>(), 1600.0, "each is asked once");
+    for count in by_node {
+        assert!(count >= 0.2 * 1600.0);
+    }
+}
+
+#[test]
+fn a_killed_node_fails_only_what_it_was_working_on() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(LIMITS, &[]);
+    let balancer = Balancer::start(&cluster);
+    let plan = Plan { pace: Duration::ZERO, ..CALLERS };
+    let load = Load::start(&[balancer.grpc], plan, |_, _| Some(request("ns", "b", 1)));
+    load.go_on(Duration::from_secs(1));
+    let before = Instant::now();
+    cluster.nodes[0].kill();
+    let killed = Instant::now();
+    load.go_on(Duration::from_secs(2));
+    let samples = load.finish();
+    let failed = failed(&samples);
+    println!("killed: {} of {} calls failed", failed.len(), samples.len());
+    let mut callers = HashSet::new();
+    for sample in &failed {
+        let late = sample.answered.saturating_duration_since(killed);
+        println!("  {:?} {late:.1?} after", sample.answer.as_ref().unwrap_err().code());
+        assert!(sample.answered >= before);
+        assert!(callers.insert(sample.caller), "caller {} failed again", sample.caller);
+        assert!(late <= Duration::from_secs(1), "{late:?}");
+    }
+    // A caller has one call in flight.
+    assert!(failed.len() <= plan.callers);
+    // Every caller is served again.
+    for caller in 0..plan.callers {
+        let served =
+            samples.iter().find(|s| s.caller == caller && s.sent >= killed && s.answer.is_ok());
+        let late = served.unwrap().answered.saturating_duration_since(killed);
+        assert!(late <= Duration::from_secs(1), "caller {caller} waited {late:?}");
+    }
+    eventually("the node is out", Duration::from_secs(3), || {
+        balancer.checked().is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
+    });
+}
+
+#[test]
+fn a_node_that_drains_loses_nothing() {
+    let _alone = alone();
+    let mut cluster = Cluster::start(LIMITS, &["--drain-delay", "1s"]);
+    let balancer = Balancer::start(&cluster);
+    let load = load(&balancer);
+    load.go_on(Duration::from_secs(1));
+    let told = Instant::now();
+    cluster.nodes[2].signal("TERM");
+    assert!(cluster.nodes[2].wait().success());
+    let ended = told.elapsed();
+    load.go_on(Duration::from_secs(1));
+    let samples = load.finish();
+    let failed = failed(&samples);
+    println!("drained in {ended:.1?}: {} of {} calls failed", failed.len(), samples.len());
+    for sample in &failed {
+        println!("  {:?} {:?} after", sample.answer, sample.answered.duration_since(told));
+    }
+    assert!(failed.is_empty());
+    assert!(ended >= Duration::from_secs(1) && ended < Duration::from_secs(5), "{ended:?}");
+}
+
+#[test]
+fn the_http_frontend() {
+    let _alone = alone();
+    let cluster = Cluster::start(LIMITS, &[]);
+    let balancer = Balancer::start(&cluster);
+    let body = r#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
+    let (status, answer) = http(balancer.http, "POST /v1/allow", body).unwrap();
+    assert_eq!(status, 200, "{answer}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
+    // Of one node it would be, and of another the next time.
+    assert_eq!(http(balancer.http, "GET /metrics", "").unwrap().0, 404);
+    assert_eq!(http(balancer.stats, "GET /healthz", "").unwrap().0, 200);
+}

@@ -1,0 +1,58 @@
+//! Three nodes on one Redis.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::metrics::Scrape;
+use super::{LimitsFile, Node, Redis, eventually};
+
+static MACHINE: Mutex<()> = Mutex::new(());
+
+/// The machine for one test at a time: those that measure time or drive load would measure
+/// one another.
+pub fn alone() -> MutexGuard<'static, ()> {
+    // Another test that failed has left nothing behind.
+    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Three nodes, each a process, that know of one another.
+pub struct Cluster {
+    /// The nodes.
+    pub nodes: Vec<Node>,
+    /// Their store.
+    pub redis: Redis,
+    /// Their limits.
+    pub limits: LimitsFile,
+}
+
+impl Cluster {
+    /// Starts Redis and three nodes with further arguments, and waits until each counts three.
+    pub fn start(limits: &str, args: &[&str]) -> Self {
+        let redis = Redis::start();
+        let limits = LimitsFile::new(limits);
+        let url = redis.url();
+        let args = [&["--store", &url], args].concat();
+        let nodes = (0..3).map(|_| Node::start(&limits.path(), &args)).collect();
+        let cluster = Self { nodes, redis, limits };
+        for node in &cluster.nodes {
+            eventually("three nodes alive", Duration::from_secs(5), || alive(node) == 3.0);
+        }
+        cluster
+    }
+
+    /// Where they serve gRPC.
+    pub fn grpc(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(|node| node.grpc).collect()
+    }
+
+    /// The sum of a metric over the nodes.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        self.nodes.iter().map(|node| Scrape::of(node.http).sum(name, labels)).sum()
+    }
+}
+
+/// How many nodes that node counts.
+pub fn alive(node: &Node) -> f64 {
+    Scrape::of(node.http).sum("tollgate_nodes_alive", &[])
+}
