@@ -66,7 +66,9 @@ impl Lane {
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
                     self.disconnect();
-                    self.health.failed(error, batch.len(), &detail);
+                    // Those past their deadline are counted already.
+                    let waiting = batch.iter().filter(|job| !job.reply.is_closed()).count();
+                    self.health.failed(error, waiting, &detail);
                     for job in batch.drain(..) {
                         let _ = job.reply.send(Err(error));
                     }

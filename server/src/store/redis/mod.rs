@@ -184,11 +184,7 @@ impl Store for RedisStore {
                     Ok(Ok(outcome)) => outcome,
                     Ok(Err(_)) => Err(StoreError::Unreachable),
                     Err(_) => {
-                        inner.health.failed(
-                            StoreError::Timeout,
-                            1,
-                            &"the question waited too long",
-                        );
+                        inner.health.late(1);
                         Err(StoreError::Timeout)
                     }
                 },
