@@ -6,11 +6,8 @@
 -- dynamic buckets must be exact over all nodes.
 --
 -- KEYS[1]  the bucket's state
--- then, by flags:
---          the namespace's register of dynamic buckets (flags COUNTED or CONFIGURED): a sorted
---          set of names by the time of their last use, in µs
---          the bucket's twin (flag TWIN): its key under the namespace's other layout (bounded
---          or not), from which a state is taken over after a change of the limits
+-- KEYS[2]  the namespace's register of dynamic buckets (flags COUNTED or CONFIGURED): a sorted
+--          set of names by the time of their last use, in µs; of the same hash tag
 -- ARGV[1]  ten little-endian doubles:
 --            cost      what the tokens cost, µs of accrual
 --            interval  what one token costs, µs
@@ -20,9 +17,11 @@
 --            mark      the terms' mark, a whole number below 2^29
 --            idle      µs after its last use at which the bucket is removed; negative: never
 --            bound     dynamic buckets that the namespace may hold (flag COUNTED)
---            flags     COUNTED 1, CONFIGURED 2, TWIN 4
+--            flags     COUNTED 1, CONFIGURED 2
 --            now       µs since the epoch, for tests; 0: the server's own TIME
--- ARGV[2]  the bucket's name (flags COUNTED or CONFIGURED)
+-- ARGV[2]  the bucket's name (flags COUNTED or CONFIGURED), else empty
+-- ARGV[3]  the state found under the namespace's other layout (bounded or not), or nothing. The
+--          lower balance of the two counts, so that a change of the layout refills no bucket.
 --
 -- Reply: one string, '<BBI4I4d':
 --   verdict  0 granted, 1 refused (wait or debt too long), 2 too many dynamic buckets
@@ -36,7 +35,7 @@
 -- says that a debt beyond the limit was carried over from other limits. It expires when the
 -- bucket is full again, or when it has been idle for too long.
 --
--- Why some calls look odd (an empty member that never exists, CH, GETEX, whole seconds):
+-- Why some calls look odd (an empty member that never exists, CH, whole seconds):
 -- Redis keeps the last argument of each position for the next call made from any script, and
 -- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
 -- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
@@ -44,7 +43,7 @@
 local cost, interval, cap, max_wait, max_debt, mark, idle, bound, flags, now =
   struct.unpack('<dddddddddd', ARGV[1])
 
-local COUNTED, CONFIGURED, TWIN = 1, 2, 4
+local COUNTED, CONFIGURED = 1, 2
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
 -- The longest debt that can be stored, in µs: four years.
 local MAX_SPAN = 126230400000000
@@ -61,10 +60,11 @@ local function integer(number)
   return string.format('%.0f', number)
 end
 
-local twin = nil
-if flags >= TWIN then
-  twin = KEYS[#KEYS]
-  flags = flags - TWIN
+-- Tokens a second, of the upper 24 bits of a mark.
+local function rate(bits)
+  local mantissa = bits % 262144
+  local exponent = math.floor(bits / 262144)
+  return math.ldexp(1 + mantissa / 262144, exponent - 32)
 end
 
 -- A value of any other type or length is no state of ours, and counts as absent.
@@ -121,38 +121,41 @@ elseif flags == CONFIGURED then
   redis.pcall('ZREM', KEYS[2], '', ARGV[2])
 end
 
--- The balance, as a time.
-local value = read(KEYS[1])
-if twin and not value then
-  value = read(twin)
-  if value then redis.call('RENAME', twin, KEYS[1]) end
-end
-local accrued, whole, fraction = cap, 0, 0
-local restated, carried = false, false
-if value then
-  local middle, last
-  whole, middle, last = struct.unpack('<I6I3I3', value)
-  fraction = middle % FRACTIONS
-  carried = last % 2 == 1
+-- What a state says: the balance, as a time; the moment at which it is zero; whether it must
+-- be written anew to say so; whether a debt beyond the limit was carried over.
+local function balance(value)
+  local whole, middle, last = struct.unpack('<I6I3I3', value)
+  local fraction = middle % FRACTIONS
+  local carried = last % 2 == 1
+  local restated = false
   local since = (now - whole) % TIME_MODULUS
   if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
-  whole = now - since
-  accrued = since - fraction / FRACTIONS
+  local accrued = since - fraction / FRACTIONS
   local old_mark = math.floor(middle / FRACTIONS) * 8388608 + math.floor(last / 2)
   if old_mark ~= mark then
-    local old_rate_bits = math.floor(old_mark / 32)
-    if old_rate_bits ~= math.floor(mark / 32) then
-      local mantissa = old_rate_bits % 262144
-      local exponent = math.floor(old_rate_bits / 262144)
-      local rate = math.ldexp(1 + mantissa / 262144, exponent - 32)
-      accrued = math.max(accrued * (rate / 1000000) * interval, -MAX_SPAN)
+    local old_bits, bits = math.floor(old_mark / 32), math.floor(mark / 32)
+    if old_bits ~= bits then
+      accrued = math.max(accrued * (rate(old_bits) / rate(bits)), -MAX_SPAN)
     end
-    restated = true
-    carried = true
+    restated, carried = true, true
   end
   if not carried and accrued < -max_debt - 1 then
     accrued = -max_debt
     restated = true
+  end
+  return accrued, now - since, fraction, restated, carried
+end
+
+local value = read(KEYS[1])
+local accrued, whole, fraction, restated, carried = cap, 0, 0, false, false
+if value then
+  accrued, whole, fraction, restated, carried = balance(value)
+end
+if ARGV[3] and #ARGV[3] == 12 then
+  local other = { balance(ARGV[3]) }
+  if other[1] < accrued then
+    value = ARGV[3]
+    accrued, whole, fraction, restated, carried = unpack(other)
   end
 end
 local full = accrued >= cap
@@ -185,14 +188,16 @@ if granted then
     whole, fraction, step = now, 0, cost - accrued
   end
   redis.call('SET', KEYS[1], encode(step, false), 'PXAT', expiry(accrued - cost))
-elseif restated and full then
+elseif value and full and restated then
   redis.call('DEL', KEYS[1])
-elseif restated then
-  carried = carried and accrued < -max_debt
-  whole, fraction = now, 0
-  redis.call('SET', KEYS[1], encode(-accrued, carried), 'PXAT', expiry(accrued))
-elseif value and idle >= 0 then
-  redis.call('GETEX', KEYS[1], 'PXAT', expiry(accrued))
+elseif value then
+  if restated then
+    carried = carried and accrued < -max_debt
+    whole, fraction = now, 0
+    value = encode(-accrued, carried)
+  end
+  -- Also where the state is as it was: the size, and so the expiry, may have changed.
+  redis.call('SET', KEYS[1], value, 'PXAT', expiry(accrued))
 end
 
 -- A bucket counts from its first grant on; every use of one that counts is recorded.

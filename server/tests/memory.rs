@@ -46,6 +46,7 @@ async fn a_million_buckets_in_redis() {
                 max_idle_ms: None,
                 tokens: 1,
                 max_wait_ms: 0,
+                moved: false,
             })
             .collect();
         for outcome in store.decide(&asks).await {
@@ -95,6 +96,7 @@ async fn a_million_buckets_in_the_embedded_store() {
             max_idle_ms: None,
             tokens: 1,
             max_wait_ms: 0,
+            moved: false,
         });
     }
     assert_eq!(store.buckets(), BUCKETS);
@@ -123,6 +125,7 @@ async fn a_bounded_namespace_pays_for_its_register() {
                 max_idle_ms: Some(60_000),
                 tokens: 1,
                 max_wait_ms: 0,
+                moved: false,
             })
             .collect();
         assert!(store.decide(&asks).await.iter().all(Result::is_ok));

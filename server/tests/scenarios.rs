@@ -26,7 +26,7 @@ async fn ask_with<'a, S: Store>(
     max_wait_ms: Option<i64>,
 ) -> Answer<'a> {
     let (namespace, bucket) = name.split_once('|').unwrap_or(("ns", name));
-    s.allow.allow(&Query { namespace, bucket, tokens, max_wait_ms }).await
+    s.allow.allow(&Query { namespace, bucket, tokens, max_wait_ms }).await.unwrap()
 }
 
 #[track_caller]
@@ -303,10 +303,10 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     // In debt, then a hundred times slower: the debt stays, in tokens, although it now takes
     // longer than the debt limit, and however often it is asked in between.
     granted(&ask(s, "b", 50).await, 50, 0, -50.0);
-    limits(1000, "0.1", 10_000);
+    limits(1000, "0.125", 10_000);
     // A change takes hold of a bucket when it is next asked; until then the old rate holds.
-    timed_out(&ask(s, "b", 1).await, 500_000, -50.0);
-    for seconds in 1..=100 {
+    timed_out(&ask(s, "b", 1).await, 400_000, -50.0);
+    for seconds in 1..=80 {
         s.clock.advance(SECOND);
         assert_eq!(ask(s, "b", 1).await.status, Status::Timeout, "after {seconds} s");
     }
@@ -315,6 +315,20 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     limits(1000, "40", 10_000);
     timed_out(&ask(s, "b", 1).await, 1000, -40.0);
     s.clock.advance(SECOND);
+    granted(&ask(s, "b", 1).await, 1, 0, -1.0);
+    // Nodes with different limits may ask in turn, at rates that no mark holds exactly, and
+    // whoever is refused in between pays off nothing by it.
+    s.clock.advance(25_000);
+    granted(&ask(s, "b", 100).await, 100, 0, -100.0);
+    for _ in 0..500 {
+        limits(1000, "33.3", 10_000);
+        assert_eq!(ask(s, "b", 1).await.status, Status::Timeout);
+        limits(1000, "23.3", 10_000);
+        assert_eq!(ask(s, "b", 1).await.status, Status::Timeout);
+    }
+    limits(1000, "40", 10_000);
+    near(&ask(s, "b", 1).await, -100.0);
+    s.clock.advance(2_500_000);
     granted(&ask(s, "b", 1).await, 1, 0, -1.0);
     // A lower debt limit forgives nothing.
     s.clock.advance(25_000);
@@ -325,6 +339,24 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     timed_out(&ask(s, "b", 1).await, 1000, -40.0);
     s.clock.advance(SECOND);
     granted(&ask(s, "b", 1).await, 1, 0, -1.0);
+}
+
+async fn a_larger_size_refills_nothing<S: Store>(s: &Service<S>) {
+    let limits = |size: u32| {
+        s.set_limits(&format!(
+            "namespaces: {{ ns: {{ buckets: {{ b: {{ size: {size}, fill_rate: 1, max_debt_millis: 0, max_tokens_per_request: -1 }} }} }} }}"
+        ));
+    };
+    limits(4);
+    granted(&ask(s, "b", 4).await, 4, 0, 0.0);
+    limits(1000);
+    // Also not when its state would have expired under the smaller size.
+    for second in 0..20 {
+        assert_eq!(ask(s, "b", 1000).await.status, Status::Timeout);
+        near(&ask(s, "b", 1000).await, f64::from(second));
+        s.clock.advance(SECOND);
+    }
+    granted(&ask(s, "b", 20).await, 20, 0, 0.0);
 }
 
 async fn the_kind_of_bucket_may_change<S: Store>(s: &Service<S>) {
@@ -412,7 +444,7 @@ async fn what_makes_no_sense_is_invalid<S: Store>(s: &Service<S>) {
         ("ns", "b", 1, Some(i64::MIN)),
     ] {
         let query = Query { namespace, bucket, tokens, max_wait_ms: wait };
-        let answer = s.allow.allow(&query).await;
+        let answer = s.allow.allow(&query).await.unwrap();
         assert_eq!(
             (answer.status, answer.tokens_granted),
             (Status::Invalid, 0),
@@ -512,6 +544,7 @@ scenarios!(
     never_idle_counts_forever,
     a_refused_first_request_creates_no_bucket,
     a_change_of_limits_carries_the_balance_over,
+    a_larger_size_refills_nothing,
     the_kind_of_bucket_may_change,
     a_clock_that_steps_back,
     soft_limits,

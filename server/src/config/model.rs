@@ -13,7 +13,7 @@ pub struct Limits {
     pub namespaces: HashMap<Box<str>, Namespace>,
     /// In the order of the file; the first whose glob matches decides.
     pub resources: Vec<ResourceTemplate>,
-    /// For namespaces that say nothing themselves, and for the global default bucket.
+    /// For namespaces that say nothing themselves, or are not in the file.
     pub on_store_failure: FailurePolicy,
     /// How many buckets are defined: [`Bucket::index`] is below this.
     pub bucket_count: usize,
@@ -133,21 +133,37 @@ pub struct Found<'a> {
     pub on_store_failure: FailurePolicy,
 }
 
+impl Namespace {
+    /// Whether there is a bound on how many dynamic buckets it has.
+    pub fn bounds_dynamic_buckets(&self) -> bool {
+        matches!(self.others, Others::Dynamic { max_buckets: Some(_), .. })
+    }
+
+    /// The definitions of its buckets that go by the name asked for.
+    pub fn named_buckets(&self) -> impl Iterator<Item = &Bucket> {
+        let template = match &self.others {
+            Others::Dynamic { template, .. } => Some(template),
+            Others::Nothing | Others::Shared(_) => None,
+        };
+        self.buckets.values().chain(template)
+    }
+}
+
 impl Limits {
     /// The bucket that serves `namespace` and `name`, if any does.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Found<'_>> {
-        let global = || {
-            self.global_default.as_ref().map(|bucket| Found {
-                bucket,
-                place: Place::GlobalDefault,
-                on_store_failure: self.on_store_failure,
-            })
+        // Whichever bucket serves a namespace, the namespace's own policy holds.
+        let global = |on_store_failure| {
+            let bucket = self.global_default.as_ref()?;
+            Some(Found { bucket, place: Place::GlobalDefault, on_store_failure })
         };
-        let Some(owner) = self.namespaces.get(namespace) else { return global() };
+        let Some(owner) = self.namespaces.get(namespace) else {
+            return global(self.on_store_failure);
+        };
         let found =
             |bucket, place| Some(Found { bucket, place, on_store_failure: owner.on_store_failure });
         if let Some(bucket) = owner.buckets.get(name) {
-            let bounded = matches!(owner.others, Others::Dynamic { max_buckets: Some(_), .. });
+            let bounded = owner.bounds_dynamic_buckets();
             return found(bucket, Place::Configured { bounded });
         }
         match &owner.others {
@@ -155,7 +171,7 @@ impl Limits {
                 found(template, Place::Dynamic { max_buckets: *max_buckets })
             }
             Others::Shared(bucket) => found(bucket, Place::NamespaceDefault),
-            Others::Nothing => global(),
+            Others::Nothing => global(owner.on_store_failure),
         }
     }
 

@@ -142,13 +142,15 @@ impl Terms {
     }
 
     /// The share of one node among `nodes` that decide each on its own: rate and size are
-    /// divided, waits and debts stay as long as they were.
+    /// divided, though not to less than one token; waits and debts stay as long as they were.
     pub fn share(&self, nodes: u32) -> Self {
         let nodes = f64::from(nodes.max(1));
         let interval_us = self.interval_us * nodes;
+        // Less than one token could never be granted where no debt is allowed.
+        let cap_us = self.cap_us.max(interval_us);
         let hash = self.mark.0 & 31;
         let mark = Mark(Mark::new(1e6 / interval_us, 0).0 & !31 | hash);
-        Self { interval_us, mark, ..*self }
+        Self { interval_us, cap_us, mark, ..*self }
     }
 
     /// What `tokens` cost, in microseconds of accrual.
@@ -270,7 +272,9 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
         carried = state.carried;
         if state.mark != terms.mark {
             if !state.mark.same_rate(terms.mark) {
-                accrued_us = accrued_us * (state.mark.rate() / 1e6) * terms.interval_us;
+                // Both rates as marks keep them: nodes with different limits, which restate a
+                // balance in turn, then neither forgive any of it nor add to it.
+                accrued_us *= state.mark.rate() / terms.mark.rate();
                 // A debt that would take longer can't be stored, nor would anyone wait for it.
                 accrued_us = accrued_us.max(-MAX_SPAN_US);
             }

@@ -11,7 +11,7 @@ use crate::domain::names;
 use crate::metrics::{BucketMetrics, Ending, Metrics};
 use crate::store::memory::MemoryStore;
 use crate::store::redis::Health;
-use crate::store::{Ask, Outcome, Store, Verdict};
+use crate::store::{Ask, Outcome, Store, StoreError, Verdict};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +81,14 @@ impl Answer<'_> {
     }
 }
 
+/// Why there is no decision at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// More requests wait on this node than it lets wait.
+    #[error("this node is overloaded, try again in a moment or at another node")]
+    Overloaded,
+}
+
 /// What a node decides with while its store has no answer.
 pub struct Fallback {
     /// Its own memory.
@@ -123,22 +131,22 @@ impl<S: Store> AllowService<S> {
     }
 
     /// Answers a request. Takes no longer than the store's deadline.
-    pub async fn allow<'a>(&self, query: &Query<'a>) -> Answer<'a> {
+    pub async fn allow<'a>(&self, query: &Query<'a>) -> Result<Answer<'a>, Error> {
         let Some((tokens, max_wait_ms)) = checked(query) else {
             self.shared.nowhere.count(Ending::Invalid, 0);
-            return Answer::refused(Status::Invalid);
+            return Ok(Answer::refused(Status::Invalid));
         };
         let snapshot = self.shared.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
             self.shared.nowhere.count(Ending::NoBucket, 0);
-            return Answer::refused(Status::NoBucket);
+            return Ok(Answer::refused(Status::NoBucket));
         };
         let meter = snapshot.meter(found.bucket);
         let limit = &found.bucket.limit;
         if limit.max_tokens_per_request.is_some_and(|most| tokens > most) {
             meter.count(Ending::TooManyTokens, 0);
             let bucket = Some(name(&found, query));
-            return Answer { bucket, ..Answer::refused(Status::TooManyTokens) };
+            return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
 
         let ask = Ask {
@@ -150,13 +158,19 @@ impl<S: Store> AllowService<S> {
             tokens,
             max_wait_ms: max_wait_ms
                 .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+            moved: snapshot.moved(found.bucket),
         };
         let outcome = self.store.decide(&[ask]).await.pop();
-        let answer = match (outcome, &self.shared.fallback) {
-            (Some(Ok(outcome)), _) => answer(&outcome, &ask, &found, 1, meter),
-            (_, fallback) => degraded(&ask, &found, fallback.as_ref(), meter),
+        let answer = match outcome {
+            Some(Ok(outcome)) => {
+                count_dynamic(&outcome, meter);
+                answer(&outcome, &ask, &found, 1, meter)
+            }
+            // The store is well: it must not be answered for.
+            Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
+            Some(Err(_)) | None => degraded(&ask, &found, self.shared.fallback.as_ref(), meter),
         };
-        Answer { bucket: Some(name(&found, query)), ..answer }
+        Ok(Answer { bucket: Some(name(&found, query)), ..answer })
     }
 }
 
@@ -179,14 +193,8 @@ fn name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     }
 }
 
-/// Puts a store's verdict into words. `nodes`: among how many the limit was divided.
-fn answer(
-    outcome: &Outcome,
-    ask: &Ask<'_>,
-    found: &Found<'_>,
-    nodes: u32,
-    meter: &BucketMetrics,
-) -> Answer<'static> {
+/// Counts what became of the namespace's dynamic buckets.
+fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
     if outcome.created {
         meter.created.increment(1);
     }
@@ -196,6 +204,16 @@ fn answer(
     if let Some(live) = outcome.live {
         meter.live.set(live);
     }
+}
+
+/// Puts a store's verdict into words. `nodes`: among how many the limit was divided.
+fn answer(
+    outcome: &Outcome,
+    ask: &Ask<'_>,
+    found: &Found<'_>,
+    nodes: u32,
+    meter: &BucketMetrics,
+) -> Answer<'static> {
     let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
     match outcome.verdict {
         Verdict::TooManyBuckets => {

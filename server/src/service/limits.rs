@@ -3,15 +3,17 @@
 //! position, so that counting a decision looks nothing up. (They are why the snapshot is
 //! here and not in `config`, which knows no metrics.)
 
+use std::collections::HashMap;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::config::model::{Bucket, Limits, Others};
+use crate::config::model::{Bucket, Limits, Namespace, Others};
 use crate::config::{self, Faults};
 use crate::logging::Repeating;
 use crate::metrics::{BucketMetrics, LimitsMetrics, Metrics};
@@ -59,10 +61,27 @@ pub struct Snapshot {
     /// The limits.
     pub limits: Limits,
     meters: Vec<BucketMetrics>,
+    /// By namespace: until when a state may be about that was written while the namespace's
+    /// dynamic buckets were bounded and now are not, or the other way round.
+    moves: HashMap<Box<str>, Instant>,
+    /// The same by definition, for a quick look.
+    moving: Vec<Moving>,
+}
+
+struct Moving {
+    until: Instant,
+    over: AtomicBool,
 }
 
 impl Snapshot {
-    fn new(limits: Limits, metrics: &Metrics) -> Self {
+    /// `before`: what is replaced. A node that starts does not know what was before it.
+    fn new(limits: Limits, before: Option<&Self>, metrics: &Metrics) -> Self {
+        let now = Instant::now();
+        let moves: HashMap<_, _> = limits
+            .namespaces
+            .iter()
+            .map(|(name, owner)| (name.clone(), moving_until(now, name, owner, before)))
+            .collect();
         let mut definitions: Vec<(&Bucket, &str, &str, bool)> = Vec::new();
         if let Some(bucket) = &limits.global_default {
             definitions.push((bucket, "", GLOBAL_DEFAULT_BUCKET, false));
@@ -82,19 +101,56 @@ impl Snapshot {
             }
         }
         definitions.sort_by_key(|(bucket, ..)| bucket.index);
+        let moving = definitions
+            .iter()
+            .map(|(_, namespace, ..)| Moving {
+                until: moves.get(*namespace).copied().unwrap_or(now),
+                over: AtomicBool::new(false),
+            })
+            .collect();
         let meters = definitions
             .iter()
             .map(|(_, namespace, name, dynamic)| {
                 BucketMetrics::new(metrics, namespace, name, *dynamic)
             })
             .collect();
-        Self { limits, meters }
+        Self { limits, meters, moves, moving }
+    }
+
+    /// Whether states of `bucket`, which must be of these limits, may still be under the
+    /// layout that its namespace had before: see [`crate::store::Ask::moved`].
+    pub fn moved(&self, bucket: &Bucket) -> bool {
+        let moving = &self.moving[bucket.index];
+        if moving.over.load(Ordering::Relaxed) {
+            return false;
+        }
+        let over = Instant::now() >= moving.until;
+        moving.over.store(over, Ordering::Relaxed);
+        !over
     }
 
     /// What counts the decisions of `bucket`, which must be of these limits.
     pub fn meter(&self, bucket: &Bucket) -> &BucketMetrics {
         &self.meters[bucket.index]
     }
+}
+
+/// A state lives until its bucket is full: a move is over when the slowest bucket of the
+/// namespace must be.
+fn moving_until(now: Instant, name: &str, owner: &Namespace, before: Option<&Snapshot>) -> Instant {
+    let old = before.and_then(|before| before.limits.namespaces.get(name));
+    if let (Some(old), Some(before)) = (old, before)
+        && old.bounds_dynamic_buckets() == owner.bounds_dynamic_buckets()
+    {
+        return before.moves.get(name).copied().unwrap_or(now);
+    }
+    let slowest_us = old
+        .into_iter()
+        .chain([owner])
+        .flat_map(Namespace::named_buckets)
+        .map(|bucket| bucket.terms.cap_us + bucket.terms.max_debt_us)
+        .fold(0.0, f64::max);
+    now + Duration::from_micros(slowest_us as u64)
 }
 
 /// What a file was when it was last looked at: a change of any of it is a change. The inode
@@ -119,7 +175,7 @@ impl LiveLimits {
         report(&path, &parsed);
         let counts = LimitsMetrics::new(&metrics);
         counts.loaded(parsed.limits.version);
-        let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, &metrics));
+        let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, None, &metrics));
         let (seen, failures) = (Mutex::new(seen), Repeating::default());
         Ok(Self { path, current, seen, metrics, counts, failures })
     }
@@ -143,7 +199,8 @@ impl LiveLimits {
         })?;
         report(&self.path, &parsed);
         self.counts.loaded(parsed.limits.version);
-        self.current.store(Arc::new(Snapshot::new(parsed.limits, &self.metrics)));
+        let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
+        self.current.store(Arc::new(snapshot));
         Ok(())
     }
 

@@ -24,6 +24,12 @@ const SHARDS: usize = 64;
 /// The most expired buckets that one decision clears away, so that none takes long.
 const CLEAR_LIMIT: usize = 4;
 
+/// The most idle names that one decision drops from a register, unless it needs the room.
+const DROP_LIMIT: u32 = 100;
+
+/// The most that a sweep drops before it lets decisions have the register again.
+const SWEEP_LIMIT: usize = 1000;
+
 /// Buckets in this process's memory. Clones share them.
 #[derive(Clone)]
 pub struct MemoryStore(Arc<Inner>);
@@ -32,7 +38,7 @@ struct Inner {
     clock: Clock,
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
-    registers: Mutex<HashMap<Box<str>, Register>>,
+    registers: Mutex<HashMap<Box<str>, Arc<Mutex<Register>>>>,
     in_use: AtomicUsize,
 }
 
@@ -108,6 +114,8 @@ struct Shard {
 /// The dynamic buckets of a namespace that bounds them, by the time of their last use in µs.
 #[derive(Default)]
 struct Register {
+    /// After how many µs its names were last said to be idle.
+    idle_us: Option<i64>,
     last_use: HashMap<Arc<str>, i64>,
     by_use: BTreeSet<(i64, Arc<str>)>,
 }
@@ -130,6 +138,13 @@ impl Register {
         if let Some((name, before)) = self.last_use.remove_entry(name) {
             self.by_use.remove(&(before, name));
         }
+    }
+
+    /// Takes out some idle names, and tells whether there may be more.
+    fn sweep(&mut self, now: Micros) -> bool {
+        let Some(idle_us) = self.idle_us else { return false };
+        let latest = now.0.saturating_sub(idle_us);
+        (0..SWEEP_LIMIT).all(|_| self.drop_idle(latest))
     }
 
     /// Takes out one bucket that was last used at `latest` or before, if there is one. Its
@@ -180,13 +195,31 @@ impl MemoryStore {
         self.0.in_use.load(Ordering::Relaxed)
     }
 
-    /// Clears away every bucket that is full again. Decisions clear a few each; this is for
-    /// the time when none arrive.
+    /// Clears away every bucket that is full again, and every name that is idle. Decisions clear
+    /// a few each; this is for the time when none arrive.
     pub fn sweep(&self) {
-        let now_ms = self.0.clock.now().as_millis();
+        self.sweep_buckets();
+        self.sweep_names();
+    }
+
+    /// The part of [`MemoryStore::sweep`] that is about buckets.
+    pub fn sweep_buckets(&self) {
+        let now = self.0.clock.now();
         for shard in &self.0.shards {
-            lock(shard).clear(now_ms, usize::MAX, &self.0.in_use);
+            while lock(shard).clear(now.as_millis(), SWEEP_LIMIT, &self.0.in_use) {}
         }
+    }
+
+    fn sweep_names(&self) {
+        let now = self.0.clock.now();
+        let registers: Vec<_> = lock(&self.0.registers).values().cloned().collect();
+        for register in registers {
+            while lock(&register).sweep(now) {}
+        }
+        // Who decides holds a second reference while it may still add a name.
+        lock(&self.0.registers).retain(|_, register| {
+            Arc::strong_count(register) > 1 || !lock(register).last_use.is_empty()
+        });
     }
 
     /// Forgets everything: every bucket is full.
@@ -233,8 +266,9 @@ impl Inner {
         match ask.place {
             Place::Dynamic { max_buckets: Some(bound) } => self.decide_counted(ask, bound),
             Place::Configured { bounded: true } => {
-                if let Some(register) = lock(&self.registers).get_mut(ask.namespace) {
-                    register.forget(ask.name);
+                let register = lock(&self.registers).get(ask.namespace).cloned();
+                if let Some(register) = register {
+                    lock(&register).forget(ask.name);
                 }
                 self.decide_bucket(ask, self.clock.now()).0
             }
@@ -244,9 +278,10 @@ impl Inner {
 
     /// Decides for a dynamic bucket of a namespace that bounds them.
     fn decide_counted(&self, ask: &Ask<'_>, bound: u64) -> Outcome {
-        let mut registers = lock(&self.registers);
+        let register = Arc::clone(lock(&self.registers).entry_ref(ask.namespace).or_default());
+        let mut register = lock(&register);
         let now = self.clock.now();
-        let register = registers.entry_ref(ask.namespace).or_default();
+        register.idle_us = ask.idle_us();
         let mut known = register.last_use.contains_key(ask.name);
         let mut removed = 0;
         if let Some(idle_us) = ask.idle_us() {
@@ -256,7 +291,9 @@ impl Inner {
                 known = false;
                 removed += 1;
             }
-            while !known && register.drop_idle(latest) {
+            let full = |register: &Register| register.last_use.len() as u64 >= bound;
+            while !known && (removed <= DROP_LIMIT || full(&register)) && register.drop_idle(latest)
+            {
                 removed += 1;
             }
         }
@@ -303,8 +340,9 @@ impl Inner {
         match decision.change {
             Change::Put(state) => shard.put(key, state, expires_ms, &self.in_use),
             Change::Remove => shard.remove(key, &self.in_use),
+            // The size, and so the expiry, may have changed all the same.
             Change::Keep => {
-                if let (Some(state), Some(_)) = (state, idle_us) {
+                if let Some(state) = state {
                     shard.put(key, state, expires_ms, &self.in_use);
                 }
             }
@@ -352,12 +390,13 @@ impl Shard {
         }
     }
 
-    /// Clears away at most `limit` buckets whose time has come.
-    fn clear(&mut self, now_ms: i64, limit: usize, in_use: &AtomicUsize) {
+    /// Clears away at most `limit` buckets whose time has come, and tells whether there may be
+    /// more.
+    fn clear(&mut self, now_ms: i64, limit: usize, in_use: &AtomicUsize) -> bool {
         for _ in 0..limit {
-            let Some(first) = self.due.peek_mut() else { return };
+            let Some(first) = self.due.peek_mut() else { return false };
             if first.0.0 >= now_ms {
-                return;
+                return false;
             }
             let Reverse((due_ms, key)) = PeekMut::pop(first);
             let Some(entry) = self.entries.get_mut(&key) else { continue };
@@ -372,6 +411,7 @@ impl Shard {
                 in_use.fetch_sub(1, Ordering::Relaxed);
             }
         }
+        true
     }
 }
 

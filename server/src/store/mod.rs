@@ -28,6 +28,9 @@ pub struct Ask<'a> {
     pub tokens: u64,
     /// The longest wait that a grant may carry, in milliseconds.
     pub max_wait_ms: u64,
+    /// The namespace may have begun or ceased to bound its dynamic buckets so lately that a
+    /// state from before is still about.
+    pub moved: bool,
 }
 
 impl Ask<'_> {
@@ -106,7 +109,8 @@ pub type Outcomes = SmallVec<[Result<Outcome, StoreError>; 1]>;
 
 /// Where buckets live.
 pub trait Store: Clone + Send + Sync + 'static {
-    /// Decides every question of a batch, each atomically. Questions to one bucket are
-    /// decided in the order of the batch.
+    /// Decides every question of a batch, each atomically, within the store's deadline.
+    /// Questions to one bucket are decided in the order of the batch; only where Redis has
+    /// lost its scripts may one come after a later one.
     fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
 }

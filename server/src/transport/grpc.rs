@@ -9,7 +9,7 @@ use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
-use super::{query, response};
+use super::{code, query, response};
 use crate::service::allow::AllowService;
 use crate::store::Store;
 
@@ -25,9 +25,12 @@ impl<S: Store> QuotaService for Quota<S> {
         request: Request<AllowRequest>,
     ) -> Result<Response<AllowResponse>, Status> {
         let started = Instant::now();
-        let answer = response(&self.service.allow(&query(request.get_ref())).await);
+        let answer = self.service.allow(&query(request.get_ref())).await;
+        let answer = answer
+            .map(|answer| response(&answer))
+            .map_err(|error| Status::new(code(error), error.to_string()));
         self.took.record(started.elapsed().as_secs_f64());
-        Ok(Response::new(answer))
+        answer.map(Response::new)
     }
 }
 

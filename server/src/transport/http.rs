@@ -11,7 +11,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use super::{query, response};
+use super::{query, response, status};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::store::Store;
@@ -51,14 +51,21 @@ async fn allow<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Respo
     let request: AllowRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => {
-            let error = format!("the body is no AllowRequest in JSON: {error}");
-            let body = Json(serde_json::json!({ "error": error }));
-            return (StatusCode::BAD_REQUEST, body).into_response();
+            let text = format!("the body is no AllowRequest in JSON: {error}");
+            return failure(StatusCode::BAD_REQUEST, &text);
         }
     };
-    let answer = response(&port.service.allow(&query(&request)).await);
+    let answer = port.service.allow(&query(&request)).await;
+    let answer = match &answer {
+        Ok(answer) => Json(response(answer)).into_response(),
+        Err(error) => failure(status(*error), &error.to_string()),
+    };
     port.took.record(started.elapsed().as_secs_f64());
-    Json(answer).into_response()
+    answer
+}
+
+fn failure(status: StatusCode, text: &str) -> Response {
+    (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
 async fn render<S: Store>(State(port): State<Arc<Port<S>>>) -> impl IntoResponse {

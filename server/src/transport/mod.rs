@@ -6,14 +6,28 @@
 //! | what | gRPC | HTTP |
 //! |---|---|---|
 //! | a message that does not decode | INTERNAL, as tonic has it | 400 |
+//! | a node with too much to do | RESOURCE_EXHAUSTED | 503 |
 //! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
 
+use axum::http::StatusCode;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response};
 
-use crate::service::allow::{Answer, Query, Status};
+use crate::service::allow::{Answer, Error, Query, Status};
 
 pub mod grpc;
 pub mod http;
+
+fn code(error: Error) -> tonic::Code {
+    match error {
+        Error::Overloaded => tonic::Code::ResourceExhausted,
+    }
+}
+
+fn status(error: Error) -> StatusCode {
+    match error {
+        Error::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+    }
+}
 
 fn query(request: &AllowRequest) -> Query<'_> {
     Query {

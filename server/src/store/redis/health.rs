@@ -62,8 +62,8 @@ impl Health {
         &self.metrics
     }
 
-    /// How often the store was unreachable. When it has been, connections of before are likely
-    /// dead, which shows only once they are used.
+    /// How often the store was unreachable or refused. When it has, connections of before are
+    /// likely dead, or lead to a server that is master no more.
     pub(super) fn breaks(&self) -> u64 {
         self.breaks.load(Ordering::Relaxed)
     }
@@ -93,6 +93,19 @@ impl Health {
         self.count(StoreError::Timeout, questions);
     }
 
+    /// One question was refused for a reason that says nothing about the others.
+    pub(super) fn refused_one(&self, detail: &dyn std::fmt::Display) {
+        self.count(StoreError::Refused, 1);
+        if let Some(held_back) = self.failures.pass() {
+            tracing::warn!(
+                %detail, held_back,
+                advice = "look at the key: something else may write to this Redis; give tollgate \
+                          a database of its own",
+                "Redis refused one decision: the failure policy decides it"
+            );
+        }
+    }
+
     fn count(&self, error: StoreError, questions: usize) {
         let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
         self.metrics.errors(class, questions);
@@ -106,7 +119,8 @@ impl Health {
         detail: &dyn std::fmt::Display,
     ) {
         self.count(error, questions);
-        if error == StoreError::Unreachable {
+        // A server that refuses may be an old master: whoever is asked next is found anew.
+        if matches!(error, StoreError::Unreachable | StoreError::Refused) {
             self.breaks.fetch_add(1, Ordering::Relaxed);
         }
         // Full queues say nothing about the store.
@@ -144,4 +158,9 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
         | ErrorKind::Io => StoreError::Unreachable,
         _ => StoreError::Refused,
     }
+}
+
+/// Whether an error of the server is about one key, and says nothing about the server.
+pub(super) fn concerns_one_key(error: &RedisError) -> bool {
+    matches!(error.code(), Some("WRONGTYPE" | "CROSSSLOT" | "ERR"))
 }

@@ -17,13 +17,11 @@
 
 use crate::domain::bucket::Place;
 
-/// The keys of one decision, in the order of `lua/allow.lua`.
+/// The keys of one decision, in the order of `lua/allow.lua`. They share a hash tag.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Keys {
     pub(super) state: Vec<u8>,
     pub(super) register: Option<Vec<u8>>,
-    /// The state's key under the other layout, for buckets that have one.
-    pub(super) twin: Option<Vec<u8>>,
 }
 
 /// The nodes that are alive.
@@ -31,22 +29,40 @@ pub(super) const NODES: &str = "n";
 
 impl Keys {
     pub(super) fn new(place: Place, namespace: &str, name: &str) -> Self {
-        let only = |state| Self { state, register: None, twin: None };
-        let bounded = match place {
-            Place::GlobalDefault => return only(b"g".to_vec()),
-            Place::NamespaceDefault => return only(tagged(b'd', namespace, None, "")),
-            Place::Configured { bounded } => bounded,
-            Place::Dynamic { max_buckets } => max_buckets.is_some(),
-        };
-        let spread = tagged(b'b', namespace, Some(name), "");
-        let together = tagged(b'm', namespace, None, name);
-        if bounded {
-            let register = Some(tagged(b'r', namespace, None, ""));
-            Self { state: together, register, twin: Some(spread) }
-        } else {
-            Self { state: spread, register: None, twin: Some(together) }
+        match place {
+            Place::GlobalDefault => Self { state: b"g".to_vec(), register: None },
+            Place::NamespaceDefault => {
+                Self { state: tagged(b'd', namespace, None, ""), register: None }
+            }
+            _ if bounded(place) => Self {
+                state: together(namespace, name),
+                register: Some(tagged(b'r', namespace, None, "")),
+            },
+            _ => Self { state: spread(namespace, name), register: None },
         }
     }
+}
+
+/// A bucket's key under the layout that its namespace does not have now, if it has a name. It
+/// is in another slot, so it can't be part of the decision.
+pub(super) fn twin(place: Place, namespace: &str, name: &str) -> Option<Vec<u8>> {
+    match place {
+        Place::GlobalDefault | Place::NamespaceDefault => None,
+        _ if bounded(place) => Some(spread(namespace, name)),
+        _ => Some(together(namespace, name)),
+    }
+}
+
+fn bounded(place: Place) -> bool {
+    matches!(place, Place::Configured { bounded: true } | Place::Dynamic { max_buckets: Some(_) })
+}
+
+fn spread(namespace: &str, name: &str) -> Vec<u8> {
+    tagged(b'b', namespace, Some(name), "")
+}
+
+fn together(namespace: &str, name: &str) -> Vec<u8> {
+    tagged(b'm', namespace, None, name)
 }
 
 fn tagged(letter: u8, namespace: &str, name: Option<&str>, after: &str) -> Vec<u8> {
@@ -96,14 +112,13 @@ mod tests {
     fn schema() {
         let keys = |place| Keys::new(place, "ns", "a:b}");
         let text = |key: Option<Vec<u8>>| String::from_utf8(key.unwrap()).unwrap();
-        let spread = keys(SPREAD);
-        assert_eq!(text(Some(spread.state)), "b{ns:a:b%7D}");
-        assert_eq!(text(spread.twin), "m{ns}a:b}");
-        assert_eq!(spread.register, None);
-        let together = keys(TOGETHER);
-        assert_eq!(text(Some(together.state)), "m{ns}a:b}");
-        assert_eq!(text(together.register), "r{ns}");
-        assert_eq!(text(together.twin), "b{ns:a:b%7D}");
+        let twin = |place| text(twin(place, "ns", "a:b}"));
+        assert_eq!(text(Some(keys(SPREAD).state)), "b{ns:a:b%7D}");
+        assert_eq!(keys(SPREAD).register, None);
+        assert_eq!(twin(SPREAD), "m{ns}a:b}");
+        assert_eq!(text(Some(keys(TOGETHER).state)), "m{ns}a:b}");
+        assert_eq!(text(keys(TOGETHER).register), "r{ns}");
+        assert_eq!(twin(TOGETHER), "b{ns:a:b%7D}");
         assert_eq!(text(Some(keys(Place::NamespaceDefault).state)), "d{ns}");
         assert_eq!(text(Some(keys(Place::GlobalDefault).state)), "g");
     }
@@ -119,7 +134,7 @@ mod tests {
                 let key = Keys::new(place, &ns, &bucket);
                 let other = Keys::new(place, &other_ns, &other_bucket);
                 prop_assert_ne!(&key.state, &other.state);
-                prop_assert_ne!(&key.twin, &other.twin);
+                prop_assert_ne!(twin(place, &ns, &bucket), twin(place, &other_ns, &other_bucket));
             }
         }
 

@@ -10,9 +10,10 @@ use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::{mpsc, oneshot};
 
-use super::health::{Health, classify};
+use super::health::{Health, classify, concerns_one_key};
 use super::script;
 use crate::domain::bucket::Place;
+use crate::domain::time::Micros;
 use crate::store::{Outcome, StoreError};
 
 /// The most questions in one round trip.
@@ -24,9 +25,17 @@ const WAITING: usize = 4096;
 /// How much longer than a question's deadline a lane waits for the store.
 const GRACE: Duration = Duration::from_millis(10);
 
+/// How long a lane may idle before it looks whether its connection still works.
+const IDLE: Duration = Duration::from_millis(500);
+
 /// One question under way.
 pub(super) struct Job {
     pub(super) cmd: Cmd,
+    /// What to look up first (see [`script::twin`]), and whether there was any such thing.
+    pub(super) twin: Option<[Cmd; 2]>,
+    pub(super) moved: bool,
+    /// The time to decide at; `None`: Redis' own.
+    pub(super) now: Option<Micros>,
     pub(super) place: Place,
     pub(super) reply: oneshot::Sender<Result<Outcome, StoreError>>,
 }
@@ -50,13 +59,21 @@ struct Lane {
 impl Lane {
     async fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
         let mut batch = Vec::with_capacity(BATCH);
-        while jobs.recv_many(&mut batch, BATCH).await > 0 {
+        loop {
+            match tokio::time::timeout(IDLE, jobs.recv_many(&mut batch, BATCH)).await {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(_) => {
+                    self.try_connection().await;
+                    continue;
+                }
+            }
             // Who went away while waiting needs no decision.
             batch.retain(|job| !job.reply.is_closed());
             if batch.is_empty() {
                 continue;
             }
-            match self.decide(&batch).await {
+            match self.decide(&mut batch).await {
                 Ok(replies) => {
                     for (job, reply) in batch.drain(..).zip(replies) {
                         // A caller may have gone meanwhile.
@@ -77,11 +94,41 @@ impl Lane {
         }
     }
 
-    /// One round trip, and more where the server has lost the script.
+    /// Sees that the next question finds a connection that works: one that idles may have
+    /// been closed by the server, or forgotten by something between.
+    async fn try_connection(&mut self) {
+        if !self.health.is_up() {
+            return;
+        }
+        let ping = redis::cmd("PING");
+        if let Some(connection) = &mut self.connection {
+            let answer = ping.query_async::<Value>(connection);
+            if matches!(tokio::time::timeout(self.timeout, answer).await, Ok(Ok(_))) {
+                return;
+            }
+            self.disconnect();
+        }
+        // What this finds is for the heartbeat to judge.
+        self.connection = self.pool.get().await.ok();
+        self.breaks = self.health.breaks();
+    }
+
+    /// One round trip, and more where a namespace has changed its layout lately, or the server
+    /// has lost the script.
     async fn decide(
         &mut self,
-        jobs: &[Job],
+        jobs: &mut [Job],
     ) -> Result<Vec<Result<Outcome, StoreError>>, (StoreError, String)> {
+        let twins: Vec<Cmd> = jobs.iter_mut().flat_map(|job| job.twin.take()).flatten().collect();
+        if !twins.is_empty() {
+            let found = self.send(twins.iter(), None).await?;
+            let moved = jobs.iter_mut().filter(|job| job.moved);
+            for (job, found) in moved.zip(found.chunks_exact(2)) {
+                if let Some(state) = script::twin_state(&found[0], &found[1], job.now) {
+                    job.cmd.arg(state);
+                }
+            }
+        }
         let mut replies = self.send(jobs.iter().map(|job| &job.cmd), None).await?;
         let mut lost = without_script(&replies);
         while !lost.is_empty() {
@@ -115,6 +162,10 @@ impl Lane {
         let (error, detail) = match reply {
             Value::ServerError(error) => {
                 let error = RedisError::from(error.clone());
+                if concerns_one_key(&error) {
+                    self.health.refused_one(&error);
+                    return Err(StoreError::Refused);
+                }
                 (classify(&error), error.to_string())
             }
             _ => (StoreError::Refused, "a reply that no script of ours makes".to_owned()),

@@ -110,18 +110,29 @@ impl Connector {
     }
 
     async fn heartbeat(&self, node_id: &str, ttl: Duration) {
-        let started = Instant::now();
         let cmd = script::heartbeat(node_id, ttl.as_micros() as u64);
         let beat = async {
             let mut connection = self.pool.get().await.map_err(lane::pool_error)?;
+            let started = Instant::now();
             let answer: Result<u32, RedisError> = cmd.query_async(&mut connection).await;
-            answer.map_err(|error| (health::classify(&error), error.to_string()))
+            match answer {
+                Ok(nodes) => Ok((nodes, started.elapsed())),
+                Err(error) => {
+                    // It may lead to a server that is master no more: the next is made anew.
+                    drop(deadpool_redis::Connection::take(connection));
+                    Err((health::classify(&error), error.to_string()))
+                }
+            }
         };
         // A probe may take longer than a decision: making a connection is part of it.
         let limit = self.timeout.max(Duration::from_millis(250));
         match tokio::time::timeout(limit, beat).await {
-            Ok(Ok(nodes)) => {
-                self.health.metrics().heartbeat(started.elapsed());
+            // A store that answers too late for decisions is not back yet.
+            Ok(Ok((_, took))) if took > self.timeout && !self.health.is_up() => {
+                self.health.failed(StoreError::Timeout, 1, &format!("a heartbeat took {took:?}"));
+            }
+            Ok(Ok((nodes, took))) => {
+                self.health.metrics().heartbeat(took);
                 self.health.answered(nodes);
             }
             Ok(Err((error, detail))) => self.health.failed(error, 1, &detail),
@@ -172,7 +183,10 @@ impl Store for RedisStore {
         let mut waiting = SmallVec::<[_; 1]>::with_capacity(asks.len());
         for ask in asks {
             let (reply, answer) = oneshot::channel();
-            let job = Job { cmd: script::allow(ask, now), place: ask.place, reply };
+            let twin = if ask.moved { script::twin(ask) } else { None };
+            let moved = twin.is_some();
+            let cmd = script::allow(ask, now);
+            let job = Job { cmd, twin, moved, now, place: ask.place, reply };
             waiting.push(lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded));
         }
 

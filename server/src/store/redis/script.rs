@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script, Value};
 
-use super::keys::{Keys, NODES};
+use super::keys::{self, Keys, NODES};
 use crate::domain::bucket::Place;
 use crate::domain::time::Micros;
 use crate::store::{Ask, Outcome, Verdict};
@@ -16,7 +16,6 @@ static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
 
 const COUNTED: u8 = 1;
 const CONFIGURED: u8 = 2;
-const TWIN: u8 = 4;
 
 /// The command that puts the script for [`allow`] where EVALSHA finds it.
 pub(super) fn load_allow() -> Cmd {
@@ -29,15 +28,11 @@ pub(super) fn load_allow() -> Cmd {
 /// `now`: the time to decide at; `None`: the store's own.
 pub(super) fn allow(ask: &Ask<'_>, now: Option<Micros>) -> Cmd {
     let keys = Keys::new(ask.place, ask.namespace, ask.name);
-    let (mut flags, bound) = match ask.place {
+    let (flags, bound) = match ask.place {
         Place::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
         Place::Configured { bounded: true } => (CONFIGURED, 0),
         _ => (0, 0),
     };
-    let named = flags != 0;
-    if keys.twin.is_some() {
-        flags |= TWIN;
-    }
     let mut arguments = [0; 80];
     let numbers = [
         ask.terms.cost_us(ask.tokens),
@@ -56,16 +51,35 @@ pub(super) fn allow(ask: &Ask<'_>, now: Option<Micros>) -> Cmd {
     }
 
     let mut cmd = redis::cmd("EVALSHA");
-    let extra = [keys.register, keys.twin];
-    cmd.arg(ALLOW.get_hash()).arg(1 + extra.iter().flatten().count()).arg(keys.state);
-    for key in extra.into_iter().flatten() {
-        cmd.arg(key);
+    cmd.arg(ALLOW.get_hash()).arg(1 + usize::from(keys.register.is_some())).arg(keys.state);
+    if let Some(register) = keys.register {
+        cmd.arg(register);
     }
-    cmd.arg(&arguments);
-    if named {
-        cmd.arg(ask.name);
-    }
+    cmd.arg(&arguments).arg(if flags == 0 { "" } else { ask.name });
     cmd
+}
+
+/// Reads the state that a bucket may have under its namespace's other layout, and when it
+/// expires; for buckets with a name.
+pub(super) fn twin(ask: &Ask<'_>) -> Option<[Cmd; 2]> {
+    let key = keys::twin(ask.place, ask.namespace, ask.name)?;
+    let read = |command| {
+        let mut cmd = redis::cmd(command);
+        cmd.arg(&key);
+        cmd
+    };
+    Some(["GET", "PEXPIRETIME"].map(read))
+}
+
+/// The state in the replies to [`twin`], if it has not expired at `now`.
+pub(super) fn twin_state<'a>(
+    state: &'a Value,
+    expires: &Value,
+    now: Option<Micros>,
+) -> Option<&'a [u8]> {
+    let (Value::BulkString(state), Value::Int(expires_ms)) = (state, expires) else { return None };
+    let gone = *expires_ms >= 0 && now.is_some_and(|now| now.as_millis() > *expires_ms);
+    (!gone).then_some(state)
 }
 
 /// Reads a reply of `lua/allow.lua`; `None`: it is not one.
