@@ -22,6 +22,7 @@ use tollgate_server::store::{Store, StoreError};
 
 pub mod cluster;
 pub mod command;
+pub mod forwarder;
 pub mod load;
 pub mod metrics;
 pub mod wire;
@@ -49,12 +50,18 @@ pub struct Redis {
     port: u16,
     dir: TempDir,
     child: Option<Child>,
+    args: &'static [&'static str],
 }
 
 impl Redis {
     /// Starts one on a free port, and waits until it answers.
     pub fn start() -> Self {
-        let mut redis = Self { port: 0, dir: TempDir::new().unwrap(), child: None };
+        Self::start_with(&[])
+    }
+
+    /// The same, with further arguments.
+    pub fn start_with(args: &'static [&'static str]) -> Self {
+        let mut redis = Self { port: 0, dir: TempDir::new().unwrap(), child: None, args };
         for _ in 0..5 {
             redis.port = free_port();
             if redis.spawn() {
@@ -70,6 +77,7 @@ impl Redis {
             .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .arg("--dir")
             .arg(self.dir.path())
+            .args(self.args)
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is installed by scripts/test.sh");
@@ -96,6 +104,11 @@ impl Redis {
     /// `redis://…`
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// A plain connection, for looking inside.

@@ -1,0 +1,150 @@
+//! Faults of the store that are not an outage: keys that something else has written, a master
+//! that is demoted, connections that die while they idle, a network that is too slow, a Redis
+//! in cluster mode.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::cluster::alone;
+use support::forwarder::Forwarder;
+use support::metrics::{Scrape, http};
+use support::{LimitsFile, Node, Redis, eventually};
+
+const LIMITS: &str = "
+global_default_bucket: { size: 1000, fill_rate: 1000 }
+namespaces:
+  spread: { buckets: { own: {} }, dynamic_bucket_template: { size: 10, fill_rate: 10 } }
+  together: { buckets: { own: {} }, max_dynamic_buckets: 10, dynamic_bucket_template: { size: 10, fill_rate: 10, max_idle_millis: 60000 } }
+  shared: { default_bucket: { size: 10, fill_rate: 10 } }
+";
+
+const EVERYWHERE: [&str; 6] =
+    ["spread own", "spread x", "together own", "together x", "shared x", "nowhere x"];
+
+/// Asks over HTTP, and tells whether the answer was a grant by the shared store.
+fn shared(node: &Node, name: &str) -> bool {
+    let (namespace, bucket) = name.split_once(' ').unwrap();
+    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
+    let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
+    assert_eq!(status, 200, "{answer}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    answer["status"] == "OK" && answer["degraded"] == false
+}
+
+fn start(url: &str) -> (LimitsFile, Node) {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &["--store", url]);
+    eventually("the store is up", Duration::from_secs(5), || shared(&node, "nowhere x"));
+    (limits, node)
+}
+
+#[test]
+fn the_keys_of_a_decision_are_in_one_slot() {
+    let _alone = alone();
+    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
+    let mut inside = redis.connection();
+    redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16383).exec(&mut inside).unwrap();
+    eventually("the cluster is up", Duration::from_secs(10), || {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut inside).unwrap();
+        info.contains("cluster_state:ok")
+    });
+    let (_limits, node) = start(&redis.url());
+    for name in EVERYWHERE {
+        assert!(shared(&node, name), "{name}");
+    }
+}
+
+#[test]
+fn foreign_values_are_replaced() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let (_limits, node) = start(&redis.url());
+    for key in ["b{spread:own}", "m{together}x", "d{shared}", "g"] {
+        redis::cmd("SET").arg(key).arg("no state").exec(&mut inside).unwrap();
+    }
+    for key in ["b{spread:x}", "m{together}own", "r{together}"] {
+        redis::cmd("DEL").arg(key).exec(&mut inside).unwrap();
+        redis::cmd("RPUSH").arg(key).arg("no").arg("state").exec(&mut inside).unwrap();
+    }
+    for name in EVERYWHERE {
+        assert!(shared(&node, name), "{name}");
+    }
+    let errors = Scrape::of(node.http).sum("tollgate_store_errors_total", &[]);
+    assert!(errors.abs() < 1e-9, "{errors} errors");
+}
+
+#[test]
+fn a_demoted_master_is_left() {
+    let _alone = alone();
+    let (old, new) = (Redis::start(), Redis::start());
+    let forwarder = Forwarder::to(old.port());
+    let (_limits, node) = start(&forwarder.url());
+    assert!(shared(&node, "spread x"));
+
+    // The old master stays up, and so do the connections to it.
+    forwarder.lead_to(new.port());
+    let mut inside = old.connection();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
+    let demoted = Instant::now();
+    eventually("the new master decides", Duration::from_secs(2), || {
+        let mut inside = new.connection();
+        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
+        shared(&node, "nowhere x") && calls.contains("cmdstat_evalsha")
+    });
+    println!("found the new master in {:.0?}", demoted.elapsed());
+}
+
+#[test]
+fn connections_that_died_idle_cost_no_decision() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let (_limits, node) = start(&redis.url());
+    assert!(shared(&node, "spread x"));
+    let clients = |inside: &mut redis::Connection| -> Vec<String> {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(inside).unwrap();
+        let others = list.lines().filter(|line| !line.contains("cmd=client"));
+        others.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+    };
+    let before = clients(&mut inside);
+    assert!(before.len() >= 2, "{before:?}");
+    redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
+    // Nobody asks meanwhile.
+    eventually("the connections are made anew", Duration::from_secs(3), || {
+        let now = clients(&mut inside);
+        now.len() >= before.len() && now.iter().all(|id| !before.contains(id))
+    });
+    for _ in 0..20 {
+        assert!(shared(&node, "nowhere x"));
+    }
+}
+
+#[test]
+fn a_slow_network_does_not_make_health_flap() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let forwarder = Forwarder::to(redis.port());
+    let (_limits, node) = start(&forwarder.url());
+    node.logged();
+    // Longer than a decision may take, shorter than a probe.
+    forwarder.delay(Duration::from_millis(120));
+    let slow = Instant::now();
+    let (mut ups, mut asked) = (0, 0);
+    while slow.elapsed() < Duration::from_secs(3) {
+        shared(&node, "nowhere x");
+        asked += 1;
+        ups += node.logged().iter().filter(|line| is_back(line)).count();
+    }
+    assert_eq!(ups, 0, "it was up again {ups} times in {asked} decisions");
+    // Only the first ones waited for their deadline.
+    assert!(asked > 500, "{asked} decisions in three seconds");
+    forwarder.delay(Duration::ZERO);
+    eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
+}
+
+fn is_back(line: &serde_json::Value) -> bool {
+    line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
+}
