@@ -12,6 +12,10 @@
 //!
 //! Two names never make the same key, nor can a name move a key out of its slot: inside the
 //! braces `%`, `{` and `}` are written `%25`, `%7B` and `%7D`, and a namespace has no `:`.
+//! A namespace that begins to bound its dynamic buckets, or ceases to, changes its layout. For as
+//! long as a state from before can live, decisions are told what stands under the other key (the
+//! twin, read in a call of its own: it is in another slot), and the lower balance counts.
+//!
 //! Letters are all that separates tollgate's keys from others', for the sake of memory: give
 //! it a Redis, or at least a database, of its own.
 
