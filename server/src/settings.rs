@@ -20,7 +20,8 @@ pub struct Settings {
     ///
     /// memory: is this process's own memory, for one node. redis://USER:PASSWORD@HOST:PORT/DB, of
     /// which only the host is needed, is shared by all nodes that name it; rediss:// is the same
-    /// over TLS, and redis+unix:///PATH over a Unix socket.
+    /// over TLS, trusting the system's certificates or those in the file that SSL_CERT_FILE names,
+    /// and redis+unix:///PATH over a Unix socket.
     #[arg(
         long,
         env = "TOLLGATE_STORE",
