@@ -23,6 +23,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::logging::Repeating;
 use crate::metrics::{Metrics, StoreMetrics};
@@ -166,7 +167,7 @@ impl Node {
         let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
         let shared = Arc::new(Shared::new(Arc::clone(&limits), fallback, &metrics));
         let draining = Arc::new(AtomicBool::new(false));
-        let (mut reporter, health_service) = tonic_health::server::health_reporter();
+        let (reporter, health_service) = tonic_health::server::health_reporter();
         let (stop, stopped) = watch::channel(false);
 
         let unknown = |error| Error::System("a bound address", error);
@@ -176,7 +177,12 @@ impl Node {
         );
 
         let service = AllowService::new(open()?, Arc::clone(&shared));
-        let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health);
+        let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health.clone());
+        let mut announcer = Announcer {
+            reporter,
+            ready: readiness(Arc::clone(&draining), Arc::clone(&limits), health),
+            said: None,
+        };
         let http = axum::serve(listeners.http, http::router(service, Arc::clone(&metrics), ready))
             .with_graceful_shutdown(stop_signal(stopped.clone()))
             .into_future();
@@ -203,8 +209,7 @@ impl Node {
             };
             let reloads = async {
                 while reload.recv().await.is_some() {
-                    // Said already, if it failed.
-                    let _ = limits.reload();
+                    limits.reload_aside().await;
                 }
             };
             tokio::join!(tend, limits.watch(), reloads, upkeep)
@@ -212,9 +217,7 @@ impl Node {
         let mut accepting = Box::pin(accept(listeners.grpc, lanes));
         let mut background = std::pin::pin!(background);
         let mut http = std::pin::pin!(http);
-        for service in SERVICES {
-            reporter.set_service_status(service, ServingStatus::Serving).await;
-        }
+        announcer.announce().await;
         let advertise = settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string());
         tracing::info!(
             grpc = %addresses.0, http = %addresses.1, advertise, threads = workers.len(), "serving"
@@ -223,14 +226,13 @@ impl Node {
             () = shutdown => {}
             _ = &mut background => {}
             () = &mut accepting => {}
+            () = announcer.follow() => {}
             ended = &mut http => return ended.map_err(|error| Error::System("HTTP", error)),
         }
 
         tracing::info!("stopping: health says no, new connections are refused");
         draining.store(true, Ordering::Relaxed);
-        for service in SERVICES {
-            reporter.set_service_status(service, ServingStatus::NotServing).await;
-        }
+        announcer.announce().await;
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = &mut background => {}
@@ -240,9 +242,7 @@ impl Node {
         drop(accepting);
         stop.send_replace(true);
         // Ends the streams of those who watch the health, which would not end by themselves.
-        for service in SERVICES {
-            reporter.clear_service_status(service).await;
-        }
+        announcer.end().await;
         let finished = async {
             let mut ended = Ok(());
             for worker in workers {
@@ -271,6 +271,48 @@ impl Node {
 
 /// What gRPC health reports on: the node as a whole, and the service.
 const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+
+/// How often gRPC health is brought up to date.
+const ANNOUNCE: Duration = Duration::from_millis(200);
+
+/// Says by gRPC health what `/readyz` says.
+struct Announcer {
+    reporter: HealthReporter,
+    ready: Box<http::Readiness>,
+    /// What it has said last, unless it was cut short saying it.
+    said: Option<bool>,
+}
+
+impl Announcer {
+    /// Says it if it has changed: whoever watches hears of nothing else.
+    async fn announce(&mut self) {
+        let ready = (self.ready)().is_ok();
+        if self.said == Some(ready) {
+            return;
+        }
+        self.said = None;
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in SERVICES {
+            self.reporter.set_service_status(service, status).await;
+        }
+        self.said = Some(ready);
+    }
+
+    /// Goes on saying it until the future is dropped.
+    async fn follow(&mut self) {
+        loop {
+            tokio::time::sleep(ANNOUNCE).await;
+            self.announce().await;
+        }
+    }
+
+    /// Ends the streams of those who watch.
+    async fn end(&mut self) {
+        for service in SERVICES {
+            self.reporter.clear_service_status(service).await;
+        }
+    }
+}
 
 async fn stop_signal(mut stopped: watch::Receiver<bool>) {
     // An error means that the sender is gone, which is a stop too.
