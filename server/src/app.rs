@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
@@ -59,6 +59,9 @@ pub enum Error {
     /// The gRPC services don't fit together.
     #[error("{0}")]
     Grpc(String),
+    /// Nothing had told it to.
+    #[error("a thread that serves gRPC has ended by itself")]
+    WorkerEnded,
 }
 
 /// The node's two ports, bound.
@@ -136,9 +139,9 @@ pub async fn run(
             };
             // A node whose store is there need not begin with the failure policy.
             connector.greet(&id).await;
-            node.run(open, Some(Fallback { local, health }), tend, shutdown).await?;
+            let ended = node.run(open, Some(Fallback { local, health }), tend, shutdown).await;
             connector.leave(&id).await;
-            Ok(())
+            ended
         }
     }
 }
@@ -187,13 +190,13 @@ impl Node {
             .with_graceful_shutdown(stop_signal(stopped.clone()))
             .into_future();
 
-        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
+        let (mut lanes, mut workers) = (Vec::new(), JoinSet::new());
         for number in 0..settings.threads().get() {
             let (sender, accepted) = mpsc::channel(ACCEPTED);
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
             let worker = Worker { accepted, stopped: stopped.clone() };
-            workers.push(worker.start(number, move || {
+            workers.spawn(worker.start(number, move || {
                 grpc::routes(AllowService::new(open()?, shared), took, health)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
@@ -222,11 +225,16 @@ impl Node {
         tracing::info!(
             grpc = %addresses.0, http = %addresses.1, advertise, threads = workers.len(), "serving"
         );
+        let mut result = Ok(());
         tokio::select! {
             () = shutdown => {}
             _ = &mut background => {}
             () = &mut accepting => {}
             () = announcer.follow() => {}
+            error = ended_early(&mut workers) => {
+                tracing::error!(%error, "a thread that serves gRPC is gone: the node can not go on");
+                result = Err(error);
+            }
             ended = &mut http => return ended.map_err(|error| Error::System("HTTP", error)),
         }
 
@@ -245,25 +253,25 @@ impl Node {
         announcer.end().await;
         let finished = async {
             let mut ended = Ok(());
-            for worker in workers {
+            while let Some(worker) = workers.join_next().await {
                 // A thread that is gone without a word has panicked, and said so.
-                ended = ended.and(worker.await.unwrap_or(Ok(())));
+                ended = ended.and(word(worker).unwrap_or(Err(Error::WorkerEnded)));
             }
             ended.and(http.await.map_err(|error| Error::System("HTTP", error)))
         };
         tokio::select! {
             ended = finished => {
                 tracing::info!("stopped");
-                ended
+                result.and(ended)
             }
-            _ = &mut background => Ok(()),
+            _ = &mut background => result,
             () = tokio::time::sleep(settings.drain_timeout) => {
                 tracing::warn!(
                     after = ?settings.drain_timeout,
                     advice = "find the callers that hold requests open, or raise --drain-timeout",
                     "stopped with requests still in flight"
                 );
-                Ok(())
+                result
             }
         }
     }
@@ -380,6 +388,21 @@ async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStre
     }
 }
 
+/// What a worker's receiver has heard.
+type Heard = Result<Result<(), Error>, oneshot::error::RecvError>;
+
+/// The last word of a worker, if it had one.
+fn word(heard: Result<Heard, JoinError>) -> Option<Result<(), Error>> {
+    heard.ok()?.ok()
+}
+
+/// Waits for a worker to end, which none does before it is told to.
+async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
+    let first = workers.join_next().await;
+    let result = first.and_then(word).unwrap_or(Err(Error::WorkerEnded));
+    result.err().unwrap_or(Error::WorkerEnded)
+}
+
 /// One thread that serves gRPC.
 struct Worker {
     accepted: mpsc::Receiver<std::net::TcpStream>,
@@ -415,5 +438,30 @@ impl Worker {
             .serve_with_incoming_shutdown(incoming, stop_signal(self.stopped))
             .await
             .map_err(|error| Error::Grpc(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_ends_is_noticed() {
+        let (_stop, stopped) = watch::channel(false);
+        let mut workers = JoinSet::new();
+        let mut lanes = Vec::new();
+        let mut start = |number, routes: fn() -> Result<Routes, Error>| {
+            let (lane, accepted) = mpsc::channel(1);
+            let worker = Worker { accepted, stopped: stopped.clone() };
+            let ended = worker.start(number, routes).expect("a thread");
+            lanes.push(lane);
+            ended
+        };
+        workers.spawn(start(0, || Ok(Routes::default())));
+        workers.spawn(start(1, || Err(Error::Grpc("no routes".to_owned()))));
+        assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
+        workers.spawn(start(2, || panic!("as a test")));
+        assert!(matches!(ended_early(&mut workers).await, Error::WorkerEnded));
+        assert_eq!(workers.len(), 1, "the first goes on");
     }
 }
