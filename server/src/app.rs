@@ -38,6 +38,15 @@ use crate::transport::{grpc, http};
 /// Connections accepted but not yet taken up by their thread.
 const ACCEPTED: usize = 128;
 
+/// How long a connection may take to its first byte.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How often clients are asked whether they are still there, …
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// … and how long they may take to answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
 
@@ -370,7 +379,7 @@ async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStre
         match accepted {
             Ok(stream) => {
                 silent.spawn(async move {
-                    stream.peek(&mut [0]).await?;
+                    tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
                     stream.into_std()
                 });
             }
@@ -434,6 +443,8 @@ impl Worker {
     async fn serve(self, routes: impl FnOnce() -> Result<Routes, Error>) -> Result<(), Error> {
         let incoming = ReceiverStream::new(self.accepted).map(TcpStream::from_std);
         Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_routes(routes()?)
             .serve_with_incoming_shutdown(incoming, stop_signal(self.stopped))
             .await
