@@ -69,7 +69,7 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = drain_time)]
     pub drain_delay: Duration,
 
-    /// On SIGTERM, how long requests in flight may take to finish
+    /// On SIGTERM, how long requests in flight may take to finish; a second one ends the wait
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = drain_time)]
     pub drain_timeout: Duration,
 }
