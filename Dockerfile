@@ -16,8 +16,12 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
 # debian:bookworm-slim: the C library that the binary was linked with, and a shell for
 # whoever has to look into a running container. Distroless would be some 50 MB smaller but
 # has no shell; a static musl binary would need nothing at all, but musl's allocator is slow
-# under many threads. No packages are added: the TLS roots are inside the binary.
+# under many threads. ca-certificates is what rediss:// trusts; a CA of your own is named by
+# SSL_CERT_FILE, or added to the system's.
 FROM debian:bookworm-slim
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends ca-certificates \
+    && rm -rf /var/lib/apt/lists/*
 COPY --from=build /usr/local/bin/tollgate /usr/local/bin/tollgate
 
 # A number needs no entry in /etc/passwd, and Kubernetes can see that it is not root.

@@ -17,12 +17,13 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::service::Routes;
 use tonic::transport::Server;
 use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use crate::logging::Repeating;
 use crate::metrics::{Metrics, StoreMetrics};
@@ -36,6 +37,15 @@ use crate::transport::{grpc, http};
 
 /// Connections accepted but not yet taken up by their thread.
 const ACCEPTED: usize = 128;
+
+/// How long a connection may take to its first byte.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How often clients are asked whether they are still there, …
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// … and how long they may take to answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -58,6 +68,9 @@ pub enum Error {
     /// The gRPC services don't fit together.
     #[error("{0}")]
     Grpc(String),
+    /// Nothing had told it to.
+    #[error("a thread that serves gRPC has ended by itself")]
+    WorkerEnded,
 }
 
 /// The node's two ports, bound.
@@ -135,9 +148,9 @@ pub async fn run(
             };
             // A node whose store is there need not begin with the failure policy.
             connector.greet(&id).await;
-            node.run(open, Some(Fallback { local, health }), tend, shutdown).await?;
+            let ended = node.run(open, Some(Fallback { local, health }), tend, shutdown).await;
             connector.leave(&id).await;
-            Ok(())
+            ended
         }
     }
 }
@@ -166,7 +179,7 @@ impl Node {
         let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
         let shared = Arc::new(Shared::new(Arc::clone(&limits), fallback, &metrics));
         let draining = Arc::new(AtomicBool::new(false));
-        let (mut reporter, health_service) = tonic_health::server::health_reporter();
+        let (reporter, health_service) = tonic_health::server::health_reporter();
         let (stop, stopped) = watch::channel(false);
 
         let unknown = |error| Error::System("a bound address", error);
@@ -176,18 +189,23 @@ impl Node {
         );
 
         let service = AllowService::new(open()?, Arc::clone(&shared));
-        let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health);
+        let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health.clone());
+        let mut announcer = Announcer {
+            reporter,
+            ready: readiness(Arc::clone(&draining), Arc::clone(&limits), health),
+            said: None,
+        };
         let http = axum::serve(listeners.http, http::router(service, Arc::clone(&metrics), ready))
             .with_graceful_shutdown(stop_signal(stopped.clone()))
             .into_future();
 
-        let (mut lanes, mut workers) = (Vec::new(), Vec::new());
+        let (mut lanes, mut workers) = (Vec::new(), JoinSet::new());
         for number in 0..settings.threads().get() {
             let (sender, accepted) = mpsc::channel(ACCEPTED);
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
             let worker = Worker { accepted, stopped: stopped.clone() };
-            workers.push(worker.start(number, move || {
+            workers.spawn(worker.start(number, move || {
                 grpc::routes(AllowService::new(open()?, shared), took, health)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
@@ -203,8 +221,7 @@ impl Node {
             };
             let reloads = async {
                 while reload.recv().await.is_some() {
-                    // Said already, if it failed.
-                    let _ = limits.reload();
+                    limits.reload_aside().await;
                 }
             };
             tokio::join!(tend, limits.watch(), reloads, upkeep)
@@ -212,25 +229,27 @@ impl Node {
         let mut accepting = Box::pin(accept(listeners.grpc, lanes));
         let mut background = std::pin::pin!(background);
         let mut http = std::pin::pin!(http);
-        for service in SERVICES {
-            reporter.set_service_status(service, ServingStatus::Serving).await;
-        }
+        announcer.announce().await;
         let advertise = settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string());
         tracing::info!(
             grpc = %addresses.0, http = %addresses.1, advertise, threads = workers.len(), "serving"
         );
+        let mut result = Ok(());
         tokio::select! {
             () = shutdown => {}
             _ = &mut background => {}
             () = &mut accepting => {}
+            () = announcer.follow() => {}
+            error = ended_early(&mut workers) => {
+                tracing::error!(%error, "a thread that serves gRPC is gone: the node can not go on");
+                result = Err(error);
+            }
             ended = &mut http => return ended.map_err(|error| Error::System("HTTP", error)),
         }
 
         tracing::info!("stopping: health says no, new connections are refused");
         draining.store(true, Ordering::Relaxed);
-        for service in SERVICES {
-            reporter.set_service_status(service, ServingStatus::NotServing).await;
-        }
+        announcer.announce().await;
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = &mut background => {}
@@ -240,30 +259,28 @@ impl Node {
         drop(accepting);
         stop.send_replace(true);
         // Ends the streams of those who watch the health, which would not end by themselves.
-        for service in SERVICES {
-            reporter.clear_service_status(service).await;
-        }
+        announcer.end().await;
         let finished = async {
             let mut ended = Ok(());
-            for worker in workers {
+            while let Some(worker) = workers.join_next().await {
                 // A thread that is gone without a word has panicked, and said so.
-                ended = ended.and(worker.await.unwrap_or(Ok(())));
+                ended = ended.and(word(worker).unwrap_or(Err(Error::WorkerEnded)));
             }
             ended.and(http.await.map_err(|error| Error::System("HTTP", error)))
         };
         tokio::select! {
             ended = finished => {
                 tracing::info!("stopped");
-                ended
+                result.and(ended)
             }
-            _ = &mut background => Ok(()),
+            _ = &mut background => result,
             () = tokio::time::sleep(settings.drain_timeout) => {
                 tracing::warn!(
                     after = ?settings.drain_timeout,
                     advice = "find the callers that hold requests open, or raise --drain-timeout",
                     "stopped with requests still in flight"
                 );
-                Ok(())
+                result
             }
         }
     }
@@ -271,6 +288,48 @@ impl Node {
 
 /// What gRPC health reports on: the node as a whole, and the service.
 const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+
+/// How often gRPC health is brought up to date.
+const ANNOUNCE: Duration = Duration::from_millis(200);
+
+/// Says by gRPC health what `/readyz` says.
+struct Announcer {
+    reporter: HealthReporter,
+    ready: Box<http::Readiness>,
+    /// What it has said last, unless it was cut short saying it.
+    said: Option<bool>,
+}
+
+impl Announcer {
+    /// Says it if it has changed: whoever watches hears of nothing else.
+    async fn announce(&mut self) {
+        let ready = (self.ready)().is_ok();
+        if self.said == Some(ready) {
+            return;
+        }
+        self.said = None;
+        let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+        for service in SERVICES {
+            self.reporter.set_service_status(service, status).await;
+        }
+        self.said = Some(ready);
+    }
+
+    /// Goes on saying it until the future is dropped.
+    async fn follow(&mut self) {
+        loop {
+            tokio::time::sleep(ANNOUNCE).await;
+            self.announce().await;
+        }
+    }
+
+    /// Ends the streams of those who watch.
+    async fn end(&mut self) {
+        for service in SERVICES {
+            self.reporter.clear_service_status(service).await;
+        }
+    }
+}
 
 async fn stop_signal(mut stopped: watch::Receiver<bool>) {
     // An error means that the sender is gone, which is a stop too.
@@ -320,7 +379,7 @@ async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStre
         match accepted {
             Ok(stream) => {
                 silent.spawn(async move {
-                    stream.peek(&mut [0]).await?;
+                    tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
                     stream.into_std()
                 });
             }
@@ -336,6 +395,21 @@ async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStre
             }
         }
     }
+}
+
+/// What a worker's receiver has heard.
+type Heard = Result<Result<(), Error>, oneshot::error::RecvError>;
+
+/// The last word of a worker, if it had one.
+fn word(heard: Result<Heard, JoinError>) -> Option<Result<(), Error>> {
+    heard.ok()?.ok()
+}
+
+/// Waits for a worker to end, which none does before it is told to.
+async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
+    let first = workers.join_next().await;
+    let result = first.and_then(word).unwrap_or(Err(Error::WorkerEnded));
+    result.err().unwrap_or(Error::WorkerEnded)
 }
 
 /// One thread that serves gRPC.
@@ -369,9 +443,36 @@ impl Worker {
     async fn serve(self, routes: impl FnOnce() -> Result<Routes, Error>) -> Result<(), Error> {
         let incoming = ReceiverStream::new(self.accepted).map(TcpStream::from_std);
         Server::builder()
+            .http2_keepalive_interval(Some(KEEPALIVE))
+            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
             .add_routes(routes()?)
             .serve_with_incoming_shutdown(incoming, stop_signal(self.stopped))
             .await
             .map_err(|error| Error::Grpc(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_worker_that_ends_is_noticed() {
+        let (_stop, stopped) = watch::channel(false);
+        let mut workers = JoinSet::new();
+        let mut lanes = Vec::new();
+        let mut start = |number, routes: fn() -> Result<Routes, Error>| {
+            let (lane, accepted) = mpsc::channel(1);
+            let worker = Worker { accepted, stopped: stopped.clone() };
+            let ended = worker.start(number, routes).expect("a thread");
+            lanes.push(lane);
+            ended
+        };
+        workers.spawn(start(0, || Ok(Routes::default())));
+        workers.spawn(start(1, || Err(Error::Grpc("no routes".to_owned()))));
+        assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
+        workers.spawn(start(2, || panic!("as a test")));
+        assert!(matches!(ended_early(&mut workers).await, Error::WorkerEnded));
+        assert_eq!(workers.len(), 1, "the first goes on");
     }
 }

@@ -20,7 +20,8 @@ pub struct Settings {
     ///
     /// memory: is this process's own memory, for one node. redis://USER:PASSWORD@HOST:PORT/DB, of
     /// which only the host is needed, is shared by all nodes that name it; rediss:// is the same
-    /// over TLS, and redis+unix:///PATH over a Unix socket.
+    /// over TLS, trusting the system's certificates or those in the file that SSL_CERT_FILE names,
+    /// and redis+unix:///PATH over a Unix socket.
     #[arg(
         long,
         env = "TOLLGATE_STORE",
@@ -57,7 +58,7 @@ pub struct Settings {
     pub node_id: Option<String>,
 
     /// How long a decision waits for the store before the failure policy decides
-    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = some_time)]
+    #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = store_timeout)]
     pub store_timeout: Duration,
 
     /// Threads that serve gRPC, each on its own [default: one a core]
@@ -65,11 +66,11 @@ pub struct Settings {
     pub threads: Option<NonZeroUsize>,
 
     /// On SIGTERM, how long to go on serving while /readyz already says no
-    #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = duration)]
+    #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = drain_time)]
     pub drain_delay: Duration,
 
-    /// On SIGTERM, how long requests in flight may take to finish
-    #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = duration)]
+    /// On SIGTERM, how long requests in flight may take to finish; a second one ends the wait
+    #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = drain_time)]
     pub drain_timeout: Duration,
 }
 
@@ -118,11 +119,23 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error} (like 50ms, 2s or 1m)"))
 }
 
-/// A time that is not nothing.
-fn some_time(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        Duration::ZERO => Err("must be longer than nothing".to_owned()),
-        time => Ok(time),
+/// How long a decision may wait for the store.
+fn store_timeout(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&time) {
+        Ok(time)
+    } else {
+        Err("must be from 1ms to 60s".to_owned())
+    }
+}
+
+/// How long one step of the drain may take.
+fn drain_time(text: &str) -> Result<Duration, String> {
+    let time = duration(text)?;
+    if time <= Duration::from_secs(24 * 60 * 60) {
+        Ok(time)
+    } else {
+        Err("must be one day at most".to_owned())
     }
 }
 

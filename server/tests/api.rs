@@ -4,9 +4,13 @@
 
 mod support;
 
+use std::io::Read;
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use support::wire::{Samples, channel, client, get, refused, request};
+use support::wire::{PATIENCE, Samples, channel, client, get, refused, request};
 use support::{LimitsFile, Node, free_port};
 use tokio_stream::StreamExt;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -321,4 +325,15 @@ async fn reflection_lists_and_describes_the_services() {
     };
     let text = String::from_utf8_lossy(&files.file_descriptor_proto[0]);
     assert!(text.contains("quotaservice.proto") && text.contains("max_wait_millis_override"));
+}
+
+#[test]
+fn a_connection_that_stays_silent_is_closed() {
+    let limits = LimitsFile::new("{}");
+    let node = Node::start(&limits.path(), &[]);
+    let connected = Instant::now();
+    let mut silent = TcpStream::connect(node.grpc).unwrap();
+    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "it is closed");
+    assert!(connected.elapsed() >= Duration::from_secs(9), "after {:?}", connected.elapsed());
 }

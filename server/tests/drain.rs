@@ -231,3 +231,16 @@ async fn the_drain_timeout_bounds_it() {
     let gave_up = "stopped with requests still in flight";
     eventually("it says so", PATIENCE, || says(&node, gave_up));
 }
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    for (first, second) in [("TERM", "TERM"), ("INT", "TERM"), ("TERM", "INT")] {
+        let limits = LimitsFile::new(LIMITS);
+        let mut node = Node::start(&limits.path(), &["--drain-delay", "10m"]);
+        node.signal(first);
+        eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+        assert!(node.try_wait().is_none());
+        node.signal(second);
+        assert_eq!(ended(&mut node, PATIENCE).code(), Some(130), "SIG{first}, SIG{second}");
+    }
+}

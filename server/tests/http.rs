@@ -7,8 +7,11 @@ mod support;
 use std::time::Duration;
 
 use serde_json::json;
-use support::wire::{Samples, client, get, http, post, request};
+use support::wire::{Samples, channel, client, get, http, post, request};
 use support::{LimitsFile, Node, Redis, eventually, free_port};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 const LIMITS: &str = "
 namespaces:
@@ -267,6 +270,41 @@ async fn names_can_not_break_the_metrics_page() {
         let counted = samples.decisions(r#"n"\s"#, name, "granted");
         assert_eq!(counted, Some((number + 1) as f64), "{name}");
     }
+}
+
+/// What gRPC health says, which is the same of the node and of its service.
+async fn serving(node: &Node) -> ServingStatus {
+    let mut health = HealthClient::new(channel(node.grpc).await);
+    let mut said = Vec::new();
+    for service in ["", "quotaservice.QuotaService"] {
+        let asked = HealthCheckRequest { service: service.to_owned() };
+        said.push(health.check(asked).await.unwrap().into_inner().status());
+    }
+    assert_eq!(said[0], said[1]);
+    said[0]
+}
+
+#[tokio::test]
+async fn grpc_health_says_what_readyz_says() {
+    use ServingStatus::{NotServing, Serving};
+    let limits = LimitsFile::new("on_store_failure: deny\nglobal_default_bucket: {}");
+    let mut redis = Redis::start();
+    redis.kill();
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    assert_eq!((serving(&node).await, get(&node, "/readyz").status), (NotServing, 503));
+    redis.start_again();
+    eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(serving(&node).await, Serving);
+    redis.kill();
+    eventually("the store is missed", Duration::from_secs(5), || {
+        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
+    });
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
+
+    let node = Node::start(&limits.path(), &["--store", "memory:"]);
+    assert_eq!(serving(&node).await, Serving);
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod support;
 
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,8 @@ use support::wire::{PATIENCE, Samples, post};
 use support::{LimitsFile, Node, eventually};
 use tempfile::TempDir;
 
-/// A change of the file shows within this: it is looked at once a second.
+/// A change of the file shows within this: it is looked at twice a second, and taken once it
+/// has stayed the same from one look to the next.
 const SOON: Duration = Duration::from_secs(4);
 
 /// `ns:b` of that size; it refills by far less than a token while a test runs.
@@ -63,9 +65,8 @@ fn a_changed_file_is_taken_by_itself_and_balances_stay() {
     let change = |text: &str| {
         let before = (loads(&node), version(&node));
         limits.write(text);
-        // The file may be caught between its truncation and its text.
         eventually("the change is taken", SOON, || version(&node) != before.1);
-        assert!(loads(&node) > before.0);
+        assert_eq!(loads(&node), before.0 + 1.0);
     };
     change(&sized(20));
     assert_eq!(ask(&node, 1), ok(5.0), "nothing is refilled");
@@ -114,6 +115,50 @@ fn a_file_put_in_place_of_the_old_one_is_a_change() {
     eventually("the other file is seen", SOON, || version(&node) != second);
     assert_eq!(failures(&node), 0.0);
     assert_eq!(ask(&node, 1), ok(29.0));
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a writer that takes its time")]
+fn a_file_that_is_still_being_written_waits() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let first = version(&node);
+    // Valid after every line, and for more than a second not yet what it is going to be.
+    let mut file = File::create(limits.path()).unwrap();
+    writeln!(file, "namespaces:\n  ns:\n    buckets:").unwrap();
+    writeln!(file, "      b: {{ size: 20, fill_rate: 1/d }}").unwrap();
+    for number in 0..20 {
+        writeln!(file, "      b{number}: {{ size: 5 }}").unwrap();
+        assert_eq!((version(&node), loads(&node)), (first, 1.0), "after {number} more");
+        std::thread::sleep(Duration::from_millis(75));
+    }
+    drop(file);
+    eventually("the whole file is taken", SOON, || version(&node) != first);
+    assert_eq!((loads(&node), failures(&node)), (2.0, 0.0));
+    let answer = post(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
+    assert_eq!(answer["bucket"], "ns:b19");
+}
+
+#[test]
+fn a_file_that_is_too_large_is_not_read() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let good = version(&node);
+    let most = 16 << 20;
+    let text =
+        |length: usize| format!("{}\n#{}", sized(20), " ".repeat(length - sized(20).len() - 2));
+    limits.write(&text(most + 1));
+    eventually("it is refused", SOON, || failures(&node) == 1.0);
+    let expected = format!("can't read {}: larger than 16 MiB", limits.path().display());
+    let mut said = Vec::new();
+    eventually("it is said", PATIENCE, || {
+        said.extend(refusals(&node));
+        !said.is_empty()
+    });
+    assert_eq!((&said[0]["error"], version(&node)), (&Value::from(expected), good));
+    limits.write(&text(most));
+    eventually("the largest one is taken", PATIENCE, || version(&node) != good);
+    assert_eq!(ask(&node, 1), ok(19.0));
 }
 
 #[test]

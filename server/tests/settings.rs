@@ -47,10 +47,15 @@ fn bad_settings_are_named() {
         ("--store", "redis-sentinel://a:1,b:2/main", "Sentinel is not served yet"),
         ("--store-timeout", "50", "like 50ms, 2s or 1m"),
         ("--store-timeout", "soon", "like 50ms, 2s or 1m"),
-        ("--store-timeout", "0s", "longer than nothing"),
+        ("--store-timeout", "0s", "must be from 1ms to 60s"),
+        ("--store-timeout", "999us", "must be from 1ms to 60s"),
+        ("--store-timeout", "60s 1ns", "must be from 1ms to 60s"),
+        ("--store-timeout", "500000000years", "must be from 1ms to 60s"),
         ("--store-timeout", "-1s", ""),
         ("--drain-delay", "x", "like 50ms, 2s or 1m"),
+        ("--drain-delay", "25h", "must be one day at most"),
         ("--drain-timeout", "", "like 50ms, 2s or 1m"),
+        ("--drain-timeout", "1day 1ns", "must be one day at most"),
         ("--threads", "0", "zero"),
         ("--threads", "many", "invalid digit"),
         ("--log-format", "xml", "possible values: text, json"),
@@ -62,6 +67,13 @@ fn bad_settings_are_named() {
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{flag}={value}: {}", done.stderr);
         assert!(done.stderr.contains(flag), "{flag}={value}: {}", done.stderr);
         assert!(done.stderr.contains(why), "{flag}={value}: {}", done.stderr);
+    }
+    // The longest and the shortest that will do; it is the store that stops the start.
+    for arg in
+        ["--store-timeout=1ms", "--store-timeout=60s", "--drain-delay=1day", "--drain-timeout=24h"]
+    {
+        let done = run(serve(&limits).args([arg, "--store=mysql:"]));
+        assert!(done.stderr.contains("--store: unknown kind of store"), "{arg}: {done:?}");
     }
     for (flag, value) in [
         ("--grpc-listen", "nowhere"),

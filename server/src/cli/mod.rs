@@ -1,7 +1,7 @@
 //! The command line: arguments in, exit codes out.
 //!
 //! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready), 2 it could not be
-//! found out (wrong arguments, nobody answers).
+//! found out (wrong arguments, nobody answers), 130 a second signal cut the drain short.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;

@@ -9,6 +9,9 @@ use crate::app::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::settings::Settings;
 
+/// The exit code of a node that was told twice to stop.
+const AT_ONCE: i32 = 130;
+
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
@@ -34,11 +37,19 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         tokio::spawn(async move {
             while hangup.recv().await.is_some() && reload.send(()).await.is_ok() {}
         });
-        let shutdown = async {
+        let mut signalled = async move || {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
+        };
+        let shutdown = async move {
+            signalled().await;
+            tokio::spawn(async move {
+                signalled().await;
+                tracing::warn!("stopped at once, by a second signal");
+                std::process::exit(AT_ONCE);
+            });
         };
         let settings = args.settings;
         let listeners = Listeners::bind(&settings).await.map_err(|error| error.to_string())?;

@@ -4,7 +4,8 @@
 //! here and not in `config`, which knows no metrics.)
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +27,10 @@ pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
 /// How often the file is looked at for a change.
-const WATCH: Duration = Duration::from_secs(1);
+const WATCH: Duration = Duration::from_millis(500);
+
+/// The most that a limits file may hold.
+const MOST_BYTES: usize = 16 * 1024 * 1024;
 
 /// Why a limits file was not taken into use.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +41,7 @@ pub enum LoadError {
         /// The file.
         path: PathBuf,
         /// Why not.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// It breaks rules.
     #[error("{path}:\n{faults}")]
@@ -51,9 +55,20 @@ pub enum LoadError {
 
 /// Reads and checks a limits file.
 pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
-    let text = fs::read_to_string(path)
-        .map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
+    let text =
+        text(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
     config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
+}
+
+fn text(path: &Path) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    // One byte more tells a file that is too large; how large does not matter.
+    File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MOST_BYTES {
+        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB"));
+    }
+    let invalid = |_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8");
+    String::from_utf8(bytes).map_err(invalid)
 }
 
 /// One snapshot: limits, and what counts their decisions.
@@ -161,6 +176,8 @@ type Stamp = Option<(SystemTime, u64, u64)>;
 pub struct LiveLimits {
     path: PathBuf,
     current: ArcSwap<Snapshot>,
+    /// What the file was when it was last loaded. Locked for as long as a load takes, so that
+    /// loads follow each other.
     seen: Mutex<Stamp>,
     metrics: Arc<Metrics>,
     counts: LimitsMetrics,
@@ -185,10 +202,53 @@ impl LiveLimits {
         self.current.load()
     }
 
-    /// Reads the file again. A bad one is refused, and the limits stay as they are.
+    /// Reads the file again. A bad one is refused, and the limits stay as they are. Blocks.
     pub fn reload(&self) -> Result<(), LoadError> {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = stamp(&self.path);
-        let parsed = read(&self.path).inspect_err(|error| {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen = stamp(&self.path);
+        self.take(read(&self.path))
+    }
+
+    /// The same, off the runtime's own threads. What comes of it is logged.
+    pub async fn reload_aside(self: &Arc<Self>) {
+        let limits = Arc::clone(self);
+        // Both are said already: that it was refused, and that it panicked.
+        let _ = tokio::task::spawn_blocking(move || limits.reload()).await;
+    }
+
+    /// Reloads whenever the file has changed, until the future is dropped. The file is polled:
+    /// that sees through the symbolic links by which Kubernetes swaps mounted files. One that
+    /// is still being written may be valid so far, so a change counts once nothing further
+    /// has changed until the next look.
+    pub async fn watch(self: &Arc<Self>) {
+        let mut last = None;
+        loop {
+            tokio::time::sleep(WATCH).await;
+            let limits = Arc::clone(self);
+            let looked = tokio::task::spawn_blocking(move || limits.look(last)).await;
+            last = looked.ok();
+        }
+    }
+
+    /// Reloads the file if it is another than the loaded one and still what it was at the
+    /// `last` look; gives back what it is.
+    fn look(&self, last: Option<Stamp>) -> Stamp {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = stamp(&self.path);
+        if now != *seen && Some(now) == last {
+            let read = read(&self.path);
+            // Otherwise somebody is writing again.
+            if stamp(&self.path) == now {
+                *seen = now;
+                // Said already, if it failed.
+                let _ = self.take(read);
+            }
+        }
+        now
+    }
+
+    fn take(&self, read: Result<config::Parsed, LoadError>) -> Result<(), LoadError> {
+        let parsed = read.inspect_err(|error| {
             self.counts.failed();
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(
@@ -202,20 +262,6 @@ impl LiveLimits {
         let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
         self.current.store(Arc::new(snapshot));
         Ok(())
-    }
-
-    /// Reloads whenever the file changes, until the future is dropped. The file is polled:
-    /// that sees through the symbolic links by which Kubernetes swaps mounted files.
-    pub async fn watch(&self) {
-        loop {
-            tokio::time::sleep(WATCH).await;
-            let changed =
-                *self.seen.lock().unwrap_or_else(PoisonError::into_inner) != stamp(&self.path);
-            if changed {
-                // Said already, if it failed.
-                let _ = self.reload();
-            }
-        }
     }
 }
 

@@ -55,6 +55,8 @@ impl Connector {
     /// To the Redis at `url`; a decision waits for it for `timeout` at most. Connects to
     /// nothing yet.
     pub fn new(url: &str, timeout: Duration, health: Arc<Health>) -> Result<Self, RedisError> {
+        // For rediss://: whoever has installed another provider before knows why.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let server = url.into_connection_info()?;
         Ok(Self { pool: pool(&server, 1)?, server, timeout, health })
     }
