@@ -67,15 +67,7 @@ impl Sample {
     }
 }
 
-/// A request for tokens.
-pub fn request(namespace: &str, bucket: &str, tokens: i64) -> AllowRequest {
-    AllowRequest {
-        namespace: namespace.to_owned(),
-        bucket_name: bucket.to_owned(),
-        tokens_requested: tokens,
-        ..AllowRequest::default()
-    }
-}
+pub use super::wire::request;
 
 /// Callers at work.
 pub struct Load {
