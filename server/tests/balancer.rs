@@ -12,8 +12,9 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use support::cluster::{Cluster, alone};
-use support::load::{Load, Plan, Sample, percentile, request};
+use support::load::{Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, http};
+use support::wire::request;
 use support::{eventually, free_port};
 
 const LIMITS: &str = "

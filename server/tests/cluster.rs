@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use support::cluster::{Cluster, alive, alone};
 use support::eventually;
-use support::load::{Books, Load, Plan, Sample, request};
+use support::load::{Books, Load, Plan, Sample};
+use support::wire::request;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 /// A deadline that a busy machine does not exceed: these tests are about who gets how much,

@@ -7,8 +7,9 @@ mod support;
 use std::time::{Duration, Instant, SystemTime};
 
 use support::cluster::{Cluster, alive, alone};
-use support::load::{Canary, Load, Plan, Sample, percentile, request};
+use support::load::{Canary, Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, http};
+use support::wire::request;
 use support::{LimitsFile, Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 

@@ -67,8 +67,6 @@ impl Sample {
     }
 }
 
-pub use super::wire::request;
-
 /// Callers at work.
 pub struct Load {
     runtime: Runtime,
