@@ -207,7 +207,7 @@ fn unsigned(whole: Option<i64>) -> Option<u64> {
 
 fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f64> {
     let within = |rate: &f64| RATES.contains(rate);
-    let bounds = "from 0.00000001 to 1000000000 tokens a second";
+    let bounds = "from 0.00000001 to 100000000 tokens a second";
     let Content::Scalar { text, .. } = &node.content else {
         return reader.number(node, path, RATE, |_| None);
     };

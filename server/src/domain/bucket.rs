@@ -28,8 +28,9 @@ pub const SLACK_US: f64 = 0.003_906_25;
 /// Stored times are modulo 2^48 µs (nine years), so anything longer would be ambiguous.
 pub const MAX_SPAN_US: f64 = 126_230_400_000_000.0;
 
-/// The slowest and the fastest rate, in tokens a second.
-pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e9;
+/// The slowest and the fastest rate, in tokens a second. Faster, the fractions of a microsecond
+/// that a state keeps would be too coarse.
+pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e8;
 
 /// Bytes of an encoded [`State`].
 pub const STATE_BYTES: usize = 12;

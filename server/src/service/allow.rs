@@ -269,7 +269,8 @@ fn degraded(
             answer(&fallback.local.decide_one(&ask), &ask, found, nodes, meter)
         }
         (FailurePolicy::Allow, _) => {
-            meter.count(Ending::Granted, ask.tokens);
+            // Nothing bounds such a grant but the request, and the counter must not wrap.
+            meter.count(Ending::Granted, ask.tokens.min(u64::from(u32::MAX)));
             Answer { tokens_granted: granted(ask), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
