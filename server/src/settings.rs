@@ -49,7 +49,8 @@ pub struct Settings {
     )]
     pub http_listen: SocketAddr,
 
-    /// The address that clients should dial, usually the load balancer's [default: --grpc-listen]
+    /// The address that clients should dial, usually the load balancer's; only logged so far
+    /// [default: --grpc-listen]
     #[arg(long, env = "TOLLGATE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
 

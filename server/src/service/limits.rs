@@ -252,7 +252,7 @@ impl LiveLimits {
             self.counts.failed();
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(
-                    %error, held_back, advice = "correct the file; `tollgate check` lists its faults",
+                    %error, held_back, advice = "see what `tollgate check` says of the file",
                     "new limits refused, the old ones stay"
                 );
             }
@@ -275,6 +275,10 @@ fn report(path: &Path, parsed: &config::Parsed) {
         tracing::warn!(path = %path.display(), "{notice}");
     }
     let limits = &parsed.limits;
+    if !limits.resources.is_empty() {
+        let resources = limits.resources.len();
+        tracing::warn!(path = %path.display(), resources, "resources are checked, but not served yet");
+    }
     tracing::info!(
         path = %path.display(), version = limits.version, namespaces = limits.namespaces.len(),
         buckets = limits.bucket_count, "limits in use"
