@@ -4,7 +4,7 @@
 
 mod support;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use support::wire::{Samples, channel, client, get, http, post, request};
@@ -274,14 +274,20 @@ async fn names_can_not_break_the_metrics_page() {
 
 /// What gRPC health says, which is the same of the node and of its service.
 async fn serving(node: &Node) -> ServingStatus {
+    let said = said(node).await;
+    assert_eq!(said[0], said[1]);
+    said[0]
+}
+
+/// What gRPC health says of the node and of its service, which may be changing.
+async fn said(node: &Node) -> Vec<ServingStatus> {
     let mut health = HealthClient::new(channel(node.grpc).await);
     let mut said = Vec::new();
     for service in ["", "quotaservice.QuotaService"] {
         let asked = HealthCheckRequest { service: service.to_owned() };
         said.push(health.check(asked).await.unwrap().into_inner().status());
     }
-    assert_eq!(said[0], said[1]);
-    said[0]
+    said
 }
 
 #[tokio::test]
@@ -294,12 +300,15 @@ async fn grpc_health_says_what_readyz_says() {
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (NotServing, 503));
     redis.start_again();
     eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
-    tokio::time::sleep(Duration::from_millis(600)).await;
-    assert_eq!(serving(&node).await, Serving);
+    let ready = Instant::now();
+    while said(&node).await != [Serving, Serving] {
+        assert!(ready.elapsed() < Duration::from_secs(5), "health does not follow readiness");
+    }
     redis.kill();
     eventually("the store is missed", Duration::from_secs(5), || {
         Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
     });
+    // Nothing is to change, so there is nothing to wait for but a few of its looks.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
 

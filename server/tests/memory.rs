@@ -7,7 +7,7 @@ mod support;
 use std::time::{Duration, Instant};
 
 use support::{Redis, START, redis_store};
-use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{Ask, Store, Verdict};
@@ -16,6 +16,25 @@ const BUCKETS: usize = 1_000_000;
 
 /// A namespace and names of 20 characters each.
 const NAMESPACE: &str = "TheBrain_userLogins_";
+
+/// Asks for one token of a dynamic bucket.
+fn one_token<'a>(
+    name: &'a str,
+    terms: &'a Terms,
+    max_buckets: Option<u64>,
+    max_idle_ms: Option<u64>,
+) -> Ask<'a> {
+    Ask {
+        namespace: NAMESPACE,
+        name,
+        place: Place::Dynamic { max_buckets },
+        terms,
+        max_idle_ms,
+        tokens: 1,
+        max_wait_ms: 0,
+        moved: false,
+    }
+}
 
 fn info(connection: &mut redis::Connection, field: &str) -> u64 {
     let text: String = redis::cmd("INFO").query(connection).unwrap();
@@ -29,26 +48,15 @@ async fn a_million_buckets_in_redis() {
     let mut inside = redis.connection();
     let before = info(&mut inside, "used_memory");
 
-    // Full again long after the last one is made, on any machine; `EXPIRE` below does not wait.
+    // Full again a minute after its one token, when the last one has long been made.
     let limit = BucketLimit { size_tokens: 10, fill_rate: 1.0 / 60.0, ..BucketLimit::default() };
     let terms = limit.terms();
     let store = support::redis_store_by_its_own_clock(&redis).await;
     let started = Instant::now();
     let names: Vec<String> = (0..BUCKETS).map(|n| format!("user-{n:015}")).collect();
     for batch in names.chunks(1000) {
-        let asks: Vec<Ask<'_>> = batch
-            .iter()
-            .map(|name| Ask {
-                namespace: NAMESPACE,
-                name,
-                place: Place::Dynamic { max_buckets: None },
-                terms: &terms,
-                max_idle_ms: None,
-                tokens: 1,
-                max_wait_ms: 0,
-                moved: false,
-            })
-            .collect();
+        let asks: Vec<Ask<'_>> =
+            batch.iter().map(|name| one_token(name, &terms, None, None)).collect();
         for outcome in store.decide(&asks).await {
             assert_eq!(outcome.unwrap().verdict, Verdict::Granted);
         }
@@ -88,16 +96,7 @@ async fn a_million_buckets_in_the_embedded_store() {
     let terms = BucketLimit::default().terms();
     for number in 0..BUCKETS {
         let name = format!("user-{number:015}");
-        store.decide_one(&Ask {
-            namespace: NAMESPACE,
-            name: &name,
-            place: Place::Dynamic { max_buckets: None },
-            terms: &terms,
-            max_idle_ms: None,
-            tokens: 1,
-            max_wait_ms: 0,
-            moved: false,
-        });
+        store.decide_one(&one_token(&name, &terms, None, None));
     }
     assert_eq!(store.buckets(), BUCKETS);
     clock.advance(1_000_000);
@@ -117,16 +116,7 @@ async fn a_bounded_namespace_pays_for_its_register() {
     for batch in names.chunks(1000) {
         let asks: Vec<Ask<'_>> = batch
             .iter()
-            .map(|name| Ask {
-                namespace: NAMESPACE,
-                name,
-                place: Place::Dynamic { max_buckets: Some(COUNT as u64) },
-                terms: &terms,
-                max_idle_ms: Some(60_000),
-                tokens: 1,
-                max_wait_ms: 0,
-                moved: false,
-            })
+            .map(|name| one_token(name, &terms, Some(COUNT as u64), Some(60_000)))
             .collect();
         assert!(store.decide(&asks).await.iter().all(Result::is_ok));
     }
