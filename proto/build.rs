@@ -5,8 +5,10 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
+const FILES: [&str; 2] = ["quotaservice.proto", "doorman.proto"];
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let descriptors = protox::compile(["quotaservice.proto"], ["."])?;
+    let descriptors = protox::compile(FILES, ["."])?;
     let encoded = descriptors.encode_to_vec();
     let out = PathBuf::from(env::var("OUT_DIR")?);
     fs::write(out.join("descriptors.bin"), &encoded)?;
@@ -15,8 +17,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     pbjson_build::Builder::new()
         .register_descriptors(&encoded)?
         .emit_fields()
-        .build(&[".quotaservice"])?;
+        .build(&[".quotaservice", ".doorman"])?;
 
-    println!("cargo:rerun-if-changed=quotaservice.proto");
+    for file in FILES {
+        println!("cargo:rerun-if-changed={file}");
+    }
     Ok(())
 }

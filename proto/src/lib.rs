@@ -8,5 +8,12 @@ pub mod quotaservice {
     include!(concat!(env!("OUT_DIR"), "/quotaservice.serde.rs"));
 }
 
+/// Capacity leases: the `doorman` package.
+#[allow(missing_docs, clippy::all, unreachable_pub)]
+pub mod doorman {
+    tonic::include_proto!("doorman");
+    include!(concat!(env!("OUT_DIR"), "/doorman.serde.rs"));
+}
+
 /// Every file descriptor, encoded: what gRPC reflection serves.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
