@@ -23,7 +23,7 @@ use crate::report::Report;
 use crate::tally::{Live, Tally, Window};
 
 /// Histograms and clocks hold for much longer, but nobody means that.
-const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -120,11 +120,11 @@ pub struct AllowArgs {
     pub json: bool,
 }
 
-fn count() -> impl clap::builder::TypedValueParser<Value = u64> {
+pub(crate) fn count() -> impl clap::builder::TypedValueParser<Value = u64> {
     clap::value_parser!(u64).range(1..=1_000_000)
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or("expected a number above 0".to_owned())
 }
