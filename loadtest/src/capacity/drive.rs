@@ -169,8 +169,8 @@ impl Driver {
         let (sent, answered) = (self.since_start(sent), self.since_start(over));
         match result {
             Ok(response) => {
-                tally.answered(due, over, &turn, &response);
                 let leases = self.leases(&turn, &response);
+                tally.answered(due, over, &leases, &response);
                 let full =
                     turn.items.iter().zip(&leases).all(|(item, lease)| {
                         lease.is_some_and(|lease| lease.capacity >= item.wants)

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use tollgate_proto::doorman::GetCapacityResponse;
 
-use crate::capacity::fleet::Turn;
+use crate::capacity::fleet::Lease;
 use crate::driver::Failure;
 use crate::tally::{MAX_LATENCY_NS, PUNCTUAL, Window};
 
@@ -77,15 +77,16 @@ impl Tally {
         }
     }
 
-    /// Counts an answer that arrived at `over` to a request due at `due`.
+    /// Counts an answer that arrived at `over` to a request due at `due`, and `told` a lease for
+    /// each resource asked for, or left it out.
     pub fn answered(
         &mut self,
         due: Instant,
         over: Instant,
-        turn: &Turn,
+        told: &[Option<Lease>],
         response: &GetCapacityResponse,
     ) {
-        let leases = response.response.len() as u64;
+        let leases = told.iter().flatten().count() as u64;
         self.leases_ever += leases;
         for one in &response.response {
             self.learning += u64::from(one.learning_until.is_some());
@@ -97,7 +98,7 @@ impl Tally {
         }
         if self.measures(due) {
             self.answered += 1;
-            self.asked += turn.items.len() as u64;
+            self.asked += told.len() as u64;
             self.leases += leases;
             self.took(due, over);
         }

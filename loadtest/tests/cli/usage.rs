@@ -39,6 +39,18 @@ fn bad_arguments_exit_with_2_and_a_reason() {
             "allow --expect-saturation 0.9 --keys uniform:5 --size 5 --fill-rate 5",
             "--expect-saturation is for --keys hot",
         ),
+        ("capacity --clients 0", "--clients"),
+        ("capacity --duration 0s", "--duration must be above 0"),
+        ("capacity --warmup 10years", "30 days"),
+        ("capacity --timeout 0s", "--timeout must be above 0"),
+        ("capacity --wants=-1", "expected a number of at least 0"),
+        ("capacity --resources 2 --resource-pattern db", "--resource-pattern needs {}"),
+        ("capacity --resources-per-client 2", "more than there are --resources"),
+        ("capacity --jump 2", "--jump-at"),
+        ("capacity --jump-at 5s", "--jump"),
+        ("capacity --jump-at 60s --jump 2", "--jump-at must be less than --duration"),
+        ("capacity --converged-at 2", "--converged-at is a share"),
+        ("capacity --allow-overshoot 2", "--capacity"),
     ] {
         let run = run(args);
         assert_eq!(run.code, 2, "{args}: {run:?}");
