@@ -15,6 +15,7 @@ pub mod load;
 pub mod pace;
 pub mod progress;
 pub mod report;
+pub mod scenario;
 pub mod series;
 pub mod tally;
 pub mod walk;
