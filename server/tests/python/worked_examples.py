@@ -63,7 +63,7 @@ def worked_example(
             answer = node.get_one(f"client-{client}", Want(resource, wants[client], has))
             held[client] = answer.gets
             what = f"{resource}, orders {rounds}, round {turn}, client {client}"
-            total = sum(has.capacity for has in held.values())
+            total = sum(each.capacity for each in held.values())
             # Sums of doubles are off by their last bits.
             checks.within(f"{what}: sum of has", total, 0, capacity * (1 + PRECISION))
             safe = capacity / len(held)
