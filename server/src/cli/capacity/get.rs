@@ -69,7 +69,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
 fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     let Lease { expiry_time, refresh_interval, capacity: gets } = answer.gets;
     let has = number(gets);
-    let mut lines = vec![verdict(gets, wants)];
+    let (word, sentence) = verdict(gets, wants);
+    let mut lines = vec![format!("{word}: {sentence}")];
     if gets > 0.0 {
         lines.push(format!("expires   {}; the lease is gone then", when(expiry_time, now_s)));
         lines.push(format!(
@@ -115,19 +116,19 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     lines.join("\n") + "\n"
 }
 
-/// What somebody gets, measured by what it wants.
-pub(super) fn verdict(gets: f64, wants: f64) -> String {
+/// What somebody gets, measured by what it wants: in a word, and in a sentence.
+pub(super) fn verdict(gets: f64, wants: f64) -> (&'static str, String) {
     let (has, asked) = (number(gets), number(wants));
     if wants <= 0.0 && gets <= 0.0 {
-        "OK: wants nothing, and gets nothing".to_owned()
+        ("OK", "wants nothing, and gets nothing".to_owned())
     } else if gets <= 0.0 {
-        format!("NOTHING: gets 0 of the {asked} that it wants")
+        ("NOTHING", format!("gets 0 of the {asked} that it wants"))
     } else if !enough(gets, wants) {
-        format!("LESS: gets {has} of the {asked} that it wants")
+        ("LESS", format!("gets {has} of the {asked} that it wants"))
     } else if enough(wants, gets) {
-        format!("OK: gets all of the {asked} that it wants")
+        ("OK", format!("gets all of the {asked} that it wants"))
     } else {
-        format!("OK: gets {has}, which is more than the {asked} that it wants")
+        ("OK", format!("gets {has}, which is more than the {asked} that it wants"))
     }
 }
 
@@ -149,15 +150,16 @@ mod tests {
     #[test]
     fn verdicts() {
         for (gets, wants, expected) in [
-            (10.0, 10.0, "OK: gets all of the 10 that it wants"),
-            (9.999_999_999_999_998, 10.0, "OK: gets all of the 10 that it wants"),
-            (30.0, 10.0, "OK: gets 30, which is more than the 10 that it wants"),
-            (5.0, 0.0, "OK: gets 5, which is more than the 0 that it wants"),
-            (0.0, 0.0, "OK: wants nothing, and gets nothing"),
-            (60.5, 100.0, "LESS: gets 60.5 of the 100 that it wants"),
-            (0.0, 1e20, "NOTHING: gets 0 of the 1e20 that it wants"),
+            (10.0, 10.0, ("OK", "gets all of the 10 that it wants")),
+            (9.999_999_999_999_998, 10.0, ("OK", "gets all of the 10 that it wants")),
+            (30.0, 10.0, ("OK", "gets 30, which is more than the 10 that it wants")),
+            (5.0, 0.0, ("OK", "gets 5, which is more than the 0 that it wants")),
+            (0.0, 0.0, ("OK", "wants nothing, and gets nothing")),
+            (60.5, 100.0, ("LESS", "gets 60.5 of the 100 that it wants")),
+            (0.0, 1e20, ("NOTHING", "gets 0 of the 1e20 that it wants")),
         ] {
-            assert_eq!(verdict(gets, wants), expected);
+            let (word, sentence) = verdict(gets, wants);
+            assert_eq!((word, sentence.as_str()), expected);
         }
     }
 

@@ -182,7 +182,7 @@ impl Leases {
         let Some(lease) = held.has(now.epoch_s) else {
             return format!("{name}: no lease, {}", without_a_lease(held.safe));
         };
-        let mut line = format!("{name}: {}", verdict(lease.capacity, held.wants));
+        let mut line = format!("{name}: {}", verdict(lease.capacity, held.wants).1);
         if let Some(left) = left(lease.expiry_time, now.epoch_s) {
             line += &format!("; expires in {left}, asked again every {} s", lease.refresh_interval);
         }
@@ -299,7 +299,7 @@ mod tests {
         assert!(leases.granted("a", 100.0, &answer("db", 50.0, 30), clock.at(10)));
         assert_eq!(
             leases.line("a", "db", clock.at(11)),
-            "a db: LESS: gets 50 of the 100 that it wants; expires in 19 s, asked again every 5 s"
+            "a db: gets 50 of the 100 that it wants; expires in 19 s, asked again every 5 s"
         );
         // Two clients of two resources.
         assert!(leases.granted("b", 1.0, &answer("db", 1.0, 30), clock.at(10)));

@@ -27,7 +27,8 @@ mod show;
 #[command(
     after_help = "A lease is capacity until it expires: who holds one limits itself to that, \
 and asks again
-every refresh interval. All leases on a resource together never exceed its capacity.
+every refresh interval. With PROPORTIONAL_SHARE and FAIR_SHARE, what is leased of a resource stays
+within its capacity, once its store has learned what older leases there are.
 
 Examples:
   tollgate capacity get app-1 db.users 100
@@ -53,7 +54,7 @@ pub(super) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Ask for capacity once; exit 0 when there is a lease on more than 0, 1 when not
+    /// Ask for capacity once; exit 0 when it gets some (or wants none), 1 when it gets none
     Get(get::Args),
     /// Give capacity back at once
     Release(Release),
