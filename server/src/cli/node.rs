@@ -45,7 +45,11 @@ impl Node {
 
     /// The text for an error in place of `what`: a decision, a lease.
     pub(super) fn failed(&self, what: &str, status: &Status) -> String {
-        let message = text::shown(status.message());
-        format!("no {what} from {}: {:?}: {message}", self.address(), status.code())
+        let code = status.code();
+        let message = match status.message() {
+            "" => code.description().to_owned(),
+            message => text::shown(message),
+        };
+        format!("no {what} from {}: {code:?}: {message}", self.address())
     }
 }

@@ -199,6 +199,9 @@ impl Leases {
 
     /// All clients and what they hold.
     pub(super) fn table(&self, now: Now) -> String {
+        if self.0.is_empty() {
+            return "nobody has asked for anything here yet\n".to_owned();
+        }
         let mut table = Table::new(&[
             ("client", false),
             ("resource", false),
