@@ -1,9 +1,11 @@
 -- Records that a node is alive, drops those that have not been heard of for a while, and
--- counts the rest. Mirrors nothing in the domain: the embedded store has one node.
+-- counts the rest. Mirrors nothing in the domain: the embedded store has one node. The first
+-- one ever also notes when the store was born: no decision comes before it.
 --
 -- Atomic so that the count is of one moment.
 --
 -- KEYS[1]  the nodes: a sorted set of their ids by the time they were last heard of, in µs
+-- KEYS[2]  birth: since when this store has had its state, in microseconds
 -- ARGV[1]  this node's id
 -- ARGV[2]  microseconds after which a silent node counts no more; 0: this node is leaving
 --
@@ -16,6 +18,7 @@ local ttl = tonumber(ARGV[2])
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else
+  redis.call('SET', KEYS[2], string.format('%.0f', now), 'NX')
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))

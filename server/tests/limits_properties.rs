@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
+use tollgate_server::config::glob::Glob;
 use tollgate_server::config::model::{Limits, Others};
 use tollgate_server::config::{parse, understood};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
@@ -327,6 +328,32 @@ proptest! {
             panic!("{faults}\n{text}");
         }
         assert_indexed(&round_trip(&text).expect("a valid file"));
+    }
+
+    /// The template of that very name, or else the first that matches, found the slow way.
+    #[test]
+    fn the_right_template_is_found(
+        resources in resources(),
+        last in any::<bool>(),
+        names in prop::collection::vec("[a-z.?/]{0,5}[*x]?x|[a-g]", 8),
+        pick in any::<Index>(),
+    ) {
+        let mut limits = parse(&json!({ "resources": resources }).to_string()).unwrap().limits;
+        if !last {
+            limits.resources = limits.resources[..limits.resources.len() - 1].to_vec().into();
+        }
+        let globs: Vec<&str> =
+            limits.resources.iter().map(|template| &*template.identifier_glob).collect();
+        let named = (!globs.is_empty()).then(|| pick.get(&globs).to_string());
+        for name in names.into_iter().chain(named) {
+            let first = || globs.iter().position(|glob| Glob::new(glob).unwrap().matches(&name));
+            let expected = globs.iter().position(|glob| **glob == name).or_else(first);
+            let found = limits.template(&name);
+            prop_assert_eq!(found.map(|(position, _)| position), expected, "{} {:?}", name, globs);
+            if let Some((position, template)) = found {
+                prop_assert_eq!(template, &limits.resources[position]);
+            }
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
-use tonic::transport::Endpoint;
 
+use super::node::Node;
 use crate::settings::duration;
 
 #[derive(clap::Args)]
@@ -22,17 +22,8 @@ pub(super) struct Args {
     /// The longest wait to accept, where it is shorter than the bucket's own limit
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
-    /// The node, or the load balancer before the nodes
-    #[arg(
-        long,
-        env = "TOLLGATE_ADDR",
-        value_name = "HOST:PORT",
-        default_value = "127.0.0.1:10990"
-    )]
-    addr: String,
-    /// How long to wait for an answer
-    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
-    timeout: Duration,
+    #[command(flatten)]
+    node: Node,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -55,15 +46,7 @@ async fn ask(args: Args) -> Result<AllowResponse, String> {
         Some(wait) => Some(i64::try_from(wait.as_millis()).map_err(|_| "--max-wait is too long")?),
         None => None,
     };
-    let address = args.addr.trim_start_matches("http://");
-    let endpoint = Endpoint::from_shared(format!("http://{address}"))
-        .map_err(|_| format!("--addr {address:?} is no HOST:PORT"))?
-        .timeout(args.timeout)
-        .connect_timeout(args.timeout);
-    let channel = endpoint
-        .connect()
-        .await
-        .map_err(|_| format!("nobody answers at {address}; is `tollgate serve` running there?"))?;
+    let channel = args.node.connect().await?;
     let request = AllowRequest {
         namespace: args.namespace,
         bucket_name: args.bucket,
@@ -72,9 +55,7 @@ async fn ask(args: Args) -> Result<AllowResponse, String> {
         max_wait_time_override: max_wait_millis.is_some(),
     };
     let answer = QuotaServiceClient::new(channel).allow(request).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| {
-        format!("no decision from {address}: {:?}: {}", status.code(), status.message())
-    })
+    answer.map(tonic::Response::into_inner).map_err(|status| args.node.failed("decision", &status))
 }
 
 fn text(response: &AllowResponse) -> String {

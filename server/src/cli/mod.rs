@@ -1,7 +1,7 @@
 //! The command line: arguments in, exit codes out.
 //!
-//! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready), 2 it could not be
-//! found out (wrong arguments, nobody answers), 130 a second signal cut the drain short.
+//! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready, no capacity), 2 it could
+//! not be found out (wrong arguments, nobody answers), 130 a second signal cut the drain short.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -9,9 +9,13 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod allow;
+mod capacity;
 mod check;
 mod health;
+mod http;
+mod node;
 mod serve;
+mod text;
 
 #[derive(Parser)]
 #[command(
@@ -26,7 +30,11 @@ mod serve;
   tollgate check limits.yaml
       All faults of a limits file, or the limits with every default filled in
   tollgate allow Pinky_TheBrain UserService_getUser --tokens 5
-      Ask for five tokens, and see what comes back"
+      Ask for five tokens, and see what comes back
+  tollgate capacity get app-1 db.users 100
+      Ask for a lease on a share of what db.users can take
+  tollgate capacity show
+      What is leased, of which resource"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -41,6 +49,8 @@ enum Command {
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
+    /// Ask a node for leases on shared capacity, and see who holds what
+    Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
     Health(health::Args),
     /// Print completions for a shell
@@ -56,6 +66,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(args),
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
+        Command::Capacity(args) => capacity::run(args),
         Command::Health(args) => health::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();

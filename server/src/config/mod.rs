@@ -5,6 +5,7 @@
 //! on after each. docs/adr/0002-yaml.md says why the tree is our own.
 
 mod fault;
+pub mod glob;
 pub mod model;
 mod namespaces;
 mod print;
@@ -46,7 +47,7 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
 
 #[cfg(test)]
 mod tests {
-    use super::model::FailurePolicy;
+    use super::model::{AlgorithmKind, FailurePolicy};
     use super::*;
     use crate::domain::bucket::Place;
 
@@ -93,6 +94,59 @@ namespaces:
         }
         let limits = parse("namespaces: { a: {} }").expect("a valid file").limits;
         assert!(limits.find("a", "b").is_none());
+    }
+
+    const RESOURCES: &str = r#"
+resources:
+  - { identifier_glob: "db.*", capacity: 1 }
+  - { identifier_glob: "db.users", capacity: 2, algorithm: { kind: STATIC, lease_length: 9, refresh_interval: 3, learning_mode_duration: 0 } }
+  - { identifier_glob: "db.[a-c]", capacity: 3 }
+  - { identifier_glob: "*/queue", capacity: 4 }
+  - { identifier_glob: "\\*", capacity: 5 }
+  - { identifier_glob: "*", capacity: 6, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5 } }
+"#;
+
+    #[test]
+    fn the_template_of_that_name_wins_then_the_first_that_matches() {
+        let limits = parse(RESOURCES).expect("a valid file").limits;
+        let cases = [
+            ("db.orders", 0),
+            ("db.users", 1),
+            ("db.users2", 0),
+            ("db.a", 0),
+            // A name may look like a glob, and is then looked up as it stands.
+            ("db.[a-c]", 2),
+            ("db.*", 0),
+            ("a/queue", 3),
+            ("a/b/queue", 5),
+            ("\\*", 4),
+            ("*", 5),
+            ("", 5),
+            ("db.a/b", 5),
+        ];
+        for (resource, position) in cases {
+            let (found, template) = limits.template(resource).expect("a template");
+            assert_eq!(found, position, "{resource}");
+            assert_eq!(template, &limits.resources[position], "{resource}");
+        }
+        let only = "resources: [{ identifier_glob: a?, capacity: 1, \
+            algorithm: { kind: STATIC, lease_length: 60, refresh_interval: 5 } }]";
+        let limits = parse(only).expect("a valid file").limits;
+        assert!(limits.template("ab").is_some());
+        assert!(limits.template("b").is_none());
+        assert!(Limits::default().template("a").is_none());
+    }
+
+    #[test]
+    fn an_algorithm_left_out_is_that_of_the_last() {
+        let limits = parse(RESOURCES).expect("a valid file").limits;
+        let learning = |resource: &str| {
+            let (_, template) = limits.template(resource).expect("a template");
+            (template.algorithm.kind, template.algorithm.learning_mode_duration_s)
+        };
+        assert_eq!(learning("db.orders"), (AlgorithmKind::FairShare, 60));
+        assert_eq!(learning("db.users"), (AlgorithmKind::Static, 0));
+        assert_eq!(learning("other"), (AlgorithmKind::FairShare, 60));
     }
 
     #[test]

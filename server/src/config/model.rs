@@ -1,7 +1,9 @@
 //! The limits as validated: what the service looks buckets up in.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 
+use super::glob::Glob;
 use crate::domain::bucket::{BucketLimit, Place, Terms};
 
 /// Everything that one limits file says, checked and with its defaults filled in.
@@ -11,8 +13,8 @@ pub struct Limits {
     pub global_default: Option<Bucket>,
     /// By name.
     pub namespaces: HashMap<Box<str>, Namespace>,
-    /// In the order of the file; the first whose glob matches decides.
-    pub resources: Vec<ResourceTemplate>,
+    /// How shared capacity is divided; see [`Limits::template`].
+    pub resources: Resources,
     /// For namespaces that say nothing themselves, or are not in the file.
     pub on_store_failure: FailurePolicy,
     /// How many buckets are defined: [`Bucket::index`] is below this.
@@ -79,11 +81,37 @@ pub enum FailurePolicy {
     Deny,
 }
 
+/// The templates, in the order of the file.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Resources {
+    templates: Vec<ResourceTemplate>,
+    /// Positions by glob.
+    by_glob: HashMap<Box<str>, usize>,
+}
+
+impl From<Vec<ResourceTemplate>> for Resources {
+    /// No glob may occur twice.
+    fn from(templates: Vec<ResourceTemplate>) -> Self {
+        let globs = templates.iter().map(|template| template.identifier_glob.clone());
+        Self { by_glob: globs.zip(0..).collect(), templates }
+    }
+}
+
+impl Deref for Resources {
+    type Target = [ResourceTemplate];
+
+    fn deref(&self) -> &Self::Target {
+        &self.templates
+    }
+}
+
 /// A rule for the shared resources whose names match a glob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceTemplate {
-    /// A shell glob over resource names.
+    /// A shell glob over resource names, as the operator wrote it.
     pub identifier_glob: Box<str>,
+    /// The same, ready to match.
+    pub glob: Glob,
     /// How much there is to share.
     pub capacity: f64,
     /// What a client may use when it can't refresh; `None`: an equal share.
@@ -103,8 +131,9 @@ pub struct Algorithm {
     pub lease_length_s: u64,
     /// Seconds between a client's refreshes.
     pub refresh_interval_s: u64,
-    /// Seconds for which a newborn store grants what clients report; `None`: as long as a lease.
-    pub learning_mode_duration_s: Option<u64>,
+    /// Seconds for which a newborn store grants what clients report: as long as a lease, unless
+    /// the file says otherwise; 0: not at all.
+    pub learning_mode_duration_s: u64,
     /// Named parameters, as older files may carry them.
     pub parameters: Vec<(Box<str>, Option<Box<str>>)>,
 }
@@ -173,6 +202,16 @@ impl Limits {
             Others::Shared(bucket) => found(bucket, Place::NamespaceDefault),
             Others::Nothing => global(owner.on_store_failure),
         }
+    }
+
+    /// The template that `resource` is shared by, if any, and its position in
+    /// [`Limits::resources`]: the one whose glob is the resource's name as it stands, else the
+    /// first whose glob matches.
+    pub fn template(&self, resource: &str) -> Option<(usize, &ResourceTemplate)> {
+        let Resources { templates, by_glob } = &self.resources;
+        let exact = by_glob.get(resource).copied();
+        let first = || templates.iter().position(|template| template.glob.matches(resource));
+        exact.or_else(first).map(|position| (position, &templates[position]))
     }
 
     /// Whether any request would be refused while the shared store can't be reached.

@@ -106,12 +106,11 @@ fn algorithm(algorithm: &Algorithm) -> Mapping {
         AlgorithmKind::ProportionalShare => "PROPORTIONAL_SHARE",
         AlgorithmKind::FairShare => "FAIR_SHARE",
     };
-    let learning = algorithm.learning_mode_duration_s.unwrap_or(algorithm.lease_length_s);
     let mut fields = Mapping::new();
     put(&mut fields, "kind", kind);
     put(&mut fields, "lease_length", algorithm.lease_length_s);
     put(&mut fields, "refresh_interval", algorithm.refresh_interval_s);
-    put(&mut fields, "learning_mode_duration", learning);
+    put(&mut fields, "learning_mode_duration", algorithm.learning_mode_duration_s);
     if !algorithm.parameters.is_empty() {
         let parameters = algorithm.parameters.iter().map(|(name, value)| {
             let mut fields = Mapping::new();

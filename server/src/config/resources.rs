@@ -3,13 +3,11 @@
 use std::collections::HashMap;
 
 use super::fault::{Path, quoted};
+use super::glob::{Glob, REST};
 use super::model::{Algorithm, AlgorithmKind, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
 use super::tree::Node;
 use crate::domain::bucket::MAX_SPAN_US;
-
-/// The glob that matches what nothing else matches.
-const REST: &str = "*";
 
 /// The longest lease: as with buckets, stored times are not further off than this.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
@@ -35,11 +33,23 @@ const PARAMETER_KEYS: Keys = Keys {
 /// A template as read on its own, before those without an algorithm have got theirs.
 struct Draft<'n> {
     line: usize,
-    glob: Option<(&'n str, usize)>,
+    glob: Option<GlobAt<'n>>,
     capacity: Option<f64>,
     safe_capacity: Option<f64>,
     description: Option<&'n str>,
     algorithm: Given,
+}
+
+struct GlobAt<'n> {
+    text: &'n str,
+    glob: Glob,
+    line: usize,
+}
+
+impl Draft<'_> {
+    fn is_rest(&self) -> bool {
+        self.glob.as_ref().is_some_and(|glob| glob.text == REST)
+    }
 }
 
 enum Given {
@@ -60,7 +70,7 @@ pub(super) fn resources(
         .map(|(index, item)| template(reader, item, &path.item(index)))
         .collect();
     check_globs(reader, &drafts, path);
-    let rest = drafts.iter().find(|draft| draft.glob.is_some_and(|(glob, _)| glob == REST));
+    let rest = drafts.iter().find(|draft| draft.is_rest());
     let mut templates = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
         let algorithm = match (&draft.algorithm, rest.map(|rest| &rest.algorithm)) {
@@ -72,9 +82,10 @@ pub(super) fn resources(
             }
             (Given::Not, Some(_)) | (Given::Wrong, _) => continue,
         };
-        let (Some((glob, _)), Some(capacity)) = (draft.glob, draft.capacity) else { continue };
+        let (Some(glob), Some(capacity)) = (&draft.glob, draft.capacity) else { continue };
         templates.push(ResourceTemplate {
-            identifier_glob: glob.into(),
+            identifier_glob: glob.text.into(),
+            glob: glob.glob.clone(),
             capacity,
             safe_capacity: draft.safe_capacity,
             description: draft.description.map(Into::into),
@@ -87,18 +98,18 @@ pub(super) fn resources(
 /// What holds between templates: each glob once, `*` last and complete.
 fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
     let mut first_lines = HashMap::new();
-    let last = drafts.iter().rposition(|draft| draft.glob.is_none_or(|(glob, _)| glob != REST));
+    let last = drafts.iter().rposition(|draft| !draft.is_rest());
     for (index, draft) in drafts.iter().enumerate() {
-        let Some((glob, line)) = draft.glob else { continue };
+        let Some(GlobAt { text, line, .. }) = draft.glob else { continue };
         let template = path.item(index);
         let here = template.key("identifier_glob");
-        if let Some(first) = first_lines.get(glob) {
-            let message = format!("{} is already on line {first}", quoted(glob));
+        if let Some(first) = first_lines.get(text) {
+            let message = format!("{} is already on line {first}", quoted(text));
             reader.fault(line, &here, message);
             continue;
         }
-        first_lines.insert(glob, line);
-        if glob != REST {
+        first_lines.insert(text, line);
+        if !draft.is_rest() {
             continue;
         }
         if last.is_some_and(|last| index < last) {
@@ -160,66 +171,15 @@ fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, key: &str) 
     })
 }
 
-fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<(&'n str, usize)> {
-    let glob = reader.text(node, path, "a glob over resource names")?;
-    match glob_fault(glob) {
-        Some(fault) => {
-            reader.fault(node.line, path, format!("{} {fault}", quoted(glob)));
+fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<GlobAt<'n>> {
+    let text = reader.text(node, path, "a glob over resource names")?;
+    match Glob::new(text) {
+        Err(fault) => {
+            reader.fault(node.line, path, format!("{} {fault}", quoted(text)));
             None
         }
-        None => Some((glob, node.line)),
+        Ok(glob) => Some(GlobAt { text, glob, line: node.line }),
     }
-}
-
-/// What is wrong with a shell glob.
-fn glob_fault(glob: &str) -> Option<&'static str> {
-    const TRAILING: &str =
-        "ends in a \\ with nothing to escape: write \\\\ for the character itself";
-    const OPEN: &str = "has a [ without its ]: write \\[ for the character itself";
-    if glob.is_empty() {
-        return Some("is empty, and would match nothing");
-    }
-    let mut chars = glob.chars().peekable();
-    while let Some(c) = chars.next() {
-        match c {
-            '\\' if chars.next().is_none() => return Some(TRAILING),
-            '[' => {
-                chars.next_if(|c| matches!(c, '!' | '^'));
-                let mut members = 0;
-                // The character before a `-`, and whether one has been seen since.
-                let (mut low, mut range) = (None, false);
-                loop {
-                    let (c, escaped) = match chars.next() {
-                        None => return Some(OPEN),
-                        Some('\\') => match chars.next() {
-                            None => return Some(TRAILING),
-                            Some(c) => (c, true),
-                        },
-                        Some(c) => (c, false),
-                    };
-                    match c {
-                        ']' if !escaped && members == 0 => {
-                            return Some(
-                                "has a [] with nothing in it: write \\] for the character itself",
-                            );
-                        }
-                        ']' if !escaped => break,
-                        '-' if !escaped && low.is_some() && !range => range = true,
-                        _ => {
-                            if range && low.is_some_and(|low| low > c) {
-                                return Some("has a range that ends before it starts");
-                            }
-                            low = if range { None } else { Some(c) };
-                            range = false;
-                        }
-                    }
-                    members += 1;
-                }
-            }
-            _ => {}
-        }
-    }
-    None
 }
 
 fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
@@ -263,7 +223,7 @@ fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Al
         kind: kind?,
         lease_length_s: lease?,
         refresh_interval_s: refresh?,
-        learning_mode_duration_s: learning.or(lease),
+        learning_mode_duration_s: learning.or(lease)?,
         parameters,
     })
 }
@@ -300,49 +260,4 @@ fn parameters(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Vec<Para
         }
     }
     all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn globs() {
-        for glob in [
-            "*",
-            "db.*",
-            "a?c",
-            "[a-z]",
-            "[!a-z]*",
-            "[^0-9]",
-            "\\[",
-            "[\\]]",
-            "a]",
-            "[a-]",
-            "[-a]",
-            "[a-c-e]",
-            "[!-]",
-            "[[]",
-            "ключ/*",
-            "{a,b}",
-            "**",
-        ] {
-            assert_eq!(glob_fault(glob), None, "{glob}");
-        }
-        for (glob, fault) in [
-            ("", "is empty"),
-            ("[", "has a [ without"),
-            ("a[b", "has a [ without"),
-            ("[!", "has a [ without"),
-            ("[a\\]", "has a [ without"),
-            ("[]", "has a [] with nothing"),
-            ("[]a]", "has a [] with nothing"),
-            ("[!]", "has a [] with nothing"),
-            ("[z-a]", "has a range"),
-            ("a\\", "ends in a \\"),
-            ("[a\\", "ends in a \\"),
-        ] {
-            assert!(glob_fault(glob).is_some_and(|found| found.starts_with(fault)), "{glob}");
-        }
-    }
 }

@@ -42,11 +42,12 @@ pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
     });
     let resources = top
         .get("resources")
-        .map(|entry| resources(&mut reader, entry.value, &Path::ROOT.key(entry.key)));
+        .map(|entry| resources(&mut reader, entry.value, &Path::ROOT.key(entry.key)))
+        .unwrap_or_default();
     let limits = Limits {
         global_default,
         namespaces: namespaces.unwrap_or_default(),
-        resources: resources.unwrap_or_default(),
+        resources: resources.into(),
         on_store_failure,
         bucket_count: indices.count(),
         version: 0,

@@ -1,7 +1,10 @@
-//! The ground that everything else stands on: bucket arithmetic, names and time, as pure
-//! functions over plain data. Nothing here knows a network, a store, a file format or a
-//! clock; time is always a parameter.
+//! The ground that everything else stands on: bucket arithmetic, capacity sharing,
+//! leases, names and time, as pure functions over plain data. Nothing here knows a network,
+//! a store, a file format or a clock; time is always a parameter.
 
 pub mod bucket;
+pub mod exact;
+pub mod lease;
 pub mod names;
+pub mod sharing;
 pub mod time;

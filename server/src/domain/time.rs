@@ -13,6 +13,11 @@ impl Micros {
     pub fn as_millis(self) -> i64 {
         self.0.div_euclid(1000)
     }
+
+    /// The same moment in whole seconds, rounded down.
+    pub fn as_secs(self) -> i64 {
+        self.0.div_euclid(1_000_000)
+    }
 }
 
 /// A clock that moves only when it is told to, shared between those who read it.

@@ -1,12 +1,15 @@
-//! Where buckets live. Two stores, one behaviour: [`memory`] decides with the functions of
-//! `domain`, [`redis`] with `lua/allow.lua`, which mirrors them. The embedded store is the
-//! specification that the script is held to, trace by trace.
+//! Where buckets and leases live. Two stores, one behaviour: [`memory`] decides with the
+//! functions of `domain`, [`redis`] with `lua/allow.lua` and `lua/lease.lua`, which mirror
+//! them. The embedded store is the specification that the scripts are held to, trace by trace.
 
 use std::future::Future;
+use std::time::Duration;
 
 use smallvec::SmallVec;
 
 use crate::domain::bucket::{Place, Terms};
+use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
+use crate::domain::time::Micros;
 
 pub mod memory;
 pub mod redis;
@@ -113,4 +116,109 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Questions to one bucket are decided in the order of the batch; only where Redis has
     /// lost its scripts may one come after a later one.
     fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
+}
+
+/// One request for a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct LeaseAsk<'a> {
+    /// On what.
+    pub resource: &'a str,
+    /// How that is shared.
+    pub rules: Rules,
+    /// Who wants how much.
+    pub wish: Wish<'a>,
+}
+
+/// The answers to a batch of [`LeaseAsk`]s, in its order.
+pub type Grants = SmallVec<[Result<Grant, StoreError>; 1]>;
+
+/// The first of many things.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Listing<T> {
+    /// They.
+    pub items: Vec<T>,
+    /// How many more there are.
+    pub left_out: u64,
+}
+
+/// One lease, to look at.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LeaseView {
+    /// The holder's id.
+    pub id: String,
+    /// It is a cluster of servers.
+    pub server: bool,
+    /// How much it wants.
+    pub wants: f64,
+    /// How much it has.
+    pub has: f64,
+    /// How many clients it stands for.
+    pub subclients: f64,
+    /// Until when it has it, in seconds since the epoch.
+    pub expiry_s: i64,
+}
+
+/// What a cluster tells its parent of one resource.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Demand {
+    /// What is leased out. No more will be until the parent has answered.
+    pub has: f64,
+    /// What the clients want, by priority.
+    pub bands: Vec<Band>,
+    /// What the parent has leased before.
+    pub parent: Option<ParentLease>,
+}
+
+/// Where leases live. Each call takes no longer than the store's deadline.
+pub trait LeaseStore: Clone + Send + Sync + 'static {
+    /// Decides every request of a batch, each atomically.
+    fn lease(&self, asks: &[LeaseAsk<'_>]) -> impl Future<Output = Grants> + Send;
+
+    /// Gives back what `holder` holds of these resources.
+    fn release(
+        &self,
+        holder: Holder<'_>,
+        resources: &[&str],
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// The resources that somebody holds a lease on, or did lately; at most so many.
+    fn resources(
+        &self,
+        most: usize,
+    ) -> impl Future<Output = Result<Listing<(String, Totals)>, StoreError>> + Send;
+
+    /// Who holds leases on a resource, at most so many, those that expire first at the head.
+    /// `None`: nobody.
+    fn leases(
+        &self,
+        resource: &str,
+        most: usize,
+    ) -> impl Future<Output = Result<Option<(Totals, Listing<LeaseView>)>, StoreError>> + Send;
+
+    /// Since when the store has had its state.
+    fn born(&self) -> impl Future<Output = Result<Option<Micros>, StoreError>> + Send;
+
+    /// Makes `node` the one that renews leases from the parent, for so long, unless another
+    /// node is; tells whether it is.
+    fn take_renewal(
+        &self,
+        node: &str,
+        time: Duration,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// Begins to ask the parent for a resource: until it is told to [`thaw`](Self::thaw), and
+    /// for `time` at most, no more of it is leased out than is said here. `None`: nobody
+    /// holds a lease on it.
+    fn freeze(
+        &self,
+        resource: &str,
+        time: Duration,
+    ) -> impl Future<Output = Result<Option<Demand>, StoreError>> + Send;
+
+    /// Takes the parent's answer; `None`: it gave none, and all is as before.
+    fn thaw(
+        &self,
+        resource: &str,
+        lease: Option<ParentLease>,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }

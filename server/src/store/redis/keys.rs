@@ -8,6 +8,13 @@
 //! | `r{ns}` | that namespace's register of dynamic buckets | the namespace |
 //! | `d{ns}` | the namespace's default bucket | the namespace |
 //! | `g` | the global default bucket | – |
+//! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
+//! | `w{resource}` | its holders by what they want | the resource |
+//! | `e{resource}` | its holders by when their leases expire | the resource |
+//! | `p{resource}` | where there is a parent: its lease, and what is wanted by priority | the resource |
+//! | `l` | the resources that somebody holds a lease on | – |
+//! | `o` | since when the store has had its state | – |
+//! | `t` | where there is a parent: the node that renews leases | – |
 //! | `n` | the nodes that are alive | – |
 //!
 //! Two names never make the same key, nor can a name move a key out of its slot: inside the
@@ -30,6 +37,30 @@ pub(super) struct Keys {
 
 /// The nodes that are alive.
 pub(super) const NODES: &str = "n";
+
+/// Since when the store has had its state.
+pub(super) const BIRTH: &str = "o";
+
+/// The resources that somebody holds a lease on.
+pub(super) const RESOURCES: &str = "l";
+
+/// The node that renews leases from the parent.
+pub(super) const RENEWAL: &str = "t";
+
+/// The keys of one resource.
+pub(super) struct ResourceKeys {
+    pub(super) holders: Vec<u8>,
+    pub(super) by_wants: Vec<u8>,
+    pub(super) by_expiry: Vec<u8>,
+    pub(super) upstream: Vec<u8>,
+}
+
+impl ResourceKeys {
+    pub(super) fn new(resource: &str) -> Self {
+        let key = |letter| tagged(letter, resource, None, "");
+        Self { holders: key(b'h'), by_wants: key(b'w'), by_expiry: key(b'e'), upstream: key(b'p') }
+    }
+}
 
 impl Keys {
     pub(super) fn new(place: Place, namespace: &str, name: &str) -> Self {

@@ -11,7 +11,7 @@ use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::{mpsc, oneshot};
 
 use super::health::{Health, classify, concerns_one_key};
-use super::script;
+use super::script::{self, Scripted};
 use crate::domain::bucket::Place;
 use crate::domain::time::Micros;
 use crate::store::{Outcome, StoreError};
@@ -36,8 +36,35 @@ pub(super) struct Job {
     pub(super) moved: bool,
     /// The time to decide at; `None`: Redis' own.
     pub(super) now: Option<Micros>,
-    pub(super) place: Place,
-    pub(super) reply: oneshot::Sender<Result<Outcome, StoreError>>,
+    /// The script that the command calls, if it calls one.
+    pub(super) script: Option<Scripted>,
+    pub(super) reply: Reply,
+}
+
+/// Who waits for what.
+pub(super) enum Reply {
+    /// For a decision on a bucket at that place.
+    Outcome(Place, oneshot::Sender<Result<Outcome, StoreError>>),
+    /// For whatever the command replies.
+    Value(oneshot::Sender<Result<Value, StoreError>>),
+}
+
+impl Reply {
+    /// Nobody waits any more.
+    fn is_closed(&self) -> bool {
+        match self {
+            Self::Outcome(_, sender) => sender.is_closed(),
+            Self::Value(sender) => sender.is_closed(),
+        }
+    }
+
+    /// Whoever waited may have gone meanwhile.
+    fn fail(self, error: StoreError) {
+        match self {
+            Self::Outcome(_, sender) => drop(sender.send(Err(error))),
+            Self::Value(sender) => drop(sender.send(Err(error))),
+        }
+    }
 }
 
 /// Opens a lane. It closes when every sender is gone.
@@ -76,8 +103,7 @@ impl Lane {
             match self.decide(&mut batch).await {
                 Ok(replies) => {
                     for (job, reply) in batch.drain(..).zip(replies) {
-                        // A caller may have gone meanwhile.
-                        let _ = job.reply.send(reply);
+                        self.answer(job.reply, reply);
                     }
                 }
                 Err((error, detail)) => {
@@ -87,7 +113,7 @@ impl Lane {
                     let waiting = batch.iter().filter(|job| !job.reply.is_closed()).count();
                     self.health.failed(error, waiting, &detail);
                     for job in batch.drain(..) {
-                        let _ = job.reply.send(Err(error));
+                        job.reply.fail(error);
                     }
                 }
             }
@@ -115,13 +141,10 @@ impl Lane {
 
     /// One round trip, and more where a namespace has changed its layout lately, or the server
     /// has lost the script.
-    async fn decide(
-        &mut self,
-        jobs: &mut [Job],
-    ) -> Result<Vec<Result<Outcome, StoreError>>, (StoreError, String)> {
+    async fn decide(&mut self, jobs: &mut [Job]) -> Result<Vec<Value>, (StoreError, String)> {
         let twins: Vec<Cmd> = jobs.iter_mut().flat_map(|job| job.twin.take()).flatten().collect();
         if !twins.is_empty() {
-            let found = self.send(twins.iter(), None).await?;
+            let found = self.send(Vec::new(), twins.iter()).await?;
             let moved = jobs.iter_mut().filter(|job| job.moved);
             for (job, found) in moved.zip(found.chunks_exact(2)) {
                 if let Some(state) = script::twin_state(&found[0], &found[1], job.now) {
@@ -129,13 +152,18 @@ impl Lane {
                 }
             }
         }
-        let mut replies = self.send(jobs.iter().map(|job| &job.cmd), None).await?;
+        let mut replies = self.send(Vec::new(), jobs.iter().map(|job| &job.cmd)).await?;
         let mut lost = without_script(&replies);
         while !lost.is_empty() {
             // A call without a script did nothing, so it may be made again.
             let again = lost.iter().map(|&at| &jobs[at].cmd);
-            let mut second = self.send(again, Some(script::load_allow())).await?;
-            for (&at, reply) in lost.iter().zip(second.drain(1..)) {
+            let scripts = Scripted::ALL
+                .into_iter()
+                .filter(|script| lost.iter().any(|&at| jobs[at].script == Some(*script)));
+            let loads: Vec<Cmd> = scripts.map(Scripted::load).collect();
+            let loaded = loads.len();
+            let mut second = self.send(loads, again).await?;
+            for (&at, reply) in lost.iter().zip(second.drain(loaded..)) {
                 replies[at] = reply;
             }
             // The server reads a large batch in pieces, and may lose the script again between
@@ -146,8 +174,7 @@ impl Lane {
             }
             lost = still;
         }
-        let outcomes = replies.iter().zip(jobs).map(|(reply, job)| self.outcome(reply, job));
-        Ok(outcomes.collect())
+        Ok(replies)
     }
 
     /// For good: the pool does not get it back.
@@ -155,29 +182,41 @@ impl Lane {
         self.connection.take().map(Connection::take);
     }
 
-    fn outcome(&self, reply: &Value, job: &Job) -> Result<Outcome, StoreError> {
-        if let Some(outcome) = script::outcome(reply, job.place) {
-            return Ok(outcome);
+    /// Passes a reply on. Whoever waited for it may have gone meanwhile.
+    fn answer(&self, waiting: Reply, reply: Value) {
+        match waiting {
+            Reply::Outcome(place, sender) => {
+                let outcome = script::outcome(&reply, place).ok_or_else(|| self.refusal(reply));
+                let _ = sender.send(outcome);
+            }
+            Reply::Value(sender) => {
+                let error = matches!(reply, Value::ServerError(_));
+                let _ = sender.send(if error { Err(self.refusal(reply)) } else { Ok(reply) });
+            }
         }
+    }
+
+    /// What a reply means that is no answer.
+    fn refusal(&self, reply: Value) -> StoreError {
         let (error, detail) = match reply {
             Value::ServerError(error) => {
-                let error = RedisError::from(error.clone());
+                let error = RedisError::from(error);
                 if concerns_one_key(&error) {
                     self.health.refused_one(&error);
-                    return Err(StoreError::Refused);
+                    return StoreError::Refused;
                 }
                 (classify(&error), error.to_string())
             }
             _ => (StoreError::Refused, "a reply that no script of ours makes".to_owned()),
         };
         self.health.failed(error, 1, &detail);
-        Err(error)
+        error
     }
 
     async fn send<'a>(
         &mut self,
+        first: Vec<Cmd>,
         cmds: impl Iterator<Item = &'a Cmd>,
-        first: Option<Cmd>,
     ) -> Result<Vec<Value>, (StoreError, String)> {
         let mut pipeline = Pipeline::new();
         first.into_iter().chain(cmds.cloned()).for_each(|cmd| {

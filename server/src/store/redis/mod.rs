@@ -1,15 +1,15 @@
-//! Buckets in Redis: every decision is one atomic run of `lua/allow.lua`, on the time of
-//! the server that holds the bucket.
+//! Buckets and leases in Redis: every decision is one atomic run of `lua/allow.lua` or
+//! `lua/lease.lua`, on the time of the server that holds the bucket or the resource.
 //!
-//! `keys` has the key schema, `script` the calls and replies, `lane` the connections and
-//! their queues, `health` what happens when there is no answer.
+//! `keys` has the key schema, `script` the calls and replies, `leases` those for leases,
+//! `lane` the connections and their queues, `health` what happens when there is no answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
-use redis::{AsyncConnectionConfig, ConnectionInfo, IntoConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
 use smallvec::SmallVec;
 use tokio::sync::{mpsc, oneshot};
 
@@ -19,10 +19,12 @@ use crate::domain::time::ManualClock;
 mod health;
 mod keys;
 mod lane;
+mod leases;
 mod script;
 
 pub use health::Health;
-use lane::Job;
+use lane::{Job, Reply};
+use script::Scripted;
 
 /// Lanes of one store: while one batch is in flight, another can be on its way.
 const LANES: usize = 2;
@@ -161,7 +163,7 @@ fn pool(server: &ConnectionInfo, size: usize) -> Result<Pool, RedisError> {
         })
 }
 
-/// Buckets in Redis. Clones share their connections.
+/// Buckets and leases in Redis. Clones share their connections.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);
 
@@ -182,34 +184,64 @@ impl Store for RedisStore {
         // One lane for the whole batch keeps its order.
         let lane = &inner.lanes[inner.next.fetch_add(1, Ordering::Relaxed) % LANES];
         let now = inner.clock.as_ref().map(ManualClock::now);
-        let mut waiting = SmallVec::<[_; 1]>::with_capacity(asks.len());
+        let mut waiting = Waiting::with_capacity(asks.len());
         for ask in asks {
             let (reply, answer) = oneshot::channel();
             let twin = if ask.moved { script::twin(ask) } else { None };
             let moved = twin.is_some();
             let cmd = script::allow(ask, now);
-            let job = Job { cmd, twin, moved, now, place: ask.place, reply };
+            let reply = Reply::Outcome(ask.place, reply);
+            let job = Job { cmd, twin, moved, now, script: Some(Scripted::Allow), reply };
             waiting.push(lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded));
         }
+        inner.answers(waiting).await
+    }
+}
 
-        let deadline = tokio::time::Instant::now() + inner.timeout;
-        let mut outcomes = Outcomes::with_capacity(asks.len());
+/// What a caller waits for, or that there was no room to wait.
+type Waiting<T> = SmallVec<[Result<oneshot::Receiver<Result<T, StoreError>>, StoreError>; 1]>;
+
+impl Inner {
+    /// Waits for all of them, up to the deadline.
+    async fn answers<T>(&self, waiting: Waiting<T>) -> SmallVec<[Result<T, StoreError>; 1]> {
+        let deadline = tokio::time::Instant::now() + self.timeout;
+        let mut answers = SmallVec::with_capacity(waiting.len());
         for answer in waiting {
-            outcomes.push(match answer {
+            answers.push(match answer {
                 Ok(answer) => match tokio::time::timeout_at(deadline, answer).await {
-                    Ok(Ok(outcome)) => outcome,
+                    Ok(Ok(answer)) => answer,
                     Ok(Err(_)) => Err(StoreError::Unreachable),
                     Err(_) => {
-                        inner.health.late(1);
+                        self.health.late(1);
                         Err(StoreError::Timeout)
                     }
                 },
                 Err(error) => {
-                    inner.health.failed(error, 1, &"the queue is full");
+                    self.health.failed(error, 1, &"the queue is full");
                     Err(error)
                 }
             });
         }
-        outcomes
+        answers
+    }
+
+    /// Sends commands in one batch and gives back what they reply.
+    async fn values(
+        &self,
+        cmds: impl IntoIterator<Item = Cmd>,
+        script: Option<Scripted>,
+    ) -> SmallVec<[Result<Value, StoreError>; 1]> {
+        if !self.health.is_up() {
+            return cmds.into_iter().map(|_| Err(StoreError::Unreachable)).collect();
+        }
+        let lane = &self.lanes[self.next.fetch_add(1, Ordering::Relaxed) % LANES];
+        let send = |cmd| {
+            let (sender, answer) = oneshot::channel();
+            let reply = Reply::Value(sender);
+            let job = Job { cmd, twin: None, moved: false, now: None, script, reply };
+            lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded)
+        };
+        let waiting = cmds.into_iter().map(send).collect();
+        self.answers(waiting).await
     }
 }

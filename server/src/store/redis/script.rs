@@ -4,25 +4,68 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script, Value};
 
-use super::keys::{self, Keys, NODES};
+use super::keys::{self, BIRTH, Keys, NODES};
 use crate::domain::bucket::Place;
 use crate::domain::time::Micros;
 use crate::store::{Ask, Outcome, Verdict};
 
-const ALLOW_TEXT: &str = include_str!("../../../../lua/allow.lua");
 const HEARTBEAT_TEXT: &str = include_str!("../../../../lua/heartbeat.lua");
 
+const ALLOW_TEXT: &str = include_str!("../../../../lua/allow.lua");
+const LEASE_TEXT: &str = include_str!("../../../../lua/lease.lua");
+const PARENT_TEXT: &str = include_str!("../../../../lua/parent.lua");
+
 static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
+static LEASE: LazyLock<Script> = LazyLock::new(|| Script::new(LEASE_TEXT));
+static PARENT: LazyLock<Script> = LazyLock::new(|| Script::new(PARENT_TEXT));
+
+/// A script that is called by its hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scripted {
+    /// `lua/allow.lua`
+    Allow,
+    /// `lua/lease.lua`
+    Lease,
+    /// `lua/parent.lua`
+    Parent,
+}
+
+impl Scripted {
+    pub(super) const ALL: [Self; 3] = [Self::Allow, Self::Lease, Self::Parent];
+
+    fn hash(self) -> &'static str {
+        match self {
+            Self::Allow => ALLOW.get_hash(),
+            Self::Lease => LEASE.get_hash(),
+            Self::Parent => PARENT.get_hash(),
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Allow => ALLOW_TEXT,
+            Self::Lease => LEASE_TEXT,
+            Self::Parent => PARENT_TEXT,
+        }
+    }
+
+    /// A call, up to its keys.
+    pub(super) fn call(self, keys: usize) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(self.hash()).arg(keys);
+        cmd
+    }
+
+    /// The command that puts the script where EVALSHA finds it.
+    pub(super) fn load(self) -> Cmd {
+        let mut cmd = redis::cmd("SCRIPT");
+        cmd.arg("LOAD").arg(self.text());
+        cmd
+    }
+}
 
 const COUNTED: u8 = 1;
 const CONFIGURED: u8 = 2;
-
-/// The command that puts the script for [`allow`] where EVALSHA finds it.
-pub(super) fn load_allow() -> Cmd {
-    let mut cmd = redis::cmd("SCRIPT");
-    cmd.arg("LOAD").arg(ALLOW_TEXT);
-    cmd
-}
 
 /// One question as a call of `lua/allow.lua`, where the layout of the arguments is described.
 /// `now`: the time to decide at; `None`: the store's own.
@@ -50,8 +93,8 @@ pub(super) fn allow(ask: &Ask<'_>, now: Option<Micros>) -> Cmd {
         bytes.copy_from_slice(&number.to_le_bytes());
     }
 
-    let mut cmd = redis::cmd("EVALSHA");
-    cmd.arg(ALLOW.get_hash()).arg(1 + usize::from(keys.register.is_some())).arg(keys.state);
+    let mut cmd = Scripted::Allow.call(1 + usize::from(keys.register.is_some()));
+    cmd.arg(keys.state);
     if let Some(register) = keys.register {
         cmd.arg(register);
     }
@@ -110,6 +153,6 @@ pub(super) fn outcome(reply: &Value, place: Place) -> Option<Outcome> {
 /// and needs no care about what the server has loaded.
 pub(super) fn heartbeat(node_id: &str, ttl_us: u64) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
-    cmd.arg(HEARTBEAT_TEXT).arg(1).arg(NODES).arg(node_id).arg(ttl_us);
+    cmd.arg(HEARTBEAT_TEXT).arg(2).arg(NODES).arg(BIRTH).arg(node_id).arg(ttl_us);
     cmd
 }

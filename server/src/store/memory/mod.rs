@@ -1,5 +1,5 @@
-//! The embedded store: buckets in this process's memory, decided by the functions of
-//! `domain` under short, sharded locks. One node only; what it holds ends with it.
+//! The embedded store: buckets and leases in this process's memory, decided by the functions
+//! of `domain` under short, sharded locks. One node only; what it holds ends with it.
 //!
 //! It is also what a node decides with, on its share of the limits, while Redis can't be
 //! reached.
@@ -15,9 +15,13 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use hashbrown::hash_map::EntryRef;
 use hashbrown::{Equivalent, HashMap};
 
+use leases::Resources;
+
 use super::{Ask, Outcome, Outcomes, Store, Verdict};
 use crate::domain::bucket::{self, Change, Place, Request, State};
 use crate::domain::time::{ManualClock, Micros};
+
+mod leases;
 
 const SHARDS: usize = 64;
 
@@ -40,6 +44,7 @@ struct Inner {
     shards: Box<[Mutex<Shard>]>,
     registers: Mutex<HashMap<Box<str>, Arc<Mutex<Register>>>>,
     in_use: AtomicUsize,
+    resources: Resources,
 }
 
 enum Clock {
@@ -182,6 +187,7 @@ impl MemoryStore {
 
     fn with(clock: Clock) -> Self {
         Self(Arc::new(Inner {
+            resources: Resources::new(clock.now()),
             clock,
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -195,11 +201,17 @@ impl MemoryStore {
         self.0.in_use.load(Ordering::Relaxed)
     }
 
-    /// Clears away every bucket that is full again, and every name that is idle. Decisions clear
-    /// a few each; this is for the time when none arrive.
+    /// What its clock shows.
+    pub fn now(&self) -> Micros {
+        self.0.clock.now()
+    }
+
+    /// Clears away every bucket that is full again, every name that is idle, and every lease
+    /// that has expired. Decisions clear a few each; this is for the time when none arrive.
     pub fn sweep(&self) {
         self.sweep_buckets();
         self.sweep_names();
+        self.0.resources.sweep(self.now());
     }
 
     /// The part of [`MemoryStore::sweep`] that is about buckets.
@@ -222,8 +234,9 @@ impl MemoryStore {
         });
     }
 
-    /// Forgets everything: every bucket is full.
+    /// Forgets everything: every bucket is full, and nobody holds a lease.
     pub fn clear(&self) {
+        self.0.resources.clear(self.now());
         lock(&self.0.registers).clear();
         for shard in &self.0.shards {
             let mut shard = lock(shard);

@@ -1,0 +1,198 @@
+//! `tollgate capacity get`: one question, and its answer explained.
+
+use std::process::ExitCode;
+
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
+
+use super::{Node, ask, enough};
+use crate::cli;
+use crate::cli::text::{now_s, number, shown, when};
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// Who asks; tells it from all other clients
+    client: String,
+    /// What is shared
+    resource: String,
+    /// How much of it the client wants, in the resource's own units
+    #[arg(allow_negative_numbers = true)]
+    wants: f64,
+    /// Told to the node; shares do not depend on it
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    priority: i64,
+    /// How much the client holds already, from an earlier answer
+    #[arg(long, value_name = "CAPACITY", requires = "expires", allow_negative_numbers = true)]
+    has: Option<f64>,
+    /// When what it holds expires, in seconds since 1970
+    #[arg(long, value_name = "EPOCH_SECONDS", requires = "has", allow_negative_numbers = true)]
+    expires: Option<i64>,
+    #[command(flatten)]
+    node: Node,
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    // How often a lease was to be refreshed matters to nobody but its client.
+    let has = args.has.zip(args.expires).map(|(capacity, expiry_time)| Lease {
+        expiry_time,
+        refresh_interval: 0,
+        capacity,
+    });
+    let request = ResourceRequest {
+        resource_id: args.resource,
+        priority: args.priority,
+        has,
+        wants: args.wants,
+    };
+    let response = cli::block_on(async {
+        let mut client = CapacityClient::new(args.node.connect().await?);
+        let answer = ask(&mut client, &args.client, vec![request]).await;
+        answer.map_err(|status| args.node.failed("lease", &status))
+    })??;
+    let gets: f64 = response.iter().map(|answer| answer.gets.capacity).sum();
+    if args.json {
+        let response = GetCapacityResponse { response, mastership: None };
+        let json = serde_json::to_string(&response).map_err(|error| error.to_string())?;
+        cli::print(&(json + "\n"))?;
+    } else {
+        let now_s = now_s();
+        let texts: Vec<_> = response.iter().map(|answer| text(args.wants, answer, now_s)).collect();
+        cli::print(&texts.concat())?;
+    }
+    Ok(ExitCode::from(u8::from(gets <= 0.0 && args.wants > 0.0)))
+}
+
+/// What an answer means to who wants so much.
+fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
+    let Lease { expiry_time, refresh_interval, capacity: gets } = answer.gets;
+    let has = number(gets);
+    let (word, sentence) = verdict(gets, wants);
+    let mut lines = vec![format!("{word}: {sentence}")];
+    if gets > 0.0 {
+        lines.push(format!("expires   {}; the lease is gone then", when(expiry_time, now_s)));
+        lines.push(format!(
+            "refresh   every {refresh_interval} s: ask again that often, adding --has {has} \
+             --expires {expiry_time}"
+        ));
+    } else {
+        lines.push(format!("refresh   ask again in {refresh_interval} s"));
+    }
+    if let Some(safe) = answer.safe_capacity {
+        lines.push(format!(
+            "safe      {} may be used without a lease while no node answers",
+            number(safe)
+        ));
+    }
+    let degraded = answer.degraded();
+    if let Some(until) = answer.learning_until {
+        lines
+            .push(format!("learning  until {}: the store is new, or has lost", when(until, now_s)));
+        lines.push(
+            "          its leases, and learns them from the clients; until then each gets"
+                .to_owned(),
+        );
+        lines.push(format!(
+            "          what it says it has (--has), here {has}; ask again after that"
+        ));
+        lines.push("          for a share".to_owned());
+    }
+    if degraded {
+        lines.push(
+            "degraded  decided without the shared store, which does not answer: until it"
+                .to_owned(),
+        );
+        lines.push(
+            "          does, a client keeps what it says it has (--has) and gets no more"
+                .to_owned(),
+        );
+    }
+    if !enough(gets, wants) && answer.learning_until.is_none() && !degraded {
+        let resource = shown(&answer.resource_id);
+        lines.push(format!("others    `tollgate capacity show {resource}` tells who has what"));
+    }
+    lines.join("\n") + "\n"
+}
+
+/// What somebody gets, measured by what it wants: in a word, and in a sentence.
+pub(super) fn verdict(gets: f64, wants: f64) -> (&'static str, String) {
+    let (has, asked) = (number(gets), number(wants));
+    if wants <= 0.0 && gets <= 0.0 {
+        ("OK", "wants nothing, and gets nothing".to_owned())
+    } else if gets <= 0.0 {
+        ("NOTHING", format!("gets 0 of the {asked} that it wants"))
+    } else if !enough(gets, wants) {
+        ("LESS", format!("gets {has} of the {asked} that it wants"))
+    } else if enough(wants, gets) {
+        ("OK", format!("gets all of the {asked} that it wants"))
+    } else {
+        ("OK", format!("gets {has}, which is more than the {asked} that it wants"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-02-14T13:58:20Z
+    const NOW: i64 = 1_771_077_500;
+
+    fn answer(capacity: f64) -> ResourceResponse {
+        ResourceResponse {
+            resource_id: "db.users".to_owned(),
+            gets: Lease { expiry_time: NOW + 300, refresh_interval: 5, capacity },
+            ..ResourceResponse::default()
+        }
+    }
+
+    #[test]
+    fn verdicts() {
+        for (gets, wants, expected) in [
+            (10.0, 10.0, ("OK", "gets all of the 10 that it wants")),
+            (9.999_999_999_999_998, 10.0, ("OK", "gets all of the 10 that it wants")),
+            (30.0, 10.0, ("OK", "gets 30, which is more than the 10 that it wants")),
+            (5.0, 0.0, ("OK", "gets 5, which is more than the 0 that it wants")),
+            (0.0, 0.0, ("OK", "wants nothing, and gets nothing")),
+            (60.5, 100.0, ("LESS", "gets 60.5 of the 100 that it wants")),
+            (0.0, 1e20, ("NOTHING", "gets 0 of the 1e20 that it wants")),
+        ] {
+            let (word, sentence) = verdict(gets, wants);
+            assert_eq!((word, sentence.as_str()), expected);
+        }
+    }
+
+    #[test]
+    fn a_share() {
+        let answer = ResourceResponse { safe_capacity: Some(12.5), ..answer(60.0) };
+        let expected = "LESS: gets 60 of the 100 that it wants
+expires   14:03:20 UTC, in 300 s; the lease is gone then
+refresh   every 5 s: ask again that often, adding --has 60 --expires 1771077800
+safe      12.5 may be used without a lease while no node answers
+others    `tollgate capacity show db.users` tells who has what
+";
+        assert_eq!(text(100.0, &answer, NOW), expected);
+    }
+
+    #[test]
+    fn learning_and_degraded() {
+        let learning = ResourceResponse { learning_until: Some(NOW + 60), ..answer(0.0) };
+        let expected = "NOTHING: gets 0 of the 100 that it wants
+refresh   ask again in 5 s
+learning  until 13:59:20 UTC, in 60 s: the store is new, or has lost
+          its leases, and learns them from the clients; until then each gets
+          what it says it has (--has), here 0; ask again after that
+          for a share
+";
+        assert_eq!(text(100.0, &learning, NOW), expected);
+        let degraded = ResourceResponse { degraded: Some(true), ..answer(10.0) };
+        let expected = "OK: gets all of the 10 that it wants
+expires   14:03:20 UTC, in 300 s; the lease is gone then
+refresh   every 5 s: ask again that often, adding --has 10 --expires 1771077800
+degraded  decided without the shared store, which does not answer: until it
+          does, a client keeps what it says it has (--has) and gets no more
+";
+        assert_eq!(text(10.0, &degraded, NOW), expected);
+    }
+}

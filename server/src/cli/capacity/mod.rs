@@ -1,0 +1,132 @@
+//! `tollgate capacity`: leases on shared resources, for people and scripts.
+//!
+//! `get` and `release` ask once, as one client. `show` tells who holds what. `shell` keeps
+//! leases refreshed as real clients do.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{
+    GetCapacityRequest, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
+};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+use crate::cli;
+use crate::cli::node::Node;
+use crate::cli::text::shown;
+
+mod command;
+mod get;
+mod leases;
+mod shell;
+mod show;
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "A lease is capacity until it expires: who holds one limits itself to that, \
+and asks again
+every refresh interval. With PROPORTIONAL_SHARE and FAIR_SHARE, what is leased of a resource stays
+within its capacity, once its store has learned what older leases there are.
+
+Examples:
+  tollgate capacity get app-1 db.users 100
+      Ask for 100 of db.users as the client app-1, and see what it gets and until when
+  tollgate capacity get app-1 db.users 80 --has 60 --expires 1771077800
+      Ask again, telling what is held
+  tollgate capacity release app-1 db.users
+      Give it back at once
+  tollgate capacity show
+      What is leased of every resource
+  tollgate capacity show db.users
+      Who holds it
+  tollgate capacity shell
+      Try things out with several clients that are kept refreshed; `help` lists the commands
+
+Exit codes: 0 done, or a lease of more than 0, or nothing wanted; 1 wanted and got 0, or nobody
+holds a lease on what `show` was asked for; 2 it could not be found out."
+)]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Ask for capacity once; exit 0 when it gets some (or wants none), 1 when it gets none
+    Get(get::Args),
+    /// Give capacity back at once
+    Release(Release),
+    /// Show who holds what
+    Show(show::Args),
+    /// Keep leases for several clients, typed in line by line
+    Shell(shell::Args),
+}
+
+#[derive(clap::Args)]
+struct Release {
+    /// Who holds it
+    client: String,
+    /// What it holds; what it does not hold is ignored
+    #[arg(required = true)]
+    resource: Vec<String>,
+    #[command(flatten)]
+    node: Node,
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    match args.command {
+        Command::Get(args) => get::run(args),
+        Command::Release(args) => release(args),
+        Command::Show(args) => show::run(&args),
+        Command::Shell(args) => shell::run(args),
+    }
+}
+
+fn release(args: Release) -> Result<ExitCode, String> {
+    let request = ReleaseCapacityRequest { client_id: args.client, resource_id: args.resource };
+    let text = released(&request);
+    let response = cli::block_on(async {
+        let mut client = CapacityClient::new(args.node.connect().await?);
+        let answer = client.release_capacity(request).await;
+        answer.map_err(|status| args.node.failed("release", &status))
+    })??;
+    if args.json {
+        let json = serde_json::to_string(response.get_ref()).map_err(|error| error.to_string())?;
+        cli::print(&(json + "\n"))?;
+    } else {
+        cli::print(&text)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn released(request: &ReleaseCapacityRequest) -> String {
+    let resources: Vec<_> = request.resource_id.iter().map(|id| shown(id)).collect();
+    format!("OK: {} holds nothing of {} now\n", shown(&request.client_id), resources.join(", "))
+}
+
+/// Asks as one client for some resources; the answers are in that order, and complete.
+async fn ask(
+    client: &mut CapacityClient<Channel>,
+    client_id: &str,
+    resource: Vec<ResourceRequest>,
+) -> Result<Vec<ResourceResponse>, Status> {
+    let ids: Vec<_> = resource.iter().map(|request| request.resource_id.clone()).collect();
+    let request = GetCapacityRequest { client_id: client_id.to_owned(), resource };
+    let response = client.get_capacity(request).await?.into_inner().response;
+    if response.iter().map(|answer| &answer.resource_id).eq(&ids) {
+        Ok(response)
+    } else {
+        let text = "the answer is not about what was asked for";
+        Err(Status::new(Code::Internal, text))
+    }
+}
+
+/// Whether somebody gets all that it wants: sums of shares may miss it by a hair.
+fn enough(gets: f64, wants: f64) -> bool {
+    gets >= wants * (1.0 - 1e-9)
+}

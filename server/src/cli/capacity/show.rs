@@ -1,0 +1,339 @@
+//! `tollgate capacity show`: what is leased, and to whom, as a node's HTTP port tells it.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::cli;
+use crate::cli::http::{Http, Page};
+use crate::cli::text::{NOTHING, Table, left, now_s, risky, rounded, shown, when};
+use crate::settings::duration;
+
+#[derive(clap::Args)]
+#[command(after_help = "The columns: wants is what the clients want together, has what is leased \
+to them; subclients are
+the clients behind servers, a plain client counting as one. With FAIR_SHARE, nobody gets more than
+level for each subclient. While learning, the store honours what clients say they have.")]
+pub(super) struct Args {
+    /// Show the holders of this resource; without it, all resources
+    resource: Option<String>,
+    #[command(flatten)]
+    http: Http,
+    /// How long to wait for an answer
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    timeout: Duration,
+    /// Print the node's own JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a node says of itself, as far as it is shown here.
+#[derive(Deserialize)]
+struct NodeStatus {
+    store: StoreStatus,
+    resources: Vec<Resource>,
+    #[serde(default)]
+    resources_left_out: u64,
+}
+
+#[derive(Deserialize)]
+struct StoreStatus {
+    kind: String,
+    up: bool,
+}
+
+/// A resource. A number that JSON has no digits for is left out, and shown as such.
+#[derive(Deserialize)]
+struct Resource {
+    resource: String,
+    template: Option<String>,
+    algorithm: String,
+    capacity: Option<f64>,
+    wants: Option<f64>,
+    has: Option<f64>,
+    clients: u64,
+    subclients: u64,
+    level: Option<f64>,
+    learning_until_s: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct Holders {
+    #[serde(flatten)]
+    resource: Resource,
+    holders: Vec<Holder>,
+    #[serde(default)]
+    holders_left_out: u64,
+}
+
+#[derive(Deserialize)]
+struct Holder {
+    id: String,
+    kind: String,
+    wants: Option<f64>,
+    has: Option<f64>,
+    subclients: u64,
+    expires_at_s: i64,
+}
+
+#[derive(Deserialize)]
+struct Failure {
+    error: String,
+}
+
+pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
+    let path = match &args.resource {
+        None => "/debug/status.json".to_owned(),
+        Some(id) => format!("/debug/resource.json?id={}", percent_encoded(id)),
+    };
+    let address = args.http.address();
+    let page = args.http.get(&path, args.timeout);
+    let page = page.map_err(|error| {
+        format!("no answer from {address}: {error}; does `tollgate serve` serve HTTP there?")
+    })?;
+    let failed = |error: String| format!("{address}: {error}");
+    let nobody = page.status == 404 && args.resource.is_some() && failure(&page).is_some();
+    if page.status != 200 && !nobody {
+        return Err(failed(refusal(&page)));
+    }
+    let text = if args.json {
+        parsed::<serde_json::Value>(&page).map(|_| harmless(&page.body))
+    } else if nobody {
+        Ok(failure(&page).map(|error| error + "\n").unwrap_or_default())
+    } else if args.resource.is_some() {
+        parsed(&page).map(|holders| holders_text(&holders, now_s()))
+    } else {
+        parsed(&page).and_then(|status| status_text(&status, now_s()))
+    };
+    cli::print(&text.map_err(failed)?)?;
+    Ok(ExitCode::from(u8::from(nobody)))
+}
+
+fn parsed<T: DeserializeOwned>(page: &Page) -> Result<T, String> {
+    serde_json::from_str(&page.body).map_err(|error| format!("can't read the answer: {error}"))
+}
+
+/// The node's own words for why not.
+fn failure(page: &Page) -> Option<String> {
+    serde_json::from_str(&page.body).ok().map(|failure: Failure| shown(&failure.error))
+}
+
+fn refusal(page: &Page) -> String {
+    failure(page).unwrap_or_else(|| match page.status {
+        404 => "this node does not tell; is it older than this command?".to_owned(),
+        status => format!("HTTP status {status}"),
+    })
+}
+
+/// The resources of a node.
+fn status_text(status: &NodeStatus, now_s: i64) -> Result<String, String> {
+    if !status.store.up {
+        let kind = shown(&status.store.kind);
+        return Err(format!("the store ({kind}) does not answer, so nobody knows who holds what"));
+    }
+    if status.resources.is_empty() && status.resources_left_out == 0 {
+        return Ok("nobody holds a lease\n".to_owned());
+    }
+    let mut table = Table::new(&[
+        ("resource", false),
+        ("template", false),
+        ("algorithm", false),
+        ("capacity", true),
+        ("wants", true),
+        ("has", true),
+        ("clients", true),
+        ("subclients", true),
+        ("level", true),
+        ("learning", false),
+    ]);
+    for resource in &status.resources {
+        let learning = resource.learning_until_s.and_then(|until| left(until, now_s));
+        table.row(vec![
+            shown(&resource.resource),
+            template(resource),
+            shown(&resource.algorithm),
+            amount(resource.capacity),
+            amount(resource.wants),
+            amount(resource.has),
+            resource.clients.to_string(),
+            resource.subclients.to_string(),
+            amount(resource.level),
+            learning.map_or(NOTHING.to_owned(), |left| format!("{left} more")),
+        ]);
+    }
+    Ok(table.to_string() + &left_out(status.resources_left_out))
+}
+
+/// One resource and its holders.
+fn holders_text(found: &Holders, now_s: i64) -> String {
+    let resource = &found.resource;
+    let learning = resource.learning_until_s.filter(|until| *until > now_s);
+    let learning =
+        learning.map_or("no".to_owned(), |until| format!("until {}", when(until, now_s)));
+    let clients = match (resource.clients, resource.subclients) {
+        (clients, subclients) if clients == subclients => clients.to_string(),
+        (clients, subclients) => format!("{clients}, with {subclients} subclients"),
+    };
+    let mut text = String::new();
+    for (name, value) in [
+        ("resource", shown(&resource.resource)),
+        ("template", template(resource)),
+        ("algorithm", shown(&resource.algorithm)),
+        ("capacity", amount(resource.capacity)),
+        ("wants", amount(resource.wants)),
+        ("has", amount(resource.has)),
+        ("clients", clients),
+        ("level", amount(resource.level)),
+        ("learning", learning),
+    ] {
+        text += &format!("{name:<9}  {value}\n");
+    }
+    let mut table = Table::new(&[
+        ("id", false),
+        ("kind", false),
+        ("wants", true),
+        ("has", true),
+        ("subclients", true),
+        ("expires in", true),
+    ]);
+    for holder in &found.holders {
+        table.row(vec![
+            shown(&holder.id),
+            shown(&holder.kind),
+            amount(holder.wants),
+            amount(holder.has),
+            holder.subclients.to_string(),
+            left(holder.expires_at_s, now_s).unwrap_or_else(|| "expired".to_owned()),
+        ]);
+    }
+    text + "\n" + &table.to_string() + &left_out(found.holders_left_out)
+}
+
+fn template(resource: &Resource) -> String {
+    resource.template.as_deref().map_or(NOTHING.to_owned(), shown)
+}
+
+fn amount(value: Option<f64>) -> String {
+    value.map_or(NOTHING.to_owned(), rounded)
+}
+
+fn left_out(count: u64) -> String {
+    if count == 0 { String::new() } else { format!("and {count} more\n") }
+}
+
+/// The same JSON, with what is risky to a terminal escaped. It can only be inside of strings.
+fn harmless(json: &str) -> String {
+    let mut text = String::with_capacity(json.len() + 1);
+    for c in json.trim_end().chars() {
+        if risky(c) && !matches!(c, '\n' | '\r' | '\t') {
+            text += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            text.push(c);
+        }
+    }
+    text + "\n"
+}
+
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            encoded.push(char::from(byte));
+        } else {
+            encoded += &format!("%{byte:02X}");
+        }
+    }
+    encoded
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-02-14T13:58:20Z
+    const NOW: i64 = 1_771_077_500;
+
+    const DB: &str = r#""resource": "db.users", "template": "db.*", "algorithm": "FAIR_SHARE",
+        "capacity": 120.0, "wants": 1060, "has": 120.0, "subclients": 3, "clients": 3,
+        "level": 60.0, "learning_until_s": null, "unknown": []"#;
+
+    fn status(up: bool, resources: &str, left_out: u64) -> Result<String, String> {
+        let json = format!(
+            r#"{{"node": {{"id": "n"}}, "store": {{"kind": "redis", "up": {up}, "nodes": 1}},
+                "resources": [{resources}], "resources_left_out": {left_out}}}"#
+        );
+        status_text(&serde_json::from_str(&json).unwrap(), NOW)
+    }
+
+    #[test]
+    fn resources_of_a_node() {
+        let odd = r#"{"resource": "x\u001b[2J", "template": null, "algorithm": "NO_ALGORITHM",
+            "capacity": null, "wants": 0.3333333, "has": null, "subclients": 12, "clients": 1,
+            "level": null, "learning_until_s": 1771077560}"#;
+        let expected = "\
+resource    template  algorithm     capacity  wants  has  clients  subclients  level  learning
+db.users    db.*      FAIR_SHARE         120   1060  120        3           3     60  -
+x\\u{1b}[2J  -         NO_ALGORITHM         -  0.333    -        1          12      -  60 s more
+and 7 more
+";
+        assert_eq!(status(true, &format!("{{{DB}}}, {odd}"), 7).unwrap(), expected);
+        assert_eq!(status(true, "", 0).unwrap(), "nobody holds a lease\n");
+        let error = "the store (redis) does not answer, so nobody knows who holds what";
+        assert_eq!(status(false, "", 0).unwrap_err(), error);
+    }
+
+    #[test]
+    fn holders_of_a_resource() {
+        let json = format!(
+            r#"{{{DB}, "holders": [
+                {{"id": "app-1", "kind": "client", "wants": 1000.0, "has": 60.0, "subclients": 1,
+                  "expires_at_s": 1771077800}},
+                {{"id": "eu", "kind": "server", "wants": 10.0, "has": 10.0, "subclients": 2,
+                  "expires_at_s": 1771077500}}], "holders_left_out": 0}}"#
+        );
+        let expected = "resource   db.users
+template   db.*
+algorithm  FAIR_SHARE
+capacity   120
+wants      1060
+has        120
+clients    3
+level      60
+learning   no
+
+id     kind    wants  has  subclients  expires in
+app-1  client   1000   60           1       300 s
+eu     server     10   10           2     expired
+";
+        let mut holders: Holders = serde_json::from_str(&json).unwrap();
+        assert_eq!(holders_text(&holders, NOW), expected);
+        holders.resource.learning_until_s = Some(NOW + 60);
+        holders.resource.subclients = 5;
+        holders.holders_left_out = 100;
+        let text = holders_text(&holders, NOW);
+        assert!(text.contains("\nlearning   until 13:59:20 UTC, in 60 s\n"), "{text}");
+        assert!(text.contains("\nclients    3, with 5 subclients\n"), "{text}");
+        assert!(text.ends_with("\nand 100 more\n"), "{text}");
+    }
+
+    #[test]
+    fn refusals() {
+        let refused = |status, body: &str| refusal(&Page { status, body: body.to_owned() });
+        assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
+        assert_eq!(refused(404, ""), "this node does not tell; is it older than this command?");
+        assert_eq!(refused(500, "<html>"), "HTTP status 500");
+    }
+
+    #[test]
+    fn names_on_their_way() {
+        assert_eq!(percent_encoded("db.a-b_c~9"), "db.a-b_c~9");
+        assert_eq!(percent_encoded("a b+c/ä&?\n%"), "a%20b%2Bc%2F%C3%A4%26%3F%0A%25");
+        let json = "{\n\t\"a\u{9b}\u{202e}ä\": 1}\r\n\n";
+        let text = harmless(json);
+        assert_eq!(text, "{\n\t\"a\\u009b\\u202eä\": 1}\n");
+        let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(value(&text), value(json));
+    }
+}

@@ -1,0 +1,198 @@
+//! Text for people: numbers, times, tables, and names that can't play tricks on a terminal.
+
+use std::fmt::Write as _;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// The last second that the calendar has four digits for.
+const LAST_S: i64 = 253_402_300_799;
+
+/// What is shown where there is nothing.
+pub(super) const NOTHING: &str = "-";
+
+/// Seconds since the Unix epoch, by this machine.
+#[expect(clippy::disallowed_methods, reason = "a command is an edge")]
+pub(super) fn now_s() -> i64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX)
+}
+
+/// A number in full, so that it can be handed back.
+pub(super) fn number(value: f64) -> String {
+    if value == 0.0 {
+        "0".to_owned()
+    } else if (1e-6..1e15).contains(&value.abs()) {
+        value.to_string()
+    } else {
+        format!("{value:e}")
+    }
+}
+
+/// A number for a table: three decimals are enough to compare.
+pub(super) fn rounded(value: f64) -> String {
+    if value.abs() >= 1e15 || !value.is_finite() {
+        return number(value);
+    }
+    let text = format!("{value:.3}");
+    match text.trim_end_matches('0').trim_end_matches('.') {
+        "0" | "-0" if value > 0.0 => "<0.001".to_owned(),
+        "-0" => "0".to_owned(),
+        text => text.to_owned(),
+    }
+}
+
+/// The time of day of a moment, and its date where that is not near. Both are seconds since
+/// the epoch.
+pub(super) fn clock(at_s: i64, now_s: i64) -> String {
+    let Some(seconds) = u64::try_from(at_s).ok().filter(|_| at_s <= LAST_S) else {
+        return format!("second {at_s}");
+    };
+    let full = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
+    let full = full.to_string();
+    let (date, time) = full.trim_end_matches('Z').split_once('T').unwrap_or(("", &full));
+    if at_s.abs_diff(now_s) < 12 * 60 * 60 {
+        format!("{time} UTC")
+    } else {
+        format!("{date} {time} UTC")
+    }
+}
+
+/// A moment by the clock and from now.
+pub(super) fn when(at_s: i64, now_s: i64) -> String {
+    let distance = at_s.abs_diff(now_s);
+    let distance = match at_s.cmp(&now_s) {
+        std::cmp::Ordering::Less => format!("{distance} s ago"),
+        std::cmp::Ordering::Equal => "now".to_owned(),
+        std::cmp::Ordering::Greater => format!("in {distance} s"),
+    };
+    format!("{}, {distance}", clock(at_s, now_s))
+}
+
+/// How long until a moment; nothing when it has passed.
+pub(super) fn left(at_s: i64, now_s: i64) -> Option<String> {
+    (at_s > now_s).then(|| format!("{} s", at_s.abs_diff(now_s)))
+}
+
+/// What could move the cursor, ring a bell, or show letters in another order than they have.
+pub(super) fn risky(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// A name that somebody else chose, with what is risky escaped.
+pub(super) fn shown(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for c in name.chars() {
+        if risky(c) {
+            text.extend(c.escape_default());
+        } else {
+            text.push(c);
+        }
+    }
+    text
+}
+
+/// A table whose columns are as wide as they need to be.
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+    numbers: Vec<bool>,
+}
+
+impl Table {
+    /// With these columns; those that say so hold numbers, and are set to the right.
+    pub(super) fn new(columns: &[(&str, bool)]) -> Self {
+        let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
+        Self { rows: vec![heads], numbers: columns.iter().map(|(_, number)| *number).collect() }
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+}
+
+impl std::fmt::Display for Table {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let width = |column: usize| {
+            let cells = self.rows.iter().filter_map(|row| row.get(column));
+            cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+        };
+        let widths: Vec<usize> = (0..self.numbers.len()).map(width).collect();
+        for row in &self.rows {
+            let mut line = String::new();
+            for ((cell, width), number) in row.iter().zip(&widths).zip(&self.numbers) {
+                let width = *width;
+                match number {
+                    true => write!(line, "{cell:>width$}  ")?,
+                    false => write!(line, "{cell:<width$}  ")?,
+                }
+            }
+            writeln!(f, "{}", line.trim_end())?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 2026-02-14T13:58:20Z
+    const NOW: i64 = 1_771_077_500;
+
+    #[test]
+    fn numbers() {
+        for (value, full, short) in [
+            (0.0, "0", "0"),
+            (-0.0, "0", "0"),
+            (60.0, "60", "60"),
+            (69.69072164948454, "69.69072164948454", "69.691"),
+            (2.5, "2.5", "2.5"),
+            (99.9996, "99.9996", "100"),
+            (1e-9, "1e-9", "<0.001"),
+            (1e14, "100000000000000", "100000000000000"),
+            (1.5e300, "1.5e300", "1.5e300"),
+            (f64::INFINITY, "inf", "inf"),
+        ] {
+            assert_eq!((number(value).as_str(), rounded(value).as_str()), (full, short));
+        }
+        for value in [0.1 + 0.2, 1e-7, 123_456.789, f64::MAX, f64::MIN_POSITIVE] {
+            assert_eq!(number(value).parse(), Ok(value));
+        }
+    }
+
+    #[test]
+    fn moments() {
+        assert_eq!(when(NOW + 300, NOW), "14:03:20 UTC, in 300 s");
+        assert_eq!(when(NOW, NOW), "13:58:20 UTC, now");
+        assert_eq!(when(NOW - 5, NOW), "13:58:15 UTC, 5 s ago");
+        assert_eq!(when(NOW + 86_400, NOW), "2026-02-15 13:58:20 UTC, in 86400 s");
+        assert_eq!(clock(LAST_S, NOW), "9999-12-31 23:59:59 UTC");
+        assert_eq!(clock(LAST_S + 1, NOW), "second 253402300800");
+        assert_eq!(when(-1, NOW), "second -1, 1771077501 s ago");
+        assert_eq!(
+            when(i64::MAX, i64::MIN),
+            "second 9223372036854775807, in 18446744073709551615 s"
+        );
+        assert_eq!(left(NOW + 7, NOW).as_deref(), Some("7 s"));
+        assert_eq!(left(NOW, NOW), None);
+    }
+
+    #[test]
+    fn names_that_are_not_what_they_seem() {
+        assert_eq!(shown("db.user-Ä 数\"'"), "db.user-Ä 数\"'");
+        assert_eq!(shown("a\u{1b}[2Jb\r\n\u{9b}"), "a\\u{1b}[2Jb\\r\\n\\u{9b}");
+        assert_eq!(shown("a\u{202e}b\u{200b}"), "a\\u{202e}b\\u{200b}");
+    }
+
+    #[test]
+    fn tables_line_up() {
+        let mut table = Table::new(&[("id", false), ("wants", true), ("kind", false)]);
+        table.row(vec!["ä-long-id".to_owned(), "5".to_owned(), "client".to_owned()]);
+        table.row(vec!["b".to_owned(), "1000.5".to_owned(), String::new()]);
+        let expected = "id          wants  kind\n\
+                        ä-long-id       5  client\n\
+                        b          1000.5\n";
+        assert_eq!(table.to_string(), expected);
+    }
+}

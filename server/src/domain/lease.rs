@@ -1,0 +1,578 @@
+//! The leases on one resource: who holds how much of it until when, and what the next one
+//! to ask gets.
+//!
+//! A decision costs O(log n) for n holders, amortised: the sums of [`super::sharing`] are
+//! kept, holders are ordered by what they want per subclient and by when their leases
+//! expire, and as the threshold moves, only those that it passes change sides. Neither that
+//! nor the removal of expired leases is ever done for more than a bounded number at a time;
+//! what remains is left to the next decision, and makes this one err on the side of less.
+//!
+//! `lua/lease.lua` does the same in Redis.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use hashbrown::{Equivalent, HashMap};
+
+use super::exact::Sum;
+use super::sharing::{Kind, Side, Split};
+use super::time::Micros;
+
+/// The most expired leases that one decision drops.
+pub const DROP_LIMIT: usize = 1000;
+
+/// The most groups of holders with equal wants that one decision moves over the threshold.
+pub const CROSS_LIMIT: usize = 256;
+
+/// The most priorities that one holder's wants may be spread over.
+pub const MAX_BANDS: usize = 100;
+
+/// The most subclients that a band may have.
+pub const MAX_SUBCLIENTS: u32 = 1_000_000_000;
+
+/// Who holds a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Holder<'a> {
+    /// A client, by its id.
+    Client(&'a str),
+    /// A lower cluster of servers, by its id.
+    Server(&'a str),
+}
+
+impl<'a> Holder<'a> {
+    /// The id.
+    pub fn id(self) -> &'a str {
+        match self {
+            Self::Client(id) | Self::Server(id) => id,
+        }
+    }
+}
+
+/// What the clients of one priority want together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Band {
+    /// Which priority.
+    pub priority: i64,
+    /// How many they are, at least 1.
+    pub subclients: u32,
+    /// How much they want.
+    pub wants: f64,
+}
+
+/// What a client says that it holds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Claim {
+    /// How much.
+    pub capacity: f64,
+    /// Until when, in seconds since the epoch.
+    pub expiry_s: i64,
+}
+
+impl Claim {
+    /// How much it is worth at `now_s`: nothing once it has expired.
+    pub fn at(self, now_s: i64) -> f64 {
+        if self.expiry_s > now_s { self.capacity } else { 0.0 }
+    }
+}
+
+/// How a resource is shared. Times are in seconds.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rules {
+    /// The rule; `None`: the parent's.
+    pub kind: Option<Kind>,
+    /// How much there is.
+    pub capacity: f64,
+    /// From a grant to its expiry.
+    pub lease_s: i64,
+    /// For how long a newborn store grants what clients report.
+    pub learning_s: i64,
+    /// The capacity is what the parent leases, instead of `capacity`.
+    pub from_parent: bool,
+}
+
+/// What the parent has leased to this cluster.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ParentLease {
+    /// How much.
+    pub capacity: f64,
+    /// Until when, in seconds since the epoch.
+    pub expiry_s: i64,
+    /// How many seconds after the grant it wants to be asked again.
+    pub refresh_s: i64,
+    /// What this cluster may use without a lease.
+    pub safe_capacity: f64,
+    /// The rule to share by.
+    pub kind: Kind,
+    /// How long leases on it are.
+    pub lease_s: i64,
+}
+
+/// While the parent is being asked, no more may be leased out than it was told of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Freeze {
+    capacity: f64,
+    until: Micros,
+}
+
+/// One request for a lease.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    /// Who asks.
+    pub holder: Holder<'a>,
+    /// What it wants, one entry a priority, at least one.
+    pub bands: &'a [Band],
+    /// What it says it holds.
+    pub claim: Option<Claim>,
+    /// For how long, in µs, the store is still to be taken for one that learns, whenever it was
+    /// born.
+    pub learn_for_us: i64,
+}
+
+/// The answer to a [`Wish`], and what the resource is like after it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Grant {
+    /// How much is granted.
+    pub has: f64,
+    /// When the lease expires, in seconds since the epoch.
+    pub expiry_s: i64,
+    /// Until when the store learns, if it does.
+    pub learning_until: Option<Micros>,
+    /// How much there was to share.
+    pub capacity: f64,
+    /// The rule that it was shared by.
+    pub kind: Option<Kind>,
+    /// How the parent wants it, if there is one that has leased something.
+    pub parent_refresh_s: Option<i64>,
+    /// How many subclients share.
+    pub subclients: f64,
+}
+
+/// What a resource is like as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Totals {
+    /// What all holders want.
+    pub wants: f64,
+    /// What all leases add up to.
+    pub has: f64,
+    /// How many hold a lease.
+    pub holders: u64,
+    /// How many clients they stand for.
+    pub subclients: f64,
+    /// Since when the store has had its state.
+    pub born: Option<Micros>,
+    /// What the parent has leased, where there is one.
+    pub parent: Option<ParentLease>,
+}
+
+/// One lease as held.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    /// Of which priorities.
+    pub bands: Box<[Band]>,
+    /// How much. For a lower cluster at least what it still has leased out.
+    pub has: f64,
+    /// Until when, in seconds since the epoch.
+    pub expiry_s: i64,
+}
+
+impl Held {
+    /// What it wants together.
+    pub fn wants(&self) -> f64 {
+        wants(&self.bands)
+    }
+
+    /// How many subclients it has.
+    pub fn subclients(&self) -> f64 {
+        subclients(&self.bands)
+    }
+}
+
+fn wants(bands: &[Band]) -> f64 {
+    bands.iter().map(|band| band.wants).sum()
+}
+
+fn subclients(bands: &[Band]) -> f64 {
+    bands.iter().map(|band| f64::from(band.subclients)).sum()
+}
+
+/// The largest number that is added to a sum. Wants beyond 2^30 times the capacity share as
+/// if they were that, and keep the sums finite and exact to far below the capacity.
+pub fn bound(capacity: f64) -> f64 {
+    (capacity.max(1.0) * 1_073_741_824.0).min(1e280)
+}
+
+/// A [`Holder`] that owns its id.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Key {
+    Client(Box<str>),
+    Server(Box<str>),
+}
+
+impl Key {
+    fn of(holder: Holder<'_>) -> Self {
+        match holder {
+            Holder::Client(id) => Self::Client(id.into()),
+            Holder::Server(id) => Self::Server(id.into()),
+        }
+    }
+
+    fn holder(&self) -> Holder<'_> {
+        match self {
+            Self::Client(id) => Holder::Client(id),
+            Self::Server(id) => Holder::Server(id),
+        }
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.holder().hash(state);
+    }
+}
+
+impl Equivalent<Arc<Key>> for Holder<'_> {
+    fn equivalent(&self, key: &Arc<Key>) -> bool {
+        *self == key.holder()
+    }
+}
+
+/// Wants per subclient; never NaN.
+#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+struct Ratio(f64);
+
+impl Eq for Ratio {}
+
+impl Ord for Ratio {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+impl Ratio {
+    fn of(bands: &[Band]) -> Self {
+        Self(wants(bands) / subclients(bands))
+    }
+}
+
+/// The leases on one resource.
+#[derive(Debug)]
+pub struct Resource {
+    holders: HashMap<Arc<Key>, Held>,
+    by_expiry: BTreeSet<(i64, Arc<Key>)>,
+    /// Those with equal wants per subclient change sides together.
+    by_wants: BTreeMap<Ratio, Side>,
+    bands: BTreeMap<i64, Side>,
+    split: Split,
+    /// Holders with up to `low` are below the threshold, those from `high` on above; nobody
+    /// is between.
+    low: f64,
+    high: f64,
+    has: Sum,
+    born: Micros,
+    parent: Option<ParentLease>,
+    freeze: Option<Freeze>,
+}
+
+impl Resource {
+    /// One that nobody holds a lease on, in a store that was born then.
+    pub fn new(born: Micros) -> Self {
+        Self {
+            holders: HashMap::new(),
+            by_expiry: BTreeSet::new(),
+            by_wants: BTreeMap::new(),
+            bands: BTreeMap::new(),
+            split: Split::default(),
+            low: f64::NEG_INFINITY,
+            high: f64::INFINITY,
+            has: Sum::default(),
+            born,
+            parent: None,
+            freeze: None,
+        }
+    }
+
+    /// Nobody holds a lease on it.
+    pub fn is_empty(&self) -> bool {
+        self.holders.is_empty()
+    }
+
+    /// When the last of its leases expires, in seconds since the epoch.
+    pub fn last_expiry_s(&self) -> Option<i64> {
+        self.by_expiry.last().map(|(expiry_s, _)| *expiry_s)
+    }
+
+    /// Decides a request, and records what comes of it.
+    pub fn ask(&mut self, wish: &Wish<'_>, rules: &Rules, now: Micros) -> Grant {
+        let now_s = now.as_secs();
+        self.drop_expired(now_s);
+        let terms = self.terms(rules, now);
+        let most = bound(terms.capacity);
+        let bands: Box<[Band]> =
+            wish.bands.iter().map(|band| Band { wants: band.wants.min(most), ..*band }).collect();
+        let (ratio, subclients) = (Ratio::of(&bands), subclients(&bands));
+
+        let old = self.remove(wish.holder);
+        self.add_wants(&bands, ratio, &terms);
+        if terms.kind.shares() && self.split.wants() > terms.capacity {
+            self.move_threshold(&terms);
+        }
+
+        let learning_until = learning_until(self.born, rules.learning_s, wish.learn_for_us, now);
+        let has = match (learning_until, wish.claim) {
+            (Some(_), claim) => claim.map_or(0.0, |claim| claim.at(now_s)),
+            (None, _) if terms.kind == Kind::NoAlgorithm => {
+                wish.bands.iter().map(|b| b.wants).sum()
+            }
+            (None, _) => {
+                let wants = wants(&bands);
+                let split = &self.split;
+                let entitled = split.entitlement(terms.kind, terms.capacity, wants, subclients);
+                if terms.kind.shares() {
+                    entitled.min(self.has.rest_of(terms.capacity)).max(0.0)
+                } else {
+                    entitled
+                }
+            }
+        };
+        // A cluster that is to have less keeps what it has leased out until its clients have
+        // given it back: only then can others get it.
+        let still_out = match (wish.holder, &old, wish.claim) {
+            (Holder::Server(_), Some((_, old)), Some(claim)) => claim.at(now_s).min(old.has),
+            _ => 0.0,
+        };
+        let expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        let held = Held { bands, has: has.max(still_out).min(most), expiry_s };
+        let key = old.map_or_else(|| Arc::new(Key::of(wish.holder)), |(key, _)| key);
+        self.has.add(held.has);
+        self.by_expiry.insert((expiry_s, Arc::clone(&key)));
+        self.holders.insert(key, held);
+        Grant {
+            has,
+            expiry_s,
+            learning_until,
+            capacity: terms.capacity,
+            kind: Some(terms.kind),
+            parent_refresh_s: terms.parent_refresh_s,
+            subclients: self.split.subclients(),
+        }
+    }
+
+    /// Gives a lease back, and tells whether there was one.
+    pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
+        self.drop_expired(now.as_secs());
+        self.remove(holder).is_some()
+    }
+
+    /// Drops leases that have expired, at most [`DROP_LIMIT`]; tells how many.
+    pub fn drop_expired(&mut self, now_s: i64) -> usize {
+        for dropped in 0..DROP_LIMIT {
+            match self.by_expiry.first() {
+                Some((expiry_s, key)) if *expiry_s <= now_s => {
+                    let key = Arc::clone(key);
+                    self.remove(key.holder());
+                }
+                _ => return dropped,
+            }
+        }
+        DROP_LIMIT
+    }
+
+    /// What it is like as a whole. Leases that have expired lately may still be in it.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            wants: self.split.wants(),
+            has: self.has.value(),
+            holders: self.holders.len() as u64,
+            subclients: self.split.subclients(),
+            born: Some(self.born),
+            parent: self.parent,
+        }
+    }
+
+    /// Leases, those that expire first at the head.
+    pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
+        self.by_expiry.iter().filter_map(|(_, key)| Some((key.holder(), self.holders.get(key)?)))
+    }
+
+    /// What all holders want, by priority.
+    pub fn bands(&self) -> impl Iterator<Item = (i64, Side)> {
+        self.bands.iter().map(|(&priority, &side)| (priority, side))
+    }
+
+    /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
+    /// is given back, may be leased out.
+    pub fn freeze(&mut self, until: Micros) -> f64 {
+        let capacity = self.has.value().max(0.0);
+        self.freeze = Some(Freeze { capacity, until });
+        capacity
+    }
+
+    /// The parent has answered, or with `None` has not.
+    pub fn thaw(&mut self, lease: Option<ParentLease>) {
+        self.freeze = None;
+        if lease.is_some() {
+            self.parent = lease;
+        }
+    }
+
+    /// What there is to share, and by which rule.
+    fn terms(&self, rules: &Rules, now: Micros) -> Terms {
+        let now_s = now.as_secs();
+        if !rules.from_parent {
+            return Terms {
+                kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
+                capacity: rules.capacity,
+                lease_s: rules.lease_s,
+                last_expiry_s: i64::MAX,
+                parent_refresh_s: None,
+            };
+        }
+        let Some(parent) = self.parent else {
+            return Terms {
+                kind: rules.kind.unwrap_or(Kind::FairShare),
+                capacity: 0.0,
+                lease_s: rules.lease_s,
+                last_expiry_s: i64::MAX,
+                parent_refresh_s: None,
+            };
+        };
+        let valid = parent.expiry_s > now_s;
+        let leased = if valid { parent.capacity } else { parent.safe_capacity };
+        let frozen = self.freeze.filter(|freeze| freeze.until > now);
+        Terms {
+            kind: rules.kind.unwrap_or(parent.kind),
+            capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
+            lease_s: if rules.kind.is_some() { rules.lease_s } else { parent.lease_s },
+            last_expiry_s: if valid { parent.expiry_s } else { i64::MAX },
+            parent_refresh_s: Some(parent.refresh_s),
+        }
+    }
+
+    /// Takes a holder out of everything.
+    fn remove(&mut self, holder: Holder<'_>) -> Option<(Arc<Key>, Held)> {
+        let (key, held) = self.holders.remove_entry(&holder)?;
+        let place = (held.expiry_s, key);
+        self.by_expiry.remove(&place);
+        self.has.add(-held.has);
+        if self.holders.is_empty() {
+            // Nothing is left to be wrong by.
+            self.has = Sum::default();
+        }
+        let (ratio, wants, subclients) = (Ratio::of(&held.bands), held.wants(), held.subclients());
+        let side = if ratio.0 <= self.low { &mut self.split.below } else { &mut self.split.above };
+        side.remove(wants, subclients);
+        if let Some(group) = self.by_wants.get_mut(&ratio) {
+            group.remove(wants, subclients);
+            if group.subclients <= 0.0 {
+                self.by_wants.remove(&ratio);
+            }
+        }
+        for band in &held.bands {
+            if let Some(side) = self.bands.get_mut(&band.priority) {
+                side.remove(band.wants, f64::from(band.subclients));
+                if side.subclients <= 0.0 {
+                    self.bands.remove(&band.priority);
+                }
+            }
+        }
+        Some((place.1, held))
+    }
+
+    /// Adds what a holder wants, on the side of the threshold where it belongs.
+    fn add_wants(&mut self, bands: &[Band], ratio: Ratio, terms: &Terms) {
+        let (wants, subclients) = (wants(bands), subclients(bands));
+        self.by_wants.entry(ratio).or_default().add(wants, subclients);
+        for band in bands {
+            let side = self.bands.entry(band.priority).or_default();
+            side.add(band.wants, f64::from(band.subclients));
+        }
+        if ratio.0 <= self.low {
+            self.split.below.add(wants, subclients);
+            return;
+        }
+        self.split.above.add(wants, subclients);
+        if ratio.0 < self.high {
+            // Nobody is between: the threshold may go to either side of this one.
+            if ratio.0 <= self.split.level(terms.kind, terms.capacity) {
+                self.split.above.remove(wants, subclients);
+                self.split.below.add(wants, subclients);
+                self.low = ratio.0;
+            } else {
+                self.high = ratio.0;
+            }
+        }
+    }
+
+    /// Moves the threshold to where the level is, or as far as one decision may.
+    fn move_threshold(&mut self, terms: &Terms) {
+        let mut last = None;
+        for _ in 0..CROSS_LIMIT {
+            let level = self.split.level(terms.kind, terms.capacity);
+            let up = if level >= self.high {
+                true
+            } else if level < self.low {
+                false
+            } else {
+                return;
+            };
+            // Where rounding alone would send it to and fro, either place will do.
+            if last.is_some_and(|last| last != up) {
+                return;
+            }
+            last = Some(up);
+            if up { self.move_up(level) } else { self.move_down(level) }
+        }
+    }
+
+    /// Moves the lowest group above the threshold below it, if the level is past it. The one
+    /// at `high` may be gone.
+    fn move_up(&mut self, level: f64) {
+        let mut above = self.by_wants.range(Ratio(self.high)..);
+        let mut next = above.next();
+        if let Some((ratio, group)) = next
+            && ratio.0 <= level
+        {
+            self.split.above.hand_over(*group, &mut self.split.below);
+            self.low = ratio.0;
+            next = above.next();
+        }
+        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio.0);
+    }
+
+    /// Moves the highest group below the threshold above it, if it wants more than the level.
+    fn move_down(&mut self, level: f64) {
+        let mut below = self.by_wants.range(..=Ratio(self.low)).rev();
+        let mut next = below.next();
+        if let Some((ratio, group)) = next
+            && ratio.0 > level
+        {
+            self.split.below.hand_over(*group, &mut self.split.above);
+            self.high = ratio.0;
+            next = below.next();
+        }
+        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio.0);
+    }
+}
+
+/// What a decision goes by.
+struct Terms {
+    kind: Kind,
+    capacity: f64,
+    lease_s: i64,
+    last_expiry_s: i64,
+    parent_refresh_s: Option<i64>,
+}
+
+/// Until when a store learns that was born at `born`, if it does at `now`. A store that is
+/// meant never to learn never does.
+pub fn learning_until(
+    born: Micros,
+    learning_s: i64,
+    learn_for_us: i64,
+    now: Micros,
+) -> Option<Micros> {
+    let until = Micros(born.0.saturating_add(learning_s.saturating_mul(1_000_000)));
+    let until = until.max(Micros(now.0.saturating_add(learn_for_us)));
+    (learning_s > 0 && now < until).then_some(until)
+}

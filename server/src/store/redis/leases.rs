@@ -1,0 +1,388 @@
+//! Leases in Redis: the calls of `lua/lease.lua` and `lua/parent.lua`, and their replies.
+//! Those scripts describe the layout of arguments, values and replies.
+
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use super::keys::{BIRTH, RENEWAL, RESOURCES, ResourceKeys};
+use super::script::Scripted;
+use super::{RedisStore, StoreError};
+use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
+use crate::domain::sharing::Kind;
+use crate::domain::time::{ManualClock, Micros};
+use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing};
+
+/// What marks a cluster of servers among the holders: no client's id begins so.
+const SERVER: u8 = 254;
+
+/// The number on the wire to the scripts of "by the parent's rule".
+const PARENTS_RULE: f64 = 4.0;
+
+/// Commands in one batch when many things are read.
+const PAGE: usize = 128;
+
+/// What the script is to do.
+#[derive(Clone, Copy)]
+enum Operation {
+    Ask,
+    Release,
+    Drop,
+}
+
+fn packed<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+fn unpacked<const N: usize>(bytes: &[u8]) -> Option<[f64; N]> {
+    let mut numbers = [0.0; N];
+    for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+        *number = f64::from_le_bytes(bytes.try_into().ok()?);
+    }
+    (bytes.len() >= 8 * N).then_some(numbers)
+}
+
+fn field(holder: Holder<'_>) -> Vec<u8> {
+    match holder {
+        Holder::Client(id) => id.as_bytes().to_vec(),
+        Holder::Server(id) => [&[SERVER], id.as_bytes()].concat(),
+    }
+}
+
+fn number(kind: Kind) -> f64 {
+    Kind::ALL.iter().position(|&one| one == kind).unwrap_or_default() as f64
+}
+
+fn kind(number: f64) -> Option<Kind> {
+    Kind::ALL.get(number as usize).copied()
+}
+
+fn encode_bands(bands: &[Band]) -> Vec<u8> {
+    let encode = |band: &Band| {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&band.priority.to_le_bytes());
+        bytes[8..12].copy_from_slice(&band.subclients.to_le_bytes());
+        bytes[12..].copy_from_slice(&band.wants.to_le_bytes());
+        bytes
+    };
+    bands.iter().flat_map(encode).collect()
+}
+
+/// A call of `lua/lease.lua`.
+fn call(
+    operation: Operation,
+    resource: &str,
+    numbers: [f64; 8],
+    holder: &[u8],
+    bands: &[u8],
+    from_parent: bool,
+    now: Option<Micros>,
+) -> Cmd {
+    let keys = ResourceKeys::new(resource);
+    let [rule, capacity, lease, learning, wants, claimed, claim_expiry, learn_for] = numbers;
+    let numbers = packed([
+        operation as u8 as f64,
+        rule,
+        capacity,
+        lease,
+        learning,
+        wants,
+        claimed,
+        claim_expiry,
+        learn_for,
+        f64::from(u8::from(from_parent)),
+        now.map_or(0.0, |now| now.0 as f64),
+    ]);
+    let mut cmd = Scripted::Lease.call(6);
+    cmd.arg(keys.holders).arg(keys.by_wants).arg(keys.by_expiry);
+    cmd.arg(BIRTH).arg(RESOURCES).arg(keys.upstream);
+    cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
+    cmd
+}
+
+fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
+    let (rules, wish) = (&ask.rules, &ask.wish);
+    let (claimed, claim_expiry) =
+        wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
+    let numbers = [
+        rules.kind.map_or(PARENTS_RULE, number),
+        rules.capacity,
+        rules.lease_s as f64,
+        rules.learning_s as f64,
+        wish.bands.iter().map(|band| band.wants).sum(),
+        claimed,
+        claim_expiry,
+        wish.learn_for_us as f64,
+    ];
+    let bands = encode_bands(wish.bands);
+    let holder = field(wish.holder);
+    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, now)
+}
+
+/// A call that needs no numbers.
+fn other(operation: Operation, resource: &str, holder: &[u8], now: Option<Micros>) -> Cmd {
+    call(operation, resource, [0.0; 8], holder, b"", false, now)
+}
+
+fn grant(reply: &Value) -> Option<Grant> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
+    Some(Grant {
+        has,
+        expiry_s: expiry as i64,
+        learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
+        capacity,
+        kind: kind(rule),
+        parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
+        subclients,
+    })
+}
+
+fn totals(sums: &[u8]) -> Option<Totals> {
+    let [above, _, above_n, below, _, below_n, has, _, _, _, count, _, _, born, _] =
+        unpacked(sums)?;
+    Some(Totals {
+        wants: above + below,
+        has: has.max(0.0),
+        holders: count as u64,
+        subclients: above_n + below_n,
+        born: Some(Micros(born as i64)),
+        parent: None,
+    })
+}
+
+fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
+    let [capacity, expiry, refresh, safe_capacity, rule, length] = unpacked(bytes)?;
+    Some(ParentLease {
+        capacity,
+        expiry_s: expiry as i64,
+        refresh_s: refresh as i64,
+        safe_capacity,
+        kind: kind(rule)?,
+        lease_s: length as i64,
+    })
+}
+
+/// A lease as it is stored.
+fn view(field: &[u8], value: &[u8]) -> Option<LeaseView> {
+    let (has, rest) = value.split_first_chunk::<8>()?;
+    let (expiry, bands) = rest.split_first_chunk::<4>()?;
+    let (mut wants, mut subclients) = (0.0, 0.0);
+    for band in bands.chunks_exact(20) {
+        subclients += f64::from(u32::from_le_bytes(*band[8..].first_chunk()?));
+        wants += f64::from_le_bytes(*band[12..].first_chunk()?);
+    }
+    let server = field.first() == Some(&SERVER);
+    let id = if server { &field[1..] } else { field };
+    Some(LeaseView {
+        id: String::from_utf8_lossy(id).into_owned(),
+        server,
+        wants,
+        has: f64::from_le_bytes(*has),
+        subclients,
+        expiry_s: i64::from(u32::from_le_bytes(*expiry)),
+    })
+}
+
+/// What `lua/parent.lua` replies to `freeze`.
+fn demand(reply: &Value) -> Option<Demand> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::BulkString(sums), Value::Array(upstream)] = parts.as_slice() else { return None };
+    let totals = totals(sums)?;
+    let mut demand = Demand { has: totals.has, ..Demand::default() };
+    for pair in upstream.chunks_exact(2) {
+        let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
+        match name.first_chunk::<8>() {
+            None => demand.parent = parent_lease(value),
+            Some(priority) => {
+                let [wants, _, subclients] = unpacked(value)?;
+                demand.bands.push(Band {
+                    priority: i64::from_le_bytes(*priority),
+                    subclients: (subclients as u32).min(MAX_SUBCLIENTS),
+                    wants: wants.max(0.0),
+                });
+            }
+        }
+    }
+    if demand.bands.is_empty() {
+        // Nodes without a parent have kept these leases: what they know is only the whole.
+        let subclients = (totals.subclients as u32).clamp(1, MAX_SUBCLIENTS);
+        demand.bands.push(Band { priority: 0, subclients, wants: totals.wants.max(0.0) });
+    }
+    demand.bands.sort_by_key(|band| band.priority);
+    Some(demand)
+}
+
+fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
+    let mut cmd = redis::cmd(name);
+    cmd.arg(key);
+    cmd
+}
+
+impl RedisStore {
+    fn manual_now(&self) -> Option<Micros> {
+        self.0.clock.as_ref().map(ManualClock::now)
+    }
+
+    async fn value(&self, cmd: Cmd, script: Option<Scripted>) -> Result<Value, StoreError> {
+        self.0.values([cmd], script).await.pop().unwrap_or(Err(StoreError::Unreachable))
+    }
+
+    async fn parent(
+        &self,
+        resource: &str,
+        operation: &str,
+        argument: &[u8],
+    ) -> Result<Value, StoreError> {
+        let keys = ResourceKeys::new(resource);
+        let mut cmd = Scripted::Parent.call(2);
+        cmd.arg(keys.holders).arg(keys.upstream).arg(operation).arg(argument);
+        cmd.arg(self.manual_now().map_or(0, |now| now.0));
+        self.value(cmd, Some(Scripted::Parent)).await
+    }
+}
+
+impl LeaseStore for RedisStore {
+    async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
+        let now = self.manual_now();
+        let cmds = asks.iter().map(|one| ask(one, now));
+        let replies = self.0.values(cmds, Some(Scripted::Lease)).await;
+        let read = |reply: Result<Value, StoreError>| {
+            reply.and_then(|reply| grant(&reply).ok_or(StoreError::Refused))
+        };
+        replies.into_iter().map(read).collect()
+    }
+
+    async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
+        let (now, holder) = (self.manual_now(), field(holder));
+        let release = |resource: &&str| other(Operation::Release, resource, &holder, now);
+        for page in resources.chunks(PAGE) {
+            let replies = self.0.values(page.iter().map(release), Some(Scripted::Lease)).await;
+            for reply in replies {
+                reply?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+        let mut range = cmd("ZRANGE", RESOURCES);
+        range.arg(0).arg(-1);
+        let Value::Array(names) = self.value(range, None).await? else {
+            return Err(StoreError::Refused);
+        };
+        let mut names: Vec<String> = names
+            .iter()
+            .filter_map(bytes)
+            .map(|name| String::from_utf8_lossy(name).into_owned())
+            .collect();
+        names.sort_unstable();
+        let left_out = names.len().saturating_sub(most) as u64;
+        names.truncate(most);
+        let mut items = Vec::with_capacity(names.len());
+        for page in names.chunks(PAGE) {
+            let read = |name: &String| {
+                let keys = ResourceKeys::new(name);
+                [keys.holders, keys.upstream].map(|key| {
+                    let mut get = cmd("HGET", key);
+                    get.arg("");
+                    get
+                })
+            };
+            let replies = self.0.values(page.iter().flat_map(read), None).await;
+            for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
+                let [sums, parent] = found else { continue };
+                let (sums, parent) =
+                    (sums.as_ref().map_err(|e| *e)?, parent.as_ref().map_err(|e| *e)?);
+                // It may have lost its last holder since its name was read.
+                if let Some(totals) = bytes(sums).and_then(totals) {
+                    let parent = bytes(parent).and_then(parent_lease);
+                    items.push((name.clone(), Totals { parent, ..totals }));
+                }
+            }
+        }
+        Ok(Listing { items, left_out })
+    }
+
+    async fn leases(
+        &self,
+        resource: &str,
+        most: usize,
+    ) -> Result<Option<(Totals, Listing<LeaseView>)>, StoreError> {
+        let keys = ResourceKeys::new(resource);
+        let mut sums = cmd("HGET", &keys.holders);
+        sums.arg("");
+        let mut parent = cmd("HGET", &keys.upstream);
+        parent.arg("");
+        let mut ids = cmd("ZRANGE", &keys.by_expiry);
+        ids.arg(0).arg(most.saturating_sub(1));
+        let replies = self.0.values([sums, parent, ids], None).await;
+        let replies: Vec<Value> = replies.into_iter().collect::<Result<_, _>>()?;
+        let [sums, parent, Value::Array(ids)] = replies.as_slice() else {
+            return Err(StoreError::Refused);
+        };
+        let Some(totals) = bytes(sums).and_then(totals) else { return Ok(None) };
+        let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
+        let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
+        let mut items = Vec::with_capacity(ids.len());
+        for page in ids.chunks(PAGE) {
+            let mut read = cmd("HMGET", &keys.holders);
+            page.iter().for_each(|id| {
+                read.arg(*id);
+            });
+            let Value::Array(found) = self.value(read, None).await? else {
+                return Err(StoreError::Refused);
+            };
+            let held = page.iter().zip(&found);
+            items.extend(held.filter_map(|(id, value)| view(id, bytes(value)?)));
+        }
+        let left_out = totals.holders.saturating_sub(items.len() as u64);
+        Ok(Some((totals, Listing { items, left_out })))
+    }
+
+    async fn born(&self) -> Result<Option<Micros>, StoreError> {
+        let reply = self.value(cmd("GET", BIRTH), None).await?;
+        let text = bytes(&reply).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        Ok(text.and_then(|text| text.parse().ok()).map(Micros))
+    }
+
+    async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {
+        // One that is held already is prolonged, in one step with looking whose it is.
+        let mut take = redis::cmd("EVAL");
+        take.arg(include_str!("../../../../lua/renewal.lua")).arg(1).arg(RENEWAL);
+        take.arg(node).arg(time.as_millis() as u64);
+        Ok(self.value(take, None).await? == Value::Int(1))
+    }
+
+    async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
+        let drop = other(Operation::Drop, resource, b"", self.manual_now());
+        self.value(drop, Some(Scripted::Lease)).await?;
+        let time = time.as_micros().to_string();
+        match self.parent(resource, "freeze", time.as_bytes()).await? {
+            Value::Nil => Ok(None),
+            reply => demand(&reply).map(Some).ok_or(StoreError::Refused),
+        }
+    }
+
+    async fn thaw(&self, resource: &str, lease: Option<ParentLease>) -> Result<(), StoreError> {
+        let Some(lease) = lease else {
+            return self.parent(resource, "keep", b"").await.map(|_| ());
+        };
+        let lease = packed([
+            lease.capacity,
+            lease.expiry_s as f64,
+            lease.refresh_s as f64,
+            lease.safe_capacity,
+            number(lease.kind),
+            lease.lease_s as f64,
+        ]);
+        self.parent(resource, "thaw", &lease).await.map(|_| ())
+    }
+}

@@ -1,0 +1,239 @@
+//! The embedded store is the specification that `lua/lease.lua` is held to: random traces of
+//! requests, releases, claims, time that passes and steps back, and changes of the rules go
+//! through both stores, and every answer must be the same but for the last bits of a sum.
+//! After each step the named invariants must hold.
+//!
+//! `PROPTEST_CASES` sets the number of traces (1,000).
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::cell::{Cell, RefCell};
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::{Config, TestRunner};
+use support::{Redis, START, redis_store};
+use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Wish};
+use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::redis::RedisStore;
+use tollgate_server::store::{LeaseAsk, LeaseStore};
+
+const HOLDERS: [Holder<'static>; 7] = [
+    Holder::Client("a"),
+    Holder::Client("b"),
+    Holder::Client("c:1"),
+    Holder::Client("ключ"),
+    Holder::Client("e"),
+    Holder::Server("a"),
+    Holder::Server("south"),
+];
+
+#[derive(Clone, Debug)]
+enum Act {
+    Ask { holder: usize, bands: Vec<Band>, claim: Option<(f64, i64)> },
+    Release { holder: usize },
+    Parent { lease: Option<(f64, i64, f64, Kind)> },
+    Freeze,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    pause_us: i64,
+    rules: usize,
+    act: Act,
+}
+
+fn wants() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        3 => select(vec![0.0, 1.0, 10.0, 50.0, 50.0, 100.0, 1000.0]),
+        3 => 0.0..300.0_f64,
+        1 => select(vec![1e-9, 1e12, 1e300, 0.1, 1.0 / 3.0]),
+    ]
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let kind = select(vec![
+        Some(Kind::FairShare),
+        Some(Kind::FairShare),
+        Some(Kind::ProportionalShare),
+        Some(Kind::ProportionalShare),
+        Some(Kind::Static),
+        Some(Kind::NoAlgorithm),
+        None,
+    ]);
+    let capacity = prop_oneof![select(vec![0.0, 1.0, 120.0, 90.0, 1e6]), 0.0..500.0_f64];
+    (kind, capacity, 1..20_i64, select(vec![0, 0, 0, 5]), proptest::bool::weighted(0.2)).prop_map(
+        |(kind, capacity, lease_s, learning_s, from_parent)| Rules {
+            kind: if from_parent { kind } else { kind.or(Some(Kind::FairShare)) },
+            capacity,
+            lease_s,
+            learning_s,
+            from_parent,
+        },
+    )
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let band = |priorities: std::ops::Range<i64>| {
+        (priorities, 1..5_u32, wants()).prop_map(|(priority, subclients, wants)| Band {
+            priority,
+            subclients,
+            wants,
+        })
+    };
+    let claim = proptest::option::of((0.0..100.0_f64, -5..20_i64));
+    let ask = (0..HOLDERS.len(), proptest::collection::vec(band(-1..2), 1..3), claim).prop_map(
+        |(holder, mut bands, claim)| {
+            bands.sort_by_key(|band| band.priority);
+            bands.dedup_by_key(|band| band.priority);
+            if matches!(HOLDERS[holder], Holder::Client(_)) {
+                bands.truncate(1);
+                bands[0].subclients = 1;
+            }
+            Act::Ask { holder, bands, claim }
+        },
+    );
+    let lease = (0.0..300.0_f64, -3..20_i64, 0.0..50.0_f64, select(Kind::ALL.to_vec()));
+    prop_oneof![
+        12 => ask,
+        1 => (0..HOLDERS.len()).prop_map(|holder| Act::Release { holder }),
+        1 => proptest::option::of(lease).prop_map(|lease| Act::Parent { lease }),
+        1 => Just(Act::Freeze),
+    ]
+}
+
+fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
+    let pause = prop_oneof![3 => Just(0), 3 => 1..1_000_000_i64, 2 => 1..12_000_000_i64,
+        1 => 1..60_000_000_i64, 1 => -3_000_000..0_i64];
+    (proptest::collection::vec(rules(), 1..4)).prop_flat_map(move |rules| {
+        let step = (pause.clone(), 0..rules.len(), act()).prop_map(|(pause_us, rules, act)| Step {
+            pause_us,
+            rules,
+            act,
+        });
+        (Just(rules), proptest::collection::vec(step, 1..60))
+    })
+}
+
+fn near(a: f64, b: f64) -> bool {
+    a == b || (a - b).abs() <= 1e-9 * a.abs().max(b.abs()).max(1e-6)
+}
+
+async fn run(
+    rules: &[Rules],
+    steps: &[Step],
+    memory: &MemoryStore,
+    redis: &RedisStore,
+    clock: &ManualClock,
+) -> Result<(), TestCaseError> {
+    for step in steps {
+        clock.advance(step.pause_us);
+        let rules = rules[step.rules];
+        match &step.act {
+            Act::Ask { holder, bands, claim } => {
+                let claim = claim.map(|(capacity, ahead_s)| Claim {
+                    capacity,
+                    expiry_s: clock.now().as_secs() + ahead_s,
+                });
+                let wish = Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: 0 };
+                let ask = [LeaseAsk { resource: "r", rules, wish }];
+                let before = memory.leases("r", 1).await.unwrap().map_or(0.0, |(all, _)| all.has);
+                let one = memory.lease(&ask).await.pop().unwrap().unwrap();
+                let two = redis.lease(&ask).await.pop().unwrap().unwrap();
+                prop_assert!(
+                    near(one.has, two.has)
+                        && (one.expiry_s, one.learning_until, one.kind, one.parent_refresh_s)
+                            == (two.expiry_s, two.learning_until, two.kind, two.parent_refresh_s)
+                        && one.capacity == two.capacity
+                        && one.subclients == two.subclients,
+                    "embedded {one:?}\nRedis    {two:?}"
+                );
+                let wants: f64 = bands.iter().map(|band| band.wants).sum();
+                prop_assert!(one.learning_until.is_some() || one.has <= wants, "more than wanted");
+                let (totals, _) = memory.leases("r", 1).await.unwrap().unwrap();
+                if one.kind.unwrap().shares() && one.learning_until.is_none() {
+                    // Where others had more already, as before a capacity was lowered, none
+                    // is added.
+                    let most = one.capacity.max(before) * (1.0 + 1e-12);
+                    prop_assert!(totals.has <= most, "{before} {totals:?} {one:?}");
+                }
+            }
+            Act::Release { holder } => {
+                memory.release(HOLDERS[*holder], &["r"]).await.unwrap();
+                redis.release(HOLDERS[*holder], &["r"]).await.unwrap();
+            }
+            Act::Parent { lease } => {
+                let lease = lease.map(|(capacity, ahead_s, safe_capacity, kind)| ParentLease {
+                    capacity,
+                    expiry_s: clock.now().as_secs() + ahead_s,
+                    refresh_s: 4,
+                    safe_capacity,
+                    kind,
+                    lease_s: 9,
+                });
+                memory.thaw("r", lease).await.unwrap();
+                redis.thaw("r", lease).await.unwrap();
+            }
+            Act::Freeze => {
+                let time = std::time::Duration::from_secs(2);
+                let one = memory.freeze("r", time).await.unwrap();
+                let two = redis.freeze("r", time).await.unwrap();
+                match (&one, &two) {
+                    (Some(one), Some(two)) => {
+                        prop_assert!(near(one.has, two.has), "{one:?} {two:?}");
+                        prop_assert_eq!(one.parent, two.parent);
+                        let sum = |bands: &[Band]| bands.iter().map(|b| b.wants).sum::<f64>();
+                        prop_assert!(near(sum(&one.bands), sum(&two.bands)), "{one:?} {two:?}");
+                    }
+                    _ => prop_assert_eq!(one.is_some(), two.is_some(), "{:?} {:?}", one, two),
+                }
+            }
+        }
+        let one = memory.leases("r", 10).await.unwrap();
+        let two = redis.leases("r", 10).await.unwrap();
+        if let (Some((one, leases)), Some((two, others))) = (&one, &two) {
+            prop_assert!(near(one.wants, two.wants), "{one:?} {two:?}");
+            prop_assert!(near(one.has, two.has), "{one:?} {two:?}");
+            prop_assert_eq!(one.parent, two.parent);
+            prop_assert_eq!(one.subclients, two.subclients);
+            let ids = |leases: &[tollgate_server::store::LeaseView]| {
+                let mut ids: Vec<_> =
+                    leases.iter().map(|l| (l.id.clone(), l.server, l.expiry_s)).collect();
+                ids.sort();
+                ids
+            };
+            prop_assert_eq!(ids(&leases.items), ids(&others.items));
+        } else {
+            prop_assert_eq!(one.is_some(), two.is_some(), "{:?} {:?}", one, two);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn both_stores_grant_alike() {
+    let redis = Redis::start();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = ManualClock::new(START);
+    let store = runtime.block_on(redis_store(&redis, clock.clone()));
+    let connection = RefCell::new(redis.connection());
+    let cases = std::env::var("PROPTEST_CASES").map_or(1000, |cases| cases.parse().unwrap());
+    let config =
+        Config { cases, failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
+    let steps = Cell::new(0);
+    let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {
+        let mut connection = connection.borrow_mut();
+        redis::cmd("FLUSHALL").exec(&mut *connection).unwrap();
+        clock.advance(START.0 - clock.now().0);
+        let born = clock.now().0.to_string();
+        redis::cmd("SET").arg("o").arg(born).exec(&mut *connection).unwrap();
+        let memory = MemoryStore::with_clock(clock.clone());
+        steps.set(steps.get() + trace.len());
+        runtime.block_on(run(&rules, &trace, &memory, &store, &clock))
+    });
+    asked.unwrap();
+    println!("{cases} traces, {} steps", steps.get());
+}
