@@ -20,6 +20,7 @@ use crate::load::{Ask, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
 use crate::progress::{self, Style};
 use crate::report::Report;
+use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
 
 /// Histograms and clocks hold for much longer, but nobody means that.
@@ -144,6 +145,17 @@ pub enum RunError {
     /// No histogram.
     #[error("can't make a histogram: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
+    /// A simulation broke off.
+    #[error(transparent)]
+    Simulation(#[from] tree::Error),
+    /// A file can't be written.
+    #[error("can't write {}: {error}", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// A thread ended in the middle of the run.
     #[error("a sending thread panicked")]
     Panicked,

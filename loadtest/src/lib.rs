@@ -3,7 +3,8 @@
 //! [`allow`] reads the arguments and runs; [`load`] has the two loops that send, [`driver`]
 //! the transport under them, [`keys`] and [`pace`] what is asked and when; [`tally`] counts,
 //! [`books`] holds grants against limits, and [`report`] tells. [`capacity`] does the same for
-//! leases. Both share [`figures`], [`walk`] and [`series`].
+//! leases, and [`scenario`] simulates leases without a network. They share [`figures`], [`walk`] and
+//! [`series`].
 
 pub mod allow;
 pub mod books;

@@ -9,6 +9,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 use tollgate_loadtest::allow::{self, AllowArgs, RunError};
 use tollgate_loadtest::capacity::{self, CapacityArgs};
+use tollgate_loadtest::scenario::{self, ScenarioArgs};
 
 /// Drives load at tollgate nodes, measures it, and checks what was granted.
 #[derive(Debug, Parser)]
@@ -22,6 +23,7 @@ struct Cli {
 enum Command {
     Allow(Box<AllowArgs>),
     Capacity(Box<CapacityArgs>),
+    Scenario(ScenarioArgs),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +35,10 @@ fn main() -> ExitCode {
         Command::Capacity(args) => match capacity::run(&args) {
             Ok(report) => print(&report, args.json, report.verdict.exit_code()),
             Err(error) => fail("capacity", error),
+        },
+        Command::Scenario(args) => match scenario::run(&args) {
+            Ok(report) => print(&report, args.json, 0),
+            Err(error) => fail("scenario", error),
         },
     }
 }

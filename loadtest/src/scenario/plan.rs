@@ -24,6 +24,25 @@ pub enum Scenario {
     Seven,
 }
 
+/// How clusters share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Algorithm {
+    /// An equal share, and of what others leave in proportion to what is wanted beyond that.
+    ProportionalShare,
+    /// Weighted max-min.
+    FairShare,
+}
+
+impl Algorithm {
+    /// Its name in a limits file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ProportionalShare => "PROPORTIONAL_SHARE",
+            Self::FairShare => "FAIR_SHARE",
+        }
+    }
+}
+
 /// The figures that the document gives for a scenario.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Published {

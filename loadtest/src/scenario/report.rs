@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::scenario::ScenarioArgs;
 use crate::scenario::measure::{Measure, SAMPLE_EVERY};
-use crate::scenario::plan::{CAPACITY, Plan, Scenario};
+use crate::scenario::plan::{CAPACITY, Plan};
 use crate::scenario::sim::{Mishap, Outcome};
 use crate::scenario::svg::Plot;
 
@@ -103,16 +104,8 @@ pub struct Document {
 }
 
 impl Report {
-    /// The report on `scenario`, run as `plan` with `seed` for `duration`, which took `took`.
-    pub fn new(
-        scenario: Scenario,
-        algorithm: &'static str,
-        seed: u64,
-        duration: Duration,
-        took: Duration,
-        plan: &Plan,
-        outcome: &Outcome,
-    ) -> Self {
+    /// The report on a run with `args` that came to `outcome` and took `took`.
+    pub fn new(args: &ScenarioArgs, plan: &Plan, outcome: &Outcome, took: Duration) -> Self {
         let Measure { utilisation, mean_has, mean_wants, excess, samples, .. } = &outcome.measure;
         let mut mishaps = Mishaps::default();
         for (_, mishap) in &outcome.mishaps {
@@ -122,12 +115,12 @@ impl Report {
                 Mishap::StoreLost(_) => mishaps.stores_lost += 1,
             }
         }
-        let published = scenario.published();
+        let published = args.scenario.published();
         Self {
-            scenario: scenario.name(),
-            algorithm,
-            seed,
-            duration_s: duration.as_secs_f64(),
+            scenario: args.scenario.name(),
+            algorithm: args.algorithm.name(),
+            seed: args.seed,
+            duration_s: args.duration.as_secs_f64(),
             took_s: took.as_secs_f64(),
             clusters: plan.clusters.len(),
             clients: plan.clients.len(),

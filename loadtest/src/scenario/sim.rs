@@ -136,6 +136,8 @@ pub fn run<C: Clusters>(
     duration: Duration,
 ) -> Result<Outcome, C::Error> {
     let mut sim = Sim::new(plan, clusters, seed, duration);
+    let sums = sim.sums();
+    sim.outcome.measure.set(Duration::ZERO, sums);
     while let Some(Reverse((now, _, event))) = sim.queue.pop() {
         if now >= duration {
             break;

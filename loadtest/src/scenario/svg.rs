@@ -8,11 +8,14 @@ use crate::scenario::measure::{Column, Range};
 use crate::scenario::plan::CAPACITY;
 
 const WIDTH: f64 = 1280.0;
-const HEIGHT: f64 = 640.0;
+const HEIGHT: f64 = 760.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 24.0;
-const TOP: f64 = 72.0;
-const BOTTOM: f64 = 64.0;
+
+/// Where what the clients have is drawn, and where what they want: apart, because in an overload
+/// they want many times what there is.
+const HAS_PANEL: (f64, f64) = (72.0, 480.0);
+const WANTS_PANEL: (f64, f64) = (512.0, 672.0);
 
 const CAPACITY_COLOUR: &str = "#c62828";
 const WANTS_COLOUR: &str = "#9e9e9e";
@@ -34,10 +37,30 @@ pub struct Plot<'a> {
     pub mishaps: Vec<(Duration, String)>,
 }
 
+/// A value's axis, drawn from `head` down to `foot`.
+#[derive(Clone, Copy)]
+struct Axis {
+    head: f64,
+    foot: f64,
+    /// The value at its head.
+    most: f64,
+}
+
+impl Axis {
+    /// One that reaches a round number above `highest`.
+    fn new((head, foot): (f64, f64), highest: f64) -> Self {
+        let step = round_step(highest * 1.05 / 10.0);
+        Self { head, foot, most: (highest * 1.05 / step).ceil() * step }
+    }
+
+    fn y(self, value: f64) -> f64 {
+        self.foot - value / self.most * (self.foot - self.head)
+    }
+}
+
 impl Plot<'_> {
     /// The plot as text.
     pub fn svg(&self) -> String {
-        let top = self.top();
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
              width=\"{WIDTH}\" height=\"{HEIGHT}\" font-family=\"sans-serif\" font-size=\"13\">\n\
@@ -45,67 +68,66 @@ impl Plot<'_> {
         );
         text(&mut svg, LEFT, 28.0, "start", " font-size=\"18\"", &self.title);
         text(&mut svg, LEFT, 50.0, "start", " fill=\"#555\"", &self.subtitle);
-        self.grid(&mut svg, top);
-        for (range, colour) in [
-            ((|column| column.wants) as fn(&Column) -> Option<Range>, WANTS_COLOUR),
-            (|column| column.has, HAS_COLOUR),
-        ] {
-            let points = self.points(top, range);
-            let _ = writeln!(
-                svg,
-                "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" \
-                 stroke-linejoin=\"round\" points=\"{points}\"/>"
-            );
-        }
-        let (y, end) = (y(CAPACITY, top), WIDTH - RIGHT);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{end}\" y2=\"{y:.1}\" \
-             stroke=\"{CAPACITY_COLOUR}\" stroke-width=\"1.5\"/>"
-        );
+        self.minutes(&mut svg);
+        self.panel(&mut svg, HAS_PANEL, |column| column.has, HAS_COLOUR);
+        self.panel(&mut svg, WANTS_PANEL, |column| column.wants, WANTS_COLOUR);
         self.mishaps(&mut svg);
         legend(&mut svg, !self.mishaps.is_empty());
         svg.push_str("</svg>\n");
         svg
     }
 
-    /// The upper end of the axis: a round number above everything.
-    fn top(&self) -> f64 {
-        let ranges = self.columns.iter().flat_map(|column| [column.wants, column.has]);
-        let highest = ranges.flatten().fold(CAPACITY, |highest, range| highest.max(range.high));
-        (highest * 1.05 / 100.0).ceil() * 100.0
+    fn panel(
+        &self,
+        svg: &mut String,
+        place: (f64, f64),
+        range: fn(&Column) -> Option<Range>,
+        colour: &str,
+    ) {
+        let highest = self.columns.iter().filter_map(range).map(|range| range.high);
+        let axis = Axis::new(place, highest.fold(CAPACITY, f64::max));
+        let line = |svg: &mut String, y: f64, style: &str| {
+            let end = WIDTH - RIGHT;
+            let _ = writeln!(
+                svg,
+                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{end}\" y2=\"{y:.1}\" {style}/>"
+            );
+        };
+        let step = round_step(axis.most * 24.0 / (axis.foot - axis.head));
+        for value in (0..).map(|n| f64::from(n) * step).take_while(|value| *value <= axis.most) {
+            let y = axis.y(value);
+            line(svg, y, "stroke=\"#e5e5e5\"");
+            text(svg, LEFT - 8.0, y + 4.5, "end", "", &value.to_string());
+        }
+        line(svg, axis.y(CAPACITY), &format!("stroke=\"{CAPACITY_COLOUR}\" stroke-width=\"1.5\""));
+        let points = self.points(axis, range);
+        let _ = writeln!(
+            svg,
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" \
+             stroke-linejoin=\"round\" points=\"{points}\"/>"
+        );
     }
 
     fn x(&self, at: Duration) -> f64 {
         LEFT + at.as_secs_f64() / self.duration.as_secs_f64() * (WIDTH - LEFT - RIGHT)
     }
 
-    fn grid(&self, svg: &mut String, top: f64) {
-        let end = WIDTH - RIGHT;
-        let step = round_step(top / 8.0);
-        for value in (0..).map(|n| f64::from(n) * step).take_while(|value| *value <= top) {
-            let y = y(value, top);
-            let _ = writeln!(
-                svg,
-                "<line x1=\"{LEFT}\" y1=\"{y:.1}\" x2=\"{end}\" y2=\"{y:.1}\" stroke=\"#e5e5e5\"/>"
-            );
-            text(svg, LEFT - 8.0, y + 4.5, "end", "", &value.to_string());
-        }
+    fn minutes(&self, svg: &mut String) {
         let minutes = self.duration.as_secs_f64() / 60.0;
         let step = round_step(minutes / 12.0);
-        let foot = HEIGHT - BOTTOM;
+        let ((head, _), (_, foot)) = (HAS_PANEL, WANTS_PANEL);
         for minute in (0..).map(|n| f64::from(n) * step).take_while(|minute| *minute <= minutes) {
             let x = self.x(Duration::from_secs_f64(minute * 60.0));
             let _ = writeln!(
                 svg,
-                "<line x1=\"{x:.1}\" y1=\"{TOP}\" x2=\"{x:.1}\" y2=\"{foot}\" stroke=\"#f0f0f0\"/>"
+                "<line x1=\"{x:.1}\" y1=\"{head}\" x2=\"{x:.1}\" y2=\"{foot}\" stroke=\"#f0f0f0\"/>"
             );
             text(svg, x, foot + 32.0, "middle", "", &format!("{minute} min"));
         }
     }
 
     /// A line through the lowest and the highest value of each column.
-    fn points(&self, top: f64, range: fn(&Column) -> Option<Range>) -> String {
+    fn points(&self, axis: Axis, range: fn(&Column) -> Option<Range>) -> String {
         let mut points = String::new();
         let width = (WIDTH - LEFT - RIGHT) / self.columns.len().max(1) as f64;
         let mut last: Option<f64> = None;
@@ -117,7 +139,7 @@ impl Plot<'_> {
             let ends = if rising { [low, high] } else { [high, low] };
             let ends = if low == high { &ends[..1] } else { &ends[..] };
             for value in ends {
-                let _ = write!(points, "{x:.1},{:.1} ", y(*value, top));
+                let _ = write!(points, "{x:.1},{:.1} ", axis.y(*value));
             }
             last = ends.last().copied();
         }
@@ -126,7 +148,7 @@ impl Plot<'_> {
     }
 
     fn mishaps(&self, svg: &mut String) {
-        let foot = HEIGHT - BOTTOM;
+        let (_, foot) = WANTS_PANEL;
         for (at, what) in &self.mishaps {
             let x = self.x(*at);
             let what = escape(what);
@@ -137,10 +159,6 @@ impl Plot<'_> {
             );
         }
     }
-}
-
-fn y(value: f64, top: f64) -> f64 {
-    HEIGHT - BOTTOM - value / top * (HEIGHT - TOP - BOTTOM)
 }
 
 /// A round number of at least `least`: 1, 2 or 5 times a power of ten.
@@ -160,7 +178,7 @@ fn legend(svg: &mut String, mishaps: bool) {
     let shown = if mishaps { &entries[..] } else { &entries[..3] };
     for (number, (name, colour)) in shown.iter().enumerate() {
         let x = LEFT + number as f64 * 120.0;
-        let y = HEIGHT - 12.0;
+        let y = HEIGHT - 20.0;
         let _ = writeln!(
             svg,
             "<rect x=\"{x}\" y=\"{}\" width=\"18\" height=\"4\" fill=\"{colour}\"/>",
@@ -204,7 +222,8 @@ mod tests {
     fn lines_go_through_both_ends_of_each_column_by_the_nearer_one() {
         let columns =
             [column(0.0, 600.0), column(300.0, 500.0), Column::default(), column(600.0, 600.0)];
-        let points = plot(&columns).points(600.0, |column| column.has);
+        let axis = Axis { head: 72.0, foot: 576.0, most: 600.0 };
+        let points = plot(&columns).points(axis, |column| column.has);
         let points: Vec<_> =
             points.split(' ').map(|point| point.split_once(',').unwrap()).collect();
         let ys: Vec<_> = points.iter().map(|(_, y)| *y).collect();
@@ -220,7 +239,7 @@ mod tests {
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert!(svg.contains("a &lt;b&gt; &amp; c"));
         assert!(svg.contains("<title>x &gt; y</title>"));
-        for name in ["capacity", "clients want", "clients have", "mishap", ">60 min<", ">700<"] {
+        for name in ["capacity", "clients want", "clients have", "mishap", ">60 min<", ">600<"] {
             assert!(svg.contains(name), "{name}");
         }
         assert_eq!(svg.matches("<polyline").count(), 2);

@@ -7,4 +7,5 @@ mod capacity;
 mod common;
 mod leases;
 mod open_loop;
+mod scenario;
 mod usage;

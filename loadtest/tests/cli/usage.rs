@@ -51,6 +51,10 @@ fn bad_arguments_exit_with_2_and_a_reason() {
         ("capacity --jump-at 60s --jump 2", "--jump-at must be less than --duration"),
         ("capacity --converged-at 2", "--converged-at is a share"),
         ("capacity --allow-overshoot 2", "--capacity"),
+        ("scenario", "<NAME>"),
+        ("scenario two", "one, five, seven"),
+        ("scenario one --duration 0s", "--duration must be above 0"),
+        ("scenario one --algorithm none", "proportional-share, fair-share"),
     ] {
         let run = run(args);
         assert_eq!(run.code, 2, "{args}: {run:?}");
@@ -59,37 +63,74 @@ fn bad_arguments_exit_with_2_and_a_reason() {
     }
 }
 
+fn help_names(command: &str, options: &[&str]) {
+    let run = run(&format!("{command} --help"));
+    assert_eq!(run.code, 0, "{run:?}");
+    for option in options {
+        assert!(run.stdout.contains(&format!("--{option}")), "{command} {option}");
+    }
+}
+
 #[test]
 fn help_explains_every_option() {
-    let run = run("allow --help");
-    assert_eq!(run.code, 0, "{run:?}");
-    for option in [
-        "target",
-        "duration",
-        "warmup",
-        "connections",
-        "in-flight",
-        "honour-wait",
-        "rate",
-        "arrivals",
-        "max-outstanding",
-        "timeout",
-        "threads",
-        "namespace",
-        "keys",
-        "bucket",
-        "bucket-prefix",
-        "tokens",
-        "max-wait",
-        "seed",
-        "limits",
-        "size",
-        "fill-rate",
-        "max-debt",
-        "expect-saturation",
-        "progress",
-        "json",
-    ] {
-        assert!(run.stdout.contains(&format!("--{option}")), "{option}");
-    }
+    help_names(
+        "allow",
+        &[
+            "target",
+            "duration",
+            "warmup",
+            "connections",
+            "in-flight",
+            "honour-wait",
+            "rate",
+            "arrivals",
+            "max-outstanding",
+            "timeout",
+            "threads",
+            "namespace",
+            "keys",
+            "bucket",
+            "bucket-prefix",
+            "tokens",
+            "max-wait",
+            "seed",
+            "limits",
+            "size",
+            "fill-rate",
+            "max-debt",
+            "expect-saturation",
+            "progress",
+            "json",
+        ],
+    );
+    help_names(
+        "capacity",
+        &[
+            "target",
+            "duration",
+            "warmup",
+            "connections",
+            "max-outstanding",
+            "timeout",
+            "clients",
+            "client-prefix",
+            "resources",
+            "resource-pattern",
+            "resources-per-client",
+            "wants",
+            "step",
+            "refresh-every",
+            "jump-at",
+            "jump",
+            "converged-at",
+            "converged-for",
+            "capacity",
+            "allow-overshoot",
+            "keep-leases",
+            "seed",
+            "progress",
+            "json",
+        ],
+    );
+    help_names("scenario", &["seed", "duration", "algorithm", "out", "json"]);
 }
