@@ -271,7 +271,7 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
             })?);
         }
         drop(running);
-        progress::watch(&over, &lives, window, Style::choose(args.progress));
+        progress::watch(&over, &lives, window, Style::choose(args.progress), "granted");
         let mut total: Option<Tally> = None;
         for thread in threads {
             let tally = thread.join().ok().flatten().ok_or(RunError::Panicked)?;

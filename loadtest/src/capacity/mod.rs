@@ -216,7 +216,7 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     let released = thread::scope(|scope| {
         let (running, over) = mpsc::channel::<()>();
         scope.spawn(move || {
-            progress::watch(&over, &[live], window, Style::choose(args.progress));
+            progress::watch(&over, &[live], window, Style::choose(args.progress), "in full");
         });
         let released = LocalSet::new().block_on(&runtime, async {
             driver.run(&mut fleet, &mut tally, &pacer).await;
