@@ -302,7 +302,7 @@ impl CapacityMetrics {
     fn of(metrics: &Metrics, template: &str, algorithm: &str, unmatched: Counter) -> Self {
         let labels = [("template", template), ("algorithm", algorithm)];
         let counter = |word| metrics.counter(LEASES, &[labels[0], labels[1], ("outcome", word)]);
-        let gauge = |name| metrics.gauge(name, &labels[..1]);
+        let gauge = |name| metrics.gauge(name, &labels);
         Self {
             endings: LeaseEnding::WORDS.map(counter),
             gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING].map(gauge),
