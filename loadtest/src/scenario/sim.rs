@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
+use tollgate_server::service::parent::TICK;
 
 use crate::keys;
 use crate::scenario::measure::{Measure, Sums};
@@ -63,11 +64,16 @@ pub trait Clusters {
         has: Option<Lease>,
     ) -> Result<Lease, Self::Error>;
 
-    /// `cluster` renews its own lease with its parent, which can be reached or not.
-    fn renew(&mut self, cluster: usize, reachable: bool) -> Result<(), Self::Error>;
+    /// `cluster` looks whether its own lease is to be renewed with its parent. `reachable` tells
+    /// which clusters can be reached.
+    fn tick(
+        &mut self,
+        cluster: usize,
+        reachable: &dyn Fn(usize) -> bool,
+    ) -> Result<(), Self::Error>;
 
     /// The store of `cluster` restarts empty.
-    fn lose_store(&mut self, cluster: usize) -> Result<(), Self::Error>;
+    fn lose_store(&mut self, cluster: usize);
 }
 
 /// Something that went wrong.
@@ -85,9 +91,9 @@ pub enum Mishap {
 enum Event {
     /// A client's lease ends, unless it was refreshed.
     Expiry(usize),
-    /// A cluster's own lease is refreshed.
-    Renewal(usize),
-    /// A client's is.
+    /// A cluster looks whether its own lease is to be renewed.
+    Tick(usize),
+    /// A client's lease is refreshed.
     Refresh(usize),
     /// What a client wants takes a step.
     Step(usize),
@@ -184,8 +190,8 @@ impl<'p, C: Clusters> Sim<'p, C> {
             sim.schedule(phase(WALK_EVERY), Event::Step(client));
         }
         for (number, cluster) in plan.clusters.iter().enumerate() {
-            if let Some(parent) = cluster.parent {
-                sim.schedule(phase(plan.clusters[parent].refresh), Event::Renewal(number));
+            if cluster.parent.is_some() {
+                sim.schedule(phase(TICK), Event::Tick(number));
             }
         }
         if plan.mishaps {
@@ -222,16 +228,16 @@ impl<'p, C: Clusters> Sim<'p, C> {
                 self.schedule(now + WALK_EVERY, event);
             }
             Event::Refresh(client) => self.refresh(now, client)?,
-            Event::Renewal(cluster) => {
-                if let Some(parent) = self.plan.clusters[cluster].parent {
-                    if self.reachable(cluster, now) {
-                        self.clusters.renew(cluster, self.reachable(parent, now))?;
-                    }
-                    self.schedule(now + self.plan.clusters[parent].refresh, event);
+            Event::Tick(cluster) => {
+                let lost_until = &self.lost_until;
+                let reachable = |cluster: usize| lost_until[cluster] <= now;
+                if reachable(cluster) {
+                    self.clusters.tick(cluster, &reachable)?;
                 }
+                self.schedule(now + TICK, event);
             }
             Event::Mishap => {
-                self.mishap(now)?;
+                self.mishap(now);
                 self.schedule(now + MISHAP_EVERY, event);
             }
         }
@@ -257,7 +263,7 @@ impl<'p, C: Clusters> Sim<'p, C> {
         Ok(())
     }
 
-    fn mishap(&mut self, now: Duration) -> Result<(), C::Error> {
+    fn mishap(&mut self, now: Duration) {
         let rng = &mut self.mishap_rng;
         let mishap = match rng.random_range(0..3) {
             0 => Mishap::Spike(rng.random_range(0..self.clients.len())),
@@ -271,10 +277,9 @@ impl<'p, C: Clusters> Sim<'p, C> {
         match mishap {
             Mishap::Spike(client) => self.clients[client].wants += SPIKE,
             Mishap::Lost(cluster, time) => self.lost_until[cluster] = now + time,
-            Mishap::StoreLost(cluster) => self.clusters.lose_store(cluster)?,
+            Mishap::StoreLost(cluster) => self.clusters.lose_store(cluster),
         }
         self.outcome.mishaps.push((now, mishap));
-        Ok(())
     }
 }
 

@@ -9,14 +9,16 @@ struct Pool {
     capacity: f64,
     now: Duration,
     held: HashMap<String, Lease>,
-    renewals: Vec<(usize, bool)>,
+    ticks: Vec<u64>,
+    /// How often a cluster's parent could not be reached.
+    orphaned: u64,
     stores_lost: Vec<usize>,
 }
 
 impl Pool {
     fn new(capacity: f64) -> Self {
-        let (held, renewals, stores_lost) = <_>::default();
-        Self { capacity, now: Duration::ZERO, held, renewals, stores_lost }
+        let (held, stores_lost) = <_>::default();
+        Self { capacity, now: Duration::ZERO, held, ticks: vec![0; 13], orphaned: 0, stores_lost }
     }
 }
 
@@ -49,14 +51,18 @@ impl Clusters for &mut Pool {
         Ok(lease)
     }
 
-    fn renew(&mut self, cluster: usize, reachable: bool) -> Result<(), Infallible> {
-        self.renewals.push((cluster, reachable));
+    fn tick(
+        &mut self,
+        cluster: usize,
+        reachable: &dyn Fn(usize) -> bool,
+    ) -> Result<(), Infallible> {
+        self.ticks[cluster] += 1;
+        self.orphaned += u64::from(!reachable(if cluster < 4 { 0 } else { (cluster - 1) / 3 }));
         Ok(())
     }
 
-    fn lose_store(&mut self, cluster: usize) -> Result<(), Infallible> {
+    fn lose_store(&mut self, cluster: usize) {
         self.stores_lost.push(cluster);
-        Ok(())
     }
 }
 
@@ -73,9 +79,8 @@ fn clients_and_clusters_refresh_at_their_intervals() {
     let (outcome, pool) = simulate(Scenario::Five, CAPACITY, 1);
     assert_eq!(outcome.decisions, 45 * 900);
     assert_eq!(outcome.learning, 45 * 15);
-    // Three regions every 16 s, nine data centres every 8 s.
-    assert_eq!(pool.renewals.len(), 3 * 225 + 9 * 450);
-    assert!(pool.renewals.iter().all(|(cluster, reachable)| *cluster > 0 && *reachable));
+    assert_eq!(pool.ticks, [&[0][..], &[4 * 3600; 12]].concat());
+    assert_eq!(pool.orphaned, 0);
     assert_eq!((outcome.failed, outcome.mishaps.len()), (0, 0));
 }
 
@@ -114,7 +119,8 @@ fn mishaps_come_every_minute_and_leave_the_walks_as_they_are() {
     assert!((5..35).contains(&spikes) && (5..35).contains(&lost), "{spikes} {lost}");
     assert_eq!(pool.stores_lost.len(), 59 - spikes - lost);
     assert!(outcome.failed > 0);
-    assert!(pool.renewals.iter().any(|(_, reachable)| !reachable));
+    assert!(pool.orphaned > 0);
+    assert!(pool.ticks[1..].iter().any(|ticks| *ticks < 4 * 3600));
     // What is wanted differs only by the spikes.
     let calm = simulate(Scenario::Five, CAPACITY, 3).0.measure;
     let wants = calm.mean_wants.mean().unwrap();
