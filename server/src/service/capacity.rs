@@ -404,7 +404,12 @@ fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
             return Err(Error::Invalid(text + ", less than 0"));
         }
     }
-    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))
+    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))?;
+    // Before anything of the request is decided; few enough entries can't be too many.
+    if request.wants.len() > MAX_BANDS {
+        bands(request)?;
+    }
+    Ok(())
 }
 
 fn whole(seconds: u64) -> i64 {

@@ -1,0 +1,1 @@
+//! What only Redis can do to leases.
