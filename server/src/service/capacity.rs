@@ -222,7 +222,9 @@ impl<S: LeaseStore> CapacityService<S> {
         let own = own.clamp(0, rules.lease_s) * 1_000_000;
         let (length, ago) = fallback.health.last_outage();
         // Other nodes renew as this one does: no lease with three refreshes still to go.
-        let short = rules.lease_s - 3 * refresh_s;
+        // An outage shorter than any refresh interval hides no refresh: a node's own start,
+        // which counts as one, must not make leases wait that last for few refreshes only.
+        let short = (rules.lease_s - 3 * refresh_s).max(1);
         if (length.as_micros() as i64) < short.saturating_mul(1_000_000) {
             return own;
         }
