@@ -123,7 +123,7 @@ pub struct CapacityArgs {
     pub json: bool,
 }
 
-fn at_least_0(text: &str) -> Result<f64, String> {
+pub(crate) fn at_least_0(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
     number.ok_or("expected a number of at least 0".to_owned())
 }

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::allow::{LONGEST_RUN, RunError};
+use crate::capacity::at_least_0;
 use crate::scenario::plan::{Algorithm, Scenario};
 use crate::scenario::report::Report;
 use crate::scenario::tree::Tree;
@@ -44,6 +45,10 @@ pub struct ScenarioArgs {
     /// How clusters share; the document's simulation had an older form of proportional-share.
     #[arg(long, value_enum, default_value = "proportional-share")]
     pub algorithm: Algorithm,
+    /// What a cluster whose lease has expired goes on sharing, and a client may use. [default: an
+    /// equal share, which adds to what others have leased meanwhile]
+    #[arg(long, value_name = "AMOUNT", value_parser = at_least_0)]
+    pub safe_capacity: Option<f64>,
     /// Write a plot of the run, an SVG.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -59,7 +64,7 @@ pub fn run(args: &ScenarioArgs) -> Result<Report, RunError> {
     }
     let plan = args.scenario.plan();
     let start = Instant::now();
-    let tree = Tree::new(&plan, args.algorithm)?;
+    let tree = Tree::new(&plan, args.algorithm, args.safe_capacity)?;
     let outcome = sim::run(&plan, tree, args.seed, args.duration)?;
     let report = Report::new(args, &plan, &outcome, start.elapsed());
     if let Some(path) = &args.out {

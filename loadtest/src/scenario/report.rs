@@ -18,6 +18,8 @@ pub struct Report {
     pub scenario: &'static str,
     /// How clusters share.
     pub algorithm: &'static str,
+    /// What clusters share without a lease; null: what the service takes for that.
+    pub safe_capacity: Option<f64>,
     /// The seed.
     pub seed: u64,
     /// The simulated time, in seconds.
@@ -119,6 +121,7 @@ impl Report {
         Self {
             scenario: args.scenario.name(),
             algorithm: args.algorithm.name(),
+            safe_capacity: args.safe_capacity,
             seed: args.seed,
             duration_s: args.duration.as_secs_f64(),
             took_s: took.as_secs_f64(),

@@ -54,11 +54,16 @@ pub struct Tree {
 }
 
 impl Tree {
-    /// Clusters with empty stores, that share by `algorithm`.
-    pub fn new(plan: &Plan, algorithm: Algorithm) -> Result<Self, Error> {
+    /// Clusters with empty stores, that share by `algorithm`; without a lease they share
+    /// `safe_capacity`, or what the service takes for that.
+    pub fn new(
+        plan: &Plan,
+        algorithm: Algorithm,
+        safe_capacity: Option<f64>,
+    ) -> Result<Self, Error> {
         let clock = ManualClock::new(Micros(EPOCH_S * 1_000_000));
         let metrics = Arc::new(Metrics::new());
-        let limits = limits(plan, algorithm, &metrics)?;
+        let limits = limits(plan, algorithm, safe_capacity, &metrics)?;
         // One for the root, one for all below it; they differ only in where capacity comes from.
         let shared = [false, true].map(|from_parent| {
             let clock = clock.clone().into();
@@ -87,13 +92,15 @@ impl Tree {
 fn limits(
     plan: &Plan,
     algorithm: Algorithm,
+    safe_capacity: Option<f64>,
     metrics: &Arc<Metrics>,
 ) -> Result<Arc<LiveLimits>, Error> {
     let refresh = plan.clusters.first().map_or(LEASE, |root| root.refresh);
     let mut file = NamedTempFile::new()?;
+    let safe = safe_capacity.map_or(String::new(), |safe| format!("\n    safe_capacity: {safe}"));
     write!(
         file,
-        "resources:\n  - identifier_glob: \"*\"\n    capacity: {CAPACITY}\n    algorithm: \
+        "resources:\n  - identifier_glob: \"*\"\n    capacity: {CAPACITY}{safe}\n    algorithm: \
          {{ kind: {}, lease_length: {}, refresh_interval: {} }}\n",
         algorithm.name(),
         LEASE.as_secs(),
@@ -214,7 +221,7 @@ mod tests {
     fn capacity_comes_up_from_the_root_at_intervals_that_halve() {
         let plan = Scenario::Five.plan();
         for algorithm in [Algorithm::ProportionalShare, Algorithm::FairShare] {
-            let mut tree = Tree::new(&plan, algorithm).unwrap();
+            let mut tree = Tree::new(&plan, algorithm, None).unwrap();
             let first = tree.get(12, "c", 14.0, None).unwrap();
             assert!(first.learning && first.capacity == 0.0);
             let mut lease = first;
@@ -231,7 +238,7 @@ mod tests {
     #[test]
     fn a_root_leases_what_it_has_and_forgets_it_with_its_store() {
         let plan = Scenario::One.plan();
-        let mut tree = Tree::new(&plan, Algorithm::FairShare).unwrap();
+        let mut tree = Tree::new(&plan, Algorithm::FairShare, None).unwrap();
         tree.advance(s(60));
         let all = tree.get(0, "a", 600.0, None).unwrap();
         assert_eq!((all.capacity, all.expires, all.refresh), (500.0, s(120), s(4)));
@@ -244,7 +251,7 @@ mod tests {
     #[test]
     fn without_its_parent_a_cluster_keeps_its_lease_until_that_ends() {
         let plan = Plan::new(&[1], 1, 100.0, false);
-        let mut tree = Tree::new(&plan, Algorithm::FairShare).unwrap();
+        let mut tree = Tree::new(&plan, Algorithm::FairShare, Some(7.0)).unwrap();
         let mut lease = tree.get(1, "c", 100.0, None).unwrap();
         for second in 60..130 {
             tree.advance(s(second));
@@ -254,5 +261,7 @@ mod tests {
             assert!(second < 80 || (lease.capacity, lease.expires) <= (100.0, s(140)), "{lease:?}");
         }
         assert_eq!(lease.capacity, 100.0);
+        tree.advance(s(140));
+        assert_eq!(tree.get(1, "c", 100.0, None).unwrap().capacity, 7.0);
     }
 }

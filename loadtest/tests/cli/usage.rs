@@ -132,5 +132,5 @@ fn help_explains_every_option() {
             "json",
         ],
     );
-    help_names("scenario", &["seed", "duration", "algorithm", "out", "json"]);
+    help_names("scenario", &["seed", "duration", "algorithm", "safe-capacity", "out", "json"]);
 }
