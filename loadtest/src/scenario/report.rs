@@ -173,7 +173,7 @@ impl Report {
                 self.scenario, self.clients
             ),
             subtitle: format!(
-                "{} % of what could be handed out was; {} shortfalls, at most {} %; {}, seed {}",
+                "{} % of what could be handed out was; shortfalls: {}, at most {} %; {}, seed {}",
                 share(self.utilisation),
                 self.shortfalls.times,
                 number(self.shortfalls.max_percent.or(Some(0.0))),
