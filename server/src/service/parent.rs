@@ -4,7 +4,8 @@
 //! Before the parent is asked, the store is told to lease out no more than the parent is told
 //! of (`freeze`), until the answer is there (`thaw`). What the cluster says it has is what it
 //! has leased out: a parent that lowers its lease goes on counting that much until it hears
-//! of less. So the leases of all clients of a tree never add up to more than the root has.
+//! of less. Where an answer is lost, that much is all that the cluster still has. So the leases
+//! of all clients of a tree never add up to more than the root has.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -24,8 +25,9 @@ const TURN: Duration = Duration::from_millis(750);
 /// For how long a parent may take to answer: less than a turn.
 pub const ANSWER: Duration = Duration::from_millis(500);
 
-/// For how long at most no more is leased out while the parent is asked.
-const FREEZE: Duration = Duration::from_secs(2);
+/// For how long no more is leased out when a node has asked the parent and is gone before the
+/// answer. Much longer than it takes another to ask.
+const FREEZE: Duration = Duration::from_secs(60);
 
 /// The most resources of one cluster.
 const MOST: usize = 10_000;
@@ -49,8 +51,13 @@ pub struct ParentRequest {
 
 /// Why a parent gave no answer.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ParentError(pub String);
+#[error("{text}")]
+pub struct ParentError {
+    /// In words.
+    pub text: String,
+    /// The parent may have got the request, and acted on it.
+    pub heard: bool,
+}
 
 /// The level below in the tree, or however it is reached.
 pub trait Parent {
@@ -131,14 +138,19 @@ impl<S: LeaseStore> Renewal<S> {
         }
         let mut requests = Vec::with_capacity(resources.len());
         let mut wanted = Vec::with_capacity(resources.len());
+        let mut before = Vec::with_capacity(resources.len());
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
             wanted.push(demand.is_some());
+            before.push(demand.as_ref().and_then(|demand| demand.parent));
             requests.push(request(resource, demand.unwrap_or_default(), now));
         }
         let leases = match parent.ask(&self.cluster, &requests).await {
             Ok(leases) if leases.len() == requests.len() => Ok(leases),
-            Ok(_) => Err(ParentError("it answered for other resources than asked".to_owned())),
+            Ok(_) => Err(ParentError {
+                text: "it answered for other resources than asked".to_owned(),
+                heard: true,
+            }),
             Err(error) => Err(error),
         };
         if let Err(error) = &leases
@@ -152,7 +164,13 @@ impl<S: LeaseStore> Renewal<S> {
         }
         for (at, resource) in resources.iter().enumerate() {
             let lease = leases.as_ref().ok().map(|leases| leases[at]);
-            self.store.thaw(resource, lease).await?;
+            let holds = match &leases {
+                Ok(leases) => Some(leases[at]),
+                Err(error) if error.heard => None,
+                // All is as it was.
+                Err(_) => before[at],
+            };
+            self.store.thaw(resource, holds).await?;
             match lease {
                 Some(_) if !wanted[at] => {
                     self.due.remove(resource);
