@@ -301,8 +301,8 @@ async fn settle(world: &World, seconds: usize) -> f64 {
     (settled_us - started_us) as f64 / 1e6
 }
 
-/// The refreshes of the root's own holders until a change of demand anywhere has come to rest.
-const SETTLED: f64 = 4.0;
+/// How many refresh intervals of the root it takes until a change of demand anywhere has come to rest.
+const SETTLED: f64 = 3.0;
 
 #[test]
 fn all_of_it_is_used_once_demand_stands_still() {
