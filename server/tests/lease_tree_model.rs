@@ -156,8 +156,7 @@ impl World {
         let service = &self.clusters[CLIENTS[client]].service;
         let name = format!("client {client}");
         let lease = if wants > 0.0 {
-            let has =
-                lease.map(|held| Claim { capacity: held.capacity, expiry_s: held.expiry_s });
+            let has = lease.map(|held| Claim { capacity: held.capacity, expiry_s: held.expiry_s });
             let wants = [PriorityWants { priority: client as i64 % 2, clients: 1, wants }].into();
             let request = [Request { resource: RESOURCE, wants, has }];
             Some(service.get(Holder::Client(&name), &request).await.unwrap()[0])
@@ -195,24 +194,31 @@ impl World {
 
 #[derive(Clone, Debug)]
 enum Act {
-    Refresh { client: usize },
-    Want { client: usize, wants: f64 },
-    Renew { cluster: usize, before: Vec<usize>, after: Vec<usize>, fate: Fate },
+    Refresh {
+        client: usize,
+    },
+    Want {
+        client: usize,
+        wants: f64,
+    },
+    Renew {
+        cluster: usize,
+        before: Vec<usize>,
+        after: Vec<usize>,
+        fate: Fate,
+    },
     /// The node that renews is gone, and another has taken over.
-    TakeOver { cluster: usize },
+    TakeOver {
+        cluster: usize,
+    },
 }
 
 fn trace() -> impl Strategy<Value = Vec<(i64, Act)>> {
     let client = || 0..CLIENTS.len();
     let some = move || proptest::collection::vec(client(), 0..4);
     let wants = prop_oneof![select(vec![0.0, 10.0, 50.0, 200.0, 1e6]), 0.0..150.0_f64];
-    let fate = select(vec![
-        Fate::Answered,
-        Fate::Answered,
-        Fate::Answered,
-        Fate::Lost,
-        Fate::Unheard,
-    ]);
+    let fate =
+        select(vec![Fate::Answered, Fate::Answered, Fate::Answered, Fate::Lost, Fate::Unheard]);
     let act = prop_oneof![
         10 => client().prop_map(|client| Act::Refresh { client }),
         5 => (client(), wants).prop_map(|(client, wants)| Act::Want { client, wants }),
