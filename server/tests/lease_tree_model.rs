@@ -27,8 +27,7 @@ const CAPACITY: f64 = 120.0;
 
 const RESOURCE: &str = "r";
 
-/// Nothing without a lease: what is used then is not the root's to bound.
-const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 120, safe_capacity: 0,
+const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 120, safe_capacity: SAFE,
     algorithm: { kind: KIND, lease_length: 20, refresh_interval: 4, learning_mode_duration: 0 } }]";
 
 /// Who asks whom: the root, and below it a cluster with another below, and one without.
@@ -127,9 +126,10 @@ fn parent_lease(lease: &Lease) -> ParentLease {
 }
 
 impl World {
-    fn new(kind: &str) -> Self {
+    /// `safe` is what the root says is safe to use without a lease.
+    fn new(kind: &str, safe: u32) -> Self {
         let clock = ManualClock::new(START);
-        let limits = LIMITS.replace("KIND", kind);
+        let limits = LIMITS.replace("KIND", kind).replace("SAFE", &safe.to_string());
         let cluster = |(number, parent): (usize, &Option<usize>)| {
             let store = MemoryStore::with_clock(clock.clone());
             let file = LimitsFile::new(&limits);
@@ -268,7 +268,8 @@ fn no_more_than_the_root_has() {
     let (runtime, most) = (runtime(), Cell::new(0.0));
     let kinds = select(vec!["FAIR_SHARE", "PROPORTIONAL_SHARE"]);
     let held = TestRunner::new(config).run(&(kinds, trace()), |(kind, trace)| {
-        runtime.block_on(run(&World::new(kind), &trace, &most))
+        // Nothing without a lease: what is used then is not the root's to bound.
+        runtime.block_on(run(&World::new(kind, 0), &trace, &most))
     });
     held.unwrap();
     println!("{cases} traces, up to {} leased of {CAPACITY}", most.get());
@@ -324,7 +325,7 @@ fn all_of_it_is_used_once_demand_stands_still() {
         [99.0, 99.0, 99.0, 99.0, 99.0, 99.0, 99.0, 99.0, 99.0],
     ];
     for kind in ["FAIR_SHARE", "PROPORTIONAL_SHARE"] {
-        let world = World::new(kind);
+        let world = World::new(kind, 0);
         let mut took = Vec::new();
         for wants in phases {
             for (client, wants) in world.clients.borrow_mut().iter_mut().zip(wants) {
@@ -347,4 +348,37 @@ fn shares_are_fair(world: &World) {
         let has = client.lease.unwrap().capacity;
         assert!((has - share).abs() <= 1e-9 * share, "{has} is not {share}");
     }
+}
+
+/// All leases of a cluster's clients end with its own. If nobody has asked again by then, its
+/// store has forgotten the resource when they do.
+#[test]
+fn what_is_safe_is_known_when_all_leases_have_expired() {
+    const SOUTH: usize = 2;
+    let members: Vec<usize> = (0..CLIENTS.len()).filter(|&at| CLIENTS[at] == SOUTH).collect();
+    let world = World::new("FAIR_SHARE", 6);
+    runtime().block_on(async {
+        for &client in &members {
+            world.clients.borrow_mut()[client].wants = 30.0;
+            world.refresh(client).await;
+        }
+        world.renew(SOUTH, &[], &[], Fate::Answered).await;
+        for &client in &members {
+            world.refresh(client).await;
+        }
+        assert_eq!(world.has(), CAPACITY);
+        for _ in 0..25 {
+            world.clock.advance(1_000_000);
+            world.renew(SOUTH, &[], &[], Fate::Unheard).await;
+        }
+        assert_eq!(world.has(), 0.0, "all have expired");
+        for _ in 0..3 {
+            world.renew(SOUTH, &[], &[], Fate::Unheard).await;
+            for &client in &members {
+                world.refresh(client).await;
+            }
+            world.clock.advance(1_000_000);
+        }
+    });
+    assert_eq!(world.has(), 6.0);
 }

@@ -69,20 +69,30 @@ pub trait Parent {
     ) -> impl Future<Output = Result<Vec<ParentLease>, ParentError>>;
 }
 
+/// A resource that the parent was asked for.
+struct Known {
+    /// When it is to be asked again.
+    due: Micros,
+    /// What it has leased last.
+    lease: Option<ParentLease>,
+    /// It gave no answer when it was asked last.
+    failed: bool,
+}
+
 /// Renews a cluster's leases from its parent.
 pub struct Renewal<S> {
     store: S,
     node: String,
     cluster: String,
-    /// When which resource is to be asked for next. Only for the node whose turn it is.
-    due: HashMap<String, Micros>,
+    /// The resources asked for. Only for the node whose turn it is.
+    known: HashMap<String, Known>,
     failures: Repeating,
 }
 
 impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        Self { store, node, cluster, due: HashMap::new(), failures: Repeating::default() }
+        Self { store, node, cluster, known: HashMap::new(), failures: Repeating::default() }
     }
 
     /// Renews what is due at `now`, if it is this node's turn.
@@ -90,13 +100,13 @@ impl<S: LeaseStore> Renewal<S> {
         if let Err(error) = self.try_round(parent, now).await {
             // The store says what is wrong with it itself; another node may have the turn now.
             tracing::debug!(%error, "leases from the parent were not renewed");
-            self.due.clear();
+            self.known.values_mut().for_each(|known| known.due = now);
         }
     }
 
     async fn try_round(&mut self, parent: &impl Parent, now: Micros) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
-            self.due.clear();
+            self.known.clear();
             return Ok(());
         }
         let held = self.store.resources(MOST).await?;
@@ -112,15 +122,18 @@ impl<S: LeaseStore> Renewal<S> {
         }
         let mut due: Vec<String> = Vec::new();
         for (resource, _) in &held.items {
-            if self.due.get(resource).is_none_or(|due| *due <= now) {
+            if self.known.get(resource).is_none_or(|known| known.due <= now) {
                 due.push(resource.clone());
             }
         }
         // What nobody wants any more is given back, so that others get it before it expires.
         let held: std::collections::HashSet<&str> =
             held.items.iter().map(|(resource, _)| resource.as_str()).collect();
-        let gone = self.due.keys().filter(|resource| !held.contains(resource.as_str()));
-        due.extend(gone.cloned());
+        for (resource, known) in &self.known {
+            if !held.contains(resource.as_str()) && (known.due <= now || !known.failed) {
+                due.push(resource.clone());
+            }
+        }
         for page in due.chunks(PAGE) {
             self.renew(parent, page, now).await?;
         }
@@ -164,23 +177,29 @@ impl<S: LeaseStore> Renewal<S> {
         }
         for (at, resource) in resources.iter().enumerate() {
             let lease = leases.as_ref().ok().map(|leases| leases[at]);
+            let known = self.known.get(resource).and_then(|known| known.lease);
             let holds = match &leases {
                 Ok(leases) => Some(leases[at]),
+                // The store forgets a lease with the last of the clients', and those may have
+                // expired together with it. What was safe still is.
+                Err(_) if before[at].is_none() => {
+                    known.map(|known| ParentLease { capacity: 0.0, ..known })
+                }
                 Err(error) if error.heard => None,
                 // All is as it was.
                 Err(_) => before[at],
             };
             self.store.thaw(resource, holds).await?;
-            match lease {
-                Some(_) if !wanted[at] => {
-                    self.due.remove(resource);
-                }
-                _ => {
-                    let pause_us = lease
-                        .map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
-                    self.due.insert(resource.clone(), Micros(now.0.saturating_add(pause_us)));
-                }
+            if lease.is_some() && !wanted[at] {
+                self.known.remove(resource);
+                continue;
             }
+            let pause_us =
+                lease.map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
+            let due = Micros(now.0.saturating_add(pause_us));
+            let known =
+                Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
+            self.known.insert(resource.clone(), known);
         }
         Ok(())
     }
