@@ -2,6 +2,7 @@
 //! and no unit is leased twice, also while a node dies, while Redis forgets everything and
 //! while the capacity is lowered.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod support;
 

@@ -3,6 +3,7 @@
 //!
 //! These tests wait more than they work, and run side by side.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod support;
 

@@ -14,6 +14,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
 use support::{LimitsFile, START};
+use tokio::sync::Mutex;
 use tollgate_server::domain::lease::{Claim, Holder, ParentLease};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -38,7 +39,7 @@ const CLIENTS: [usize; 9] = [0, 1, 2, 2, 2, 2, 3, 3, 3];
 
 struct Cluster {
     service: CapacityService<MemoryStore>,
-    renewal: RefCell<Renewal<MemoryStore>>,
+    renewal: Mutex<Renewal<MemoryStore>>,
     _limits: LimitsFile,
 }
 
@@ -174,7 +175,7 @@ impl World {
         let Some(parent) = TREE[cluster] else { return };
         let link = Link { world: self, parent, before, after, fate };
         // One that is under way itself is not begun a second time.
-        if let Ok(mut renewal) = self.clusters[cluster].renewal.try_borrow_mut() {
+        if let Ok(mut renewal) = self.clusters[cluster].renewal.try_lock() {
             renewal.round(&link, self.clock.now()).await;
         }
     }
@@ -246,7 +247,7 @@ async fn run(world: &World, trace: &[(i64, Act)], most: &Cell<f64>) -> Result<()
             Act::TakeOver { cluster } => {
                 let store = world.clusters[*cluster].service.store().clone();
                 let renewal = Renewal::new(store, "other".to_owned(), format!("cluster {cluster}"));
-                world.clusters[*cluster].renewal.replace(renewal);
+                *world.clusters[*cluster].renewal.lock().await = renewal;
             }
         }
         let has = world.has();
