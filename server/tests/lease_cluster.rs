@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::cluster::{Cluster, alone};
-use support::fleet::{Fleet, Holdings, fair_shares, now_us};
+use support::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
 use support::wire::get;
 use support::{Node, eventually};
 
@@ -225,35 +225,33 @@ fn a_capacity_that_is_lowered() {
 
     let shares = fair_shares(&wanted, after);
     let mut refreshes = vec![0; CLIENTS];
-    let mut converged = lowered;
+    let mut settled = vec![i64::MAX; CLIENTS];
     for one in record.answers.iter().filter(|one| one.sent >= lowered) {
         refreshes[one.client] += 1;
         // The first makes room, the second uses it; between both a client may have next to
         // nothing, as others are still to give back.
         if !near(one.capacity, shares[one.client]) {
-            converged = converged.max(one.got);
             assert!(refreshes[one.client] <= 2, "{one:?} of {}", shares[one.client]);
+            settled[one.client] = i64::MAX;
+        } else {
+            settled[one.client] = settled[one.client].min(one.got);
         }
     }
+    let converged = settled.into_iter().max().unwrap();
     assert!(refreshes.iter().all(|&count| count >= 3), "all have refreshed thrice");
 
-    // Whatever is granted from then on fits.
+    // Whatever is granted from then on fits, with all that others still have.
     let holdings = Holdings::of(&[&record.answers]);
-    let (mut last, mut sunk) = (holdings.at(lowered), None);
-    for (at, sum) in holdings.changes(lowered + 1, i64::MAX).take_while(|(at, _)| *at < now_us()) {
-        assert!(
-            sum <= after * (1.0 + 1e-9) || sum <= last * (1.0 + 1e-12),
-            "a grant made it {sum}, from {last}, while there are {after}"
-        );
-        if sum <= after * (1.0 + 1e-9) {
-            sunk.get_or_insert(at);
-        }
-        last = sum;
+    let granted = |one: &&Answer| one.sent >= lowered && one.capacity > 0.0;
+    for one in record.answers.iter().filter(granted) {
+        let sum = holdings.at(one.got);
+        assert!(sum <= after * (1.0 + 1e-9), "{one:?}, which makes {sum} of {after}");
     }
+    let sunk = holdings.changes(lowered, now_us()).find(|(_, sum)| *sum <= after * (1.0 + 1e-9));
     println!(
         "from {before} to {after}: no more than that was leased after {:.2} s, every client had \
          its share after {:.2} s, the refresh interval being 1 s",
-        (sunk.unwrap() - lowered) as f64 / SECOND as f64,
+        (sunk.unwrap().0 - lowered) as f64 / SECOND as f64,
         (converged - lowered) as f64 / SECOND as f64,
     );
     let (low, _) = holdings.range(now_us() - SECOND, now_us());

@@ -29,7 +29,7 @@ const CAPACITY: f64 = 120.0;
 const RESOURCE: &str = "r";
 
 const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 120, safe_capacity: SAFE,
-    algorithm: { kind: KIND, lease_length: 20, refresh_interval: 4, learning_mode_duration: 0 } }]";
+    algorithm: { kind: KIND, lease_length: 20, refresh_interval: 4, learning_mode_duration: 20 } }]";
 
 /// Who asks whom: the root, and below it a cluster with another below, and one without.
 const TREE: [Option<usize>; 4] = [None, Some(0), Some(0), Some(1)];
@@ -144,11 +144,14 @@ impl World {
                 _limits: file,
             }
         };
-        Self {
+        let world = Self {
             clusters: TREE.iter().enumerate().map(cluster).collect(),
             clients: RefCell::default(),
             clock,
-        }
+        };
+        // From now on a store learns only if it has forgotten something.
+        world.clock.advance(20_000_000);
+        world
     }
 
     /// A client asks for what it wants, or for nothing: then it gives back what it has.
@@ -212,6 +215,8 @@ enum Act {
     TakeOver {
         cluster: usize,
     },
+    /// The root's store has lost all that it knew, and learns.
+    Forget,
 }
 
 fn trace() -> impl Strategy<Value = Vec<(i64, Act)>> {
@@ -227,6 +232,7 @@ fn trace() -> impl Strategy<Value = Vec<(i64, Act)>> {
             Act::Renew { cluster, before, after, fate }
         }),
         1 => (1..TREE.len()).prop_map(|cluster| Act::TakeOver { cluster }),
+        1 => Just(Act::Forget),
     ];
     let pause = prop_oneof![4 => Just(0), 4 => 0..1_000_000_i64, 1 => 0..25_000_000_i64];
     proptest::collection::vec((pause, act), 1..120)
@@ -244,6 +250,7 @@ async fn run(world: &World, trace: &[(i64, Act)], most: &Cell<f64>) -> Result<()
             Act::Renew { cluster, before, after, fate } => {
                 world.renew(*cluster, before, after, *fate).await;
             }
+            Act::Forget => world.clusters[0].service.store().clear(),
             Act::TakeOver { cluster } => {
                 let store = world.clusters[*cluster].service.store().clone();
                 let renewal = Renewal::new(store, "other".to_owned(), format!("cluster {cluster}"));
