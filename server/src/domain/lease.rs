@@ -419,16 +419,25 @@ impl Resource {
     /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
     /// is given back, may be leased out.
     pub fn freeze(&mut self, until: Micros) -> f64 {
+        // Whoever asked before may be gone, and its answer with it.
+        self.keep_frozen();
         let capacity = self.has.value().max(0.0);
         self.freeze = Some(Freeze { capacity, until });
         capacity
     }
 
-    /// The parent has answered, or with `None` has not.
+    /// The parent has answered. With `None` its answer is lost: it may have leased no more
+    /// than it was told of.
     pub fn thaw(&mut self, lease: Option<ParentLease>) {
-        self.freeze = None;
+        self.keep_frozen();
         if lease.is_some() {
             self.parent = lease;
+        }
+    }
+
+    fn keep_frozen(&mut self) {
+        if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
+            parent.capacity = parent.capacity.min(freeze.capacity);
         }
     }
 
