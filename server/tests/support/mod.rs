@@ -23,6 +23,7 @@ use tollgate_server::store::{Store, StoreError};
 pub mod cluster;
 pub mod command;
 pub mod forwarder;
+pub mod leases;
 pub mod load;
 pub mod metrics;
 pub mod wire;
