@@ -24,7 +24,7 @@
 --          a double
 -- ARGV[4]  the resource's name
 --
--- The field '' of the holders (no id is empty) has the sums: 15 packed doubles, named where
+-- The field '' of the holders (no id is empty) has the sums: 16 packed doubles, named where
 -- they are unpacked. A holder's value: what it has (double), the expiry in seconds (4 bytes),
 -- then as ARGV[3].
 -- The field '' of upstream has the parent's lease, as lua/parent.lua writes it; those named by
@@ -35,6 +35,7 @@
 -- subclients. Reply to the others: 1 if there was a lease to release, 0 if not.
 
 local DROP_LIMIT = 1000
+local SWEEP_LIMIT = 250
 local CROSS_LIMIT = 256
 local PAGE = 32
 local SERVER = 254
@@ -68,15 +69,15 @@ local record = op < 2 and found[2]
 
 -- Above and below the threshold: wants (hi, lo) and subclients; all leases (hi, lo); the
 -- threshold is between low and high; holders; when the next lease may expire; when the keys
--- expire; birth; 1: wants are summed up by priority, too.
+-- expire; birth; 1: wants are summed up by priority, too; how many count no more (see below).
 local above, above_lo, above_n = 0, 0, 0
 local below, below_lo, below_n = 0, 0, 0
 local has, has_lo = 0, 0
 local low, high = -math.huge, math.huge
-local count, due, ttl, born, banded = 0, math.huge, 0, 0, from_parent
+local count, due, ttl, born, banded, ghosts = 0, math.huge, 0, 0, from_parent, 0
 if found[1] then
   above, above_lo, above_n, below, below_lo, below_n, has, has_lo, low, high, count, due, ttl,
-    born, banded = unpacked('<ddddddddddddddd', found[1])
+    born, banded, ghosts = unpacked('<dddddddddddddddd', found[1])
 elseif op > 0 then
   return 0
 else
@@ -86,7 +87,7 @@ else
     call('SET', KEYS[4], string.format('%.0f', now))
   end
   -- A Redis that evicts keys may have left these.
-  call('DEL', by_wants, by_expiry)
+  call('UNLINK', by_wants, by_expiry)
 end
 
 -- What a holder's bands (from byte `at` on) add up to.
@@ -132,25 +133,40 @@ if banded == 1 then
   end
 end
 
--- Those whose leases have expired go, and the holder itself, until it is put back.
-local gone, expired = {}, 0
-if due <= now_s then
-  local ids = call('ZRANGEBYSCORE', by_expiry, '-inf', now_s, 'LIMIT', 0, DROP_LIMIT)
-  expired = #ids
-  if expired > 0 then
-    gone = call('HMGET', holders, unpack(ids))
-    for i = 1, expired do
-      if ids[i] == id then record = false end
+-- Those whose leases have expired leave the sums, and the holder itself does until it is put
+-- back. To take many out of the sorted sets takes longer than to take them out of the sums: as
+-- long as not all have been, the first `ghosts` by expiry count no more, but are still there.
+local gone = {}
+if due <= now_s or ghosts > 0 then
+  local ids = call('ZRANGEBYSCORE', by_expiry, '-inf', now_s, 'LIMIT', ghosts, DROP_LIMIT - ghosts)
+  local expired = #ids
+  if expired > 0 then gone = call('HMGET', holders, unpack(ids)) end
+  ghosts = ghosts + expired
+  local place = record and call('ZRANK', by_expiry, id)
+  if place and place < ghosts then record = false else place = nil end
+  local swept = 0
+  if ghosts > 0 and expired <= SWEEP_LIMIT then
+    if expired < ghosts then
+      ids = call('ZRANGE', by_expiry, 0, min(ghosts, SWEEP_LIMIT) - 1)
     end
     call('HDEL', holders, unpack(ids))
     call('ZREM', by_wants, unpack(ids))
-    call('ZREMRANGEBYRANK', by_expiry, 0, expired - 1)
+    swept = #ids
+    call('ZREMRANGEBYRANK', by_expiry, 0, swept - 1)
+    ghosts = ghosts - swept
   end
-  local first = call('ZRANGE', by_expiry, 0, 0, 'WITHSCORES')
-  due = tonumber(first[2]) or math.huge
-  -- What has become empty is made anew, without an expiry.
-  if count == expired then ttl = 0 end
+  if place and place >= swept and op == 0 then
+    call('ZREM', by_expiry, id)
+    ghosts = ghosts - 1
+  end
+  if ghosts > 0 then
+    due = max(due, now_s)
+  else
+    local first = call('ZRANGE', by_expiry, 0, 0, 'WITHSCORES')
+    due = tonumber(first[2]) or math.huge
+  end
 end
+local expired = #gone
 if record then gone[expired + 1] = record end
 
 local old_has, old_expiry, old_wants, old_n = 0, nil, nil, nil
@@ -183,6 +199,16 @@ for i = 1, #gone do
   if i > expired then old_has, old_expiry, old_wants, old_n = held, expiry, wants, n end
 end
 count = count - #gone
+if count == 0 then
+  -- Nothing is left to be wrong by.
+  has, has_lo = 0, 0
+  if ghosts > 0 then
+    call('UNLINK', holders, by_wants, by_expiry)
+    ghosts, due, old_expiry, old_wants = 0, math.huge, nil, nil
+  end
+  -- What has become empty is made anew, without an expiry.
+  if not old_wants then ttl = 0 end
+end
 
 if op > 0 then
   if record then
@@ -191,11 +217,11 @@ if op > 0 then
     call('ZREM', by_expiry, id)
   end
   if count <= 0 then
-    call('DEL', holders, by_wants, by_expiry, upstream)
+    call('UNLINK', holders, by_wants, by_expiry, upstream)
     call('ZREM', KEYS[5], ARGV[4])
   else
-    call('HSET', holders, '', pack('<ddddddddddddddd', above, above_lo, above_n, below, below_lo,
-      below_n, has, has_lo, low, high, count, due, ttl, born, banded))
+    call('HSET', holders, '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
+      below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
     if write_bands then write_bands() end
   end
   return record and 1 or 0
@@ -246,7 +272,6 @@ end
 
 local ratio = wants / n
 if old_wants ~= wants or old_n ~= n then call('ZADD', by_wants, ratio, id) end
-if count == 0 then has, has_lo = 0, 0 end
 count = count + 1
 if note_bands then note_bands(asked, 1, 1) end
 local all_n = above_n + below_n + n
@@ -273,7 +298,8 @@ if shares then
   total, total_lo = add(above, above_lo, below)
   total = add(total, total_lo, below_lo)
 end
-if total > capacity then
+-- Nobody crosses the threshold while there are some who count no more: any threshold will do.
+if total > capacity and ghosts == 0 then
   local target = level(below, below_lo, above_n, all_n)
   if target >= high or target < low then
     -- Moves the threshold past as many holders as the level is past, or as one decision may.
@@ -438,13 +464,18 @@ if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
 kept = min(kept, most)
 local expiry = min(last_expiry, now_s + lease_s)
 has, has_lo = add(has, has_lo, kept)
-if old_expiry ~= expiry then call('ZADD', by_expiry, expiry, id) end
-due = min(due, expiry)
+if ghosts > 0 then
+  -- Behind those that count no more, also after the clock has stepped back.
+  call('ZADD', by_expiry, max(expiry, due + 1), id)
+else
+  if old_expiry ~= expiry then call('ZADD', by_expiry, expiry, id) end
+  due = min(due, expiry)
+end
 local fresh = expiry > ttl
 if fresh then ttl = expiry + lease_s end
 call('HSET', holders, id, pack('<dI4', kept, expiry) .. asked,
-  '', pack('<ddddddddddddddd', above, above_lo, above_n, below, below_lo,
-    below_n, has, has_lo, low, high, count, due, ttl, born, banded))
+  '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
+    below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
 if write_bands then write_bands() end
 if fresh then
   -- The keys outlive every lease, and are told so once a lease length.
