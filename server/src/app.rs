@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
@@ -27,12 +27,17 @@ use tonic_health::server::HealthReporter;
 
 use crate::logging::Repeating;
 use crate::metrics::{Metrics, StoreMetrics};
-use crate::service::allow::{AllowService, Fallback, Shared};
+use crate::service::allow::AllowService;
+use crate::service::capacity::CapacityService;
 use crate::service::limits::{LiveLimits, LoadError};
+use crate::service::parent::{Renewal, TICK};
+use crate::service::{Fallback, Shared};
 use crate::settings::{Settings, StoreUrl};
+use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::{Connector, Health};
-use crate::store::{Store, StoreError};
+use crate::store::{LeaseStore, Store, StoreError};
+use crate::transport::parent::ParentClient;
 use crate::transport::{grpc, http};
 
 /// Connections accepted but not yet taken up by their thread.
@@ -49,6 +54,9 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
+
+/// How often the gauges of resources are brought up to date.
+const GAUGES: Duration = Duration::from_secs(5);
 
 /// Why a node does not start, or stops.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +114,9 @@ pub async fn run(
         settings.store.parse().map_err(|error| Error::Setting(format!("--store: {error}")))?;
     let metrics = Arc::new(Metrics::new());
     let limits = Arc::new(LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics))?);
-    let node = Node { settings, listeners, metrics, limits, reload };
+    let parent = parent(&settings)?;
+    let node =
+        Node { settings, listeners, metrics, limits, reload, parent, store: store.to_string() };
     tracing::info!(%store, version = env!("CARGO_PKG_VERSION"), "starting");
     match store {
         StoreUrl::Memory => {
@@ -158,7 +168,25 @@ pub async fn run(
 /// Makes a store whose connections live on the current runtime.
 type Open<S> = Arc<dyn Fn() -> Result<S, Error> + Send + Sync>;
 
+/// The parent that the settings name, and what it is to know this cluster by.
+fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> {
+    if settings.parents.is_empty() {
+        return Ok(None);
+    }
+    let name = settings.cluster_id.clone().or_else(|| settings.advertise.clone());
+    let Some(name) = name else {
+        let text = "--parent needs --cluster-id (or --advertise): the parent knows all nodes of \
+                    this cluster by that one name";
+        return Err(Error::Setting(text.to_owned()));
+    };
+    let client = ParentClient::new(&settings.parents)
+        .map_err(|error| Error::Setting(format!("--parent: {error}")))?;
+    Ok(Some((client, name)))
+}
+
 struct Node {
+    store: String,
+    parent: Option<(ParentClient, String)>,
     settings: Settings,
     listeners: Listeners,
     metrics: Arc<Metrics>,
@@ -168,16 +196,23 @@ struct Node {
 
 impl Node {
     /// `tend` looks after the store for as long as the node runs.
-    async fn run<S: Store>(
+    async fn run<S: Store + LeaseStore>(
         self,
         open: Open<S>,
         fallback: Option<Fallback>,
         tend: impl Future<Output = ()>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Error> {
-        let Self { settings, listeners, metrics, limits, mut reload } = self;
+        let Self { settings, listeners, metrics, limits, mut reload, parent, store } = self;
         let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
-        let shared = Arc::new(Shared::new(Arc::clone(&limits), fallback, &metrics));
+        let clock = Clock::system();
+        let shared = Arc::new(Shared::new(
+            Arc::clone(&limits),
+            fallback,
+            clock.clone(),
+            parent.is_some(),
+            &metrics,
+        ));
         let draining = Arc::new(AtomicBool::new(false));
         let (reporter, health_service) = tonic_health::server::health_reporter();
         let (stop, stopped) = watch::channel(false);
@@ -188,14 +223,35 @@ impl Node {
             listeners.http.local_addr().map_err(unknown)?,
         );
 
-        let service = AllowService::new(open()?, Arc::clone(&shared));
+        let advertise: Arc<str> =
+            settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
+        // For what is not urgent: HTTP, gauges, the parent.
+        let opened = open()?;
+        let service = AllowService::new(opened.clone(), Arc::clone(&shared));
+        let leases = CapacityService::new(opened.clone(), Arc::clone(&shared));
+        let about = http::About {
+            id: settings.node_id(),
+            started: Instant::now(),
+            grpc: addresses.0.to_string(),
+            http: addresses.1.to_string(),
+            advertise: advertise.to_string(),
+            threads: settings.threads().get(),
+            store,
+            parents: settings.parents.clone(),
+        };
+        let seen = health.clone();
+        let state: Box<http::StoreState> = Box::new(move || {
+            seen.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()))
+        });
         let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health.clone());
         let mut announcer = Announcer {
             reporter,
             ready: readiness(Arc::clone(&draining), Arc::clone(&limits), health),
             said: None,
         };
-        let http = axum::serve(listeners.http, http::router(service, Arc::clone(&metrics), ready))
+        let gauged = leases.clone();
+        let router = http::router(service, leases, about, state, Arc::clone(&metrics), ready);
+        let http = axum::serve(listeners.http, router)
             .with_graceful_shutdown(stop_signal(stopped.clone()))
             .into_future();
 
@@ -205,8 +261,11 @@ impl Node {
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
             let worker = Worker { accepted, stopped: stopped.clone() };
+            let advertise = Arc::clone(&advertise);
             workers.spawn(worker.start(number, move || {
-                grpc::routes(AllowService::new(open()?, shared), took, health)
+                let store = open()?;
+                let leases = CapacityService::new(store.clone(), Arc::clone(&shared));
+                grpc::routes(AllowService::new(store, shared), leases, took, advertise, health)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
             lanes.push(sender);
@@ -224,15 +283,29 @@ impl Node {
                     limits.reload_aside().await;
                 }
             };
-            tokio::join!(tend, limits.watch(), reloads, upkeep)
+            let gauges = async {
+                loop {
+                    tokio::time::sleep(GAUGES).await;
+                    // The store says what is wrong with it itself; the gauges stay as they are.
+                    let _ = gauged.gauge().await;
+                }
+            };
+            let renewals = async {
+                let Some((parent, cluster)) = parent else { return };
+                let mut renewal = Renewal::new(opened, settings.node_id(), cluster);
+                loop {
+                    renewal.round(&parent, clock.now()).await;
+                    tokio::time::sleep(TICK).await;
+                }
+            };
+            tokio::join!(tend, limits.watch(), reloads, upkeep, gauges, renewals)
         };
         let mut accepting = Box::pin(accept(listeners.grpc, lanes));
         let mut background = std::pin::pin!(background);
         let mut http = std::pin::pin!(http);
         announcer.announce().await;
-        let advertise = settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string());
         tracing::info!(
-            grpc = %addresses.0, http = %addresses.1, advertise, threads = workers.len(), "serving"
+            grpc = %addresses.0, http = %addresses.1, advertise = &*advertise, threads = workers.len(), "serving"
         );
         let mut result = Ok(());
         tokio::select! {
@@ -287,7 +360,7 @@ impl Node {
 }
 
 /// What gRPC health reports on: the node as a whole, and the service.
-const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+const SERVICES: [&str; 3] = ["", "quotaservice.QuotaService", "doorman.Capacity"];
 
 /// How often gRPC health is brought up to date.
 const ANNOUNCE: Duration = Duration::from_millis(200);

@@ -8,9 +8,9 @@
 //! | `app` | the composition root: starts, drains, stops | everything |
 //! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics` |
 //! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |
-//! | `store` | where buckets live: in memory, in Redis | `domain`, `metrics`, `logging` |
+//! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
-//! | `domain` | bucket arithmetic, names, time | nothing |
+//! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |
 //! | `settings`, `logging`, `metrics` | how the process runs, speaks and counts | nothing |
 //!
 //! Two things are not where one might look for them. The live snapshot of the limits is in

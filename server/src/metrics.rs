@@ -28,10 +28,18 @@ const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
 const LIMITS_FAILURES: &str = "tollgate_limits_reload_failures_total";
 const LIMITS_LOADED_AT: &str = "tollgate_limits_last_load_timestamp_seconds";
 const EMBEDDED_BUCKETS: &str = "tollgate_embedded_buckets";
+const LEASES: &str = "tollgate_lease_decisions_total";
+const UNMATCHED: &str = "tollgate_lease_unmatched_total";
+const RESOURCES: &str = "tollgate_resources";
+const CAPACITY: &str = "tollgate_resource_capacity";
+const WANTS: &str = "tollgate_resource_wants";
+const HAS: &str = "tollgate_resource_has";
+const SUBCLIENTS: &str = "tollgate_resource_subclients";
+const LEARNING: &str = "tollgate_resources_learning";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 9] = [
+const COUNTERS: [(&str, &str); 11] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -42,13 +50,21 @@ const COUNTERS: [(&str, &str); 9] = [
          one is used which was full.",
     ),
     (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that bound them."),
+    (LEASES, "Leases asked for, by the template and algorithm that decided and by outcome."),
+    (UNMATCHED, "Leases asked for on resources that no template matches."),
     (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
     (LIMITS_LOADS, "Limits files taken into use."),
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
 ];
 
-const GAUGES: [(&str, &str); 8] = [
+const GAUGES: [(&str, &str); 14] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
+    (RESOURCES, "Resources of a template that somebody holds a lease on."),
+    (CAPACITY, "Their capacity together."),
+    (WANTS, "What their clients want together."),
+    (HAS, "What their clients have leased together."),
+    (SUBCLIENTS, "How many clients share them, those of lower clusters included."),
+    (LEARNING, "Of how many of them the store is learning the leases."),
     (STORE_UP, "1 while the store decides, 0 while the failure policy does."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
@@ -230,6 +246,82 @@ impl BucketMetrics {
             Ending::Granted => self.tokens.increment(tokens),
             Ending::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
             _ => {}
+        }
+    }
+}
+
+/// How a request for a lease ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum LeaseEnding {
+    /// All that was wanted.
+    Full,
+    /// Less than that.
+    Part,
+    Nothing,
+    /// What the client said it had, as the store is learning.
+    Learning,
+    /// The same, without the store.
+    Degraded,
+}
+
+impl LeaseEnding {
+    const WORDS: [&str; 5] = ["full", "part", "nothing", "learning", "degraded"];
+}
+
+/// The gauges of one template.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[allow(missing_docs)]
+pub struct ResourceGauges {
+    pub resources: f64,
+    pub capacity: f64,
+    pub wants: f64,
+    pub has: f64,
+    pub subclients: f64,
+    pub learning: f64,
+}
+
+/// What counts the leases of one template.
+pub struct CapacityMetrics {
+    endings: [Counter; 5],
+    gauges: [Gauge; 6],
+    unmatched: Counter,
+}
+
+impl CapacityMetrics {
+    /// For the template with that glob and algorithm.
+    pub fn new(metrics: &Metrics, template: &str, algorithm: &str) -> Self {
+        Self::of(metrics, template, algorithm, Counter::noop())
+    }
+
+    /// For resources that no template matches.
+    pub fn unmatched(metrics: &Metrics) -> Self {
+        Self::of(metrics, "", "", metrics.counter(UNMATCHED, &[]))
+    }
+
+    fn of(metrics: &Metrics, template: &str, algorithm: &str, unmatched: Counter) -> Self {
+        let labels = [("template", template), ("algorithm", algorithm)];
+        let counter = |word| metrics.counter(LEASES, &[labels[0], labels[1], ("outcome", word)]);
+        let gauge = |name| metrics.gauge(name, &labels);
+        Self {
+            endings: LeaseEnding::WORDS.map(counter),
+            gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING].map(gauge),
+            unmatched,
+        }
+    }
+
+    /// Counts a request.
+    pub fn count(&self, ending: LeaseEnding) {
+        self.endings[ending as usize].increment(1);
+        self.unmatched.increment(1);
+    }
+
+    /// Sets the gauges.
+    pub fn gauge(&self, now: &ResourceGauges) {
+        let values =
+            [now.resources, now.capacity, now.wants, now.has, now.subclients, now.learning];
+        for (gauge, value) in self.gauges.iter().zip(values) {
+            gauge.set(value);
         }
     }
 }

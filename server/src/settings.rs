@@ -49,10 +49,24 @@ pub struct Settings {
     )]
     pub http_listen: SocketAddr,
 
-    /// The address that clients should dial, usually the load balancer's; only logged so far
+    /// The address that clients should dial, usually the load balancer's: what Discovery answers
     /// [default: --grpc-listen]
     #[arg(long, env = "TOLLGATE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
+
+    /// Take capacity from a parent cluster instead of the limits file: its address, or several of
+    /// the same parent
+    #[arg(
+        long = "parent",
+        env = "TOLLGATE_PARENT",
+        value_name = "HOST:PORT",
+        value_delimiter = ','
+    )]
+    pub parents: Vec<String>,
+
+    /// What the parent knows this cluster by; the same for all its nodes [default: --advertise]
+    #[arg(long, env = "TOLLGATE_CLUSTER_ID", value_name = "NAME")]
+    pub cluster_id: Option<String>,
 
     /// What this node is called among the others [default: the host's name and the process id]
     #[arg(long, env = "TOLLGATE_NODE_ID", value_name = "NAME")]

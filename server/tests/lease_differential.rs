@@ -195,10 +195,10 @@ async fn run(
         let one = memory.leases("r", 10).await.unwrap();
         let two = redis.leases("r", 10).await.unwrap();
         if let (Some((one, leases)), Some((two, others))) = (&one, &two) {
-            prop_assert!(near(one.wants, two.wants), "{one:?} {two:?}");
+            prop_assert!(near(one.split.wants(), two.split.wants()), "{one:?} {two:?}");
             prop_assert!(near(one.has, two.has), "{one:?} {two:?}");
             prop_assert_eq!(one.parent, two.parent);
-            prop_assert_eq!(one.subclients, two.subclients);
+            prop_assert_eq!(one.split.subclients(), two.split.subclients());
             let ids = |leases: &[tollgate_server::store::LeaseView]| {
                 let mut ids: Vec<_> =
                     leases.iter().map(|l| (l.id.clone(), l.server, l.expiry_s)).collect();

@@ -47,9 +47,10 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
 
 #[cfg(test)]
 mod tests {
-    use super::model::{AlgorithmKind, FailurePolicy};
+    use super::model::FailurePolicy;
     use super::*;
     use crate::domain::bucket::Place;
+    use crate::domain::sharing::Kind;
 
     const FILE: &str = "
 on_store_failure: deny
@@ -144,9 +145,9 @@ resources:
             let (_, template) = limits.template(resource).expect("a template");
             (template.algorithm.kind, template.algorithm.learning_mode_duration_s)
         };
-        assert_eq!(learning("db.orders"), (AlgorithmKind::FairShare, 60));
-        assert_eq!(learning("db.users"), (AlgorithmKind::Static, 0));
-        assert_eq!(learning("other"), (AlgorithmKind::FairShare, 60));
+        assert_eq!(learning("db.orders"), (Kind::FairShare, 60));
+        assert_eq!(learning("db.users"), (Kind::Static, 0));
+        assert_eq!(learning("other"), (Kind::FairShare, 60));
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::ops::Deref;
 
 use super::glob::Glob;
 use crate::domain::bucket::{BucketLimit, Place, Terms};
+use crate::domain::sharing::Kind;
 
 /// Everything that one limits file says, checked and with its defaults filled in.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -126,7 +127,7 @@ pub struct ResourceTemplate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
     /// The rule.
-    pub kind: AlgorithmKind,
+    pub kind: Kind,
     /// Seconds from the grant to the expiry of a lease.
     pub lease_length_s: u64,
     /// Seconds between a client's refreshes.
@@ -136,19 +137,6 @@ pub struct Algorithm {
     pub learning_mode_duration_s: u64,
     /// Named parameters, as older files may carry them.
     pub parameters: Vec<(Box<str>, Option<Box<str>>)>,
-}
-
-/// The sharing rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AlgorithmKind {
-    /// Everyone gets what it wants.
-    NoAlgorithm,
-    /// Everyone gets what it wants up to the capacity.
-    Static,
-    /// Scaled down in proportion to the excess wanted.
-    ProportionalShare,
-    /// Weighted max-min.
-    FairShare,
 }
 
 /// The bucket that serves a request, and where its state lives.

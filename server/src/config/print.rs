@@ -5,9 +5,7 @@ use std::collections::HashMap;
 
 use serde_yaml::{Mapping, Value};
 
-use super::model::{
-    Algorithm, AlgorithmKind, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate,
-};
+use super::model::{Algorithm, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate};
 
 /// The limits as understood, every default filled in, in the order of the file; namespaces
 /// without any bucket come last, by name.
@@ -100,14 +98,8 @@ fn resource(template: &ResourceTemplate) -> Value {
 }
 
 fn algorithm(algorithm: &Algorithm) -> Mapping {
-    let kind = match algorithm.kind {
-        AlgorithmKind::NoAlgorithm => "NO_ALGORITHM",
-        AlgorithmKind::Static => "STATIC",
-        AlgorithmKind::ProportionalShare => "PROPORTIONAL_SHARE",
-        AlgorithmKind::FairShare => "FAIR_SHARE",
-    };
     let mut fields = Mapping::new();
-    put(&mut fields, "kind", kind);
+    put(&mut fields, "kind", algorithm.kind.name());
     put(&mut fields, "lease_length", algorithm.lease_length_s);
     put(&mut fields, "refresh_interval", algorithm.refresh_interval_s);
     put(&mut fields, "learning_mode_duration", algorithm.learning_mode_duration_s);

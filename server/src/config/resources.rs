@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use super::fault::{Path, quoted};
 use super::glob::{Glob, REST};
-use super::model::{Algorithm, AlgorithmKind, ResourceTemplate};
+use super::model::{Algorithm, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
 use super::tree::Node;
 use crate::domain::bucket::MAX_SPAN_US;
+use crate::domain::sharing::Kind;
 
 /// The longest lease: as with buckets, stored times are not further off than this.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
@@ -185,12 +186,7 @@ fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<
 fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
     let before = reader.faults.len();
     let fields = reader.fields(node, path, &ALGORITHM_KEYS);
-    let kinds = [
-        ("NO_ALGORITHM", AlgorithmKind::NoAlgorithm),
-        ("STATIC", AlgorithmKind::Static),
-        ("PROPORTIONAL_SHARE", AlgorithmKind::ProportionalShare),
-        ("FAIR_SHARE", AlgorithmKind::FairShare),
-    ];
+    let kinds = Kind::ALL.map(|kind| (kind.name(), kind));
     let kind = match fields.get("kind") {
         Some(entry) => reader.choice(entry.value, &path.key(entry.key), &kinds),
         None => missing(reader, &fields, path, "kind", "how the capacity is shared"),

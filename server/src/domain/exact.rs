@@ -16,6 +16,16 @@ pub struct Sum {
 }
 
 impl Sum {
+    /// From its two parts, the larger first, as [`parts`](Self::parts) gives them.
+    pub fn from_parts([hi, lo]: [f64; 2]) -> Self {
+        Self { hi, lo }
+    }
+
+    /// Its two parts.
+    pub fn parts(self) -> [f64; 2] {
+        [self.hi, self.lo]
+    }
+
     /// Adds `x`.
     pub fn add(&mut self, x: f64) {
         let sum = self.hi + x;

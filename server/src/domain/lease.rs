@@ -151,18 +151,23 @@ pub struct Grant {
 /// What a resource is like as a whole.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// What all holders want.
-    pub wants: f64,
+    /// What all holders want, and how many clients they stand for.
+    pub split: Split,
     /// What all leases add up to.
     pub has: f64,
     /// How many hold a lease.
     pub holders: u64,
-    /// How many clients they stand for.
-    pub subclients: f64,
     /// Since when the store has had its state.
     pub born: Option<Micros>,
     /// What the parent has leased, where there is one.
     pub parent: Option<ParentLease>,
+}
+
+impl ParentLease {
+    /// How much there is to share at `now_s`.
+    pub fn capacity_at(&self, now_s: i64) -> f64 {
+        if self.expiry_s > now_s { self.capacity } else { self.safe_capacity }
+    }
 }
 
 /// One lease as held.
@@ -381,10 +386,9 @@ impl Resource {
     /// What it is like as a whole. Leases that have expired lately may still be in it.
     pub fn totals(&self) -> Totals {
         Totals {
-            wants: self.split.wants(),
+            split: self.split,
             has: self.has.value(),
             holders: self.holders.len() as u64,
-            subclients: self.split.subclients(),
             born: Some(self.born),
             parent: self.parent,
         }
@@ -438,7 +442,7 @@ impl Resource {
             };
         };
         let valid = parent.expiry_s > now_s;
-        let leased = if valid { parent.capacity } else { parent.safe_capacity };
+        let leased = parent.capacity_at(now_s);
         let frozen = self.freeze.filter(|freeze| freeze.until > now);
         Terms {
             kind: rules.kind.unwrap_or(parent.kind),

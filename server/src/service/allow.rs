@@ -4,13 +4,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::limits::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET, LiveLimits};
+use super::limits::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use super::{Error, Fallback, Shared};
 use crate::config::model::{FailurePolicy, Found};
 use crate::domain::bucket::{self, Place, Request, Terms};
 use crate::domain::names;
-use crate::metrics::{BucketMetrics, Ending, Metrics};
-use crate::store::memory::MemoryStore;
-use crate::store::redis::Health;
+use crate::metrics::{BucketMetrics, Ending};
 use crate::store::{Ask, Outcome, Store, StoreError, Verdict};
 
 /// A caller's request.
@@ -78,42 +77,6 @@ impl Answer<'_> {
             soft_limited: false,
             degraded: false,
         }
-    }
-}
-
-/// Why there is no decision at all.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
-    /// More requests wait on this node than it lets wait.
-    #[error("this node is overloaded, try again in a moment or at another node")]
-    Overloaded,
-}
-
-/// What a node decides with while its store has no answer.
-pub struct Fallback {
-    /// Its own memory.
-    pub local: MemoryStore,
-    /// Knows how many nodes share the limits.
-    pub health: Arc<Health>,
-}
-
-/// What the workers of a node share.
-pub struct Shared {
-    limits: Arc<LiveLimits>,
-    fallback: Option<Fallback>,
-    /// For requests that no bucket serves.
-    nowhere: BucketMetrics,
-}
-
-impl Shared {
-    /// `fallback`: for a store that can fail.
-    pub fn new(limits: Arc<LiveLimits>, fallback: Option<Fallback>, metrics: &Metrics) -> Self {
-        Self { limits, fallback, nowhere: BucketMetrics::new(metrics, "", "", false) }
-    }
-
-    /// The limits in use.
-    pub fn limits(&self) -> &LiveLimits {
-        &self.limits
     }
 }
 

@@ -17,7 +17,7 @@ use arc_swap::{ArcSwap, Guard};
 use crate::config::model::{Bucket, Limits, Namespace, Others};
 use crate::config::{self, Faults};
 use crate::logging::Repeating;
-use crate::metrics::{BucketMetrics, LimitsMetrics, Metrics};
+use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics};
 
 /// What a bucket is called that no name belongs to. With a space in them these can't clash
 /// with any name.
@@ -76,6 +76,7 @@ pub struct Snapshot {
     /// The limits.
     pub limits: Limits,
     meters: Vec<BucketMetrics>,
+    capacity_meters: Vec<CapacityMetrics>,
     /// By namespace: until when a state may be about that was written while the namespace's
     /// dynamic buckets were bounded and now are not, or the other way round.
     moves: HashMap<Box<str>, Instant>,
@@ -129,7 +130,18 @@ impl Snapshot {
                 BucketMetrics::new(metrics, namespace, name, *dynamic)
             })
             .collect();
-        Self { limits, meters, moves, moving }
+        let capacity_meters = limits
+            .resources
+            .iter()
+            .map(|template| {
+                CapacityMetrics::new(
+                    metrics,
+                    &template.identifier_glob,
+                    template.algorithm.kind.name(),
+                )
+            })
+            .collect();
+        Self { limits, meters, capacity_meters, moves, moving }
     }
 
     /// Whether states of `bucket`, which must be of these limits, may still be under the
@@ -147,6 +159,11 @@ impl Snapshot {
     /// What counts the decisions of `bucket`, which must be of these limits.
     pub fn meter(&self, bucket: &Bucket) -> &BucketMetrics {
         &self.meters[bucket.index]
+    }
+
+    /// What counts the decisions of the template at that position.
+    pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
+        &self.capacity_meters[template]
     }
 }
 
@@ -195,6 +212,11 @@ impl LiveLimits {
         let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, None, &metrics));
         let (seen, failures) = (Mutex::new(seen), Repeating::default());
         Ok(Self { path, current, seen, metrics, counts, failures })
+    }
+
+    /// The file that they come from.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// The limits in use.
@@ -275,12 +297,8 @@ fn report(path: &Path, parsed: &config::Parsed) {
         tracing::warn!(path = %path.display(), "{notice}");
     }
     let limits = &parsed.limits;
-    if !limits.resources.is_empty() {
-        let resources = limits.resources.len();
-        tracing::warn!(path = %path.display(), resources, "resources are checked, but not served yet");
-    }
     tracing::info!(
         path = %path.display(), version = limits.version, namespaces = limits.namespaces.len(),
-        buckets = limits.bucket_count, "limits in use"
+        buckets = limits.bucket_count, resources = limits.resources.len(), "limits in use"
     );
 }

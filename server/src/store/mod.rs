@@ -11,6 +11,7 @@ use crate::domain::bucket::{Place, Terms};
 use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
 use crate::domain::time::Micros;
 
+pub mod clock;
 pub mod memory;
 pub mod redis;
 

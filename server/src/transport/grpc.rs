@@ -1,17 +1,21 @@
-//! The gRPC port: `quotaservice.QuotaService`, health and reflection.
+//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, health and reflection.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use metrics::Histogram;
+use tollgate_proto::doorman::capacity_server::CapacityServer;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::service::Routes;
 use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
-use super::{code, query, response};
+use super::capacity::Leases;
+use super::{query, refusal, response};
 use crate::service::allow::AllowService;
-use crate::store::Store;
+use crate::service::capacity::CapacityService;
+use crate::store::{LeaseStore, Store};
 
 struct Quota<S> {
     service: AllowService<S>,
@@ -26,25 +30,28 @@ impl<S: Store> QuotaService for Quota<S> {
     ) -> Result<Response<AllowResponse>, Status> {
         let started = Instant::now();
         let answer = self.service.allow(&query(request.get_ref())).await;
-        let answer = answer
-            .map(|answer| response(&answer))
-            .map_err(|error| Status::new(code(error), error.to_string()));
+        let answer = answer.map(|answer| response(&answer)).map_err(|error| refusal(&error));
         self.took.record(started.elapsed().as_secs_f64());
         answer.map(Response::new)
     }
 }
 
-/// Everything that the gRPC port serves. `took` records how long requests take.
-pub fn routes<S: Store>(
+/// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
+/// is the address that clients should dial.
+pub fn routes<S: Store + LeaseStore>(
     service: AllowService<S>,
+    leases: CapacityService<S>,
     took: Histogram,
+    advertise: Arc<str>,
     health: HealthServer<impl Health>,
 ) -> Result<Routes, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
+    let leases = Leases::new(leases, took.clone(), advertise);
     Ok(Routes::new(QuotaServiceServer::new(Quota { service, took }))
+        .add_service(CapacityServer::new(leases))
         .add_service(health)
         .add_service(reflection))
 }

@@ -1,20 +1,25 @@
-//! The HTTP port: the API as JSON, metrics, and health for load balancers and orchestrators.
+//! The HTTP port: the API as JSON, metrics, health for load balancers and orchestrators, and
+//! a page that shows what goes on.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
+pub use super::status::{About, StoreState};
+use super::status::{page, resource as resource_view, status as node_status};
 use super::{query, response, status};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
-use crate::store::Store;
+use crate::service::capacity::CapacityService;
+use crate::store::{LeaseStore, Store};
 
 /// The largest request body, in bytes.
 const BODY_LIMIT: usize = 2 * 1024 * 1024;
@@ -24,14 +29,20 @@ pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 
 struct Port<S> {
     service: AllowService<S>,
+    leases: CapacityService<S>,
+    about: About,
+    store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
     took: metrics::Histogram,
     ready: Box<Readiness>,
 }
 
 /// Everything that the HTTP port serves.
-pub fn router<S: Store>(
+pub fn router<S: Store + LeaseStore>(
     service: AllowService<S>,
+    leases: CapacityService<S>,
+    about: About,
+    store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
     ready: Box<Readiness>,
 ) -> Router {
@@ -41,8 +52,11 @@ pub fn router<S: Store>(
         .route("/metrics", get(render::<S>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<S>))
+        .route("/debug/status", get(status_page::<S>))
+        .route("/debug/status.json", get(status_json::<S>))
+        .route("/debug/resource.json", get(resource::<S>))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
-        .with_state(Arc::new(Port { service, metrics, took, ready }))
+        .with_state(Arc::new(Port { service, leases, about, store_state, metrics, took, ready }))
 }
 
 /// The same request as over gRPC, in protobuf's JSON form; any content type will do.
@@ -58,7 +72,7 @@ async fn allow<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Respo
     let answer = port.service.allow(&query(&request)).await;
     let answer = match &answer {
         Ok(answer) => Json(response(answer)).into_response(),
-        Err(error) => failure(status(*error), &error.to_string()),
+        Err(error) => failure(status(error), &error.to_string()),
     };
     port.took.record(started.elapsed().as_secs_f64());
     answer
@@ -76,5 +90,30 @@ async fn readyz<S: Store>(State(port): State<Arc<Port<S>>>) -> (StatusCode, Stri
     match (port.ready)() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
+    }
+}
+
+async fn status_json<S: Store + LeaseStore>(State(port): State<Arc<Port<S>>>) -> Json<Value> {
+    Json(node_status(&port.about, &*port.store_state, &port.leases).await)
+}
+
+async fn status_page<S: Store + LeaseStore>(State(port): State<Arc<Port<S>>>) -> Html<String> {
+    let status = node_status(&port.about, &*port.store_state, &port.leases).await;
+    Html(page(&status, port.leases.shared().now().as_secs()))
+}
+
+#[derive(serde::Deserialize)]
+struct Which {
+    id: String,
+}
+
+async fn resource<S: Store + LeaseStore>(
+    State(port): State<Arc<Port<S>>>,
+    Query(which): Query<Which>,
+) -> Response {
+    match resource_view(&port.leases, &which.id).await {
+        Ok(Some(view)) => Json(view).into_response(),
+        Ok(None) => failure(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
+        Err(error) => failure(status(&error), &error.to_string()),
     }
 }

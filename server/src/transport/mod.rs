@@ -6,26 +6,39 @@
 //! | what | gRPC | HTTP |
 //! |---|---|---|
 //! | a message that does not decode | INTERNAL, as tonic has it | 400 |
+//! | a request for leases that makes no sense | INVALID_ARGUMENT | 400 |
+//! | a store that does not answer, where nothing can be answered instead | UNAVAILABLE | 503 |
 //! | a node with too much to do | RESOURCE_EXHAUSTED | 503 |
 //! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
 
 use axum::http::StatusCode;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response};
 
-use crate::service::allow::{Answer, Error, Query, Status};
+use crate::service::Error;
+use crate::service::allow::{Answer, Query, Status};
 
+mod capacity;
 pub mod grpc;
 pub mod http;
+pub mod parent;
+mod status;
 
-fn code(error: Error) -> tonic::Code {
+fn code(error: &Error) -> tonic::Code {
     match error {
+        Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::Overloaded => tonic::Code::ResourceExhausted,
+        Error::Unavailable => tonic::Code::Unavailable,
     }
 }
 
-fn status(error: Error) -> StatusCode {
+fn refusal(error: &Error) -> tonic::Status {
+    tonic::Status::new(code(error), error.to_string())
+}
+
+fn status(error: &Error) -> StatusCode {
     match error {
-        Error::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Invalid(_) => StatusCode::BAD_REQUEST,
+        Error::Overloaded | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

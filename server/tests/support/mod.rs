@@ -15,7 +15,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tollgate_server::domain::time::{ManualClock, Micros};
 use tollgate_server::metrics::{Metrics, StoreMetrics};
-use tollgate_server::service::allow::{AllowService, Shared};
+use tollgate_server::service::Shared;
+use tollgate_server::service::allow::AllowService;
+use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::redis::{Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
@@ -288,8 +290,10 @@ async fn connector(redis: &Redis) -> Connector {
 
 /// The service over a store, with limits that can be replaced.
 pub struct Service<S> {
-    /// The service.
+    /// Tokens.
     pub allow: AllowService<S>,
+    /// Leases.
+    pub capacity: CapacityService<S>,
     /// Its clock.
     pub clock: ManualClock,
     file: LimitsFile,
@@ -302,8 +306,10 @@ impl<S: Store> Service<S> {
         let file = LimitsFile::new(limits);
         let metrics = Arc::new(Metrics::new());
         let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
-        let shared = Arc::new(Shared::new(Arc::clone(&live), None, &metrics));
-        Self { allow: AllowService::new(store, shared), clock, file, live }
+        let limits = Arc::clone(&live);
+        let shared = Arc::new(Shared::new(limits, None, clock.clone().into(), false, &metrics));
+        let capacity = CapacityService::new(store.clone(), Arc::clone(&shared));
+        Self { allow: AllowService::new(store, shared), capacity, clock, file, live }
     }
 
     /// Replaces the limits.

@@ -10,13 +10,13 @@ use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::{BuildHasher, Hash, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use hashbrown::hash_map::EntryRef;
 use hashbrown::{Equivalent, HashMap};
 
 use leases::Resources;
 
+use super::clock::Clock;
 use super::{Ask, Outcome, Outcomes, Store, Verdict};
 use crate::domain::bucket::{self, Change, Place, Request, State};
 use crate::domain::time::{ManualClock, Micros};
@@ -45,15 +45,6 @@ struct Inner {
     registers: Mutex<HashMap<Box<str>, Arc<Mutex<Register>>>>,
     in_use: AtomicUsize,
     resources: Resources,
-}
-
-enum Clock {
-    /// The wall clock as it stood at the start, moved on by the monotonic one: it never steps.
-    System {
-        started: Instant,
-        started_at: Micros,
-    },
-    Manual(ManualClock),
 }
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -173,16 +164,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl MemoryStore {
     /// An empty store on the system's clock.
-    #[expect(clippy::disallowed_methods, reason = "a store has the clock that it decides by")]
     pub fn new() -> Self {
-        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let started_at = Micros(since_epoch.as_micros() as i64);
-        Self::with(Clock::System { started: Instant::now(), started_at })
+        Self::with(Clock::system())
     }
 
     /// An empty store on a clock that is moved by hand.
     pub fn with_clock(clock: ManualClock) -> Self {
-        Self::with(Clock::Manual(clock))
+        Self::with(clock.into())
     }
 
     fn with(clock: Clock) -> Self {
@@ -260,17 +248,6 @@ impl Default for MemoryStore {
 impl Store for MemoryStore {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         asks.iter().map(|ask| Ok(self.decide_one(ask))).collect()
-    }
-}
-
-impl Clock {
-    fn now(&self) -> Micros {
-        match self {
-            Self::System { started, started_at } => {
-                Micros(started_at.0 + started.elapsed().as_micros() as i64)
-            }
-            Self::Manual(clock) => clock.now(),
-        }
     }
 }
 

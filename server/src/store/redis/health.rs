@@ -5,8 +5,8 @@
 //! it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -20,12 +20,18 @@ pub struct Health {
     up: AtomicBool,
     ever_up: AtomicBool,
     nodes: AtomicU32,
-    /// When the store was last found to be back.
-    back: Mutex<Instant>,
+    outage: Mutex<Outage>,
     breaks: AtomicU64,
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
+}
+
+/// A time without the store.
+struct Outage {
+    began: Instant,
+    ended: Instant,
+    length: Duration,
 }
 
 impl Health {
@@ -35,7 +41,11 @@ impl Health {
             up: AtomicBool::new(false),
             ever_up: AtomicBool::new(false),
             nodes: AtomicU32::new(1),
-            back: Mutex::new(Instant::now()),
+            outage: Mutex::new(Outage {
+                began: Instant::now(),
+                ended: Instant::now(),
+                length: Duration::ZERO,
+            }),
             breaks: AtomicU64::new(0),
             failures: Repeating::default(),
             recoveries: Repeating::default(),
@@ -58,6 +68,17 @@ impl Health {
         self.nodes.load(Ordering::Relaxed)
     }
 
+    /// How long the last outage was, and how long ago it ended. One goes on from the start of
+    /// the node to the store's first answer.
+    pub fn last_outage(&self) -> (Duration, Duration) {
+        let outage = self.outage();
+        (outage.length, outage.ended.elapsed())
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Outage> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn metrics(&self) -> &StoreMetrics {
         &self.metrics
     }
@@ -71,9 +92,10 @@ impl Health {
     /// The store has answered a heartbeat, and counts so many nodes.
     pub(super) fn answered(&self, nodes: u32) {
         self.ever_up.store(true, Ordering::Relaxed);
-        let mut back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut outage = self.outage();
         if !self.up.swap(true, Ordering::Relaxed) {
-            *back = Instant::now();
+            outage.ended = Instant::now();
+            outage.length = outage.ended - outage.began;
             self.metrics.up.set(1.0);
             if let Some(held_back) = self.recoveries.pass() {
                 tracing::info!(nodes, held_back, "the store answers: decisions are shared");
@@ -81,7 +103,7 @@ impl Health {
         }
         // A store that lost its memory counts only who has come back to it already. Should it
         // fail again before all have, their shares must not be given away.
-        let least = if back.elapsed() < NODE_TTL { self.nodes() } else { 1 };
+        let least = if outage.ended.elapsed() < NODE_TTL { self.nodes() } else { 1 };
         let nodes = nodes.max(least);
         self.nodes.store(nodes, Ordering::Relaxed);
         self.metrics.nodes.set(f64::from(nodes));
@@ -126,6 +148,7 @@ impl Health {
         // Full queues say nothing about the store.
         if error != StoreError::Overloaded && self.up.swap(false, Ordering::Relaxed) {
             self.metrics.up.set(0.0);
+            self.outage().began = Instant::now();
         }
         if let Some(held_back) = self.failures.pass() {
             let advice = match error {

@@ -8,8 +8,9 @@ use redis::{Cmd, Value};
 use super::keys::{BIRTH, RENEWAL, RESOURCES, ResourceKeys};
 use super::script::Scripted;
 use super::{RedisStore, StoreError};
+use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::{Kind, Side, Split};
 use crate::domain::time::{ManualClock, Micros};
 use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing};
 
@@ -139,13 +140,16 @@ fn grant(reply: &Value) -> Option<Grant> {
 }
 
 fn totals(sums: &[u8]) -> Option<Totals> {
-    let [above, _, above_n, below, _, below_n, has, _, _, _, count, _, _, born, _] =
-        unpacked(sums)?;
+    let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
+    let [has, _, _, _, count, _, _, born, _] = rest;
+    let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
     Some(Totals {
-        wants: above + below,
+        split: Split {
+            below: side([below, below_lo], below_n),
+            above: side([above, above_lo], above_n),
+        },
         has: has.max(0.0),
         holders: count as u64,
-        subclients: above_n + below_n,
         born: Some(Micros(born as i64)),
         parent: None,
     })
@@ -206,8 +210,8 @@ fn demand(reply: &Value) -> Option<Demand> {
     }
     if demand.bands.is_empty() {
         // Nodes without a parent have kept these leases: what they know is only the whole.
-        let subclients = (totals.subclients as u32).clamp(1, MAX_SUBCLIENTS);
-        demand.bands.push(Band { priority: 0, subclients, wants: totals.wants.max(0.0) });
+        let subclients = (totals.split.subclients() as u32).clamp(1, MAX_SUBCLIENTS);
+        demand.bands.push(Band { priority: 0, subclients, wants: totals.split.wants().max(0.0) });
     }
     demand.bands.sort_by_key(|band| band.priority);
     Some(demand)

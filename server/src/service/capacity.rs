@@ -1,0 +1,417 @@
+//! `GetCapacity`, `GetServerCapacity` and `ReleaseCapacity`: leases on capacity. Finds the
+//! template of each resource, asks the store, and where the store has no answer, renews what
+//! the holder says it has.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+
+use super::limits::Snapshot;
+use super::{Error, Shared};
+use crate::config::model::ResourceTemplate;
+use crate::domain::lease::{Band, Claim, Grant, Holder, MAX_BANDS, MAX_SUBCLIENTS, Rules, Wish};
+use crate::domain::sharing::Kind;
+use crate::domain::time::Micros;
+use crate::metrics::{CapacityMetrics, LeaseEnding};
+use crate::store::{LeaseAsk, LeaseStore, StoreError};
+
+/// The longest id of a client, a cluster or a resource, in bytes.
+pub const MAX_ID_BYTES: usize = 1024;
+
+/// The most resources in one request.
+pub const MAX_RESOURCES: usize = 10_000;
+
+/// Resources that go to the store at once.
+const PAGE: usize = 256;
+
+/// The lease on a resource that no template matches, in seconds, …
+const UNMATCHED_LEASE_S: i64 = 300;
+
+/// … and how often it is to be refreshed.
+const UNMATCHED_REFRESH_S: i64 = 5;
+
+/// How soon to ask again for a resource of which the parent has yet to lease something.
+const WAITING_REFRESH_S: i64 = 1;
+
+/// What a caller asks of one resource.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// Which.
+    pub resource: &'a str,
+    /// How much it wants, by priority.
+    pub wants: SmallVec<[PriorityWants; 1]>,
+    /// What it says it holds.
+    pub has: Option<Claim>,
+}
+
+/// What the clients of one priority want together.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PriorityWants {
+    /// Which priority.
+    pub priority: i64,
+    /// How many clients; a plain client is one.
+    pub clients: i64,
+    /// How much.
+    pub wants: f64,
+}
+
+/// What a caller gets of one resource. Times are in seconds, an expiry since the epoch.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Lease {
+    /// How much.
+    pub capacity: f64,
+    /// Until when.
+    pub expiry_s: i64,
+    /// After how long to ask again.
+    pub refresh_interval_s: i64,
+    /// What may be used without a lease.
+    pub safe_capacity: Option<f64>,
+    /// Until when the store learns, if it does: this is what the caller says it has.
+    pub learning_until_s: Option<i64>,
+    /// Decided without the shared store.
+    pub degraded: bool,
+    /// The rule that the resource is shared by, …
+    pub kind: Kind,
+    /// … how long leases are, …
+    pub lease_length_s: i64,
+    /// … and for how long a store learns.
+    pub learning_s: i64,
+}
+
+/// The use case, over one store.
+#[derive(Clone)]
+pub struct CapacityService<S> {
+    store: S,
+    shared: Arc<Shared>,
+}
+
+/// A request that goes to the store: where it is among the requests, and what decides it.
+struct Plan<'a, 's> {
+    at: usize,
+    resource: &'a str,
+    bands: SmallVec<[Band; 1]>,
+    has: Option<Claim>,
+    rules: Rules,
+    template: Option<&'s ResourceTemplate>,
+    meter: &'s CapacityMetrics,
+    refresh_s: i64,
+    learn_for_us: i64,
+}
+
+impl<S> CapacityService<S> {
+    /// Each worker has one, with a store of its own.
+    pub fn new(store: S, shared: Arc<Shared>) -> Self {
+        Self { store, shared }
+    }
+
+    /// The store, to look at.
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// What it shares with the other workers.
+    pub fn shared(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+impl<S: LeaseStore> CapacityService<S> {
+    /// Answers a request for any number of resources, in their order. Takes no longer than the
+    /// store's deadline, or than that for each 256 resources.
+    pub async fn get(
+        &self,
+        holder: Holder<'_>,
+        requests: &[Request<'_>],
+    ) -> Result<Vec<Lease>, Error> {
+        check_holder(holder)?;
+        check_resources(requests.iter().map(|request| request.resource))?;
+        requests.iter().try_for_each(|request| check(holder, request))?;
+
+        let snapshot = self.shared.limits.current();
+        let now = self.shared.clock.now();
+        let mut leases = Vec::with_capacity(requests.len());
+        for (page, requests) in requests.chunks(PAGE).enumerate() {
+            let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
+            for (at, request) in requests.iter().enumerate() {
+                match self.plan(page * PAGE + at, request, &snapshot, now)? {
+                    Some(plan) => plans.push(plan),
+                    None => self.shared.unmatched.count(LeaseEnding::Full),
+                }
+                leases.push(unmatched(request, now));
+            }
+            let asks: SmallVec<[LeaseAsk<'_>; 4]> =
+                plans.iter().map(|plan| plan.ask(holder)).collect();
+            let grants = self.store.lease(&asks).await;
+            for (plan, grant) in plans.iter().zip(grants) {
+                leases[plan.at] = match grant {
+                    Ok(grant) => plan.lease(&grant),
+                    // The store is well: it must not be answered for.
+                    Err(StoreError::Overloaded) => return Err(Error::Overloaded),
+                    Err(_) => self.degraded(plan),
+                };
+            }
+        }
+        Ok(leases)
+    }
+
+    /// Gives back what `holder` holds of these resources.
+    pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
+        check_holder(holder)?;
+        check_resources(resources.iter().copied())?;
+        self.store.release(holder, resources).await.map_err(|error| match error {
+            StoreError::Overloaded => Error::Overloaded,
+            _ => Error::Unavailable,
+        })
+    }
+
+    /// How a request is to be decided; `None`: it is honoured as it stands.
+    fn plan<'a, 's>(
+        &'s self,
+        at: usize,
+        request: &Request<'a>,
+        snapshot: &'s Snapshot,
+        now: Micros,
+    ) -> Result<Option<Plan<'a, 's>>, Error> {
+        let found = snapshot.limits.template(request.resource);
+        let from_parent = self.shared.from_parent;
+        let (rules, meter, refresh_s) = match found {
+            Some((index, template)) => {
+                let algorithm = &template.algorithm;
+                let rules = Rules {
+                    kind: Some(algorithm.kind),
+                    capacity: template.capacity,
+                    lease_s: whole(algorithm.lease_length_s),
+                    learning_s: whole(algorithm.learning_mode_duration_s),
+                    from_parent,
+                };
+                (rules, snapshot.capacity_meter(index), whole(algorithm.refresh_interval_s))
+            }
+            // What the parent has of it is shared as the parent says.
+            None if from_parent => {
+                let rules = Rules {
+                    kind: None,
+                    capacity: 0.0,
+                    lease_s: UNMATCHED_LEASE_S,
+                    learning_s: UNMATCHED_LEASE_S,
+                    from_parent,
+                };
+                (rules, &self.shared.unmatched, UNMATCHED_REFRESH_S)
+            }
+            None => return Ok(None),
+        };
+        Ok(Some(Plan {
+            at,
+            resource: request.resource,
+            bands: bands(request)?,
+            has: request.has,
+            rules,
+            template: found.map(|(_, template)| template),
+            meter,
+            refresh_s,
+            learn_for_us: self.learn_for_us(&rules, refresh_s, now),
+        }))
+    }
+
+    /// For how long after an outage the store is to be taken for one that learns: as long as
+    /// leases may run that nodes have renewed on their own, and the store knows nothing of.
+    fn learn_for_us(&self, rules: &Rules, refresh_s: i64, now: Micros) -> i64 {
+        let Some(fallback) = &self.shared.fallback else { return 0 };
+        let own = self.shared.renewed_until_s.load(Ordering::Relaxed) - now.as_secs();
+        let own = own.clamp(0, rules.lease_s) * 1_000_000;
+        let (length, ago) = fallback.health.last_outage();
+        // Other nodes renew as this one does: no lease with three refreshes still to go.
+        let short = rules.lease_s - 3 * refresh_s;
+        if (length.as_micros() as i64) < short.saturating_mul(1_000_000) {
+            return own;
+        }
+        let learn_us = rules.learning_s.saturating_mul(1_000_000);
+        own.max(learn_us.saturating_sub(ago.as_micros() as i64))
+    }
+
+    /// Renews what the holder says it has, without the store. A lease that will outlive the
+    /// next refreshes stays as it is, so that a short outage leaves nothing behind that the
+    /// store does not know of.
+    fn degraded(&self, plan: &Plan<'_, '_>) -> Lease {
+        plan.meter.count(LeaseEnding::Degraded);
+        let now_s = self.shared.clock.now().as_secs();
+        let (capacity, expiry_s) = match plan.has {
+            Some(has) if has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s => {
+                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            }
+            has => (has.map_or(0.0, |has| has.at(now_s)), now_s + plan.rules.lease_s),
+        };
+        if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
+            self.shared.renewed_until(expiry_s);
+        }
+        Lease {
+            capacity,
+            expiry_s,
+            refresh_interval_s: plan.refresh_s,
+            safe_capacity: plan.template.and_then(|template| template.safe_capacity),
+            learning_until_s: None,
+            degraded: true,
+            kind: plan.rules.kind.unwrap_or(Kind::NoAlgorithm),
+            lease_length_s: plan.rules.lease_s,
+            learning_s: plan.rules.learning_s,
+        }
+    }
+}
+
+impl Plan<'_, '_> {
+    fn ask<'p>(&'p self, holder: Holder<'p>) -> LeaseAsk<'p> {
+        let learn_for_us = self.learn_for_us;
+        let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
+        LeaseAsk { resource: self.resource, rules: self.rules, wish }
+    }
+
+    fn lease(&self, grant: &Grant) -> Lease {
+        let wants: f64 = self.bands.iter().map(|band| band.wants).sum();
+        self.meter.count(match grant.learning_until {
+            Some(_) => LeaseEnding::Learning,
+            None if grant.has >= wants => LeaseEnding::Full,
+            None if grant.has > 0.0 => LeaseEnding::Part,
+            None => LeaseEnding::Nothing,
+        });
+        let refresh_interval_s = if self.rules.from_parent {
+            // Half of what the parent asks for: the closer to the clients, the quicker.
+            grant.parent_refresh_s.map_or(WAITING_REFRESH_S, |parent| {
+                let half = (parent / 2).max(1);
+                if self.template.is_some() { half.min(self.refresh_s) } else { half }
+            })
+        } else {
+            self.refresh_s
+        };
+        let configured = self.template.and_then(|template| template.safe_capacity);
+        Lease {
+            capacity: grant.has,
+            expiry_s: grant.expiry_s,
+            refresh_interval_s,
+            safe_capacity: configured.or(Some(grant.capacity / grant.subclients)),
+            learning_until_s: grant.learning_until.map(ceil_s),
+            degraded: false,
+            kind: grant.kind.unwrap_or(Kind::NoAlgorithm),
+            lease_length_s: self.rules.lease_s,
+            learning_s: self.rules.learning_s,
+        }
+    }
+}
+
+/// What no template matches is honoured as it stands.
+fn unmatched(request: &Request<'_>, now: Micros) -> Lease {
+    Lease {
+        capacity: request.wants.iter().map(|wants| wants.wants).sum(),
+        expiry_s: now.as_secs() + UNMATCHED_LEASE_S,
+        refresh_interval_s: UNMATCHED_REFRESH_S,
+        safe_capacity: None,
+        learning_until_s: None,
+        degraded: false,
+        kind: Kind::NoAlgorithm,
+        lease_length_s: UNMATCHED_LEASE_S,
+        learning_s: 0,
+    }
+}
+
+/// The wants as the store takes them: each priority once, and nobody without a client.
+fn bands(request: &Request<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
+    let mut bands = SmallVec::<[Band; 1]>::new();
+    let asked = request.wants.iter().filter(|wants| wants.clients > 0 || wants.wants > 0.0);
+    for wants in asked {
+        // Adding 0 turns -0 into 0.
+        let (clients, amount) = (wants.clients.max(1), wants.wants + 0.0);
+        match bands.iter().position(|band| band.priority == wants.priority) {
+            Some(at) => {
+                let band = &mut bands[at];
+                let clients = i64::from(band.subclients).saturating_add(clients);
+                band.subclients = limited(clients);
+                band.wants += amount;
+            }
+            None if bands.len() < MAX_BANDS => bands.push(Band {
+                priority: wants.priority,
+                subclients: limited(clients),
+                wants: amount,
+            }),
+            None => {
+                return Err(Error::Invalid(format!(
+                    "resource {:?}: wants has more than {MAX_BANDS} priorities",
+                    request.resource
+                )));
+            }
+        }
+    }
+    if bands.is_empty() {
+        bands.push(Band { priority: 0, subclients: 1, wants: 0.0 });
+    }
+    Ok(bands)
+}
+
+fn limited(clients: i64) -> u32 {
+    u32::try_from(clients).unwrap_or(u32::MAX).min(MAX_SUBCLIENTS)
+}
+
+fn check_holder(holder: Holder<'_>) -> Result<(), Error> {
+    let field = match holder {
+        Holder::Client(_) => "client_id",
+        Holder::Server(_) => "server_id",
+    };
+    check_id(field, holder.id())
+}
+
+fn check_id(field: &str, id: &str) -> Result<(), Error> {
+    match id.len() {
+        0 => Err(Error::Invalid(format!("{field} is empty"))),
+        length if length > MAX_ID_BYTES => Err(Error::Invalid(format!(
+            "{field} is {length} bytes long, at most {MAX_ID_BYTES} are allowed"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+fn check_resources<'a>(
+    resources: impl ExactSizeIterator<Item = &'a str> + Clone,
+) -> Result<(), Error> {
+    let count = resources.len();
+    if count > MAX_RESOURCES {
+        let text = format!("resource: {count} in one request, at most {MAX_RESOURCES} are allowed");
+        return Err(Error::Invalid(text));
+    }
+    resources.clone().try_for_each(|resource| check_id("resource_id", resource))?;
+    if count < 2 {
+        return Ok(());
+    }
+    let mut seen = HashSet::with_capacity(count);
+    match resources.into_iter().find(|resource| !seen.insert(*resource)) {
+        Some(twice) => Err(Error::Invalid(format!("resource_id {twice:?} is there twice"))),
+        None => Ok(()),
+    }
+}
+
+fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
+    let resource = request.resource;
+    let amount = |field: &str, value: f64| {
+        if value.is_finite() && value >= 0.0 {
+            return Ok(());
+        }
+        let rule = "must be a finite number of at least 0";
+        Err(Error::Invalid(format!("{field} of resource {resource:?} {rule}, not {value}")))
+    };
+    for wants in &request.wants {
+        amount("wants", wants.wants)?;
+        if wants.clients < 0 {
+            let field = if matches!(holder, Holder::Server(_)) { "num_clients" } else { "clients" };
+            let text = format!("{field} of resource {resource:?} is {}", wants.clients);
+            return Err(Error::Invalid(text + ", less than 0"));
+        }
+    }
+    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))
+}
+
+fn whole(seconds: u64) -> i64 {
+    i64::try_from(seconds).unwrap_or(i64::MAX)
+}
+
+/// In seconds, rounded up: by then it is over.
+pub(super) fn ceil_s(moment: Micros) -> i64 {
+    Micros(moment.0.saturating_add(999_999)).as_secs()
+}

@@ -1,0 +1,160 @@
+//! `doorman.Capacity` on the gRPC port.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use metrics::Histogram;
+use tollgate_proto::doorman::capacity_server::Capacity;
+use tollgate_proto::doorman::{
+    Algorithm, DiscoveryRequest, DiscoveryResponse, GetCapacityRequest, GetCapacityResponse,
+    GetServerCapacityRequest, GetServerCapacityResponse, Lease as WireLease, Mastership,
+    ReleaseCapacityRequest, ReleaseCapacityResponse, ResourceResponse,
+    ServerCapacityResourceResponse, algorithm,
+};
+use tonic::{Request, Response, Status};
+
+use super::refusal;
+use crate::domain::lease::{Claim, Holder};
+use crate::domain::sharing::Kind;
+use crate::service::capacity::{CapacityService, Lease, PriorityWants, Request as Asked};
+use crate::store::LeaseStore;
+
+pub(super) struct Leases<S> {
+    service: CapacityService<S>,
+    took: Histogram,
+    advertise: Arc<str>,
+}
+
+impl<S: LeaseStore> Leases<S> {
+    pub(super) fn new(service: CapacityService<S>, took: Histogram, advertise: Arc<str>) -> Self {
+        Self { service, took, advertise }
+    }
+
+    async fn get(&self, holder: Holder<'_>, asked: &[Asked<'_>]) -> Result<Vec<Lease>, Status> {
+        let started = Instant::now();
+        let leases = self.service.get(holder, asked).await;
+        self.took.record(started.elapsed().as_secs_f64());
+        leases.map_err(|error| refusal(&error))
+    }
+}
+
+#[tonic::async_trait]
+impl<S: LeaseStore> Capacity for Leases<S> {
+    async fn discovery(
+        &self,
+        _: Request<DiscoveryRequest>,
+    ) -> Result<Response<DiscoveryResponse>, Status> {
+        Ok(Response::new(DiscoveryResponse {
+            mastership: Mastership { master_address: Some(self.advertise.to_string()) },
+            is_master: true,
+        }))
+    }
+
+    async fn get_capacity(
+        &self,
+        request: Request<GetCapacityRequest>,
+    ) -> Result<Response<GetCapacityResponse>, Status> {
+        let request = request.into_inner();
+        let asked: Vec<_> = request
+            .resource
+            .iter()
+            .map(|one| Asked {
+                resource: &one.resource_id,
+                wants: [PriorityWants { priority: one.priority, clients: 1, wants: one.wants }]
+                    .into(),
+                has: one.has.as_ref().map(claim),
+            })
+            .collect();
+        let leases = self.get(Holder::Client(&request.client_id), &asked).await?;
+        let response = request
+            .resource
+            .into_iter()
+            .zip(leases)
+            .map(|(one, lease)| ResourceResponse {
+                resource_id: one.resource_id,
+                gets: wire(&lease),
+                safe_capacity: lease.safe_capacity,
+                learning_until: lease.learning_until_s,
+                degraded: lease.degraded.then_some(true),
+            })
+            .collect();
+        Ok(Response::new(GetCapacityResponse { response, mastership: None }))
+    }
+
+    async fn get_server_capacity(
+        &self,
+        request: Request<GetServerCapacityRequest>,
+    ) -> Result<Response<GetServerCapacityResponse>, Status> {
+        let request = request.into_inner();
+        let asked: Vec<_> = request
+            .resource
+            .iter()
+            .map(|one| Asked {
+                resource: &one.resource_id,
+                wants: one
+                    .wants
+                    .iter()
+                    .map(|band| PriorityWants {
+                        priority: band.priority,
+                        clients: band.num_clients,
+                        wants: band.wants,
+                    })
+                    .collect(),
+                has: one.has.as_ref().map(claim),
+            })
+            .collect();
+        let leases = self.get(Holder::Server(&request.server_id), &asked).await?;
+        let response = request
+            .resource
+            .into_iter()
+            .zip(leases)
+            .map(|(one, lease)| ServerCapacityResourceResponse {
+                resource_id: one.resource_id,
+                gets: wire(&lease),
+                algorithm: Some(Algorithm {
+                    kind: kind(lease.kind).into(),
+                    lease_length: lease.lease_length_s,
+                    refresh_interval: lease.refresh_interval_s,
+                    parameters: Vec::new(),
+                    learning_mode_duration: Some(lease.learning_s),
+                }),
+                safe_capacity: lease.safe_capacity,
+                learning_until: lease.learning_until_s,
+                degraded: lease.degraded.then_some(true),
+            })
+            .collect();
+        Ok(Response::new(GetServerCapacityResponse { response, mastership: None }))
+    }
+
+    async fn release_capacity(
+        &self,
+        request: Request<ReleaseCapacityRequest>,
+    ) -> Result<Response<ReleaseCapacityResponse>, Status> {
+        let request = request.get_ref();
+        let resources: Vec<&str> = request.resource_id.iter().map(String::as_str).collect();
+        let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
+        released.map_err(|error| refusal(&error))?;
+        Ok(Response::new(ReleaseCapacityResponse { mastership: None }))
+    }
+}
+
+fn claim(has: &WireLease) -> Claim {
+    Claim { capacity: has.capacity, expiry_s: has.expiry_time }
+}
+
+fn wire(lease: &Lease) -> WireLease {
+    WireLease {
+        expiry_time: lease.expiry_s,
+        refresh_interval: lease.refresh_interval_s,
+        capacity: lease.capacity,
+    }
+}
+
+fn kind(kind: Kind) -> algorithm::Kind {
+    match kind {
+        Kind::NoAlgorithm => algorithm::Kind::NoAlgorithm,
+        Kind::Static => algorithm::Kind::Static,
+        Kind::ProportionalShare => algorithm::Kind::ProportionalShare,
+        Kind::FairShare => algorithm::Kind::FairShare,
+    }
+}
