@@ -277,7 +277,7 @@ if note_bands then note_bands(asked, 1, 1) end
 local all_n = above_n + below_n + n
 -- Where nobody is between, the threshold may go to either side of this one.
 if ratio > low and ratio < high then
-  if ratio <= level(below, below_lo, above_n + n, all_n) then
+  if above_n > 0 and ratio <= level(below, below_lo, above_n + n, all_n) then
     low = ratio
   else
     high = ratio
@@ -384,6 +384,8 @@ if total > capacity and ghosts == 0 then
             for i = first, at - 2, 2 do members[#members + 1] = page[i] end
             hi, lo, m = place(text, number, members)
           end
+          -- The last ones stay: while all want more than there is, somebody does.
+          if up and m >= above_n then return end
           if not up then hi, lo, m = -hi, -lo, -m end
           below, below_lo = add(below, below_lo, hi)
           above, above_lo = add(above, above_lo, -hi)

@@ -10,10 +10,12 @@
 //! `lua/lease.lua` does the same in Redis.
 
 use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
 
 use smallvec::SmallVec;
 
 use super::exact::Sum;
+use super::order::Order;
 use super::roster::{Place, Roster};
 use super::sharing::{Kind, Side, Split};
 use super::time::Micros;
@@ -206,28 +208,9 @@ pub fn bound(capacity: f64) -> f64 {
     (capacity.max(1.0) * 1_073_741_824.0).min(1e280)
 }
 
-/// Wants per subclient; never NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Ratio(f64);
-
-impl Eq for Ratio {}
-
-impl PartialOrd for Ratio {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Ratio {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl Ratio {
-    fn of(bands: &[Band]) -> Self {
-        Self(wants(bands) / subclients(bands))
-    }
+/// Wants per subclient.
+fn ratio(bands: &[Band]) -> f64 {
+    wants(bands) / subclients(bands)
 }
 
 /// The leases on one resource.
@@ -235,7 +218,7 @@ impl Ratio {
 pub struct Resource {
     holders: Roster,
     /// Those with equal wants per subclient change sides together.
-    by_wants: BTreeMap<Ratio, Side>,
+    by_wants: Order,
     bands: BTreeMap<i64, Side>,
     split: Split,
     /// Holders with up to `low` are below the threshold, those from `high` on above; nobody
@@ -253,7 +236,7 @@ impl Resource {
     pub fn new(born: Micros) -> Self {
         Self {
             holders: Roster::default(),
-            by_wants: BTreeMap::new(),
+            by_wants: Order::default(),
             bands: BTreeMap::new(),
             split: Split::default(),
             low: f64::NEG_INFINITY,
@@ -437,20 +420,14 @@ impl Resource {
             // Nothing is left to be wrong by.
             self.has = Sum::default();
         }
-        let below = Ratio::of(&held.bands).0 <= self.low;
+        let below = ratio(&held.bands) <= self.low;
         let side = if below { &mut self.split.below } else { &mut self.split.above };
         side.remove(held.wants(), held.subclients());
     }
 
     /// Takes what a holder wants out of the orders by wants and by priority.
     fn take_wants(&mut self, bands: &[Band]) {
-        let (ratio, wants, subclients) = (Ratio::of(bands), wants(bands), subclients(bands));
-        if let Some(group) = self.by_wants.get_mut(&ratio) {
-            group.remove(wants, subclients);
-            if group.subclients <= 0.0 {
-                self.by_wants.remove(&ratio);
-            }
-        }
+        self.by_wants.remove(wants(bands), subclients(bands));
         for band in bands {
             if let Some(side) = self.bands.get_mut(&band.priority) {
                 side.remove(band.wants, f64::from(band.subclients));
@@ -473,8 +450,7 @@ impl Resource {
             let old = old.clone();
             self.take_wants(&old);
         }
-        let group = self.by_wants.entry(Ratio::of(bands)).or_default();
-        group.add(wants(bands), subclients(bands));
+        self.by_wants.add(wants(bands), subclients(bands));
         for band in bands {
             let side = self.bands.entry(band.priority).or_default();
             side.add(band.wants, f64::from(band.subclients));
@@ -483,7 +459,7 @@ impl Resource {
 
     /// Adds what a holder wants to the sums, on the side of the threshold where it belongs.
     fn add_to_split(&mut self, bands: &[Band], terms: &Terms) {
-        let (ratio, wants, subclients) = (Ratio::of(bands).0, wants(bands), subclients(bands));
+        let (ratio, wants, subclients) = (ratio(bands), wants(bands), subclients(bands));
         if ratio <= self.low {
             self.split.below.add(wants, subclients);
             return;
@@ -492,7 +468,8 @@ impl Resource {
         self.split.above.add(wants, subclients);
         if ratio < self.high {
             // Nobody is between: the threshold may go to either side of this one.
-            if ratio <= self.split.level(terms.kind, terms.capacity) {
+            let level = self.split.level(terms.kind, terms.capacity);
+            if others.subclients > 0.0 && ratio <= level {
                 self.split.above = others;
                 self.split.below.add(wants, subclients);
                 self.low = ratio;
@@ -519,37 +496,41 @@ impl Resource {
                 return;
             }
             last = Some(up);
-            if up { self.move_up(level) } else { self.move_down(level) }
+            let moved = if up { self.move_up(level) } else { self.move_down(level) };
+            if !moved {
+                return;
+            }
         }
     }
 
     /// Moves the lowest group above the threshold below it, if the level is past it. The one
-    /// at `high` may be gone.
-    fn move_up(&mut self, level: f64) {
-        let mut above = self.by_wants.range(Ratio(self.high)..);
-        let mut next = above.next();
-        if let Some((ratio, group)) = next
-            && ratio.0 <= level
-        {
-            self.split.above.hand_over(*group, &mut self.split.below);
-            self.low = ratio.0;
-            next = above.next();
+    /// at `high` may be gone. The last group stays: while all want more than there is, somebody
+    /// does, whatever rounding makes of the level.
+    fn move_up(&mut self, level: f64) -> bool {
+        let next = self.by_wants.first(Included(self.high));
+        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio);
+        let Some((ratio, group)) = next else { return false };
+        if ratio > level || group.subclients >= self.split.above.subclients {
+            return false;
         }
-        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio.0);
+        self.split.above.hand_over(group, &mut self.split.below);
+        self.low = ratio;
+        self.high = self.by_wants.first(Excluded(ratio)).map_or(f64::INFINITY, |(next, _)| next);
+        true
     }
 
     /// Moves the highest group below the threshold above it, if it wants more than the level.
-    fn move_down(&mut self, level: f64) {
-        let mut below = self.by_wants.range(..=Ratio(self.low)).rev();
-        let mut next = below.next();
-        if let Some((ratio, group)) = next
-            && ratio.0 > level
-        {
-            self.split.below.hand_over(*group, &mut self.split.above);
-            self.high = ratio.0;
-            next = below.next();
+    fn move_down(&mut self, level: f64) -> bool {
+        let next = self.by_wants.last(Included(self.low));
+        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio);
+        let Some((ratio, group)) = next else { return false };
+        if ratio <= level {
+            return false;
         }
-        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio.0);
+        self.split.below.hand_over(group, &mut self.split.above);
+        self.high = ratio;
+        self.low = self.by_wants.last(Excluded(ratio)).map_or(f64::NEG_INFINITY, |(next, _)| next);
+        true
     }
 }
 
