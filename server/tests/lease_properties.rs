@@ -142,6 +142,8 @@ struct World<'a, S> {
     clients: Vec<Client>,
     ids: Vec<String>,
     has: Vec<(f64, i64)>,
+    /// The latest time that the store has seen: what has expired by then has for good.
+    latest_s: i64,
 }
 
 impl<'a, S: LeaseStore> World<'a, S> {
@@ -160,6 +162,7 @@ impl<'a, S: LeaseStore> World<'a, S> {
             },
             ids: (0..clients.len()).map(|at| format!("client:{at}")).collect(),
             has: vec![(0.0, 0); clients.len()],
+            latest_s: 0,
             clients,
         }
     }
@@ -169,10 +172,25 @@ impl<'a, S: LeaseStore> World<'a, S> {
         if self.clients[at].server { Holder::Server(id) } else { Holder::Client(id) }
     }
 
+    /// The leases that count.
+    fn live(&self) -> impl Iterator<Item = f64> {
+        self.has.iter().filter(|(_, expiry_s)| *expiry_s > self.latest_s).map(|(has, _)| *has)
+    }
+
     /// What is leased in all.
     fn leased(&self) -> f64 {
-        let now_s = self.clock.now().as_secs();
-        self.has.iter().filter(|(_, expiry_s)| *expiry_s > now_s).map(|(has, _)| has).sum()
+        self.live().sum()
+    }
+
+    /// Time passes, or steps back.
+    fn wait(&mut self, us: i64) {
+        self.clock.advance(us);
+        self.latest_s = self.latest_s.max(self.clock.now().as_secs());
+    }
+
+    async fn release(&mut self, at: usize) {
+        self.store.release(self.holder(at), &[self.resource]).await.unwrap();
+        self.has[at] = (0.0, 0);
     }
 
     /// One asks. A cluster may say what its own clients still hold: it keeps that.
@@ -203,12 +221,8 @@ impl<'a, S: LeaseStore> World<'a, S> {
                 let client = &mut self.clients[who.index(all)];
                 client.bands.iter_mut().for_each(|band| band.wants *= factor);
             }
-            Act::Release { who } => {
-                let at = who.index(all);
-                self.store.release(self.holder(at), &[self.resource]).await.unwrap();
-                self.has[at] = (0.0, 0);
-            }
-            Act::Wait { us } => self.clock.advance(*us),
+            Act::Release { who } => self.release(who.index(all)).await,
+            Act::Wait { us } => self.wait(*us),
             Act::Capacity { factor } => self.rules.capacity *= factor,
         }
         Ok(())
@@ -290,4 +304,85 @@ fn they_hold_in_redis() {
         runtime.block_on(hold(&store, &clock, &case))
     });
     asked.unwrap();
+}
+
+fn plain(kind: Kind, capacity: f64, wants: impl IntoIterator<Item = f64>) -> Case {
+    let band = |wants| Band { priority: 0, subclients: 1, wants };
+    let client = |wants| Client { server: false, bands: vec![band(wants)] };
+    Case {
+        kind,
+        capacity,
+        clients: wants.into_iter().map(client).collect(),
+        acts: vec![],
+        chance: 0,
+    }
+}
+
+/// Three want all of a capacity that is a last bit less than three times that, and a fourth
+/// wants nothing: rounding must not turn the level into the equal share.
+async fn nearly_enough(store: &impl LeaseStore, clock: &ManualClock) {
+    let x = 9.763_291_217_863_108;
+    let case = plain(Kind::FairShare, 29.289_873_653_589_32, [0.0, x, x, x]);
+    assert!(x + x + x > case.capacity && case.capacity / 3.0 >= x);
+    World::new(store, clock, "rounding", &case).settle(&mut Random(0)).await.unwrap();
+}
+
+/// Most of very many leases expire, in some seconds, while some go on asking, some come back
+/// and some give back, and the clock steps back now and then.
+async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, seed: u64) {
+    let mut random = Random(seed);
+    let wants: Vec<f64> = (0..3000).map(|_| random.between(1.0, 100.0)).collect();
+    let case = plain(kind, wants.iter().sum::<f64>() / 2.0, wants);
+    let resource = format!("many/{seed}");
+    let mut world = World::new(store, clock, &resource, &case);
+    for at in 0..3000 {
+        world.ask(at, false).await.unwrap();
+        world.wait(random.below(1000) as i64);
+    }
+    world.wait(LEASE_S * 500_000);
+    let loyal: Vec<usize> = (0..200).map(|_| random.below(3000)).collect();
+    for &at in &loyal {
+        world.ask(at, false).await.unwrap();
+    }
+    world.wait(LEASE_S * 500_000);
+    for _ in 0..300 {
+        let any = random.below(3) == 0;
+        let at = if any { random.below(3000) } else { loyal[random.below(loyal.len())] };
+        if random.below(8) == 0 {
+            world.release(at).await;
+        } else {
+            world.ask(at, false).await.unwrap();
+        }
+        world.wait([0, 0, 0, 0, 500_000, -400_000][random.below(6)]);
+    }
+    world.ask(loyal[0], false).await.unwrap();
+    let (totals, leases) = store.leases(&resource, 5000).await.unwrap().unwrap();
+    assert_eq!(totals.holders, world.live().count() as u64);
+    assert_eq!(leases.items.len() as u64, totals.holders);
+    assert!((totals.has - world.leased()).abs() <= 1e-9 * case.capacity, "{totals:?}");
+    world.settle(&mut random).await.unwrap();
+}
+
+async fn cases_of_their_own(store: &impl LeaseStore, clock: &ManualClock) {
+    nearly_enough(store, clock).await;
+    for (seed, kind) in
+        [Kind::FairShare, Kind::ProportionalShare, Kind::FairShare].iter().enumerate()
+    {
+        many_expire(store, clock, *kind, seed as u64).await;
+    }
+}
+
+#[test]
+fn masses_and_last_bits_in_memory() {
+    let clock = ManualClock::new(START);
+    runtime().block_on(cases_of_their_own(&MemoryStore::with_clock(clock.clone()), &clock));
+}
+
+#[test]
+fn masses_and_last_bits_in_redis() {
+    let (redis, clock) = (Redis::start(), ManualClock::new(START));
+    runtime().block_on(async {
+        let store = redis_store(&redis, clock.clone()).await;
+        cases_of_their_own(&store, &clock).await;
+    });
 }
