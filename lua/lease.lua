@@ -35,7 +35,7 @@
 -- subclients. Reply to the others: 1 if there was a lease to release, 0 if not.
 
 local DROP_LIMIT = 1000
-local SWEEP_LIMIT = 250
+local SWEEP_LIMIT = 300
 local CROSS_LIMIT = 256
 local PAGE = 32
 local SERVER = 254
@@ -136,22 +136,27 @@ end
 -- Those whose leases have expired leave the sums, and the holder itself does until it is put
 -- back. To take many out of the sorted sets takes longer than to take them out of the sums: as
 -- long as not all have been, the first `ghosts` by expiry count no more, but are still there.
-local gone = {}
+-- Of a mass of more than DROP_LIMIT some at a time leave both.
+local gone, mass = {}, false
 if due <= now_s or ghosts > 0 then
-  local ids = call('ZRANGEBYSCORE', by_expiry, '-inf', now_s, 'LIMIT', ghosts, DROP_LIMIT - ghosts)
-  local expired = #ids
-  if expired > 0 then gone = call('HMGET', holders, unpack(ids)) end
-  ghosts = ghosts + expired
+  local expired = max(call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts, 0)
+  local ids, swept = nil, 0
+  mass = ghosts + expired > DROP_LIMIT
+  if mass then expired = ghosts > 0 and 0 or SWEEP_LIMIT end
+  if expired > 0 then
+    ids = call('ZRANGE', by_expiry, ghosts, ghosts + expired - 1)
+    gone = call('HMGET', holders, unpack(ids))
+    ghosts = ghosts + expired
+  end
   local place = record and call('ZRANK', by_expiry, id)
   if place and place < ghosts then record = false else place = nil end
-  local swept = 0
   if ghosts > 0 and expired <= SWEEP_LIMIT then
     if expired < ghosts then
       ids = call('ZRANGE', by_expiry, 0, min(ghosts, SWEEP_LIMIT) - 1)
     end
+    swept = #ids
     call('HDEL', holders, unpack(ids))
     call('ZREM', by_wants, unpack(ids))
-    swept = #ids
     call('ZREMRANGEBYRANK', by_expiry, 0, swept - 1)
     ghosts = ghosts - swept
   end
@@ -299,7 +304,7 @@ if shares then
   total = add(total, total_lo, below_lo)
 end
 -- Nobody crosses the threshold while there are some who count no more: any threshold will do.
-if total > capacity and ghosts == 0 then
+if total > capacity and ghosts == 0 and not mass then
   local target = level(below, below_lo, above_n, all_n)
   if target >= high or target < low then
     -- Moves the threshold past as many holders as the level is past, or as one decision may.
