@@ -15,8 +15,14 @@ use super::sharing::Side;
 const LOOSE: usize = 256;
 
 /// Wants per subclient; never NaN.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 struct Ratio(f64);
+
+impl PartialEq for Ratio {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
 
 impl Eq for Ratio {}
 

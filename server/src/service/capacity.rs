@@ -222,7 +222,9 @@ impl<S: LeaseStore> CapacityService<S> {
         let own = own.clamp(0, rules.lease_s) * 1_000_000;
         let (length, ago) = fallback.health.last_outage();
         // Other nodes renew as this one does: no lease with three refreshes still to go.
-        let short = rules.lease_s - 3 * refresh_s;
+        // An outage shorter than any refresh interval hides no refresh: a node's own start,
+        // which counts as one, must not make leases wait that last for few refreshes only.
+        let short = (rules.lease_s - 3 * refresh_s).max(1);
         if (length.as_micros() as i64) < short.saturating_mul(1_000_000) {
             return own;
         }
@@ -404,7 +406,12 @@ fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
             return Err(Error::Invalid(text + ", less than 0"));
         }
     }
-    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))
+    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))?;
+    // Before anything of the request is decided; few enough entries can't be too many.
+    if request.wants.len() > MAX_BANDS {
+        bands(request)?;
+    }
+    Ok(())
 }
 
 fn whole(seconds: u64) -> i64 {
