@@ -26,6 +26,7 @@ pub mod cluster;
 pub mod command;
 pub mod fleet;
 pub mod forwarder;
+pub mod leases;
 pub mod load;
 pub mod metrics;
 pub mod wire;
