@@ -249,6 +249,10 @@ impl<S: LeaseStore> CapacityService<S> {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
         let (capacity, expiry_s) = match plan.has {
+            // No lease outlives the cluster's own, which this node does not know.
+            Some(has) if plan.rules.from_parent && has.expiry_s > now_s => {
+                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            }
             Some(has) if has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s => {
                 (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
             }

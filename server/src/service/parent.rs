@@ -43,7 +43,7 @@ const RETRY_US: i64 = 1_000_000;
 pub struct ParentRequest {
     /// Which.
     pub resource: String,
-    /// What the cluster has leased out, and until when it may, if it holds a lease.
+    /// What the cluster has leased out, and until when it may; `None`: it does not know.
     pub has: Option<(f64, i64)>,
     /// What its clients want.
     pub bands: Vec<Band>,
@@ -126,16 +126,22 @@ impl<S: LeaseStore> Renewal<S> {
                 due.push(resource.clone());
             }
         }
+        let born = self.store.born().await?.unwrap_or(now);
         // What nobody wants any more is given back, so that others get it before it expires.
+        // A store that has lost its memory does not know what clients hold.
         let held: std::collections::HashSet<&str> =
             held.items.iter().map(|(resource, _)| resource.as_str()).collect();
         for (resource, known) in &self.known {
-            if !held.contains(resource.as_str()) && (known.due <= now || !known.failed) {
+            let forgotten = known.lease.is_some_and(|lease| learns(born, lease.lease_s, now));
+            if !held.contains(resource.as_str())
+                && !forgotten
+                && (known.due <= now || !known.failed)
+            {
                 due.push(resource.clone());
             }
         }
         for page in due.chunks(PAGE) {
-            self.renew(parent, page, now).await?;
+            self.renew(parent, page, born, now).await?;
         }
         Ok(())
     }
@@ -144,6 +150,7 @@ impl<S: LeaseStore> Renewal<S> {
         &mut self,
         parent: &impl Parent,
         resources: &[String],
+        born: Micros,
         now: Micros,
     ) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
@@ -155,8 +162,11 @@ impl<S: LeaseStore> Renewal<S> {
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
             wanted.push(demand.is_some());
-            before.push(demand.as_ref().and_then(|demand| demand.parent));
-            requests.push(request(resource, demand.unwrap_or_default(), now));
+            let held = demand.as_ref().and_then(|demand| demand.parent);
+            before.push(held);
+            let last = held.or(self.known.get(resource).and_then(|known| known.lease));
+            let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
+            requests.push(request(resource, demand, learns, now));
         }
         let leases = match parent.ask(&self.cluster, &requests).await {
             Ok(leases) if leases.len() == requests.len() => Ok(leases),
@@ -205,11 +215,26 @@ impl<S: LeaseStore> Renewal<S> {
     }
 }
 
-fn request(resource: &str, demand: Demand, now: Micros) -> ParentRequest {
+/// Whether clients may hold leases that a store born at `born` knows nothing of: none is longer
+/// than the parent's, which are `lease_s`.
+fn learns(born: Micros, lease_s: i64, now: Micros) -> bool {
+    now.0 < born.0.saturating_add(lease_s.saturating_mul(1_000_000))
+}
+
+fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) -> ParentRequest {
+    let Some(demand) = demand else {
+        return ParentRequest { resource: resource.to_owned(), has: None, bands: Vec::new() };
+    };
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
         resource: resource.to_owned(),
-        has: held.map(|lease| (demand.has, lease.expiry_s)),
+        has: match held {
+            // Who does not say what it has is taken to have all that it was leased.
+            _ if learns => None,
+            Some(lease) => Some((demand.has, lease.expiry_s)),
+            // A lease of nothing, long expired.
+            None => Some((0.0, 1)),
+        },
         bands: demand.bands,
     }
 }
