@@ -215,8 +215,10 @@ enum Act {
     TakeOver {
         cluster: usize,
     },
-    /// The root's store has lost all that it knew, and learns.
-    Forget,
+    /// A cluster's store has lost all that it knew, and learns.
+    Forget {
+        cluster: usize,
+    },
 }
 
 fn trace() -> impl Strategy<Value = Vec<(i64, Act)>> {
@@ -232,7 +234,7 @@ fn trace() -> impl Strategy<Value = Vec<(i64, Act)>> {
             Act::Renew { cluster, before, after, fate }
         }),
         1 => (1..TREE.len()).prop_map(|cluster| Act::TakeOver { cluster }),
-        1 => Just(Act::Forget),
+        1 => (0..TREE.len()).prop_map(|cluster| Act::Forget { cluster }),
     ];
     let pause = prop_oneof![4 => Just(0), 4 => 0..1_000_000_i64, 1 => 0..25_000_000_i64];
     proptest::collection::vec((pause, act), 1..120)
@@ -250,7 +252,7 @@ async fn run(world: &World, trace: &[(i64, Act)], most: &Cell<f64>) -> Result<()
             Act::Renew { cluster, before, after, fate } => {
                 world.renew(*cluster, before, after, *fate).await;
             }
-            Act::Forget => world.clusters[0].service.store().clear(),
+            Act::Forget { cluster } => world.clusters[*cluster].service.store().clear(),
             Act::TakeOver { cluster } => {
                 let store = world.clusters[*cluster].service.store().clone();
                 let renewal = Renewal::new(store, "other".to_owned(), format!("cluster {cluster}"));

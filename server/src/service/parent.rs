@@ -228,13 +228,8 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
         resource: resource.to_owned(),
-        has: match held {
-            // Who does not say what it has is taken to have all that it was leased.
-            _ if learns => None,
-            Some(lease) => Some((demand.has, lease.expiry_s)),
-            // A lease of nothing, long expired.
-            None => Some((0.0, 1)),
-        },
+        // Who does not say what it has is taken to have all that it was leased.
+        has: held.filter(|_| !learns).map(|lease| (demand.has, lease.expiry_s)),
         bands: demand.bands,
     }
 }
