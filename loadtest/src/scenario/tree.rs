@@ -172,10 +172,12 @@ impl Parent for Below<'_> {
         cluster: &str,
         requests: &[ParentRequest],
     ) -> Result<Vec<ParentLease>, ParentError> {
-        let service = self.0.ok_or(ParentError("it can't be reached".to_owned()))?;
+        // Nothing is listening there: the request never arrives.
+        let failed = |text: String| ParentError { text, heard: false };
+        let service = self.0.ok_or_else(|| failed("it can't be reached".to_owned()))?;
         let requests: Vec<_> = requests.iter().map(request).collect();
         let leases = service.get(Holder::Server(cluster), &requests).await;
-        let leases = leases.map_err(|error| ParentError(error.to_string()))?;
+        let leases = leases.map_err(|error| failed(error.to_string()))?;
         let leased = leases.iter().map(|lease| ParentLease {
             capacity: lease.capacity,
             expiry_s: lease.expiry_s,

@@ -28,16 +28,22 @@ fn five_hands_out_at_least_what_the_document_says() {
 }
 
 #[test]
-fn seven_keeps_going_through_its_mishaps() {
+fn seven_hands_out_no_more_than_there_is_through_all_its_mishaps() {
     for seed in 1..=3 {
-        let report = report(&format!("seven --seed {seed}"));
-        let document = &report["document"];
-        assert!(report["utilisation"].as_f64().unwrap() > 0.95, "{report}");
-        assert!(report["shortfalls"]["max_percent"].as_f64().unwrap_or(0.0) < 140.0, "{report}");
-        assert_eq!(document["max"], 530.24);
+        // Without a lease nothing is safe, so that all that is handed out is the root's.
+        let report = report(&format!("seven --seed {seed} --safe-capacity 0"));
+        assert!(report["utilisation"].as_f64().unwrap() > 0.965, "{report}");
+        assert_eq!(report["shortfalls"]["times"], 0, "{report}");
         assert_eq!(report["mishaps"].as_object().unwrap().len(), 3);
         assert!(report["failed"].as_u64().unwrap() > 0);
     }
+}
+
+#[test]
+fn seven_falls_short_less_often_than_the_document_says_where_safe_capacity_is_shared() {
+    let report = report("seven --seed 20");
+    let times = report["shortfalls"]["times"].as_u64().unwrap();
+    assert!(times < report["document"]["shortfalls"].as_u64().unwrap(), "{report}");
 }
 
 #[test]
