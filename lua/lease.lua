@@ -136,13 +136,11 @@ end
 -- Those whose leases have expired leave the sums, and the holder itself does until it is put
 -- back. To take many out of the sorted sets takes longer than to take them out of the sums: as
 -- long as not all have been, the first `ghosts` by expiry count no more, but are still there.
--- Of a mass of more than DROP_LIMIT some at a time leave both.
-local gone, mass = {}, false
+local gone = {}
 if due <= now_s or ghosts > 0 then
-  local expired = max(call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts, 0)
+  local expired = call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts
+  expired = min(max(expired, 0), DROP_LIMIT)
   local ids, swept = nil, 0
-  mass = ghosts + expired > DROP_LIMIT
-  if mass then expired = ghosts > 0 and 0 or SWEEP_LIMIT end
   if expired > 0 then
     ids = call('ZRANGE', by_expiry, ghosts, ghosts + expired - 1)
     gone = call('HMGET', holders, unpack(ids))
@@ -304,7 +302,7 @@ if shares then
   total = add(total, total_lo, below_lo)
 end
 -- Nobody crosses the threshold while there are some who count no more: any threshold will do.
-if total > capacity and ghosts == 0 and not mass then
+if total > capacity and ghosts == 0 then
   local target = level(below, below_lo, above_n, all_n)
   if target >= high or target < low then
     -- Moves the threshold past as many holders as the level is past, or as one decision may.
