@@ -6,12 +6,10 @@
 -- KEYS[1]  holders: a hash (see below)
 -- KEYS[2]  by wants: a sorted set of the holders by wants per subclient
 -- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
--- KEYS[4]  birth: since when this store has had its state, in microseconds
--- KEYS[5]  resources: a sorted set of all resources by when their keys expire, in seconds
--- KEYS[6]  upstream: a hash that is there only in a cluster with a parent (see below)
+-- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
 -- ARGV[1]  11 packed doubles:
 --          1 operation: 0 ask, 1 release,      7 claimed capacity
---            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
+--            2 only drop what has expired      8 claimed expiry in seconds; -inf: no claim
 --          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
 --            2 PROPORTIONAL_SHARE,            10 1: the capacity is the parent's lease
 --            3 FAIR_SHARE, 4 the parent's     11 the time in microseconds; 0: Redis' own
@@ -23,6 +21,11 @@
 -- ARGV[3]  what it wants: for each priority 8 opaque bytes, a 4-byte count of subclients and
 --          a double
 -- ARGV[4]  the resource's name
+-- ARGV[5]  the key that has the birth: since when this store has had its state, in microseconds
+-- ARGV[6]  the key that has the resources: a sorted set of all by when their keys expire, in
+--          seconds
+-- These two belong to the server and not to the resource, so that they share no hash tag with
+-- it, and are no KEYS.
 --
 -- The field '' of the holders (no id is empty) has the sums: 16 packed doubles, named where
 -- they are unpacked. A holder's value: what it has (double), the expiry in seconds (4 bytes),
@@ -45,7 +48,7 @@ local SERVER = 254
 
 local call, min, max = redis.call, math.min, math.max
 local pack, unpacked = struct.pack, struct.unpack
-local holders, by_wants, by_expiry, upstream = KEYS[1], KEYS[2], KEYS[3], KEYS[6]
+local holders, by_wants, by_expiry, upstream = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local id = ARGV[2]
 local op, rule, capacity, lease_s, learning_s, wanted, claimed, claim_expiry, learn_for, from_parent, now =
   unpacked('<ddddddddddd', ARGV[1])
@@ -81,10 +84,10 @@ if found[1] then
 elseif op > 0 then
   return 0
 else
-  born = tonumber(call('GET', KEYS[4]) or nil)
+  born = tonumber(call('GET', ARGV[5]) or nil)
   if not born then
     born = now
-    call('SET', KEYS[4], string.format('%.0f', now))
+    call('SET', ARGV[5], string.format('%.0f', now))
   end
   -- A Redis that evicts keys may have left these.
   call('UNLINK', by_wants, by_expiry)
@@ -221,7 +224,7 @@ if op > 0 then
   end
   if count <= 0 then
     call('UNLINK', holders, by_wants, by_expiry, upstream)
-    call('ZREM', KEYS[5], ARGV[4])
+    call('ZREM', ARGV[6], ARGV[4])
   else
     call('HSET', holders, '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
       below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
@@ -238,7 +241,7 @@ if from_parent == 1 then
     local leased, expiry, refresh, safe, kind, length, frozen, frozen_until =
       unpacked('<dddddddd', lease)
     parent_refresh = refresh
-    if rule == 4 then rule, lease_s = kind, length end
+    if rule == 4 then rule, lease_s, learning_s = kind, length, min(learning_s, length) end
     if expiry > now_s then
       capacity, last_expiry = leased, expiry
     else
@@ -463,11 +466,18 @@ else
   granted = max(min(granted, (capacity - has) - has_lo), 0)
 end
 
--- A cluster keeps what it has leased out until its clients have given it back.
+-- A cluster keeps what it has leased out until its clients have given it back. One that does
+-- not say has lost its memory, and keeps all.
 local kept = granted
-if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
+if string.byte(id) == SERVER then
+  kept = max(kept, claim_expiry == -math.huge and old_has or min(claimed, old_has))
+end
 kept = min(kept, most)
 local expiry = min(last_expiry, now_s + lease_s)
+-- What is learned before the parent has leased anything ends when it would have.
+if from_parent == 1 and parent_refresh < 0 and learning > 0 and granted > 0 then
+  expiry = min(expiry, claim_expiry)
+end
 has, has_lo = add(has, has_lo, kept)
 if ghosts > 0 then
   -- Behind those that count no more, also after the clock has stepped back.
@@ -488,7 +498,7 @@ if fresh then
   call('EXPIREAT', by_wants, ttl)
   call('EXPIREAT', by_expiry, ttl)
   if banded == 1 then call('EXPIREAT', upstream, ttl) end
-  call('ZADD', KEYS[5], ttl, ARGV[4])
-  call('ZREMRANGEBYSCORE', KEYS[5], '-inf', now_s)
+  call('ZADD', ARGV[6], ttl, ARGV[4])
+  call('ZREMRANGEBYSCORE', ARGV[6], '-inf', now_s)
 end
 return pack('<ddddddd', granted, expiry, learning, capacity, rule, parent_refresh, all_n)

@@ -277,7 +277,7 @@ impl Resource {
             self.move_threshold(&terms);
         }
 
-        let learning_until = learning_until(self.born, rules.learning_s, wish.learn_for_us, now);
+        let learning_until = learning_until(self.born, terms.learning_s, wish.learn_for_us, now);
         let has = match (learning_until, wish.claim) {
             (Some(_), claim) => claim.map_or(0.0, |claim| claim.at(now_s)),
             (None, _) if terms.kind == Kind::NoAlgorithm => {
@@ -298,9 +298,19 @@ impl Resource {
         // given it back: only then can others get it.
         let still_out = match (wish.holder, wish.claim) {
             (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
-            _ => 0.0,
+            // One that does not say has lost its memory, and may have leased out all.
+            (Holder::Server(_), None) => old_has,
+            (Holder::Client(_), _) => 0.0,
         };
-        let expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        let mut expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        if let (Some(_), Some(claim)) = (learning_until, wish.claim)
+            && rules.from_parent
+            && self.parent.is_none()
+            && has > 0.0
+        {
+            // What is learned before the parent has leased anything ends when it would have.
+            expiry_s = expiry_s.min(claim.expiry_s);
+        }
         let held = Held { bands, has: has.max(still_out).min(most), expiry_s };
         self.has.add(held.has);
         match place {
@@ -359,16 +369,25 @@ impl Resource {
     /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
     /// is given back, may be leased out.
     pub fn freeze(&mut self, until: Micros) -> f64 {
+        // Whoever asked before may be gone, and its answer with it.
+        self.keep_frozen();
         let capacity = self.has.value().max(0.0);
         self.freeze = Some(Freeze { capacity, until });
         capacity
     }
 
-    /// The parent has answered, or with `None` has not.
+    /// The parent has answered. With `None` its answer is lost: it may have leased no more
+    /// than it was told of.
     pub fn thaw(&mut self, lease: Option<ParentLease>) {
-        self.freeze = None;
+        self.keep_frozen();
         if lease.is_some() {
             self.parent = lease;
+        }
+    }
+
+    fn keep_frozen(&mut self) {
+        if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
+            parent.capacity = parent.capacity.min(freeze.capacity);
         }
     }
 
@@ -380,6 +399,7 @@ impl Resource {
                 kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
                 capacity: rules.capacity,
                 lease_s: rules.lease_s,
+                learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
                 parent_refresh_s: None,
             };
@@ -389,6 +409,7 @@ impl Resource {
                 kind: rules.kind.unwrap_or(Kind::FairShare),
                 capacity: 0.0,
                 lease_s: rules.lease_s,
+                learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
                 parent_refresh_s: None,
             };
@@ -396,10 +417,15 @@ impl Resource {
         let valid = parent.expiry_s > now_s;
         let leased = parent.capacity_at(now_s);
         let frozen = self.freeze.filter(|freeze| freeze.until > now);
+        let (lease_s, learning_s) = match rules.kind {
+            Some(_) => (rules.lease_s, rules.learning_s),
+            None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
+        };
         Terms {
             kind: rules.kind.unwrap_or(parent.kind),
             capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
-            lease_s: if rules.kind.is_some() { rules.lease_s } else { parent.lease_s },
+            lease_s,
+            learning_s,
             last_expiry_s: if valid { parent.expiry_s } else { i64::MAX },
             parent_refresh_s: Some(parent.refresh_s),
         }
@@ -539,6 +565,7 @@ struct Terms {
     kind: Kind,
     capacity: f64,
     lease_s: i64,
+    learning_s: i64,
     last_expiry_s: i64,
     parent_refresh_s: Option<i64>,
 }

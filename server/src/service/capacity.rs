@@ -134,12 +134,22 @@ impl<S: LeaseStore> CapacityService<S> {
         let mut leases = Vec::with_capacity(requests.len());
         for (page, requests) in requests.chunks(PAGE).enumerate() {
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
+            let mut returned = Vec::new();
             for (at, request) in requests.iter().enumerate() {
                 match self.plan(page * PAGE + at, request, &snapshot, now)? {
+                    Some(plan) if gives_back(holder, request) => returned.push(plan),
                     Some(plan) => plans.push(plan),
                     None => self.shared.unmatched.count(LeaseEnding::Full),
                 }
                 leases.push(unmatched(request, now));
+            }
+            if !returned.is_empty() {
+                let resources: Vec<&str> = returned.iter().map(|plan| plan.resource).collect();
+                // What the store does not take back now will expire.
+                let _ = self.store.release(holder, &resources).await;
+                for plan in returned {
+                    leases[plan.at] = plan.lease(&plan.nothing(now));
+                }
             }
             let asks: SmallVec<[LeaseAsk<'_>; 4]> =
                 plans.iter().map(|plan| plan.ask(holder)).collect();
@@ -239,6 +249,10 @@ impl<S: LeaseStore> CapacityService<S> {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
         let (capacity, expiry_s) = match plan.has {
+            // No lease outlives the cluster's own, which this node does not know.
+            Some(has) if plan.rules.from_parent && has.expiry_s > now_s => {
+                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            }
             Some(has) if has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s => {
                 (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
             }
@@ -266,6 +280,16 @@ impl Plan<'_, '_> {
         let learn_for_us = self.learn_for_us;
         let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
         LeaseAsk { resource: self.resource, rules: self.rules, wish }
+    }
+
+    /// For a cluster that no longer has any clients.
+    fn nothing(&self, now: Micros) -> Grant {
+        Grant {
+            expiry_s: now.as_secs().saturating_add(self.rules.lease_s),
+            kind: self.rules.kind,
+            subclients: 1.0,
+            ..Grant::default()
+        }
     }
 
     fn lease(&self, grant: &Grant) -> Lease {
@@ -298,6 +322,14 @@ impl Plan<'_, '_> {
             learning_s: self.rules.learning_s,
         }
     }
+}
+
+/// A cluster whose last client has gone gives its lease back. With one it would go on counting
+/// as a subclient, and take from the shares of others, until that expires.
+fn gives_back(holder: Holder<'_>, request: &Request<'_>) -> bool {
+    let asked = request.wants.iter().any(|wants| wants.clients > 0 || wants.wants > 0.0);
+    let holds = request.has.is_some_and(|has| has.capacity > 0.0);
+    matches!(holder, Holder::Server(_)) && !asked && !holds
 }
 
 /// What no template matches is honoured as it stands.

@@ -94,17 +94,18 @@ fn call(
         f64::from(u8::from(from_parent)),
         now.map_or(0.0, |now| now.0 as f64),
     ]);
-    let mut cmd = Scripted::Lease.call(6);
+    let mut cmd = Scripted::Lease.call(4);
     cmd.arg(keys.holders).arg(keys.by_wants).arg(keys.by_expiry);
-    cmd.arg(BIRTH).arg(RESOURCES).arg(keys.upstream);
-    cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
+    cmd.arg(keys.upstream);
+    cmd.arg(numbers).arg(holder).arg(bands).arg(resource).arg(BIRTH).arg(RESOURCES);
     cmd
 }
 
 fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
     let (rules, wish) = (&ask.rules, &ask.wish);
-    let (claimed, claim_expiry) =
-        wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
+    let (claimed, claim_expiry) = wish
+        .claim
+        .map_or((0.0, f64::NEG_INFINITY), |claim| (claim.capacity, claim.expiry_s as f64));
     let numbers = [
         rules.kind.map_or(PARENTS_RULE, number),
         rules.capacity,
