@@ -8,8 +8,8 @@
 -- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
 -- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
 -- ARGV[1]  11 packed doubles:
---          1 operation: 0 ask, 1 release,      7 claimed capacity
---            2 only drop what has expired      8 claimed expiry in seconds; -inf: no claim
+--          1 operation: 0 ask, 1 release,      7 claimed capacity; inf: all it was leased
+--            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
 --          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
 --            2 PROPORTIONAL_SHARE,            10 1: the capacity is the parent's lease
 --            3 FAIR_SHARE, 4 the parent's     11 the time in microseconds; 0: Redis' own
@@ -433,6 +433,8 @@ local learning = max(born + learning_s * 1000000, now + learn_for)
 if learning_s <= 0 or now >= learning then learning = 0 end
 
 if claim_expiry <= now_s then claimed = 0 end
+-- Claim::UNKNOWN
+if claimed == math.huge then claimed = old_has end
 local granted
 if learning > 0 then
   granted = claimed
@@ -466,12 +468,9 @@ else
   granted = max(min(granted, (capacity - has) - has_lo), 0)
 end
 
--- A cluster keeps what it has leased out until its clients have given it back. One that does
--- not say has lost its memory, and keeps all.
+-- A cluster keeps what it has leased out until its clients have given it back.
 local kept = granted
-if string.byte(id) == SERVER then
-  kept = max(kept, claim_expiry == -math.huge and old_has or min(claimed, old_has))
-end
+if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
 kept = min(kept, most)
 local expiry = min(last_expiry, now_s + lease_s)
 -- What is learned before the parent has leased anything ends when it would have.

@@ -103,9 +103,8 @@ fn call(
 
 fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
     let (rules, wish) = (&ask.rules, &ask.wish);
-    let (claimed, claim_expiry) = wish
-        .claim
-        .map_or((0.0, f64::NEG_INFINITY), |claim| (claim.capacity, claim.expiry_s as f64));
+    let (claimed, claim_expiry) =
+        wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
     let numbers = [
         rules.kind.map_or(PARENTS_RULE, number),
         rules.capacity,
