@@ -8,8 +8,8 @@
 -- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
 -- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
 -- ARGV[1]  11 packed doubles:
---          1 operation: 0 ask, 1 release,      7 claimed capacity
---            2 only drop what has expired      8 claimed expiry in seconds; -inf: no claim
+--          1 operation: 0 ask, 1 release,      7 claimed capacity; inf: all it was leased
+--            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
 --          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
 --            2 PROPORTIONAL_SHARE,            10 1: the capacity is the parent's lease
 --            3 FAIR_SHARE, 4 the parent's     11 the time in microseconds; 0: Redis' own
@@ -139,13 +139,11 @@ end
 -- Those whose leases have expired leave the sums, and the holder itself does until it is put
 -- back. To take many out of the sorted sets takes longer than to take them out of the sums: as
 -- long as not all have been, the first `ghosts` by expiry count no more, but are still there.
--- Of a mass of more than DROP_LIMIT some at a time leave both.
-local gone, mass = {}, false
+local gone = {}
 if due <= now_s or ghosts > 0 then
-  local expired = max(call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts, 0)
+  local expired = call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts
+  expired = min(max(expired, 0), DROP_LIMIT)
   local ids, swept = nil, 0
-  mass = ghosts + expired > DROP_LIMIT
-  if mass then expired = ghosts > 0 and 0 or SWEEP_LIMIT end
   if expired > 0 then
     ids = call('ZRANGE', by_expiry, ghosts, ghosts + expired - 1)
     gone = call('HMGET', holders, unpack(ids))
@@ -307,7 +305,7 @@ if shares then
   total = add(total, total_lo, below_lo)
 end
 -- Nobody crosses the threshold while there are some who count no more: any threshold will do.
-if total > capacity and ghosts == 0 and not mass then
+if total > capacity and ghosts == 0 then
   local target = level(below, below_lo, above_n, all_n)
   if target >= high or target < low then
     -- Moves the threshold past as many holders as the level is past, or as one decision may.
@@ -435,6 +433,8 @@ local learning = max(born + learning_s * 1000000, now + learn_for)
 if learning_s <= 0 or now >= learning then learning = 0 end
 
 if claim_expiry <= now_s then claimed = 0 end
+-- Claim::UNKNOWN
+if claimed == math.huge then claimed = old_has end
 local granted
 if learning > 0 then
   granted = claimed
@@ -468,12 +468,9 @@ else
   granted = max(min(granted, (capacity - has) - has_lo), 0)
 end
 
--- A cluster keeps what it has leased out until its clients have given it back. One that does
--- not say has lost its memory, and keeps all.
+-- A cluster keeps what it has leased out until its clients have given it back.
 local kept = granted
-if string.byte(id) == SERVER then
-  kept = max(kept, claim_expiry == -math.huge and old_has or min(claimed, old_has))
-end
+if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
 kept = min(kept, most)
 local expiry = min(last_expiry, now_s + lease_s)
 -- What is learned before the parent has leased anything ends when it would have.

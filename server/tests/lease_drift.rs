@@ -6,7 +6,7 @@ mod support;
 
 use support::START;
 use support::leases::Random;
-use tollgate_server::domain::lease::{Band, Grant, Holder, Resource, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 
 const HOLDERS: usize = 200;
@@ -101,7 +101,9 @@ impl Counted {
     fn ask(&mut self, at: usize, wants: f64, subclients: u32) {
         let bands = [Band { priority: 0, subclients, wants }];
         let holder = Holder::Server(&self.ids[at]);
-        let wish = Wish { holder, bands: &bands, claim: None, learn_for_us: 0 };
+        // Nothing that it has had is still leased out.
+        let claim = Some(Claim { capacity: 0.0, expiry_s: START.as_secs() });
+        let wish = Wish { holder, bands: &bands, claim, learn_for_us: 0 };
         let Grant { has, .. } = self.resource.ask(&wish, &self.rules, START);
         self.record(at, wants, subclients, has);
     }

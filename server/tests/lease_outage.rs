@@ -141,6 +141,7 @@ fn without_the_store_clients_keep_what_they_hold() {
                 resource_id: "long".to_owned(),
                 has: holds(30.0, now + 40),
                 wants: vec![band],
+                forgotten: None,
             }],
         };
         let answer =

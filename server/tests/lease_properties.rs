@@ -187,13 +187,14 @@ impl<'a, S: LeaseStore> World<'a, S> {
         self.has[at] = (0.0, 0);
     }
 
-    /// One asks. A cluster may say what its own clients still hold: it keeps that.
+    /// One asks. A cluster may say that its own clients still hold all that it has, and keeps
+    /// that; else it says that they have given it back.
     async fn ask(&mut self, at: usize, claims: bool) -> Result<(), TestCaseError> {
         let before = self.leased();
         let now_s = self.clock.now().as_secs();
         let (old, expiry_s) = self.has[at];
-        let claim = Claim { capacity: old, expiry_s };
-        let claim = (claims && self.clients[at].server).then_some(claim);
+        let claim = Claim { capacity: if claims { old } else { 0.0 }, expiry_s };
+        let claim = self.clients[at].server.then_some(claim);
         let (holder, bands) = (self.holder(at), &self.clients[at].bands[..]);
         let wish = Wish { holder, bands, claim, learn_for_us: 0 };
         let ask = LeaseAsk { resource: self.resource, rules: self.rules, wish };

@@ -108,11 +108,7 @@ fn wire(request: &ParentRequest) -> Request<'_> {
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request {
-        resource: &request.resource,
-        wants: bands.collect(),
-        has: request.has.map(|(capacity, expiry_s)| Claim { capacity, expiry_s }),
-    }
+    Request { resource: &request.resource, wants: bands.collect(), has: request.has }
 }
 
 fn parent_lease(lease: &Lease) -> ParentLease {

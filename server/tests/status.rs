@@ -41,8 +41,8 @@ async fn ask_as_server(client: &mut Client, name: &str, resource: &str, wants: f
     let band = PriorityBandAggregate { priority: 0, num_clients: 3, wants };
     let resource = ServerCapacityResourceRequest {
         resource_id: resource.to_owned(),
-        has: None,
         wants: vec![band],
+        ..ServerCapacityResourceRequest::default()
     };
     let request = GetServerCapacityRequest { server_id: name.to_owned(), resource: vec![resource] };
     let answer = client.get_server_capacity(request).await.unwrap().into_inner();

@@ -71,6 +71,9 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Of a cluster that has lost its memory: it may hold all that it was leased.
+    pub const UNKNOWN: Self = Self { capacity: f64::INFINITY, expiry_s: i64::MAX };
+
     /// How much it is worth at `now_s`: nothing once it has expired.
     pub fn at(self, now_s: i64) -> f64 {
         if self.expiry_s > now_s { self.capacity } else { 0.0 }
@@ -279,6 +282,7 @@ impl Resource {
 
         let learning_until = learning_until(self.born, terms.learning_s, wish.learn_for_us, now);
         let has = match (learning_until, wish.claim) {
+            (Some(_), Some(Claim::UNKNOWN)) => old_has,
             (Some(_), claim) => claim.map_or(0.0, |claim| claim.at(now_s)),
             (None, _) if terms.kind == Kind::NoAlgorithm => {
                 wish.bands.iter().map(|b| b.wants).sum()
@@ -298,9 +302,7 @@ impl Resource {
         // given it back: only then can others get it.
         let still_out = match (wish.holder, wish.claim) {
             (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
-            // One that does not say has lost its memory, and may have leased out all.
-            (Holder::Server(_), None) => old_has,
-            (Holder::Client(_), _) => 0.0,
+            _ => 0.0,
         };
         let mut expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
         if let (Some(_), Some(claim)) = (learning_until, wish.claim)

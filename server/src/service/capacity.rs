@@ -249,6 +249,7 @@ impl<S: LeaseStore> CapacityService<S> {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
         let (capacity, expiry_s) = match plan.has {
+            Some(Claim::UNKNOWN) => (0.0, now_s + plan.rules.lease_s),
             // No lease outlives the cluster's own, which this node does not know.
             Some(has) if plan.rules.from_parent && has.expiry_s > now_s => {
                 (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
@@ -438,7 +439,10 @@ fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
             return Err(Error::Invalid(text + ", less than 0"));
         }
     }
-    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))?;
+    match (holder, request.has) {
+        (_, None) | (Holder::Server(_), Some(Claim::UNKNOWN)) => {}
+        (_, Some(has)) => amount("has.capacity", has.capacity)?,
+    }
     // Before anything of the request is decided; few enough entries can't be too many.
     if request.wants.len() > MAX_BANDS {
         bands(request)?;

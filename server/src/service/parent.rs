@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::domain::lease::{Band, ParentLease};
+use crate::domain::lease::{Band, Claim, ParentLease};
 use crate::domain::time::Micros;
 use crate::logging::Repeating;
 use crate::store::{Demand, LeaseStore, StoreError};
@@ -43,8 +43,8 @@ const RETRY_US: i64 = 1_000_000;
 pub struct ParentRequest {
     /// Which.
     pub resource: String,
-    /// What the cluster has leased out, and until when it may; `None`: it does not know.
-    pub has: Option<(f64, i64)>,
+    /// What the cluster has leased out, and until when it may; `None`: nothing.
+    pub has: Option<Claim>,
     /// What its clients want.
     pub bands: Vec<Band>,
 }
@@ -228,8 +228,11 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
         resource: resource.to_owned(),
-        // Who does not say what it has is taken to have all that it was leased.
-        has: held.filter(|_| !learns).map(|lease| (demand.has, lease.expiry_s)),
+        has: match held {
+            // What was leased before the store lost its memory may all be leased out.
+            _ if learns || held.is_none() => Some(Claim::UNKNOWN),
+            held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
+        },
         bands: demand.bands,
     }
 }

@@ -9,7 +9,7 @@ use tollgate_proto::doorman::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use crate::domain::lease::ParentLease;
+use crate::domain::lease::{Claim, ParentLease};
 use crate::domain::sharing::Kind;
 use crate::service::parent::{ANSWER, Parent, ParentError, ParentRequest};
 
@@ -101,11 +101,12 @@ fn is_connect(status: &tonic::Status) -> bool {
 fn wire(request: &ParentRequest) -> ServerCapacityResourceRequest {
     ServerCapacityResourceRequest {
         resource_id: request.resource.clone(),
-        has: request.has.map(|(capacity, expiry_time)| Lease {
-            expiry_time,
+        has: request.has.filter(|has| *has != Claim::UNKNOWN).map(|has| Lease {
+            expiry_time: has.expiry_s,
             refresh_interval: 0,
-            capacity,
+            capacity: has.capacity,
         }),
+        forgotten: (request.has == Some(Claim::UNKNOWN)).then_some(true),
         wants: request
             .bands
             .iter()

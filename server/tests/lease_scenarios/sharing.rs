@@ -234,8 +234,6 @@ pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
     s.set_limits(&one(1000.0, FAIR));
     for (bands, wants, subclients) in [
         (&[band(1, 1, 10.0), band(1, 2, 20.0)][..], 30.0, 3.0),
-        (&[], 0.0, 1.0),
-        (&[band(1, 0, 0.0)], 0.0, 1.0),
         // Who wants something is somebody.
         (&[band(1, 0, 5.0), band(2, 0, 0.0), band(3, 2, 0.0)], 5.0, 3.0),
         (&[band(i64::MIN, 1, 1.0), band(i64::MAX, 1, 2.0)], 3.0, 2.0),
@@ -246,6 +244,12 @@ pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
         assert_eq!(lease.capacity, wants, "{bands:?}");
         let held = holders(s, "r").await;
         assert_eq!((held[0].wants, held[0].subclients), (wants, subclients), "{bands:?}");
+    }
+    // A server that has no clients any more, and nothing leased out, holds no lease.
+    for bands in [&[][..], &[band(1, 0, 0.0)]] {
+        ask_as(s, Holder::Server("s"), "r", &[band(0, 1, 1.0)], None).await;
+        let lease = ask_as(s, Holder::Server("s"), "r", bands, None).await;
+        assert_eq!((lease.capacity, holders(s, "r").await.len()), (0.0, 0));
     }
 }
 
