@@ -196,11 +196,7 @@ fn request(asked: &ParentRequest) -> Request<'_> {
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request {
-        resource: &asked.resource,
-        wants: wants.collect(),
-        has: asked.has.map(|(capacity, expiry_s)| Claim { capacity, expiry_s }),
-    }
+    Request { resource: &asked.resource, wants: wants.collect(), has: asked.has }
 }
 
 #[cfg(test)]
