@@ -45,10 +45,10 @@ pub struct ScenarioArgs {
     /// How clusters share; the document's simulation had an older form of proportional-share.
     #[arg(long, value_enum, default_value = "proportional-share")]
     pub algorithm: Algorithm,
-    /// What a cluster whose lease has expired goes on sharing, and a client may use. [default: an
-    /// equal share, which adds to what others have leased meanwhile]
-    #[arg(long, value_name = "AMOUNT", value_parser = at_least_0)]
-    pub safe_capacity: Option<f64>,
+    /// What a cluster whose lease has expired goes on sharing, beside what others have leased
+    /// meanwhile.
+    #[arg(long, value_name = "AMOUNT", default_value = "5", value_parser = at_least_0)]
+    pub safe_capacity: f64,
     /// Write a plot of the run, an SVG.
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub fn run(args: &ScenarioArgs) -> Result<Report, RunError> {
     }
     let plan = args.scenario.plan();
     let start = Instant::now();
-    let tree = Tree::new(&plan, args.algorithm, args.safe_capacity)?;
+    let tree = Tree::new(&plan, args.algorithm, Some(args.safe_capacity))?;
     let outcome = sim::run(&plan, tree, args.seed, args.duration)?;
     let report = Report::new(args, &plan, &outcome, start.elapsed());
     if let Some(path) = &args.out {

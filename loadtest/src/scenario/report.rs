@@ -19,7 +19,7 @@ pub struct Report {
     /// How clusters share.
     pub algorithm: &'static str,
     /// What clusters share without a lease; null: what the service takes for that.
-    pub safe_capacity: Option<f64>,
+    pub safe_capacity: f64,
     /// The seed.
     pub seed: u64,
     /// The simulated time, in seconds.
