@@ -224,7 +224,13 @@ async fn metrics_tell_of_leases() {
 
     let gauges = |template: &str| {
         let samples = Samples::of(&node);
-        let labels = [("template", template)];
+        let algorithm = match template {
+            "db.*" => "FAIR_SHARE",
+            "<i>*" => "STATIC",
+            "young" => "PROPORTIONAL_SHARE",
+            _ => "",
+        };
+        let labels = [("template", template), ("algorithm", algorithm)];
         [
             "tollgate_resources",
             "tollgate_resource_capacity",
