@@ -157,11 +157,11 @@ impl<S: LeaseStore> Renewal<S> {
             return Ok(());
         }
         let mut requests = Vec::with_capacity(resources.len());
-        let mut wanted = Vec::with_capacity(resources.len());
+        let mut numbers = Vec::with_capacity(resources.len());
         let mut before = Vec::with_capacity(resources.len());
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
-            wanted.push(demand.is_some());
+            numbers.push(demand.as_ref().map(|demand| demand.number));
             let held = demand.as_ref().and_then(|demand| demand.parent);
             before.push(held);
             let last = held.or(self.known.get(resource).and_then(|known| known.lease));
@@ -199,8 +199,11 @@ impl<S: LeaseStore> Renewal<S> {
                 // All is as it was.
                 Err(_) => before[at],
             };
-            self.store.thaw(resource, holds).await?;
-            if lease.is_some() && !wanted[at] {
+            // Where nobody wanted anything, there is nothing that could hold it.
+            if let Some(number) = numbers[at] {
+                self.store.thaw(resource, number, holds).await?;
+            }
+            if lease.is_some() && numbers[at].is_none() {
                 self.known.remove(resource);
                 continue;
             }
