@@ -59,14 +59,17 @@ pub struct ParentError {
     pub heard: bool,
 }
 
+/// One answer a request, in the order of the requests.
+pub type Answers = Vec<Result<ParentLease, ParentError>>;
+
 /// The level below in the tree, or however it is reached.
 pub trait Parent {
-    /// Asks for leases on behalf of the cluster; the answers are in the order of the requests.
+    /// Asks for leases on behalf of the cluster.
     fn ask(
         &self,
         cluster: &str,
         requests: &[ParentRequest],
-    ) -> impl Future<Output = Result<Vec<ParentLease>, ParentError>>;
+    ) -> impl Future<Output = Result<Answers, ParentError>>;
 }
 
 /// A resource that the parent was asked for.
@@ -168,15 +171,15 @@ impl<S: LeaseStore> Renewal<S> {
             let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
             requests.push(request(resource, demand, learns, now));
         }
-        let leases = match parent.ask(&self.cluster, &requests).await {
-            Ok(leases) if leases.len() == requests.len() => Ok(leases),
-            Ok(_) => Err(ParentError {
-                text: "it answered for other resources than asked".to_owned(),
-                heard: true,
-            }),
-            Err(error) => Err(error),
+        let answers = match parent.ask(&self.cluster, &requests).await {
+            Ok(answers) if answers.len() == requests.len() => answers,
+            Ok(_) => {
+                let text = "it answered for other resources than asked".to_owned();
+                vec![Err(ParentError { text, heard: true }); requests.len()]
+            }
+            Err(error) => vec![Err(error); requests.len()],
         };
-        if let Err(error) = &leases
+        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
             && let Some(held_back) = self.failures.pass()
         {
             tracing::warn!(
@@ -185,11 +188,11 @@ impl<S: LeaseStore> Renewal<S> {
                 "no lease from the parent: the last one holds until it expires"
             );
         }
-        for (at, resource) in resources.iter().enumerate() {
-            let lease = leases.as_ref().ok().map(|leases| leases[at]);
+        for ((at, resource), answer) in resources.iter().enumerate().zip(&answers) {
+            let lease = answer.as_ref().ok().copied();
             let known = self.known.get(resource).and_then(|known| known.lease);
-            let holds = match &leases {
-                Ok(leases) => Some(leases[at]),
+            let holds = match answer {
+                Ok(lease) => Some(*lease),
                 // The store forgets a lease with the last of the clients', and those may have
                 // expired together with it. What was safe still is.
                 Err(_) if before[at].is_none() => {
