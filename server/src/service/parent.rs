@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::domain::lease::{Band, Claim, ParentLease};
+use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
 use crate::logging::Repeating;
 use crate::store::{Demand, LeaseStore, StoreError};
@@ -239,6 +239,44 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
             _ if learns || held.is_none() => Some(Claim::UNKNOWN),
             held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
         },
-        bands: demand.bands,
+        bands: folded(demand.bands),
+    }
+}
+
+/// No more priorities than the parent takes: those beyond count as the last one of them. Else
+/// clients of one resource could have all others refused that are asked for with it.
+fn folded(mut bands: Vec<Band>) -> Vec<Band> {
+    let beyond = bands.split_off(bands.len().min(MAX_BANDS));
+    if let Some(last) = bands.last_mut() {
+        for band in beyond {
+            last.subclients = last.subclients.saturating_add(band.subclients);
+            last.wants += band.wants;
+        }
+    }
+    for band in &mut bands {
+        band.subclients = band.subclients.min(MAX_SUBCLIENTS);
+    }
+    bands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
+        let band = |priority| Band {
+            priority,
+            subclients: if priority < 110 { 2 } else { u32::MAX },
+            wants: 3.0,
+        };
+        let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
+        let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
+        assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
+        let mut expected: Vec<_> = (0..100).map(band).collect();
+        expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
+        assert_eq!(bands(103), expected);
+        expected[99] = Band { priority: 99, subclients: MAX_SUBCLIENTS, wants: 75.0 };
+        assert_eq!(bands(124), expected);
     }
 }
