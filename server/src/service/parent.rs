@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
+use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
 use crate::logging::Repeating;
@@ -38,6 +39,9 @@ const PAGE: usize = 100;
 /// How long to wait after a parent gave no answer.
 const RETRY_US: i64 = 1_000_000;
 
+/// The longest time that a parent may name, as in limits.
+const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
+
 /// What is asked of the parent for one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParentRequest {
@@ -47,6 +51,9 @@ pub struct ParentRequest {
     pub has: Option<Claim>,
     /// What its clients want.
     pub bands: Vec<Band>,
+    /// What was safe to use without a lease by the last answer: holds on where one says nothing
+    /// of that.
+    pub safe_capacity: f64,
 }
 
 /// Why a parent gave no answer.
@@ -169,7 +176,9 @@ impl<S: LeaseStore> Renewal<S> {
             before.push(held);
             let last = held.or(self.known.get(resource).and_then(|known| known.lease));
             let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
-            requests.push(request(resource, demand, learns, now));
+            let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
+            let asked = request(resource, demand, learns, now);
+            requests.push(ParentRequest { safe_capacity, ..asked });
         }
         let answers = match parent.ask(&self.cluster, &requests).await {
             Ok(answers) if answers.len() == requests.len() => answers,
@@ -189,10 +198,10 @@ impl<S: LeaseStore> Renewal<S> {
             );
         }
         for ((at, resource), answer) in resources.iter().enumerate().zip(&answers) {
-            let lease = answer.as_ref().ok().copied();
+            let lease = answer.as_ref().ok().map(|lease| bounded(*lease, now));
             let known = self.known.get(resource).and_then(|known| known.lease);
             let holds = match answer {
-                Ok(lease) => Some(*lease),
+                Ok(_) => lease,
                 // The store forgets a lease with the last of the clients', and those may have
                 // expired together with it. What was safe still is.
                 Err(_) if before[at].is_none() => {
@@ -210,8 +219,7 @@ impl<S: LeaseStore> Renewal<S> {
                 self.known.remove(resource);
                 continue;
             }
-            let pause_us =
-                lease.map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
+            let pause_us = lease.map_or(RETRY_US, |lease| lease.refresh_s * 1_000_000);
             let due = Micros(now.0.saturating_add(pause_us));
             let known =
                 Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
@@ -229,7 +237,8 @@ fn learns(born: Micros, lease_s: i64, now: Micros) -> bool {
 
 fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) -> ParentRequest {
     let Some(demand) = demand else {
-        return ParentRequest { resource: resource.to_owned(), has: None, bands: Vec::new() };
+        let resource = resource.to_owned();
+        return ParentRequest { resource, has: None, bands: Vec::new(), safe_capacity: 0.0 };
     };
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
@@ -240,6 +249,17 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
             held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
         },
         bands: folded(demand.bands),
+        safe_capacity: 0.0,
+    }
+}
+
+/// Times that can be reckoned with, whatever the parent says.
+fn bounded(lease: ParentLease, now: Micros) -> ParentLease {
+    ParentLease {
+        expiry_s: lease.expiry_s.clamp(0, now.as_secs().saturating_add(MAX_SPAN_S).max(0)),
+        refresh_s: lease.refresh_s.clamp(1, MAX_SPAN_S),
+        lease_s: lease.lease_s.clamp(1, MAX_SPAN_S),
+        ..lease
     }
 }
 
@@ -262,6 +282,23 @@ fn folded(mut bands: Vec<Band>) -> Vec<Band> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_a_parent_are_bounded() {
+        let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
+        for (said, expiry_s, span_s) in [
+            (i64::MIN, 0, 1),
+            (0, 0, 1),
+            (60, 60, 60),
+            (i64::MAX, 1_700_000_000 + 126_230_400, 126_230_400),
+        ] {
+            let lease = |expiry_s, refresh_s, lease_s| {
+                let (capacity, safe_capacity) = (5.0, 1.0);
+                ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
+            };
+            assert_eq!(bounded(lease(said, said, said), now), lease(expiry_s, span_s, span_s));
+        }
+    }
 
     #[test]
     fn priorities_beyond_what_a_parent_takes_count_as_the_last() {

@@ -131,7 +131,7 @@ fn answers(
     }
     let answer = |asked: &ParentRequest| match found.get(asked.resource.as_str()).map(Vec::as_slice)
     {
-        Some([one]) => read(address, one),
+        Some([one]) => read(address, asked, one),
         None | Some([]) => Err(heard(format!("{address} has no answer for {:?}", asked.resource))),
         Some(_) => Err(heard(format!("{address} has two answers for {:?}", asked.resource))),
     };
@@ -140,13 +140,15 @@ fn answers(
 
 fn read(
     address: &str,
+    asked: &ParentRequest,
     response: &ServerCapacityResourceResponse,
 ) -> Result<ParentLease, ParentError> {
     let gets = &response.gets;
-    let safe_capacity = response.safe_capacity.unwrap_or(0.0);
-    if !(gets.capacity.is_finite() && gets.capacity >= 0.0 && safe_capacity >= 0.0) {
-        let text = format!("{address} leases {} of {:?}", gets.capacity, response.resource_id);
-        return Err(heard(text));
+    let safe_capacity = response.safe_capacity.unwrap_or(asked.safe_capacity);
+    for amount in [gets.capacity, safe_capacity] {
+        if !(amount.is_finite() && amount >= 0.0) {
+            return Err(heard(format!("{address} leases {amount} of {:?}", asked.resource)));
+        }
     }
     let shared = response.algorithm.as_ref();
     Ok(ParentLease {
@@ -161,7 +163,7 @@ fn read(
             // A parent that does not say how: by need, and never more than there is.
             Some(algorithm::Kind::FairShare) | None => Kind::FairShare,
         },
-        lease_s: shared.map_or(60, |shared| shared.lease_length).max(1),
+        lease_s: shared.map_or(60, |shared| shared.lease_length),
     })
 }
 
@@ -170,7 +172,12 @@ mod tests {
     use super::*;
 
     fn asked(resource: &str) -> ParentRequest {
-        ParentRequest { resource: resource.to_owned(), has: None, bands: Vec::new() }
+        ParentRequest {
+            resource: resource.to_owned(),
+            has: None,
+            bands: Vec::new(),
+            safe_capacity: 6.0,
+        }
     }
 
     fn response(resource: &str, capacity: f64) -> ServerCapacityResourceResponse {
@@ -189,5 +196,19 @@ mod tests {
             answers.iter().map(|a| a.as_ref().ok().map(|l| l.capacity)).collect();
         assert_eq!(capacities, [Some(1.0), None, None, Some(4.0)]);
         assert!(answers.iter().filter_map(|a| a.as_ref().err()).all(|error| error.heard));
+    }
+
+    #[test]
+    fn an_amount_that_is_none_is_no_answer() {
+        let safe = |capacity, safe_capacity| {
+            let one = ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
+            let lease = answers("parent", &[asked("a")], &[one]).pop().unwrap();
+            lease.ok().map(|lease| lease.safe_capacity)
+        };
+        assert_eq!(safe(5.0, Some(2.0)), Some(2.0));
+        assert_eq!(safe(5.0, None), Some(6.0), "what it said last");
+        for bad in [f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!((safe(5.0, Some(bad)), safe(bad, Some(2.0))), (None, None), "{bad}");
+        }
     }
 }
