@@ -198,6 +198,10 @@ async fn run(
                 }
             }
         }
+        prop_assert_eq!(
+            memory.resource_names(1).await.unwrap(),
+            redis.resource_names(1).await.unwrap()
+        );
         let one = memory.leases("r", 10).await.unwrap();
         let two = redis.leases("r", 10).await.unwrap();
         if let (Some((one, leases)), Some((two, others))) = (&one, &two) {

@@ -119,7 +119,7 @@ impl<S: LeaseStore> Renewal<S> {
             self.known.clear();
             return Ok(());
         }
-        let held = self.store.resources(MOST).await?;
+        let held = self.store.resource_names(MOST).await?;
         if held.left_out > 0
             && let Some(held_back) = self.failures.pass()
         {
@@ -131,7 +131,7 @@ impl<S: LeaseStore> Renewal<S> {
             );
         }
         let mut due: Vec<String> = Vec::new();
-        for (resource, _) in &held.items {
+        for resource in &held.items {
             if self.known.get(resource).is_none_or(|known| known.due <= now) {
                 due.push(resource.clone());
             }
@@ -139,8 +139,7 @@ impl<S: LeaseStore> Renewal<S> {
         let born = self.store.born().await?.unwrap_or(now);
         // What nobody wants any more is given back, so that others get it before it expires.
         // A store that has lost its memory does not know what clients hold.
-        let held: std::collections::HashSet<&str> =
-            held.items.iter().map(|(resource, _)| resource.as_str()).collect();
+        let held: std::collections::HashSet<&str> = held.items.iter().map(String::as_str).collect();
         for (resource, known) in &self.known {
             let forgotten = known.lease.is_some_and(|lease| learns(born, lease.lease_s, now));
             if !held.contains(resource.as_str())
@@ -167,18 +166,27 @@ impl<S: LeaseStore> Renewal<S> {
             return Ok(());
         }
         let mut requests = Vec::with_capacity(resources.len());
+        let mut asked = Vec::with_capacity(resources.len());
         let mut numbers = Vec::with_capacity(resources.len());
         let mut before = Vec::with_capacity(resources.len());
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
+            if demand.is_none() && !self.known.contains_key(resource) {
+                // Only its name is still there.
+                continue;
+            }
+            asked.push(resource);
             numbers.push(demand.as_ref().map(|demand| demand.number));
             let held = demand.as_ref().and_then(|demand| demand.parent);
             before.push(held);
             let last = held.or(self.known.get(resource).and_then(|known| known.lease));
             let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
             let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
-            let asked = request(resource, demand, learns, now);
-            requests.push(ParentRequest { safe_capacity, ..asked });
+            let wants = request(resource, demand, learns, now);
+            requests.push(ParentRequest { safe_capacity, ..wants });
+        }
+        if requests.is_empty() {
+            return Ok(());
         }
         let answers = match parent.ask(&self.cluster, &requests).await {
             Ok(answers) if answers.len() == requests.len() => answers,
@@ -197,7 +205,7 @@ impl<S: LeaseStore> Renewal<S> {
                 "no lease from the parent: the last one holds until it expires"
             );
         }
-        for ((at, resource), answer) in resources.iter().enumerate().zip(&answers) {
+        for ((at, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
             let lease = answer.as_ref().ok().map(|lease| bounded(*lease, now));
             let known = self.known.get(resource).and_then(|known| known.lease);
             let holds = match answer {

@@ -197,6 +197,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         most: usize,
     ) -> impl Future<Output = Result<Listing<(String, Totals)>, StoreError>> + Send;
 
+    /// Their names alone, which is much less to read.
+    fn resource_names(
+        &self,
+        most: usize,
+    ) -> impl Future<Output = Result<Listing<String>, StoreError>> + Send;
+
     /// Who holds leases on a resource, at most so many, those that expire first at the head.
     /// `None`: nobody.
     fn leases(

@@ -101,6 +101,17 @@ impl LeaseStore for MemoryStore {
         Ok(Listing { items: all, left_out })
     }
 
+    async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
+        let mut items: Vec<String> = Vec::new();
+        for shard in &self.0.resources.shards {
+            items.extend(lock(shard).keys().map(|name| name.to_string()));
+        }
+        items.sort_unstable();
+        let left_out = items.len().saturating_sub(most) as u64;
+        items.truncate(most);
+        Ok(Listing { items, left_out })
+    }
+
     async fn leases(
         &self,
         resource: &str,

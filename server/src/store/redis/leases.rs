@@ -284,7 +284,8 @@ impl LeaseStore for RedisStore {
         Ok(())
     }
 
-    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+    async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
+        // In the order of names: in that of their ages it would be others each time.
         let mut range = cmd("ZRANGE", RESOURCES);
         range.arg(0).arg(-1);
         let Value::Array(names) = self.value(range, None).await? else {
@@ -298,6 +299,11 @@ impl LeaseStore for RedisStore {
         names.sort_unstable();
         let left_out = names.len().saturating_sub(most) as u64;
         names.truncate(most);
+        Ok(Listing { items: names, left_out })
+    }
+
+    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+        let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
         for page in names.chunks(PAGE) {
             let read = |name: &String| {
