@@ -3,7 +3,8 @@
 --
 -- Atomic, so that what the parent is told is leased out stays the most that is, until the
 -- parent has answered. If its answer is lost (keep, or freeze after freeze), that is all that
--- the cluster still has of the lease.
+-- the cluster still has of the lease. An answer to any but the last freeze comes too late, and
+-- changes nothing: the node that asked after that has told the parent something else.
 --
 -- KEYS[1]  holders, as in lua/lease.lua
 -- KEYS[2]  upstream, as there
@@ -12,15 +13,18 @@
 --          doubles: capacity, expiry in seconds, seconds between refreshes, safe capacity,
 --          rule (0 to 3), seconds from grant to expiry; keep: ''
 -- ARGV[3]  the time in microseconds; 0: Redis' own
+-- ARGV[4]  the number of the freeze, 8 bytes that no other one has
 --
 -- The parent's lease is written as those 6 doubles and two more: the most that may be leased
--- out, and until when that holds, in microseconds.
+-- out, and until when that holds, in microseconds. The number is in a field 'n' of its own, since
+-- the first freeze comes before the first lease.
 --
 -- Reply: nil if nobody holds a lease on the resource. Else to freeze: the sums as they are
 -- stored, and all of upstream, fields and values by turns; to thaw and keep: 1.
 
 local sums = redis.call('HGET', KEYS[1], '')
 if not sums then return false end
+if ARGV[1] ~= 'freeze' and redis.call('HGET', KEYS[2], 'n') ~= ARGV[4] then return 1 end
 local lease = redis.call('HGET', KEYS[2], '')
 if lease then
   local capacity = struct.unpack('<d', lease)
@@ -41,16 +45,17 @@ if ARGV[1] == 'freeze' then
     lease = string.sub(lease, 1, 48) .. struct.pack('<dd', math.max(has, 0), now + ARGV[2])
     redis.call('HSET', KEYS[2], '', lease)
   end
+  local fresh = redis.call('EXISTS', KEYS[2]) == 0
+  redis.call('HSET', KEYS[2], 'n', ARGV[4])
+  if fresh then
+    local ttl = struct.unpack('<d', sums, 97)
+    redis.call('EXPIREAT', KEYS[2], ttl)
+  end
   return {sums, redis.call('HGETALL', KEYS[2])}
 end
 
-local fresh = redis.call('EXISTS', KEYS[2]) == 0
 if ARGV[1] == 'thaw' then lease = ARGV[2] end
 if lease then
   redis.call('HSET', KEYS[2], '', string.sub(lease, 1, 48) .. struct.pack('<dd', 0, 0))
-end
-if fresh then
-  local ttl = struct.unpack('<d', sums, 97)
-  redis.call('EXPIREAT', KEYS[2], ttl)
 end
 return 1

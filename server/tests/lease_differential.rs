@@ -35,7 +35,7 @@ const HOLDERS: [Holder<'static>; 7] = [
 enum Act {
     Ask { holder: usize, bands: Vec<Band>, claim: Option<(f64, i64)> },
     Release { holder: usize },
-    Parent { lease: Option<(f64, i64, f64, Kind)> },
+    Parent { lease: Option<(f64, i64, f64, Kind)>, late: bool },
     Freeze,
 }
 
@@ -100,8 +100,9 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         12 => ask,
         1 => (0..HOLDERS.len()).prop_map(|holder| Act::Release { holder }),
-        1 => proptest::option::of(lease).prop_map(|lease| Act::Parent { lease }),
-        1 => Just(Act::Freeze),
+        1 => (proptest::option::of(lease), proptest::bool::weighted(0.2))
+            .prop_map(|(lease, late)| Act::Parent { lease, late }),
+        2 => Just(Act::Freeze),
     ]
 }
 
@@ -129,6 +130,8 @@ async fn run(
     redis: &RedisStore,
     clock: &ManualClock,
 ) -> Result<(), TestCaseError> {
+    // Of all freezes, in the embedded store and in Redis.
+    let mut numbers = Vec::new();
     for step in steps {
         clock.advance(step.pause_us);
         let rules = rules[step.rules];
@@ -165,7 +168,7 @@ async fn run(
                 memory.release(HOLDERS[*holder], &["r"]).await.unwrap();
                 redis.release(HOLDERS[*holder], &["r"]).await.unwrap();
             }
-            Act::Parent { lease } => {
+            Act::Parent { lease, late } => {
                 let lease = lease.map(|(capacity, ahead_s, safe_capacity, kind)| ParentLease {
                     capacity,
                     expiry_s: clock.now().as_secs() + ahead_s,
@@ -174,8 +177,10 @@ async fn run(
                     kind,
                     lease_s: 9,
                 });
-                memory.thaw("r", lease).await.unwrap();
-                redis.thaw("r", lease).await.unwrap();
+                let last = numbers.len().saturating_sub(1 + usize::from(*late));
+                let (one, two) = numbers.get(last).copied().unwrap_or_default();
+                memory.thaw("r", one, lease).await.unwrap();
+                redis.thaw("r", two, lease).await.unwrap();
             }
             Act::Freeze => {
                 let time = std::time::Duration::from_secs(2);
@@ -183,6 +188,7 @@ async fn run(
                 let two = redis.freeze("r", time).await.unwrap();
                 match (&one, &two) {
                     (Some(one), Some(two)) => {
+                        numbers.push((one.number, two.number));
                         prop_assert!(near(one.has, two.has), "{one:?} {two:?}");
                         prop_assert_eq!(one.parent, two.parent);
                         let sum = |bands: &[Band]| bands.iter().map(|b| b.wants).sum::<f64>();
@@ -192,6 +198,10 @@ async fn run(
                 }
             }
         }
+        prop_assert_eq!(
+            memory.resource_names(1).await.unwrap(),
+            redis.resource_names(1).await.unwrap()
+        );
         let one = memory.leases("r", 10).await.unwrap();
         let two = redis.leases("r", 10).await.unwrap();
         if let (Some((one, leases)), Some((two, others))) = (&one, &two) {
@@ -236,4 +246,62 @@ fn both_stores_grant_alike() {
     });
     asked.unwrap();
     println!("{cases} traces, {} steps", steps.get());
+}
+
+/// A node that is slow to hear from the parent, and the one that has taken over from it.
+async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
+    let time = std::time::Duration::from_secs(60);
+    let lease = |capacity| {
+        let (expiry_s, kind) = (now_s + 60, Kind::FairShare);
+        let (refresh_s, safe_capacity, lease_s) = (4, 0.0, 60);
+        Some(ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s })
+    };
+    let ask = async |wants| {
+        let rules =
+            Rules { kind: None, capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
+        let bands = &[Band { priority: 0, subclients: 1, wants }];
+        let wish = Wish { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
+        store.lease(&[LeaseAsk { resource: "r", rules, wish }]).await.pop().unwrap().unwrap()
+    };
+    let leased = async || store.leases("r", 1).await.unwrap().unwrap().0.parent;
+    let freeze = async || store.freeze("r", time).await.unwrap().unwrap();
+
+    // The first lease of all.
+    assert_eq!(ask(20.0).await.has, 0.0);
+    let (slow, fast) = (freeze().await, freeze().await);
+    assert_eq!((slow.parent, fast.parent, fast.bands.len()), (None, None, 1));
+    store.thaw("r", slow.number, lease(100.0)).await.unwrap();
+    assert_eq!(leased().await, None);
+    store.thaw("r", fast.number, lease(50.0)).await.unwrap();
+    store.thaw("r", slow.number, lease(100.0)).await.unwrap();
+    assert_eq!(leased().await, lease(50.0));
+    assert_eq!(ask(20.0).await.has, 20.0);
+
+    // Any other; lost or not.
+    let (slow, fast) = (freeze().await, freeze().await);
+    assert_eq!((fast.has, fast.parent), (20.0, lease(20.0)));
+    for late in [None, lease(100.0)] {
+        store.thaw("r", slow.number, late).await.unwrap();
+        assert_eq!(ask(100.0).await.has, 20.0, "as long as it is frozen");
+    }
+    store.thaw("r", fast.number, lease(30.0)).await.unwrap();
+    assert_eq!(ask(100.0).await.has, 30.0);
+
+    // One from before the store has forgotten the resource.
+    let slow = freeze().await;
+    store.release(HOLDERS[0], &["r"]).await.unwrap();
+    ask(20.0).await;
+    freeze().await;
+    store.thaw("r", slow.number, lease(100.0)).await.unwrap();
+    assert_eq!(leased().await, None);
+}
+
+#[tokio::test]
+async fn an_answer_to_a_node_that_another_has_taken_over_from() {
+    let redis = Redis::start();
+    let clock = ManualClock::new(START);
+    let store = redis_store(&redis, clock.clone()).await;
+    late_answers_change_nothing(&store, START.as_secs()).await;
+    let store = MemoryStore::with_clock(clock);
+    late_answers_change_nothing(&store, START.as_secs()).await;
 }

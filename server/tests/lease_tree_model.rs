@@ -21,7 +21,7 @@ use tollgate_server::metrics::Metrics;
 use tollgate_server::service::Shared;
 use tollgate_server::service::capacity::{CapacityService, Lease, PriorityWants, Request};
 use tollgate_server::service::limits::LiveLimits;
-use tollgate_server::service::parent::{Parent, ParentError, ParentRequest, Renewal};
+use tollgate_server::service::parent::{Answers, Parent, ParentError, ParentRequest, Renewal};
 use tollgate_server::store::memory::MemoryStore;
 
 const CAPACITY: f64 = 120.0;
@@ -77,11 +77,7 @@ struct Link<'w> {
 }
 
 impl Parent for Link<'_> {
-    async fn ask(
-        &self,
-        cluster: &str,
-        requests: &[ParentRequest],
-    ) -> Result<Vec<ParentLease>, ParentError> {
+    async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         for &client in self.before {
             self.world.refresh(client).await;
         }
@@ -90,7 +86,7 @@ impl Parent for Link<'_> {
             let asked: Vec<Request<'_>> = requests.iter().map(wire).collect();
             let service = &self.world.clusters[self.parent].service;
             let answer = service.get(Holder::Server(cluster), &asked).await.unwrap();
-            leases = answer.iter().map(parent_lease).collect();
+            leases = answer.iter().map(|lease| Ok(parent_lease(lease))).collect();
         }
         for &client in self.after {
             self.world.refresh(client).await;

@@ -13,7 +13,7 @@ use tollgate_server::domain::time::{ManualClock, Micros};
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::capacity::{CapacityService, PriorityWants, Request};
 use tollgate_server::service::limits::{LiveLimits, LoadError};
-use tollgate_server::service::parent::{Parent, ParentError, ParentRequest, Renewal};
+use tollgate_server::service::parent::{Answers, Parent, ParentError, ParentRequest, Renewal};
 use tollgate_server::service::{Error as Refusal, Shared};
 use tollgate_server::store::memory::MemoryStore;
 
@@ -167,24 +167,22 @@ impl Clusters for Tree {
 struct Below<'t>(Option<&'t CapacityService<MemoryStore>>);
 
 impl Parent for Below<'_> {
-    async fn ask(
-        &self,
-        cluster: &str,
-        requests: &[ParentRequest],
-    ) -> Result<Vec<ParentLease>, ParentError> {
+    async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         // Nothing is listening there: the request never arrives.
         let failed = |text: String| ParentError { text, heard: false };
         let service = self.0.ok_or_else(|| failed("it can't be reached".to_owned()))?;
         let requests: Vec<_> = requests.iter().map(request).collect();
         let leases = service.get(Holder::Server(cluster), &requests).await;
         let leases = leases.map_err(|error| failed(error.to_string()))?;
-        let leased = leases.iter().map(|lease| ParentLease {
-            capacity: lease.capacity,
-            expiry_s: lease.expiry_s,
-            refresh_s: lease.refresh_interval_s,
-            safe_capacity: lease.safe_capacity.unwrap_or(0.0),
-            kind: lease.kind,
-            lease_s: lease.lease_length_s,
+        let leased = leases.iter().map(|lease| {
+            Ok(ParentLease {
+                capacity: lease.capacity,
+                expiry_s: lease.expiry_s,
+                refresh_s: lease.refresh_interval_s,
+                safe_capacity: lease.safe_capacity.unwrap_or(0.0),
+                kind: lease.kind,
+                lease_s: lease.lease_length_s,
+            })
         });
         Ok(leased.collect())
     }

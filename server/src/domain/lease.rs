@@ -232,6 +232,8 @@ pub struct Resource {
     born: Micros,
     parent: Option<ParentLease>,
     freeze: Option<Freeze>,
+    /// The number of the last freeze.
+    asked: Option<u64>,
 }
 
 impl Resource {
@@ -248,6 +250,7 @@ impl Resource {
             born,
             parent: None,
             freeze: None,
+            asked: None,
         }
     }
 
@@ -369,18 +372,23 @@ impl Resource {
     }
 
     /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
-    /// is given back, may be leased out.
-    pub fn freeze(&mut self, until: Micros) -> f64 {
+    /// is given back, may be leased out. `number`: one that no other freeze has.
+    pub fn freeze(&mut self, until: Micros, number: u64) -> f64 {
         // Whoever asked before may be gone, and its answer with it.
         self.keep_frozen();
         let capacity = self.has.value().max(0.0);
         self.freeze = Some(Freeze { capacity, until });
+        self.asked = Some(number);
         capacity
     }
 
-    /// The parent has answered. With `None` its answer is lost: it may have leased no more
-    /// than it was told of.
-    pub fn thaw(&mut self, lease: Option<ParentLease>) {
+    /// The parent has answered whoever froze under `number`. With `None` its answer is lost: it
+    /// may have leased no more than it was told of. If another has frozen since, the answer is
+    /// to what is no longer so, and changes nothing.
+    pub fn thaw(&mut self, number: u64, lease: Option<ParentLease>) {
+        if self.asked != Some(number) {
+            return;
+        }
         self.keep_frozen();
         if lease.is_some() {
             self.parent = lease;

@@ -11,7 +11,8 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::domain::lease::{Band, Claim, ParentLease};
+use crate::domain::bucket::MAX_SPAN_US;
+use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
 use crate::logging::Repeating;
 use crate::store::{Demand, LeaseStore, StoreError};
@@ -38,6 +39,9 @@ const PAGE: usize = 100;
 /// How long to wait after a parent gave no answer.
 const RETRY_US: i64 = 1_000_000;
 
+/// The longest time that a parent may name, as in limits.
+const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
+
 /// What is asked of the parent for one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParentRequest {
@@ -47,6 +51,9 @@ pub struct ParentRequest {
     pub has: Option<Claim>,
     /// What its clients want.
     pub bands: Vec<Band>,
+    /// What was safe to use without a lease by the last answer: holds on where one says nothing
+    /// of that.
+    pub safe_capacity: f64,
 }
 
 /// Why a parent gave no answer.
@@ -59,14 +66,17 @@ pub struct ParentError {
     pub heard: bool,
 }
 
+/// One answer a request, in the order of the requests.
+pub type Answers = Vec<Result<ParentLease, ParentError>>;
+
 /// The level below in the tree, or however it is reached.
 pub trait Parent {
-    /// Asks for leases on behalf of the cluster; the answers are in the order of the requests.
+    /// Asks for leases on behalf of the cluster.
     fn ask(
         &self,
         cluster: &str,
         requests: &[ParentRequest],
-    ) -> impl Future<Output = Result<Vec<ParentLease>, ParentError>>;
+    ) -> impl Future<Output = Result<Answers, ParentError>>;
 }
 
 /// A resource that the parent was asked for.
@@ -109,7 +119,7 @@ impl<S: LeaseStore> Renewal<S> {
             self.known.clear();
             return Ok(());
         }
-        let held = self.store.resources(MOST).await?;
+        let held = self.store.resource_names(MOST).await?;
         if held.left_out > 0
             && let Some(held_back) = self.failures.pass()
         {
@@ -121,7 +131,7 @@ impl<S: LeaseStore> Renewal<S> {
             );
         }
         let mut due: Vec<String> = Vec::new();
-        for (resource, _) in &held.items {
+        for resource in &held.items {
             if self.known.get(resource).is_none_or(|known| known.due <= now) {
                 due.push(resource.clone());
             }
@@ -129,8 +139,7 @@ impl<S: LeaseStore> Renewal<S> {
         let born = self.store.born().await?.unwrap_or(now);
         // What nobody wants any more is given back, so that others get it before it expires.
         // A store that has lost its memory does not know what clients hold.
-        let held: std::collections::HashSet<&str> =
-            held.items.iter().map(|(resource, _)| resource.as_str()).collect();
+        let held: std::collections::HashSet<&str> = held.items.iter().map(String::as_str).collect();
         for (resource, known) in &self.known {
             let forgotten = known.lease.is_some_and(|lease| learns(born, lease.lease_s, now));
             if !held.contains(resource.as_str())
@@ -157,26 +166,37 @@ impl<S: LeaseStore> Renewal<S> {
             return Ok(());
         }
         let mut requests = Vec::with_capacity(resources.len());
-        let mut wanted = Vec::with_capacity(resources.len());
+        let mut asked = Vec::with_capacity(resources.len());
+        let mut numbers = Vec::with_capacity(resources.len());
         let mut before = Vec::with_capacity(resources.len());
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
-            wanted.push(demand.is_some());
+            if demand.is_none() && !self.known.contains_key(resource) {
+                // Only its name is still there.
+                continue;
+            }
+            asked.push(resource);
+            numbers.push(demand.as_ref().map(|demand| demand.number));
             let held = demand.as_ref().and_then(|demand| demand.parent);
             before.push(held);
             let last = held.or(self.known.get(resource).and_then(|known| known.lease));
             let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
-            requests.push(request(resource, demand, learns, now));
+            let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
+            let wants = request(resource, demand, learns, now);
+            requests.push(ParentRequest { safe_capacity, ..wants });
         }
-        let leases = match parent.ask(&self.cluster, &requests).await {
-            Ok(leases) if leases.len() == requests.len() => Ok(leases),
-            Ok(_) => Err(ParentError {
-                text: "it answered for other resources than asked".to_owned(),
-                heard: true,
-            }),
-            Err(error) => Err(error),
+        if requests.is_empty() {
+            return Ok(());
+        }
+        let answers = match parent.ask(&self.cluster, &requests).await {
+            Ok(answers) if answers.len() == requests.len() => answers,
+            Ok(_) => {
+                let text = "it answered for other resources than asked".to_owned();
+                vec![Err(ParentError { text, heard: true }); requests.len()]
+            }
+            Err(error) => vec![Err(error); requests.len()],
         };
-        if let Err(error) = &leases
+        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
             && let Some(held_back) = self.failures.pass()
         {
             tracing::warn!(
@@ -185,11 +205,11 @@ impl<S: LeaseStore> Renewal<S> {
                 "no lease from the parent: the last one holds until it expires"
             );
         }
-        for (at, resource) in resources.iter().enumerate() {
-            let lease = leases.as_ref().ok().map(|leases| leases[at]);
+        for ((at, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
+            let lease = answer.as_ref().ok().map(|lease| bounded(*lease, now));
             let known = self.known.get(resource).and_then(|known| known.lease);
-            let holds = match &leases {
-                Ok(leases) => Some(leases[at]),
+            let holds = match answer {
+                Ok(_) => lease,
                 // The store forgets a lease with the last of the clients', and those may have
                 // expired together with it. What was safe still is.
                 Err(_) if before[at].is_none() => {
@@ -199,13 +219,15 @@ impl<S: LeaseStore> Renewal<S> {
                 // All is as it was.
                 Err(_) => before[at],
             };
-            self.store.thaw(resource, holds).await?;
-            if lease.is_some() && !wanted[at] {
+            // Where nobody wanted anything, there is nothing that could hold it.
+            if let Some(number) = numbers[at] {
+                self.store.thaw(resource, number, holds).await?;
+            }
+            if lease.is_some() && numbers[at].is_none() {
                 self.known.remove(resource);
                 continue;
             }
-            let pause_us =
-                lease.map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
+            let pause_us = lease.map_or(RETRY_US, |lease| lease.refresh_s * 1_000_000);
             let due = Micros(now.0.saturating_add(pause_us));
             let known =
                 Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
@@ -223,7 +245,8 @@ fn learns(born: Micros, lease_s: i64, now: Micros) -> bool {
 
 fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) -> ParentRequest {
     let Some(demand) = demand else {
-        return ParentRequest { resource: resource.to_owned(), has: None, bands: Vec::new() };
+        let resource = resource.to_owned();
+        return ParentRequest { resource, has: None, bands: Vec::new(), safe_capacity: 0.0 };
     };
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
@@ -233,6 +256,72 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
             _ if learns || held.is_none() => Some(Claim::UNKNOWN),
             held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
         },
-        bands: demand.bands,
+        bands: folded(demand.bands),
+        safe_capacity: 0.0,
+    }
+}
+
+/// Times that can be reckoned with, whatever the parent says.
+fn bounded(lease: ParentLease, now: Micros) -> ParentLease {
+    ParentLease {
+        expiry_s: lease.expiry_s.clamp(0, now.as_secs().saturating_add(MAX_SPAN_S).max(0)),
+        refresh_s: lease.refresh_s.clamp(1, MAX_SPAN_S),
+        lease_s: lease.lease_s.clamp(1, MAX_SPAN_S),
+        ..lease
+    }
+}
+
+/// No more priorities than the parent takes: those beyond count as the last one of them. Else
+/// clients of one resource could have all others refused that are asked for with it.
+fn folded(mut bands: Vec<Band>) -> Vec<Band> {
+    let beyond = bands.split_off(bands.len().min(MAX_BANDS));
+    if let Some(last) = bands.last_mut() {
+        for band in beyond {
+            last.subclients = last.subclients.saturating_add(band.subclients);
+            last.wants += band.wants;
+        }
+    }
+    for band in &mut bands {
+        band.subclients = band.subclients.min(MAX_SUBCLIENTS);
+    }
+    bands
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_a_parent_are_bounded() {
+        let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
+        for (said, expiry_s, span_s) in [
+            (i64::MIN, 0, 1),
+            (0, 0, 1),
+            (60, 60, 60),
+            (i64::MAX, 1_700_000_000 + 126_230_400, 126_230_400),
+        ] {
+            let lease = |expiry_s, refresh_s, lease_s| {
+                let (capacity, safe_capacity) = (5.0, 1.0);
+                ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
+            };
+            assert_eq!(bounded(lease(said, said, said), now), lease(expiry_s, span_s, span_s));
+        }
+    }
+
+    #[test]
+    fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
+        let band = |priority| Band {
+            priority,
+            subclients: if priority < 110 { 2 } else { u32::MAX },
+            wants: 3.0,
+        };
+        let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
+        let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
+        assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
+        let mut expected: Vec<_> = (0..100).map(band).collect();
+        expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
+        assert_eq!(bands(103), expected);
+        expected[99] = Band { priority: 99, subclients: MAX_SUBCLIENTS, wants: 75.0 };
+        assert_eq!(bands(124), expected);
     }
 }

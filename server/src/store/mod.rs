@@ -3,6 +3,7 @@
 //! them. The embedded store is the specification that the scripts are held to, trace by trace.
 
 use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -168,6 +169,14 @@ pub struct Demand {
     pub bands: Vec<Band>,
     /// What the parent has leased before.
     pub parent: Option<ParentLease>,
+    /// The number to [`thaw`](LeaseStore::thaw) under.
+    pub number: u64,
+}
+
+/// A number for a freeze. Random: what has counted them may be forgotten with the resource
+/// while an answer is still on its way.
+fn freeze_number() -> u64 {
+    RandomState::new().hash_one(())
 }
 
 /// Where leases live. Each call takes no longer than the store's deadline.
@@ -187,6 +196,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         &self,
         most: usize,
     ) -> impl Future<Output = Result<Listing<(String, Totals)>, StoreError>> + Send;
+
+    /// Their names alone, which is much less to read.
+    fn resource_names(
+        &self,
+        most: usize,
+    ) -> impl Future<Output = Result<Listing<String>, StoreError>> + Send;
 
     /// Who holds leases on a resource, at most so many, those that expire first at the head.
     /// `None`: nobody.
@@ -217,10 +232,12 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<Demand>, StoreError>> + Send;
 
     /// Takes the parent's answer; `None`: it is lost, and no more is leased out than the parent
-    /// was told of until there is another.
+    /// was told of until there is another. `number` is that of the [`freeze`](Self::freeze)
+    /// that it was asked after: unless that was the last one, nothing changes.
     fn thaw(
         &self,
         resource: &str,
+        number: u64,
         lease: Option<ParentLease>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }

@@ -1,5 +1,6 @@
 //! Asking a parent over gRPC: `doorman.Capacity/GetServerCapacity`, as its client.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -11,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::domain::lease::{Claim, ParentLease};
 use crate::domain::sharing::Kind;
-use crate::service::parent::{ANSWER, Parent, ParentError, ParentRequest};
+use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
 
 /// The addresses of a parent: any of its nodes, or the load balancer before them.
 pub struct ParentClient {
@@ -36,11 +37,7 @@ impl ParentClient {
 
 impl Parent for ParentClient {
     /// Asks one address; the next one is asked the next time if it gives no answer.
-    async fn ask(
-        &self,
-        cluster: &str,
-        requests: &[ParentRequest],
-    ) -> Result<Vec<ParentLease>, ParentError> {
+    async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         let at = self.next.load(Ordering::Relaxed) % self.channels.len();
         let (address, channel) = &self.channels[at];
         let request = GetServerCapacityRequest {
@@ -52,18 +49,21 @@ impl Parent for ParentClient {
             Ok(Ok(response)) => {
                 let response = response.into_inner();
                 // An older Doorman says that it is not the master.
-                if response.response.len() != requests.len() {
+                if response.response.is_empty()
+                    && let Some(mastership) = response.mastership
+                {
                     self.next.store(at + 1, Ordering::Relaxed);
-                    let master =
-                        response.mastership.and_then(|mastership| mastership.master_address);
-                    let text = match master {
+                    let text = match mastership.master_address {
                         Some(master) => format!("{address} sends us to {master}: name that"),
-                        None => format!("{address} has no answer for some resources"),
+                        None => format!("{address} knows of no master"),
                     };
                     return Err(heard(text));
                 }
-                let answers = requests.iter().zip(&response.response);
-                answers.map(|(asked, one)| read(address, asked, one)).collect()
+                let answers = answers(address, requests, &response.response);
+                if answers.iter().any(Result::is_err) {
+                    self.next.store(at + 1, Ordering::Relaxed);
+                }
+                Ok(answers)
             }
             Ok(Err(status)) => {
                 self.next.store(at + 1, Ordering::Relaxed);
@@ -119,20 +119,36 @@ fn wire(request: &ParentRequest) -> ServerCapacityResourceRequest {
     }
 }
 
+/// The answers in the order asked. An older Doorman has them in any.
+fn answers(
+    address: &str,
+    requests: &[ParentRequest],
+    responses: &[ServerCapacityResourceResponse],
+) -> Answers {
+    let mut found: HashMap<&str, Vec<&ServerCapacityResourceResponse>> = HashMap::new();
+    for response in responses {
+        found.entry(&response.resource_id).or_default().push(response);
+    }
+    let answer = |asked: &ParentRequest| match found.get(asked.resource.as_str()).map(Vec::as_slice)
+    {
+        Some([one]) => read(address, asked, one),
+        None | Some([]) => Err(heard(format!("{address} has no answer for {:?}", asked.resource))),
+        Some(_) => Err(heard(format!("{address} has two answers for {:?}", asked.resource))),
+    };
+    requests.iter().map(answer).collect()
+}
+
 fn read(
     address: &str,
     asked: &ParentRequest,
     response: &ServerCapacityResourceResponse,
 ) -> Result<ParentLease, ParentError> {
     let gets = &response.gets;
-    let safe_capacity = response.safe_capacity.unwrap_or(0.0);
-    if asked.resource != response.resource_id {
-        let text = format!("{address} answers for {:?}, not asked", response.resource_id);
-        return Err(heard(text));
-    }
-    if !(gets.capacity.is_finite() && gets.capacity >= 0.0 && safe_capacity >= 0.0) {
-        let text = format!("{address} leases {} of {:?}", gets.capacity, response.resource_id);
-        return Err(heard(text));
+    let safe_capacity = response.safe_capacity.unwrap_or(asked.safe_capacity);
+    for amount in [gets.capacity, safe_capacity] {
+        if !(amount.is_finite() && amount >= 0.0) {
+            return Err(heard(format!("{address} leases {amount} of {:?}", asked.resource)));
+        }
     }
     let shared = response.algorithm.as_ref();
     Ok(ParentLease {
@@ -147,6 +163,52 @@ fn read(
             // A parent that does not say how: by need, and never more than there is.
             Some(algorithm::Kind::FairShare) | None => Kind::FairShare,
         },
-        lease_s: shared.map_or(60, |shared| shared.lease_length).max(1),
+        lease_s: shared.map_or(60, |shared| shared.lease_length),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(resource: &str) -> ParentRequest {
+        ParentRequest {
+            resource: resource.to_owned(),
+            has: None,
+            bands: Vec::new(),
+            safe_capacity: 6.0,
+        }
+    }
+
+    fn response(resource: &str, capacity: f64) -> ServerCapacityResourceResponse {
+        let gets = Lease { expiry_time: 60, refresh_interval: 4, capacity };
+        let resource_id = resource.to_owned();
+        ServerCapacityResourceResponse { resource_id, gets, ..Default::default() }
+    }
+
+    #[test]
+    fn answers_in_any_order_are_told_apart_by_resource() {
+        let requests = ["a", "b", "c", "d"].map(asked);
+        let responses = [("x", 9.0), ("d", 4.0), ("c", 3.0), ("a", 1.0), ("c", 3.0)]
+            .map(|(r, c)| response(r, c));
+        let answers = answers("parent", &requests, &responses);
+        let capacities: Vec<_> =
+            answers.iter().map(|a| a.as_ref().ok().map(|l| l.capacity)).collect();
+        assert_eq!(capacities, [Some(1.0), None, None, Some(4.0)]);
+        assert!(answers.iter().filter_map(|a| a.as_ref().err()).all(|error| error.heard));
+    }
+
+    #[test]
+    fn an_amount_that_is_none_is_no_answer() {
+        let safe = |capacity, safe_capacity| {
+            let one = ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
+            let lease = answers("parent", &[asked("a")], &[one]).pop().unwrap();
+            lease.ok().map(|lease| lease.safe_capacity)
+        };
+        assert_eq!(safe(5.0, Some(2.0)), Some(2.0));
+        assert_eq!(safe(5.0, None), Some(6.0), "what it said last");
+        for bad in [f64::NAN, f64::INFINITY, -1.0] {
+            assert_eq!((safe(5.0, Some(bad)), safe(bad, Some(2.0))), (None, None), "{bad}");
+        }
+    }
 }

@@ -9,7 +9,9 @@ use std::time::Duration;
 use super::{MemoryStore, lock};
 use crate::domain::lease::{Band, DROP_LIMIT, Grant, Holder, ParentLease, Resource, Totals};
 use crate::domain::time::Micros;
-use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, StoreError};
+use crate::store::{
+    Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, StoreError, freeze_number,
+};
 
 const SHARDS: usize = 16;
 
@@ -111,6 +113,17 @@ impl LeaseStore for MemoryStore {
         Ok(Listing { items: all, left_out })
     }
 
+    async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
+        let mut items: Vec<String> = Vec::new();
+        for shard in &self.0.resources.shards {
+            items.extend(lock(shard).keys().map(|name| name.to_string()));
+        }
+        items.sort_unstable();
+        let left_out = items.len().saturating_sub(most) as u64;
+        items.truncate(most);
+        Ok(Listing { items, left_out })
+    }
+
     async fn leases(
         &self,
         resource: &str,
@@ -150,7 +163,8 @@ impl LeaseStore for MemoryStore {
             shard.remove(resource);
             return Ok(None);
         }
-        let has = found.freeze(Micros(now.0.saturating_add(time.as_micros() as i64)));
+        let number = freeze_number();
+        let has = found.freeze(Micros(now.0.saturating_add(time.as_micros() as i64)), number);
         let bands = found
             .bands()
             .map(|(priority, side)| Band {
@@ -159,12 +173,17 @@ impl LeaseStore for MemoryStore {
                 wants: side.wants.value().max(0.0),
             })
             .collect();
-        Ok(Some(Demand { has, bands, parent: found.totals().parent }))
+        Ok(Some(Demand { has, bands, parent: found.totals().parent, number }))
     }
 
-    async fn thaw(&self, resource: &str, lease: Option<ParentLease>) -> Result<(), StoreError> {
+    async fn thaw(
+        &self,
+        resource: &str,
+        number: u64,
+        lease: Option<ParentLease>,
+    ) -> Result<(), StoreError> {
         if let Some(found) = lock(self.0.resources.shard(resource)).get_mut(resource) {
-            found.thaw(lease);
+            found.thaw(number, lease);
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
 use crate::domain::time::{ManualClock, Micros};
-use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing};
+use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number};
 
 /// What marks a cluster of servers among the holders: no client's id begins so.
 const SERVER: u8 = 254;
@@ -50,7 +50,7 @@ fn field(holder: Holder<'_>) -> Vec<u8> {
     }
 }
 
-fn number(kind: Kind) -> f64 {
+fn rule(kind: Kind) -> f64 {
     Kind::ALL.iter().position(|&one| one == kind).unwrap_or_default() as f64
 }
 
@@ -106,7 +106,7 @@ fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
     let (claimed, claim_expiry) =
         wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
     let numbers = [
-        rules.kind.map_or(PARENTS_RULE, number),
+        rules.kind.map_or(PARENTS_RULE, rule),
         rules.capacity,
         rules.lease_s as f64,
         rules.learning_s as f64,
@@ -193,16 +193,18 @@ fn view(field: &[u8], value: &[u8]) -> Option<LeaseView> {
     })
 }
 
-/// What `lua/parent.lua` replies to `freeze`.
-fn demand(reply: &Value) -> Option<Demand> {
+/// What `lua/parent.lua` replies to the freeze with this number.
+fn demand(reply: &Value, number: u64) -> Option<Demand> {
     let Value::Array(parts) = reply else { return None };
     let [Value::BulkString(sums), Value::Array(upstream)] = parts.as_slice() else { return None };
     let totals = totals(sums)?;
-    let mut demand = Demand { has: totals.has, ..Demand::default() };
+    let mut demand = Demand { has: totals.has, number, ..Demand::default() };
     for pair in upstream.chunks_exact(2) {
         let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
         match name.first_chunk::<8>() {
-            None => demand.parent = parent_lease(value),
+            None if name.is_empty() => demand.parent = parent_lease(value),
+            // The number.
+            None => {}
             Some(priority) => {
                 let [wants, _, subclients] = unpacked(value)?;
                 demand.bands.push(Band {
@@ -249,11 +251,12 @@ impl RedisStore {
         resource: &str,
         operation: &str,
         argument: &[u8],
+        number: u64,
     ) -> Result<Value, StoreError> {
         let keys = ResourceKeys::new(resource);
         let mut cmd = Scripted::Parent.call(2);
         cmd.arg(keys.holders).arg(keys.upstream).arg(operation).arg(argument);
-        cmd.arg(self.manual_now().map_or(0, |now| now.0));
+        cmd.arg(self.manual_now().map_or(0, |now| now.0)).arg(&number.to_le_bytes());
         self.value(cmd, Some(Scripted::Parent)).await
     }
 }
@@ -281,7 +284,8 @@ impl LeaseStore for RedisStore {
         Ok(())
     }
 
-    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+    async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
+        // In the order of names: in that of their ages it would be others each time.
         let mut range = cmd("ZRANGE", RESOURCES);
         range.arg(0).arg(-1);
         let Value::Array(names) = self.value(range, None).await? else {
@@ -295,6 +299,11 @@ impl LeaseStore for RedisStore {
         names.sort_unstable();
         let left_out = names.len().saturating_sub(most) as u64;
         names.truncate(most);
+        Ok(Listing { items: names, left_out })
+    }
+
+    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+        let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
         for page in names.chunks(PAGE) {
             let read = |name: &String| {
@@ -375,25 +384,30 @@ impl LeaseStore for RedisStore {
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
         let drop = other(Operation::Drop, resource, b"", self.manual_now());
         self.value(drop, Some(Scripted::Lease)).await?;
-        let time = time.as_micros().to_string();
-        match self.parent(resource, "freeze", time.as_bytes()).await? {
+        let (time, number) = (time.as_micros().to_string(), freeze_number());
+        match self.parent(resource, "freeze", time.as_bytes(), number).await? {
             Value::Nil => Ok(None),
-            reply => demand(&reply).map(Some).ok_or(StoreError::Refused),
+            reply => demand(&reply, number).map(Some).ok_or(StoreError::Refused),
         }
     }
 
-    async fn thaw(&self, resource: &str, lease: Option<ParentLease>) -> Result<(), StoreError> {
+    async fn thaw(
+        &self,
+        resource: &str,
+        number: u64,
+        lease: Option<ParentLease>,
+    ) -> Result<(), StoreError> {
         let Some(lease) = lease else {
-            return self.parent(resource, "keep", b"").await.map(|_| ());
+            return self.parent(resource, "keep", b"", number).await.map(|_| ());
         };
         let lease = packed([
             lease.capacity,
             lease.expiry_s as f64,
             lease.refresh_s as f64,
             lease.safe_capacity,
-            number(lease.kind),
+            rule(lease.kind),
             lease.lease_s as f64,
         ]);
-        self.parent(resource, "thaw", &lease).await.map(|_| ())
+        self.parent(resource, "thaw", &lease, number).await.map(|_| ())
     }
 }
