@@ -37,10 +37,16 @@
 -- (0: not learning), capacity, rule, seconds of the parent's refresh interval (-1: none),
 -- subclients. Reply to the others: 1 if there was a lease to release, 0 if not.
 
+-- Of bands; nearly all leases have one.
 local DROP_LIMIT = 1000
+local DROP_PAGE = 100
 local SWEEP_LIMIT = 300
+-- Of places in the order by wants, and of what has to be read of servers to pass them.
 local CROSS_LIMIT = 256
+-- So many bytes of a server's wants count as much as a place.
+local CROSS_BYTES = 240
 local PAGE = 32
+local REGISTER_LIMIT = 100
 local SERVER = 254
 
 -- Nearly all holders are plain clients, with one priority each. What they need is written
@@ -81,6 +87,17 @@ local count, due, ttl, born, banded, ghosts = 0, math.huge, 0, 0, from_parent, 0
 if found[1] then
   above, above_lo, above_n, below, below_lo, below_n, has, has_lo, low, high, count, due, ttl,
     born, banded, ghosts = unpacked('<dddddddddddddddd', found[1])
+  -- Where the order by expiry is not of all holders, a Redis that evicts keys has taken it, and
+  -- those who were in it and ask no more would never expire. What is left is worth nothing then:
+  -- the resource begins anew, and learns. It is asked seldom, when a lease may have expired.
+  if op == 0 and (due <= now_s or ghosts > 0 or due == math.huge)
+    and call('ZCARD', by_expiry) ~= count + ghosts then
+    call('UNLINK', holders, by_wants, by_expiry, upstream)
+    record = false
+    above, above_lo, above_n, below, below_lo, below_n, has, has_lo = 0, 0, 0, 0, 0, 0, 0, 0
+    low, high = -math.huge, math.huge
+    count, due, ttl, born, banded, ghosts = 0, math.huge, 0, now, from_parent, 0
+  end
 elseif op > 0 then
   return 0
 else
@@ -105,7 +122,7 @@ end
 
 local note_bands, write_bands
 if banded == 1 then
-  local bands = {}
+  local bands, unseen = {}, false
   -- Notes what becomes of the bands of a holder; sign is 1 or -1.
   function note_bands(bytes, at, sign)
     for offset = at, #bytes, 20 do
@@ -117,7 +134,7 @@ if banded == 1 then
         if value then
           band = {unpacked('<ddd', value)}
         else
-          band = {0, 0, 0}
+          band, unseen = {0, 0, 0}, true
         end
         bands[name] = band
       end
@@ -126,13 +143,17 @@ if banded == 1 then
     end
   end
   function write_bands()
+    -- Before any is deleted: a hash that becomes empty loses its expiry.
     for name, band in pairs(bands) do
-      if band[3] <= 0 then
-        call('HDEL', upstream, name)
-      else
+      if band[3] > 0 then
         call('HSET', upstream, name, pack('<ddd', band[1], band[2], band[3]))
       end
     end
+    for name, band in pairs(bands) do
+      if band[3] <= 0 then call('HDEL', upstream, name) end
+    end
+    -- The first one has made the hash, which a Redis that evicts keys may also have lost.
+    if unseen then call('EXPIREAT', upstream, ttl) end
   end
 end
 
@@ -146,7 +167,18 @@ if due <= now_s or ghosts > 0 then
   local ids, swept = nil, 0
   if expired > 0 then
     ids = call('ZRANGE', by_expiry, ghosts, ghosts + expired - 1)
-    gone = call('HMGET', holders, unpack(ids))
+    local bands, at = 0, 0
+    while bands < DROP_LIMIT and at < expired do
+      local page = call('HMGET', holders, unpack(ids, at + 1, min(at + DROP_PAGE, expired)))
+      for i = 1, #page do
+        at = at + 1
+        gone[at] = page[i]
+        bands = bands + (#page[i] - 12) / 20
+        if bands >= DROP_LIMIT then break end
+      end
+    end
+    for i = at + 1, expired do ids[i] = nil end
+    expired = at
     ghosts = ghosts + expired
   end
   local place = record and call('ZRANK', by_expiry, id)
@@ -310,8 +342,11 @@ if total > capacity and ghosts == 0 then
   if target >= high or target < low then
     -- Moves the threshold past as many holders as the level is past, or as one decision may.
     local function cross(up)
-      -- What the holders of one place in the order want, and their subclients; nil if they have
-      -- not all been read.
+      local moved, size = 0, 2
+      -- What the holders of one place in the order want, and their subclients; `members` is nil
+      -- if they have not all been read. Nil if that is more to read than one decision may: then
+      -- the next begins with this place. A place that alone is too much, of more than some 250
+      -- servers that want exactly the same, is never crossed, which errs on the side of less.
       local function place(text, number, members)
         local servers, plain = {}, 0
         if members then
@@ -336,6 +371,7 @@ if total > capacity and ghosts == 0 then
               end
               servers[#servers + 1] = member
             end
+            if moved + #servers > CROSS_LIMIT then return end
             offset = offset + PAGE
           end
           plain = plain - #servers
@@ -351,7 +387,10 @@ if total > capacity and ghosts == 0 then
           if member == id then
             w, m = wants, n
           else
-            w, m = demand(call('HGET', holders, member), 13)
+            local bytes = call('HGET', holders, member)
+            moved = moved + 1 + (#bytes - 32) / CROSS_BYTES
+            if moved > CROSS_LIMIT then return end
+            w, m = demand(bytes, 13)
           end
           product, product_lo = add(product, product_lo, w)
           total = total + m
@@ -359,7 +398,6 @@ if total > capacity and ghosts == 0 then
         return product, product_lo, total
       end
 
-      local moved, size = 0, 2
       while moved < CROSS_LIMIT do
         local page
         if up then
@@ -390,6 +428,7 @@ if total > capacity and ghosts == 0 then
             for i = first, at - 2, 2 do members[#members + 1] = page[i] end
             hi, lo, m = place(text, number, members)
           end
+          if not hi then return end
           -- The last ones stay: while all want more than there is, somebody does.
           if up and m >= above_n then return end
           if not up then hi, lo, m = -hi, -lo, -m end
@@ -496,8 +535,10 @@ if fresh then
   call('EXPIREAT', holders, ttl)
   call('EXPIREAT', by_wants, ttl)
   call('EXPIREAT', by_expiry, ttl)
-  if banded == 1 then call('EXPIREAT', upstream, ttl) end
+  -- A resource from before there was a parent is not banded, but has the parent's lease.
+  if banded == 1 or from_parent == 1 then call('EXPIREAT', upstream, ttl) end
   call('ZADD', ARGV[6], ttl, ARGV[4])
-  call('ZREMRANGEBYSCORE', ARGV[6], '-inf', now_s)
+  local past = call('ZRANGEBYSCORE', ARGV[6], '-inf', now_s, 'LIMIT', 0, REGISTER_LIMIT)
+  if #past > 0 then call('ZREM', ARGV[6], unpack(past)) end
 end
 return pack('<ddddddd', granted, expiry, learning, capacity, rule, parent_refresh, all_n)

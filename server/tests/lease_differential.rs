@@ -19,7 +19,7 @@ use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseAsk, LeaseStore, LeaseView};
 
 const HOLDERS: [Holder<'static>; 7] = [
     Holder::Client("a"),
@@ -33,9 +33,9 @@ const HOLDERS: [Holder<'static>; 7] = [
 
 #[derive(Clone, Debug)]
 enum Act {
-    Ask { holder: usize, bands: Vec<Band>, claim: Option<(f64, i64)> },
+    Ask { holder: usize, bands: Vec<Band>, claim: Option<(f64, i64)>, learn_for_us: i64 },
     Release { holder: usize },
-    Parent { lease: Option<(f64, i64, f64, Kind)>, late: bool },
+    Parent { lease: Option<(f64, i64, f64, Kind, i64, i64)>, late: bool },
     Freeze,
 }
 
@@ -64,8 +64,9 @@ fn rules() -> impl Strategy<Value = Rules> {
         Some(Kind::NoAlgorithm),
         None,
     ]);
-    let capacity = prop_oneof![select(vec![0.0, 1.0, 120.0, 90.0, 1e6]), 0.0..500.0_f64];
-    (kind, capacity, 1..20_i64, select(vec![0, 0, 0, 5]), proptest::bool::weighted(0.2)).prop_map(
+    let capacity =
+        prop_oneof![select(vec![0.0, 1.0, 120.0, 90.0, 1e6, 1e12, 1e15]), 0.0..500.0_f64];
+    (kind, capacity, 1..20_i64, select(vec![0, 0, 0, 5]), proptest::bool::weighted(0.3)).prop_map(
         |(kind, capacity, lease_s, learning_s, from_parent)| Rules {
             kind: if from_parent { kind } else { kind.or(Some(Kind::FairShare)) },
             capacity,
@@ -85,18 +86,22 @@ fn act() -> impl Strategy<Value = Act> {
         })
     };
     let claim = proptest::option::of((0.0..100.0_f64, -5..20_i64));
-    let ask = (0..HOLDERS.len(), proptest::collection::vec(band(-1..2), 1..3), claim).prop_map(
-        |(holder, mut bands, claim)| {
+    let bands = proptest::collection::vec(band(-1..3), 1..5);
+    let learn_for_us = select(vec![0, 0, 0, 0, 1, 2_000_000]);
+    let ask = (0..HOLDERS.len(), bands, claim, learn_for_us).prop_map(
+        |(holder, mut bands, claim, learn_for_us)| {
             bands.sort_by_key(|band| band.priority);
             bands.dedup_by_key(|band| band.priority);
             if matches!(HOLDERS[holder], Holder::Client(_)) {
                 bands.truncate(1);
                 bands[0].subclients = 1;
             }
-            Act::Ask { holder, bands, claim }
+            Act::Ask { holder, bands, claim, learn_for_us }
         },
     );
-    let lease = (0.0..300.0_f64, -3..20_i64, 0.0..50.0_f64, select(Kind::ALL.to_vec()));
+    let leased = prop_oneof![9 => 0.0..300.0_f64, 1 => Just(1e15)];
+    let kind = select(Kind::ALL.to_vec());
+    let lease = (leased, -3..20_i64, 0.0..50.0_f64, kind, 1..20_i64, 1..20_i64);
     prop_oneof![
         12 => ask,
         1 => (0..HOLDERS.len()).prop_map(|holder| Act::Release { holder }),
@@ -132,16 +137,19 @@ async fn run(
 ) -> Result<(), TestCaseError> {
     // Of all freezes, in the embedded store and in Redis.
     let mut numbers = Vec::new();
+    // Redis sums up by priority only what came to be with a parent.
+    let banded = rules.iter().all(|rules| rules.from_parent);
     for step in steps {
         clock.advance(step.pause_us);
         let rules = rules[step.rules];
         match &step.act {
-            Act::Ask { holder, bands, claim } => {
+            Act::Ask { holder, bands, claim, learn_for_us } => {
                 let claim = claim.map(|(capacity, ahead_s)| Claim {
                     capacity,
                     expiry_s: clock.now().as_secs() + ahead_s,
                 });
-                let wish = Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: 0 };
+                let wish =
+                    Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: *learn_for_us };
                 let ask = [LeaseAsk { resource: "r", rules, wish }];
                 let before = memory.leases("r", 1).await.unwrap().map_or(0.0, |(all, _)| all.has);
                 let one = memory.lease(&ask).await.pop().unwrap().unwrap();
@@ -169,14 +177,17 @@ async fn run(
                 redis.release(HOLDERS[*holder], &["r"]).await.unwrap();
             }
             Act::Parent { lease, late } => {
-                let lease = lease.map(|(capacity, ahead_s, safe_capacity, kind)| ParentLease {
-                    capacity,
-                    expiry_s: clock.now().as_secs() + ahead_s,
-                    refresh_s: 4,
-                    safe_capacity,
-                    kind,
-                    lease_s: 9,
-                });
+                let lease =
+                    lease.map(|(capacity, ahead_s, safe_capacity, kind, refresh_s, lease_s)| {
+                        ParentLease {
+                            capacity,
+                            expiry_s: clock.now().as_secs() + ahead_s,
+                            refresh_s,
+                            safe_capacity,
+                            kind,
+                            lease_s,
+                        }
+                    });
                 let last = numbers.len().saturating_sub(1 + usize::from(*late));
                 let (one, two) = numbers.get(last).copied().unwrap_or_default();
                 memory.thaw("r", one, lease).await.unwrap();
@@ -193,6 +204,19 @@ async fn run(
                         prop_assert_eq!(one.parent, two.parent);
                         let sum = |bands: &[Band]| bands.iter().map(|b| b.wants).sum::<f64>();
                         prop_assert!(near(sum(&one.bands), sum(&two.bands)), "{one:?} {two:?}");
+                        if banded {
+                            let mut two_bands = two.bands.clone();
+                            two_bands.sort_by_key(|band| band.priority);
+                            let alike = |(a, b): (&Band, &Band)| {
+                                (a.priority, a.subclients) == (b.priority, b.subclients)
+                                    && near(a.wants, b.wants)
+                            };
+                            prop_assert!(
+                                one.bands.len() == two_bands.len()
+                                    && one.bands.iter().zip(&two_bands).all(alike),
+                                "{one:?} {two:?}"
+                            );
+                        }
                     }
                     _ => prop_assert_eq!(one.is_some(), two.is_some(), "{:?} {:?}", one, two),
                 }
@@ -209,13 +233,20 @@ async fn run(
             prop_assert!(near(one.has, two.has), "{one:?} {two:?}");
             prop_assert_eq!(one.parent, two.parent);
             prop_assert_eq!(one.split.subclients(), two.split.subclients());
-            let ids = |leases: &[tollgate_server::store::LeaseView]| {
-                let mut ids: Vec<_> =
-                    leases.iter().map(|l| (l.id.clone(), l.server, l.expiry_s)).collect();
-                ids.sort();
-                ids
+            let mut pages = [leases.items.clone(), others.items.clone()];
+            for page in &mut pages {
+                page.sort_by(|a, b| (&a.id, a.server).cmp(&(&b.id, b.server)));
+            }
+            let [leases, others] = pages;
+            let alike = |(a, b): (&LeaseView, &LeaseView)| {
+                (&a.id, a.server, a.expiry_s) == (&b.id, b.server, b.expiry_s)
+                    && (a.subclients, near(a.wants, b.wants)) == (b.subclients, true)
+                    && near(a.has, b.has)
             };
-            prop_assert_eq!(ids(&leases.items), ids(&others.items));
+            prop_assert!(
+                leases.len() == others.len() && leases.iter().zip(&others).all(alike),
+                "{leases:?}\n{others:?}"
+            );
         } else {
             prop_assert_eq!(one.is_some(), two.is_some(), "{:?} {:?}", one, two);
         }

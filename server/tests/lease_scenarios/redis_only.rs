@@ -1,9 +1,11 @@
 //! What only Redis can do to leases: lose them, keep them for too long, or lose a part.
 
 use redis::Connection;
-use tollgate_server::domain::lease::{Claim, Holder};
+use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Wish};
+use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::redis::RedisStore;
+use tollgate_server::store::{LeaseAsk, LeaseStore};
 
 use crate::support::{Redis, START, Service, redis_store};
 use crate::{
@@ -200,5 +202,82 @@ async fn a_key_that_is_lost() {
         }
         assert_eq!(holders(&s, &resource).await, []);
         assert_eq!(gets(&s, "z", &resource, 500.0).await, 120.0);
+    }
+}
+
+/// Who has crashed would hold its share for good where the order by expiry is lost.
+#[tokio::test]
+async fn a_crashed_client_expires_although_the_order_by_expiry_is_lost() {
+    let (_redis, mut inside, s) = start(&one(120.0, FAIR)).await;
+    for (client, wants) in [("a", 60.0), ("b", 50.0), ("c", 10.0)] {
+        assert_eq!(gets(&s, client, "r", wants).await, wants);
+    }
+    let () = tell(&mut inside, "DEL e{r}");
+    for _ in 0..13 {
+        s.clock.advance(5 * SECOND);
+        assert_eq!(gets(&s, "b", "r", 50.0).await, 50.0);
+        assert_eq!(gets(&s, "c", "r", 10.0).await, 10.0);
+    }
+    assert_eq!(gets(&s, "d", "r", 60.0).await, 60.0);
+    assert_eq!(holders(&s, "r").await.len(), 3);
+}
+
+/// The register of resources is put in order a hundred names at a time.
+#[tokio::test]
+async fn a_register_of_many_that_are_gone() {
+    let (_redis, mut inside, s) = start(&one(120.0, FAIR)).await;
+    for at in 0..250 {
+        redis::cmd("ZADD").arg("l").arg(START_S - 1).arg(at).exec(&mut inside).unwrap();
+    }
+    for (resource, left) in [("q", 151), ("r", 52), ("s", 3)] {
+        gets(&s, "a", resource, 1.0).await;
+        assert_eq!(tell::<usize>(&mut inside, "ZCARD l"), left);
+    }
+}
+
+/// Also where it becomes another one for a moment, or has come to be before there was a parent.
+#[tokio::test]
+async fn what_is_known_of_the_parent_has_an_expiry() {
+    let redis = Redis::start();
+    let clock = ManualClock::new(START);
+    let store = redis_store(&redis, clock.clone()).await;
+    born(&redis, START.0);
+    let mut inside = redis.connection();
+    let alone = Rules {
+        kind: Some(Kind::FairShare),
+        capacity: 100.0,
+        lease_s: 60,
+        learning_s: 0,
+        from_parent: false,
+    };
+    let tree = Rules { from_parent: true, ..alone };
+    let lease = ParentLease {
+        capacity: 100.0,
+        expiry_s: START_S + 10_000,
+        refresh_s: 5,
+        safe_capacity: 0.0,
+        kind: Kind::FairShare,
+        lease_s: 60,
+    };
+    for (resource, first) in [("new", tree), ("old", alone)] {
+        for turn in 0..5 {
+            let rules = if turn == 0 { first } else { tree };
+            let bands = [Band { priority: turn % 2, subclients: 1, wants: 1.0 }];
+            let wish =
+                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+            // Twice: the second time nothing becomes fresh.
+            for _ in 0..2 {
+                let asks = [LeaseAsk { resource, rules, wish }];
+                assert!(store.lease(&asks).await[0].is_ok());
+            }
+            if turn == 1 && resource == "old" {
+                store.thaw(resource, Some(lease)).await.unwrap();
+            }
+            let [holders, upstream] = ["h", "p"]
+                .map(|key| tell::<i64>(&mut inside, &format!("EXPIRETIME {key}{{{resource}}}")));
+            assert!(upstream == holders || upstream == -2, "{resource} {turn}: {upstream}");
+            clock.advance(if turn % 2 == 0 { 1 } else { 50 } * SECOND);
+        }
+        assert_eq!(tell::<i64>(&mut inside, &format!("EXISTS p{{{resource}}}")), 1);
     }
 }
