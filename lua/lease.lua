@@ -171,9 +171,10 @@ if due <= now_s or ghosts > 0 then
     while bands < DROP_LIMIT and at < expired do
       local page = call('HMGET', holders, unpack(ids, at + 1, min(at + DROP_PAGE, expired)))
       for i = 1, #page do
+        local bytes = page[i]
         at = at + 1
-        gone[at] = page[i]
-        bands = bands + (#page[i] - 12) / 20
+        gone[at] = bytes
+        bands = bands + (#bytes - 12) / 20
         if bands >= DROP_LIMIT then break end
       end
     end

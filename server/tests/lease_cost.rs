@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use support::leases::{Crowd, Random};
 use support::{Redis, START, redis_store, redis_store_by_its_own_clock};
-use tollgate_server::domain::lease::Totals;
+use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
@@ -199,6 +199,17 @@ impl Mass {
         Self { redis, clock, store, timed, random, crowd }
     }
 
+    /// With nobody in it.
+    async fn small() -> Self {
+        let redis = Redis::start();
+        let clock = ManualClock::new(START);
+        let store = redis_store(&redis, clock.clone()).await;
+        let timed = InRedis(store.clone(), redis.connection());
+        let crowd = Crowd::new(Kind::FairShare, 1, || 1.0);
+        crowd.refresh_all(&store, &mut Random(0)).await;
+        Self { redis, clock, store, timed, random: Random(2), crowd }
+    }
+
     /// The µs of a refresh by each of these.
     async fn each(&mut self, who: &[usize]) -> Vec<f64> {
         let mut found = Vec::with_capacity(who.len());
@@ -249,6 +260,8 @@ fn no_script_runs_for_long() {
         a_level_that_jumps().await;
         ties().await;
         expiry_of_nearly_all().await;
+        clusters_that_want_the_same().await;
+        clusters_of_many_priorities().await;
     });
 }
 
@@ -352,4 +365,76 @@ async fn expiry_of_nearly_all() {
         found.len()
     );
     assert!(redis_s < 1.0);
+}
+
+/// A cluster asks, with these bands.
+async fn cluster_asks(
+    timed: &mut InRedis<RedisStore>,
+    rules: Rules,
+    id: &str,
+    bands: &[Band],
+) -> f64 {
+    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    timed.us(&[LeaseAsk { resource: "clusters", rules, wish }]).await
+}
+
+/// A cluster asks, whatever it takes.
+async fn cluster_comes(store: &RedisStore, rules: Rules, id: &str, bands: &[Band]) {
+    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseAsk { resource: "clusters", rules, wish }]).await[0].is_ok());
+}
+
+fn clusters_rules(from_parent: bool, capacity: f64) -> Rules {
+    let kind = Some(Kind::FairShare);
+    Rules { kind, capacity, lease_s: 1000, learning_s: 0, from_parent }
+}
+
+fn many_bands(wants: f64) -> Vec<Band> {
+    (0..100).map(|priority| Band { priority, subclients: 1, wants }).collect()
+}
+
+/// Each cluster's wants have to be read where the threshold passes it.
+async fn clusters_that_want_the_same() {
+    let most = vec![Band { priority: 0, subclients: 1, wants: 1e7 }];
+    for (clusters, bands) in [
+        (10_000, vec![Band { priority: 0, subclients: 1, wants: 10.0 }]),
+        (200, vec![Band { priority: 0, subclients: 1, wants: 10.0 }]),
+        (300, many_bands(10.0)),
+    ] {
+        let mut mass = Mass::small().await;
+        let timed = &mut mass.timed;
+        for at in 0..clusters {
+            let id = format!("cluster {at}");
+            cluster_comes(&mass.store, clusters_rules(false, 1e9), &id, &bands).await;
+        }
+        cluster_asks(timed, clusters_rules(false, 1e9), "greedy", &most).await;
+        let each = bands.iter().map(|band| band.wants).sum::<f64>() * f64::from(clusters);
+        let mut found = vec![];
+        for part in [0.5, 1.5].repeat(10) {
+            let rules = clusters_rules(false, each * part);
+            found.push(cluster_asks(timed, rules, "cluster 7", &bands).await);
+        }
+        bounded(&format!("pass {clusters} clusters of {} bands", bands.len()), &found);
+    }
+}
+
+/// What expires is bounded by its bands, and every one of them goes.
+async fn clusters_of_many_priorities() {
+    for from_parent in [false, true] {
+        let mut mass = Mass::small().await;
+        let rules = clusters_rules(from_parent, 1e9);
+        for at in 0..1000 {
+            let id = format!("cluster {at}");
+            cluster_comes(&mass.store, rules, &id, &many_bands(1.0)).await;
+        }
+        mass.clock.advance(1_000_000_000);
+        let mut found = vec![];
+        for _ in 0..150 {
+            found.push(cluster_asks(&mut mass.timed, rules, "alive", &many_bands(1.0)).await);
+        }
+        let (totals, _) = mass.store.leases("clusters", 1).await.unwrap().unwrap();
+        assert_eq!((totals.holders, totals.split.wants()), (1, 100.0));
+        let parent = if from_parent { " with a parent" } else { "" };
+        bounded(&format!("drop of 1,000 clusters of 100 bands{parent}"), &found);
+    }
 }
