@@ -33,6 +33,7 @@ fn one_token<'a>(
         tokens: 1,
         max_wait_ms: 0,
         moved: false,
+        rewrite: false,
     }
 }
 
