@@ -15,7 +15,7 @@
 --            mark      the terms' mark, a whole number below 2^29
 --            idle      µs after its last use at which the bucket is removed; negative: never
 --            bound     dynamic buckets that the namespace may hold (flag COUNTED)
---            grid      µs, a power of two, at least cap: see "Expiry"
+--            grid      µs, a power of two: see "Expiry"
 --            flags     COUNTED 1, CONFIGURED 2, REWRITE 4 (see "Expiry")
 -- ARGV[2]  the runs, those of one bucket together; a run is some equal requests to one bucket:
 --          '<I2I2I2I2I2I2dd':
@@ -44,9 +44,9 @@
 -- says that a debt beyond the limit was carried over from other limits.
 --
 -- Expiry. A full bucket and an absent one are the same, so a state may outlive the moment at
--- which its bucket is full. It expires two or three steps of the grid after its zero: a grant
--- that stays on the same step leaves the expiry as it is, which spares most grants a third of
--- their cost. It is written anew with REWRITE: while states may be about that expire by other
+-- which its bucket is full. It expires on the next step of the grid after that: a grant that
+-- does not pass a step leaves the expiry as it is, which spares most grants a third of their
+-- cost. It is written anew with REWRITE: while states may be about that expire by other
 -- limits, or where a bucket may be removed for being idle before it is full.
 --
 -- Why some calls look odd (an empty member or key that never exists, CH):
@@ -176,7 +176,7 @@ local function load(twin)
   had, dirty, gone, known_step = false, false, false, false
   if value then
     accrued, whole, fraction, restated, carried = balance(value)
-    had, known_step, step_before = true, not rewrite, floor(whole / grid)
+    had, known_step, step_before = true, not rewrite, floor((whole + cap) / grid)
   end
   if twin and #twin == 12 then
     local other = { balance(twin) }
@@ -197,11 +197,11 @@ local function store()
     local high = floor(mark / 8388608)
     local value = pack('<I6I3I3', whole % TIME_MODULUS, fraction + high * FRACTIONS,
       (mark - high * 8388608) * 2 + (carried and 1 or 0))
-    local step = floor(whole / grid)
+    local step = floor((whole + cap) / grid)
     if known_step and step == step_before then
       call('SET', KEYS[key], value, 'KEEPTTL')
     else
-      local expires_ms = ceil((step + 3) * grid / 1000)
+      local expires_ms = ceil((step + 1) * grid / 1000)
       if idle >= 0 then
         expires_ms = math.min(expires_ms, ceil((now + idle) / 1000))
       end

@@ -32,8 +32,8 @@ pub const MAX_SPAN_US: f64 = 126_230_400_000_000.0;
 /// that a state keeps would be too coarse.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e8;
 
-/// The finest grid of expiries, in µs: about a second.
-const FINEST_GRID_US: f64 = 1_048_576.0;
+/// The finest grid of expiries, in µs: an eighth of a second.
+const FINEST_GRID_US: f64 = 131_072.0;
 
 /// Bytes of an encoded [`State`].
 pub const STATE_BYTES: usize = 12;
@@ -132,9 +132,9 @@ pub struct Terms {
     pub max_debt_us: f64,
     /// What a state written under these terms is marked with.
     pub mark: Mark,
-    /// The grid that expiries are on, in µs: a power of two, at least `cap_us`. States outlive
-    /// the moment at which their bucket is full by a step or two, so that few grants move the
-    /// expiry.
+    /// The grid that expiries are on, in µs: a power of two, at most a sixteenth of `cap_us`, but
+    /// not finer than an eighth of a second. A state outlives the moment at which its bucket is
+    /// full by a step of it at most, so that few grants move the expiry.
     pub grid_us: f64,
 }
 
@@ -153,7 +153,7 @@ impl Terms {
 
     /// The longest time, in µs, that a state may be about after the last grant.
     pub fn longest_life_us(&self) -> f64 {
-        3.0 * self.grid_us + self.max_debt_us
+        self.cap_us + self.grid_us + self.max_debt_us
     }
 
     /// The share of one node among `nodes` that decide each on its own: rate and size are
@@ -184,7 +184,7 @@ impl Terms {
 
 fn grid_us(cap_us: f64) -> f64 {
     let mut grid_us = FINEST_GRID_US;
-    while grid_us < cap_us {
+    while grid_us * 32.0 <= cap_us {
         grid_us *= 2.0;
     }
     grid_us
@@ -285,11 +285,11 @@ pub struct Decision {
 }
 
 impl State {
-    /// When it is needed no more, in milliseconds since the epoch: some time after its bucket
-    /// is full.
+    /// When it is needed no more, in milliseconds since the epoch: a little after its bucket is
+    /// full.
     pub fn expires_ms(&self, terms: &Terms) -> i64 {
-        let step = (self.zero_us as f64 / terms.grid_us).floor();
-        ((step + 3.0) * terms.grid_us / 1000.0).ceil() as i64
+        let step = ((self.zero_us as f64 + terms.cap_us) / terms.grid_us).floor();
+        ((step + 1.0) * terms.grid_us / 1000.0).ceil() as i64
     }
 }
 
