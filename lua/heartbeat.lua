@@ -5,9 +5,10 @@
 -- Atomic so that the count is of one moment.
 --
 -- KEYS[1]  the nodes: a sorted set of their ids by the time they were last heard of, in µs
--- KEYS[2]  birth: since when this store has had its state, in microseconds
 -- ARGV[1]  this node's id
 -- ARGV[2]  microseconds after which a silent node counts no more; 0: this node is leaving
+-- ARGV[3]  the key that has the birth: since when this store has had its state, in
+--          microseconds. It need not share a hash tag with KEYS[1], and is no key of KEYS.
 --
 -- Reply: how many nodes are alive, an integer.
 
@@ -18,7 +19,7 @@ local ttl = tonumber(ARGV[2])
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else
-  redis.call('SET', KEYS[2], string.format('%.0f', now), 'NX')
+  redis.call('SET', ARGV[3], string.format('%.0f', now), 'NX')
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))

@@ -2,7 +2,8 @@
 -- `freeze` and `thaw` of domain/lease.rs.
 --
 -- Atomic, so that what the parent is told is leased out stays the most that is, until the
--- parent has answered.
+-- parent has answered. If its answer is lost (keep, or freeze after freeze), that is all that
+-- the cluster still has of the lease.
 --
 -- KEYS[1]  holders, as in lua/lease.lua
 -- KEYS[2]  upstream, as there
@@ -21,6 +22,13 @@
 local sums = redis.call('HGET', KEYS[1], '')
 if not sums then return false end
 local lease = redis.call('HGET', KEYS[2], '')
+if lease then
+  local capacity = struct.unpack('<d', lease)
+  local frozen, frozen_until = struct.unpack('<dd', lease, 49)
+  if frozen_until > 0 then
+    lease = struct.pack('<d', math.min(capacity, frozen)) .. string.sub(lease, 9)
+  end
+end
 
 if ARGV[1] == 'freeze' then
   if lease then

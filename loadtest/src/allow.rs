@@ -20,10 +20,11 @@ use crate::load::{Ask, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
 use crate::progress::{self, Style};
 use crate::report::Report;
+use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
 
 /// Histograms and clocks hold for much longer, but nobody means that.
-const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -120,11 +121,11 @@ pub struct AllowArgs {
     pub json: bool,
 }
 
-fn count() -> impl clap::builder::TypedValueParser<Value = u64> {
+pub(crate) fn count() -> impl clap::builder::TypedValueParser<Value = u64> {
     clap::value_parser!(u64).range(1..=1_000_000)
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or("expected a number above 0".to_owned())
 }
@@ -144,6 +145,17 @@ pub enum RunError {
     /// No histogram.
     #[error("can't make a histogram: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
+    /// A simulation broke off.
+    #[error(transparent)]
+    Simulation(#[from] tree::Error),
+    /// A file can't be written.
+    #[error("can't write {}: {error}", path.display())]
+    Write {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        error: std::io::Error,
+    },
     /// A thread ended in the middle of the run.
     #[error("a sending thread panicked")]
     Panicked,
@@ -259,7 +271,7 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
             })?);
         }
         drop(running);
-        progress::watch(&over, &lives, window, Style::choose(args.progress));
+        progress::watch(&over, &lives, window, Style::choose(args.progress), "granted");
         let mut total: Option<Tally> = None;
         for thread in threads {
             let tally = thread.join().ok().flatten().ok_or(RunError::Panicked)?;

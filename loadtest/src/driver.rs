@@ -1,13 +1,18 @@
-//! The transport: how one `Allow` travels. The rest of the crate knows only [`Target`],
+//! The transport: how one request travels. The rest of the crate knows only [`Target`],
 //! [`Connection`] and [`Failure`], so that another gRPC client can take its place here.
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{
+    GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ReleaseCapacityResponse,
+};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Response, Status};
 
 /// How long dialling may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,7 +100,8 @@ impl Failure {
 /// One HTTP/2 connection; clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    client: QuotaServiceClient<Channel>,
+    quota: QuotaServiceClient<Channel>,
+    capacity: CapacityClient<Channel>,
     timeout: Duration,
 }
 
@@ -109,16 +115,40 @@ impl Connection {
             Ok(channel) => channel,
             Err(_) => endpoint.connect_lazy(),
         };
-        Self { client: QuotaServiceClient::new(channel), timeout }
+        let quota = QuotaServiceClient::new(channel.clone());
+        Self { quota, capacity: CapacityClient::new(channel), timeout }
     }
 
-    /// Asks once.
+    /// Asks for tokens once.
     pub async fn allow(&mut self, request: AllowRequest) -> Result<AllowResponse, Failure> {
-        match tokio::time::timeout(self.timeout, self.client.allow(request)).await {
-            Ok(Ok(response)) => Ok(response.into_inner()),
-            Ok(Err(status)) => Err(Failure(status.code())),
-            Err(_) => Err(Failure(tonic::Code::DeadlineExceeded)),
-        }
+        within(self.timeout, self.quota.allow(request)).await
+    }
+
+    /// Asks for leases once.
+    pub async fn get_capacity(
+        &mut self,
+        request: GetCapacityRequest,
+    ) -> Result<GetCapacityResponse, Failure> {
+        within(self.timeout, self.capacity.get_capacity(request)).await
+    }
+
+    /// Gives leases back.
+    pub async fn release_capacity(
+        &mut self,
+        request: ReleaseCapacityRequest,
+    ) -> Result<ReleaseCapacityResponse, Failure> {
+        within(self.timeout, self.capacity.release_capacity(request)).await
+    }
+}
+
+async fn within<T>(
+    timeout: Duration,
+    answer: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(timeout, answer).await {
+        Ok(Ok(response)) => Ok(response.into_inner()),
+        Ok(Err(status)) => Err(Failure(status.code())),
+        Err(_) => Err(Failure(tonic::Code::DeadlineExceeded)),
     }
 }
 

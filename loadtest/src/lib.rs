@@ -2,14 +2,21 @@
 //!
 //! [`allow`] reads the arguments and runs; [`load`] has the two loops that send, [`driver`]
 //! the transport under them, [`keys`] and [`pace`] what is asked and when; [`tally`] counts,
-//! [`books`] holds grants against limits, and [`report`] tells.
+//! [`books`] holds grants against limits, and [`report`] tells. [`capacity`] does the same for
+//! leases, and [`scenario`] simulates leases without a network. They share [`figures`], [`walk`] and
+//! [`series`].
 
 pub mod allow;
 pub mod books;
+pub mod capacity;
 pub mod driver;
+pub mod figures;
 pub mod keys;
 pub mod load;
 pub mod pace;
 pub mod progress;
 pub mod report;
+pub mod scenario;
+pub mod series;
 pub mod tally;
+pub mod walk;

@@ -1,11 +1,15 @@
 //! The command line of `tollgate-loadtest`.
 
+use std::fmt::Display;
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use serde::Serialize;
 use tollgate_loadtest::allow::{self, AllowArgs, RunError};
+use tollgate_loadtest::capacity::{self, CapacityArgs};
+use tollgate_loadtest::scenario::{self, ScenarioArgs};
 
 /// Drives load at tollgate nodes, measures it, and checks what was granted.
 #[derive(Debug, Parser)]
@@ -18,37 +22,49 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Allow(Box<AllowArgs>),
+    Capacity(Box<CapacityArgs>),
+    Scenario(ScenarioArgs),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Allow(args) => allow(&args),
+        Command::Allow(args) => match allow::run(&args) {
+            Ok(report) => print(&report, args.json, report.verdict.exit_code()),
+            Err(error) => fail("allow", error),
+        },
+        Command::Capacity(args) => match capacity::run(&args) {
+            Ok(report) => print(&report, args.json, report.verdict.exit_code()),
+            Err(error) => fail("capacity", error),
+        },
+        Command::Scenario(args) => match scenario::run(&args) {
+            Ok(report) => print(&report, args.json, 0),
+            Err(error) => fail("scenario", error),
+        },
     }
 }
 
-fn allow(args: &AllowArgs) -> ExitCode {
-    let report = match allow::run(args) {
-        Ok(report) => report,
-        Err(RunError::Usage(message)) => {
-            let mut cli = Cli::command();
-            let allow = cli.find_subcommand_mut("allow").map(std::mem::take).unwrap_or_default();
-            let mut allow = allow.bin_name("tollgate-loadtest allow");
-            allow.error(ErrorKind::ArgumentConflict, message).exit()
-        }
-        Err(error) => return fail(&error),
-    };
-    let text = match args.json {
-        true => serde_json::to_string(&report).map(|json| json + "\n"),
+fn print(report: &(impl Display + Serialize), json: bool, code: u8) -> ExitCode {
+    let text = match json {
+        true => serde_json::to_string(report).map(|json| json + "\n"),
         false => Ok(report.to_string()),
     };
     // A reader that is gone (as with `| head`) is no failure of the run.
     match text.map(|text| std::io::stdout().write_all(text.as_bytes())) {
-        Ok(_) => ExitCode::from(report.verdict.exit_code()),
-        Err(error) => fail(&error),
+        Ok(_) => ExitCode::from(code),
+        Err(error) => complain(&error),
     }
 }
 
-fn fail(error: &dyn std::error::Error) -> ExitCode {
+/// Says why the run of `command` didn't take place.
+fn fail(command: &str, error: RunError) -> ExitCode {
+    let RunError::Usage(message) = error else { return complain(&error) };
+    let mut cli = Cli::command();
+    let found = cli.find_subcommand_mut(command).map(std::mem::take).unwrap_or_default();
+    let mut found = found.bin_name(format!("tollgate-loadtest {command}"));
+    found.error(ErrorKind::ArgumentConflict, message).exit()
+}
+
+fn complain(error: &dyn std::error::Error) -> ExitCode {
     // The exit code tells as well where stderr is gone.
     let _ = writeln!(std::io::stderr(), "error: {error}");
     ExitCode::from(2)

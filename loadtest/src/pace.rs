@@ -1,5 +1,6 @@
 //! When an open loop sends: a schedule fixed beforehand, and a clock fine enough to keep it.
 
+use std::cell::Cell;
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -89,37 +90,45 @@ impl Iterator for Schedule {
 #[derive(Debug)]
 pub struct Pacer {
     alarms: mpsc::Sender<Instant>,
+    set: Cell<Option<Instant>>,
     woken: Arc<Notify>,
 }
 
 impl Pacer {
     /// Starts the thread that sleeps; it ends with this value.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "a thread of its own sleeps finer than tokio's timer"
-    )]
     pub fn start() -> std::io::Result<Self> {
         let (alarms, requested) = mpsc::channel::<Instant>();
         let woken = Arc::new(Notify::new());
         let wake = Arc::clone(&woken);
         thread::Builder::new().name("pacer".to_owned()).spawn(move || {
-            for alarm in requested {
-                thread::sleep(alarm.saturating_duration_since(Instant::now()));
+            while let Ok(mut alarm) = requested.recv() {
+                // A new alarm takes the place of one that is still ahead.
+                loop {
+                    let pause = alarm.saturating_duration_since(Instant::now());
+                    match requested.recv_timeout(pause) {
+                        Ok(instead) => alarm = instead,
+                        Err(_) => break,
+                    }
+                }
                 wake.notify_one();
             }
         })?;
-        Ok(Self { alarms, woken })
+        Ok(Self { alarms, set: Cell::new(None), woken })
     }
 
-    /// Waits until `when`; returns at once where that has passed.
+    /// Waits until `when`; returns at once where that has passed. It may be given up on, and
+    /// another time be waited for.
     pub async fn until(&self, when: Instant) {
-        if when <= Instant::now() {
-            return;
+        if self.set.get() != Some(when) && when > Instant::now() {
+            self.set.set(Some(when));
+            if self.alarms.send(when).is_err() {
+                self.set.set(None);
+                tokio::time::sleep_until(when.into()).await;
+            }
         }
-        if self.alarms.send(when).is_ok() {
+        while when > Instant::now() {
+            // Can also be the alarm of a wait that was given up.
             self.woken.notified().await;
-        } else {
-            tokio::time::sleep_until(when.into()).await;
         }
     }
 }
@@ -167,5 +176,19 @@ mod tests {
             pacer.until(when).await;
             assert!(Instant::now() >= when);
         }
+    }
+
+    #[tokio::test]
+    async fn a_wait_that_was_given_up_holds_up_no_other() {
+        let pacer = Pacer::start().expect("a thread");
+        let start = Instant::now();
+        let late = start + Duration::from_secs(60);
+        for us in [500, 1_000, 1_500] {
+            let soon = start + Duration::from_micros(us);
+            tokio::select! { biased; () = pacer.until(late) => {}, () = std::future::ready(()) => {} }
+            pacer.until(soon).await;
+            assert!(Instant::now() >= soon);
+        }
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 }

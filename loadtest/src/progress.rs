@@ -31,8 +31,15 @@ impl Style {
     }
 }
 
-/// Shows progress until the other end of `over` is gone.
-pub fn watch(over: &Receiver<()>, lives: &[Arc<Live>], window: Window, style: Style) {
+/// Shows progress until the other end of `over` is gone. `granted` says what it is that
+/// [`Live::granted`] counts.
+pub fn watch(
+    over: &Receiver<()>,
+    lives: &[Arc<Live>],
+    window: Window,
+    style: Style,
+    granted: &str,
+) {
     let mut before = Seen::default();
     let mut next = window.start + Duration::from_secs(1);
     loop {
@@ -42,7 +49,7 @@ pub fn watch(over: &Receiver<()>, lives: &[Arc<Live>], window: Window, style: St
         }
         if style != Style::Silent {
             let seen = Seen::now(lives);
-            print(style, &line(window, next, &seen, &before));
+            print(style, &line(window, next, &seen, &before, granted));
             before = seen;
         }
         next += Duration::from_secs(1);
@@ -78,14 +85,14 @@ impl Seen {
 }
 
 /// What happened in the second that ended at `now`.
-fn line(window: Window, now: Instant, seen: &Seen, before: &Seen) -> String {
+fn line(window: Window, now: Instant, seen: &Seen, before: &Seen, word: &str) -> String {
     let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
     let total = (window.end - window.start).as_secs_f64();
     let decided = seen.decided - before.decided;
     let mut line = format!("{:.0} s of {total:.0} s: {decided} requests/s", since(window.start));
     if decided > 0 {
         let granted = (seen.granted - before.granted) as f64 / decided as f64;
-        let _ = write!(line, ", {:.1} % granted", granted * 100.0);
+        let _ = write!(line, ", {:.1} % {word}", granted * 100.0);
     }
     if seen.failed > 0 {
         let _ = write!(line, ", {} failed so far", seen.failed);
@@ -109,15 +116,15 @@ mod tests {
         let before = Seen { decided: 1000, granted: 1000, failed: 0 };
         let seen = Seen { decided: 3000, granted: 1500, failed: 7 };
         assert_eq!(
-            line(window, window.start + second, &before, &Seen::default()),
+            line(window, window.start + second, &before, &Seen::default(), "granted"),
             "1 s of 10 s: 1000 requests/s, 100.0 % granted (warming up)"
         );
         assert_eq!(
-            line(window, window.start + 2 * second, &seen, &before),
-            "2 s of 10 s: 2000 requests/s, 25.0 % granted, 7 failed so far"
+            line(window, window.start + 2 * second, &seen, &before, "in full"),
+            "2 s of 10 s: 2000 requests/s, 25.0 % in full, 7 failed so far"
         );
         assert_eq!(
-            line(window, window.end + second, &before, &before),
+            line(window, window.end + second, &before, &before, "granted"),
             "11 s of 10 s: 0 requests/s (waiting for the last answers)"
         );
     }

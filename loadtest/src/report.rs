@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use hdrhistogram::Histogram;
 use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 use crate::allow::AllowArgs;
 use crate::books::{self, Audit, Expectation, Line, Source};
 use crate::driver::Failure;
+use crate::figures::{self, Latency, each, occurring};
 use crate::tally::Tally;
 
 /// One run of `allow`. Every field is always there in JSON: what doesn't apply is null, an
@@ -90,48 +90,6 @@ pub struct Load {
     pub duration_s: f64,
 }
 
-/// Latencies in microseconds; null when there were none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Latency {
-    /// How many latencies there are.
-    pub samples: u64,
-    /// Their mean.
-    pub mean_us: Option<f64>,
-    /// Half of them are at most this.
-    pub p50_us: Option<f64>,
-    /// 90 % of them are at most this.
-    pub p90_us: Option<f64>,
-    /// 99 % of them are at most this.
-    pub p99_us: Option<f64>,
-    /// 99.9 % of them are at most this.
-    pub p99_9_us: Option<f64>,
-    /// 99.99 % of them are at most this.
-    pub p99_99_us: Option<f64>,
-    /// The longest.
-    pub max_us: Option<f64>,
-}
-
-impl Latency {
-    fn of(histogram: &Histogram<u64>) -> Self {
-        if histogram.is_empty() {
-            return Self::default();
-        }
-        // To three significant digits, as the histogram keeps them; 0.1 µs is plenty.
-        let us = |ns: f64| Some((ns / 100.0).round() / 10.0);
-        let at = |quantile| us(histogram.value_at_quantile(quantile) as f64);
-        Self {
-            samples: histogram.len(),
-            mean_us: us(histogram.mean()),
-            p50_us: at(0.5),
-            p90_us: at(0.9),
-            p99_us: at(0.99),
-            p99_9_us: at(0.999),
-            p99_99_us: at(0.9999),
-            max_us: us(histogram.max() as f64),
-        }
-    }
-}
-
 /// Whether a run passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -209,11 +167,6 @@ impl Report {
     }
 }
 
-fn occurring(counts: &[u64], name: impl Fn(usize) -> &'static str) -> BTreeMap<&'static str, u64> {
-    let occurring = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-    occurring.map(|(index, count)| (name(index), *count)).collect()
-}
-
 fn status_name(status: usize) -> &'static str {
     let status = i32::try_from(status).ok().and_then(|status| Status::try_from(status).ok());
     status.map_or("UNKNOWN_STATUS", |status| status.as_str_name())
@@ -242,20 +195,10 @@ impl fmt::Display for Report {
         writeln!(f, "degraded   {}", self.degraded)?;
         writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
         if load.rate_per_s.is_some() {
-            let lag = time(Some(self.max_send_lag_us));
+            let lag = figures::time(Some(self.max_send_lag_us));
             writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
         }
-        let latency = &self.latency;
-        writeln!(
-            f,
-            "latency    p50 {}  p90 {}  p99 {}  p99.9 {}  p99.99 {}  max {}",
-            time(latency.p50_us),
-            time(latency.p90_us),
-            time(latency.p99_us),
-            time(latency.p99_9_us),
-            time(latency.p99_99_us),
-            time(latency.max_us)
-        )?;
+        writeln!(f, "latency    {}", self.latency)?;
         books_text(&self.books, f)?;
         match self.verdict {
             Verdict::NothingDecided => writeln!(f, "FAILED: not one request got a decision"),
@@ -318,20 +261,6 @@ fn line_text(line: &Line) -> String {
         _ => {
             format!("{bucket} granted {granted_tokens}, but no bucket of the limits file serves it")
         }
-    }
-}
-
-fn each(counts: &BTreeMap<&'static str, u64>) -> String {
-    let each: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    if each.is_empty() { String::new() } else { format!(" ({})", each.join(", ")) }
-}
-
-fn time(us: Option<f64>) -> String {
-    match us {
-        None => "-".to_owned(),
-        Some(us) if us < 1000.0 => format!("{us:.0} µs"),
-        Some(us) if us < 1e6 => format!("{:.2} ms", us / 1e3),
-        Some(us) => format!("{:.2} s", us / 1e6),
     }
 }
 

@@ -12,10 +12,10 @@ use crate::books::Ledger;
 use crate::driver::Failure;
 
 /// The longest latency told apart, an hour: more is recorded as this.
-const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
+pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// A request sent at most this long after its time counts as on time.
-const PUNCTUAL: Duration = Duration::from_millis(1);
+pub(crate) const PUNCTUAL: Duration = Duration::from_millis(1);
 
 /// One more than the statuses known today: the last slot counts any that are newer.
 pub const STATUSES: usize = 8;

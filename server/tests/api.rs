@@ -315,6 +315,7 @@ async fn reflection_lists_and_describes_the_services() {
     assert_eq!(
         names,
         [
+            "doorman.Capacity",
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
             "quotaservice.QuotaService",

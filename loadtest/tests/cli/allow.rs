@@ -47,7 +47,9 @@ fn books_of_an_honest_server_are_kept_over_threads_keys_and_a_shared_bucket() {
 #[test]
 fn a_server_that_grants_too_much_is_found_out() {
     let server = Server::start(None, generous());
-    let args = format!("{SHORT} --size 10 --fill-rate 10 --keys uniform:20 --bucket-prefix user");
+    let args = format!(
+        "{SHORT} --size 10 --fill-rate 10 --max-debt 0s --keys uniform:20 --bucket-prefix user"
+    );
     let run = server.load(&args);
     assert_eq!(run.code, 3, "{run:?}");
     assert!(run.stdout.contains("VIOLATED by 20 buckets"), "{run:?}");

@@ -3,6 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 mod allow;
+mod capacity;
 mod common;
+mod leases;
 mod open_loop;
+mod scenario;
 mod usage;

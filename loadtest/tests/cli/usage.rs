@@ -39,6 +39,22 @@ fn bad_arguments_exit_with_2_and_a_reason() {
             "allow --expect-saturation 0.9 --keys uniform:5 --size 5 --fill-rate 5",
             "--expect-saturation is for --keys hot",
         ),
+        ("capacity --clients 0", "--clients"),
+        ("capacity --duration 0s", "--duration must be above 0"),
+        ("capacity --warmup 10years", "30 days"),
+        ("capacity --timeout 0s", "--timeout must be above 0"),
+        ("capacity --wants=-1", "expected a number of at least 0"),
+        ("capacity --resources 2 --resource-pattern db", "--resource-pattern needs {}"),
+        ("capacity --resources-per-client 2", "more than there are --resources"),
+        ("capacity --jump 2", "--jump-at"),
+        ("capacity --jump-at 5s", "--jump"),
+        ("capacity --jump-at 60s --jump 2", "--jump-at must be less than --duration"),
+        ("capacity --converged-at 2", "--converged-at is a share"),
+        ("capacity --allow-overshoot 2", "--capacity"),
+        ("scenario", "<NAME>"),
+        ("scenario two", "one, five, seven"),
+        ("scenario one --duration 0s", "--duration must be above 0"),
+        ("scenario one --algorithm none", "proportional-share, fair-share"),
     ] {
         let run = run(args);
         assert_eq!(run.code, 2, "{args}: {run:?}");
@@ -47,37 +63,74 @@ fn bad_arguments_exit_with_2_and_a_reason() {
     }
 }
 
+fn help_names(command: &str, options: &[&str]) {
+    let run = run(&format!("{command} --help"));
+    assert_eq!(run.code, 0, "{run:?}");
+    for option in options {
+        assert!(run.stdout.contains(&format!("--{option}")), "{command} {option}");
+    }
+}
+
 #[test]
 fn help_explains_every_option() {
-    let run = run("allow --help");
-    assert_eq!(run.code, 0, "{run:?}");
-    for option in [
-        "target",
-        "duration",
-        "warmup",
-        "connections",
-        "in-flight",
-        "honour-wait",
-        "rate",
-        "arrivals",
-        "max-outstanding",
-        "timeout",
-        "threads",
-        "namespace",
-        "keys",
-        "bucket",
-        "bucket-prefix",
-        "tokens",
-        "max-wait",
-        "seed",
-        "limits",
-        "size",
-        "fill-rate",
-        "max-debt",
-        "expect-saturation",
-        "progress",
-        "json",
-    ] {
-        assert!(run.stdout.contains(&format!("--{option}")), "{option}");
-    }
+    help_names(
+        "allow",
+        &[
+            "target",
+            "duration",
+            "warmup",
+            "connections",
+            "in-flight",
+            "honour-wait",
+            "rate",
+            "arrivals",
+            "max-outstanding",
+            "timeout",
+            "threads",
+            "namespace",
+            "keys",
+            "bucket",
+            "bucket-prefix",
+            "tokens",
+            "max-wait",
+            "seed",
+            "limits",
+            "size",
+            "fill-rate",
+            "max-debt",
+            "expect-saturation",
+            "progress",
+            "json",
+        ],
+    );
+    help_names(
+        "capacity",
+        &[
+            "target",
+            "duration",
+            "warmup",
+            "connections",
+            "max-outstanding",
+            "timeout",
+            "clients",
+            "client-prefix",
+            "resources",
+            "resource-pattern",
+            "resources-per-client",
+            "wants",
+            "step",
+            "refresh-every",
+            "jump-at",
+            "jump",
+            "converged-at",
+            "converged-for",
+            "capacity",
+            "allow-overshoot",
+            "keep-leases",
+            "seed",
+            "progress",
+            "json",
+        ],
+    );
+    help_names("scenario", &["seed", "duration", "algorithm", "safe-capacity", "out", "json"]);
 }

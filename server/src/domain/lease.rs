@@ -9,13 +9,14 @@
 //!
 //! `lua/lease.lua` does the same in Redis.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{Hash, Hasher};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::ops::Bound::{Excluded, Included};
 
-use hashbrown::{Equivalent, HashMap};
+use smallvec::SmallVec;
 
 use super::exact::Sum;
+use super::order::Order;
+use super::roster::{Place, Roster};
 use super::sharing::{Kind, Side, Split};
 use super::time::Micros;
 
@@ -70,6 +71,9 @@ pub struct Claim {
 }
 
 impl Claim {
+    /// Of a cluster that has lost its memory: it may hold all that it was leased.
+    pub const UNKNOWN: Self = Self { capacity: f64::INFINITY, expiry_s: i64::MAX };
+
     /// How much it is worth at `now_s`: nothing once it has expired.
     pub fn at(self, now_s: i64) -> f64 {
         if self.expiry_s > now_s { self.capacity } else { 0.0 }
@@ -174,7 +178,7 @@ impl ParentLease {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
     /// Of which priorities.
-    pub bands: Box<[Band]>,
+    pub bands: SmallVec<[Band; 1]>,
     /// How much. For a lower cluster at least what it still has leased out.
     pub has: f64,
     /// Until when, in seconds since the epoch.
@@ -207,66 +211,17 @@ pub fn bound(capacity: f64) -> f64 {
     (capacity.max(1.0) * 1_073_741_824.0).min(1e280)
 }
 
-/// A [`Holder`] that owns its id.
-#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
-    Client(Box<str>),
-    Server(Box<str>),
-}
-
-impl Key {
-    fn of(holder: Holder<'_>) -> Self {
-        match holder {
-            Holder::Client(id) => Self::Client(id.into()),
-            Holder::Server(id) => Self::Server(id.into()),
-        }
-    }
-
-    fn holder(&self) -> Holder<'_> {
-        match self {
-            Self::Client(id) => Holder::Client(id),
-            Self::Server(id) => Holder::Server(id),
-        }
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.holder().hash(state);
-    }
-}
-
-impl Equivalent<Arc<Key>> for Holder<'_> {
-    fn equivalent(&self, key: &Arc<Key>) -> bool {
-        *self == key.holder()
-    }
-}
-
-/// Wants per subclient; never NaN.
-#[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
-struct Ratio(f64);
-
-impl Eq for Ratio {}
-
-impl Ord for Ratio {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl Ratio {
-    fn of(bands: &[Band]) -> Self {
-        Self(wants(bands) / subclients(bands))
-    }
+/// Wants per subclient.
+fn ratio(bands: &[Band]) -> f64 {
+    wants(bands) / subclients(bands)
 }
 
 /// The leases on one resource.
 #[derive(Debug)]
 pub struct Resource {
-    holders: HashMap<Arc<Key>, Held>,
-    by_expiry: BTreeSet<(i64, Arc<Key>)>,
+    holders: Roster,
     /// Those with equal wants per subclient change sides together.
-    by_wants: BTreeMap<Ratio, Side>,
+    by_wants: Order,
     bands: BTreeMap<i64, Side>,
     split: Split,
     /// Holders with up to `low` are below the threshold, those from `high` on above; nobody
@@ -283,9 +238,8 @@ impl Resource {
     /// One that nobody holds a lease on, in a store that was born then.
     pub fn new(born: Micros) -> Self {
         Self {
-            holders: HashMap::new(),
-            by_expiry: BTreeSet::new(),
-            by_wants: BTreeMap::new(),
+            holders: Roster::default(),
+            by_wants: Order::default(),
             bands: BTreeMap::new(),
             split: Split::default(),
             low: f64::NEG_INFINITY,
@@ -304,7 +258,7 @@ impl Resource {
 
     /// When the last of its leases expires, in seconds since the epoch.
     pub fn last_expiry_s(&self) -> Option<i64> {
-        self.by_expiry.last().map(|(expiry_s, _)| *expiry_s)
+        self.holders.last_expiry_s()
     }
 
     /// Decides a request, and records what comes of it.
@@ -313,18 +267,22 @@ impl Resource {
         self.drop_expired(now_s);
         let terms = self.terms(rules, now);
         let most = bound(terms.capacity);
-        let bands: Box<[Band]> =
-            wish.bands.iter().map(|band| Band { wants: band.wants.min(most), ..*band }).collect();
-        let (ratio, subclients) = (Ratio::of(&bands), subclients(&bands));
+        // Of the two zeros only one has a place in the order by wants.
+        let bounded = |band: &Band| Band { wants: band.wants.min(most) + 0.0, ..*band };
+        let bands: SmallVec<[Band; 1]> = wish.bands.iter().map(bounded).collect();
+        let subclients = subclients(&bands);
 
-        let old = self.remove(wish.holder);
-        self.add_wants(&bands, ratio, &terms);
+        let place = self.holders.find(wish.holder);
+        let old_has = place.map_or(0.0, |place| self.holders.held(place).has);
+        self.change_wants(place, &bands);
+        self.add_to_split(&bands, &terms);
         if terms.kind.shares() && self.split.wants() > terms.capacity {
             self.move_threshold(&terms);
         }
 
-        let learning_until = learning_until(self.born, rules.learning_s, wish.learn_for_us, now);
+        let learning_until = learning_until(self.born, terms.learning_s, wish.learn_for_us, now);
         let has = match (learning_until, wish.claim) {
+            (Some(_), Some(Claim::UNKNOWN)) => old_has,
             (Some(_), claim) => claim.map_or(0.0, |claim| claim.at(now_s)),
             (None, _) if terms.kind == Kind::NoAlgorithm => {
                 wish.bands.iter().map(|b| b.wants).sum()
@@ -342,16 +300,25 @@ impl Resource {
         };
         // A cluster that is to have less keeps what it has leased out until its clients have
         // given it back: only then can others get it.
-        let still_out = match (wish.holder, &old, wish.claim) {
-            (Holder::Server(_), Some((_, old)), Some(claim)) => claim.at(now_s).min(old.has),
+        let still_out = match (wish.holder, wish.claim) {
+            (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
             _ => 0.0,
         };
-        let expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        let mut expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        if let (Some(_), Some(claim)) = (learning_until, wish.claim)
+            && rules.from_parent
+            && self.parent.is_none()
+            && has > 0.0
+        {
+            // What is learned before the parent has leased anything ends when it would have.
+            expiry_s = expiry_s.min(claim.expiry_s);
+        }
         let held = Held { bands, has: has.max(still_out).min(most), expiry_s };
-        let key = old.map_or_else(|| Arc::new(Key::of(wish.holder)), |(key, _)| key);
         self.has.add(held.has);
-        self.by_expiry.insert((expiry_s, Arc::clone(&key)));
-        self.holders.insert(key, held);
+        match place {
+            Some(place) => self.holders.replace(place, held),
+            None => self.holders.add(wish.holder, held),
+        }
         Grant {
             has,
             expiry_s,
@@ -366,18 +333,15 @@ impl Resource {
     /// Gives a lease back, and tells whether there was one.
     pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
         self.drop_expired(now.as_secs());
-        self.remove(holder).is_some()
+        self.holders.find(holder).map(|place| self.remove(place)).is_some()
     }
 
     /// Drops leases that have expired, at most [`DROP_LIMIT`]; tells how many.
     pub fn drop_expired(&mut self, now_s: i64) -> usize {
         for dropped in 0..DROP_LIMIT {
-            match self.by_expiry.first() {
-                Some((expiry_s, key)) if *expiry_s <= now_s => {
-                    let key = Arc::clone(key);
-                    self.remove(key.holder());
-                }
-                _ => return dropped,
+            match self.holders.expired(now_s) {
+                Some(place) => self.remove(place),
+                None => return dropped,
             }
         }
         DROP_LIMIT
@@ -396,7 +360,7 @@ impl Resource {
 
     /// Leases, those that expire first at the head.
     pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
-        self.by_expiry.iter().filter_map(|(_, key)| Some((key.holder(), self.holders.get(key)?)))
+        self.holders.iter()
     }
 
     /// What all holders want, by priority.
@@ -407,16 +371,25 @@ impl Resource {
     /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
     /// is given back, may be leased out.
     pub fn freeze(&mut self, until: Micros) -> f64 {
+        // Whoever asked before may be gone, and its answer with it.
+        self.keep_frozen();
         let capacity = self.has.value().max(0.0);
         self.freeze = Some(Freeze { capacity, until });
         capacity
     }
 
-    /// The parent has answered, or with `None` has not.
+    /// The parent has answered. With `None` its answer is lost: it may have leased no more
+    /// than it was told of.
     pub fn thaw(&mut self, lease: Option<ParentLease>) {
-        self.freeze = None;
+        self.keep_frozen();
         if lease.is_some() {
             self.parent = lease;
+        }
+    }
+
+    fn keep_frozen(&mut self) {
+        if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
+            parent.capacity = parent.capacity.min(freeze.capacity);
         }
     }
 
@@ -428,6 +401,7 @@ impl Resource {
                 kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
                 capacity: rules.capacity,
                 lease_s: rules.lease_s,
+                learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
                 parent_refresh_s: None,
             };
@@ -437,6 +411,7 @@ impl Resource {
                 kind: rules.kind.unwrap_or(Kind::FairShare),
                 capacity: 0.0,
                 lease_s: rules.lease_s,
+                learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
                 parent_refresh_s: None,
             };
@@ -444,35 +419,44 @@ impl Resource {
         let valid = parent.expiry_s > now_s;
         let leased = parent.capacity_at(now_s);
         let frozen = self.freeze.filter(|freeze| freeze.until > now);
+        let (lease_s, learning_s) = match rules.kind {
+            Some(_) => (rules.lease_s, rules.learning_s),
+            None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
+        };
         Terms {
             kind: rules.kind.unwrap_or(parent.kind),
             capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
-            lease_s: if rules.kind.is_some() { rules.lease_s } else { parent.lease_s },
+            lease_s,
+            learning_s,
             last_expiry_s: if valid { parent.expiry_s } else { i64::MAX },
             parent_refresh_s: Some(parent.refresh_s),
         }
     }
 
     /// Takes a holder out of everything.
-    fn remove(&mut self, holder: Holder<'_>) -> Option<(Arc<Key>, Held)> {
-        let (key, held) = self.holders.remove_entry(&holder)?;
-        let place = (held.expiry_s, key);
-        self.by_expiry.remove(&place);
+    fn remove(&mut self, place: Place) {
+        self.take_from_split(place);
+        let held = self.holders.remove(place);
+        self.take_wants(&held.bands);
+    }
+
+    /// Takes what a holder has and wants out of the sums.
+    fn take_from_split(&mut self, place: Place) {
+        let held = self.holders.held(place);
         self.has.add(-held.has);
-        if self.holders.is_empty() {
+        if self.holders.len() == 1 {
             // Nothing is left to be wrong by.
             self.has = Sum::default();
         }
-        let (ratio, wants, subclients) = (Ratio::of(&held.bands), held.wants(), held.subclients());
-        let side = if ratio.0 <= self.low { &mut self.split.below } else { &mut self.split.above };
-        side.remove(wants, subclients);
-        if let Some(group) = self.by_wants.get_mut(&ratio) {
-            group.remove(wants, subclients);
-            if group.subclients <= 0.0 {
-                self.by_wants.remove(&ratio);
-            }
-        }
-        for band in &held.bands {
+        let below = ratio(&held.bands) <= self.low;
+        let side = if below { &mut self.split.below } else { &mut self.split.above };
+        side.remove(held.wants(), held.subclients());
+    }
+
+    /// Takes what a holder wants out of the orders by wants and by priority.
+    fn take_wants(&mut self, bands: &[Band]) {
+        self.by_wants.remove(wants(bands), subclients(bands));
+        for band in bands {
             if let Some(side) = self.bands.get_mut(&band.priority) {
                 side.remove(band.wants, f64::from(band.subclients));
                 if side.subclients <= 0.0 {
@@ -480,30 +464,45 @@ impl Resource {
                 }
             }
         }
-        Some((place.1, held))
     }
 
-    /// Adds what a holder wants, on the side of the threshold where it belongs.
-    fn add_wants(&mut self, bands: &[Band], ratio: Ratio, terms: &Terms) {
-        let (wants, subclients) = (wants(bands), subclients(bands));
-        self.by_wants.entry(ratio).or_default().add(wants, subclients);
+    /// Takes a holder that asks again out of the sums, and sees to it that it is in the orders
+    /// by wants and by priority with what it wants now.
+    fn change_wants(&mut self, place: Option<Place>, bands: &[Band]) {
+        if let Some(place) = place {
+            self.take_from_split(place);
+            let old = &self.holders.held(place).bands;
+            if old.as_slice() == bands {
+                return;
+            }
+            let old = old.clone();
+            self.take_wants(&old);
+        }
+        self.by_wants.add(wants(bands), subclients(bands));
         for band in bands {
             let side = self.bands.entry(band.priority).or_default();
             side.add(band.wants, f64::from(band.subclients));
         }
-        if ratio.0 <= self.low {
+    }
+
+    /// Adds what a holder wants to the sums, on the side of the threshold where it belongs.
+    fn add_to_split(&mut self, bands: &[Band], terms: &Terms) {
+        let (ratio, wants, subclients) = (ratio(bands), wants(bands), subclients(bands));
+        if ratio <= self.low {
             self.split.below.add(wants, subclients);
             return;
         }
+        let others = self.split.above;
         self.split.above.add(wants, subclients);
-        if ratio.0 < self.high {
+        if ratio < self.high {
             // Nobody is between: the threshold may go to either side of this one.
-            if ratio.0 <= self.split.level(terms.kind, terms.capacity) {
-                self.split.above.remove(wants, subclients);
+            let level = self.split.level(terms.kind, terms.capacity);
+            if others.subclients > 0.0 && ratio <= level {
+                self.split.above = others;
                 self.split.below.add(wants, subclients);
-                self.low = ratio.0;
+                self.low = ratio;
             } else {
-                self.high = ratio.0;
+                self.high = ratio;
             }
         }
     }
@@ -525,37 +524,41 @@ impl Resource {
                 return;
             }
             last = Some(up);
-            if up { self.move_up(level) } else { self.move_down(level) }
+            let moved = if up { self.move_up(level) } else { self.move_down(level) };
+            if !moved {
+                return;
+            }
         }
     }
 
     /// Moves the lowest group above the threshold below it, if the level is past it. The one
-    /// at `high` may be gone.
-    fn move_up(&mut self, level: f64) {
-        let mut above = self.by_wants.range(Ratio(self.high)..);
-        let mut next = above.next();
-        if let Some((ratio, group)) = next
-            && ratio.0 <= level
-        {
-            self.split.above.hand_over(*group, &mut self.split.below);
-            self.low = ratio.0;
-            next = above.next();
+    /// at `high` may be gone. The last group stays: while all want more than there is, somebody
+    /// does, whatever rounding makes of the level.
+    fn move_up(&mut self, level: f64) -> bool {
+        let next = self.by_wants.first(Included(self.high));
+        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio);
+        let Some((ratio, group)) = next else { return false };
+        if ratio > level || group.subclients >= self.split.above.subclients {
+            return false;
         }
-        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio.0);
+        self.split.above.hand_over(group, &mut self.split.below);
+        self.low = ratio;
+        self.high = self.by_wants.first(Excluded(ratio)).map_or(f64::INFINITY, |(next, _)| next);
+        true
     }
 
     /// Moves the highest group below the threshold above it, if it wants more than the level.
-    fn move_down(&mut self, level: f64) {
-        let mut below = self.by_wants.range(..=Ratio(self.low)).rev();
-        let mut next = below.next();
-        if let Some((ratio, group)) = next
-            && ratio.0 > level
-        {
-            self.split.below.hand_over(*group, &mut self.split.above);
-            self.high = ratio.0;
-            next = below.next();
+    fn move_down(&mut self, level: f64) -> bool {
+        let next = self.by_wants.last(Included(self.low));
+        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio);
+        let Some((ratio, group)) = next else { return false };
+        if ratio <= level {
+            return false;
         }
-        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio.0);
+        self.split.below.hand_over(group, &mut self.split.above);
+        self.high = ratio;
+        self.low = self.by_wants.last(Excluded(ratio)).map_or(f64::NEG_INFINITY, |(next, _)| next);
+        true
     }
 }
 
@@ -564,6 +567,7 @@ struct Terms {
     kind: Kind,
     capacity: f64,
     lease_s: i64,
+    learning_s: i64,
     last_expiry_s: i64,
     parent_refresh_s: Option<i64>,
 }

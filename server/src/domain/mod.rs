@@ -6,5 +6,7 @@ pub mod bucket;
 pub mod exact;
 pub mod lease;
 pub mod names;
+pub mod order;
+pub mod roster;
 pub mod sharing;
 pub mod time;

@@ -4,7 +4,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
@@ -134,12 +133,22 @@ impl<S: LeaseStore> CapacityService<S> {
         let mut leases = Vec::with_capacity(requests.len());
         for (page, requests) in requests.chunks(PAGE).enumerate() {
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
+            let mut returned = Vec::new();
             for (at, request) in requests.iter().enumerate() {
                 match self.plan(page * PAGE + at, request, &snapshot, now)? {
+                    Some(plan) if gives_back(holder, request) => returned.push(plan),
                     Some(plan) => plans.push(plan),
                     None => self.shared.unmatched.count(LeaseEnding::Full),
                 }
                 leases.push(unmatched(request, now));
+            }
+            if !returned.is_empty() {
+                let resources: Vec<&str> = returned.iter().map(|plan| plan.resource).collect();
+                // What the store does not take back now will expire.
+                let _ = self.store.release(holder, &resources).await;
+                for plan in returned {
+                    leases[plan.at] = plan.lease(&plan.nothing(now));
+                }
             }
             let asks: SmallVec<[LeaseAsk<'_>; 4]> =
                 plans.iter().map(|plan| plan.ask(holder)).collect();
@@ -156,11 +165,16 @@ impl<S: LeaseStore> CapacityService<S> {
         Ok(leases)
     }
 
-    /// Gives back what `holder` holds of these resources.
+    /// Gives back what `holder` holds of these resources. Empty names and repeated ones, which
+    /// older clients send when they close, mean nothing.
     pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
         check_holder(holder)?;
-        check_resources(resources.iter().copied())?;
-        self.store.release(holder, resources).await.map_err(|error| match error {
+        check_count(resources.len())?;
+        let mut seen = HashSet::with_capacity(resources.len());
+        let named = resources.iter().copied().filter(|name| !name.is_empty() && seen.insert(*name));
+        let resources: Vec<&str> = named.collect();
+        resources.iter().try_for_each(|resource| check_id("resource_id", resource))?;
+        self.store.release(holder, &resources).await.map_err(|error| match error {
             StoreError::Overloaded => Error::Overloaded,
             _ => Error::Unavailable,
         })
@@ -175,31 +189,11 @@ impl<S: LeaseStore> CapacityService<S> {
         now: Micros,
     ) -> Result<Option<Plan<'a, 's>>, Error> {
         let found = snapshot.limits.template(request.resource);
-        let from_parent = self.shared.from_parent;
-        let (rules, meter, refresh_s) = match found {
-            Some((index, template)) => {
-                let algorithm = &template.algorithm;
-                let rules = Rules {
-                    kind: Some(algorithm.kind),
-                    capacity: template.capacity,
-                    lease_s: whole(algorithm.lease_length_s),
-                    learning_s: whole(algorithm.learning_mode_duration_s),
-                    from_parent,
-                };
-                (rules, snapshot.capacity_meter(index), whole(algorithm.refresh_interval_s))
-            }
-            // What the parent has of it is shared as the parent says.
-            None if from_parent => {
-                let rules = Rules {
-                    kind: None,
-                    capacity: 0.0,
-                    lease_s: UNMATCHED_LEASE_S,
-                    learning_s: UNMATCHED_LEASE_S,
-                    from_parent,
-                };
-                (rules, &self.shared.unmatched, UNMATCHED_REFRESH_S)
-            }
-            None => return Ok(None),
+        let template = found.map(|(_, template)| template);
+        let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
+        let meter = match found {
+            Some((index, _)) => snapshot.capacity_meter(index),
+            None => &self.shared.unmatched,
         };
         Ok(Some(Plan {
             at,
@@ -207,27 +201,65 @@ impl<S: LeaseStore> CapacityService<S> {
             bands: bands(request)?,
             has: request.has,
             rules,
-            template: found.map(|(_, template)| template),
+            template,
             meter,
             refresh_s,
-            learn_for_us: self.learn_for_us(&rules, refresh_s, now),
+            learn_for_us: self.learn_for_us(request.resource, &rules, refresh_s, now),
         }))
+    }
+
+    /// How the resources of a template are shared, and how often leases on them are refreshed;
+    /// `None`: requests are honoured as they stand.
+    pub(super) fn rules(&self, template: Option<&ResourceTemplate>) -> Option<(Rules, i64)> {
+        let from_parent = self.shared.from_parent;
+        let Some(template) = template else {
+            // What the parent has of it is shared as the parent says.
+            let rules = Rules {
+                kind: None,
+                capacity: 0.0,
+                lease_s: UNMATCHED_LEASE_S,
+                learning_s: UNMATCHED_LEASE_S,
+                from_parent,
+            };
+            return from_parent.then_some((rules, UNMATCHED_REFRESH_S));
+        };
+        let algorithm = &template.algorithm;
+        let rules = Rules {
+            kind: Some(algorithm.kind),
+            capacity: template.capacity,
+            lease_s: whole(algorithm.lease_length_s),
+            learning_s: whole(algorithm.learning_mode_duration_s),
+            from_parent,
+        };
+        Some((rules, whole(algorithm.refresh_interval_s)))
     }
 
     /// For how long after an outage the store is to be taken for one that learns: as long as
     /// leases may run that nodes have renewed on their own, and the store knows nothing of.
-    fn learn_for_us(&self, rules: &Rules, refresh_s: i64, now: Micros) -> i64 {
+    pub(super) fn learn_for_us(
+        &self,
+        resource: &str,
+        rules: &Rules,
+        refresh_s: i64,
+        now: Micros,
+    ) -> i64 {
         let Some(fallback) = &self.shared.fallback else { return 0 };
-        let own = self.shared.renewed_until_s.load(Ordering::Relaxed) - now.as_secs();
-        let own = own.clamp(0, rules.lease_s) * 1_000_000;
+        let until_s = self.shared.renewed.until_s(resource, now.as_secs());
+        let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
         let (length, ago) = fallback.health.last_outage();
         // Other nodes renew as this one does: no lease with three refreshes still to go.
-        let short = rules.lease_s - 3 * refresh_s;
+        // An outage shorter than any refresh interval hides no refresh: a node's own start,
+        // which counts as one, must not make leases wait that last for few refreshes only.
+        let short = (rules.lease_s - 3 * refresh_s).max(1);
         if (length.as_micros() as i64) < short.saturating_mul(1_000_000) {
             return own;
         }
         let learn_us = rules.learning_s.saturating_mul(1_000_000);
         own.max(learn_us.saturating_sub(ago.as_micros() as i64))
+    }
+
+    fn store_is_up(&self) -> bool {
+        self.shared.fallback.as_ref().is_some_and(|fallback| fallback.health.is_up())
     }
 
     /// Renews what the holder says it has, without the store. A lease that will outlive the
@@ -237,13 +269,22 @@ impl<S: LeaseStore> CapacityService<S> {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
         let (capacity, expiry_s) = match plan.has {
+            Some(Claim::UNKNOWN) => (0.0, now_s + plan.rules.lease_s),
+            // No lease outlives the cluster's own, which this node does not know.
+            Some(has) if plan.rules.from_parent && has.expiry_s > now_s => {
+                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            }
             Some(has) if has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s => {
+                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            }
+            // One answer that was late is no outage: the next refresh will find the store.
+            Some(has) if self.store_is_up() && has.expiry_s > now_s => {
                 (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
             }
             has => (has.map_or(0.0, |has| has.at(now_s)), now_s + plan.rules.lease_s),
         };
         if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
-            self.shared.renewed_until(expiry_s);
+            self.shared.renewed.note(plan.resource, expiry_s, now_s);
         }
         Lease {
             capacity,
@@ -264,6 +305,16 @@ impl Plan<'_, '_> {
         let learn_for_us = self.learn_for_us;
         let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
         LeaseAsk { resource: self.resource, rules: self.rules, wish }
+    }
+
+    /// For a cluster that no longer has any clients.
+    fn nothing(&self, now: Micros) -> Grant {
+        Grant {
+            expiry_s: now.as_secs().saturating_add(self.rules.lease_s),
+            kind: self.rules.kind,
+            subclients: 1.0,
+            ..Grant::default()
+        }
     }
 
     fn lease(&self, grant: &Grant) -> Lease {
@@ -296,6 +347,14 @@ impl Plan<'_, '_> {
             learning_s: self.rules.learning_s,
         }
     }
+}
+
+/// A cluster whose last client has gone gives its lease back. With one it would go on counting
+/// as a subclient, and take from the shares of others, until that expires.
+fn gives_back(holder: Holder<'_>, request: &Request<'_>) -> bool {
+    let asked = request.wants.iter().any(|wants| wants.clients > 0 || wants.wants > 0.0);
+    let holds = request.has.is_some_and(|has| has.capacity > 0.0);
+    matches!(holder, Holder::Server(_)) && !asked && !holds
 }
 
 /// What no template matches is honoured as it stands.
@@ -368,14 +427,19 @@ fn check_id(field: &str, id: &str) -> Result<(), Error> {
     }
 }
 
+fn check_count(resources: usize) -> Result<(), Error> {
+    if resources <= MAX_RESOURCES {
+        return Ok(());
+    }
+    let text = format!("resource: {resources} in one request, at most {MAX_RESOURCES} are allowed");
+    Err(Error::Invalid(text))
+}
+
 fn check_resources<'a>(
     resources: impl ExactSizeIterator<Item = &'a str> + Clone,
 ) -> Result<(), Error> {
     let count = resources.len();
-    if count > MAX_RESOURCES {
-        let text = format!("resource: {count} in one request, at most {MAX_RESOURCES} are allowed");
-        return Err(Error::Invalid(text));
-    }
+    check_count(count)?;
     resources.clone().try_for_each(|resource| check_id("resource_id", resource))?;
     if count < 2 {
         return Ok(());
@@ -404,7 +468,15 @@ fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
             return Err(Error::Invalid(text + ", less than 0"));
         }
     }
-    request.has.map_or(Ok(()), |has| amount("has.capacity", has.capacity))
+    match (holder, request.has) {
+        (_, None) | (Holder::Server(_), Some(Claim::UNKNOWN)) => {}
+        (_, Some(has)) => amount("has.capacity", has.capacity)?,
+    }
+    // Before anything of the request is decided; few enough entries can't be too many.
+    if request.wants.len() > MAX_BANDS {
+        bands(request)?;
+    }
+    Ok(())
 }
 
 fn whole(seconds: u64) -> i64 {

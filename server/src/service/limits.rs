@@ -17,7 +17,7 @@ use arc_swap::{ArcSwap, Guard};
 use crate::config::model::{Bucket, Limits, Namespace, Others};
 use crate::config::{self, Faults};
 use crate::logging::Repeating;
-use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics};
+use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics, ResourceGauges};
 
 /// What a bucket is called that no name belongs to. With a space in them these can't clash
 /// with any name.
@@ -305,7 +305,9 @@ impl LiveLimits {
         report(&self.path, &parsed);
         self.counts.loaded(parsed.limits.version);
         let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
-        self.current.store(Arc::new(snapshot));
+        // Templates that are gone show nothing any more; the others are brought up to date soon.
+        let before = self.current.swap(Arc::new(snapshot));
+        before.capacity_meters.iter().for_each(|meter| meter.gauge(&ResourceGauges::default()));
         Ok(())
     }
 }

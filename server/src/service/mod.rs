@@ -1,8 +1,9 @@
 //! The use cases, one a file. They find what the limits say, ask the store, and where the
 //! store has no answer, give one of their own.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::domain::time::Micros;
 use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics};
@@ -47,9 +48,7 @@ pub struct Shared {
     clock: Clock,
     /// Capacity comes from a parent.
     from_parent: bool,
-    /// Until when, in seconds since the epoch, leases may run that this node has renewed on
-    /// its own.
-    renewed_until_s: AtomicI64,
+    renewed: Renewed,
     /// For requests that no bucket serves.
     nowhere: BucketMetrics,
     /// For resources that no template matches.
@@ -70,7 +69,7 @@ impl Shared {
             fallback,
             clock,
             from_parent,
-            renewed_until_s: AtomicI64::new(0),
+            renewed: Renewed::default(),
             nowhere: BucketMetrics::new(metrics, "", "", false),
             unmatched: CapacityMetrics::unmatched(metrics),
         }
@@ -85,9 +84,41 @@ impl Shared {
     pub fn now(&self) -> Micros {
         self.clock.now()
     }
+}
 
-    /// Notes that this node has renewed a lease on its own.
-    fn renewed_until(&self, expiry_s: i64) {
-        self.renewed_until_s.fetch_max(expiry_s, Ordering::Relaxed);
+/// The most resources of which it is remembered until when leases run that this node has renewed
+/// on its own. With more, what is remembered holds for all.
+const RENEWED: usize = 10_000;
+
+/// Until when, in seconds since the epoch, leases may run that this node has renewed on its own.
+#[derive(Default)]
+struct Renewed {
+    /// The last of them all, so that nobody else looks further.
+    last_s: AtomicI64,
+    by_resource: Mutex<HashMap<Box<str>, i64>>,
+}
+
+impl Renewed {
+    /// Notes that a lease was renewed.
+    fn note(&self, resource: &str, expiry_s: i64, now_s: i64) {
+        let mut by_resource = self.by_resource.lock().unwrap_or_else(PoisonError::into_inner);
+        if by_resource.len() >= RENEWED && !by_resource.contains_key(resource) {
+            by_resource.retain(|_, until_s| *until_s > now_s);
+        }
+        // No resource is called "".
+        let key = if by_resource.len() < RENEWED { resource } else { "" };
+        let until_s = by_resource.entry(key.into()).or_default();
+        *until_s = expiry_s.max(*until_s);
+        self.last_s.fetch_max(expiry_s, Ordering::Relaxed);
+    }
+
+    /// Until when the leases on that resource may run; the past: there are none.
+    fn until_s(&self, resource: &str, now_s: i64) -> i64 {
+        if self.last_s.load(Ordering::Relaxed) <= now_s {
+            return 0;
+        }
+        let by_resource = self.by_resource.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |key: &str| by_resource.get(key).copied().unwrap_or_default();
+        of(resource).max(of(""))
     }
 }

@@ -4,13 +4,14 @@
 //! Before the parent is asked, the store is told to lease out no more than the parent is told
 //! of (`freeze`), until the answer is there (`thaw`). What the cluster says it has is what it
 //! has leased out: a parent that lowers its lease goes on counting that much until it hears
-//! of less. So the leases of all clients of a tree never add up to more than the root has.
+//! of less. Where an answer is lost, that much is all that the cluster still has. So the leases
+//! of all clients of a tree never add up to more than the root has.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
-use crate::domain::lease::{Band, ParentLease};
+use crate::domain::lease::{Band, Claim, ParentLease};
 use crate::domain::time::Micros;
 use crate::logging::Repeating;
 use crate::store::{Demand, LeaseStore, StoreError};
@@ -24,8 +25,9 @@ const TURN: Duration = Duration::from_millis(750);
 /// For how long a parent may take to answer: less than a turn.
 pub const ANSWER: Duration = Duration::from_millis(500);
 
-/// For how long at most no more is leased out while the parent is asked.
-const FREEZE: Duration = Duration::from_secs(2);
+/// For how long no more is leased out when a node has asked the parent and is gone before the
+/// answer. Much longer than it takes another to ask.
+const FREEZE: Duration = Duration::from_secs(60);
 
 /// The most resources of one cluster.
 const MOST: usize = 10_000;
@@ -41,16 +43,21 @@ const RETRY_US: i64 = 1_000_000;
 pub struct ParentRequest {
     /// Which.
     pub resource: String,
-    /// What the cluster has leased out, and until when it may, if it holds a lease.
-    pub has: Option<(f64, i64)>,
+    /// What the cluster has leased out, and until when it may; `None`: nothing.
+    pub has: Option<Claim>,
     /// What its clients want.
     pub bands: Vec<Band>,
 }
 
 /// Why a parent gave no answer.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct ParentError(pub String);
+#[error("{text}")]
+pub struct ParentError {
+    /// In words.
+    pub text: String,
+    /// The parent may have got the request, and acted on it.
+    pub heard: bool,
+}
 
 /// The level below in the tree, or however it is reached.
 pub trait Parent {
@@ -62,20 +69,30 @@ pub trait Parent {
     ) -> impl Future<Output = Result<Vec<ParentLease>, ParentError>>;
 }
 
+/// A resource that the parent was asked for.
+struct Known {
+    /// When it is to be asked again.
+    due: Micros,
+    /// What it has leased last.
+    lease: Option<ParentLease>,
+    /// It gave no answer when it was asked last.
+    failed: bool,
+}
+
 /// Renews a cluster's leases from its parent.
 pub struct Renewal<S> {
     store: S,
     node: String,
     cluster: String,
-    /// When which resource is to be asked for next. Only for the node whose turn it is.
-    due: HashMap<String, Micros>,
+    /// The resources asked for. Only for the node whose turn it is.
+    known: HashMap<String, Known>,
     failures: Repeating,
 }
 
 impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        Self { store, node, cluster, due: HashMap::new(), failures: Repeating::default() }
+        Self { store, node, cluster, known: HashMap::new(), failures: Repeating::default() }
     }
 
     /// Renews what is due at `now`, if it is this node's turn.
@@ -83,13 +100,13 @@ impl<S: LeaseStore> Renewal<S> {
         if let Err(error) = self.try_round(parent, now).await {
             // The store says what is wrong with it itself; another node may have the turn now.
             tracing::debug!(%error, "leases from the parent were not renewed");
-            self.due.clear();
+            self.known.values_mut().for_each(|known| known.due = now);
         }
     }
 
     async fn try_round(&mut self, parent: &impl Parent, now: Micros) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
-            self.due.clear();
+            self.known.clear();
             return Ok(());
         }
         let held = self.store.resources(MOST).await?;
@@ -105,17 +122,26 @@ impl<S: LeaseStore> Renewal<S> {
         }
         let mut due: Vec<String> = Vec::new();
         for (resource, _) in &held.items {
-            if self.due.get(resource).is_none_or(|due| *due <= now) {
+            if self.known.get(resource).is_none_or(|known| known.due <= now) {
                 due.push(resource.clone());
             }
         }
+        let born = self.store.born().await?.unwrap_or(now);
         // What nobody wants any more is given back, so that others get it before it expires.
+        // A store that has lost its memory does not know what clients hold.
         let held: std::collections::HashSet<&str> =
             held.items.iter().map(|(resource, _)| resource.as_str()).collect();
-        let gone = self.due.keys().filter(|resource| !held.contains(resource.as_str()));
-        due.extend(gone.cloned());
+        for (resource, known) in &self.known {
+            let forgotten = known.lease.is_some_and(|lease| learns(born, lease.lease_s, now));
+            if !held.contains(resource.as_str())
+                && !forgotten
+                && (known.due <= now || !known.failed)
+            {
+                due.push(resource.clone());
+            }
+        }
         for page in due.chunks(PAGE) {
-            self.renew(parent, page, now).await?;
+            self.renew(parent, page, born, now).await?;
         }
         Ok(())
     }
@@ -124,6 +150,7 @@ impl<S: LeaseStore> Renewal<S> {
         &mut self,
         parent: &impl Parent,
         resources: &[String],
+        born: Micros,
         now: Micros,
     ) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
@@ -131,14 +158,22 @@ impl<S: LeaseStore> Renewal<S> {
         }
         let mut requests = Vec::with_capacity(resources.len());
         let mut wanted = Vec::with_capacity(resources.len());
+        let mut before = Vec::with_capacity(resources.len());
         for resource in resources {
             let demand = self.store.freeze(resource, FREEZE).await?;
             wanted.push(demand.is_some());
-            requests.push(request(resource, demand.unwrap_or_default(), now));
+            let held = demand.as_ref().and_then(|demand| demand.parent);
+            before.push(held);
+            let last = held.or(self.known.get(resource).and_then(|known| known.lease));
+            let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
+            requests.push(request(resource, demand, learns, now));
         }
         let leases = match parent.ask(&self.cluster, &requests).await {
             Ok(leases) if leases.len() == requests.len() => Ok(leases),
-            Ok(_) => Err(ParentError("it answered for other resources than asked".to_owned())),
+            Ok(_) => Err(ParentError {
+                text: "it answered for other resources than asked".to_owned(),
+                heard: true,
+            }),
             Err(error) => Err(error),
         };
         if let Err(error) = &leases
@@ -152,27 +187,52 @@ impl<S: LeaseStore> Renewal<S> {
         }
         for (at, resource) in resources.iter().enumerate() {
             let lease = leases.as_ref().ok().map(|leases| leases[at]);
-            self.store.thaw(resource, lease).await?;
-            match lease {
-                Some(_) if !wanted[at] => {
-                    self.due.remove(resource);
+            let known = self.known.get(resource).and_then(|known| known.lease);
+            let holds = match &leases {
+                Ok(leases) => Some(leases[at]),
+                // The store forgets a lease with the last of the clients', and those may have
+                // expired together with it. What was safe still is.
+                Err(_) if before[at].is_none() => {
+                    known.map(|known| ParentLease { capacity: 0.0, ..known })
                 }
-                _ => {
-                    let pause_us = lease
-                        .map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
-                    self.due.insert(resource.clone(), Micros(now.0.saturating_add(pause_us)));
-                }
+                Err(error) if error.heard => None,
+                // All is as it was.
+                Err(_) => before[at],
+            };
+            self.store.thaw(resource, holds).await?;
+            if lease.is_some() && !wanted[at] {
+                self.known.remove(resource);
+                continue;
             }
+            let pause_us =
+                lease.map_or(RETRY_US, |lease| lease.refresh_s.max(1).saturating_mul(1_000_000));
+            let due = Micros(now.0.saturating_add(pause_us));
+            let known =
+                Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
+            self.known.insert(resource.clone(), known);
         }
         Ok(())
     }
 }
 
-fn request(resource: &str, demand: Demand, now: Micros) -> ParentRequest {
+/// Whether clients may hold leases that a store born at `born` knows nothing of: none is longer
+/// than the parent's, which are `lease_s`.
+fn learns(born: Micros, lease_s: i64, now: Micros) -> bool {
+    now.0 < born.0.saturating_add(lease_s.saturating_mul(1_000_000))
+}
+
+fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) -> ParentRequest {
+    let Some(demand) = demand else {
+        return ParentRequest { resource: resource.to_owned(), has: None, bands: Vec::new() };
+    };
     let held = demand.parent.filter(|lease| lease.expiry_s > now.as_secs());
     ParentRequest {
         resource: resource.to_owned(),
-        has: held.map(|lease| (demand.has, lease.expiry_s)),
+        has: match held {
+            // What was leased before the store lost its memory may all be leased out.
+            _ if learns || held.is_none() => Some(Claim::UNKNOWN),
+            held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
+        },
         bands: demand.bands,
     }
 }

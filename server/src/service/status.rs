@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::Error;
 use super::capacity::{CapacityService, ceil_s};
+use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
@@ -110,11 +111,9 @@ impl<S: LeaseStore> CapacityService<S> {
             }
             _ => None,
         };
-        let learning_s = template
-            .map_or(0, |template| template.algorithm.learning_mode_duration_s)
-            .try_into()
-            .unwrap_or(i64::MAX);
-        let learning = totals.born.and_then(|born| learning_until(born, learning_s, 0, now));
+        let learning_until_s = totals
+            .born
+            .and_then(|born| self.learning_until(&resource, template, totals, born, now));
         ResourceView {
             resource,
             template: template.map(|template| template.identifier_glob.clone()),
@@ -125,8 +124,25 @@ impl<S: LeaseStore> CapacityService<S> {
             holders: totals.holders,
             subclients: totals.split.subclients(),
             level,
-            learning_until_s: learning.map(ceil_s),
+            learning_until_s,
         }
+    }
+
+    /// Until when the store learns the leases on a resource, as a request would be told now.
+    fn learning_until(
+        &self,
+        resource: &str,
+        template: Option<&ResourceTemplate>,
+        totals: &Totals,
+        born: Micros,
+        now: Micros,
+    ) -> Option<i64> {
+        let (mut rules, refresh_s) = self.rules(template)?;
+        if let (None, Some(parent)) = (template, totals.parent) {
+            rules.learning_s = rules.learning_s.min(parent.lease_s);
+        }
+        let learn_for_us = self.learn_for_us(resource, &rules, refresh_s, now);
+        learning_until(born, rules.learning_s, learn_for_us, now).map(ceil_s)
     }
 }
 

@@ -225,7 +225,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         time: Duration,
     ) -> impl Future<Output = Result<Option<Demand>, StoreError>> + Send;
 
-    /// Takes the parent's answer; `None`: it gave none, and all is as before.
+    /// Takes the parent's answer; `None`: it is lost, and no more is leased out than the parent
+    /// was told of until there is another.
     fn thaw(
         &self,
         resource: &str,

@@ -100,7 +100,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
                         wants: band.wants,
                     })
                     .collect(),
-                has: one.has.as_ref().map(claim),
+                has: match one.forgotten {
+                    Some(true) => Some(Claim::UNKNOWN),
+                    _ => one.has.as_ref().map(claim),
+                },
             })
             .collect();
         let leases = self.get(Holder::Server(&request.server_id), &asked).await?;

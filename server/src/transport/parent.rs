@@ -9,7 +9,7 @@ use tollgate_proto::doorman::{
 };
 use tonic::transport::{Channel, Endpoint};
 
-use crate::domain::lease::ParentLease;
+use crate::domain::lease::{Claim, ParentLease};
 use crate::domain::sharing::Kind;
 use crate::service::parent::{ANSWER, Parent, ParentError, ParentRequest};
 
@@ -26,7 +26,7 @@ impl ParentClient {
         let channel = |address: &String| {
             let bare = address.trim_start_matches("http://");
             let endpoint = Endpoint::from_shared(format!("http://{bare}"))
-                .map_err(|_| ParentError(format!("{address:?} is no HOST:PORT")))?;
+                .map_err(|_| unheard(format!("{address:?} is no HOST:PORT")))?;
             Ok((bare.to_owned(), endpoint.timeout(ANSWER).connect_timeout(ANSWER).connect_lazy()))
         };
         let channels = addresses.iter().map(channel).collect::<Result<_, ParentError>>()?;
@@ -60,31 +60,53 @@ impl Parent for ParentClient {
                         Some(master) => format!("{address} sends us to {master}: name that"),
                         None => format!("{address} has no answer for some resources"),
                     };
-                    return Err(ParentError(text));
+                    return Err(heard(text));
                 }
                 let answers = requests.iter().zip(&response.response);
                 answers.map(|(asked, one)| read(address, asked, one)).collect()
             }
             Ok(Err(status)) => {
                 self.next.store(at + 1, Ordering::Relaxed);
-                Err(ParentError(format!("{address}: {:?}: {}", status.code(), status.message())))
+                let text = format!("{address}: {:?}: {}", status.code(), status.message());
+                Err(if is_connect(&status) { unheard(text) } else { heard(text) })
             }
             Err(_) => {
                 self.next.store(at + 1, Ordering::Relaxed);
-                Err(ParentError(format!("{address}: no answer after {ANSWER:?}")))
+                Err(heard(format!("{address}: no answer after {ANSWER:?}")))
             }
         }
     }
 }
 
+fn heard(text: String) -> ParentError {
+    ParentError { text, heard: true }
+}
+
+fn unheard(text: String) -> ParentError {
+    ParentError { text, heard: false }
+}
+
+/// No connection came about that the request could have gone over.
+fn is_connect(status: &tonic::Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        source = error.source();
+    }
+    false
+}
+
 fn wire(request: &ParentRequest) -> ServerCapacityResourceRequest {
     ServerCapacityResourceRequest {
         resource_id: request.resource.clone(),
-        has: request.has.map(|(capacity, expiry_time)| Lease {
-            expiry_time,
+        has: request.has.filter(|has| *has != Claim::UNKNOWN).map(|has| Lease {
+            expiry_time: has.expiry_s,
             refresh_interval: 0,
-            capacity,
+            capacity: has.capacity,
         }),
+        forgotten: (request.has == Some(Claim::UNKNOWN)).then_some(true),
         wants: request
             .bands
             .iter()
@@ -106,11 +128,11 @@ fn read(
     let safe_capacity = response.safe_capacity.unwrap_or(0.0);
     if asked.resource != response.resource_id {
         let text = format!("{address} answers for {:?}, not asked", response.resource_id);
-        return Err(ParentError(text));
+        return Err(heard(text));
     }
     if !(gets.capacity.is_finite() && gets.capacity >= 0.0 && safe_capacity >= 0.0) {
         let text = format!("{address} leases {} of {:?}", gets.capacity, response.resource_id);
-        return Err(ParentError(text));
+        return Err(heard(text));
     }
     let shared = response.algorithm.as_ref();
     Ok(ParentLease {

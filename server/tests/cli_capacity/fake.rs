@@ -2,7 +2,6 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -16,12 +15,7 @@ use tonic::{Request, Response, Status};
 
 use crate::support::command::{Done, tollgate};
 use crate::support::eventually;
-use crate::support::wire::PATIENCE;
-
-#[allow(clippy::disallowed_methods, reason = "leases expire by the wall clock")]
-pub(crate) fn now_s() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().try_into().unwrap()
-}
+use crate::support::wire::{PATIENCE, now_s};
 
 /// What the node says, and what it was asked.
 #[derive(Default)]

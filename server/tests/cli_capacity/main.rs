@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod fake;
+mod real;
 mod shell;
 #[path = "../support/mod.rs"]
 mod support;
@@ -11,9 +12,10 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::thread;
 
-use fake::{Answer, Fake, now_s};
+use fake::{Answer, Fake};
 use support::command::{Done, tollgate, tollgate_with};
 use support::free_port;
+use support::wire::now_s;
 use tonic::Status;
 
 /// What it must have said.

@@ -8,19 +8,19 @@ use std::process::{Child, Stdio};
 use tempfile::TempDir;
 use tonic::Status;
 
-use crate::fake::{Answer, Fake, now_s};
+use crate::fake::{Answer, Fake};
 use crate::support::command::{Done, command};
-use crate::support::wire::PATIENCE;
+use crate::support::wire::{PATIENCE, now_s};
 use crate::support::{eventually, signal};
 
 /// A shell whose commands are typed by the test, killed when dropped.
-struct Shell {
+pub(crate) struct Shell {
     child: Child,
     dir: TempDir,
 }
 
 impl Shell {
-    fn start(address: SocketAddr, args: &[&str]) -> Self {
+    pub(crate) fn start(address: SocketAddr, args: &[&str]) -> Self {
         let dir = TempDir::new().unwrap();
         let file = |name| File::create(dir.path().join(name)).unwrap();
         let child = command()
@@ -34,15 +34,15 @@ impl Shell {
         Self { child, dir }
     }
 
-    fn types(&mut self, lines: &str) {
+    pub(crate) fn types(&mut self, lines: &str) {
         self.child.stdin.as_mut().unwrap().write_all(lines.as_bytes()).unwrap();
     }
 
-    fn said(&self, output: &str) -> String {
+    pub(crate) fn said(&self, output: &str) -> String {
         fs::read_to_string(self.dir.path().join(output)).unwrap()
     }
 
-    fn says(&self, output: &str, text: &str) {
+    pub(crate) fn says(&self, output: &str, text: &str) {
         eventually(text, PATIENCE, || self.said(output).contains(text));
     }
 
@@ -58,7 +58,7 @@ impl Shell {
     }
 
     /// Ends its input, and waits for its end.
-    fn hangs_up(&mut self) -> Done {
+    pub(crate) fn hangs_up(&mut self) -> Done {
         drop(self.child.stdin.take());
         self.ends()
     }

@@ -12,12 +12,14 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 13] = [
+pub const VARIABLES: [&str; 15] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
     "TOLLGATE_HTTP_LISTEN",
     "TOLLGATE_ADVERTISE",
+    "TOLLGATE_PARENT",
+    "TOLLGATE_CLUSTER_ID",
     "TOLLGATE_NODE_ID",
     "TOLLGATE_STORE_TIMEOUT",
     "TOLLGATE_THREADS",

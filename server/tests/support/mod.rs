@@ -24,7 +24,9 @@ use tollgate_server::store::{Store, StoreError};
 
 pub mod cluster;
 pub mod command;
+pub mod fleet;
 pub mod forwarder;
+pub mod leases;
 pub mod load;
 pub mod metrics;
 pub mod wire;
@@ -157,8 +159,14 @@ pub struct Node {
 impl Node {
     /// Starts `tollgate serve` on free ports with further arguments, and waits until it serves.
     pub fn start(limits: &std::path::Path, args: &[&str]) -> Self {
+        Self::start_at(0, limits, args)
+    }
+
+    /// The same, with its gRPC on that port.
+    pub fn start_at(grpc_port: u16, limits: &std::path::Path, args: &[&str]) -> Self {
+        let grpc = format!("127.0.0.1:{grpc_port}");
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["serve", "--grpc-listen", &grpc, "--http-listen", "127.0.0.1:0"])
             .args(["--log-format", "json", "--limits"])
             .arg(limits)
             .args(args)

@@ -46,10 +46,11 @@ impl Resources {
     /// Drops all leases that have expired. Decisions drop those of their own resource.
     pub(super) fn sweep(&self, now: Micros) {
         for shard in &self.shards {
-            lock(shard).retain(|_, resource| {
-                while resource.drop_expired(now.as_secs()) == DROP_LIMIT {}
-                !resource.is_empty()
-            });
+            let names: Vec<Box<str>> = lock(shard).keys().cloned().collect();
+            for name in names {
+                // Decisions have the shard in between.
+                while drop_some(&mut lock(shard), &name, now) == DROP_LIMIT {}
+            }
         }
     }
 
@@ -71,6 +72,17 @@ impl Resources {
             }
         }
     }
+}
+
+/// Drops leases that have expired, at most [`DROP_LIMIT`], and a resource without any; tells how
+/// many leases.
+fn drop_some(shard: &mut Shard, resource: &str, now: Micros) -> usize {
+    let Some(found) = shard.get_mut(resource) else { return 0 };
+    let dropped = found.drop_expired(now.as_secs());
+    if found.is_empty() {
+        shard.remove(resource);
+    }
+    dropped
 }
 
 impl LeaseStore for MemoryStore {

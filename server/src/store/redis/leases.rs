@@ -94,10 +94,10 @@ fn call(
         f64::from(u8::from(from_parent)),
         now.map_or(0.0, |now| now.0 as f64),
     ]);
-    let mut cmd = Scripted::Lease.call(6);
+    let mut cmd = Scripted::Lease.call(4);
     cmd.arg(keys.holders).arg(keys.by_wants).arg(keys.by_expiry);
-    cmd.arg(BIRTH).arg(RESOURCES).arg(keys.upstream);
-    cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
+    cmd.arg(keys.upstream);
+    cmd.arg(numbers).arg(holder).arg(bands).arg(resource).arg(BIRTH).arg(RESOURCES);
     cmd
 }
 
@@ -153,6 +153,11 @@ fn totals(sums: &[u8]) -> Option<Totals> {
         born: Some(Micros(born as i64)),
         parent: None,
     })
+}
+
+/// How many by expiry have left the sums, but are still there.
+fn no_more(sums: &[u8]) -> usize {
+    unpacked::<16>(sums).map_or(0, |[.., ghosts]| ghosts as usize)
 }
 
 fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
@@ -325,15 +330,17 @@ impl LeaseStore for RedisStore {
         sums.arg("");
         let mut parent = cmd("HGET", &keys.upstream);
         parent.arg("");
-        let mut ids = cmd("ZRANGE", &keys.by_expiry);
-        ids.arg(0).arg(most.saturating_sub(1));
-        let replies = self.0.values([sums, parent, ids], None).await;
+        let replies = self.0.values([sums, parent], None).await;
         let replies: Vec<Value> = replies.into_iter().collect::<Result<_, _>>()?;
-        let [sums, parent, Value::Array(ids)] = replies.as_slice() else {
+        let [sums, parent] = replies.as_slice() else { return Err(StoreError::Refused) };
+        let sums = bytes(sums).unwrap_or_default();
+        let Some(totals) = totals(sums) else { return Ok(None) };
+        let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
+        let mut ids = cmd("ZRANGE", &keys.by_expiry);
+        ids.arg(no_more(sums)).arg((no_more(sums) + most).saturating_sub(1));
+        let Value::Array(ids) = self.value(ids, None).await? else {
             return Err(StoreError::Refused);
         };
-        let Some(totals) = bytes(sums).and_then(totals) else { return Ok(None) };
-        let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
         let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
         let mut items = Vec::with_capacity(ids.len());
         for page in ids.chunks(PAGE) {

@@ -90,6 +90,6 @@ pub(super) fn twin_state<'a>(
 /// and needs no care about what the server has loaded.
 pub(super) fn heartbeat(node_id: &str, ttl_us: u64) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
-    cmd.arg(HEARTBEAT_TEXT).arg(2).arg(NODES).arg(BIRTH).arg(node_id).arg(ttl_us);
+    cmd.arg(HEARTBEAT_TEXT).arg(1).arg(NODES).arg(node_id).arg(ttl_us).arg(BIRTH);
     cmd
 }

@@ -1,0 +1,309 @@
+//! The books of leases: what all clients want and have, resource by resource, over time.
+//!
+//! A node decides at some moment between a request and its answer. Of a lease that shrinks, the
+//! difference may be someone else's from the request on; of one that grows, it may have been
+//! someone else's until the answer. Booked in that way, clients never seem to have more than
+//! a correct server leased out, however the requests of many overlap. The price is that the books
+//! run behind: they are closed only up to the oldest request that is still unanswered.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashSet};
+use std::time::Duration;
+
+use crate::series::{Excess, Settling, Stretch, TimeMean, utilisation};
+
+/// What one resource's clients want and have together.
+#[derive(Clone, Debug)]
+struct Account {
+    wants: f64,
+    has: f64,
+    over: Option<Excess>,
+    since: Duration,
+}
+
+/// A change of what is wanted or held.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Change {
+    at: Duration,
+    resource: usize,
+    wants: f64,
+    has: f64,
+}
+
+impl Eq for Change {}
+
+impl Ord for Change {
+    /// The earliest is the greatest, as the heap gives out.
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.at.cmp(&self.at)
+    }
+}
+
+impl PartialOrd for Change {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// The worst that was seen of one resource.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Worst {
+    /// The resource's number.
+    pub resource: usize,
+    /// The most that its clients had together.
+    pub has: f64,
+}
+
+/// Wants and leases of all resources.
+#[derive(Clone, Debug)]
+pub struct Books {
+    capacity: Option<f64>,
+    accounts: Vec<Account>,
+    pending: BinaryHeap<Change>,
+    closed: Duration,
+    wants: f64,
+    has: f64,
+    target: f64,
+    /// Σ has ÷ Σ min(capacity, wants).
+    pub utilisation: TimeMean,
+    /// Σ has.
+    pub mean_has: TimeMean,
+    /// Σ wants.
+    pub mean_wants: TimeMean,
+    /// When utilisation has settled after a jump, if one is watched for.
+    pub settling: Option<Settling>,
+}
+
+impl Books {
+    /// Empty books for so many `resources` of a known `capacity` each, or of none. Means
+    /// begin at `warm`.
+    pub fn new(resources: usize, capacity: Option<f64>, warm: Duration) -> Self {
+        let account = Account {
+            wants: 0.0,
+            has: 0.0,
+            over: capacity.map(Excess::over),
+            since: Duration::ZERO,
+        };
+        Self {
+            capacity,
+            accounts: vec![account; resources],
+            pending: BinaryHeap::new(),
+            closed: Duration::ZERO,
+            wants: 0.0,
+            has: 0.0,
+            target: 0.0,
+            utilisation: TimeMean::from(warm),
+            mean_has: TimeMean::from(warm),
+            mean_wants: TimeMean::from(warm),
+            settling: None,
+        }
+    }
+
+    /// Books that a client wants `by` more of `resource` from `at` on.
+    pub fn wants(&mut self, at: Duration, resource: usize, by: f64) {
+        self.change(Change { at, resource, wants: by, has: 0.0 });
+    }
+
+    /// Books an answer at `answered` to a request at `sent`: a lease on `from` becomes one on `to`.
+    pub fn lease(
+        &mut self,
+        resource: usize,
+        sent: Duration,
+        answered: Duration,
+        from: f64,
+        to: f64,
+    ) {
+        let at = if to < from { sent } else { answered };
+        self.change(Change { at, resource, wants: 0.0, has: to - from });
+    }
+
+    /// Books that a lease on `has` expired at `at`.
+    pub fn expired(&mut self, at: Duration, resource: usize, has: f64) {
+        self.change(Change { at, resource, wants: 0.0, has: -has });
+    }
+
+    fn change(&mut self, change: Change) {
+        if change.wants != 0.0 || change.has != 0.0 {
+            self.pending.push(change);
+        }
+    }
+
+    /// Closes the books up to `until`: no change from before that is to come any more.
+    pub fn close(&mut self, until: Duration) {
+        while let Some(change) = self.pending.peek().copied().filter(|change| change.at < until) {
+            self.pending.pop();
+            self.advance(change.at);
+            self.apply(change);
+        }
+        self.advance(until);
+    }
+
+    /// Lets the values of the moment hold until `until`. Changes of the same moment make one.
+    fn advance(&mut self, until: Duration) {
+        if until <= self.closed {
+            return;
+        }
+        let from = std::mem::replace(&mut self.closed, until);
+        let stretch = |value| Stretch { from, until, value };
+        let utilisation = stretch(utilisation(self.has, self.target));
+        self.utilisation.add(utilisation);
+        self.mean_has.add(stretch(self.has));
+        self.mean_wants.add(stretch(self.wants));
+        if let Some(settling) = &mut self.settling {
+            settling.add(utilisation);
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        let account = &mut self.accounts[change.resource];
+        account.observe(self.closed);
+        let limit = self.capacity.unwrap_or(f64::INFINITY);
+        self.target -= account.wants.min(limit);
+        account.wants += change.wants;
+        account.has += change.has;
+        self.target += account.wants.min(limit);
+        self.wants += change.wants;
+        self.has += change.has;
+    }
+
+    /// Closes the books for good.
+    pub fn finish(&mut self, end: Duration) {
+        self.close(end);
+        for account in &mut self.accounts {
+            account.observe(end);
+        }
+    }
+
+    /// How often a resource's clients came to have more than its capacity.
+    pub fn overshoots(&self) -> u64 {
+        self.excesses().map(|(_, excess)| excess.times).sum()
+    }
+
+    /// The resource whose clients had the most, if it was too much.
+    pub fn worst(&self) -> Option<Worst> {
+        let worst = self
+            .excesses()
+            .filter_map(|(resource, excess)| excess.worst.map(|has| Worst { resource, has }));
+        worst.max_by(|a, b| a.has.total_cmp(&b.has))
+    }
+
+    /// The resources whose clients ever had too much.
+    pub fn overshot(&self) -> HashSet<usize> {
+        self.excesses()
+            .filter(|(_, excess)| excess.times > 0)
+            .map(|(resource, _)| resource)
+            .collect()
+    }
+
+    fn excesses(&self) -> impl Iterator<Item = (usize, &Excess)> {
+        let accounts = self.accounts.iter().enumerate();
+        accounts.filter_map(|(resource, account)| Some((resource, account.over.as_ref()?)))
+    }
+}
+
+impl Account {
+    /// Takes note of what has been held since the last change, until now. Of several changes at
+    /// one moment only the last is seen.
+    fn observe(&mut self, now: Duration) {
+        if let Some(over) = self.over.as_mut().filter(|_| now > self.since) {
+            over.add(Stretch { from: self.since, until: now, value: self.has });
+        }
+        self.since = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn books() -> Books {
+        let mut books = Books::new(2, Some(100.0), Duration::ZERO);
+        books.wants(ms(0), 0, 150.0);
+        books
+    }
+
+    #[test]
+    fn what_shrinks_counts_from_the_request_and_what_grows_from_the_answer() {
+        let mut books = books();
+        books.lease(0, ms(0), ms(10), 0.0, 100.0);
+        // The node shrank one lease and gave the rest away before the first answer was back.
+        books.lease(0, ms(50), ms(90), 100.0, 40.0);
+        books.lease(0, ms(60), ms(70), 0.0, 60.0);
+        books.finish(ms(100));
+        assert_eq!((books.overshoots(), books.worst()), (0, None));
+        let expected = (40.0 * 100.0 + 20.0 * 40.0 + 30.0 * 100.0) / 100.0;
+        assert!((books.mean_has.mean().expect("time") - expected).abs() < 1e-9);
+    }
+
+    #[test]
+    fn too_much_is_found_with_its_resource_and_amount() {
+        let mut books = books();
+        books.lease(0, ms(0), ms(10), 0.0, 100.0);
+        books.lease(0, ms(20), ms(30), 0.0, 5.0);
+        books.expired(ms(40), 0, 5.0);
+        books.lease(1, ms(20), ms(50), 0.0, 100.0 + 1e-7);
+        books.lease(0, ms(60), ms(70), 0.0, 2.0);
+        books.finish(ms(100));
+        assert_eq!(books.overshoots(), 2);
+        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 105.0 }));
+        assert_eq!(books.overshot(), HashSet::from([0]));
+    }
+
+    #[test]
+    fn changes_at_one_moment_are_one_change() {
+        let mut books = books();
+        books.lease(0, ms(0), ms(0), 0.0, 100.0);
+        books.lease(0, ms(50), ms(50), 0.0, 60.0);
+        books.lease(0, ms(50), ms(60), 100.0, 40.0);
+        books.finish(ms(100));
+        assert_eq!(books.overshoots(), 0);
+    }
+
+    #[test]
+    fn without_a_capacity_only_the_wants_count() {
+        let mut books = Books::new(1, None, ms(0));
+        books.wants(ms(0), 0, 100.0);
+        books.lease(0, ms(0), ms(0), 0.0, 50.0);
+        books.lease(0, ms(50), ms(50), 50.0, 100.0);
+        books.finish(ms(100));
+        assert!((books.utilisation.mean().expect("time") - 0.75).abs() < 1e-9);
+        assert_eq!(books.worst(), None);
+    }
+
+    #[test]
+    fn the_target_is_what_each_resource_could_hand_out() {
+        let mut books = books();
+        // The first resource wants more than there is, the second less.
+        books.wants(ms(0), 1, 20.0);
+        books.lease(0, ms(0), ms(0), 0.0, 90.0);
+        books.finish(ms(10));
+        assert!((books.utilisation.mean().expect("time") - 90.0 / 120.0).abs() < 1e-9);
+        assert!((books.mean_wants.mean().expect("time") - 170.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn books_are_closed_only_as_far_as_told() {
+        let mut books = books();
+        books.lease(0, ms(20), ms(30), 0.0, 70.0);
+        books.close(ms(10));
+        // Comes in later, but from before.
+        books.lease(0, ms(15), ms(16), 0.0, 50.0);
+        books.close(ms(40));
+        books.finish(ms(50));
+        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 120.0 }));
+    }
+
+    #[test]
+    fn settling_follows_utilisation() {
+        let mut books = books();
+        books.settling = Some(Settling::new(ms(100), 0.99, ms(50)));
+        books.lease(0, ms(0), ms(0), 0.0, 50.0);
+        books.lease(0, ms(120), ms(130), 50.0, 100.0);
+        books.finish(ms(300));
+        assert_eq!(books.settling.and_then(|settling| settling.after()), Some(ms(30)));
+    }
+}

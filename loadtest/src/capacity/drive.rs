@@ -1,0 +1,259 @@
+//! The loop that lets clients take their turns, over a few connections and on one thread.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::{self, JoinSet};
+use tollgate_proto::doorman::{
+    self, GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
+};
+
+use crate::capacity::fleet::{Fleet, Lease, Turn};
+use crate::capacity::tally::Tally;
+use crate::driver::{Connection, Failure};
+use crate::pace::Pacer;
+use crate::tally::{Live, Window};
+
+/// How many requests are sent before answers get their turn.
+const SENDS_BETWEEN_ANSWERS: u32 = 16;
+
+/// What clients and resources are called.
+#[derive(Clone, Debug)]
+pub struct Names {
+    /// What a client's name starts with; its number follows.
+    pub clients: String,
+    /// A resource's name, with {} where its number goes.
+    pub resources: String,
+}
+
+impl Names {
+    /// The name of client number `client`.
+    pub fn client(&self, client: usize) -> String {
+        format!("{}-{client}", self.clients)
+    }
+
+    /// The name of resource number `resource`.
+    pub fn resource(&self, resource: usize) -> String {
+        self.resources.replace("{}", &resource.to_string())
+    }
+}
+
+/// Everything that sending needs.
+#[derive(Debug)]
+pub struct Driver {
+    /// Where to, in turn.
+    pub connections: Vec<Connection>,
+    /// Who asks for what.
+    pub names: Names,
+    /// The names of all resources by their number.
+    pub resources: Vec<String>,
+    /// When the run starts and ends.
+    pub window: Window,
+    /// When all want how many times as much, if ever.
+    pub jump: Option<(Duration, f64)>,
+    /// The most requests unanswered at once.
+    pub max_outstanding: usize,
+    /// Whether latency counts from the sending: clients that refresh as soon as they are
+    /// answered are never due at any time.
+    pub closed_loop: bool,
+    /// What the progress line shows.
+    pub live: Arc<Live>,
+}
+
+/// One request that is over.
+struct Answer {
+    turn: Turn,
+    sent: Instant,
+    over: Instant,
+    result: Result<GetCapacityResponse, Failure>,
+}
+
+impl Driver {
+    fn since_start(&self, at: Instant) -> Duration {
+        at.saturating_duration_since(self.window.start)
+    }
+
+    fn request(&self, turn: &Turn) -> GetCapacityRequest {
+        let resource = turn.items.iter().map(|item| ResourceRequest {
+            resource_id: self.resources[item.resource].clone(),
+            priority: 0,
+            has: item.has.map(|lease| doorman::Lease {
+                expiry_time: lease.expiry_s,
+                refresh_interval: lease.refresh_s,
+                capacity: lease.capacity,
+            }),
+            wants: item.wants,
+        });
+        GetCapacityRequest {
+            client_id: self.names.client(turn.client),
+            resource: resource.collect(),
+        }
+    }
+
+    /// Lets all clients of `fleet` take their turns until the time is over, and waits for the
+    /// last answers.
+    pub async fn run(&self, fleet: &mut Fleet, tally: &mut Tally, pacer: &Pacer) {
+        let Window { start, end, .. } = self.window;
+        let mut jump = self.jump;
+        let mut under_way = JoinSet::new();
+        let mut sends = 0_u32;
+        loop {
+            while let Some(answer) = under_way.try_join_next() {
+                self.take(fleet, tally, answer);
+            }
+            let instant = Instant::now();
+            if instant >= end {
+                break;
+            }
+            let now = self.since_start(instant);
+            if let Some((_, factor)) = jump.take_if(|(at, _)| *at <= now) {
+                fleet.jump(now, factor);
+            }
+            let free = under_way.len() < self.max_outstanding;
+            if let Some(turn) = free.then(|| fleet.turn(now)).flatten() {
+                self.send(turn, instant, sends as usize, tally, &mut under_way);
+                sends = sends.wrapping_add(1);
+                if sends.is_multiple_of(SENDS_BETWEEN_ANSWERS) {
+                    task::yield_now().await;
+                }
+                continue;
+            }
+            fleet.close(now);
+            let turn = fleet.next_turn().filter(|_| free);
+            let next = turn.into_iter().chain(jump.map(|(at, _)| at)).map(|at| start + at);
+            let next = next.fold(end, Instant::min);
+            tokio::select! {
+                biased;
+                Some(answer) = under_way.join_next() => self.take(fleet, tally, answer),
+                () = pacer.until(next) => {}
+            }
+        }
+        while let Some(answer) = under_way.join_next().await {
+            self.take(fleet, tally, answer);
+        }
+        fleet.finish(self.since_start(Instant::now()));
+    }
+
+    fn send(
+        &self,
+        turn: Turn,
+        sent: Instant,
+        number: usize,
+        tally: &mut Tally,
+        under_way: &mut JoinSet<Answer>,
+    ) {
+        tally.sent(self.due(&turn, sent), sent);
+        let mut connection = self.connections[number % self.connections.len()].clone();
+        let request = self.request(&turn);
+        under_way.spawn_local(async move {
+            let result = connection.get_capacity(request).await;
+            Answer { turn, sent, over: Instant::now(), result }
+        });
+    }
+
+    fn due(&self, turn: &Turn, sent: Instant) -> Instant {
+        if self.closed_loop { sent } else { self.window.start + turn.due }
+    }
+
+    fn take(&self, fleet: &mut Fleet, tally: &mut Tally, answer: Result<Answer, task::JoinError>) {
+        let Answer { turn, sent, over, result } = match answer {
+            Ok(answer) => answer,
+            // Panics where a task did, instead of reporting half of a run.
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(_) => return,
+            },
+        };
+        let due = self.due(&turn, sent);
+        let (sent, answered) = (self.since_start(sent), self.since_start(over));
+        match result {
+            Ok(response) => {
+                let leases = self.leases(&turn, &response);
+                tally.answered(due, over, &leases, &response);
+                let full =
+                    turn.items.iter().zip(&leases).all(|(item, lease)| {
+                        lease.is_some_and(|lease| lease.capacity >= item.wants)
+                    });
+                self.live.decided(full);
+                fleet.answered(&turn, sent, answered, &leases);
+            }
+            Err(failure) => {
+                self.live.failed();
+                tally.failed(due, over, failure);
+                fleet.failed(&turn, sent, answered);
+            }
+        }
+    }
+
+    /// What each item of `turn` was answered. Nodes answer in the order of the request, but
+    /// what they say they answer counts.
+    fn leases(&self, turn: &Turn, response: &GetCapacityResponse) -> Vec<Option<Lease>> {
+        let name = |item: usize| self.resources[turn.items[item].resource].as_str();
+        let lease = |gets: &doorman::Lease| Lease {
+            expiry_s: gets.expiry_time,
+            refresh_s: gets.refresh_interval,
+            capacity: gets.capacity,
+        };
+        let in_order = response.response.len() == turn.items.len()
+            && (response.response.iter().enumerate()).all(|(n, one)| one.resource_id == name(n));
+        if in_order {
+            return response.response.iter().map(|one| Some(lease(&one.gets))).collect();
+        }
+        let by_name: HashMap<_, _> =
+            response.response.iter().map(|one| (one.resource_id.as_str(), &one.gets)).collect();
+        (0..turn.items.len()).map(|item| by_name.get(name(item)).map(|gets| lease(gets))).collect()
+    }
+
+    /// Gives back everything that is still held, and counts what came of it: clients that have
+    /// given back, and failures.
+    pub async fn release(&self, fleet: &Fleet) -> (u64, u64) {
+        let mut under_way = JoinSet::new();
+        let (mut released, mut failed) = (0, 0);
+        let mut count = |result: Result<bool, task::JoinError>| match result {
+            Ok(true) => released += 1,
+            _ => failed += 1,
+        };
+        for (number, (client, held)) in fleet.holders().enumerate() {
+            if under_way.len() >= self.max_outstanding
+                && let Some(result) = under_way.join_next().await
+            {
+                count(result);
+            }
+            let mut connection = self.connections[number % self.connections.len()].clone();
+            let request = ReleaseCapacityRequest {
+                client_id: self.names.client(client),
+                resource_id: held.iter().map(|held| self.resources[*held].clone()).collect(),
+            };
+            under_way
+                .spawn_local(async move { connection.release_capacity(request).await.is_ok() });
+        }
+        while let Some(result) = under_way.join_next().await {
+            count(result);
+        }
+        (released, failed)
+    }
+}
+
+/// The shortest refresh interval of all resources: a client that wants nothing asks for them
+/// once, and lets go again.
+pub async fn probe(
+    connection: &mut Connection,
+    client_id: String,
+    resources: &[String],
+) -> Result<Duration, Failure> {
+    let wanted = resources.iter().map(|resource_id| ResourceRequest {
+        resource_id: resource_id.clone(),
+        priority: 0,
+        has: None,
+        wants: 0.0,
+    });
+    let request = GetCapacityRequest { client_id: client_id.clone(), resource: wanted.collect() };
+    let response = connection.get_capacity(request).await?;
+    let release = ReleaseCapacityRequest { client_id, resource_id: resources.to_vec() };
+    // What is not released expires.
+    let _ = connection.release_capacity(release).await;
+    let intervals = response.response.iter().map(|one| one.gets.refresh_interval);
+    let seconds = intervals.min().and_then(|seconds| u64::try_from(seconds).ok());
+    Ok(Duration::from_secs(seconds.unwrap_or(0)))
+}

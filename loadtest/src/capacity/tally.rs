@@ -1,0 +1,122 @@
+//! What is counted of requests for leases.
+
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use tollgate_proto::doorman::GetCapacityResponse;
+
+use crate::capacity::fleet::Lease;
+use crate::driver::Failure;
+use crate::tally::{MAX_LATENCY_NS, PUNCTUAL, Window};
+
+/// Counts of a run. Unless they say otherwise, of the requests due in the measured time.
+#[derive(Clone, Debug)]
+pub struct Tally {
+    window: Window,
+    /// Requests that were answered.
+    pub answered: u64,
+    /// Leases asked for in those.
+    pub asked: u64,
+    /// Leases told in their answers.
+    pub leases: u64,
+    /// Requests that failed, by gRPC code.
+    pub errors: [u64; Failure::CODES],
+    /// Requests sent more than a millisecond after they were due, for any reason.
+    pub late: u64,
+    /// The furthest that a request was sent behind its time.
+    pub max_send_lag: Duration,
+    /// Latencies in ns.
+    pub latency: Histogram<u64>,
+    /// Requests answered within the measured time, whenever they were due.
+    pub answered_in_time: u64,
+    /// Leases told within the measured time.
+    pub leases_in_time: u64,
+    /// Leases of the whole run.
+    pub leases_ever: u64,
+    /// Leases of the whole run told by nodes that were learning.
+    pub learning: u64,
+    /// Leases of the whole run told without the shared store.
+    pub degraded: u64,
+}
+
+impl Tally {
+    /// An empty one for a run over `window`.
+    pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
+        Ok(Self {
+            window,
+            answered: 0,
+            asked: 0,
+            leases: 0,
+            errors: [0; Failure::CODES],
+            late: 0,
+            max_send_lag: Duration::ZERO,
+            latency: Histogram::new_with_bounds(1, MAX_LATENCY_NS, 3)?,
+            answered_in_time: 0,
+            leases_in_time: 0,
+            leases_ever: 0,
+            learning: 0,
+            degraded: 0,
+        })
+    }
+
+    /// Requests that failed.
+    pub fn failed_in_all(&self) -> u64 {
+        self.errors.iter().sum()
+    }
+
+    fn measures(&self, due: Instant) -> bool {
+        due >= self.window.measure_from
+    }
+
+    /// Counts a request that was due at `due` and is sent `now`.
+    pub fn sent(&mut self, due: Instant, now: Instant) {
+        if self.measures(due) {
+            let lag = now.saturating_duration_since(due);
+            self.late += u64::from(lag > PUNCTUAL);
+            self.max_send_lag = self.max_send_lag.max(lag);
+        }
+    }
+
+    /// Counts an answer that arrived at `over` to a request due at `due`, and `told` a lease for
+    /// each resource asked for, or left it out.
+    pub fn answered(
+        &mut self,
+        due: Instant,
+        over: Instant,
+        told: &[Option<Lease>],
+        response: &GetCapacityResponse,
+    ) {
+        let leases = told.iter().flatten().count() as u64;
+        self.leases_ever += leases;
+        for one in &response.response {
+            self.learning += u64::from(one.learning_until.is_some());
+            self.degraded += u64::from(one.degraded());
+        }
+        if over >= self.window.measure_from && over < self.window.end {
+            self.answered_in_time += 1;
+            self.leases_in_time += leases;
+        }
+        if self.measures(due) {
+            self.answered += 1;
+            self.asked += told.len() as u64;
+            self.leases += leases;
+            self.took(due, over);
+        }
+    }
+
+    /// Counts a request without an answer. Only running into the deadline counts as a
+    /// latency: other failures are often quick, and would flatter the percentiles.
+    pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
+        if self.measures(due) {
+            self.errors[failure.code()] += 1;
+            if failure.timed_out() {
+                self.took(due, over);
+            }
+        }
+    }
+
+    fn took(&mut self, due: Instant, over: Instant) {
+        let ns = over.saturating_duration_since(due).as_nanos();
+        self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
+    }
+}

@@ -1,0 +1,201 @@
+//! What is measured of a simulation: as it is at every moment, and as it is every five seconds,
+//! which is how the older doorman's simulation counted.
+
+use std::time::Duration;
+
+use crate::scenario::plan::CAPACITY;
+use crate::series::{Excess, Stretch, TimeMean, utilisation};
+
+/// How often the older simulation looked.
+pub const SAMPLE_EVERY: Duration = Duration::from_secs(5);
+
+/// How many columns a plot has for the whole run.
+pub const COLUMNS: usize = 1200;
+
+/// The lowest and the highest of a value in a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Range {
+    /// The lowest.
+    pub low: f64,
+    /// The highest.
+    pub high: f64,
+}
+
+impl Range {
+    fn add(range: &mut Option<Self>, value: f64) {
+        let before = range.get_or_insert(Self { low: value, high: value });
+        before.low = before.low.min(value);
+        before.high = before.high.max(value);
+    }
+}
+
+/// What all clients want and have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sums {
+    /// What they want.
+    pub wants: f64,
+    /// What they have.
+    pub has: f64,
+}
+
+/// What happened in one column of a plot.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Column {
+    /// What all clients wanted.
+    pub wants: Option<Range>,
+    /// What they had.
+    pub has: Option<Range>,
+}
+
+/// What the looks every five seconds found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Samples {
+    /// How many there were.
+    pub taken: u64,
+    /// How many of them found more handed out than there is.
+    pub over: u64,
+    /// The most that they found, if it was too much.
+    pub max: Option<f64>,
+    sum_over: f64,
+}
+
+impl Samples {
+    /// What was handed out on average, where it was too much.
+    pub fn mean_over(&self) -> Option<f64> {
+        (self.over > 0).then(|| self.sum_over / self.over as f64)
+    }
+}
+
+/// The measurements of one run.
+#[derive(Clone, Debug)]
+pub struct Measure {
+    duration: Duration,
+    now: Duration,
+    next_sample: Duration,
+    sums: Sums,
+    /// Σ has ÷ min(capacity, Σ wants), once the clusters have learned.
+    pub utilisation: TimeMean,
+    /// Σ has, once the clusters have learned.
+    pub mean_has: TimeMean,
+    /// Σ wants, of the same time.
+    pub mean_wants: TimeMean,
+    /// The stretches in which more was handed out than there is.
+    pub excess: Excess,
+    /// The same, looked at every five seconds.
+    pub samples: Samples,
+    /// The run in so many columns.
+    pub columns: Vec<Column>,
+}
+
+impl Measure {
+    /// For a run of `duration`, whose means begin at `learned`.
+    pub fn new(duration: Duration, learned: Duration) -> Self {
+        Self {
+            duration,
+            now: Duration::ZERO,
+            next_sample: SAMPLE_EVERY,
+            sums: Sums::default(),
+            utilisation: TimeMean::from(learned),
+            mean_has: TimeMean::from(learned),
+            mean_wants: TimeMean::from(learned),
+            excess: Excess::over(CAPACITY),
+            samples: Samples::default(),
+            columns: vec![Column::default(); COLUMNS],
+        }
+    }
+
+    /// From `now` on the clients want and have `sums`; until now it was as told before.
+    pub fn set(&mut self, now: Duration, sums: Sums) {
+        self.hold(now);
+        self.sums = sums;
+    }
+
+    /// What was told last has held until `until`.
+    pub fn hold(&mut self, until: Duration) {
+        if until <= self.now {
+            return;
+        }
+        let from = std::mem::replace(&mut self.now, until);
+        let Sums { wants, has } = self.sums;
+        let stretch = |value| Stretch { from, until, value };
+        self.utilisation.add(stretch(utilisation(has, wants.min(CAPACITY))));
+        self.mean_has.add(stretch(has));
+        self.mean_wants.add(stretch(wants));
+        self.excess.add(stretch(has));
+        while self.next_sample < until {
+            let sample = Stretch { from: self.next_sample, ..stretch(has) };
+            self.next_sample += SAMPLE_EVERY;
+            self.sample(sample.value);
+        }
+        let (first, last) = (self.column(from), self.column(until));
+        for column in &mut self.columns[first..=last] {
+            Range::add(&mut column.wants, wants);
+            Range::add(&mut column.has, has);
+        }
+    }
+
+    fn sample(&mut self, has: f64) {
+        self.samples.taken += 1;
+        if has > CAPACITY * (1.0 + crate::series::TOLERANCE) {
+            self.samples.over += 1;
+            self.samples.sum_over += has;
+            self.samples.max = Some(self.samples.max.map_or(has, |max| max.max(has)));
+        }
+    }
+
+    fn column(&self, at: Duration) -> usize {
+        let share = at.as_secs_f64() / self.duration.as_secs_f64();
+        ((share * COLUMNS as f64) as usize).min(COLUMNS - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn measured() -> Measure {
+        let mut measure = Measure::new(s(1200), s(60));
+        for (at, wants, has) in [
+            (0, 600.0, 0.0),
+            (100, 600.0, 450.0),
+            (1001, 700.0, 520.0),
+            (1008, 700.0, 510.0),
+            (1009, 700.0, 500.0),
+        ] {
+            measure.set(s(at), Sums { wants, has });
+        }
+        measure.hold(s(1200));
+        measure
+    }
+
+    #[test]
+    fn means_begin_when_the_clusters_have_learned() {
+        let measure = measured();
+        let expected = (901.0 * 0.9 + 199.0) / 1140.0;
+        assert!((measure.utilisation.mean().expect("time") - expected).abs() < 1e-9);
+        assert!(measure.mean_wants.mean().expect("time") > 600.0);
+    }
+
+    #[test]
+    fn samples_see_only_what_lasts_until_they_are_taken() {
+        let measure = measured();
+        assert_eq!(measure.excess.times, 1);
+        assert_eq!(measure.excess.worst, Some(520.0));
+        assert_eq!(measure.excess.mean.seconds(), 8.0);
+        assert_eq!(measure.excess.mean.mean(), Some((7.0 * 520.0 + 510.0) / 8.0));
+        assert_eq!((measure.samples.taken, measure.samples.over), (239, 1));
+        assert_eq!((measure.samples.max, measure.samples.mean_over()), (Some(520.0), Some(520.0)));
+    }
+
+    #[test]
+    fn columns_keep_peaks() {
+        let measure = measured();
+        assert_eq!(measure.columns[1008].has, Some(Range { low: 510.0, high: 520.0 }));
+        assert_eq!(measure.columns[500].has, Some(Range { low: 450.0, high: 450.0 }));
+        assert_eq!(measure.columns[1199].wants, Some(Range { low: 700.0, high: 700.0 }));
+    }
+}

@@ -1,0 +1,265 @@
+//! The clusters that a simulation asks: the service as nodes run it, each cluster with a store in
+//! memory, on a clock that is moved by hand. What a network carries elsewhere is a call here.
+
+use std::io::{self, Write as _};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tempfile::NamedTempFile;
+use tollgate_server::domain::lease::{Claim, Holder, ParentLease};
+use tollgate_server::domain::time::{ManualClock, Micros};
+use tollgate_server::metrics::Metrics;
+use tollgate_server::service::capacity::{CapacityService, PriorityWants, Request};
+use tollgate_server::service::limits::{LiveLimits, LoadError};
+use tollgate_server::service::parent::{Parent, ParentError, ParentRequest, Renewal};
+use tollgate_server::service::{Error as Refusal, Shared};
+use tollgate_server::store::memory::MemoryStore;
+
+use crate::scenario::plan::{Algorithm, CAPACITY, LEASE, Plan};
+use crate::scenario::sim::{Clusters, Lease};
+
+/// When simulations begin, in seconds since the Unix epoch.
+const EPOCH_S: i64 = 1_700_000_000;
+
+const RESOURCE: &str = "resource0";
+
+/// Why a simulation can't begin or go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The limits that the clusters run with can't be handed to them.
+    #[error("can't write the simulation's limits: {0}")]
+    Write(#[from] io::Error),
+    /// They are refused.
+    #[error(transparent)]
+    Limits(#[from] LoadError),
+    /// A cluster refused a request.
+    #[error("the service refused a request: {0}")]
+    Refused(#[from] Refusal),
+    /// It gave fewer answers than it was asked for.
+    #[error("the service left a request unanswered")]
+    Unanswered,
+    /// On a simulated clock nothing would ever wake it.
+    #[error("the embedded store waits for something")]
+    Waits,
+}
+
+/// The clusters of a plan, by their numbers.
+pub struct Tree {
+    clock: ManualClock,
+    services: Vec<CapacityService<MemoryStore>>,
+    /// What each cluster but the root renews its lease with, and the number of its parent.
+    renewals: Vec<Option<(usize, Renewal<MemoryStore>)>>,
+}
+
+impl Tree {
+    /// Clusters with empty stores, that share by `algorithm`; without a lease they share
+    /// `safe_capacity`, or what the service takes for that.
+    pub fn new(
+        plan: &Plan,
+        algorithm: Algorithm,
+        safe_capacity: Option<f64>,
+    ) -> Result<Self, Error> {
+        let clock = ManualClock::new(Micros(EPOCH_S * 1_000_000));
+        let metrics = Arc::new(Metrics::new());
+        let limits = limits(plan, algorithm, safe_capacity, &metrics)?;
+        // One for the root, one for all below it; they differ only in where capacity comes from.
+        let shared = [false, true].map(|from_parent| {
+            let clock = clock.clone().into();
+            Arc::new(Shared::new(Arc::clone(&limits), None, clock, from_parent, &metrics))
+        });
+        let (mut services, mut renewals) = (Vec::new(), Vec::new());
+        for cluster in &plan.clusters {
+            let store = MemoryStore::with_clock(clock.clone());
+            let shared = &shared[usize::from(cluster.parent.is_some())];
+            services.push(CapacityService::new(store.clone(), Arc::clone(shared)));
+            renewals.push(cluster.parent.map(|parent| {
+                let node = format!("{}/node", cluster.name);
+                (parent, Renewal::new(store, node, cluster.name.clone()))
+            }));
+        }
+        Ok(Self { clock, services, renewals })
+    }
+
+    fn now(&self) -> Micros {
+        self.clock.now()
+    }
+}
+
+/// The limits that all clusters run with. Below the root, capacity and refresh interval follow
+/// from what the parent says.
+fn limits(
+    plan: &Plan,
+    algorithm: Algorithm,
+    safe_capacity: Option<f64>,
+    metrics: &Arc<Metrics>,
+) -> Result<Arc<LiveLimits>, Error> {
+    let refresh = plan.clusters.first().map_or(LEASE, |root| root.refresh);
+    let mut file = NamedTempFile::new()?;
+    let safe = safe_capacity.map_or(String::new(), |safe| format!("\n    safe_capacity: {safe}"));
+    write!(
+        file,
+        "resources:\n  - identifier_glob: \"*\"\n    capacity: {CAPACITY}{safe}\n    algorithm: \
+         {{ kind: {}, lease_length: {}, refresh_interval: {} }}\n",
+        algorithm.name(),
+        LEASE.as_secs(),
+        refresh.as_secs()
+    )?;
+    Ok(Arc::new(LiveLimits::load(file.path().to_owned(), Arc::clone(metrics))?))
+}
+
+/// The result of something that never waits.
+fn at_once<T>(future: impl Future<Output = T>) -> Result<T, Error> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => Ok(result),
+        Poll::Pending => Err(Error::Waits),
+    }
+}
+
+impl Clusters for Tree {
+    type Error = Error;
+
+    fn advance(&mut self, now: Duration) {
+        let us = EPOCH_S * 1_000_000 + i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
+        self.clock.advance(us - self.clock.now().0);
+    }
+
+    fn get(
+        &mut self,
+        cluster: usize,
+        client: &str,
+        wants: f64,
+        has: Option<Lease>,
+    ) -> Result<Lease, Error> {
+        let request = Request {
+            resource: RESOURCE,
+            wants: [PriorityWants { priority: 0, clients: 1, wants }].into(),
+            has: has.map(|has| Claim {
+                capacity: has.capacity,
+                expiry_s: EPOCH_S + i64::try_from(has.expires.as_secs()).unwrap_or(i64::MAX),
+            }),
+        };
+        let leases = at_once(self.services[cluster].get(Holder::Client(client), &[request]))??;
+        let lease = leases.first().ok_or(Error::Unanswered)?;
+        let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
+        Ok(Lease {
+            capacity: lease.capacity,
+            expires: seconds(lease.expiry_s - EPOCH_S),
+            refresh: seconds(lease.refresh_interval_s),
+            learning: lease.learning_until_s.is_some(),
+        })
+    }
+
+    fn tick(&mut self, cluster: usize, reachable: &dyn Fn(usize) -> bool) -> Result<(), Error> {
+        let now = self.now();
+        let Some((parent, renewal)) = &mut self.renewals[cluster] else { return Ok(()) };
+        let service = Some(&self.services[*parent]).filter(|_| reachable(*parent));
+        at_once(renewal.round(&Below(service), now))
+    }
+
+    fn lose_store(&mut self, cluster: usize) {
+        self.services[cluster].store().clear();
+    }
+}
+
+/// A cluster's parent, where it can be reached.
+struct Below<'t>(Option<&'t CapacityService<MemoryStore>>);
+
+impl Parent for Below<'_> {
+    async fn ask(
+        &self,
+        cluster: &str,
+        requests: &[ParentRequest],
+    ) -> Result<Vec<ParentLease>, ParentError> {
+        // Nothing is listening there: the request never arrives.
+        let failed = |text: String| ParentError { text, heard: false };
+        let service = self.0.ok_or_else(|| failed("it can't be reached".to_owned()))?;
+        let requests: Vec<_> = requests.iter().map(request).collect();
+        let leases = service.get(Holder::Server(cluster), &requests).await;
+        let leases = leases.map_err(|error| failed(error.to_string()))?;
+        let leased = leases.iter().map(|lease| ParentLease {
+            capacity: lease.capacity,
+            expiry_s: lease.expiry_s,
+            refresh_s: lease.refresh_interval_s,
+            safe_capacity: lease.safe_capacity.unwrap_or(0.0),
+            kind: lease.kind,
+            lease_s: lease.lease_length_s,
+        });
+        Ok(leased.collect())
+    }
+}
+
+fn request(asked: &ParentRequest) -> Request<'_> {
+    let wants = asked.bands.iter().map(|band| PriorityWants {
+        priority: band.priority,
+        clients: i64::from(band.subclients),
+        wants: band.wants,
+    });
+    Request { resource: &asked.resource, wants: wants.collect(), has: asked.has }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scenario::plan::Scenario;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    /// Lets every cluster look what there is to renew.
+    fn ticks(tree: &mut Tree, reachable: &dyn Fn(usize) -> bool) {
+        for cluster in 0..tree.services.len() {
+            tree.tick(cluster, reachable).unwrap();
+        }
+    }
+
+    #[test]
+    fn capacity_comes_up_from_the_root_at_intervals_that_halve() {
+        let plan = Scenario::Five.plan();
+        for algorithm in [Algorithm::ProportionalShare, Algorithm::FairShare] {
+            let mut tree = Tree::new(&plan, algorithm, None).unwrap();
+            let first = tree.get(12, "c", 14.0, None).unwrap();
+            assert!(first.learning && first.capacity == 0.0);
+            let mut lease = first;
+            for second in 61..120 {
+                tree.advance(s(second));
+                lease = tree.get(12, "c", 14.0, Some(lease)).unwrap();
+                ticks(&mut tree, &|_| true);
+            }
+            assert_eq!((lease.capacity, lease.learning), (14.0, false));
+            assert_eq!(lease.refresh, plan.clusters[12].refresh);
+        }
+    }
+
+    #[test]
+    fn a_root_leases_what_it_has_and_forgets_it_with_its_store() {
+        let plan = Scenario::One.plan();
+        let mut tree = Tree::new(&plan, Algorithm::FairShare, None).unwrap();
+        tree.advance(s(60));
+        let all = tree.get(0, "a", 600.0, None).unwrap();
+        assert_eq!((all.capacity, all.expires, all.refresh), (500.0, s(120), s(4)));
+        assert_eq!(tree.get(0, "b", 600.0, None).unwrap().capacity, 0.0);
+        tree.lose_store(0);
+        let learned = tree.get(0, "a", 600.0, Some(all)).unwrap();
+        assert_eq!((learned.capacity, learned.learning), (500.0, true));
+    }
+
+    #[test]
+    fn without_its_parent_a_cluster_keeps_its_lease_until_that_ends() {
+        let plan = Plan::new(&[1], 1, 100.0, false);
+        let mut tree = Tree::new(&plan, Algorithm::FairShare, Some(7.0)).unwrap();
+        let mut lease = tree.get(1, "c", 100.0, None).unwrap();
+        for second in 60..130 {
+            tree.advance(s(second));
+            lease = tree.get(1, "c", 100.0, Some(lease)).unwrap();
+            ticks(&mut tree, &|_| second < 80);
+            // The last renewal was before 80.
+            assert!(second < 80 || (lease.capacity, lease.expires) <= (100.0, s(140)), "{lease:?}");
+        }
+        assert_eq!(lease.capacity, 100.0);
+        tree.advance(s(140));
+        assert_eq!(tree.get(1, "c", 100.0, None).unwrap().capacity, 7.0);
+    }
+}

@@ -1,0 +1,211 @@
+//! What is measured of a value that holds from one change to the next: its mean over time, the
+//! stretches above a bound, and when it has settled. Times are counted from the start of a run.
+
+use std::time::Duration;
+
+/// How far above a bound counts as above it: a share of the bound, since amounts are doubles
+/// that each side adds up in its own order.
+pub const TOLERANCE: f64 = 1e-6;
+
+/// The share of `target` that `has` comes to, at most 1. Where nothing is wanted, nothing lacks.
+pub fn utilisation(has: f64, target: f64) -> f64 {
+    // Sums of doubles that cancel out leave a rest.
+    if target <= 1e-9 { 1.0 } else { (has / target).clamp(0.0, 1.0) }
+}
+
+/// A value for a stretch of time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Stretch {
+    /// Where it begins.
+    pub from: Duration,
+    /// Where it ends.
+    pub until: Duration,
+    /// The value that held all the while.
+    pub value: f64,
+}
+
+impl Stretch {
+    /// The part of it from `from` on; `None` when it ended before.
+    fn since(self, from: Duration) -> Option<Self> {
+        let from = self.from.max(from);
+        (from < self.until).then_some(Self { from, ..self })
+    }
+}
+
+/// A mean over time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TimeMean {
+    start: Duration,
+    weight_s: f64,
+    sum: f64,
+}
+
+impl TimeMean {
+    /// The mean of what comes from `start` on.
+    pub fn from(start: Duration) -> Self {
+        Self { start, ..Self::default() }
+    }
+
+    /// Takes in one stretch.
+    pub fn add(&mut self, stretch: Stretch) {
+        if let Some(Stretch { from, until, value }) = stretch.since(self.start) {
+            let weight_s = (until - from).as_secs_f64();
+            self.weight_s += weight_s;
+            self.sum += weight_s * value;
+        }
+    }
+
+    /// The mean so far; `None` before the first stretch.
+    pub fn mean(&self) -> Option<f64> {
+        (self.weight_s > 0.0).then(|| self.sum / self.weight_s)
+    }
+
+    /// For how long there was a value, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.weight_s
+    }
+}
+
+/// The stretches in which a value lay above a bound.
+#[derive(Clone, Copy, Debug)]
+pub struct Excess {
+    bound: f64,
+    above: bool,
+    /// How often the value went above the bound.
+    pub times: u64,
+    /// The highest value of all, if any lay above the bound.
+    pub worst: Option<f64>,
+    /// The mean of the value while it lay above the bound.
+    pub mean: TimeMean,
+}
+
+impl Excess {
+    /// Watches for values above `bound`.
+    pub fn over(bound: f64) -> Self {
+        Self { bound, above: false, times: 0, worst: None, mean: TimeMean::default() }
+    }
+
+    /// Takes in one stretch, and tells whether it lies above the bound.
+    pub fn add(&mut self, stretch: Stretch) -> bool {
+        let above = stretch.value > self.bound * (1.0 + TOLERANCE);
+        if above {
+            self.times += u64::from(!self.above);
+            self.worst = Some(self.worst.map_or(stretch.value, |worst| worst.max(stretch.value)));
+            self.mean.add(stretch);
+        }
+        self.above = above;
+        above
+    }
+}
+
+/// When a value has settled: from when on it stays at a threshold or above.
+#[derive(Clone, Copy, Debug)]
+pub struct Settling {
+    start: Duration,
+    threshold: f64,
+    hold: Duration,
+    since: Option<Duration>,
+    settled: Option<Duration>,
+}
+
+impl Settling {
+    /// Watches from `start` on for `threshold` to be held for `hold`.
+    pub fn new(start: Duration, threshold: f64, hold: Duration) -> Self {
+        Self { start, threshold, hold, since: None, settled: None }
+    }
+
+    /// Takes in one stretch.
+    pub fn add(&mut self, stretch: Stretch) {
+        let Some(stretch) = stretch.since(self.start) else { return };
+        if stretch.value < self.threshold {
+            self.since = None;
+            return;
+        }
+        let since = *self.since.get_or_insert(stretch.from);
+        if self.settled.is_none() && stretch.until - since >= self.hold {
+            self.settled = Some(since);
+        }
+    }
+
+    /// How long after `start` the value had settled. At the end of a run a value that still
+    /// holds counts as settled, though it may not have held for long.
+    pub fn after(&self) -> Option<Duration> {
+        self.settled.or(self.since).map(|at| at - self.start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn s(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    fn stretches(changes: &[(u64, f64)]) -> impl Iterator<Item = Stretch> {
+        changes.windows(2).map(|pair| Stretch {
+            from: s(pair[0].0),
+            until: s(pair[1].0),
+            value: pair[0].1,
+        })
+    }
+
+    #[test]
+    fn utilisation_is_a_share_of_what_could_be_handed_out() {
+        for (has, target, share) in
+            [(50.0, 100.0, 0.5), (100.0, 100.0, 1.0), (110.0, 100.0, 1.0), (1e-13, 0.0, 1.0)]
+        {
+            assert_eq!(utilisation(has, target), share);
+        }
+    }
+
+    #[test]
+    fn a_mean_weighs_values_by_their_time_and_begins_where_told() {
+        let mut mean = TimeMean::from(s(10));
+        assert_eq!(mean.mean(), None);
+        stretches(&[(0, 5.0), (9, 100.0), (12, 1.0), (20, 0.0)]).for_each(|s| mean.add(s));
+        assert_eq!(mean.mean(), Some((2.0 * 100.0 + 8.0) / 10.0));
+        assert_eq!(mean.seconds(), 10.0);
+    }
+
+    #[test]
+    fn excess_counts_stretches_and_not_changes() {
+        let mut excess = Excess::over(500.0);
+        let changes = [(0, 499.0), (5, 510.0), (6, 530.0), (8, 500.0), (9, 500.0001), (10, 0.0)];
+        stretches(&changes).for_each(|s| {
+            excess.add(s);
+        });
+        assert_eq!((excess.times, excess.worst), (1, Some(530.0)));
+        assert_eq!(excess.mean.mean(), Some((510.0 + 2.0 * 530.0) / 3.0));
+        stretches(&[(10, 501.0), (11, 0.0)]).for_each(|s| {
+            excess.add(s);
+        });
+        assert_eq!((excess.times, excess.worst), (2, Some(530.0)));
+    }
+
+    #[test]
+    fn nothing_above_the_bound_has_no_worst() {
+        let mut excess = Excess::over(0.0);
+        stretches(&[(0, 0.0), (5, 0.0)]).for_each(|s| assert!(!excess.add(s)));
+        assert_eq!((excess.times, excess.worst, excess.mean.mean()), (0, None, None));
+    }
+
+    #[test]
+    fn settled_is_where_the_hold_began() {
+        let run = |changes: &[(u64, f64)]| {
+            let mut settling = Settling::new(s(100), 0.99, s(5));
+            stretches(changes).for_each(|stretch| settling.add(stretch));
+            settling.after()
+        };
+        // High before the start, low, briefly high, low, then high for good.
+        let changes = [(0, 1.0), (101, 0.5), (103, 0.99), (107, 0.9), (110, 0.995), (111, 1.0)];
+        assert_eq!(run(&[&changes[..], &[(115, 0.0), (200, 0.0)]].concat()), Some(s(10)));
+        // It never dipped.
+        assert_eq!(run(&[(0, 1.0), (200, 1.0)]), Some(s(0)));
+        // It never rose, or not since the start.
+        assert_eq!(run(&[(0, 1.0), (99, 0.1), (200, 0.0)]), None);
+        // It was back only just before the end.
+        assert_eq!(run(&[(0, 0.1), (198, 1.0), (199, 0.0)]), Some(s(98)));
+        assert_eq!(run(&[(0, 0.1), (194, 1.0), (198, 0.0), (199, 0.0)]), None);
+    }
+}
