@@ -75,8 +75,12 @@ if not simulated then
 end
 
 -- A value of any other type or length is no state of ours, and counts as absent.
-local values = call('MGET', KEYS[1], '', unpack(KEYS, 2, states))
-if states > 1 then
+local values
+if states == 1 then
+  local value = redis.pcall('GET', KEYS[1])
+  values = { type(value) == 'string' and value }
+else
+  values = call('MGET', KEYS[1], '', unpack(KEYS, 2, states))
   table.remove(values, 2)
 end
 

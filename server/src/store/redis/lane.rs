@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_millis(500);
 pub(super) enum Job {
     /// For a bucket: all that wait go in one call.
     Bucket {
-        question: Question,
+        question: Box<Question>,
         /// What to look up first: see [`script::twin`].
         twin: Option<[Cmd; 2]>,
         reply: oneshot::Sender<Result<Outcome, StoreError>>,
@@ -70,6 +70,13 @@ pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::
     let (sender, jobs) = mpsc::channel(WAITING);
     tokio::spawn(Lane { pool, health, timeout, connection: None, breaks: 0 }.run(jobs));
     sender
+}
+
+/// How many decisions a round trip carries, for the metrics.
+#[derive(Clone, Copy, Default)]
+struct Carried {
+    buckets: usize,
+    leases: usize,
 }
 
 struct Lane {
@@ -142,7 +149,7 @@ impl Lane {
         for (at, job) in jobs.iter().enumerate() {
             match job {
                 Job::Bucket { question, .. } => {
-                    questions.push(question);
+                    questions.push(&**question);
                     waiting.push(at);
                 }
                 Job::Command { cmd, script, .. } => {
@@ -154,13 +161,23 @@ impl Lane {
         // Only tests have a clock of their own, and so more than one moment in a batch.
         let mut batches = Vec::new();
         let mut first = 0;
-        for moment in questions.chunk_by(|a, b| a.now == b.now) {
+        // A server in cluster mode takes keys of one slot only: there each goes alone.
+        let alone = self.health.in_cluster_mode();
+        for moment in questions.chunk_by(|a, b| a.now == b.now && !alone) {
             batches.push((first, Batch::new(moment)));
             first += moment.len();
         }
         let calls = batches.iter().map(|(_, batch)| (&batch.cmd, Some(Scripted::Allow)));
         let calls: Vec<_> = calls.chain(commands).collect();
-        let mut replies = self.call(&calls, jobs.len()).await?.into_iter();
+        let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
+        let carried = Carried { buckets: questions.len(), leases };
+        let replies = self.call(&calls, carried).await?;
+        if !alone && replies.iter().take(batches.len()).any(crosses_slots) {
+            // Nothing of it was run.
+            self.health.found_cluster_mode();
+            return Box::pin(self.decide(jobs)).await;
+        }
+        let mut replies = replies.into_iter();
 
         let mut outcomes: Vec<Option<Result<Outcome, StoreError>>> = vec![None; jobs.len()];
         for (first, batch) in &batches {
@@ -215,7 +232,7 @@ impl Lane {
         if cmds.is_empty() {
             return Ok(());
         }
-        let found = self.send(&cmds, 0).await?;
+        let found = self.send(&cmds, Carried::default()).await?;
         let mut found = found.chunks_exact(2);
         for job in jobs {
             if let Job::Bucket { question, twin: Some(_), .. } = job
@@ -232,10 +249,10 @@ impl Lane {
     async fn call(
         &mut self,
         calls: &[(&Cmd, Option<Scripted>)],
-        questions: usize,
+        carried: Carried,
     ) -> Result<Vec<Value>, (StoreError, String)> {
         let cmds: Vec<&Cmd> = calls.iter().map(|(cmd, _)| *cmd).collect();
-        let mut replies = self.send(&cmds, questions).await?;
+        let mut replies = self.send(&cmds, carried).await?;
         let mut lost = without_script(&replies);
         while !lost.is_empty() {
             // A call without a script did nothing, so it may be made again.
@@ -244,7 +261,7 @@ impl Lane {
                 .filter(|script| lost.iter().any(|&at| calls[at].1 == Some(*script)));
             let loads: Vec<Cmd> = scripts.map(Scripted::load).collect();
             let again: Vec<&Cmd> = loads.iter().chain(lost.iter().map(|&at| calls[at].0)).collect();
-            let mut second = self.send(&again, 0).await?;
+            let mut second = self.send(&again, Carried::default()).await?;
             for (&at, reply) in lost.iter().zip(second.drain(loads.len()..)) {
                 replies[at] = reply;
             }
@@ -281,11 +298,11 @@ impl Lane {
         error
     }
 
-    /// Sends commands in one go. `questions`: how many decisions they carry, for the metrics.
+    /// Sends commands in one go.
     async fn send(
         &mut self,
         cmds: &[&Cmd],
-        questions: usize,
+        carried: Carried,
     ) -> Result<Vec<Value>, (StoreError, String)> {
         let mut pipeline = Pipeline::new();
         for &cmd in cmds {
@@ -321,11 +338,20 @@ impl Lane {
             Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
             Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
         };
-        if questions > 0 {
-            self.health.metrics().round_trip(questions, started.elapsed());
+        let took = started.elapsed();
+        match carried {
+            Carried { buckets: 0, leases: 0 } => {}
+            Carried { buckets: 0, leases } => {
+                self.health.metrics().round_trip_of_leases(leases, took)
+            }
+            Carried { buckets, leases } => self.health.metrics().round_trip(buckets + leases, took),
         }
         Ok(replies)
     }
+}
+
+fn crosses_slots(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::CrossSlot))
 }
 
 /// Where the replies are that say that the script is not there.

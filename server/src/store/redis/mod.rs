@@ -190,7 +190,7 @@ impl Store for RedisStore {
         for ask in asks {
             let (reply, answer) = oneshot::channel();
             let twin = if ask.moved { script::twin(ask) } else { None };
-            let job = Job::Bucket { question: Question::new(ask, now), twin, reply };
+            let job = Job::Bucket { question: Box::new(Question::new(ask, now)), twin, reply };
             waiting.push(lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded));
         }
         inner.answers(waiting).await
