@@ -330,6 +330,7 @@ impl CapacityMetrics {
 #[derive(Clone)]
 pub struct StoreMetrics {
     round_trip_allow: Histogram,
+    round_trip_lease: Histogram,
     round_trip_heartbeat: Histogram,
     batch: Histogram,
     errors: [Counter; 4],
@@ -345,6 +346,7 @@ impl StoreMetrics {
         let round_trip = |operation| metrics.histogram(ROUND_TRIP, &[("operation", operation)]);
         Self {
             round_trip_allow: round_trip("allow"),
+            round_trip_lease: round_trip("lease"),
             round_trip_heartbeat: round_trip("heartbeat"),
             batch: metrics.histogram(BATCH, &[]),
             errors: classes.map(|class| metrics.counter(STORE_ERRORS, &[("class", class)])),
@@ -357,6 +359,12 @@ impl StoreMetrics {
     pub fn round_trip(&self, decisions: usize, took: Duration) {
         self.batch.record(decisions as f64);
         self.round_trip_allow.record(took.as_secs_f64());
+    }
+
+    /// The same of one that carried nothing but requests for leases.
+    pub fn round_trip_of_leases(&self, decisions: usize, took: Duration) {
+        self.batch.record(decisions as f64);
+        self.round_trip_lease.record(took.as_secs_f64());
     }
 
     /// Counts one heartbeat.

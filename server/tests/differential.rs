@@ -1,6 +1,7 @@
 //! The embedded store is the specification that the script is held to: random traces of
 //! requests, waits, overrides, time that passes and steps back, and changes of the limits go
-//! through both stores, and every answer must be the same to the last bit.
+//! through both stores, and every answer must be the same: balances to the last bits, which
+//! equal requests in one batch don't spend on rounding one by one; all else exactly.
 //!
 //! `PROPTEST_CASES` sets the number of traces (10,000).
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
@@ -16,7 +17,7 @@ use support::{Redis, START, redis_store};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Store, Verdict};
+use tollgate_server::store::{Ask, Outcome, Store, Verdict};
 
 const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 
@@ -168,14 +169,22 @@ fn both_stores_give_the_same_answers() {
                 clock.advance(step.pause_us);
                 let rules = &rules[step.rules];
                 let terms = rules.limit.terms();
+                // As a node has it that has changed its limits, or has just started.
+                let rewrite = step.rules != 0 || at > 0 && steps[..at].iter().any(|s| s.rules != 0);
                 let asks: Vec<Ask<'_>> = step
                     .batch
                     .iter()
-                    .map(|question| ask(namespace, rules, &terms, question))
+                    .map(|question| ask(namespace, rules, &terms, question, rewrite))
                     .collect();
                 let expected = runtime.block_on(memory.decide(&asks));
                 let found = runtime.block_on(shared.decide(&asks));
-                prop_assert_eq!(&expected, &found, "step {}: {:?} under {:?}", at, step, rules);
+                prop_assert_eq!(expected.len(), found.len());
+                for (expected, found) in expected.iter().zip(&found) {
+                    prop_assert!(
+                        alike(expected.as_ref().unwrap(), found.as_ref().unwrap()),
+                        "step {at}: {step:?} under {rules:?}\nembedded {expected:?}\nRedis    {found:?}"
+                    );
+                }
                 for outcome in expected.into_iter().flatten() {
                     let mut counts = answers.get();
                     counts[match outcome.verdict {
@@ -198,11 +207,18 @@ fn both_stores_give_the_same_answers() {
     assert!(granted.min(refused).min(too_many) > traces.get() / 2);
 }
 
+fn alike(expected: &Outcome, found: &Outcome) -> bool {
+    let off_us = (expected.accrued_us - found.accrued_us).abs();
+    off_us <= 1e-4 + 1e-14 * expected.accrued_us.abs()
+        && *expected == Outcome { accrued_us: expected.accrued_us, ..*found }
+}
+
 fn ask<'a>(
     namespace: &'a str,
     rules: &'a Rules,
     terms: &'a tollgate_server::domain::bucket::Terms,
     question: &Question,
+    rewrite: bool,
 ) -> Ask<'a> {
     let place = if question.name == NAMES.len() {
         Place::NamespaceDefault
@@ -221,5 +237,6 @@ fn ask<'a>(
         tokens: question.tokens,
         max_wait_ms: question.override_percent.map_or(own, |percent| own * percent / 100),
         moved: false,
+        rewrite,
     }
 }

@@ -32,6 +32,9 @@ pub const MAX_SPAN_US: f64 = 126_230_400_000_000.0;
 /// that a state keeps would be too coarse.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e8;
 
+/// The finest grid of expiries, in µs: an eighth of a second.
+const FINEST_GRID_US: f64 = 131_072.0;
+
 /// Bytes of an encoded [`State`].
 pub const STATE_BYTES: usize = 12;
 
@@ -129,17 +132,28 @@ pub struct Terms {
     pub max_debt_us: f64,
     /// What a state written under these terms is marked with.
     pub mark: Mark,
+    /// The grid that expiries are on, in µs: a power of two, at most a sixteenth of `cap_us`, but
+    /// not finer than an eighth of a second. A state outlives the moment at which its bucket is
+    /// full by a step of it at most, so that few grants move the expiry.
+    pub grid_us: f64,
 }
 
 impl Terms {
     fn new(size_tokens: f64, rate: f64, max_debt_ms: u64) -> Self {
         let interval_us = 1e6 / rate;
+        let cap_us = size_tokens * interval_us;
         Self {
             interval_us,
-            cap_us: size_tokens * interval_us,
+            cap_us,
             max_debt_us: max_debt_ms as f64 * 1000.0,
             mark: Mark::new(rate, max_debt_ms),
+            grid_us: grid_us(cap_us),
         }
+    }
+
+    /// The longest time, in µs, that a state may be about after the last grant.
+    pub fn longest_life_us(&self) -> f64 {
+        self.cap_us + self.grid_us + self.max_debt_us
     }
 
     /// The share of one node among `nodes` that decide each on its own: rate and size are
@@ -149,9 +163,10 @@ impl Terms {
         let interval_us = self.interval_us * nodes;
         // Less than one token could never be granted where no debt is allowed.
         let cap_us = self.cap_us.max(interval_us);
+        let grid_us = grid_us(cap_us);
         let hash = self.mark.0 & 31;
         let mark = Mark(Mark::new(1e6 / interval_us, 0).0 & !31 | hash);
-        Self { interval_us, cap_us, mark, ..*self }
+        Self { interval_us, cap_us, mark, grid_us, ..*self }
     }
 
     /// What `tokens` cost, in microseconds of accrual.
@@ -167,7 +182,15 @@ impl Terms {
     }
 }
 
-/// A bucket that is not full. A full bucket has no state: it and an absent one are the same.
+fn grid_us(cap_us: f64) -> f64 {
+    let mut grid_us = FINEST_GRID_US;
+    while grid_us * 32.0 <= cap_us {
+        grid_us *= 2.0;
+    }
+    grid_us
+}
+
+/// A bucket that is not full. A full bucket needs no state: it and an absent one are the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
     /// When the balance is zero: whole microseconds since the epoch, …
@@ -259,8 +282,15 @@ pub struct Decision {
     pub accrued_us: f64,
     /// What to do with the state.
     pub change: Change,
-    /// When the bucket is full again, in milliseconds since the epoch, rounded up.
-    pub full_at_ms: i64,
+}
+
+impl State {
+    /// When it is needed no more, in milliseconds since the epoch: a little after its bucket is
+    /// full.
+    pub fn expires_ms(&self, terms: &Terms) -> i64 {
+        let step = ((self.zero_us as f64 + terms.cap_us) / terms.grid_us).floor();
+        ((step + 1.0) * terms.grid_us / 1000.0).ceil() as i64
+    }
 }
 
 /// Decides one request to a bucket in `state` (`None`: full) at `now`.
@@ -310,16 +340,12 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
         let carried = carried && accrued_us < -terms.max_debt_us;
         Change::Put(State { carried, ..State::at(now, left_us, terms) })
     };
-    Decision { granted, accrued_us, change, full_at_ms: full_at_ms(now, left_us, terms) }
+    Decision { granted, accrued_us, change }
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, request: &Request) -> bool {
     -accrued_us - SLACK_US <= request.max_wait_us
         && request.cost_us - accrued_us - SLACK_US <= terms.max_debt_us
-}
-
-fn full_at_ms(now: Micros, accrued_us: f64, terms: &Terms) -> i64 {
-    ((now.0 as f64 - accrued_us + terms.cap_us) / 1000.0).ceil() as i64
 }
 
 /// How long a grant must wait that met this balance, in whole milliseconds, rounded up.

@@ -122,6 +122,7 @@ impl<S: Store> AllowService<S> {
             max_wait_ms: max_wait_ms
                 .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
             moved: snapshot.moved(found.bucket),
+            rewrite: snapshot.settling(found.bucket),
         };
         let outcome = self.store.decide(&[ask]).await.pop();
         let answer = match outcome {

@@ -81,12 +81,30 @@ pub struct Snapshot {
     /// dynamic buckets were bounded and now are not, or the other way round.
     moves: HashMap<Box<str>, Instant>,
     /// The same by definition, for a quick look.
-    moving: Vec<Moving>,
+    moving: Vec<Window>,
+    /// By definition: until when a state may be about that expires by other limits.
+    settling: Vec<Window>,
 }
 
-struct Moving {
+/// A time that ends.
+struct Window {
     until: Instant,
     over: AtomicBool,
+}
+
+impl Window {
+    fn new(until: Instant) -> Self {
+        Self { until, over: AtomicBool::new(false) }
+    }
+
+    fn is_open(&self) -> bool {
+        if self.over.load(Ordering::Relaxed) {
+            return false;
+        }
+        let over = Instant::now() >= self.until;
+        self.over.store(over, Ordering::Relaxed);
+        !over
+    }
 }
 
 impl Snapshot {
@@ -119,9 +137,14 @@ impl Snapshot {
         definitions.sort_by_key(|(bucket, ..)| bucket.index);
         let moving = definitions
             .iter()
-            .map(|(_, namespace, ..)| Moving {
-                until: moves.get(*namespace).copied().unwrap_or(now),
-                over: AtomicBool::new(false),
+            .map(|(_, namespace, ..)| Window::new(moves.get(*namespace).copied().unwrap_or(now)))
+            .collect();
+        // States written by other limits that expired sooner than these would have it.
+        let settling = definitions
+            .iter()
+            .map(|(bucket, ..)| {
+                let life_us = bucket.terms.longest_life_us();
+                Window::new(now + Duration::from_micros(life_us as u64))
             })
             .collect();
         let meters = definitions
@@ -141,19 +164,20 @@ impl Snapshot {
                 )
             })
             .collect();
-        Self { limits, meters, capacity_meters, moves, moving }
+        Self { limits, meters, capacity_meters, moves, moving, settling }
     }
 
     /// Whether states of `bucket`, which must be of these limits, may still be under the
     /// layout that its namespace had before: see [`crate::store::Ask::moved`].
     pub fn moved(&self, bucket: &Bucket) -> bool {
-        let moving = &self.moving[bucket.index];
-        if moving.over.load(Ordering::Relaxed) {
-            return false;
-        }
-        let over = Instant::now() >= moving.until;
-        moving.over.store(over, Ordering::Relaxed);
-        !over
+        self.moving[bucket.index].is_open()
+    }
+
+    /// Whether states of `bucket`, which must be of these limits, may still be about that expire
+    /// by other limits: see [`crate::store::Ask::rewrite`]. A node that starts knows of none, and
+    /// takes it that there are.
+    pub fn settling(&self, bucket: &Bucket) -> bool {
+        self.settling[bucket.index].is_open()
     }
 
     /// What counts the decisions of `bucket`, which must be of these limits.
@@ -167,8 +191,7 @@ impl Snapshot {
     }
 }
 
-/// A state lives until its bucket is full: a move is over when the slowest bucket of the
-/// namespace must be.
+/// A move is over when no state of the namespace from before can be about any more.
 fn moving_until(now: Instant, name: &str, owner: &Namespace, before: Option<&Snapshot>) -> Instant {
     let old = before.and_then(|before| before.limits.namespaces.get(name));
     if let (Some(old), Some(before)) = (old, before)
@@ -180,7 +203,7 @@ fn moving_until(now: Instant, name: &str, owner: &Namespace, before: Option<&Sna
         .into_iter()
         .chain([owner])
         .flat_map(Namespace::named_buckets)
-        .map(|bucket| bucket.terms.cap_us + bucket.terms.max_debt_us)
+        .map(|bucket| bucket.terms.longest_life_us())
         .fold(0.0, f64::max);
     now + Duration::from_micros(slowest_us as u64)
 }

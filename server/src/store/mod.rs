@@ -36,9 +36,18 @@ pub struct Ask<'a> {
     /// The namespace may have begun or ceased to bound its dynamic buckets so lately that a
     /// state from before is still about.
     pub moved: bool,
+    /// States may be about that expire by other limits than these.
+    pub rewrite: bool,
 }
 
 impl Ask<'_> {
+    /// Whether the expiry of the bucket's state must be written even where it seems to be right:
+    /// for other limits' sake, or as it may be idle for too long before it is full.
+    fn rewrites(&self) -> bool {
+        let life_us = self.terms.longest_life_us();
+        self.rewrite || self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us)
+    }
+
     /// How long after its last use the bucket is removed, in µs; only dynamic ones ever are.
     fn idle_us(&self) -> Option<i64> {
         match self.place {
@@ -68,8 +77,8 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// The balance that the request met, as µs of accrual; negative: in debt.
     pub accrued_us: f64,
-    /// The bucket came into being with this decision: it had no state, or, in a bounded
-    /// namespace, did not count yet.
+    /// The bucket came into use with this decision: it was full, or, in a bounded namespace,
+    /// did not count yet.
     pub created: bool,
     /// How many idle dynamic buckets were removed on the way.
     pub removed: u32,

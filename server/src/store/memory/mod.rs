@@ -297,8 +297,8 @@ impl Inner {
                 live: Some(live),
             };
         }
-        let (mut outcome, had_state) = self.decide_bucket(ask, now);
-        let counts = known || had_state || outcome.verdict == Verdict::Granted;
+        let (mut outcome, in_use) = self.decide_bucket(ask, now);
+        let counts = known || in_use || outcome.verdict == Verdict::Granted;
         if counts {
             register.record(ask.name, now);
         }
@@ -308,7 +308,7 @@ impl Inner {
         outcome
     }
 
-    /// Decides for one bucket, and tells whether it had a state.
+    /// Decides for one bucket, and tells whether it was in use: less than full.
     fn decide_bucket(&self, ask: &Ask<'_>, now: Micros) -> (Outcome, bool) {
         let key = KeyRef::of(ask);
         let mut shard = lock(self.shard(key));
@@ -322,31 +322,29 @@ impl Inner {
             max_wait_us: ask.max_wait_ms as f64 * 1000.0,
         };
         let decision = bucket::decide(state.as_ref(), ask.terms, &request, now);
-        let idle_us = ask.idle_us();
-        let expires_ms = match idle_us {
-            Some(idle_us) => decision.full_at_ms.min(ceil_ms(now.0.saturating_add(idle_us))),
-            None => decision.full_at_ms,
-        };
-        match decision.change {
-            Change::Put(state) => shard.put(key, state, expires_ms, &self.in_use),
-            Change::Remove => shard.remove(key, &self.in_use),
-            // The size, and so the expiry, may have changed all the same.
-            Change::Keep => {
-                if let Some(state) = state {
-                    shard.put(key, state, expires_ms, &self.in_use);
-                }
+        let put = match decision.change {
+            Change::Put(state) => Some(state),
+            // The expiry may have changed all the same.
+            Change::Keep => state.filter(|_| ask.rewrites()),
+            Change::Remove => {
+                shard.remove(key, &self.in_use);
+                None
             }
+        };
+        if let Some(state) = put {
+            let idle_at_ms = ask.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
+            let expires_ms = state.expires_ms(ask.terms).min(idle_at_ms.unwrap_or(i64::MAX));
+            shard.put(key, state, expires_ms, &self.in_use);
         }
+        let in_use = decision.accrued_us < ask.terms.cap_us;
         let outcome = Outcome {
             verdict: if decision.granted { Verdict::Granted } else { Verdict::Refused },
             accrued_us: decision.accrued_us,
-            created: decision.granted
-                && state.is_none()
-                && matches!(ask.place, Place::Dynamic { .. }),
+            created: decision.granted && !in_use && matches!(ask.place, Place::Dynamic { .. }),
             removed: 0,
             live: None,
         };
-        (outcome, state.is_some())
+        (outcome, in_use)
     }
 
     fn shard(&self, key: KeyRef<'_>) -> &Mutex<Shard> {

@@ -22,6 +22,7 @@ pub struct Health {
     nodes: AtomicU32,
     outage: Mutex<Outage>,
     breaks: AtomicU64,
+    cluster_mode: AtomicBool,
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
@@ -47,6 +48,7 @@ impl Health {
                 length: Duration::ZERO,
             }),
             breaks: AtomicU64::new(0),
+            cluster_mode: AtomicBool::new(false),
             failures: Repeating::default(),
             recoveries: Repeating::default(),
             metrics,
@@ -81,6 +83,15 @@ impl Health {
 
     pub(super) fn metrics(&self) -> &StoreMetrics {
         &self.metrics
+    }
+
+    /// The server has said that it takes keys of one slot at a time.
+    pub(super) fn in_cluster_mode(&self) -> bool {
+        self.cluster_mode.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn found_cluster_mode(&self) {
+        self.cluster_mode.store(true, Ordering::Relaxed);
     }
 
     /// How often the store was unreachable or refused. When it has, connections of before are

@@ -10,10 +10,9 @@ use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::{mpsc, oneshot};
 
+use super::batch::{Batch, Question};
 use super::health::{Health, classify, concerns_one_key};
 use super::script::{self, Scripted};
-use crate::domain::bucket::Place;
-use crate::domain::time::Micros;
 use crate::store::{Outcome, StoreError};
 
 /// The most questions in one round trip.
@@ -29,40 +28,39 @@ const GRACE: Duration = Duration::from_millis(10);
 const IDLE: Duration = Duration::from_millis(500);
 
 /// One question under way.
-pub(super) struct Job {
-    pub(super) cmd: Cmd,
-    /// What to look up first (see [`script::twin`]), and whether there was any such thing.
-    pub(super) twin: Option<[Cmd; 2]>,
-    pub(super) moved: bool,
-    /// The time to decide at; `None`: Redis' own.
-    pub(super) now: Option<Micros>,
-    /// The script that the command calls, if it calls one.
-    pub(super) script: Option<Scripted>,
-    pub(super) reply: Reply,
+pub(super) enum Job {
+    /// For a bucket: all that wait go in one call.
+    Bucket {
+        question: Box<Question>,
+        /// What to look up first: see [`script::twin`].
+        twin: Option<[Cmd; 2]>,
+        reply: oneshot::Sender<Result<Outcome, StoreError>>,
+    },
+    /// A command of its own, and whoever waits for whatever it replies.
+    Command {
+        cmd: Cmd,
+        /// The script that the command calls, if it calls one.
+        script: Option<Scripted>,
+        reply: oneshot::Sender<Result<Value, StoreError>>,
+    },
 }
 
-/// Who waits for what.
-pub(super) enum Reply {
-    /// For a decision on a bucket at that place.
-    Outcome(Place, oneshot::Sender<Result<Outcome, StoreError>>),
-    /// For whatever the command replies.
-    Value(oneshot::Sender<Result<Value, StoreError>>),
-}
-
-impl Reply {
+impl Job {
     /// Nobody waits any more.
     fn is_closed(&self) -> bool {
         match self {
-            Self::Outcome(_, sender) => sender.is_closed(),
-            Self::Value(sender) => sender.is_closed(),
+            Self::Bucket { reply, .. } => reply.is_closed(),
+            Self::Command { reply, .. } => reply.is_closed(),
         }
     }
 
     /// Whoever waited may have gone meanwhile.
     fn fail(self, error: StoreError) {
         match self {
-            Self::Outcome(_, sender) => drop(sender.send(Err(error))),
-            Self::Value(sender) => drop(sender.send(Err(error))),
+            Self::Bucket { reply, .. } => {
+                let _ = reply.send(Err(error));
+            }
+            Self::Command { reply, .. } => drop(reply.send(Err(error))),
         }
     }
 }
@@ -72,6 +70,13 @@ pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::
     let (sender, jobs) = mpsc::channel(WAITING);
     tokio::spawn(Lane { pool, health, timeout, connection: None, breaks: 0 }.run(jobs));
     sender
+}
+
+/// How many decisions a round trip carries, for the metrics.
+#[derive(Clone, Copy, Default)]
+struct Carried {
+    buckets: usize,
+    leases: usize,
 }
 
 struct Lane {
@@ -96,24 +101,20 @@ impl Lane {
                 }
             }
             // Who went away while waiting needs no decision.
-            batch.retain(|job| !job.reply.is_closed());
+            batch.retain(|job| !job.is_closed());
             if batch.is_empty() {
                 continue;
             }
             match self.decide(&mut batch).await {
-                Ok(replies) => {
-                    for (job, reply) in batch.drain(..).zip(replies) {
-                        self.answer(job.reply, reply);
-                    }
-                }
+                Ok(()) => batch.clear(),
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
                     self.disconnect();
                     // Those past their deadline are counted already.
-                    let waiting = batch.iter().filter(|job| !job.reply.is_closed()).count();
+                    let waiting = batch.iter().filter(|job| !job.is_closed()).count();
                     self.health.failed(error, waiting, &detail);
                     for job in batch.drain(..) {
-                        job.reply.fail(error);
+                        job.fail(error);
                     }
                 }
             }
@@ -140,30 +141,128 @@ impl Lane {
     }
 
     /// One round trip, and more where a namespace has changed its layout lately, or the server
-    /// has lost the script.
-    async fn decide(&mut self, jobs: &mut [Job]) -> Result<Vec<Value>, (StoreError, String)> {
-        let twins: Vec<Cmd> = jobs.iter_mut().flat_map(|job| job.twin.take()).flatten().collect();
-        if !twins.is_empty() {
-            let found = self.send(Vec::new(), twins.iter()).await?;
-            let moved = jobs.iter_mut().filter(|job| job.moved);
-            for (job, found) in moved.zip(found.chunks_exact(2)) {
-                if let Some(state) = script::twin_state(&found[0], &found[1], job.now) {
-                    job.cmd.arg(state);
+    /// has lost a script. Whoever has been answered is taken out of `jobs`.
+    async fn decide(&mut self, jobs: &mut Vec<Job>) -> Result<(), (StoreError, String)> {
+        self.look_up_twins(jobs).await?;
+        let (mut questions, mut waiting) = (Vec::new(), Vec::new());
+        let (mut commands, mut others) = (Vec::new(), Vec::new());
+        for (at, job) in jobs.iter().enumerate() {
+            match job {
+                Job::Bucket { question, .. } => {
+                    questions.push(&**question);
+                    waiting.push(at);
+                }
+                Job::Command { cmd, script, .. } => {
+                    commands.push((cmd, *script));
+                    others.push(at);
                 }
             }
         }
-        let mut replies = self.send(Vec::new(), jobs.iter().map(|job| &job.cmd)).await?;
+        // Only tests have a clock of their own, and so more than one moment in a batch.
+        let mut batches = Vec::new();
+        let mut first = 0;
+        // A server in cluster mode takes keys of one slot only: there each goes alone.
+        let alone = self.health.in_cluster_mode();
+        for moment in questions.chunk_by(|a, b| a.now == b.now && !alone) {
+            batches.push((first, Batch::new(moment)));
+            first += moment.len();
+        }
+        let calls = batches.iter().map(|(_, batch)| (&batch.cmd, Some(Scripted::Allow)));
+        let calls: Vec<_> = calls.chain(commands).collect();
+        let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
+        let carried = Carried { buckets: questions.len(), leases };
+        let replies = self.call(&calls, carried).await?;
+        if !alone && replies.iter().take(batches.len()).any(crosses_slots) {
+            // Nothing of it was run.
+            self.health.found_cluster_mode();
+            return Box::pin(self.decide(jobs)).await;
+        }
+        let mut replies = replies.into_iter();
+
+        let mut outcomes: Vec<Option<Result<Outcome, StoreError>>> = vec![None; jobs.len()];
+        for (first, batch) in &batches {
+            let Some(reply) = replies.next() else { break };
+            let asked = &questions[*first..];
+            let found = match &reply {
+                Value::BulkString(bytes) => batch.outcomes(bytes, asked),
+                _ => None,
+            };
+            match found {
+                Some(found) => {
+                    for (at, outcome) in found {
+                        outcomes[waiting[first + at]] = Some(Ok(outcome));
+                    }
+                }
+                None => {
+                    let error = self.refusal(reply, batch.len());
+                    for at in &waiting[*first..first + batch.len()] {
+                        outcomes[*at] = Some(Err(error));
+                    }
+                }
+            }
+        }
+        let mut values: Vec<Option<Value>> = vec![None; jobs.len()];
+        for (at, reply) in others.into_iter().zip(replies) {
+            values[at] = Some(reply);
+        }
+        for ((job, outcome), value) in jobs.drain(..).zip(outcomes).zip(values) {
+            // A caller may have gone meanwhile.
+            match job {
+                Job::Bucket { reply, .. } => {
+                    let _ = reply.send(outcome.unwrap_or(Err(StoreError::Refused)));
+                }
+                Job::Command { reply, .. } => drop(reply.send(match value {
+                    Some(error @ Value::ServerError(_)) => Err(self.refusal(error, 1)),
+                    Some(value) => Ok(value),
+                    None => Err(StoreError::Refused),
+                })),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads what is stored under the other layout of namespaces that have changed theirs.
+    async fn look_up_twins(&mut self, jobs: &mut [Job]) -> Result<(), (StoreError, String)> {
+        let mut cmds = Vec::new();
+        for job in jobs.iter() {
+            if let Job::Bucket { twin: Some(twin), .. } = job {
+                cmds.extend(twin);
+            }
+        }
+        if cmds.is_empty() {
+            return Ok(());
+        }
+        let found = self.send(&cmds, Carried::default()).await?;
+        let mut found = found.chunks_exact(2);
+        for job in jobs {
+            if let Job::Bucket { question, twin: Some(_), .. } = job
+                && let Some([state, expires]) = found.next()
+            {
+                question.twin =
+                    script::twin_state(state, expires, question.now).map(<[u8]>::to_vec);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes calls, again where the server has lost a script.
+    async fn call(
+        &mut self,
+        calls: &[(&Cmd, Option<Scripted>)],
+        carried: Carried,
+    ) -> Result<Vec<Value>, (StoreError, String)> {
+        let cmds: Vec<&Cmd> = calls.iter().map(|(cmd, _)| *cmd).collect();
+        let mut replies = self.send(&cmds, carried).await?;
         let mut lost = without_script(&replies);
         while !lost.is_empty() {
             // A call without a script did nothing, so it may be made again.
-            let again = lost.iter().map(|&at| &jobs[at].cmd);
             let scripts = Scripted::ALL
                 .into_iter()
-                .filter(|script| lost.iter().any(|&at| jobs[at].script == Some(*script)));
+                .filter(|script| lost.iter().any(|&at| calls[at].1 == Some(*script)));
             let loads: Vec<Cmd> = scripts.map(Scripted::load).collect();
-            let loaded = loads.len();
-            let mut second = self.send(loads, again).await?;
-            for (&at, reply) in lost.iter().zip(second.drain(loaded..)) {
+            let again: Vec<&Cmd> = loads.iter().chain(lost.iter().map(|&at| calls[at].0)).collect();
+            let mut second = self.send(&again, Carried::default()).await?;
+            for (&at, reply) in lost.iter().zip(second.drain(loads.len()..)) {
                 replies[at] = reply;
             }
             // The server reads a large batch in pieces, and may lose the script again between
@@ -182,22 +281,8 @@ impl Lane {
         self.connection.take().map(Connection::take);
     }
 
-    /// Passes a reply on. Whoever waited for it may have gone meanwhile.
-    fn answer(&self, waiting: Reply, reply: Value) {
-        match waiting {
-            Reply::Outcome(place, sender) => {
-                let outcome = script::outcome(&reply, place).ok_or_else(|| self.refusal(reply));
-                let _ = sender.send(outcome);
-            }
-            Reply::Value(sender) => {
-                let error = matches!(reply, Value::ServerError(_));
-                let _ = sender.send(if error { Err(self.refusal(reply)) } else { Ok(reply) });
-            }
-        }
-    }
-
     /// What a reply means that is no answer.
-    fn refusal(&self, reply: Value) -> StoreError {
+    fn refusal(&self, reply: Value, questions: usize) -> StoreError {
         let (error, detail) = match reply {
             Value::ServerError(error) => {
                 let error = RedisError::from(error);
@@ -209,19 +294,20 @@ impl Lane {
             }
             _ => (StoreError::Refused, "a reply that no script of ours makes".to_owned()),
         };
-        self.health.failed(error, 1, &detail);
+        self.health.failed(error, questions, &detail);
         error
     }
 
-    async fn send<'a>(
+    /// Sends commands in one go.
+    async fn send(
         &mut self,
-        first: Vec<Cmd>,
-        cmds: impl Iterator<Item = &'a Cmd>,
+        cmds: &[&Cmd],
+        carried: Carried,
     ) -> Result<Vec<Value>, (StoreError, String)> {
         let mut pipeline = Pipeline::new();
-        first.into_iter().chain(cmds.cloned()).for_each(|cmd| {
-            pipeline.add_command(cmd);
-        });
+        for &cmd in cmds {
+            pipeline.add_command(cmd.clone());
+        }
         let count = pipeline.len();
         let breaks = self.health.breaks();
         if self.breaks != breaks {
@@ -252,9 +338,20 @@ impl Lane {
             Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
             Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
         };
-        self.health.metrics().round_trip(count, started.elapsed());
+        let took = started.elapsed();
+        match carried {
+            Carried { buckets: 0, leases: 0 } => {}
+            Carried { buckets: 0, leases } => {
+                self.health.metrics().round_trip_of_leases(leases, took)
+            }
+            Carried { buckets, leases } => self.health.metrics().round_trip(buckets + leases, took),
+        }
         Ok(replies)
     }
+}
+
+fn crosses_slots(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::CrossSlot))
 }
 
 /// Where the replies are that say that the script is not there.

@@ -16,14 +16,16 @@ use tokio::sync::{mpsc, oneshot};
 use super::{Ask, Outcomes, Store, StoreError};
 use crate::domain::time::ManualClock;
 
+mod batch;
 mod health;
 mod keys;
 mod lane;
 mod leases;
 mod script;
 
+use batch::Question;
 pub use health::Health;
-use lane::{Job, Reply};
+use lane::Job;
 use script::Scripted;
 
 /// Lanes of one store: while one batch is in flight, another can be on its way.
@@ -188,10 +190,7 @@ impl Store for RedisStore {
         for ask in asks {
             let (reply, answer) = oneshot::channel();
             let twin = if ask.moved { script::twin(ask) } else { None };
-            let moved = twin.is_some();
-            let cmd = script::allow(ask, now);
-            let reply = Reply::Outcome(ask.place, reply);
-            let job = Job { cmd, twin, moved, now, script: Some(Scripted::Allow), reply };
+            let job = Job::Bucket { question: Box::new(Question::new(ask, now)), twin, reply };
             waiting.push(lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded));
         }
         inner.answers(waiting).await
@@ -237,8 +236,7 @@ impl Inner {
         let lane = &self.lanes[self.next.fetch_add(1, Ordering::Relaxed) % LANES];
         let send = |cmd| {
             let (sender, answer) = oneshot::channel();
-            let reply = Reply::Value(sender);
-            let job = Job { cmd, twin: None, moved: false, now: None, script, reply };
+            let job = Job::Command { cmd, script, reply: sender };
             lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded)
         };
         let waiting = cmds.into_iter().map(send).collect();

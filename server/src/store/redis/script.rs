@@ -4,10 +4,9 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script, Value};
 
-use super::keys::{self, BIRTH, Keys, NODES};
-use crate::domain::bucket::Place;
+use super::keys::{self, BIRTH, NODES};
 use crate::domain::time::Micros;
-use crate::store::{Ask, Outcome, Verdict};
+use crate::store::Ask;
 
 const HEARTBEAT_TEXT: &str = include_str!("../../../../lua/heartbeat.lua");
 
@@ -64,44 +63,6 @@ impl Scripted {
     }
 }
 
-const COUNTED: u8 = 1;
-const CONFIGURED: u8 = 2;
-
-/// One question as a call of `lua/allow.lua`, where the layout of the arguments is described.
-/// `now`: the time to decide at; `None`: the store's own.
-pub(super) fn allow(ask: &Ask<'_>, now: Option<Micros>) -> Cmd {
-    let keys = Keys::new(ask.place, ask.namespace, ask.name);
-    let (flags, bound) = match ask.place {
-        Place::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
-        Place::Configured { bounded: true } => (CONFIGURED, 0),
-        _ => (0, 0),
-    };
-    let mut arguments = [0; 80];
-    let numbers = [
-        ask.terms.cost_us(ask.tokens),
-        ask.terms.interval_us,
-        ask.terms.cap_us,
-        ask.max_wait_ms as f64 * 1000.0,
-        ask.terms.max_debt_us,
-        f64::from(ask.terms.mark.bits()),
-        ask.idle_us().map_or(-1.0, |idle_us| idle_us as f64),
-        bound as f64,
-        f64::from(flags),
-        now.map_or(0.0, |now| now.0 as f64),
-    ];
-    for (bytes, number) in arguments.chunks_exact_mut(8).zip(numbers) {
-        bytes.copy_from_slice(&number.to_le_bytes());
-    }
-
-    let mut cmd = Scripted::Allow.call(1 + usize::from(keys.register.is_some()));
-    cmd.arg(keys.state);
-    if let Some(register) = keys.register {
-        cmd.arg(register);
-    }
-    cmd.arg(&arguments).arg(if flags == 0 { "" } else { ask.name });
-    cmd
-}
-
 /// Reads the state that a bucket may have under its namespace's other layout, and when it
 /// expires; for buckets with a name.
 pub(super) fn twin(ask: &Ask<'_>) -> Option<[Cmd; 2]> {
@@ -123,30 +84,6 @@ pub(super) fn twin_state<'a>(
     let (Value::BulkString(state), Value::Int(expires_ms)) = (state, expires) else { return None };
     let gone = *expires_ms >= 0 && now.is_some_and(|now| now.as_millis() > *expires_ms);
     (!gone).then_some(state)
-}
-
-/// Reads a reply of `lua/allow.lua`; `None`: it is not one.
-pub(super) fn outcome(reply: &Value, place: Place) -> Option<Outcome> {
-    let Value::BulkString(bytes) = reply else { return None };
-    let bytes: &[u8; 18] = bytes.as_slice().try_into().ok()?;
-    let [verdict, created, rest @ ..] = bytes;
-    let (removed, rest) = rest.split_first_chunk::<4>()?;
-    let (live, rest) = rest.split_first_chunk::<4>()?;
-    let accrued_us = f64::from_le_bytes(*rest.first_chunk::<8>()?);
-    let dynamic = matches!(place, Place::Dynamic { .. });
-    let bounded = matches!(place, Place::Dynamic { max_buckets: Some(_) });
-    Some(Outcome {
-        verdict: match verdict {
-            0 => Verdict::Granted,
-            1 => Verdict::Refused,
-            2 => Verdict::TooManyBuckets,
-            _ => return None,
-        },
-        accrued_us,
-        created: dynamic && *created == 1,
-        removed: u32::from_le_bytes(*removed),
-        live: bounded.then(|| u32::from_le_bytes(*live)),
-    })
 }
 
 /// Says that a node is alive, or with `ttl_us` 0 that it leaves. A whole EVAL: it is short,
