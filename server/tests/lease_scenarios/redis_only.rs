@@ -271,7 +271,9 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
                 assert!(store.lease(&asks).await[0].is_ok());
             }
             if turn == 1 && resource == "old" {
-                store.thaw(resource, Some(lease)).await.unwrap();
+                let time = std::time::Duration::from_secs(2);
+                let asked = store.freeze(resource, time).await.unwrap().unwrap();
+                store.thaw(resource, asked.number, Some(lease)).await.unwrap();
             }
             let [holders, upstream] = ["h", "p"]
                 .map(|key| tell::<i64>(&mut inside, &format!("EXPIRETIME {key}{{{resource}}}")));
