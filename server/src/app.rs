@@ -56,7 +56,7 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 const UPKEEP: Duration = Duration::from_secs(1);
 
 /// How often the gauges of resources are brought up to date.
-const GAUGES: Duration = Duration::from_secs(5);
+const GAUGES: Duration = Duration::from_secs(2);
 
 /// Why a node does not start, or stops.
 #[derive(Debug, thiserror::Error)]

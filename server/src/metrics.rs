@@ -36,6 +36,7 @@ const WANTS: &str = "tollgate_resource_wants";
 const HAS: &str = "tollgate_resource_has";
 const SUBCLIENTS: &str = "tollgate_resource_subclients";
 const LEARNING: &str = "tollgate_resources_learning";
+const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
@@ -57,7 +58,7 @@ const COUNTERS: [(&str, &str); 11] = [
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
 ];
 
-const GAUGES: [(&str, &str); 14] = [
+const GAUGES: [(&str, &str); 15] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -65,6 +66,7 @@ const GAUGES: [(&str, &str); 14] = [
     (HAS, "What their clients have leased together."),
     (SUBCLIENTS, "How many clients share them, those of lower clusters included."),
     (LEARNING, "Of how many of them the store is learning the leases."),
+    (LEARNING_UNTIL, "Until when it does for the last of them, in seconds since the epoch; or 0."),
     (STORE_UP, "1 while the store decides, 0 while the failure policy does."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
@@ -279,12 +281,13 @@ pub struct ResourceGauges {
     pub has: f64,
     pub subclients: f64,
     pub learning: f64,
+    pub learning_until_s: f64,
 }
 
 /// What counts the leases of one template.
 pub struct CapacityMetrics {
     endings: [Counter; 5],
-    gauges: [Gauge; 6],
+    gauges: [Gauge; 7],
     unmatched: Counter,
 }
 
@@ -305,7 +308,8 @@ impl CapacityMetrics {
         let gauge = |name| metrics.gauge(name, &labels);
         Self {
             endings: LeaseEnding::WORDS.map(counter),
-            gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING].map(gauge),
+            gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING, LEARNING_UNTIL]
+                .map(gauge),
             unmatched,
         }
     }
@@ -318,8 +322,15 @@ impl CapacityMetrics {
 
     /// Sets the gauges.
     pub fn gauge(&self, now: &ResourceGauges) {
-        let values =
-            [now.resources, now.capacity, now.wants, now.has, now.subclients, now.learning];
+        let values = [
+            now.resources,
+            now.capacity,
+            now.wants,
+            now.has,
+            now.subclients,
+            now.learning,
+            now.learning_until_s,
+        ];
         for (gauge, value) in self.gauges.iter().zip(values) {
             gauge.set(value);
         }

@@ -54,8 +54,8 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
 
-    /// Take capacity from a parent cluster instead of the limits file: its address, or several of
-    /// the same parent
+    /// Take capacity from a parent cluster instead of the limits file; may be given several times,
+    /// or with commas, for several addresses of the same parent
     #[arg(
         long = "parent",
         env = "TOLLGATE_PARENT",
@@ -64,7 +64,8 @@ pub struct Settings {
     )]
     pub parents: Vec<String>,
 
-    /// What the parent knows this cluster by; the same for all its nodes [default: --advertise]
+    /// What the parent knows this cluster by; the same for all its nodes. Needed with --parent,
+    /// unless there is --advertise, which then is it
     #[arg(long, env = "TOLLGATE_CLUSTER_ID", value_name = "NAME")]
     pub cluster_id: Option<String>,
 

@@ -250,6 +250,13 @@ async fn metrics_tell_of_leases() {
     assert_eq!(gauges("<i>*"), [1.0, 10.0, 20.0, 10.0, 1.0, 0.0]);
     assert_eq!(gauges("young"), [1.0, 100.0, 20.0, 0.0, 1.0, 1.0]);
     assert_eq!(gauges(""), [0.0; 6]);
+    let until = |template: &str, algorithm: &str| {
+        let labels = [("template", template), ("algorithm", algorithm)];
+        let name = "tollgate_resource_learning_until_timestamp_seconds";
+        Samples::of(&node).get(name, &labels).unwrap_or(f64::NAN)
+    };
+    assert_eq!(until("db.*", "FAIR_SHARE"), 0.0);
+    assert!(until("young", "PROPORTIONAL_SHARE") > 1.7e9);
     for name in ["tollgate_lease_decisions_total", "tollgate_resource_has"] {
         let mut labels: Vec<_> = Samples::of(&node)
             .series()

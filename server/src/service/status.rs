@@ -76,7 +76,10 @@ impl<S: LeaseStore> CapacityService<S> {
             gauges.wants += view.wants;
             gauges.has += view.has;
             gauges.subclients += view.subclients;
-            gauges.learning += f64::from(u8::from(view.learning_until_s.is_some()));
+            if let Some(until_s) = view.learning_until_s {
+                gauges.learning += 1.0;
+                gauges.learning_until_s = gauges.learning_until_s.max(until_s as f64);
+            }
         }
         let snapshot = self.shared().limits().current();
         for (index, template) in snapshot.limits.resources.iter().enumerate() {
