@@ -24,7 +24,7 @@ const KINDS: [Kind; 2] = [Kind::FairShare, Kind::ProportionalShare];
 const MOST: f64 = 3.0;
 
 /// The longest that a script may run, in µs.
-const LONGEST_US: f64 = 2000.0;
+const LONGEST_US: f64 = 3000.0;
 
 /// Whoever measures wants the machine for itself.
 fn alone() -> MutexGuard<'static, ()> {
@@ -364,7 +364,7 @@ async fn expiry_of_nearly_all() {
         "\nall 99,900 count no more after {counted} decisions, and are gone after {} decisions: {redis_s:.2} s of Redis' time, {took:.2?} in all",
         found.len()
     );
-    assert!(redis_s < 1.0);
+    assert!(redis_s < 1.5);
 }
 
 /// A cluster asks, with these bands.
