@@ -24,7 +24,11 @@ const KINDS: [Kind; 2] = [Kind::FairShare, Kind::ProportionalShare];
 const MOST: f64 = 3.0;
 
 /// The longest that a script may run, in µs.
-const LONGEST_US: f64 = 3000.0;
+const LONGEST_US: f64 = 2000.0;
+
+/// How often a part is measured before it counts as too slow: what else runs on the machine can
+/// only make it slower.
+const ATTEMPTS: usize = 3;
 
 /// Whoever measures wants the machine for itself.
 fn alone() -> MutexGuard<'static, ()> {
@@ -241,11 +245,20 @@ impl Mass {
     }
 }
 
-/// Prints how long a script ran, and asserts that it is not too long.
-fn bounded(what: &str, found: &[f64]) {
+/// Prints how long a script ran, and tells whether that is not too long.
+fn bounded(what: &str, found: &[f64]) -> Result<(), String> {
     let [tenth, half, most] = [0.1, 0.5, 1.0].map(|part| quantile(found, part));
     println!("| {what} | {} | {tenth:.0} | {half:.0} | {most:.0} |", found.len());
-    assert!(tenth <= LONGEST_US, "{what}: {tenth:.0} µs");
+    if tenth <= LONGEST_US { Ok(()) } else { Err(format!("{what}: {tenth:.0} µs")) }
+}
+
+/// Measures a part until it is quick enough, or too often was not.
+async fn quick_enough(part: impl AsyncFn() -> Result<(), String>) {
+    let mut slow = Vec::new();
+    while let Err(error) = part().await {
+        slow.push(error);
+        assert!(slow.len() < ATTEMPTS, "{slow:?}");
+    }
 }
 
 #[test]
@@ -256,17 +269,17 @@ fn no_script_runs_for_long() {
     );
     println!("|---|---|---|---|---|");
     runtime().block_on(async {
-        expiry_of_some().await;
-        a_level_that_jumps().await;
-        ties().await;
-        expiry_of_nearly_all().await;
-        clusters_that_want_the_same().await;
-        clusters_of_many_priorities().await;
+        quick_enough(expiry_of_some).await;
+        quick_enough(a_level_that_jumps).await;
+        quick_enough(ties).await;
+        quick_enough(expiry_of_nearly_all).await;
+        quick_enough(clusters_that_want_the_same).await;
+        quick_enough(clusters_of_many_priorities).await;
     });
 }
 
 /// A thousand leases expire in the same second, again and again.
-async fn expiry_of_some() {
+async fn expiry_of_some() -> Result<(), String> {
     let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
     let mut order: Vec<usize> = (0..mass.crowd.ids.len()).collect();
     mass.random.shuffle(&mut order);
@@ -296,13 +309,14 @@ async fn expiry_of_some() {
             has[at] = mass.store_has(at).await;
         }
     }
-    bounded("drop 1,000 expired leases", &drops);
-    bounded("clear away after them", &sweeps);
+    bounded("drop 1,000 expired leases", &drops)?;
+    bounded("clear away after them", &sweeps)?;
+    Ok(())
 }
 
 /// The level goes past very many at once: half the capacity, all of it again; one who wants it
 /// all, and wants it no more.
-async fn a_level_that_jumps() {
+async fn a_level_that_jumps() -> Result<(), String> {
     let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
     mass.crowd.refresh_all(&mass.store, &mut mass.random).await;
     let (mut capacity, mut demand) = (vec![], vec![]);
@@ -319,13 +333,14 @@ async fn a_level_that_jumps() {
         who[0] = 7;
         demand.extend(mass.each(&who).await);
     }
-    bounded("follow a capacity halved or doubled", &capacity);
-    bounded("follow a demand for all of it", &demand);
+    bounded("follow a capacity halved or doubled", &capacity)?;
+    bounded("follow a demand for all of it", &demand)?;
+    Ok(())
 }
 
 /// All want the same, so that all are on one side of the threshold or all on the other, but
 /// for one.
-async fn ties() {
+async fn ties() -> Result<(), String> {
     let mut mass = Mass::new(|_| 10.0).await;
     mass.crowd.bands[7].wants = 1e6;
     mass.crowd.refresh_all(&mass.store, &mut mass.random).await;
@@ -335,11 +350,12 @@ async fn ties() {
         let who: Vec<usize> = (0..2).map(|_| mass.random.below(100_000)).collect();
         found.extend(mass.each(&who).await);
     }
-    bounded("pass 99,999 who want the same", &found);
+    bounded("pass 99,999 who want the same", &found)?;
+    Ok(())
 }
 
 /// All leases expire in the same second, but for a thousandth; the others go on asking.
-async fn expiry_of_nearly_all() {
+async fn expiry_of_nearly_all() -> Result<(), String> {
     let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
     mass.crowd.spread_s = 0;
     mass.crowd.refresh_all(&mass.store, &mut mass.random).await;
@@ -358,13 +374,16 @@ async fn expiry_of_nearly_all() {
     }
     let took = started.elapsed();
     assert_eq!(mass.totals().await.holders, lucky.len() as u64);
-    bounded("drop a part of 99,900 expired leases", &found);
+    bounded("drop a part of 99,900 expired leases", &found)?;
     let redis_s: f64 = found.iter().sum::<f64>() / 1e6;
     println!(
         "\nall 99,900 count no more after {counted} decisions, and are gone after {} decisions: {redis_s:.2} s of Redis' time, {took:.2?} in all",
         found.len()
     );
-    assert!(redis_s < 1.5);
+    if redis_s >= 1.0 {
+        return Err(format!("{redis_s} s to work off a mass that expired"));
+    }
+    Ok(())
 }
 
 /// A cluster asks, with these bands.
@@ -394,7 +413,7 @@ fn many_bands(wants: f64) -> Vec<Band> {
 }
 
 /// Each cluster's wants have to be read where the threshold passes it.
-async fn clusters_that_want_the_same() {
+async fn clusters_that_want_the_same() -> Result<(), String> {
     let most = vec![Band { priority: 0, subclients: 1, wants: 1e7 }];
     for (clusters, bands) in [
         (10_000, vec![Band { priority: 0, subclients: 1, wants: 10.0 }]),
@@ -414,12 +433,13 @@ async fn clusters_that_want_the_same() {
             let rules = clusters_rules(false, each * part);
             found.push(cluster_asks(timed, rules, "cluster 7", &bands).await);
         }
-        bounded(&format!("pass {clusters} clusters of {} bands", bands.len()), &found);
+        bounded(&format!("pass {clusters} clusters of {} bands", bands.len()), &found)?;
     }
+    Ok(())
 }
 
 /// What expires is bounded by its bands, and every one of them goes.
-async fn clusters_of_many_priorities() {
+async fn clusters_of_many_priorities() -> Result<(), String> {
     for from_parent in [false, true] {
         let mut mass = Mass::small().await;
         let rules = clusters_rules(from_parent, 1e9);
@@ -435,6 +455,7 @@ async fn clusters_of_many_priorities() {
         let (totals, _) = mass.store.leases("clusters", 1).await.unwrap().unwrap();
         assert_eq!((totals.holders, totals.split.wants()), (1, 100.0));
         let parent = if from_parent { " with a parent" } else { "" };
-        bounded(&format!("drop of 1,000 clusters of 100 bands{parent}"), &found);
+        bounded(&format!("drop of 1,000 clusters of 100 bands{parent}"), &found)?;
     }
+    Ok(())
 }
