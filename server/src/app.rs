@@ -134,6 +134,10 @@ pub async fn run(
             };
             node.run(Arc::new(move || Ok(opened.clone())), None, tend, shutdown).await
         }
+        StoreUrl::Cluster { .. } | StoreUrl::Sentinel { .. } => {
+            let text = "--store: Redis Cluster and Sentinel are not served yet; use redis://";
+            Err(Error::Setting(text.to_owned()))
+        }
         StoreUrl::Redis(url) => {
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));

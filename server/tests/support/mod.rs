@@ -29,6 +29,8 @@ pub mod forwarder;
 pub mod leases;
 pub mod load;
 pub mod metrics;
+pub mod redis_cluster;
+pub mod sentinel;
 pub mod wire;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
@@ -54,7 +56,7 @@ pub struct Redis {
     port: u16,
     dir: TempDir,
     child: Option<Child>,
-    args: &'static [&'static str],
+    args: Vec<String>,
 }
 
 impl Redis {
@@ -64,15 +66,17 @@ impl Redis {
     }
 
     /// The same, with further arguments.
-    pub fn start_with(args: &'static [&'static str]) -> Self {
-        let mut redis = Self { port: 0, dir: TempDir::new().unwrap(), child: None, args };
-        for _ in 0..5 {
-            redis.port = free_port();
-            if redis.spawn() {
-                return redis;
-            }
-        }
-        panic!("redis-server does not start; is it installed? scripts/test.sh installs it");
+    pub fn start_with(args: &[&str]) -> Self {
+        (0..5)
+            .find_map(|_| Self::start_at(free_port(), args))
+            .expect("redis-server does not start; is it installed? scripts/test.sh installs it")
+    }
+
+    /// The same, on that port; `None`: it ends at once, as another process has a port it needs.
+    pub fn start_at(port: u16, args: &[&str]) -> Option<Self> {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut redis = Self { port, dir: TempDir::new().unwrap(), child: None, args };
+        redis.spawn().then_some(redis)
     }
 
     fn spawn(&mut self) -> bool {
@@ -81,7 +85,7 @@ impl Redis {
             .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .arg("--dir")
             .arg(self.dir.path())
-            .args(self.args)
+            .args(&self.args)
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is installed by scripts/test.sh");
@@ -123,6 +127,11 @@ impl Redis {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
+    }
+
+    /// It has not been killed.
+    pub fn runs(&self) -> bool {
+        self.child.is_some()
     }
 
     /// Kills it with everything that it holds.

@@ -22,11 +22,15 @@ mod keys;
 mod lane;
 mod leases;
 mod script;
+mod servers;
+mod topology;
 
 use batch::Question;
 pub use health::Health;
 use lane::Job;
 use script::Scripted;
+pub use servers::{Servers, Unknown};
+pub use topology::{Master, SLOTS, Topology, slot, tag};
 
 /// Lanes of one store: while one batch is in flight, another can be on its way.
 const LANES: usize = 2;
