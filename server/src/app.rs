@@ -36,7 +36,7 @@ use crate::service::{Fallback, Shared};
 use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{Connector, Health};
+use crate::store::redis::{Connector, Health, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
 use crate::transport::front::Front;
 use crate::transport::parent::ParentClient;
@@ -134,23 +134,13 @@ pub async fn run(
             };
             node.run(Arc::new(move || Ok(opened.clone())), None, tend, shutdown).await
         }
-        StoreUrl::Cluster { .. } | StoreUrl::Sentinel { .. } => {
-            let text = "--store: Redis Cluster and Sentinel are not served yet; use redis://";
-            Err(Error::Setting(text.to_owned()))
-        }
-        StoreUrl::Redis(url) => {
+        url => {
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
-            // The rest of such an error repeats parts of the URL.
-            let setting = |error: redis::RedisError| {
-                let text = error.to_string();
-                let what = text.split(" - ").next().unwrap_or_default();
-                Error::Setting(format!("--store: {what}"))
-            };
-            let connector = Connector::new(&url, node.settings.store_timeout, Arc::clone(&health))
-                .map_err(setting)?;
+            let connector =
+                Connector::new(servers(&url)?, node.settings.store_timeout, Arc::clone(&health));
             let opener = connector.clone();
-            let open = Arc::new(move || opener.open().map_err(setting));
+            let open = Arc::new(move || Ok(opener.open()));
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
@@ -169,6 +159,24 @@ pub async fn run(
             ended
         }
     }
+}
+
+/// The servers that a URL names.
+fn servers(url: &StoreUrl) -> Result<Servers, Error> {
+    let servers = match url {
+        StoreUrl::Memory => return Err(Error::Setting("--store: memory: has no servers".into())),
+        StoreUrl::Redis(url) => Servers::single(url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(sentinels, master, server)
+        }
+    };
+    servers.map_err(|error| {
+        // The rest of such an error repeats parts of the URL.
+        let text = error.to_string();
+        let what = text.split(" - ").next().unwrap_or_default();
+        Error::Setting(format!("--store: {what}"))
+    })
 }
 
 /// Makes a store whose connections live on the current runtime.

@@ -19,7 +19,8 @@ use tollgate_server::service::Shared;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::limits::LiveLimits;
-use tollgate_server::store::redis::{Connector, Health, RedisStore};
+use tollgate_server::settings::StoreUrl;
+use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Store, StoreError};
 
 pub mod cluster;
@@ -277,20 +278,28 @@ impl LimitsFile {
 
 /// A Redis store on a clock that is moved by hand, on the current runtime.
 pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
-    connector(redis).await.open_with_clock(clock).unwrap()
+    connector(&redis.url()).await.open_with_clock(clock)
 }
 
 /// A Redis store on Redis' own clock, on the current runtime.
 pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
-    connector(redis).await.open().unwrap()
+    connector(&redis.url()).await.open()
 }
 
 /// Connects, and waits until the store is known to be up.
-async fn connector(redis: &Redis) -> Connector {
+async fn connector(url: &str) -> Connector {
+    let servers = match url.parse().unwrap() {
+        StoreUrl::Memory => panic!("{url} has no servers"),
+        StoreUrl::Redis(url) => Servers::single(&url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(&seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(&sentinels, &master, &server)
+        }
+    };
+    let servers = servers.unwrap();
     let classes = StoreError::ALL.map(StoreError::class);
     let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
-    let connector =
-        Connector::new(&redis.url(), Duration::from_secs(10), Arc::clone(&health)).unwrap();
+    let connector = Connector::new(servers, Duration::from_secs(10), Arc::clone(&health));
     let up = async {
         while !health.is_up() {
             tokio::time::sleep(Duration::from_millis(1)).await;
