@@ -242,10 +242,14 @@ impl Servers {
             _ => {
                 let name = topology::name(server.addr());
                 let kept = asking.connection.take().filter(|(kept, _)| *kept == name);
-                let mut connection = match kept {
-                    Some((_, connection)) => connection,
-                    None => connect(server).await.map_err(of)?,
-                };
+                if let Some((name, mut connection)) = kept
+                    && let Ok(told) = ask_cluster(server, &mut connection).await
+                {
+                    asking.connection = Some((name, connection));
+                    return Ok(told);
+                }
+                // One that was kept may have died of idleness, or with the runtime that made it.
+                let mut connection = connect(server).await.map_err(of)?;
                 let told = ask_cluster(server, &mut connection).await.map_err(of)?;
                 asking.connection = Some((name, connection));
                 Ok(told)
