@@ -218,6 +218,8 @@ async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
 
     (0..3).for_each(|number| new.kill(number));
     until(&known, "the older one", |now| ports(now) == old.ports()).await;
+    (0..3).for_each(|number| new.start_again(number));
+    until(&known, "the newer one again", |now| ports(now).len() == 3).await;
 }
 
 /// Tells every server of a cluster `CLUSTER …`.

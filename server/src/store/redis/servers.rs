@@ -65,6 +65,7 @@ enum Source {
 struct Asking {
     ended: Option<Instant>,
     failed: Option<Unknown>,
+    /// The newest that was ever told.
     epoch: u64,
     /// How many refreshes there were.
     turn: usize,
@@ -155,7 +156,7 @@ impl Servers {
         asking.ended = Some(Instant::now());
         asking.failed = told.as_ref().err().cloned();
         let told = told?;
-        asking.epoch = told.epoch;
+        asking.epoch = told.epoch.max(asking.epoch);
         let current = self.current();
         if told.topology.same(&current) {
             return Ok(current);
