@@ -187,16 +187,102 @@ async fn many_who_ask_are_one_question() {
 async fn a_cluster_with_a_hole_is_one() {
     let cluster = RedisCluster::start_with(3, 0);
     let known = servers(&cluster.url());
-    for number in 0..3 {
-        let _: () = redis::cmd("CLUSTER")
-            .arg("DELSLOTS")
-            .arg(7)
-            .query(&mut cluster.connection(number))
-            .unwrap();
-    }
+    slots_of(&cluster, "DELSLOTS 7");
     let topology = known.refresh(0).await.unwrap();
     assert_eq!((topology.master_of(7), topology.masters().len()), (None, 3));
     assert!(topology.master_of(6).is_some() && topology.master_of(8).is_some());
+}
+
+#[tokio::test]
+async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
+    // Epochs 1 and 3: to who knows both, the first one is what the second one was long ago.
+    let (old, mut new) = (RedisCluster::start_with(1, 0), RedisCluster::start_with(3, 0));
+    let seeds = [old.urls(), new.urls()].concat();
+    let known = Servers::cluster(&seeds).unwrap();
+    assert_eq!(ports(&known.refresh(0).await.unwrap()), old.ports());
+    let mut sorted = new.ports();
+    sorted.sort_unstable();
+
+    // A server that does not see all of its cluster is not relied on, …
+    slots_of(&old, "DELSLOTS 7");
+    until(&known, "the newer one", |now| ports(now).len() == 3).await;
+    slots_of(&old, "ADDSLOTS 7");
+    old.wait_until_whole();
+
+    // … but neither is one that has missed what happened.
+    slots_of(&new, "DELSLOTS 7");
+    let topology = until(&known, "the hole", |now| now.master_of(7).is_none()).await;
+    let mut found = ports(&topology);
+    found.sort_unstable();
+    assert_eq!(found, sorted);
+
+    (0..3).for_each(|number| new.kill(number));
+    until(&known, "the older one", |now| ports(now) == old.ports()).await;
+    (0..3).for_each(|number| new.start_again(number));
+    until(&known, "the newer one again", |now| ports(now).len() == 3).await;
+}
+
+/// Tells every server of a cluster `CLUSTER …`.
+fn slots_of(cluster: &RedisCluster, words: &str) {
+    for number in 0..cluster.ports().len() {
+        redis::cmd("CLUSTER")
+            .arg(words.split(' ').collect::<Vec<_>>())
+            .exec(&mut cluster.connection(number))
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_delays_but_hides_nothing() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let known = servers(&cluster.url());
+    known.refresh(0).await.unwrap();
+    // One of them is the one that is asked first.
+    for number in 0..3 {
+        support::signal(cluster.pid(number), "STOP");
+        let started = Instant::now();
+        let told = known.refresh(1).await;
+        support::signal(cluster.pid(number), "CONT");
+        assert_eq!(told.unwrap().version(), 1);
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_died_is_made_anew() {
+    let cluster = RedisCluster::start_with(1, 0);
+    let known = servers(&cluster.url());
+    known.refresh(0).await.unwrap();
+    let mut kill = redis::cmd("CLIENT");
+    kill.arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes");
+    let killed: u32 = kill.query(&mut cluster.connection(0)).unwrap();
+    assert!(killed > 0, "it keeps none");
+    known.refresh(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn servers_may_announce_themselves_in_any_way() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let set = |name: &str, value: &str| {
+        for number in 0..3 {
+            let mut set = redis::cmd("CONFIG");
+            set.arg("SET").arg(name).arg(value);
+            set.exec(&mut cluster.connection(number)).unwrap();
+        }
+    };
+    // Each knows no name of itself: the address is told beside it, or who was asked is it.
+    for kind in ["hostname", "unknown-endpoint"] {
+        set("cluster-preferred-endpoint-type", kind);
+        let known = servers(&cluster.url());
+        check(&known.refresh(0).await.unwrap(), &cluster);
+        assert!(known.current().masters().iter().all(|m| m.name.starts_with("127.0.0.1:")));
+    }
+    set("cluster-announce-hostname", "localhost");
+    set("cluster-preferred-endpoint-type", "hostname");
+    let known = servers(&cluster.url());
+    let by_name = |now: &Topology| now.masters().iter().all(|m| m.name.starts_with("localhost:"));
+    let named = until(&known, "the names", by_name).await;
+    check(&named, &cluster);
 }
 
 #[tokio::test]
@@ -215,6 +301,7 @@ async fn the_master_of_sentinels_is_found_and_followed() {
     until(&known, "the failover", |now| ports(now) == [new]).await;
 
     // One of the sentinels may go with it.
+    sentinels.wait_until_agreed();
     sentinels.kill_sentinel(2);
     let dead = sentinels.kill_master();
     let new = sentinels.new_master(Some(dead));
@@ -243,6 +330,11 @@ async fn nobody_who_could_tell_is_an_error() {
             format!("redis-cluster://127.0.0.1:{}", plain.port()),
             StoreError::Refused,
             "cluster support disabled",
+        ),
+        (
+            format!("redis-cluster://u:hunter2@127.0.0.1:{}", plain.port()),
+            StoreError::Refused,
+            "authentication failed",
         ),
         (
             format!("redis-sentinel://127.0.0.1:{}/main", plain.port()),

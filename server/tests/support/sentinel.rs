@@ -38,30 +38,31 @@ impl Sentinels {
         let servers = vec![replica(), replica(), master];
         let sentinels = (0..3).map(|_| Sentinel::start(servers[2].port())).collect();
         let started = Self { servers, sentinels };
-        eventually("the replicas follow", PATIENCE, || {
-            started.servers[..2].iter().all(|server| {
-                let about: RedisResult<String> =
-                    redis::cmd("INFO").arg("replication").query(&mut server.connection());
-                about.is_ok_and(|about| about.contains("master_link_status:up"))
-            })
-        });
         started.wait_until_agreed();
         started
     }
 
-    /// Waits until every sentinel that runs sees the same master, all others, and two replicas.
-    fn wait_until_agreed(&self) {
+    /// Waits until every sentinel that runs sees the same master, all others, and two replicas,
+    /// and every server that runs follows that master. Takes some ten seconds after a failover.
+    pub fn wait_until_agreed(&self) {
         eventually("the sentinels agree", PATIENCE, || {
-            let mut ports = Vec::new();
-            for sentinel in &self.sentinels {
-                let Ok(about) = sentinel.about() else { return false };
-                let counts = ["num-slaves", "num-other-sentinels"].map(|key| about[key].clone());
-                if about["flags"] != "master" || counts != ["2", "2"] {
-                    return false;
-                }
-                ports.push(about["port"].clone());
-            }
-            ports.iter().all(|port| *port == ports[0])
+            let told = self.sentinels.iter().filter_map(|sentinel| sentinel.about().ok());
+            let told: Vec<HashMap<String, String>> = told.collect();
+            let sound = told.iter().all(|about| {
+                let expected =
+                    [("flags", "master"), ("num-slaves", "2"), ("num-other-sentinels", "2")];
+                about["port"] == told[0]["port"]
+                    && expected.iter().all(|(key, value)| about[*key] == *value)
+            });
+            let mut servers = self.servers.iter().filter(|server| server.runs());
+            sound
+                && !told.is_empty()
+                && servers.all(|server| {
+                    let about = replication(server);
+                    let is_master = server.port().to_string() == told[0]["port"];
+                    is_master && about.contains("role:master")
+                        || about.contains("master_link_status:up")
+                })
         });
     }
 
@@ -85,7 +86,10 @@ impl Sentinels {
             });
             names.count() * 2 > self.sentinels.len()
         };
-        let masters = self.servers.iter().filter(|server| server.runs() && is_master(server));
+        let masters = self
+            .servers
+            .iter()
+            .filter(|server| server.runs() && replication(server).contains("role:master"));
         masters.map(Redis::port).find(|&port| named(port))
     }
 
@@ -96,7 +100,7 @@ impl Sentinels {
     }
 
     /// Makes the sentinels put a replica in the master's place, and tells its port when most
-    /// of them name it.
+    /// name it. The old one goes on as a master of its own for some seconds.
     pub fn failover(&self) -> u16 {
         let old = self.master();
         let mut failover = redis::cmd("SENTINEL");
@@ -131,10 +135,14 @@ impl Sentinels {
     }
 }
 
-fn is_master(server: &Redis) -> bool {
-    let about: RedisResult<String> =
-        redis::cmd("INFO").arg("replication").query(&mut server.connection());
-    about.is_ok_and(|about| about.contains("role:master"))
+/// What a server says of its part; nothing while sentinels give it another, as they end all
+/// connections then.
+fn replication(server: &Redis) -> String {
+    let client = redis::Client::open(server.url()).unwrap();
+    let about = client
+        .get_connection()
+        .and_then(|mut to| redis::cmd("INFO").arg("replication").query(&mut to));
+    about.unwrap_or_default()
 }
 
 struct Sentinel {

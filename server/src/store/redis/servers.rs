@@ -65,6 +65,7 @@ enum Source {
 struct Asking {
     ended: Option<Instant>,
     failed: Option<Unknown>,
+    /// The newest that was ever told.
     epoch: u64,
     /// How many refreshes there were.
     turn: usize,
@@ -155,7 +156,7 @@ impl Servers {
         asking.ended = Some(Instant::now());
         asking.failed = told.as_ref().err().cloned();
         let told = told?;
-        asking.epoch = told.epoch;
+        asking.epoch = told.epoch.max(asking.epoch);
         let current = self.current();
         if told.topology.same(&current) {
             return Ok(current);
@@ -242,10 +243,14 @@ impl Servers {
             _ => {
                 let name = topology::name(server.addr());
                 let kept = asking.connection.take().filter(|(kept, _)| *kept == name);
-                let mut connection = match kept {
-                    Some((_, connection)) => connection,
-                    None => connect(server).await.map_err(of)?,
-                };
+                if let Some((name, mut connection)) = kept
+                    && let Ok(told) = ask_cluster(server, &mut connection).await
+                {
+                    asking.connection = Some((name, connection));
+                    return Ok(told);
+                }
+                // One that was kept may have died of idleness, or with the runtime that made it.
+                let mut connection = connect(server).await.map_err(of)?;
                 let told = ask_cluster(server, &mut connection).await.map_err(of)?;
                 asking.connection = Some((name, connection));
                 Ok(told)

@@ -1,6 +1,7 @@
 //! Which server decides on which key: a snapshot, and how Redis Cluster tells it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::LazyLock;
 
 use redis::{ConnectionAddr, ConnectionInfo, Value};
@@ -69,12 +70,21 @@ impl Master {
 
 /// The masters there are, and which slots each serves. Never changes; what follows it has
 /// another version.
-#[derive(Debug)]
 pub struct Topology {
     version: u64,
     masters: Vec<Master>,
     /// By slot the position of its master; `None`: the only master serves all of them.
     slots: Option<Box<[u16]>>,
+}
+
+impl fmt::Debug for Topology {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let masters: Vec<&str> = self.masters.iter().map(|master| &*master.name).collect();
+        f.debug_struct("Topology")
+            .field("version", &self.version)
+            .field("masters", &masters)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Topology {
