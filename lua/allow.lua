@@ -21,25 +21,27 @@
 --            bound     dynamic buckets that the namespace may hold (flag COUNTED)
 --            grid      µs, a power of two: see "Expiry"
 --            flags     COUNTED 1, CONFIGURED 2, REWRITE 4 (see "Expiry")
--- ARGV[2]  the runs, those of one bucket together; a run is some equal requests to one bucket:
---          '<I2I2I2I2I2I2dd':
---            key       which of KEYS
---            register  which of KEYS (flags COUNTED and CONFIGURED), or 0
---            name      which of ARGV has the bucket's name (the same flags), or 0
---            twin      which of ARGV has the state found under the namespace's other layout
---                      (bounded or not), or 0. The lower balance of the two counts, so that a
---                      change of the layout refills no bucket.
+-- ARGV[2]  the runs; a run is some equal requests to one bucket. They come in groups of equal
+--          limits and costs; '<I2I2dd' begins one:
 --            terms     which, from 1
---            count     how many requests; 1 with a register
---            cost      what the tokens cost, µs of accrual
+--            size      how many runs, each of the next key, and then as many bytes: how many
+--                      requests each of them is; 0: a single run, and then '<I2I2I2I2I2':
+--              key       which of KEYS; runs of one key follow each other
+--              register  which of KEYS (flags COUNTED and CONFIGURED), or 0
+--              name      which of ARGV has the bucket's name (the same flags), or 0
+--              twin      which of ARGV has the state found under the namespace's other layout
+--                        (bounded or not), or 0. The lower balance of the two counts, so that a
+--                        change of the layout refills no bucket.
+--              count     how many requests; 1 with a register
+--            cost      what the tokens of a request cost, µs of accrual
 --            max_wait  µs
 -- ARGV[3…] names and twins
 --
--- Reply: one string with '<I2d' for each run:
+-- Reply: one string with 'I2d', little-endian, for each run:
 --   outcome  how many are granted, the first ones; plus 16384 if the bucket came into being, or
 --            plus 32768 if it would be one dynamic bucket too many; 65535: the key is elsewhere
 --   accrued  the balance that the first request met, µs of accrual; negative: in debt
--- and '<I4I4' after it with flag COUNTED:
+-- and twice the same layout, with 0 as outcome, after it with flag COUNTED:
 --   removed  dynamic buckets dropped for being idle
 --   live     dynamic buckets of the namespace afterwards
 --
@@ -53,12 +55,15 @@
 -- cost. It is written anew with REWRITE: while states may be about that expire by other
 -- limits, or where a bucket may be removed for being idle before it is full.
 --
--- Why some calls look odd (an empty member or key that never exists, CH):
+-- Why some things look odd. Nearly all of the time goes into calls from Lua into C, so there
+-- are few of them: x - x % 1 rounds down, replies are packed all at once, and SETRANGE, which
+-- leaves the expiry alone, costs two thirds of SET with KEEPTTL. And an empty member or key that
+-- never exists, and CH:
 -- Redis keeps the last argument of each position for the next call made from any script, and
 -- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
 -- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
-local TERMS, RUN = '<ddddddd', '<I2I2I2I2I2I2dd'
+local TERMS, GROUP, RUN, REPLY = '<ddddddd', '<I2I2dd', '<I2I2I2I2I2', 'I2d'
 local TERMS_BYTES = 56
 local CREATED, TOO_MANY, ELSEWHERE = 16384, 32768, 65535
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
@@ -68,8 +73,7 @@ local MAX_SPAN = 126230400000000
 local DROP_LIMIT = 100
 
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
-local floor, ceil = math.floor, math.ceil
-local numbers, runs = ARGV[1], ARGV[2]
+local numbers, groups = ARGV[1], ARGV[2]
 
 local now, states, placed = unpack_bytes('<ddd', numbers)
 local keys = KEYS
@@ -85,29 +89,19 @@ local function foreign(failure)
   return string.find(failure.err, 'WRONGTYPE', 1, true) ~= nil
 end
 
--- A value of any other type or length is no state of ours, and counts as absent. ELSEWHERE
--- stands for one that this server does not have.
+-- The state of key i is at i + 1. One of any other type or length is none of ours, and counts
+-- as absent. ELSEWHERE stands for one that this server does not have.
 local values
 if placed == 0 and states > 1 then
   values = call('MGET', keys[1], '', unpack(keys, 2, states))
-  table.remove(values, 2)
+  values[2] = values[1]
 else
   values = {}
   for i = 1, states do
     local value = redis.pcall('GET', keys[i])
-    if type(value) ~= 'table' then
-      values[i] = value
-    else
-      values[i] = not foreign(value) and ELSEWHERE
-    end
+    if type(value) == 'table' then value = not foreign(value) and ELSEWHERE end
+    values[i + 1] = value
   end
-end
-
--- Tokens a second, of the upper 24 bits of a mark.
-local function rate(bits)
-  local mantissa = bits % 262144
-  local exponent = floor(bits / 262144)
-  return math.ldexp(1 + mantissa / 262144, exponent - 32)
 end
 
 -- The terms in use.
@@ -115,22 +109,32 @@ local term = 0
 local cap, max_debt, mark, idle, bound, grid, flags
 local counted, configured, rewrite
 
+-- Of the upper 24 bits of a mark: tokens a second.
+local function rate(bits)
+  local mantissa = bits % 262144
+  return math.ldexp(1 + mantissa / 262144, (bits - mantissa) / 262144 - 32)
+end
+
+-- A balance earned under another mark, at the rate of today.
+local function restate(accrued, old_mark)
+  local old_bits, bits = math.floor(old_mark / 32), math.floor(mark / 32)
+  if old_bits == bits then return accrued end
+  return math.max(accrued * (rate(old_bits) / rate(bits)), -MAX_SPAN)
+end
+
 -- What a state says: the balance, as a time; the moment at which it is zero; whether it must
 -- be written anew to say so; whether a debt beyond the limit was carried over.
 local function balance(value)
   local whole, middle, last = unpack_bytes('<I6I3I3', value)
-  local fraction = middle % FRACTIONS
-  local carried = last % 2 == 1
-  local restated = false
   local since = (now - whole) % TIME_MODULUS
   if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
+  local fraction = middle % FRACTIONS
   local accrued = since - fraction / FRACTIONS
-  local old_mark = floor(middle / FRACTIONS) * 8388608 + floor(last / 2)
+  local low = last % 2
+  local carried, restated = low == 1, false
+  local old_mark = (middle - fraction) * 32 + (last - low) / 2
   if old_mark ~= mark then
-    local old_bits, bits = floor(old_mark / 32), floor(mark / 32)
-    if old_bits ~= bits then
-      accrued = math.max(accrued * (rate(old_bits) / rate(bits)), -MAX_SPAN)
-    end
+    accrued = restate(accrued, old_mark)
     restated, carried = true, true
   end
   if not carried and accrued < -max_debt - 1 then
@@ -177,82 +181,83 @@ end
 local function record(register, name)
   call('ZADD', register, 'CH', string.format('%.0f', now), name)
   if idle >= 0 then
-    call('EXPIREAT', register, string.format('%.0f', ceil((now + idle) / 1000000)))
+    call('EXPIREAT', register, string.format('%.0f', math.ceil((now + idle) / 1000000)))
   else
     call('PERSIST', register)
   end
 end
 
--- The bucket at hand: its balance; when that is zero; whether it has a state, which must be
--- written anew, or whose debt was carried over; whether it is full.
+-- The bucket at hand: which key; its balance; when that is zero; whether it has a state, which
+-- must be written anew, or whose debt was carried over; whether it is full.
 local key, accrued, whole, fraction, had, restated, carried, full = 0, 0, 0, 0, false, false, false, false
--- Whether to store it, or to remove it; whether the stored one's expiry is known by its step.
-local dirty, gone, known_step, step_before = false, false, false, 0
-
-local function load(twin)
-  local value = values[key]
-  if value == ELSEWHERE or value and #value ~= 12 then value = false end
-  if value and simulated then
-    local expires_ms = call('PEXPIRETIME', keys[key])
-    if expires_ms >= 0 and floor(now / 1000) > expires_ms then value = false end
-  end
-  accrued, whole, fraction, restated, carried = cap, 0, 0, false, false
-  had, dirty, gone, known_step = false, false, false, false
-  if value then
-    accrued, whole, fraction, restated, carried = balance(value)
-    had, known_step, step_before = true, not rewrite, floor((whole + cap) / grid)
-  end
-  if twin and #twin == 12 then
-    local other = { balance(twin) }
-    if other[1] < accrued then
-      accrued, whole, fraction, restated, carried = unpack(other)
-      had, known_step, dirty = true, false, true
-    end
-  end
-  full = accrued >= cap
-  if full then accrued = cap end
-end
-
-local function store()
-  if gone then
-    call('DEL', keys[key])
-    values[key] = false
-  elseif dirty then
-    local high = floor(mark / 8388608)
-    local value = pack('<I6I3I3', whole % TIME_MODULUS, fraction + high * FRACTIONS,
-      (mark - high * 8388608) * 2 + (carried and 1 or 0))
-    local step = floor((whole + cap) / grid)
-    if known_step and step == step_before then
-      call('SET', keys[key], value, 'KEEPTTL')
-    else
-      local expires_ms = ceil((step + 1) * grid / 1000)
-      if idle >= 0 then
-        expires_ms = math.min(expires_ms, ceil((now + idle) / 1000))
-      end
-      call('SET', keys[key], value, 'PXAT', expires_ms)
-    end
-    values[key] = value
-  end
-end
+-- Whether to store it, or to remove it; whether the stored one's expiry is known, and by which
+-- zero.
+local dirty, gone, known_expiry, whole_before = false, false, false, 0
 
 -- Moves the zero of the balance by so many µs, rounded up.
 local function move(us)
-  local step = floor(us)
-  fraction = fraction + ceil((us - step) * FRACTIONS)
-  whole = whole + step
+  local below = us % 1
+  local part = below * FRACTIONS
+  local over = part % 1
+  if over > 0 then part = part - over + 1 end
+  fraction = fraction + part
+  whole = whole + us - below
   if fraction >= FRACTIONS then
     whole = whole + 1
     fraction = fraction - FRACTIONS
   end
 end
 
-local replies = {}
-local at, length = 1, #runs
-while at <= length do
-  local run_key, register, name, twin, run_term, count, cost, max_wait
-  run_key, register, name, twin, run_term, count, cost, max_wait, at = unpack_bytes(RUN, runs, at)
+local replies, reply_count = {}, 0
+local at, length = 1, #groups
+-- The group at hand: its cost, also in whole µs and fractions; how many runs there were of it;
+-- how many requests each of them is.
+local cost, max_wait, cost_whole, cost_fraction
+local run, size, counts = 0, 0, nil
+while true do
+  local run_key, register, name, twin, count
+  local run_term = term
+  if run < size then
+    run = run + 1
+    run_key, count = key + 1, counts[run]
+  elseif at <= length then
+    run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
+    local below = cost % 1
+    cost_whole, cost_fraction = cost - below, math.ceil(below * FRACTIONS)
+    run = 1
+    if size > 0 then
+      counts = { string.byte(groups, at, at + size - 1) }
+      at = at + size
+      run_key, count = key + 1, counts[1]
+    else
+      run_key, register, name, twin, count, at = unpack_bytes(RUN, groups, at)
+    end
+  end
+
   if run_key ~= key or run_term ~= term then
-    if key > 0 then store() end
+    if gone then
+      call('DEL', keys[key])
+      values[key + 1] = false
+    elseif dirty then
+      local low = mark % 8388608
+      local value = pack('<I6I3I3', whole % TIME_MODULUS, fraction + (mark - low) / 32,
+        low * 2 + (carried and 1 or 0))
+      local full_at = whole + cap
+      local step = full_at - full_at % grid
+      full_at = whole_before + cap
+      if known_expiry and step == full_at - full_at % grid then
+        call('SETRANGE', keys[key], '0', value)
+      else
+        local expires_ms = math.ceil((step + grid) / 1000)
+        if idle >= 0 then
+          expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000))
+        end
+        call('SET', keys[key], value, 'PXAT', expires_ms)
+      end
+      values[key + 1] = value
+    end
+    if not run_key then break end
+
     if run_term ~= term then
       term = run_term
       cap, max_debt, mark, idle, bound, grid, flags =
@@ -260,11 +265,33 @@ while at <= length do
       counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
     end
     key = run_key
-    load(ARGV[twin])
+    local value = values[key + 1]
+    if value == ELSEWHERE or value and #value ~= 12 then value = false end
+    if value and simulated then
+      local expires_ms = call('PEXPIRETIME', keys[key])
+      if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then value = false end
+    end
+    dirty, gone, known_expiry = false, false, false
+    if value then
+      accrued, whole, fraction, restated, carried = balance(value)
+      had, known_expiry, whole_before = true, not rewrite, whole
+    else
+      accrued, whole, fraction, restated, carried, had = cap, 0, 0, false, false, false
+    end
+    local other = twin and ARGV[twin]
+    if other and #other == 12 then
+      local found = { balance(other) }
+      if found[1] < accrued then
+        accrued, whole, fraction, restated, carried = unpack(found)
+        had, known_expiry, dirty = true, false, true
+      end
+    end
+    full = accrued >= cap
+    if full then accrued = cap end
   end
 
   local known, removed, live = true, 0, 0
-  local elsewhere = values[key] == ELSEWHERE
+  local elsewhere = values[key + 1] == ELSEWHERE
   if counted and not elsewhere then
     known, removed, live = look_up(keys[register], ARGV[name])
     elsewhere = known == nil
@@ -283,10 +310,16 @@ while at <= length do
       if not had or restated or full then
         whole, fraction = now, 0
         move(cost - accrued)
-        if restated then known_step = false end
+        if restated then known_expiry = false end
         had, restated = true, false
       else
-        move(cost)
+        -- As move(cost) would.
+        fraction = fraction + cost_fraction
+        whole = whole + cost_whole
+        if fraction >= FRACTIONS then
+          whole = whole + 1
+          fraction = fraction - FRACTIONS
+        end
       end
       carried = false
       accrued = now - whole - fraction / FRACTIONS
@@ -305,7 +338,7 @@ while at <= length do
         carried = carried and accrued < -max_debt
         whole, fraction, restated = now, 0, false
         move(-accrued)
-        dirty, known_step = true, false
+        dirty, known_expiry = true, false
       elseif rewrite and had then
         dirty = true
       end
@@ -324,11 +357,13 @@ while at <= length do
       outcome = outcome + CREATED
     end
   end
+  replies[reply_count + 1], replies[reply_count + 2] = outcome, met
+  reply_count = reply_count + 2
   if counted then
-    replies[#replies + 1] = pack('<I2dI4I4', outcome, met, removed, live)
-  else
-    replies[#replies + 1] = pack('<I2d', outcome, met)
+    for _, number in ipairs({ 0, removed, 0, live }) do
+      reply_count = reply_count + 1
+      replies[reply_count] = number
+    end
   end
 end
-store()
-return table.concat(replies)
+return pack('<' .. string.rep(REPLY, reply_count / 2), unpack(replies))

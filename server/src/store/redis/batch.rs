@@ -1,6 +1,8 @@
 //! Many questions to buckets as one call of `lua/allow.lua`, where the layout of the arguments
 //! and of the reply is described.
 
+use std::ops::Range;
+
 use hashbrown::HashMap;
 use redis::Cmd;
 
@@ -69,10 +71,13 @@ impl Question {
         }
     }
 
+    fn costs(&self, other: &Self) -> bool {
+        self.cost_us == other.cost_us && self.max_wait_us == other.max_wait_us
+    }
+
     /// Whether this and `other` may be told as one run with a count.
     fn equals(&self, other: &Self) -> bool {
-        self.cost_us == other.cost_us
-            && self.max_wait_us == other.max_wait_us
+        self.costs(other)
             && self.name.is_none()
             && other.name.is_none()
             && self.twin.is_none()
@@ -82,9 +87,15 @@ impl Question {
 
 /// Equal questions to one bucket, by their positions.
 struct Run {
-    questions: std::ops::Range<usize>,
+    questions: Range<usize>,
     terms: u16,
+    /// Which of the groups of equal limits and costs; [`SINGLE`]: none.
+    group: u16,
 }
+
+/// A run that needs more words: of a bucket that a register counts, that has a twin, or that
+/// is asked in several manners.
+const SINGLE: u16 = u16::MAX;
 
 /// A call, and how to read its reply.
 pub(super) struct Batch {
@@ -123,17 +134,50 @@ impl Batch {
                 Some(run) if run.terms == term && same_run(questions, &order, run, asked) => {
                     run.questions.end += 1;
                 }
-                _ => runs.push(Run { questions: at..at + 1, terms: term }),
+                _ => runs.push(Run { questions: at..at + 1, terms: term, group: SINGLE }),
             }
         }
+
+        let first = |run: &Run| questions[order[run.questions.start]];
+        let mut groups: Vec<(u16, &Question)> = Vec::new();
+        for at in 0..runs.len() {
+            let asked = first(&runs[at]);
+            let same_key = |other: &Run| first(other).keys.state == asked.keys.state;
+            let alone = !runs.get(at + 1).is_some_and(same_key)
+                && !at.checked_sub(1).is_some_and(|before| same_key(&runs[before]));
+            if alone && asked.name.is_none() && asked.twin.is_none() {
+                let terms = runs[at].terms;
+                let equal = |(of, known): &(u16, &Question)| *of == terms && known.costs(asked);
+                let known = groups.iter().rposition(equal);
+                runs[at].group = known.unwrap_or_else(|| {
+                    groups.push((terms, asked));
+                    groups.len() - 1
+                }) as u16;
+            }
+        }
+        runs.sort_by_key(|run| run.group);
 
         let mut keys: Vec<&[u8]> = Vec::with_capacity(runs.len());
         let mut counted: HashMap<&[u8], u16> = HashMap::new();
         let mut registers: Vec<&[u8]> = Vec::new();
         let mut texts: Vec<&[u8]> = Vec::new();
-        let mut told = Vec::with_capacity(28 * runs.len());
-        for run in &runs {
-            let asked = questions[order[run.questions.start]];
+        let mut told = Vec::with_capacity(64 + 2 * runs.len());
+        // Registers come after all states: how many those are is known only at the end.
+        let mut later: Vec<(usize, u16)> = Vec::new();
+        for group in runs.chunk_by(|a, b| a.group == b.group && a.group != SINGLE) {
+            let (run, asked) = (&group[0], first(&group[0]));
+            let size = if run.group == SINGLE { 0 } else { group.len() as u16 };
+            for number in [run.terms, size] {
+                told.extend(number.to_le_bytes());
+            }
+            for number in [asked.cost_us, asked.max_wait_us] {
+                told.extend(number.to_le_bytes());
+            }
+            if run.group != SINGLE {
+                keys.extend(group.iter().map(|run| first(run).keys.state.as_slice()));
+                told.extend(group.iter().map(|run| run.questions.len() as u8));
+                continue;
+            }
             let state = asked.keys.state.as_slice();
             let key = if asked.keys.register.is_some() {
                 *counted.entry(state).or_insert_with(|| {
@@ -146,29 +190,23 @@ impl Batch {
                 }
                 keys.len() as u16
             };
-            let register = asked.keys.register.as_deref().map_or(usize::MAX, |register| {
-                registers.iter().position(|known| *known == register).unwrap_or_else(|| {
+            if let Some(register) = asked.keys.register.as_deref() {
+                let known = registers.iter().position(|known| *known == register);
+                let register = known.unwrap_or_else(|| {
                     registers.push(register);
                     registers.len() - 1
-                })
-            });
+                });
+                later.push((told.len() + 2, register as u16 + 1));
+            }
             let name = place(&mut texts, asked.name.as_deref().map(str::as_bytes));
             let twin = place(&mut texts, asked.twin.as_deref());
-            let count = run.questions.len() as u16;
-            // Registers come after all states: how many those are is known only at the end.
-            let register = register as u16;
-            for number in [key, register, name, twin, run.terms, count] {
+            for number in [key, 0, name, twin, run.questions.len() as u16] {
                 told.extend(number.to_le_bytes());
             }
-            told.extend(asked.cost_us.to_le_bytes());
-            told.extend(asked.max_wait_us.to_le_bytes());
         }
-        for run in told.chunks_exact_mut(28) {
-            let register = u16::from_le_bytes([run[2], run[3]]);
-            // None is told as 0, and the first one follows the last state.
-            let place = register.wrapping_add(1);
-            let place = if place == 0 { 0 } else { place + keys.len() as u16 };
-            run[2..4].copy_from_slice(&place.to_le_bytes());
+        for (at, register) in later {
+            let place = keys.len() as u16 + register;
+            told[at..at + 2].copy_from_slice(&place.to_le_bytes());
         }
 
         let now = questions[order[0]].now.map_or(0.0, |now| now.0 as f64);
@@ -211,8 +249,8 @@ impl Batch {
             let met_us = f64::from_le_bytes(*take(&mut rest)?);
             let (mut removed, mut live) = (0, None);
             if asked.counted {
-                removed = u32::from_le_bytes(*take(&mut rest)?);
-                live = Some(u32::from_le_bytes(*take(&mut rest)?));
+                removed = number(&mut rest)? as u32;
+                live = Some(number(&mut rest)? as u32);
             }
             if outcome == ELSEWHERE {
                 let all = &self.order[run.questions.clone()];
@@ -252,6 +290,12 @@ fn place<'a>(texts: &mut Vec<&'a [u8]>, text: Option<&'a [u8]>) -> u16 {
 fn same_run(questions: &[&Question], order: &[usize], run: &Run, asked: &Question) -> bool {
     let first = questions[order[run.questions.start]];
     first.keys.state == asked.keys.state && first.equals(asked)
+}
+
+/// What follows the outcome of a bucket that is counted.
+fn number(rest: &mut &[u8]) -> Option<f64> {
+    let _: &[u8; 2] = take(rest)?;
+    take(rest).map(|bytes| f64::from_le_bytes(*bytes))
 }
 
 fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {

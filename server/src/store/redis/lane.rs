@@ -19,6 +19,7 @@ use crate::store::{Outcome, StoreError};
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
 /// for the whole batch in flight.
 const BATCH: usize = 128;
+const _: () = assert!(BATCH <= u8::MAX as usize, "a run tells its length in a byte");
 
 /// The most questions that wait for one lane; more are turned away at once.
 const WAITING: usize = 4096;
