@@ -37,17 +37,17 @@
 --            max_wait  µs
 -- ARGV[3…] names and twins
 --
--- Reply: one string with 'I2d', little-endian, for each run:
---   outcome  how many are granted, the first ones; plus 16384 if the bucket came into being, or
---            plus 32768 if it would be one dynamic bucket too many; 65535: the key is elsewhere
+-- Reply: two strings. The first has a byte for each run: how many are granted, the first ones;
+-- with 127 more if the bucket came into being; 254: it would be one dynamic bucket too many;
+-- 255: the key is elsewhere. The second has little-endian doubles for each:
 --   accrued  the balance that the first request met, µs of accrual; negative: in debt
--- and twice the same layout, with 0 as outcome, after it with flag COUNTED:
+-- and with flag COUNTED:
 --   removed  dynamic buckets dropped for being idle
 --   live     dynamic buckets of the namespace afterwards
 --
--- A state is 12 bytes, '<I6I3I3': the whole µs at which the balance is zero, modulo 2^48;
--- 18 bits of fraction below 6 bits of the mark; the mark's other 23 bits above one bit that
--- says that a debt beyond the limit was carried over from other limits.
+-- A state is 12 bytes, '<I6I6': the whole µs at which the balance is zero, modulo 2^48; and from
+-- below 18 bits of fraction, the mark's upper 6 bits, one bit that says that a debt beyond the
+-- limit was carried over from other limits, the mark's lower 23 bits.
 --
 -- Expiry. A full bucket and an absent one are the same, so a state may outlive the moment at
 -- which its bucket is full. It expires on the next step of the grid after that: a grant that
@@ -55,18 +55,21 @@
 -- cost. It is written anew with REWRITE: while states may be about that expire by other
 -- limits, or where a bucket may be removed for being idle before it is full.
 --
--- Why some things look odd. Nearly all of the time goes into calls from Lua into C, so there
--- are few of them: x - x % 1 rounds down, replies are packed all at once, and SETRANGE, which
--- leaves the expiry alone, costs two thirds of SET with KEEPTTL. And an empty member or key that
--- never exists, and CH:
+-- Why some things look odd. Most of the time goes into calls from Lua into C, and the rest into
+-- what Lua does itself, so there is little of both for what nearly all requests are: the first
+-- of a bucket in the batch, that is not full and has the limits of today. x - x % 1 rounds
+-- down, and SETRANGE, which leaves the expiry alone, costs two thirds of SET with KEEPTTL. And
+-- an empty member or key that never exists, and CH:
 -- Redis keeps the last argument of each position for the next call made from any script, and
 -- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
 -- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
-local TERMS, GROUP, RUN, REPLY = '<ddddddd', '<I2I2dd', '<I2I2I2I2I2', 'I2d'
+local TERMS, GROUP, RUN, STATE = '<ddddddd', '<I2I2dd', '<I2I2I2I2I2', '<I6I6'
 local TERMS_BYTES = 56
-local CREATED, TOO_MANY, ELSEWHERE = 16384, 32768, 65535
+local CREATED, TOO_MANY, ELSEWHERE = 127, 254, 255
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
+-- What CARRIED adds to the upper 30 bits of a state's second half.
+local CARRIED = 16777216
 -- The longest debt that can be stored, in µs: four years.
 local MAX_SPAN = 126230400000000
 -- The most idle buckets that one request drops, so that none takes long.
@@ -104,266 +107,350 @@ else
   end
 end
 
--- The terms in use.
+-- The terms in use; a mark as states have it.
 local term = 0
 local cap, max_debt, mark, idle, bound, grid, flags
 local counted, configured, rewrite
 
--- Of the upper 24 bits of a mark: tokens a second.
-local function rate(bits)
-  local mantissa = bits % 262144
-  return math.ldexp(1 + mantissa / 262144, (bits - mantissa) / 262144 - 32)
-end
-
--- A balance earned under another mark, at the rate of today.
-local function restate(accrued, old_mark)
-  local old_bits, bits = math.floor(old_mark / 32), math.floor(mark / 32)
-  if old_bits == bits then return accrued end
-  return math.max(accrued * (rate(old_bits) / rate(bits)), -MAX_SPAN)
-end
-
--- What a state says: the balance, as a time; the moment at which it is zero; whether it must
--- be written anew to say so; whether a debt beyond the limit was carried over.
-local function balance(value)
-  local whole, middle, last = unpack_bytes('<I6I3I3', value)
-  local since = (now - whole) % TIME_MODULUS
-  if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
-  local fraction = middle % FRACTIONS
-  local accrued = since - fraction / FRACTIONS
-  local low = last % 2
-  local carried, restated = low == 1, false
-  local old_mark = (middle - fraction) * 32 + (last - low) / 2
-  if old_mark ~= mark then
-    accrued = restate(accrued, old_mark)
-    restated, carried = true, true
-  end
-  if not carried and accrued < -max_debt - 1 then
-    accrued = -max_debt
-    restated = true
-  end
-  return accrued, now - since, fraction, restated, carried
-end
-
--- The register: is the bucket in it, and is there room if it isn't? The states of idle buckets
--- need no removal: they were written to expire by then. Nothing: it is elsewhere.
-local function look_up(register, name)
-  local known, removed = true, 0
-  local scores = redis.pcall('ZMSCORE', register, '', name)
-  if scores.err then
-    if not foreign(scores) then return end
-    -- Whatever this is, it is no register of ours.
-    call('DEL', register)
-    scores = {}
-  end
-  local last_use = scores[2]
-  known = last_use and true or false
-  if known and idle >= 0 and now - tonumber(last_use) >= idle then
-    call('ZREM', register, '', name)
-    known = false
-    removed = 1
-  end
-  local live = call('ZCARD', register)
-  if not known and idle >= 0 and live > 0 then
-    local latest = string.format('%.0f', now - idle)
-    local gone = call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
-    if #gone > 0 then
-      call('ZREM', register, '', unpack(gone))
-      removed = removed + #gone
-      live = call('ZCARD', register)
-      if #gone == DROP_LIMIT then
-        live = live - call('ZCOUNT', register, '-inf', latest)
-      end
-    end
-  end
-  return known, removed, live
-end
-
-local function record(register, name)
-  call('ZADD', register, 'CH', string.format('%.0f', now), name)
-  if idle >= 0 then
-    call('EXPIREAT', register, string.format('%.0f', math.ceil((now + idle) / 1000000)))
-  else
-    call('PERSIST', register)
-  end
-end
-
 -- The bucket at hand: which key; its balance; when that is zero; whether it has a state, which
 -- must be written anew, or whose debt was carried over; whether it is full.
-local key, accrued, whole, fraction, had, restated, carried, full = 0, 0, 0, 0, false, false, false, false
+local key, accrued, whole, fraction = 0, 0, 0, 0
+local had, restated, carried, full = false, false, false, false
 -- Whether to store it, or to remove it; whether the stored one's expiry is known, and by which
 -- zero.
 local dirty, gone, known_expiry, whole_before = false, false, false, 0
 
--- Moves the zero of the balance by so many µs, rounded up.
-local function move(us)
-  local below = us % 1
-  local part = below * FRACTIONS
-  local over = part % 1
-  if over > 0 then part = part - over + 1 end
-  fraction = fraction + part
-  whole = whole + us - below
-  if fraction >= FRACTIONS then
-    whole = whole + 1
-    fraction = fraction - FRACTIONS
-  end
+-- What the requests at hand cost, also in whole µs and fractions; the longest wait.
+local cost, cost_whole, cost_fraction, max_wait
+
+local function expired(at_key)
+  local expires_ms = call('PEXPIRETIME', keys[at_key])
+  return expires_ms >= 0 and math.floor(now / 1000) > expires_ms
 end
 
-local replies, reply_count = {}, 0
-local at, length = 1, #groups
--- The group at hand: its cost, also in whole µs and fractions; how many runs there were of it;
--- how many requests each of them is.
-local cost, max_wait, cost_whole, cost_fraction
-local run, size, counts = 0, 0, nil
-while true do
+-- Stores a state whose bucket is full within a step of the grid.
+local function set(name, value, step)
+  local expires_ms = math.ceil((step + grid) / 1000)
+  if idle >= 0 then
+    expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000))
+  end
+  call('SET', name, value, 'PXAT', expires_ms)
+end
+
+-- For runs that are not usual; made when one comes.
+local load, store, decide, look_up, record
+
+local outcomes, answers, told, tell = {}, 0, {}, 0
+local at, length, plain = 1, #groups, 0
+while at <= length do
+  local run_term, size
+  run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
+  cost_whole = cost - cost % 1
+  cost_fraction = math.ceil((cost - cost_whole) * FRACTIONS)
   local run_key, register, name, twin, count
-  local run_term = term
-  if run < size then
-    run = run + 1
-    run_key, count = key + 1, counts[run]
-  elseif at <= length then
-    run_term, size, cost, max_wait, at = unpack_bytes(GROUP, groups, at)
-    local below = cost % 1
-    cost_whole, cost_fraction = cost - below, math.ceil(below * FRACTIONS)
-    run = 1
-    if size > 0 then
-      counts = { string.byte(groups, at, at + size - 1) }
-      at = at + size
-      run_key, count = key + 1, counts[1]
-    else
-      run_key, register, name, twin, count, at = unpack_bytes(RUN, groups, at)
-    end
+  if size == 0 then
+    run_key, register, name, twin, count, at = unpack_bytes(RUN, groups, at)
+  end
+  if key > 0 and (run_key ~= key or run_term ~= term) then
+    store()
+    key = 0
+  end
+  if run_term ~= term then
+    term = run_term
+    cap, max_debt, mark, idle, bound, grid, flags =
+      unpack_bytes(TERMS, numbers, 25 + (term - 1) * TERMS_BYTES)
+    counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
+    -- From 29 bits to where they are in a state.
+    local low = mark % 8388608
+    mark = (mark - low) / 8388608 * FRACTIONS + low * 2 * CARRIED
   end
 
-  if run_key ~= key or run_term ~= term then
-    if gone then
-      call('DEL', keys[key])
-      values[key + 1] = false
-    elseif dirty then
-      local low = mark % 8388608
-      local value = pack('<I6I3I3', whole % TIME_MODULUS, fraction + (mark - low) / 32,
-        low * 2 + (carried and 1 or 0))
-      local full_at = whole + cap
-      local step = full_at - full_at % grid
-      full_at = whole_before + cap
-      if known_expiry and step == full_at - full_at % grid then
-        call('SETRANGE', keys[key], '0', value)
-      else
-        local expires_ms = math.ceil((step + grid) / 1000)
-        if idle >= 0 then
-          expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000))
-        end
-        call('SET', keys[key], value, 'PXAT', expires_ms)
-      end
-      values[key + 1] = value
-    end
-    if not run_key then break end
-
-    if run_term ~= term then
-      term = run_term
-      cap, max_debt, mark, idle, bound, grid, flags =
-        unpack_bytes(TERMS, numbers, 25 + (term - 1) * TERMS_BYTES)
-      counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
-    end
-    key = run_key
-    local value = values[key + 1]
-    if value == ELSEWHERE or value and #value ~= 12 then value = false end
-    if value and simulated then
-      local expires_ms = call('PEXPIRETIME', keys[key])
-      if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then value = false end
-    end
-    dirty, gone, known_expiry = false, false, false
-    if value then
-      accrued, whole, fraction, restated, carried = balance(value)
-      had, known_expiry, whole_before = true, not rewrite, whole
-    else
-      accrued, whole, fraction, restated, carried, had = cap, 0, 0, false, false, false
-    end
-    local other = twin and ARGV[twin]
-    if other and #other == 12 then
-      local found = { balance(other) }
-      if found[1] < accrued then
-        accrued, whole, fraction, restated, carried = unpack(found)
-        had, known_expiry, dirty = true, false, true
-      end
-    end
-    full = accrued >= cap
-    if full then accrued = cap end
-  end
-
-  local known, removed, live = true, 0, 0
-  local elsewhere = values[key + 1] == ELSEWHERE
-  if counted and not elsewhere then
-    known, removed, live = look_up(keys[register], ARGV[name])
-    elsewhere = known == nil
-  elseif configured then
-    redis.pcall('ZREM', keys[register], '', ARGV[name])
-  end
-
-  local outcome, met = TOO_MANY, 0
-  if elsewhere then
-    outcome, removed, live = ELSEWHERE, 0, 0
-  elseif known or live < bound then
-    met = accrued
-    local granted, was_full = 0, full
-    while granted < count and -accrued - SLACK <= max_wait
-      and cost - accrued - SLACK <= max_debt do
-      if not had or restated or full then
-        whole, fraction = now, 0
-        move(cost - accrued)
-        if restated then known_expiry = false end
-        had, restated = true, false
-      else
-        -- As move(cost) would.
-        fraction = fraction + cost_fraction
-        whole = whole + cost_whole
-        if fraction >= FRACTIONS then
-          whole = whole + 1
-          fraction = fraction - FRACTIONS
+  local unusual
+  if size > 0 then
+    local counts = { string.byte(groups, at, at + size - 1) }
+    at = at + size
+    local usual = not rewrite
+    for i = 1, size do
+      plain, answers = plain + 1, answers + 1
+      local value = values[plain + 1]
+      -- What follows is load, decide and store for the usual case, and leaves the others.
+      local done = false
+      if usual and value and value ~= ELSEWHERE and #value == 12
+        and not (simulated and expired(plain)) then
+        local zero, rest = unpack_bytes(STATE, value)
+        local since = (now - zero) % TIME_MODULUS
+        if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
+        local part = rest % FRACTIONS
+        local met = since - part / FRACTIONS
+        if rest - part == mark and met < cap and met >= -max_debt - 1 then
+          done = true
+          tell = tell + 1
+          told[tell] = met
+          local asked, granted, added = counts[i], 0, 0
+          while granted < asked and -met - SLACK <= max_wait and cost - met - SLACK <= max_debt do
+            added = added + cost_whole
+            part = part + cost_fraction
+            if part >= FRACTIONS then
+              added = added + 1
+              part = part - FRACTIONS
+            end
+            met = since - added - part / FRACTIONS
+            granted = granted + 1
+          end
+          outcomes[answers] = granted
+          if granted > 0 then
+            local full_at = now - since + cap
+            local step, later = full_at - full_at % grid, full_at + added
+            later = later - later % grid
+            value = pack(STATE, (zero + added) % TIME_MODULUS, mark + part)
+            if step == later then
+              call('SETRANGE', keys[plain], '0', value)
+            else
+              set(keys[plain], value, later)
+            end
+          end
         end
       end
-      carried = false
-      accrued = now - whole - fraction / FRACTIONS
+      if not done then
+        tell = tell + 1
+        outcomes[answers], told[tell] = ELSEWHERE, 0
+        if value ~= ELSEWHERE then
+          unusual = unusual or {}
+          unusual[#unusual + 1] = { plain, counts[i], answers, tell }
+        end
+      end
+    end
+  end
+
+  if (unusual or size == 0) and not load then
+    -- Making these takes as long as all the rest for one request.
+
+    -- Of the upper 24 bits of a mark, as states have them: tokens a second.
+    local function rate(upper)
+      local exponent = upper % 16777216 / FRACTIONS
+      local rest = (upper - upper % 33554432) / 33554432
+      -- 23 bits of the mark: 18 of the mantissa, where 5 tell the debt limit.
+      return math.ldexp(1 + math.floor(rest / 32) / 262144, exponent - 32)
+    end
+
+    -- What a state says: the balance, as a time; the moment at which it is zero; whether it must
+    -- be written anew to say so; whether a debt beyond the limit was carried over.
+    local function balance(value)
+      local whole, rest = unpack_bytes(STATE, value)
+      local since = (now - whole) % TIME_MODULUS
+      if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
+      local fraction = rest % FRACTIONS
+      local accrued = since - fraction / FRACTIONS
+      local old_mark = rest - fraction
+      local carried, restated = old_mark % (2 * CARRIED) >= CARRIED, false
+      if carried then old_mark = old_mark - CARRIED end
+      if old_mark ~= mark then
+        local old_rate, new_rate = rate(old_mark), rate(mark)
+        if old_rate ~= new_rate then
+          accrued = math.max(accrued * (old_rate / new_rate), -MAX_SPAN)
+        end
+        restated, carried = true, true
+      end
+      if not carried and accrued < -max_debt - 1 then
+        accrued = -max_debt
+        restated = true
+      end
+      return accrued, now - since, fraction, restated, carried
+    end
+
+    -- The register: is the bucket in it, and is there room if it isn't? The states of idle buckets
+    -- need no removal: they were written to expire by then. Nothing: it is elsewhere.
+    function look_up(register, name)
+      local known, removed = true, 0
+      local scores = redis.pcall('ZMSCORE', register, '', name)
+      if scores.err then
+        if not foreign(scores) then return end
+        -- Whatever this is, it is no register of ours.
+        call('DEL', register)
+        scores = {}
+      end
+      local last_use = scores[2]
+      known = last_use and true or false
+      if known and idle >= 0 and now - tonumber(last_use) >= idle then
+        call('ZREM', register, '', name)
+        known = false
+        removed = 1
+      end
+      local live = call('ZCARD', register)
+      if not known and idle >= 0 and live > 0 then
+        local latest = string.format('%.0f', now - idle)
+        local gone = call('ZRANGEBYSCORE', register, '-inf', latest, 'LIMIT', 0, DROP_LIMIT)
+        if #gone > 0 then
+          call('ZREM', register, '', unpack(gone))
+          removed = removed + #gone
+          live = call('ZCARD', register)
+          if #gone == DROP_LIMIT then
+            live = live - call('ZCOUNT', register, '-inf', latest)
+          end
+        end
+      end
+      return known, removed, live
+    end
+
+    function record(register, name)
+      call('ZADD', register, 'CH', string.format('%.0f', now), name)
+      if idle >= 0 then
+        call('EXPIREAT', register, string.format('%.0f', math.ceil((now + idle) / 1000000)))
+      else
+        call('PERSIST', register)
+      end
+    end
+
+    function load(twin)
+      local value = values[key + 1]
+      if value == ELSEWHERE or value and #value ~= 12 then value = false end
+      if value and simulated and expired(key) then value = false end
+      dirty, gone, known_expiry = false, false, false
+      if value then
+        accrued, whole, fraction, restated, carried = balance(value)
+        had, known_expiry, whole_before = true, not rewrite, whole
+      else
+        accrued, whole, fraction, restated, carried, had = cap, 0, 0, false, false, false
+      end
+      if twin and #twin == 12 then
+        local found = { balance(twin) }
+        if found[1] < accrued then
+          accrued, whole, fraction, restated, carried = unpack(found)
+          had, known_expiry, dirty = true, false, true
+        end
+      end
       full = accrued >= cap
       if full then accrued = cap end
-      granted = granted + 1
     end
-    if granted > 0 then
-      dirty, gone = true, false
+
+    function store()
+      if gone then
+        call('DEL', keys[key])
+        values[key + 1] = false
+      elseif dirty then
+        local rest = fraction + mark + (carried and CARRIED or 0)
+        local value = pack(STATE, whole % TIME_MODULUS, rest)
+        local full_at, full_at_before = whole + cap, whole_before + cap
+        local step = full_at - full_at % grid
+        if known_expiry and step == full_at_before - full_at_before % grid then
+          call('SETRANGE', keys[key], '0', value)
+        else
+          set(keys[key], value, step)
+        end
+        values[key + 1] = value
+      end
+      dirty, gone = false, false
     end
-    if granted < count then
-      -- A refusal changes nothing, but what it says of a state under other limits is kept.
-      if restated and full then
-        gone, dirty, had, restated, carried = true, false, false, false, false
-      elseif restated then
-        carried = carried and accrued < -max_debt
-        whole, fraction, restated = now, 0, false
-        move(-accrued)
-        dirty, known_expiry = true, false
-      elseif rewrite and had then
-        dirty = true
+
+    -- Moves the zero of the balance by so many µs, rounded up.
+    local function move(us)
+      local below = us % 1
+      fraction = fraction + math.ceil(below * FRACTIONS)
+      whole = whole + us - below
+      if fraction >= FRACTIONS then
+        whole = whole + 1
+        fraction = fraction - FRACTIONS
       end
     end
-    outcome = granted
-    if counted then
-      -- A bucket counts from its first grant on; every use of one that counts is recorded.
-      if known or granted > 0 or not was_full then
-        record(keys[register], ARGV[name])
-        if not known then
-          outcome = outcome + CREATED
-          live = live + 1
+
+    -- Decides so many requests to the bucket at hand; tells how many are granted.
+    function decide(count)
+      local granted = 0
+      while granted < count and -accrued - SLACK <= max_wait and cost - accrued - SLACK <= max_debt do
+        if not had or restated or full then
+          whole, fraction = now, 0
+          move(cost - accrued)
+          if restated then known_expiry = false end
+          had, restated = true, false
+        else
+          -- As move(cost) would.
+          fraction = fraction + cost_fraction
+          whole = whole + cost_whole
+          if fraction >= FRACTIONS then
+            whole = whole + 1
+            fraction = fraction - FRACTIONS
+          end
+        end
+        accrued = now - whole - fraction / FRACTIONS
+        full = accrued >= cap
+        if full then accrued = cap end
+        granted = granted + 1
+      end
+      if granted > 0 then
+        carried, dirty, gone = false, true, false
+      end
+      if granted < count then
+        -- A refusal changes nothing, but what it says of a state under other limits is kept.
+        if restated and full then
+          gone, dirty, had, restated, carried = true, false, false, false, false
+        elseif restated then
+          carried = carried and accrued < -max_debt
+          whole, fraction, restated = now, 0, false
+          move(-accrued)
+          dirty, known_expiry = true, false
+        elseif rewrite and had then
+          dirty = true
         end
       end
-    elseif granted > 0 and was_full then
-      outcome = outcome + CREATED
+      return granted
     end
   end
-  replies[reply_count + 1], replies[reply_count + 2] = outcome, met
-  reply_count = reply_count + 2
-  if counted then
-    for _, number in ipairs({ 0, removed, 0, live }) do
-      reply_count = reply_count + 1
-      replies[reply_count] = number
+
+  for _, one in ipairs(unusual or {}) do
+    local asked
+    key, asked = one[1], one[2]
+    load()
+    local was_full = full
+    told[one[4]] = accrued
+    local granted = decide(asked)
+    if granted > 0 and was_full then granted = granted + CREATED end
+    outcomes[one[3]] = granted
+    store()
+    key = 0
+  end
+  if size == 0 then
+    if key == 0 then
+      key = run_key
+      load(ARGV[twin])
+    end
+    local known, removed, live = true, 0, 0
+    local elsewhere = values[key + 1] == ELSEWHERE
+    if counted and not elsewhere then
+      known, removed, live = look_up(keys[register], ARGV[name])
+      elsewhere = known == nil
+    elseif configured then
+      redis.pcall('ZREM', keys[register], '', ARGV[name])
+    end
+
+    local outcome, met = TOO_MANY, 0
+    if elsewhere then
+      outcome, removed, live = ELSEWHERE, 0, 0
+    elseif known or live < bound then
+      met = accrued
+      local was_full = full
+      local granted = decide(count)
+      outcome = granted
+      if counted then
+        -- A bucket counts from its first grant on; every use of one that counts is recorded.
+        if known or granted > 0 or not was_full then
+          record(keys[register], ARGV[name])
+          if not known then
+            outcome = outcome + CREATED
+            live = live + 1
+          end
+        end
+      elseif granted > 0 and was_full then
+        outcome = outcome + CREATED
+      end
+    end
+    answers, tell = answers + 1, tell + 1
+    outcomes[answers] = outcome
+    told[tell] = met
+    if counted then
+      told[tell + 1], told[tell + 2] = removed, live
+      tell = tell + 2
     end
   end
 end
-return pack('<' .. string.rep(REPLY, reply_count / 2), unpack(replies))
+if key > 0 then store() end
+return { string.char(unpack(outcomes)), pack('<' .. string.rep('d', tell), unpack(told)) }

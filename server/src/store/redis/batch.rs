@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use hashbrown::HashMap;
-use redis::Cmd;
+use redis::{Cmd, Value};
 
 use super::keys::Keys;
 use super::script::Scripted;
@@ -16,9 +16,12 @@ const COUNTED: u32 = 1;
 const CONFIGURED: u32 = 2;
 const REWRITE: u32 = 4;
 
-const CREATED: u16 = 1 << 14;
-const TOO_MANY: u16 = 1 << 15;
-const ELSEWHERE: u16 = u16::MAX;
+const CREATED: u8 = 127;
+const TOO_MANY: u8 = 254;
+const ELSEWHERE: u8 = 255;
+
+/// The most questions in a batch: more equal ones could not be told apart in an answer's byte.
+pub(super) const MOST: usize = 126;
 
 /// Terms as the script takes them.
 type Terms = [f64; 7];
@@ -238,44 +241,54 @@ impl Batch {
     /// `None`: the server does not have that key. `None` for all: it is no reply of the script.
     pub(super) fn outcomes(
         &self,
-        reply: &[u8],
+        reply: &Value,
         questions: &[&Question],
     ) -> Option<Vec<(usize, Option<Outcome>)>> {
+        let Value::Array(parts) = reply else { return None };
+        let [Value::BulkString(bytes), Value::BulkString(told)] = parts.as_slice() else {
+            return None;
+        };
+        let mut told = told.chunks_exact(8).map(|double| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(double);
+            f64::from_le_bytes(bytes)
+        });
+        if bytes.len() != self.runs.len() {
+            return None;
+        }
         let mut outcomes = Vec::with_capacity(self.order.len());
-        let mut rest = reply;
-        for run in &self.runs {
+        for (run, &outcome) in self.runs.iter().zip(bytes) {
             let asked = questions[self.order[run.questions.start]];
-            let outcome = u16::from_le_bytes(*take(&mut rest)?);
-            let met_us = f64::from_le_bytes(*take(&mut rest)?);
+            let met_us = told.next()?;
             let (mut removed, mut live) = (0, None);
             if asked.counted {
-                removed = number(&mut rest)? as u32;
-                live = Some(number(&mut rest)? as u32);
+                removed = told.next()? as u32;
+                live = Some(told.next()? as u32);
             }
+            let all = &self.order[run.questions.clone()];
             if outcome == ELSEWHERE {
-                let all = &self.order[run.questions.clone()];
                 outcomes.extend(all.iter().map(|&question| (question, None)));
                 continue;
             }
-            let granted = outcome & (CREATED - 1);
-            for (at, &question) in self.order[run.questions.clone()].iter().enumerate() {
-                let before = (at as u16).min(granted);
-                let verdict = match outcome & TOO_MANY {
-                    0 if (at as u16) < granted => Verdict::Granted,
-                    0 => Verdict::Refused,
-                    _ => Verdict::TooManyBuckets,
-                };
+            let refused =
+                if outcome == TOO_MANY { Verdict::TooManyBuckets } else { Verdict::Refused };
+            let created = outcome != TOO_MANY && outcome >= CREATED;
+            let granted = match outcome {
+                TOO_MANY => 0,
+                _ => usize::from(outcome % CREATED),
+            };
+            for (at, &question) in all.iter().enumerate() {
                 let outcome = Outcome {
-                    verdict,
-                    accrued_us: met_us - f64::from(before) * asked.cost_us,
-                    created: at == 0 && asked.dynamic && outcome & CREATED != 0,
+                    verdict: if at < granted { Verdict::Granted } else { refused },
+                    accrued_us: met_us - at.min(granted) as f64 * asked.cost_us,
+                    created: at == 0 && asked.dynamic && created,
                     removed,
                     live,
                 };
                 outcomes.push((question, Some(outcome)));
             }
         }
-        rest.is_empty().then_some(outcomes)
+        told.next().is_none().then_some(outcomes)
     }
 }
 
@@ -290,16 +303,4 @@ fn place<'a>(texts: &mut Vec<&'a [u8]>, text: Option<&'a [u8]>) -> u16 {
 fn same_run(questions: &[&Question], order: &[usize], run: &Run, asked: &Question) -> bool {
     let first = questions[order[run.questions.start]];
     first.keys.state == asked.keys.state && first.equals(asked)
-}
-
-/// What follows the outcome of a bucket that is counted.
-fn number(rest: &mut &[u8]) -> Option<f64> {
-    let _: &[u8; 2] = take(rest)?;
-    take(rest).map(|bytes| f64::from_le_bytes(*bytes))
-}
-
-fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
-    let (first, rest) = bytes.split_first_chunk()?;
-    *bytes = rest;
-    Some(first)
 }

@@ -10,7 +10,7 @@ use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::oneshot;
 
-use super::batch::{Batch, Question};
+use super::batch::{self, Batch, Question};
 use super::health::{ServerHealth, classify, concerns_one_key};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
@@ -18,8 +18,7 @@ use crate::store::{Outcome, StoreError};
 
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
 /// for the whole batch in flight.
-const BATCH: usize = 128;
-const _: () = assert!(BATCH <= u8::MAX as usize, "a run tells its length in a byte");
+const BATCH: usize = batch::MOST;
 
 /// The most questions that wait for one lane; more are turned away at once.
 const WAITING: usize = 4096;
@@ -274,11 +273,7 @@ impl Lane {
         let mut outcomes: Vec<Option<Result<Outcome, Failure>>> = vec![None; jobs.len()];
         for ((asked, batch), at) in batches.iter().zip(replied) {
             let reply = std::mem::replace(&mut replies[at], Value::Nil);
-            let found = match &reply {
-                Value::BulkString(bytes) => batch.outcomes(bytes, &together[asked.clone()]),
-                _ => None,
-            };
-            match found {
+            match batch.outcomes(&reply, &together[asked.clone()]) {
                 Some(found) => {
                     for (at, outcome) in found {
                         let outcome = outcome.ok_or(Failure::Elsewhere(Elsewhere::Unknown));
