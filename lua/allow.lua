@@ -17,6 +17,8 @@
 --            bound     dynamic buckets that the namespace may hold (flag COUNTED)
 --            grid      µs, a power of two: see "Expiry"
 --            flags     COUNTED 1, CONFIGURED 2, REWRITE 4 (see "Expiry")
+--            life      µs after its balance was zero for which a state is needed: cap, or more
+--                      where nodes hold tokens of the bucket themselves
 -- ARGV[2]  the runs, those of one bucket together; a run is some equal requests to one bucket:
 --          '<I2I2I2I2I2I2dd':
 --            key       which of KEYS
@@ -27,8 +29,8 @@
 --                      change of the layout refills no bucket.
 --            terms     which, from 1
 --            count     how many requests; 1 with a register
---            cost      what the tokens cost, µs of accrual
---            max_wait  µs
+--            cost      what the tokens cost, µs of accrual; negative: so much is given back
+--            max_wait  µs; negative: so much must be there
 -- ARGV[3…] names and twins
 --
 -- Reply: one string with '<I2d' for each run:
@@ -54,8 +56,8 @@
 -- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
 -- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
-local TERMS, RUN = '<ddddddd', '<I2I2I2I2I2I2dd'
-local TERMS_BYTES = 56
+local TERMS, RUN = '<dddddddd', '<I2I2I2I2I2I2dd'
+local TERMS_BYTES = 64
 local CREATED, TOO_MANY = 16384, 32768
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
 -- The longest debt that can be stored, in µs: four years.
@@ -93,7 +95,7 @@ end
 
 -- The terms in use.
 local term = 0
-local cap, max_debt, mark, idle, bound, grid, flags
+local cap, max_debt, mark, idle, bound, grid, flags, life
 local counted, configured, rewrite
 
 -- What a state says: the balance, as a time; the moment at which it is zero; whether it must
@@ -180,7 +182,7 @@ local function load(twin)
   had, dirty, gone, known_step = false, false, false, false
   if value then
     accrued, whole, fraction, restated, carried = balance(value)
-    had, known_step, step_before = true, not rewrite, floor((whole + cap) / grid)
+    had, known_step, step_before = true, not rewrite, floor((whole + life) / grid)
   end
   if twin and #twin == 12 then
     local other = { balance(twin) }
@@ -201,7 +203,7 @@ local function store()
     local high = floor(mark / 8388608)
     local value = pack('<I6I3I3', whole % TIME_MODULUS, fraction + high * FRACTIONS,
       (mark - high * 8388608) * 2 + (carried and 1 or 0))
-    local step = floor((whole + cap) / grid)
+    local step = floor((whole + life) / grid)
     if known_step and step == step_before then
       call('SET', KEYS[key], value, 'KEEPTTL')
     else
@@ -226,6 +228,20 @@ local function move(us)
   end
 end
 
+-- The bucket, which has a state, is full. By the terms of another node it may not be.
+local function fill()
+  if cap < life then
+    whole, fraction = now, 0
+    move(-cap)
+    accrued = now - whole - fraction / FRACTIONS
+    full = accrued >= cap
+    had, dirty, gone, known_step = true, true, false, false
+  else
+    had, dirty, gone = false, false, true
+  end
+  restated, carried = false, false
+end
+
 local replies = {}
 local at, length = 1, #runs
 while at <= length do
@@ -235,7 +251,7 @@ while at <= length do
     if key > 0 then store() end
     if run_term ~= term then
       term = run_term
-      cap, max_debt, mark, idle, bound, grid, flags =
+      cap, max_debt, mark, idle, bound, grid, flags, life =
         unpack_bytes(TERMS, numbers, 17 + (term - 1) * TERMS_BYTES)
       counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
     end
@@ -253,7 +269,7 @@ while at <= length do
   local outcome, met = TOO_MANY, 0
   if known or live < bound then
     met = accrued
-    local granted, was_full = 0, full
+    local granted, was_full, had_state = 0, full, had
     while granted < count and -accrued - SLACK <= max_wait
       and cost - accrued - SLACK <= max_debt do
       if not had or restated or full then
@@ -270,13 +286,16 @@ while at <= length do
       if full then accrued = cap end
       granted = granted + 1
     end
-    if granted > 0 then
+    if granted > 0 and cost < 0 and full then
+      had = had_state
+      if had then fill() end
+    elseif granted > 0 then
       dirty, gone = true, false
     end
     if granted < count then
       -- A refusal changes nothing, but what it says of a state under other limits is kept.
       if restated and full then
-        gone, dirty, had, restated, carried = true, false, false, false, false
+        fill()
       elseif restated then
         carried = carried and accrued < -max_debt
         whole, fraction, restated = now, 0, false
@@ -296,7 +315,7 @@ while at <= length do
           live = live + 1
         end
       end
-    elseif granted > 0 and was_full then
+    elseif granted > 0 and was_full and cost > 0 then
       outcome = outcome + CREATED
     end
   end

@@ -38,9 +38,9 @@ impl<S: Store> QuotaService for Quota<S> {
 
 /// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
 /// is the address that clients should dial.
-pub fn routes<S: Store + LeaseStore>(
-    service: AllowService<S>,
-    leases: CapacityService<S>,
+pub fn routes<B: Store, L: LeaseStore>(
+    service: AllowService<B>,
+    leases: CapacityService<L>,
     took: Histogram,
     advertise: Arc<str>,
     health: HealthServer<impl Health>,

@@ -18,7 +18,7 @@ const CREATED: u16 = 1 << 14;
 const TOO_MANY: u16 = 1 << 15;
 
 /// Terms as the script takes them.
-type Terms = [f64; 7];
+type Terms = [f64; 8];
 
 /// One question, with all that the script needs of it.
 pub(super) struct Question {
@@ -44,6 +44,7 @@ impl Question {
             _ => (0, 0),
         };
         let rewrite = if ask.rewrites() { REWRITE } else { 0 };
+        let request = ask.request();
         Self {
             keys: Keys::new(ask.place, ask.namespace, ask.name),
             name: (flags != 0).then(|| ask.name.into()),
@@ -55,9 +56,10 @@ impl Question {
                 bound as f64,
                 ask.terms.grid_us,
                 f64::from(flags | rewrite),
+                ask.terms.life_us,
             ],
-            cost_us: ask.terms.cost_us(ask.tokens),
-            max_wait_us: ask.max_wait_ms as f64 * 1000.0,
+            cost_us: request.cost_us,
+            max_wait_us: request.max_wait_us,
             now,
             twin: None,
             dynamic: matches!(ask.place, Place::Dynamic { .. }),
@@ -167,7 +169,7 @@ impl Batch {
         }
 
         let now = questions[order[0]].now.map_or(0.0, |now| now.0 as f64);
-        let mut numbers = Vec::with_capacity(16 + 56 * terms.len());
+        let mut numbers = Vec::with_capacity(16 + 64 * terms.len());
         for number in [now, keys.len() as f64].iter().chain(terms.into_iter().flatten()) {
             numbers.extend(number.to_le_bytes());
         }
@@ -217,7 +219,9 @@ impl Batch {
                     question,
                     Outcome {
                         verdict,
-                        accrued_us: met_us - f64::from(before) * asked.cost_us,
+                        // What is given back beyond what makes it full is lost.
+                        accrued_us: (met_us - f64::from(before) * asked.cost_us)
+                            .min(asked.terms[0]),
                         created: at == 0 && asked.dynamic && outcome & CREATED != 0,
                         removed,
                         live,

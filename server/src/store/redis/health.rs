@@ -5,7 +5,7 @@
 //! it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
@@ -14,6 +14,8 @@ use super::NODE_TTL;
 use crate::logging::Repeating;
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
+use crate::store::clock::Clock;
+use crate::store::members::Members;
 
 /// What all of a node's connections know of the store together.
 pub struct Health {
@@ -26,6 +28,7 @@ pub struct Health {
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
+    members: Arc<Members>,
 }
 
 /// A time without the store.
@@ -52,6 +55,7 @@ impl Health {
             failures: Repeating::default(),
             recoveries: Repeating::default(),
             metrics,
+            members: Arc::new(Members::new(Clock::system())),
         }
     }
 
@@ -68,6 +72,11 @@ impl Health {
     /// Nodes alive when the store was last heard of, this one included.
     pub fn nodes(&self) -> u32 {
         self.nodes.load(Ordering::Relaxed)
+    }
+
+    /// How many nodes there may be, for those who take tokens ahead.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
     /// How long the last outage was, and how long ago it ended. One goes on from the start of
@@ -100,8 +109,8 @@ impl Health {
         self.breaks.load(Ordering::Relaxed)
     }
 
-    /// The store has answered a heartbeat, and counts so many nodes.
-    pub(super) fn answered(&self, nodes: u32) {
+    /// The store has answered a heartbeat, sent so long ago, and counts so many nodes.
+    pub(super) fn answered(&self, nodes: u32, took: Duration) {
         self.ever_up.store(true, Ordering::Relaxed);
         let mut outage = self.outage();
         if !self.up.swap(true, Ordering::Relaxed) {
@@ -118,6 +127,7 @@ impl Health {
         let nodes = nodes.max(least);
         self.nodes.store(nodes, Ordering::Relaxed);
         self.metrics.nodes.set(f64::from(nodes));
+        self.members.heard(nodes, took);
     }
 
     /// So many questions were not answered by their deadline. Whether the store is to blame,

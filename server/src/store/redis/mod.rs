@@ -139,7 +139,7 @@ impl Connector {
             }
             Ok(Ok((nodes, took))) => {
                 self.health.metrics().heartbeat(took);
-                self.health.answered(nodes);
+                self.health.answered(nodes, took);
             }
             Ok(Err((error, detail))) => self.health.failed(error, 1, &detail),
             Err(_) => self.health.failed(StoreError::Timeout, 1, &format!("after {limit:?}")),
