@@ -83,8 +83,11 @@ impl BucketLimit {
     }
 
     /// Whether a grant that leaves `tokens` in a bucket of `size` tokens is past the soft limit.
-    pub fn past_soft_limit(&self, tokens: f64, size: f64) -> bool {
-        self.soft_limit_percent.is_some_and(|percent| size - tokens > size * percent / 100.0)
+    pub fn past_soft_limit(&self, tokens: f64, size: impl FnOnce() -> f64) -> bool {
+        self.soft_limit_percent.is_some_and(|percent| {
+            let size = size();
+            size - tokens > size * percent / 100.0
+        })
     }
 }
 

@@ -89,7 +89,10 @@ fn what_is_held_and_what_is_left_are_the_size_at_most() {
                 // Whoever counts too many nodes errs low.
                 assert!(each <= held && beside.cap_us <= left_us);
                 assert!(beside.cap_us >= terms.cap_us / 2.0);
+                // A state must be there for those who count fewer nodes.
                 assert_eq!(beside.longest_life_us(), terms.longest_life_us());
+                let state = State::at(NOW, 0.0, &beside);
+                assert_eq!(state.expires_ms(&beside), state.expires_ms(&terms));
                 (held, left_us) = (each, beside.cap_us);
             }
         }

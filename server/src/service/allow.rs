@@ -130,7 +130,7 @@ impl<S: Store> AllowService<S> {
         let answer = match outcome {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer(&outcome, &ask, &found, self.store.full_us(&ask), meter)
+                answer(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
             }
             // The store is well: it must not be answered for.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
@@ -177,7 +177,7 @@ fn answer(
     outcome: &Outcome,
     ask: &Ask<'_>,
     found: &Found<'_>,
-    full_us: f64,
+    full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
     let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
@@ -191,7 +191,7 @@ fn answer(
             Answer {
                 retry_after_ms: bucket::retry_after_ms(
                     accrued_us,
-                    &Terms { cap_us: full_us, ..*terms },
+                    &Terms { cap_us: full_us(), ..*terms },
                     &ask.request(),
                 ),
                 tokens_available: terms.tokens(accrued_us),
@@ -202,7 +202,7 @@ fn answer(
             let wait_ms = bucket::wait_ms(accrued_us);
             let tokens_available = terms.tokens(accrued_us - terms.cost_us(ask.tokens));
             let soft_limited =
-                found.bucket.limit.past_soft_limit(tokens_available, terms.tokens(full_us));
+                found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
             let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
             meter.count(ending, ask.tokens);
             if soft_limited {
@@ -232,7 +232,7 @@ fn degraded(
             let nodes = fallback.health.nodes();
             let terms: Terms = ask.terms.share(nodes);
             let ask = Ask { terms: &terms, ..*ask };
-            answer(&fallback.local.decide_one(&ask), &ask, found, terms.cap_us, meter)
+            answer(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
         }
         (FailurePolicy::Allow, _) => {
             // Nothing bounds such a grant but the request, and the counter must not wrap.
