@@ -21,6 +21,8 @@
 --            bound     dynamic buckets that the namespace may hold (flag COUNTED)
 --            grid      µs, a power of two: see "Expiry"
 --            flags     COUNTED 1, CONFIGURED 2, REWRITE 4 (see "Expiry")
+--            life      µs after its balance was zero for which a state is needed: cap, or more
+--                      where nodes hold tokens of the bucket themselves
 -- ARGV[2]  the runs; a run is some equal requests to one bucket. They come in groups of equal
 --          limits and costs; '<I2I2dd' begins one:
 --            terms     which, from 1
@@ -33,8 +35,9 @@
 --                        (bounded or not), or 0. The lower balance of the two counts, so that a
 --                        change of the layout refills no bucket.
 --              count     how many requests; 1 with a register
---            cost      what the tokens of a request cost, µs of accrual
---            max_wait  µs
+--            cost      what the tokens of a request cost, µs of accrual; negative: so much is
+--                      given back
+--            max_wait  µs; negative: so much must be there
 -- ARGV[3…] names and twins
 --
 -- Reply: two strings. The first has a byte for each run: how many are granted, the first ones;
@@ -64,8 +67,8 @@
 -- stores SET's value, position 2, in the memory of one kept there if that is long enough. A
 -- name or a time at position 2 would cost each bucket 16 bytes or more for nothing.
 
-local TERMS, GROUP, RUN, STATE = '<ddddddd', '<I2I2dd', '<I2I2I2I2I2', '<I6I6'
-local TERMS_BYTES = 56
+local TERMS, GROUP, RUN, STATE = '<dddddddd', '<I2I2dd', '<I2I2I2I2I2', '<I6I6'
+local TERMS_BYTES = 64
 local CREATED, TOO_MANY, ELSEWHERE = 127, 254, 255
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
 -- What CARRIED adds to the upper 30 bits of a state's second half.
@@ -109,7 +112,7 @@ end
 
 -- The terms in use; a mark as states have it.
 local term = 0
-local cap, max_debt, mark, idle, bound, grid, flags
+local cap, max_debt, mark, idle, bound, grid, flags, life
 local counted, configured, rewrite
 
 -- The bucket at hand: which key; its balance; when that is zero; whether it has a state, which
@@ -157,7 +160,7 @@ while at <= length do
   end
   if run_term ~= term then
     term = run_term
-    cap, max_debt, mark, idle, bound, grid, flags =
+    cap, max_debt, mark, idle, bound, grid, flags, life =
       unpack_bytes(TERMS, numbers, 25 + (term - 1) * TERMS_BYTES)
     counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
     -- From 29 bits to where they are in a state.
@@ -169,7 +172,7 @@ while at <= length do
   if size > 0 then
     local counts = { string.byte(groups, at, at + size - 1) }
     at = at + size
-    local usual = not rewrite
+    local usual = not rewrite and cost > 0
     for i = 1, size do
       plain, answers = plain + 1, answers + 1
       local value = values[plain + 1]
@@ -199,7 +202,7 @@ while at <= length do
           end
           outcomes[answers] = granted
           if granted > 0 then
-            local full_at = now - since + cap
+            local full_at = now - since + life
             local step, later = full_at - full_at % grid, full_at + added
             later = later - later % grid
             value = pack(STATE, (zero + added) % TIME_MODULUS, mark + part)
@@ -330,7 +333,7 @@ while at <= length do
       elseif dirty then
         local rest = fraction + mark + (carried and CARRIED or 0)
         local value = pack(STATE, whole % TIME_MODULUS, rest)
-        local full_at, full_at_before = whole + cap, whole_before + cap
+        local full_at, full_at_before = whole + life, whole_before + life
         local step = full_at - full_at % grid
         if known_expiry and step == full_at_before - full_at_before % grid then
           call('SETRANGE', keys[key], '0', value)
@@ -353,9 +356,23 @@ while at <= length do
       end
     end
 
+    -- The bucket, which has a state, is full. By the terms of another node it may not be.
+    local function fill()
+      if cap < life then
+        whole, fraction = now, 0
+        move(-cap)
+        accrued = now - whole - fraction / FRACTIONS
+        full = accrued >= cap
+        had, dirty, gone, known_expiry = true, true, false, false
+      else
+        had, dirty, gone = false, false, true
+      end
+      restated, carried = false, false
+    end
+
     -- Decides so many requests to the bucket at hand; tells how many are granted.
     function decide(count)
-      local granted = 0
+      local granted, had_state = 0, had
       while granted < count and -accrued - SLACK <= max_wait and cost - accrued - SLACK <= max_debt do
         if not had or restated or full then
           whole, fraction = now, 0
@@ -376,13 +393,17 @@ while at <= length do
         if full then accrued = cap end
         granted = granted + 1
       end
-      if granted > 0 then
-        carried, dirty, gone = false, true, false
+      if granted > 0 then carried = false end
+      if granted > 0 and cost < 0 and full then
+        had = had_state
+        if had then fill() end
+      elseif granted > 0 then
+        dirty, gone = true, false
       end
       if granted < count then
         -- A refusal changes nothing, but what it says of a state under other limits is kept.
         if restated and full then
-          gone, dirty, had, restated, carried = true, false, false, false, false
+          fill()
         elseif restated then
           carried = carried and accrued < -max_debt
           whole, fraction, restated = now, 0, false
@@ -403,7 +424,7 @@ while at <= length do
     local was_full = full
     told[one[4]] = accrued
     local granted = decide(asked)
-    if granted > 0 and was_full then granted = granted + CREATED end
+    if granted > 0 and was_full and cost > 0 then granted = granted + CREATED end
     outcomes[one[3]] = granted
     store()
     key = 0
@@ -439,7 +460,7 @@ while at <= length do
             live = live + 1
           end
         end
-      elseif granted > 0 and was_full then
+      elseif granted > 0 and was_full and cost > 0 then
         outcome = outcome + CREATED
       end
     end

@@ -36,6 +36,7 @@ use crate::service::{Fallback, Shared};
 use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
+use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
 use crate::transport::front::Front;
@@ -132,7 +133,9 @@ pub async fn run(
                     tokio::time::sleep(UPKEEP).await;
                 }
             };
-            node.run(Arc::new(move || Ok(opened.clone())), None, tend, shutdown).await
+            // Nothing is nearer than this store: nobody needs to take tokens ahead.
+            let open = Arc::new(move || (opened.clone(), opened.clone()));
+            node.run(open(), open, None, tend, shutdown).await
         }
         url => {
             let classes = StoreError::ALL.map(StoreError::class);
@@ -140,12 +143,19 @@ pub async fn run(
             let connector =
                 Connector::new(servers(&url)?, node.settings.store_timeout, Arc::clone(&health));
             let opener = connector.clone();
-            let open = Arc::new(move || Ok(opener.open()));
+            let ahead = Ahead::new(Arc::clone(health.members()), Arc::clone(&node.metrics));
+            let ahead = Arc::new(ahead);
+            let open = Arc::new(move || {
+                let store = opener.open();
+                (Prefetching::new(store.clone(), Arc::clone(&ahead)), store)
+            });
+            let own = open();
+            let prefetching = own.0.clone();
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
             let tend = async {
-                tokio::join!(connector.tend(&id), async {
+                tokio::join!(connector.tend(&id), prefetching.tend(), async {
                     loop {
                         swept.sweep();
                         tokio::time::sleep(UPKEEP).await;
@@ -154,7 +164,9 @@ pub async fn run(
             };
             // A node whose store is there need not begin with the failure policy.
             connector.greet(&id).await;
-            let ended = node.run(open, Some(Fallback { local, health }), tend, shutdown).await;
+            let fallback = Some(Fallback { local, health });
+            let ended = node.run(own, open, fallback, tend, shutdown).await;
+            prefetching.close().await;
             connector.leave(&id).await;
             ended
         }
@@ -179,8 +191,8 @@ fn servers(url: &StoreUrl) -> Result<Servers, Error> {
     })
 }
 
-/// Makes a store whose connections live on the current runtime.
-type Open<S> = Arc<dyn Fn() -> Result<S, Error> + Send + Sync>;
+/// Makes a store for buckets and one for leases, whose connections live on the current runtime.
+type Open<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
 
 /// The parent that the settings name, and what it is to know this cluster by.
 fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> {
@@ -209,10 +221,12 @@ struct Node {
 }
 
 impl Node {
-    /// `tend` looks after the store for as long as the node runs.
-    async fn run<S: Store + LeaseStore>(
+    /// `own` is for the caller's runtime. `tend` looks after the store for as long as the node
+    /// runs.
+    async fn run<B: Store, L: LeaseStore>(
         self,
-        open: Open<S>,
+        own: (B, L),
+        open: Open<B, L>,
         fallback: Option<Fallback>,
         tend: impl Future<Output = ()>,
         shutdown: impl Future<Output = ()>,
@@ -240,8 +254,8 @@ impl Node {
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
         // For what is not urgent: HTTP, gauges, the parent.
-        let opened = open()?;
-        let service = AllowService::new(opened.clone(), Arc::clone(&shared));
+        let (buckets, opened) = own;
+        let service = AllowService::new(buckets, Arc::clone(&shared));
         let leases = CapacityService::new(opened.clone(), Arc::clone(&shared));
         let about = http::About {
             id: settings.node_id(),
@@ -277,9 +291,9 @@ impl Node {
             let worker = Worker { accepted, stopped: stopped.clone() };
             let advertise = Arc::clone(&advertise);
             workers.spawn(worker.start(number, move || {
-                let store = open()?;
-                let leases = CapacityService::new(store.clone(), Arc::clone(&shared));
-                grpc::front(AllowService::new(store, shared), leases, took, advertise, health)
+                let (buckets, leases) = open();
+                let leases = CapacityService::new(leases, Arc::clone(&shared));
+                grpc::front(AllowService::new(buckets, shared), leases, took, advertise, health)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
             lanes.push(sender);

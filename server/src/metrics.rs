@@ -17,6 +17,8 @@ const DEGRADED: &str = "tollgate_degraded_decisions_total";
 const DYNAMIC_CREATED: &str = "tollgate_dynamic_buckets_created_total";
 const DYNAMIC_REMOVED: &str = "tollgate_dynamic_buckets_removed_total";
 const DYNAMIC_LIVE: &str = "tollgate_dynamic_buckets";
+const PREFETCH_SERVED: &str = "tollgate_prefetch_served_total";
+const PREFETCH_TOKENS: &str = "tollgate_prefetch_tokens_total";
 const RPC_DURATION: &str = "tollgate_rpc_duration_seconds";
 const ROUND_TRIP: &str = "tollgate_store_round_trip_seconds";
 const BATCH: &str = "tollgate_store_batch_decisions";
@@ -40,7 +42,7 @@ const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 11] = [
+const COUNTERS: [(&str, &str); 13] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -51,6 +53,12 @@ const COUNTERS: [(&str, &str); 11] = [
          one is used which was full.",
     ),
     (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that bound them."),
+    (PREFETCH_SERVED, "Requests served from what the node had taken ahead."),
+    (
+        PREFETCH_TOKENS,
+        "Tokens taken ahead, by fate: taken; served, given_back or lost of them; lost are those \
+         held for too long, and those that the store gave no answer about.",
+    ),
     (LEASES, "Leases asked for, by the template and algorithm that decided and by outcome."),
     (UNMATCHED, "Leases asked for on resources that no template matches."),
     (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
@@ -249,6 +257,40 @@ impl BucketMetrics {
             Ending::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
             _ => {}
         }
+    }
+}
+
+/// What counts the tokens that a node takes ahead of one bucket.
+pub struct PrefetchMetrics {
+    requests: Counter,
+    served: Counter,
+    /// Tokens taken.
+    pub taken: Counter,
+    /// Tokens given back.
+    pub given_back: Counter,
+    /// Tokens neither served nor given back.
+    pub lost: Counter,
+}
+
+impl PrefetchMetrics {
+    /// For the bucket of that name in that namespace.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        let tokens =
+            |fate| metrics.counter(PREFETCH_TOKENS, &[labels[0], labels[1], ("fate", fate)]);
+        Self {
+            requests: metrics.counter(PREFETCH_SERVED, &labels),
+            served: tokens("served"),
+            taken: tokens("taken"),
+            given_back: tokens("given_back"),
+            lost: tokens("lost"),
+        }
+    }
+
+    /// Counts a request that was served, with its tokens.
+    pub fn serve(&self, tokens: u64) {
+        self.requests.increment(1);
+        self.served.increment(tokens);
     }
 }
 

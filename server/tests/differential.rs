@@ -17,7 +17,7 @@ use support::{Redis, START, redis_store};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Outcome, Store, Verdict};
+use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
 
 const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 
@@ -36,6 +36,7 @@ struct Rules {
     max_buckets: Option<u64>,
     /// How many of [`NAMES`] are configured.
     configured: usize,
+    prefetch_tokens: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -43,8 +44,17 @@ struct Question {
     /// Into [`NAMES`]; one more is the default bucket.
     name: usize,
     tokens: u64,
-    /// In percent of the bucket's own limit.
-    override_percent: Option<u64>,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Take {
+        /// The longest wait, in percent of the bucket's own limit.
+        override_percent: Option<u64>,
+    },
+    TakeAhead,
+    GiveBack,
 }
 
 #[derive(Clone, Debug)]
@@ -52,6 +62,8 @@ struct Step {
     pause_us: i64,
     /// Into the trace's rules: what is in force from here on.
     rules: usize,
+    /// How many nodes there are, as the node that asks knows it.
+    nodes: u32,
     batch: Vec<Question>,
 }
 
@@ -76,7 +88,9 @@ fn rules() -> impl Strategy<Value = Rules> {
     let wait_timeout_ms = select(vec![0, 10, 1000, 100_000]);
     let max_idle_ms = select(vec![None, None, Some(1), Some(1000), Some(60_000)]);
     let max_buckets = select(vec![None, Some(1), Some(2), Some(3)]);
-    (rate, size, max_debt_ms, wait_timeout_ms, max_idle_ms, max_buckets, 0..3_usize)
+    let prefetch_tokens = prop_oneof![2 => Just(0), 1 => 1..200_u64];
+    let who = (max_buckets, 0..3_usize, prefetch_tokens);
+    (rate, size, max_debt_ms, wait_timeout_ms, max_idle_ms, who)
         .prop_map(
             |(
                 fill_rate,
@@ -84,8 +98,7 @@ fn rules() -> impl Strategy<Value = Rules> {
                 max_debt_ms,
                 wait_timeout_ms,
                 max_idle_ms,
-                max_buckets,
-                configured,
+                (max_buckets, configured, prefetch_tokens),
             )| {
                 let limit = BucketLimit {
                     size_tokens,
@@ -95,7 +108,7 @@ fn rules() -> impl Strategy<Value = Rules> {
                     max_debt_ms,
                     ..BucketLimit::default()
                 };
-                Rules { limit, max_buckets, configured }
+                Rules { limit, max_buckets, configured, prefetch_tokens }
             },
         )
         // A limits file with a longer span is refused.
@@ -105,8 +118,13 @@ fn rules() -> impl Strategy<Value = Rules> {
 fn question() -> impl Strategy<Value = Question> {
     let tokens =
         prop_oneof![4 => 1..10_u64, 2 => 1..500_u64, 1 => select(vec![1_000_000, i64::MAX as u64])];
-    (0..=NAMES.len(), tokens, proptest::option::of(0..100_u64))
-        .prop_map(|(name, tokens, override_percent)| Question { name, tokens, override_percent })
+    let take = proptest::option::of(0..100_u64);
+    let kind = prop_oneof![
+        6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
+        1 => Just(Kind::TakeAhead),
+        1 => Just(Kind::GiveBack),
+    ];
+    (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| Question { name, tokens, kind })
 }
 
 fn step(rules: usize) -> impl Strategy<Value = Step> {
@@ -122,8 +140,17 @@ fn step(rules: usize) -> impl Strategy<Value = Step> {
     ];
     // Mostly the rules stay as they were chosen last.
     let rules = prop_oneof![3 => Just(0), 1 => 0..rules];
-    (pause_us, rules, proptest::collection::vec(question(), 1..4))
-        .prop_map(|(pause_us, rules, batch)| Step { pause_us, rules, batch })
+    let batch = proptest::collection::vec(question(), 1..4);
+    // Parts of what is taken ahead are equal requests.
+    let batch = (batch, 1..4_usize).prop_map(|(batch, times)| {
+        batch.into_iter().flat_map(|question| std::iter::repeat_n(question, times)).collect()
+    });
+    (pause_us, rules, 1..4_u32, batch).prop_map(|(pause_us, rules, nodes, batch)| Step {
+        pause_us,
+        rules,
+        nodes,
+        batch,
+    })
 }
 
 fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
@@ -168,7 +195,7 @@ fn both_stores_give_the_same_answers() {
                 }
                 clock.advance(step.pause_us);
                 let rules = &rules[step.rules];
-                let terms = rules.limit.terms();
+                let terms = rules.limit.terms().beside_prefetch(rules.prefetch_tokens, step.nodes);
                 // As a node has it that has changed its limits, or has just started.
                 let rewrite = step.rules != 0 || at > 0 && steps[..at].iter().any(|s| s.rules != 0);
                 let asks: Vec<Ask<'_>> = step
@@ -235,7 +262,14 @@ fn ask<'a>(
         terms,
         max_idle_ms: rules.limit.max_idle_ms,
         tokens: question.tokens,
-        max_wait_ms: question.override_percent.map_or(own, |percent| own * percent / 100),
+        deal: match question.kind {
+            Kind::Take { override_percent } => Deal::Take {
+                max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
+            },
+            Kind::TakeAhead => Deal::TakeAhead,
+            Kind::GiveBack => Deal::GiveBack,
+        },
+        prefetch_tokens: 0,
         moved: false,
         rewrite,
     }

@@ -89,6 +89,18 @@ fn bucket() -> impl Strategy<Value = Value> {
         })
 }
 
+/// A bucket that is no template: nodes may hold up to half of its size.
+fn one_bucket() -> impl Strategy<Value = Value> {
+    (bucket(), prop::option::of(0.0..=1.0)).prop_map(|(mut bucket, part)| {
+        let half = bucket["size"].as_u64().unwrap_or(100) / 2;
+        if let Some(part) = part.filter(|_| half > 0) {
+            let part: f64 = part;
+            bucket["prefetch"] = json!(((half as f64 * part) as u64).max(1));
+        }
+        bucket
+    })
+}
+
 /// Text without the control characters that are refused; spaces and lines now and then.
 fn text() -> impl Strategy<Value = String> {
     let odd = |c: char| c.is_control() && c != '\n' && c != '\t' || "\u{2028}\u{2029}".contains(c);
@@ -155,10 +167,10 @@ fn named(
 }
 
 fn namespace() -> impl Strategy<Value = Value> {
-    let buckets = named(name(|name| check_bucket(name).is_ok()), bucket(), 4);
+    let buckets = named(name(|name| check_bucket(name).is_ok()), one_bucket(), 4);
     let others = prop_oneof![
         Just(Vec::new()),
-        bucket().prop_map(|shared| vec![("default_bucket", Some(shared))]),
+        one_bucket().prop_map(|shared| vec![("default_bucket", Some(shared))]),
         (bucket(), prop::option::of(0_u64..1000)).prop_map(|(template, most)| vec![
             ("max_dynamic_buckets", most.map(|most| json!(most))),
             ("dynamic_bucket_template", Some(template)),
@@ -228,7 +240,7 @@ fn resources() -> impl Strategy<Value = Value> {
 fn valid_file() -> impl Strategy<Value = String> {
     let namespaces = named(name(|name| check_namespace(name).is_ok()), namespace(), 4);
     (
-        prop::option::of(bucket()),
+        prop::option::of(one_bucket()),
         prop::option::of(namespaces),
         prop::option::of(resources()),
         policy(),

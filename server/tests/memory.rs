@@ -10,7 +10,7 @@ use support::{Redis, START, redis_store};
 use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Store, Verdict};
+use tollgate_server::store::{Ask, Deal, Store, Verdict};
 
 const BUCKETS: usize = 1_000_000;
 
@@ -31,7 +31,8 @@ fn one_token<'a>(
         terms,
         max_idle_ms,
         tokens: 1,
-        max_wait_ms: 0,
+        deal: Deal::Take { max_wait_ms: 0 },
+        prefetch_tokens: 0,
         moved: false,
         rewrite: false,
     }

@@ -41,6 +41,7 @@ const BUCKET_KEYS: Keys = Keys {
         "max_debt_millis",
         "max_tokens_per_request",
         "soft_limit_percent",
+        "prefetch",
     ],
     ignored: &[
         ("name", "a bucket's name is the key it stands under"),
@@ -112,7 +113,7 @@ fn namespace(
         for entry in reader.entries(entry.value, &path, "a mapping of buckets by name") {
             let path = path.key(entry.key);
             check_name(reader, &entry, &path, check_bucket);
-            let bucket = bucket(reader, entry.value, &path, indices);
+            let bucket = bucket(reader, entry.value, &path, indices, Kind::One);
             buckets.insert(entry.key.into(), bucket);
         }
     }
@@ -126,12 +127,12 @@ fn others(
     path: &Path<'_>,
     indices: &mut Indices,
 ) -> Others {
-    let mut read = |reader: &mut Reader, key| {
+    let mut read = |reader: &mut Reader, key, kind| {
         let entry: Entry<'_> = fields.get(key)?;
-        Some((entry, bucket(reader, entry.value, &path.key(key), indices)))
+        Some((entry, bucket(reader, entry.value, &path.key(key), indices, kind)))
     };
-    let shared = read(reader, "default_bucket");
-    let template = read(reader, "dynamic_bucket_template");
+    let shared = read(reader, "default_bucket", Kind::One);
+    let template = read(reader, "dynamic_bucket_template", Kind::Template);
     if let (Some((shared, _)), Some((template, _))) = (&shared, &template) {
         let message = "has both default_bucket and dynamic_bucket_template: keep one of them";
         reader.fault(shared.line.max(template.line), path, message);
@@ -153,12 +154,22 @@ fn others(
     }
 }
 
+/// What a definition of a bucket is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One bucket.
+    One,
+    /// Any number of dynamic buckets.
+    Template,
+}
+
 /// One definition of a bucket. After a fault, the default stands in.
 pub(super) fn bucket(
     reader: &mut Reader,
     node: &Node<'_>,
     path: &Path<'_>,
     indices: &mut Indices,
+    kind: Kind,
 ) -> Bucket {
     let fields = reader.fields(node, path, &BUCKET_KEYS);
     let default = BucketLimit::default();
@@ -182,6 +193,8 @@ pub(super) fn bucket(
         })
     });
 
+    let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE, None);
+
     let rate = fill_rate.unwrap_or(default.fill_rate);
     let limit = BucketLimit {
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
@@ -192,13 +205,44 @@ pub(super) fn bucket(
         max_tokens_per_request: max_tokens
             .map_or(Some((rate as u64).max(1)), |most| u64::try_from(most).ok()),
         soft_limit_percent: soft_limit,
+        prefetch_tokens: unsigned(prefetch).unwrap_or(default.prefetch_tokens),
     };
+    if let Some(entry) = fields.get("prefetch").filter(|_| prefetch.is_some()) {
+        let size_right = size.is_some() || fields.get("size").is_none();
+        check_prefetch(reader, &entry, path, &limit, kind, size_right);
+    }
     // Where one of the two is wrong, the other is not to blame.
     let given = [("size", size.is_some()), ("fill_rate", fill_rate.is_some())];
     if given.iter().all(|(key, right)| *right || fields.get(key).is_none()) {
         check_span(reader, &fields, path, &limit);
     }
     Bucket::new(indices.next(), limit)
+}
+
+/// Nodes may hold half of a size at most, and none of what a template makes.
+fn check_prefetch(
+    reader: &mut Reader,
+    entry: &Entry<'_>,
+    path: &Path<'_>,
+    limit: &BucketLimit,
+    kind: Kind,
+    size_right: bool,
+) {
+    let most = limit.size_tokens / 2;
+    let message = if kind == Kind::Template {
+        "is not for dynamic buckets: name the hot bucket under buckets".to_owned()
+    } else if size_right && most == 0 {
+        "is not for a size of 1, of which a node can't hold half: raise size, or remove this"
+            .to_owned()
+    } else if size_right && limit.prefetch_tokens > most {
+        format!(
+            "must be at most half of size, which is {most}, not {}: lower it or raise size",
+            limit.prefetch_tokens
+        )
+    } else {
+        return;
+    };
+    reader.fault(entry.line, &path.key(entry.key), message);
 }
 
 fn unsigned(whole: Option<i64>) -> Option<u64> {

@@ -80,6 +80,9 @@ fn bucket(bucket: &Bucket) -> Mapping {
     if let Some(percent) = limit.soft_limit_percent {
         put(&mut fields, "soft_limit_percent", number(percent));
     }
+    if limit.prefetch_tokens > 0 {
+        put(&mut fields, "prefetch", limit.prefetch_tokens);
+    }
     fields
 }
 

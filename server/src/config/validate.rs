@@ -3,7 +3,7 @@
 
 use super::fault::Path;
 use super::model::{FailurePolicy, Limits};
-use super::namespaces::{Indices, bucket, namespaces};
+use super::namespaces::{Indices, Kind, bucket, namespaces};
 use super::read::{Fields, Keys, Reader};
 use super::resources::resources;
 use super::tree::Node;
@@ -28,9 +28,10 @@ pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
     let top = reader.fields(root, &Path::ROOT, &KEYS);
     let on_store_failure = failure_policy(&mut reader, &top, &Path::ROOT).unwrap_or_default();
     let mut indices = Indices::default();
-    let global_default = top
-        .get("global_default_bucket")
-        .map(|entry| bucket(&mut reader, entry.value, &Path::ROOT.key(entry.key), &mut indices));
+    let global_default = top.get("global_default_bucket").map(|entry| {
+        let path = Path::ROOT.key(entry.key);
+        bucket(&mut reader, entry.value, &path, &mut indices, Kind::One)
+    });
     let namespaces = top.get("namespaces").map(|entry| {
         namespaces(
             &mut reader,

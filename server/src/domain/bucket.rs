@@ -57,6 +57,8 @@ pub struct BucketLimit {
     pub max_tokens_per_request: Option<u64>,
     /// The share of the size, in percent, past which a grant is marked.
     pub soft_limit_percent: Option<f64>,
+    /// The most tokens that a node takes ahead of its requests; 0: none.
+    pub prefetch_tokens: u64,
 }
 
 impl Default for BucketLimit {
@@ -69,6 +71,7 @@ impl Default for BucketLimit {
             max_debt_ms: 10_000,
             max_tokens_per_request: Some(50),
             soft_limit_percent: None,
+            prefetch_tokens: 0,
         }
     }
 }
@@ -79,10 +82,10 @@ impl BucketLimit {
         Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms)
     }
 
-    /// Whether a grant that leaves `tokens` in the bucket is past the soft limit.
-    pub fn past_soft_limit(&self, tokens: f64) -> bool {
+    /// Whether a grant that leaves `tokens` in a bucket of `size` tokens is past the soft limit.
+    pub fn past_soft_limit(&self, tokens: f64, size: impl FnOnce() -> f64) -> bool {
         self.soft_limit_percent.is_some_and(|percent| {
-            let size = self.size_tokens as f64;
+            let size = size();
             size - tokens > size * percent / 100.0
         })
     }
@@ -128,11 +131,15 @@ pub struct Terms {
     pub interval_us: f64,
     /// Microseconds that an empty bucket takes to fill.
     pub cap_us: f64,
+    /// How long after its balance was zero a state is needed, in µs: as long as `cap_us`, but
+    /// where nodes take tokens ahead. There, `cap_us` differs between nodes for a moment when
+    /// one comes or goes, and a state must be there for all of them.
+    pub life_us: f64,
     /// The longest debt, as a time.
     pub max_debt_us: f64,
     /// What a state written under these terms is marked with.
     pub mark: Mark,
-    /// The grid that expiries are on, in µs: a power of two, at most a sixteenth of `cap_us`, but
+    /// The grid that expiries are on, in µs: a power of two, at most a sixteenth of `life_us`, but
     /// not finer than an eighth of a second. A state outlives the moment at which its bucket is
     /// full by a step of it at most, so that few grants move the expiry.
     pub grid_us: f64,
@@ -145,6 +152,7 @@ impl Terms {
         Self {
             interval_us,
             cap_us,
+            life_us: cap_us,
             max_debt_us: max_debt_ms as f64 * 1000.0,
             mark: Mark::new(rate, max_debt_ms),
             grid_us: grid_us(cap_us),
@@ -153,7 +161,7 @@ impl Terms {
 
     /// The longest time, in µs, that a state may be about after the last grant.
     pub fn longest_life_us(&self) -> f64 {
-        self.cap_us + self.grid_us + self.max_debt_us
+        self.life_us + self.grid_us + self.max_debt_us
     }
 
     /// The share of one node among `nodes` that decide each on its own: rate and size are
@@ -166,7 +174,21 @@ impl Terms {
         let grid_us = grid_us(cap_us);
         let hash = self.mark.0 & 31;
         let mark = Mark(Mark::new(1e6 / interval_us, 0).0 & !31 | hash);
-        Self { interval_us, cap_us, mark, grid_us, ..*self }
+        Self { interval_us, cap_us, life_us: cap_us, mark, grid_us, ..*self }
+    }
+
+    /// What is left to the bucket while each of `nodes` may hold [`Terms::ahead_tokens`]: less
+    /// of a size, but all else the same. More nodes never leave more.
+    pub fn beside_prefetch(&self, prefetch_tokens: u64, nodes: u32) -> Self {
+        let held_us = self.cost_us(prefetch_tokens) * f64::from(nodes.max(1));
+        Self { cap_us: self.life_us - held_us.min(self.life_us / 2.0), ..*self }
+    }
+
+    /// The most tokens that each of `nodes` may hold ahead of its requests, so that all of them
+    /// together hold half of the size at most. More nodes never make it more.
+    pub fn ahead_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
+        let size = self.life_us / self.interval_us;
+        prefetch_tokens.min((size / 2.0 / f64::from(nodes.max(1))) as u64)
     }
 
     /// What `tokens` cost, in microseconds of accrual.
@@ -241,6 +263,11 @@ impl State {
         Self { zero_us: now.0, zero_frac: 0, mark: terms.mark, carried: false }.moved(-accrued_us)
     }
 
+    /// The balance at `now`, as a time.
+    fn accrued_us(&self, now: Micros) -> f64 {
+        (now.0 - self.zero_us) as f64 - f64::from(self.zero_frac) / FRACTIONS
+    }
+
     /// The state after `zero` has moved by `us`, rounded up.
     fn moved(self, us: f64) -> Self {
         let mut whole = us.floor();
@@ -256,10 +283,30 @@ impl State {
 /// One request to a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// What the tokens cost: [`Terms::cost_us`].
+    /// What the tokens cost: [`Terms::cost_us`]; negative: so much is given back.
     pub cost_us: f64,
-    /// The longest wait that a grant may carry.
+    /// The longest wait that a grant may carry; negative: so much must be there.
     pub max_wait_us: f64,
+}
+
+impl Request {
+    /// For tokens, which may come of the future.
+    pub fn take(cost_us: f64, max_wait_ms: u64) -> Self {
+        Self { cost_us, max_wait_us: max_wait_ms as f64 * 1000.0 }
+    }
+
+    /// For tokens that are there: without a wait, and without leaving a debt.
+    pub fn take_ahead(cost_us: f64) -> Self {
+        Self { cost_us, max_wait_us: -cost_us }
+    }
+
+    /// Gives tokens back, what they cost; beyond what makes the bucket full, they are lost. It
+    /// is refused only where it would leave a debt beyond the limit.
+    pub fn give_back(cost_us: f64) -> Self {
+        // So much pays any debt and fills any bucket.
+        let most_us = 2.0 * MAX_SPAN_US;
+        Self { cost_us: -cost_us.min(most_us), max_wait_us: f64::INFINITY }
+    }
 }
 
 /// What becomes of a bucket's state.
@@ -288,7 +335,7 @@ impl State {
     /// When it is needed no more, in milliseconds since the epoch: a little after its bucket is
     /// full.
     pub fn expires_ms(&self, terms: &Terms) -> i64 {
-        let step = ((self.zero_us as f64 + terms.cap_us) / terms.grid_us).floor();
+        let step = ((self.zero_us as f64 + terms.life_us) / terms.grid_us).floor();
         ((step + 1.0) * terms.grid_us / 1000.0).ceil() as i64
     }
 }
@@ -299,7 +346,7 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
     // Restated: the state no longer says by itself what the balance is, and is written anew.
     let (mut restated, mut carried) = (false, false);
     if let Some(state) = state {
-        accrued_us = (now.0 - state.zero_us) as f64 - f64::from(state.zero_frac) / FRACTIONS;
+        accrued_us = state.accrued_us(now);
         carried = state.carried;
         if state.mark != terms.mark {
             if !state.mark.same_rate(terms.mark) {
@@ -324,23 +371,37 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
     }
 
     let granted = allowed(accrued_us, terms, request);
-    let left_us = if granted { accrued_us - request.cost_us } else { accrued_us };
     let change = if granted {
-        Change::Put(match state {
+        let left = match state {
             Some(state) if !restated && !full => {
                 State { carried: false, ..*state }.moved(request.cost_us)
             }
-            _ => State::at(now, left_us, terms),
-        })
+            _ => State::at(now, accrued_us - request.cost_us, terms),
+        };
+        let filled = request.cost_us < 0.0 && left.accrued_us(now) >= terms.cap_us;
+        match state {
+            None if filled => Change::Keep,
+            Some(_) if filled => fill(terms, now),
+            _ => Change::Put(left),
+        }
     } else if !restated {
         Change::Keep
     } else if full {
-        Change::Remove
+        fill(terms, now)
     } else {
         let carried = carried && accrued_us < -terms.max_debt_us;
-        Change::Put(State { carried, ..State::at(now, left_us, terms) })
+        Change::Put(State { carried, ..State::at(now, accrued_us, terms) })
     };
     Decision { granted, accrued_us, change }
+}
+
+/// A bucket that has a state is full. By the terms of another node it may not be.
+fn fill(terms: &Terms, now: Micros) -> Change {
+    if terms.cap_us < terms.life_us {
+        Change::Put(State::at(now, terms.cap_us, terms))
+    } else {
+        Change::Remove
+    }
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, request: &Request) -> bool {
@@ -386,3 +447,7 @@ pub enum Place {
     /// The default bucket of them all.
     GlobalDefault,
 }
+
+#[cfg(test)]
+#[path = "bucket_tests.rs"]
+mod tests;

@@ -2,6 +2,7 @@
 //! leases, names and time, as pure functions over plain data. Nothing here knows a network,
 //! a store, a file format or a clock; time is always a parameter.
 
+pub mod ahead;
 pub mod bucket;
 pub mod exact;
 pub mod lease;

@@ -5,6 +5,12 @@
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
+/// What a namespace's default bucket is called. With a space in it this is nobody's name.
+pub const DEFAULT_BUCKET: &str = "default bucket";
+
+/// The same for the default bucket of them all.
+pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
+
 /// Why a name is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameFault {

@@ -4,13 +4,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::limits::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use super::{Error, Fallback, Shared};
 use crate::config::model::{FailurePolicy, Found};
-use crate::domain::bucket::{self, Place, Request, Terms};
-use crate::domain::names;
+use crate::domain::bucket::{self, Place, Terms};
+use crate::domain::names::{self, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, Ending};
-use crate::store::{Ask, Outcome, Store, StoreError, Verdict};
+use crate::store::{Ask, Deal, Outcome, Store, StoreError, Verdict};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug)]
@@ -119,8 +118,11 @@ impl<S: Store> AllowService<S> {
             terms: &found.bucket.terms,
             max_idle_ms: limit.max_idle_ms,
             tokens,
-            max_wait_ms: max_wait_ms
-                .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+            deal: Deal::Take {
+                max_wait_ms: max_wait_ms
+                    .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+            },
+            prefetch_tokens: limit.prefetch_tokens,
             moved: snapshot.moved(found.bucket),
             rewrite: snapshot.settling(found.bucket),
         };
@@ -128,7 +130,7 @@ impl<S: Store> AllowService<S> {
         let answer = match outcome {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer(&outcome, &ask, &found, 1, meter)
+                answer(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
             }
             // The store is well: it must not be answered for.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
@@ -170,12 +172,12 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
     }
 }
 
-/// Puts a store's verdict into words. `nodes`: among how many the limit was divided.
+/// Puts a store's verdict into words. `full_us`: what the bucket holds at most, as µs of accrual.
 fn answer(
     outcome: &Outcome,
     ask: &Ask<'_>,
     found: &Found<'_>,
-    nodes: u32,
+    full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
     let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
@@ -186,12 +188,12 @@ fn answer(
         }
         Verdict::Refused => {
             meter.count(Ending::Timeout, 0);
-            let request = Request {
-                cost_us: terms.cost_us(ask.tokens),
-                max_wait_us: ask.max_wait_ms as f64 * 1e3,
-            };
             Answer {
-                retry_after_ms: bucket::retry_after_ms(accrued_us, terms, &request),
+                retry_after_ms: bucket::retry_after_ms(
+                    accrued_us,
+                    &Terms { cap_us: full_us(), ..*terms },
+                    &ask.request(),
+                ),
                 tokens_available: terms.tokens(accrued_us),
                 ..Answer::refused(Status::Timeout)
             }
@@ -200,7 +202,7 @@ fn answer(
             let wait_ms = bucket::wait_ms(accrued_us);
             let tokens_available = terms.tokens(accrued_us - terms.cost_us(ask.tokens));
             let soft_limited =
-                found.bucket.limit.past_soft_limit(tokens_available * f64::from(nodes));
+                found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
             let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
             meter.count(ending, ask.tokens);
             if soft_limited {
@@ -230,7 +232,7 @@ fn degraded(
             let nodes = fallback.health.nodes();
             let terms: Terms = ask.terms.share(nodes);
             let ask = Ask { terms: &terms, ..*ask };
-            answer(&fallback.local.decide_one(&ask), &ask, found, nodes, meter)
+            answer(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
         }
         (FailurePolicy::Allow, _) => {
             // Nothing bounds such a grant but the request, and the counter must not wrap.

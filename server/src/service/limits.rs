@@ -16,14 +16,10 @@ use arc_swap::{ArcSwap, Guard};
 
 use crate::config::model::{Bucket, Limits, Namespace, Others};
 use crate::config::{self, Faults};
+use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::logging::Repeating;
 use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics, ResourceGauges};
 
-/// What a bucket is called that no name belongs to. With a space in them these can't clash
-/// with any name.
-pub const DEFAULT_BUCKET: &str = "default bucket";
-/// See [`DEFAULT_BUCKET`].
-pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
 /// How often the file is looked at for a change.

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::domain::bucket::{Place, Terms};
+use crate::domain::bucket::{Place, Request, Terms};
 use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
 use crate::domain::time::Micros;
 
 pub mod clock;
+mod key;
+pub mod members;
 pub mod memory;
+pub mod prefetch;
 pub mod redis;
 
 /// One question to a store.
@@ -31,8 +34,11 @@ pub struct Ask<'a> {
     pub max_idle_ms: Option<u64>,
     /// Whole tokens, at least one.
     pub tokens: u64,
-    /// The longest wait that a grant may carry, in milliseconds.
-    pub max_wait_ms: u64,
+    /// What is to be done with them.
+    pub deal: Deal,
+    /// The most tokens of the bucket that a node takes ahead; 0: none. Only
+    /// [`prefetch::Prefetching`] goes by it.
+    pub prefetch_tokens: u64,
     /// The namespace may have begun or ceased to bound its dynamic buckets so lately that a
     /// state from before is still about.
     pub moved: bool,
@@ -40,7 +46,31 @@ pub struct Ask<'a> {
     pub rewrite: bool,
 }
 
+/// What an [`Ask`] wants done with its tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deal {
+    /// They are taken, also from the future.
+    Take {
+        /// The longest wait that a grant may carry, in milliseconds.
+        max_wait_ms: u64,
+    },
+    /// They are taken if all of them are there; nobody waits, and no debt is made.
+    TakeAhead,
+    /// They are given back. What the bucket has no room for is lost.
+    GiveBack,
+}
+
 impl Ask<'_> {
+    /// The same for the functions of the domain.
+    pub fn request(&self) -> Request {
+        let cost_us = self.terms.cost_us(self.tokens);
+        match self.deal {
+            Deal::Take { max_wait_ms } => Request::take(cost_us, max_wait_ms),
+            Deal::TakeAhead => Request::take_ahead(cost_us),
+            Deal::GiveBack => Request::give_back(cost_us),
+        }
+    }
+
     /// Whether the expiry of the bucket's state must be written even where it seems to be right:
     /// for other limits' sake, or as it may be idle for too long before it is full.
     fn rewrites(&self) -> bool {
@@ -127,6 +157,12 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Questions to one bucket are decided in the order of the batch; only where Redis has
     /// lost its scripts may one come after a later one.
     fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
+
+    /// What the bucket of a question holds at most, in µs of accrual: what its terms say, but
+    /// for what nodes may hold ahead of their requests.
+    fn full_us(&self, ask: &Ask<'_>) -> f64 {
+        ask.terms.cap_us
+    }
 }
 
 /// One request for a lease.

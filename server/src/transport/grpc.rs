@@ -39,13 +39,13 @@ impl<S: Store> QuotaService for Quota<S> {
 
 /// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
 /// is the address that clients should dial.
-pub fn front<S: Store + LeaseStore>(
-    service: AllowService<S>,
-    leases: CapacityService<S>,
+pub fn front<B: Store, L: LeaseStore>(
+    service: AllowService<B>,
+    leases: CapacityService<L>,
     took: Histogram,
     advertise: Arc<str>,
     health: HealthServer<impl Health>,
-) -> Result<Front<S>, tonic_reflection::server::Error> {
+) -> Result<Front<B>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)

@@ -27,9 +27,9 @@ const BODY_LIMIT: usize = 2 * 1024 * 1024;
 /// Whether the node should get requests; the text says why not.
 pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 
-struct Port<S> {
-    service: AllowService<S>,
-    leases: CapacityService<S>,
+struct Port<B, L> {
+    service: AllowService<B>,
+    leases: CapacityService<L>,
     about: About,
     store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
@@ -38,9 +38,9 @@ struct Port<S> {
 }
 
 /// Everything that the HTTP port serves.
-pub fn router<S: Store + LeaseStore>(
-    service: AllowService<S>,
-    leases: CapacityService<S>,
+pub fn router<B: Store, L: LeaseStore>(
+    service: AllowService<B>,
+    leases: CapacityService<L>,
     about: About,
     store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
@@ -48,19 +48,22 @@ pub fn router<S: Store + LeaseStore>(
 ) -> Router {
     let took = metrics.rpc_duration("http");
     Router::new()
-        .route("/v1/allow", post(allow::<S>))
-        .route("/metrics", get(render::<S>))
+        .route("/v1/allow", post(allow::<B, L>))
+        .route("/metrics", get(render::<B, L>))
         .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readyz::<S>))
-        .route("/debug/status", get(status_page::<S>))
-        .route("/debug/status.json", get(status_json::<S>))
-        .route("/debug/resource.json", get(resource::<S>))
+        .route("/readyz", get(readyz::<B, L>))
+        .route("/debug/status", get(status_page::<B, L>))
+        .route("/debug/status.json", get(status_json::<B, L>))
+        .route("/debug/resource.json", get(resource::<B, L>))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .with_state(Arc::new(Port { service, leases, about, store_state, metrics, took, ready }))
 }
 
 /// The same request as over gRPC, in protobuf's JSON form; any content type will do.
-async fn allow<S: Store>(State(port): State<Arc<Port<S>>>, body: Bytes) -> Response {
+async fn allow<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
+    body: Bytes,
+) -> Response {
     let started = Instant::now();
     let request: AllowRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
@@ -82,22 +85,24 @@ fn failure(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
-async fn render<S: Store>(State(port): State<Arc<Port<S>>>) -> impl IntoResponse {
+async fn render<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> impl IntoResponse {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], port.metrics.render())
 }
 
-async fn readyz<S: Store>(State(port): State<Arc<Port<S>>>) -> (StatusCode, String) {
+async fn readyz<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
+) -> (StatusCode, String) {
     match (port.ready)() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
     }
 }
 
-async fn status_json<S: Store + LeaseStore>(State(port): State<Arc<Port<S>>>) -> Json<Value> {
+async fn status_json<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> Json<Value> {
     Json(node_status(&port.about, &*port.store_state, &port.leases).await)
 }
 
-async fn status_page<S: Store + LeaseStore>(State(port): State<Arc<Port<S>>>) -> Html<String> {
+async fn status_page<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> Html<String> {
     let status = node_status(&port.about, &*port.store_state, &port.leases).await;
     Html(page(&status, port.leases.shared().now().as_secs()))
 }
@@ -107,8 +112,8 @@ struct Which {
     id: String,
 }
 
-async fn resource<S: Store + LeaseStore>(
-    State(port): State<Arc<Port<S>>>,
+async fn resource<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
     Query(which): Query<Which>,
 ) -> Response {
     match resource_view(&port.leases, &which.id).await {

@@ -49,6 +49,11 @@ impl Scrape {
         Self(text)
     }
 
+    /// Of what was rendered.
+    pub fn text(text: String) -> Self {
+        Self(text)
+    }
+
     /// The sum of a metric's series that have these labels; 0 where there are none.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let has = |series: &str| {

@@ -7,18 +7,19 @@
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeSet, BinaryHeap};
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hashbrown::HashMap;
 use hashbrown::hash_map::EntryRef;
-use hashbrown::{Equivalent, HashMap};
 
 use leases::Resources;
 
 use super::clock::Clock;
-use super::{Ask, Outcome, Outcomes, Store, Verdict};
-use crate::domain::bucket::{self, Change, Place, Request, State};
+use super::key::{Key, KeyRef};
+use super::{Ask, Deal, Outcome, Outcomes, Store, Verdict};
+use crate::domain::bucket::{self, Change, Place, State};
 use crate::domain::time::{ManualClock, Micros};
 
 mod leases;
@@ -45,49 +46,6 @@ struct Inner {
     registers: Mutex<HashMap<Box<str>, Arc<Mutex<Register>>>>,
     in_use: AtomicUsize,
     resources: Resources,
-}
-
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
-    kind: u8,
-    namespace: Box<str>,
-    name: Box<str>,
-}
-
-/// A [`Key`] that only borrows its names.
-#[derive(Clone, Copy, Hash)]
-struct KeyRef<'a> {
-    kind: u8,
-    namespace: &'a str,
-    name: &'a str,
-}
-
-impl Hash for Key {
-    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        KeyRef { kind: self.kind, namespace: &self.namespace, name: &self.name }.hash(state);
-    }
-}
-
-impl Equivalent<Arc<Key>> for KeyRef<'_> {
-    fn equivalent(&self, key: &Arc<Key>) -> bool {
-        self.kind == key.kind && *self.namespace == *key.namespace && *self.name == *key.name
-    }
-}
-
-impl<'a> KeyRef<'a> {
-    fn of(ask: &Ask<'a>) -> Self {
-        match ask.place {
-            Place::Configured { .. } | Place::Dynamic { .. } => {
-                Self { kind: b'b', namespace: ask.namespace, name: ask.name }
-            }
-            Place::NamespaceDefault => Self { kind: b'd', namespace: ask.namespace, name: "" },
-            Place::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
-        }
-    }
-
-    fn to_key(self) -> Key {
-        Key { kind: self.kind, namespace: self.namespace.into(), name: self.name.into() }
-    }
 }
 
 struct Entry {
@@ -317,11 +275,7 @@ impl Inner {
 
         let entry = shard.entries.get(&key);
         let state = entry.filter(|entry| now_ms <= entry.expires_ms).map(|entry| entry.state);
-        let request = Request {
-            cost_us: ask.terms.cost_us(ask.tokens),
-            max_wait_us: ask.max_wait_ms as f64 * 1000.0,
-        };
-        let decision = bucket::decide(state.as_ref(), ask.terms, &request, now);
+        let decision = bucket::decide(state.as_ref(), ask.terms, &ask.request(), now);
         let put = match decision.change {
             Change::Put(state) => Some(state),
             // The expiry may have changed all the same.
@@ -340,7 +294,10 @@ impl Inner {
         let outcome = Outcome {
             verdict: if decision.granted { Verdict::Granted } else { Verdict::Refused },
             accrued_us: decision.accrued_us,
-            created: decision.granted && !in_use && matches!(ask.place, Place::Dynamic { .. }),
+            created: decision.granted
+                && !in_use
+                && ask.deal != Deal::GiveBack
+                && matches!(ask.place, Place::Dynamic { .. }),
             removed: 0,
             live: None,
         };

@@ -24,7 +24,7 @@ const ELSEWHERE: u8 = 255;
 pub(super) const MOST: usize = 126;
 
 /// Terms as the script takes them.
-type Terms = [f64; 7];
+type Terms = [f64; 8];
 
 /// One question, with all that the script needs of it.
 pub(super) struct Question {
@@ -52,6 +52,7 @@ impl Question {
             _ => (0, 0),
         };
         let rewrite = if ask.rewrites() { REWRITE } else { 0 };
+        let request = ask.request();
         Self {
             keys: Keys::new(ask.place, ask.namespace, ask.name),
             owner,
@@ -64,9 +65,10 @@ impl Question {
                 bound as f64,
                 ask.terms.grid_us,
                 f64::from(flags | rewrite),
+                ask.terms.life_us,
             ],
-            cost_us: ask.terms.cost_us(ask.tokens),
-            max_wait_us: ask.max_wait_ms as f64 * 1000.0,
+            cost_us: request.cost_us,
+            max_wait_us: request.max_wait_us,
             now,
             twin: None,
             dynamic: matches!(ask.place, Place::Dynamic { .. }),
@@ -215,7 +217,7 @@ impl Batch {
         let now = questions[order[0]].now.map_or(0.0, |now| now.0 as f64);
         let all = keys.len() + registers.len();
         let (declared, placed) = if declared { (all, 0) } else { (0, all) };
-        let mut numbers = Vec::with_capacity(24 + 56 * terms.len());
+        let mut numbers = Vec::with_capacity(24 + 64 * terms.len());
         let header = [now, keys.len() as f64, placed as f64];
         for number in header.iter().chain(terms.into_iter().flatten()) {
             numbers.extend(number.to_le_bytes());
@@ -280,7 +282,9 @@ impl Batch {
             for (at, &question) in all.iter().enumerate() {
                 let outcome = Outcome {
                     verdict: if at < granted { Verdict::Granted } else { refused },
-                    accrued_us: met_us - at.min(granted) as f64 * asked.cost_us,
+                    // What is given back beyond what makes it full is lost.
+                    accrued_us: (met_us - at.min(granted) as f64 * asked.cost_us)
+                        .min(asked.terms[0]),
                     created: at == 0 && asked.dynamic && created,
                     removed,
                     live,

@@ -193,9 +193,10 @@ impl Connector {
             let (shard, node_id, timeout) = (Arc::clone(shard), node_id.to_owned(), self.0.timeout);
             beats.spawn(async move { shard.heartbeat(&node_id, ttl, timeout).await });
         }
+        let started = Instant::now();
         let counts = beats.join_all().await;
         if let Some(nodes) = counts.into_iter().flatten().max() {
-            self.health().count_nodes(nodes);
+            self.health().count_nodes(nodes, started.elapsed());
         }
     }
 }

@@ -15,6 +15,8 @@ use super::NODE_TTL;
 use crate::logging::Repeating;
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
+use crate::store::clock::Clock;
+use crate::store::members::Members;
 
 /// What all of a node's connections know of the store together.
 pub struct Health {
@@ -26,6 +28,7 @@ pub struct Health {
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
+    members: Arc<Members>,
 }
 
 /// The same of one server.
@@ -60,6 +63,7 @@ impl Health {
             failures: Repeating::default(),
             recoveries: Repeating::default(),
             metrics,
+            members: Arc::new(Members::new(Clock::system())),
         }
     }
 
@@ -76,6 +80,11 @@ impl Health {
     /// Nodes alive when the store was last heard of, this one included.
     pub fn nodes(&self) -> u32 {
         self.nodes.load(Ordering::Relaxed)
+    }
+
+    /// How many nodes there may be, for those who take tokens ahead.
+    pub fn members(&self) -> &Arc<Members> {
+        &self.members
     }
 
     /// How long the last outage was, and how long ago it ended. One goes on from the start of
@@ -132,14 +141,15 @@ impl Health {
         }
     }
 
-    /// The servers count so many nodes; where they differ, the most.
-    pub(super) fn count_nodes(&self, nodes: u32) {
+    /// The servers count so many nodes; where they differ, the most. They were asked so long ago.
+    pub(super) fn count_nodes(&self, nodes: u32, took: Duration) {
         // A store that lost its memory counts only who has come back to it already. Should it
         // fail again before all have, their shares must not be given away.
         let least = if self.outage().ended.elapsed() < NODE_TTL { self.nodes() } else { 1 };
         let nodes = nodes.max(least);
         self.nodes.store(nodes, Ordering::Relaxed);
         self.metrics.nodes.set(f64::from(nodes));
+        self.members.heard(nodes, took);
     }
 
     fn count(&self, error: StoreError, questions: usize) {

@@ -1,0 +1,59 @@
+//! What a bucket goes by in this process's memory.
+
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use hashbrown::Equivalent;
+
+use super::Ask;
+use crate::domain::bucket::Place;
+
+/// One bucket.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    pub(super) kind: u8,
+    pub(super) namespace: Box<str>,
+    pub(super) name: Box<str>,
+}
+
+/// A [`Key`] that only borrows its names.
+#[derive(Clone, Copy, Hash)]
+pub(super) struct KeyRef<'a> {
+    kind: u8,
+    namespace: &'a str,
+    name: &'a str,
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        KeyRef::from(self).hash(state);
+    }
+}
+
+impl Equivalent<Arc<Key>> for KeyRef<'_> {
+    fn equivalent(&self, key: &Arc<Key>) -> bool {
+        self.kind == key.kind && *self.namespace == *key.namespace && *self.name == *key.name
+    }
+}
+
+impl<'a> From<&'a Key> for KeyRef<'a> {
+    fn from(key: &'a Key) -> Self {
+        Self { kind: key.kind, namespace: &key.namespace, name: &key.name }
+    }
+}
+
+impl<'a> KeyRef<'a> {
+    pub(super) fn of(ask: &Ask<'a>) -> Self {
+        match ask.place {
+            Place::Configured { .. } | Place::Dynamic { .. } => {
+                Self { kind: b'b', namespace: ask.namespace, name: ask.name }
+            }
+            Place::NamespaceDefault => Self { kind: b'd', namespace: ask.namespace, name: "" },
+            Place::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
+        }
+    }
+
+    pub(super) fn to_key(self) -> Key {
+        Key { kind: self.kind, namespace: self.namespace.into(), name: self.name.into() }
+    }
+}
