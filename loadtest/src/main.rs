@@ -9,7 +9,11 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 use tollgate_loadtest::allow::{self, AllowArgs, RunError};
 use tollgate_loadtest::capacity::{self, CapacityArgs};
+use tollgate_loadtest::floor::{self, FloorArgs};
 use tollgate_loadtest::scenario::{self, ScenarioArgs};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Drives load at tollgate nodes, measures it, and checks what was granted.
 #[derive(Debug, Parser)]
@@ -23,6 +27,7 @@ struct Cli {
 enum Command {
     Allow(Box<AllowArgs>),
     Capacity(Box<CapacityArgs>),
+    Floor(FloorArgs),
     Scenario(ScenarioArgs),
 }
 
@@ -35,6 +40,10 @@ fn main() -> ExitCode {
         Command::Capacity(args) => match capacity::run(&args) {
             Ok(report) => print(&report, args.json, report.verdict.exit_code()),
             Err(error) => fail("capacity", error),
+        },
+        Command::Floor(args) => match floor::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail("floor", error),
         },
         Command::Scenario(args) => match scenario::run(&args) {
             Ok(report) => print(&report, args.json, 0),

@@ -5,6 +5,7 @@
 mod allow;
 mod capacity;
 mod common;
+mod floor;
 mod leases;
 mod open_loop;
 mod scenario;
