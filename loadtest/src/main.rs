@@ -8,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 use tollgate_loadtest::allow::{self, AllowArgs, RunError};
+use tollgate_loadtest::bench::{self, BenchArgs};
 use tollgate_loadtest::capacity::{self, CapacityArgs};
 use tollgate_loadtest::floor::{self, FloorArgs};
 use tollgate_loadtest::scenario::{self, ScenarioArgs};
@@ -28,6 +29,7 @@ enum Command {
     Allow(Box<AllowArgs>),
     Capacity(Box<CapacityArgs>),
     Floor(FloorArgs),
+    Bench(BenchArgs),
     Scenario(ScenarioArgs),
 }
 
@@ -44,6 +46,11 @@ fn main() -> ExitCode {
         Command::Floor(args) => match floor::run(&args) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => fail("floor", error),
+        },
+        Command::Bench(args) => match bench::run(&args) {
+            Ok(report) => print(&report, args.json, 0),
+            Err(bench::Error::Run(error)) => fail("bench", error),
+            Err(error) => complain(&error),
         },
         Command::Scenario(args) => match scenario::run(&args) {
             Ok(report) => print(&report, args.json, 0),

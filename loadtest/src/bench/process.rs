@@ -1,0 +1,218 @@
+//! The processes that a bench starts, and what they cost.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+
+use crate::bench::Error;
+
+/// How long a process may take to serve.
+const START: Duration = Duration::from_secs(20);
+
+/// Room for what a process says while nobody listens any more.
+const AWAY: Duration = Duration::from_millis(10);
+
+/// A process, stopped by its id when dropped.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // One that has ended already needs no more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+/// The CPU time, in µs, that the process has used in its threads that live.
+pub fn cpu_us(id: u32) -> io::Result<f64> {
+    let mut ns = 0.0;
+    for thread in fs::read_dir(format!("/proc/{id}/task"))? {
+        // A thread may end while it is looked at. The first number is its time on a CPU.
+        let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+        ns += text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
+    }
+    Ok(ns / 1000.0)
+}
+
+/// A server: a node, or a floor to compare with.
+#[derive(Debug)]
+pub struct Server {
+    /// What runs it.
+    pub process: Process,
+    /// Where it listens, HOST:PORT.
+    pub address: String,
+}
+
+impl Server {
+    /// Starts `tollgate serve`.
+    pub fn node<S: AsRef<OsStr>>(
+        tollgate: &Path,
+        limits: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self, Error> {
+        let mut command = Command::new(tollgate);
+        command
+            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["--log-format", "json", "--limits"])
+            .arg(limits)
+            .args(args);
+        Self::start(command.stderr(Stdio::piped()), |line| {
+            let event: serde_json::Value = serde_json::from_str(line).ok()?;
+            let serving = event["message"] == "serving";
+            serving.then(|| event["grpc"].as_str().map(str::to_owned)).flatten()
+        })
+    }
+
+    /// Starts `tollgate-loadtest floor`.
+    pub fn floor(loadtest: &Path, args: &[&str]) -> Result<Self, Error> {
+        let mut command = Command::new(loadtest);
+        Self::start(command.arg("floor").args(args).stdout(Stdio::piped()), |line| {
+            Some(line.to_owned())
+        })
+    }
+
+    /// Starts a process that tells its address in a line of its piped output.
+    fn start(
+        command: &mut Command,
+        address: impl Fn(&str) -> Option<String> + Send + 'static,
+    ) -> Result<Self, Error> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let failed = |error| Error::Start(name.clone(), error);
+        let mut process = Process(command.spawn().map_err(failed)?);
+        let output = process.0.stdout.take().map(|out| Box::new(out) as Box<dyn io::Read + Send>);
+        let output = output.or_else(|| process.0.stderr.take().map(|err| Box::new(err) as _));
+        let (found, address_found) = mpsc::channel();
+        thread::spawn(move || {
+            // To the end, so that the process never waits for someone to read what it says.
+            let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
+            for line in lines.map_while(Result::ok) {
+                if let Some(address) = address(&line) {
+                    let _ = found.send(address);
+                }
+            }
+        });
+        let silent = |_| failed(io::Error::other("it does not say that it serves"));
+        let address = address_found.recv_timeout(START).map_err(silent)?;
+        Ok(Self { process, address })
+    }
+}
+
+/// A Redis that keeps nothing on disk.
+#[derive(Debug)]
+pub struct Redis {
+    /// What runs it.
+    pub process: Process,
+    /// HOST:PORT.
+    pub address: String,
+}
+
+impl Redis {
+    /// Starts one on a free port.
+    pub fn start(dir: &Path, args: &[&str]) -> Result<Self, Error> {
+        let failed = |error| Error::Start("redis-server".to_owned(), error);
+        let port = free_port().map_err(failed)?;
+        let child = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--port", &port.to_string(), "--dir"])
+            .arg(dir)
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let redis = Self { process: Process(child), address: format!("127.0.0.1:{port}") };
+        let started = Instant::now();
+        while let Err(error) = redis.connect() {
+            if started.elapsed() > START {
+                return Err(error);
+            }
+            pause(AWAY);
+        }
+        Ok(redis)
+    }
+
+    /// `redis://…`
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// A connection of one's own.
+    pub fn connect(&self) -> Result<Connection, Error> {
+        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START)?)
+    }
+}
+
+/// The number after `key` and `:` in a section of INFO; `None`: there is none.
+pub fn info(connection: &mut Connection, section: &str, key: &str) -> Result<Option<f64>, Error> {
+    let text: String = redis::cmd("INFO").arg(section).query(connection)?;
+    Ok(field(&text, key))
+}
+
+fn field(text: &str, key: &str) -> Option<f64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    value.trim().parse().ok()
+}
+
+/// The time in µs that scripts have run.
+pub fn script_us(connection: &mut Connection) -> Result<f64, Error> {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(connection)?;
+    Ok(script_us_of(&text))
+}
+
+fn script_us_of(text: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+    let us = line.and_then(|line| line.split(',').find_map(|pair| pair.strip_prefix("usec=")));
+    us.and_then(|us| us.parse().ok()).unwrap_or(0.0)
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Waits, on a thread that has nothing else to do.
+pub fn pause(time: Duration) {
+    thread::park_timeout(time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_in_what_redis_tells() {
+        let text = "# Memory\r\nused_memory:1048576\r\nused_memory_rss:2\r\n";
+        assert_eq!(field(text, "used_memory"), Some(1_048_576.0));
+        assert_eq!(field(text, "maxmemory"), None);
+        let text =
+            "cmdstat_eval:calls=1,usec=7\r\ncmdstat_evalsha:calls=3,usec=250,usec_per_call=83\r\n";
+        assert_eq!(script_us_of(text), 250.0);
+        assert_eq!(script_us_of(""), 0.0);
+    }
+
+    #[test]
+    fn the_time_of_a_process_goes_on() {
+        let id = std::process::id();
+        let before = cpu_us(id).expect("this process");
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_millis(20) {}
+        let used = cpu_us(id).expect("this process") - before;
+        assert!(used > 0.0, "{used}");
+        assert!(cpu_us(u32::MAX).is_err());
+    }
+}
