@@ -101,14 +101,20 @@ impl Server {
         thread::spawn(move || {
             // To the end, so that the process never waits for someone to read what it says.
             let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
+            let mut said = Some(String::new());
             for line in lines.map_while(Result::ok) {
                 if let Some(address) = address(&line) {
-                    let _ = found.send(address);
+                    said = None;
+                    let _ = found.send(Ok(address));
+                } else if let Some(said) = &mut said {
+                    said.push_str(&line);
                 }
             }
+            // Nobody listens any more if it has served.
+            let _ = found.send(Err(io::Error::other(said.unwrap_or_default())));
         });
-        let silent = |_| failed(io::Error::other("it does not say that it serves"));
-        let address = address_found.recv_timeout(START).map_err(silent)?;
+        let silent = |_| Err(io::Error::other("it does not say that it serves"));
+        let address = address_found.recv_timeout(START).unwrap_or_else(silent).map_err(failed)?;
         Ok(Self { process, address })
     }
 }

@@ -45,10 +45,8 @@ namespaces:
 ";
 
 /// How leases are shared, half of what is wanted being there.
-const RESOURCE: &str = "\
-    algorithm:
-      { kind: FAIR_SHARE, lease_length: 86400, refresh_interval: 5, learning_mode_duration: 0 }
-";
+const SHARING: &str =
+    "{ kind: FAIR_SHARE, lease_length: 86400, refresh_interval: 5, learning_mode_duration: 0 }";
 
 /// Everything that runs.
 pub struct Rig {
@@ -80,7 +78,9 @@ impl Rig {
         for clients in args.lease_clients() {
             let name = resource(clients);
             let capacity = clients as f64 * MEAN_WANTS / 2.0;
-            text += &format!("  - identifier_glob: {name}\n    capacity: {capacity}\n{RESOURCE}");
+            text += &format!(
+                "  - {{ identifier_glob: {name}, capacity: {capacity}, algorithm: {SHARING} }}\n"
+            );
         }
         fs::write(&limits, text).map_err(Error::Files)?;
         Ok(Self {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use h2::client::{self, SendRequest};
 use h2::{Reason, RecvStream};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
 use http::{Method, Request, StatusCode, Uri, Version};
 use prost::Message as _;
 use tokio::net::TcpStream;
@@ -28,6 +28,9 @@ const WINDOW: u32 = 16 << 20;
 /// A message on the wire comes after this: one byte says whether it is compressed, four how long
 /// it is.
 const PREFIX: usize = 5;
+
+/// Where an answer says what came of it.
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Room for so many requests before a buffer is asked for anew.
 const BUFFER: usize = 4096;
@@ -198,7 +201,7 @@ fn decode(mut message: Bytes, answer: &mut AllowResponse) -> Option<()> {
 }
 
 fn grpc_status(headers: &HeaderMap) -> Option<Code> {
-    Some(Code::from_bytes(headers.get("grpc-status")?.as_bytes()))
+    Some(Code::from_bytes(headers.get(&GRPC_STATUS)?.as_bytes()))
 }
 
 /// What the gRPC documents say of an answer without a gRPC status.
