@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod allow;
+mod bench;
 mod capacity;
 mod common;
 mod floor;
