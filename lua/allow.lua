@@ -7,9 +7,13 @@
 -- and its requests are decided in their order.
 --
 -- KEYS     the buckets' states, then the namespaces' registers of dynamic buckets (flags COUNTED
---          and CONFIGURED): sorted sets of names by the time of their last use, in µs
+--          and CONFIGURED): sorted sets of names by the time of their last use, in µs.
+--          In a cluster these are not declared, but the last ones of ARGV: a batch has keys of
+--          many slots, which one call may name only so. A key that this server does not have
+--          (any more) is told in the reply, and nothing of its requests is done.
 -- ARGV[1]  little-endian doubles: the time in µs since the epoch, for tests (0: the server's own
---          TIME), how many KEYS are states, then for each of the terms that the requests name:
+--          TIME), how many keys are states, how many keys are in ARGV, then for each of the
+--          terms that the requests name:
 --            cap       what fills an empty bucket, µs
 --            max_debt  µs
 --            mark      the terms' mark, a whole number below 2^29
@@ -33,7 +37,7 @@
 --
 -- Reply: one string with '<I2d' for each run:
 --   outcome  how many are granted, the first ones; plus 16384 if the bucket came into being, or
---            plus 32768 if it would be one dynamic bucket too many
+--            plus 32768 if it would be one dynamic bucket too many; 65535: the key is elsewhere
 --   accrued  the balance that the first request met, µs of accrual; negative: in debt
 -- and '<I4I4' after it with flag COUNTED:
 --   removed  dynamic buckets dropped for being idle
@@ -56,7 +60,7 @@
 
 local TERMS, RUN = '<ddddddd', '<I2I2I2I2I2I2dd'
 local TERMS_BYTES = 56
-local CREATED, TOO_MANY = 16384, 32768
+local CREATED, TOO_MANY, ELSEWHERE = 16384, 32768, 65535
 local FRACTIONS, SLACK, TIME_MODULUS = 262144, 0.00390625, 281474976710656
 -- The longest debt that can be stored, in µs: four years.
 local MAX_SPAN = 126230400000000
@@ -67,21 +71,36 @@ local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local floor, ceil = math.floor, math.ceil
 local numbers, runs = ARGV[1], ARGV[2]
 
-local now, states = unpack_bytes('<dd', numbers)
+local now, states, placed = unpack_bytes('<ddd', numbers)
+local keys = KEYS
+if placed > 0 then keys = { unpack(ARGV, #ARGV - placed + 1) } end
 local simulated = now ~= 0
 if not simulated then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
 
--- A value of any other type or length is no state of ours, and counts as absent.
+-- Whether an error is about what is stored, and not about where.
+local function foreign(failure)
+  return string.find(failure.err, 'WRONGTYPE', 1, true) ~= nil
+end
+
+-- A value of any other type or length is no state of ours, and counts as absent. ELSEWHERE
+-- stands for one that this server does not have.
 local values
-if states == 1 then
-  local value = redis.pcall('GET', KEYS[1])
-  values = { type(value) == 'string' and value }
-else
-  values = call('MGET', KEYS[1], '', unpack(KEYS, 2, states))
+if placed == 0 and states > 1 then
+  values = call('MGET', keys[1], '', unpack(keys, 2, states))
   table.remove(values, 2)
+else
+  values = {}
+  for i = 1, states do
+    local value = redis.pcall('GET', keys[i])
+    if type(value) ~= 'table' then
+      values[i] = value
+    else
+      values[i] = not foreign(value) and ELSEWHERE
+    end
+  end
 end
 
 -- Tokens a second, of the upper 24 bits of a mark.
@@ -122,11 +141,12 @@ local function balance(value)
 end
 
 -- The register: is the bucket in it, and is there room if it isn't? The states of idle buckets
--- need no removal: they were written to expire by then.
+-- need no removal: they were written to expire by then. Nothing: it is elsewhere.
 local function look_up(register, name)
   local known, removed = true, 0
   local scores = redis.pcall('ZMSCORE', register, '', name)
   if scores.err then
+    if not foreign(scores) then return end
     -- Whatever this is, it is no register of ours.
     call('DEL', register)
     scores = {}
@@ -171,9 +191,9 @@ local dirty, gone, known_step, step_before = false, false, false, 0
 
 local function load(twin)
   local value = values[key]
-  if value and #value ~= 12 then value = false end
+  if value == ELSEWHERE or value and #value ~= 12 then value = false end
   if value and simulated then
-    local expires_ms = call('PEXPIRETIME', KEYS[key])
+    local expires_ms = call('PEXPIRETIME', keys[key])
     if expires_ms >= 0 and floor(now / 1000) > expires_ms then value = false end
   end
   accrued, whole, fraction, restated, carried = cap, 0, 0, false, false
@@ -195,7 +215,7 @@ end
 
 local function store()
   if gone then
-    call('DEL', KEYS[key])
+    call('DEL', keys[key])
     values[key] = false
   elseif dirty then
     local high = floor(mark / 8388608)
@@ -203,13 +223,13 @@ local function store()
       (mark - high * 8388608) * 2 + (carried and 1 or 0))
     local step = floor((whole + cap) / grid)
     if known_step and step == step_before then
-      call('SET', KEYS[key], value, 'KEEPTTL')
+      call('SET', keys[key], value, 'KEEPTTL')
     else
       local expires_ms = ceil((step + 1) * grid / 1000)
       if idle >= 0 then
         expires_ms = math.min(expires_ms, ceil((now + idle) / 1000))
       end
-      call('SET', KEYS[key], value, 'PXAT', expires_ms)
+      call('SET', keys[key], value, 'PXAT', expires_ms)
     end
     values[key] = value
   end
@@ -236,7 +256,7 @@ while at <= length do
     if run_term ~= term then
       term = run_term
       cap, max_debt, mark, idle, bound, grid, flags =
-        unpack_bytes(TERMS, numbers, 17 + (term - 1) * TERMS_BYTES)
+        unpack_bytes(TERMS, numbers, 25 + (term - 1) * TERMS_BYTES)
       counted, configured, rewrite = flags % 2 == 1, flags % 4 >= 2, flags >= 4
     end
     key = run_key
@@ -244,14 +264,18 @@ while at <= length do
   end
 
   local known, removed, live = true, 0, 0
-  if counted then
-    known, removed, live = look_up(KEYS[register], ARGV[name])
+  local elsewhere = values[key] == ELSEWHERE
+  if counted and not elsewhere then
+    known, removed, live = look_up(keys[register], ARGV[name])
+    elsewhere = known == nil
   elseif configured then
-    redis.pcall('ZREM', KEYS[register], '', ARGV[name])
+    redis.pcall('ZREM', keys[register], '', ARGV[name])
   end
 
   local outcome, met = TOO_MANY, 0
-  if known or live < bound then
+  if elsewhere then
+    outcome, removed, live = ELSEWHERE, 0, 0
+  elseif known or live < bound then
     met = accrued
     local granted, was_full = 0, full
     while granted < count and -accrued - SLACK <= max_wait
@@ -290,7 +314,7 @@ while at <= length do
     if counted then
       -- A bucket counts from its first grant on; every use of one that counts is recorded.
       if known or granted > 0 or not was_full then
-        record(KEYS[register], ARGV[name])
+        record(keys[register], ARGV[name])
         if not known then
           outcome = outcome + CREATED
           live = live + 1

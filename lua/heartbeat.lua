@@ -9,8 +9,10 @@
 -- ARGV[2]  microseconds after which a silent node counts no more; 0: this node is leaving
 -- ARGV[3]  the key that has the birth: since when this store has had its state, in
 --          microseconds. It need not share a hash tag with KEYS[1], and is no key of KEYS.
+-- ARGV[4]  when the store was born, in microseconds, if that key is new only because the server
+--          has given away the slot of the one before; 0: then the birth is now
 --
--- Reply: how many nodes are alive, an integer.
+-- Reply: how many nodes are alive, and the birth as text.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -19,9 +21,10 @@ local ttl = tonumber(ARGV[2])
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else
-  redis.call('SET', ARGV[3], string.format('%.0f', now), 'NX')
+  local birth = ARGV[4] == '0' and string.format('%.0f', now) or ARGV[4]
+  redis.call('SET', ARGV[3], birth, 'NX')
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))
 end
-return redis.call('ZCARD', KEYS[1])
+return { redis.call('ZCARD', KEYS[1]), redis.call('GET', ARGV[3]) or '0' }

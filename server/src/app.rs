@@ -10,18 +10,19 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
-use tokio_stream::StreamExt;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::service::Routes;
-use tonic::transport::Server;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
@@ -35,8 +36,9 @@ use crate::service::{Fallback, Shared};
 use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::redis::{Connector, Health};
+use crate::store::redis::{Connector, Health, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
+use crate::transport::front::Front;
 use crate::transport::parent::ParentClient;
 use crate::transport::{grpc, http};
 
@@ -132,19 +134,13 @@ pub async fn run(
             };
             node.run(Arc::new(move || Ok(opened.clone())), None, tend, shutdown).await
         }
-        StoreUrl::Redis(url) => {
+        url => {
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
-            // The rest of such an error repeats parts of the URL.
-            let setting = |error: redis::RedisError| {
-                let text = error.to_string();
-                let what = text.split(" - ").next().unwrap_or_default();
-                Error::Setting(format!("--store: {what}"))
-            };
-            let connector = Connector::new(&url, node.settings.store_timeout, Arc::clone(&health))
-                .map_err(setting)?;
+            let connector =
+                Connector::new(servers(&url)?, node.settings.store_timeout, Arc::clone(&health));
             let opener = connector.clone();
-            let open = Arc::new(move || opener.open().map_err(setting));
+            let open = Arc::new(move || Ok(opener.open()));
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
@@ -163,6 +159,24 @@ pub async fn run(
             ended
         }
     }
+}
+
+/// The servers that a URL names.
+fn servers(url: &StoreUrl) -> Result<Servers, Error> {
+    let servers = match url {
+        StoreUrl::Memory => return Err(Error::Setting("--store: memory: has no servers".into())),
+        StoreUrl::Redis(url) => Servers::single(url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(sentinels, master, server)
+        }
+    };
+    servers.map_err(|error| {
+        // The rest of such an error repeats parts of the URL.
+        let text = error.to_string();
+        let what = text.split(" - ").next().unwrap_or_default();
+        Error::Setting(format!("--store: {what}"))
+    })
 }
 
 /// Makes a store whose connections live on the current runtime.
@@ -265,7 +279,7 @@ impl Node {
             workers.spawn(worker.start(number, move || {
                 let store = open()?;
                 let leases = CapacityService::new(store.clone(), Arc::clone(&shared));
-                grpc::routes(AllowService::new(store, shared), leases, took, advertise, health)
+                grpc::front(AllowService::new(store, shared), leases, took, advertise, health)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
             lanes.push(sender);
@@ -493,10 +507,10 @@ struct Worker {
 
 impl Worker {
     /// Starts it; the receiver hears when it has ended.
-    fn start(
+    fn start<S: Store>(
         self,
         number: usize,
-        routes: impl FnOnce() -> Result<Routes, Error> + Send + 'static,
+        front: impl FnOnce() -> Result<Front<S>, Error> + Send + 'static,
     ) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
         let (done, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -507,41 +521,75 @@ impl Worker {
             .name(format!("grpc-{number}"))
             .spawn(move || {
                 // Nobody listens if the node has given up waiting.
-                let _ = done.send(runtime.block_on(self.serve(routes)));
+                let _ = done.send(runtime.block_on(self.serve(front)));
             })
             .map_err(|error| Error::System("a thread", error))?;
         Ok(ended)
     }
 
-    async fn serve(self, routes: impl FnOnce() -> Result<Routes, Error>) -> Result<(), Error> {
-        let incoming = ReceiverStream::new(self.accepted).map(TcpStream::from_std);
-        Server::builder()
-            .http2_keepalive_interval(Some(KEEPALIVE))
-            .http2_keepalive_timeout(Some(KEEPALIVE_TIMEOUT))
-            .add_routes(routes()?)
-            .serve_with_incoming_shutdown(incoming, stop_signal(self.stopped))
-            .await
-            .map_err(|error| Error::Grpc(error.to_string()))
+    /// Serves until it is told to stop, and every request under way is answered.
+    async fn serve<S: Store>(
+        mut self,
+        front: impl FnOnce() -> Result<Front<S>, Error>,
+    ) -> Result<(), Error> {
+        let front = Arc::new(front()?);
+        let mut http2 = http2::Builder::new(TokioExecutor::new());
+        http2
+            .timer(TokioTimer::new())
+            .auto_date_header(false)
+            .keep_alive_interval(Some(KEEPALIVE))
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+        let connections = GracefulShutdown::new();
+        let mut stopped = pin!(stop_signal(self.stopped));
+        loop {
+            let accepted = tokio::select! {
+                Some(accepted) = self.accepted.recv() => accepted,
+                () = &mut stopped => break,
+            };
+            // One that is broken already is nobody's request.
+            let Ok(stream) = TcpStream::from_std(accepted) else { continue };
+            let front = Arc::clone(&front);
+            let service = service_fn(move |request| {
+                let front = Arc::clone(&front);
+                async move { front.answer(request).await }
+            });
+            let connection = http2.serve_connection(TokioIo::new(stream), service);
+            // How a connection ends is its client's business.
+            tokio::spawn(connections.watch(connection));
+        }
+        connections.shutdown().await;
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tonic::service::Routes;
+
     use super::*;
+
+    fn front() -> Front<MemoryStore> {
+        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+        let metrics = Arc::new(Metrics::new());
+        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
+        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+        let allow = AllowService::new(MemoryStore::new(), Arc::new(shared));
+        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default())
+    }
 
     #[tokio::test]
     async fn a_worker_that_ends_is_noticed() {
         let (_stop, stopped) = watch::channel(false);
         let mut workers = JoinSet::new();
         let mut lanes = Vec::new();
-        let mut start = |number, routes: fn() -> Result<Routes, Error>| {
+        let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
             let (lane, accepted) = mpsc::channel(1);
             let worker = Worker { accepted, stopped: stopped.clone() };
-            let ended = worker.start(number, routes).expect("a thread");
+            let ended = worker.start(number, front).expect("a thread");
             lanes.push(lane);
             ended
         };
-        workers.spawn(start(0, || Ok(Routes::default())));
+        workers.spawn(start(0, || Ok(front())));
         workers.spawn(start(1, || Err(Error::Grpc("no routes".to_owned()))));
         assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
         workers.spawn(start(2, || panic!("as a test")));

@@ -12,6 +12,7 @@ use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::capacity::Leases;
+use super::front::Front;
 use super::{query, refusal, response};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -38,20 +39,23 @@ impl<S: Store> QuotaService for Quota<S> {
 
 /// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
 /// is the address that clients should dial.
-pub fn routes<S: Store + LeaseStore>(
+pub fn front<S: Store + LeaseStore>(
     service: AllowService<S>,
     leases: CapacityService<S>,
     took: Histogram,
     advertise: Arc<str>,
     health: HealthServer<impl Health>,
-) -> Result<Routes, tonic_reflection::server::Error> {
+) -> Result<Front<S>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
     let leases = Leases::new(leases, took.clone(), advertise);
-    Ok(Routes::new(QuotaServiceServer::new(Quota { service, took }))
+    let quota = Quota { service: service.clone(), took: took.clone() };
+    let others = Routes::new(QuotaServiceServer::new(quota))
         .add_service(CapacityServer::new(leases))
         .add_service(health)
-        .add_service(reflection))
+        .add_service(reflection)
+        .prepare();
+    Ok(Front::new(service, took, others))
 }

@@ -18,6 +18,7 @@ use crate::service::Error;
 use crate::service::allow::{Answer, Query, Status};
 
 mod capacity;
+pub mod front;
 pub mod grpc;
 pub mod http;
 pub mod parent;
@@ -71,7 +72,7 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
         bucket: answer
             .bucket
             .as_ref()
-            .map(|(namespace, name)| format!("{namespace}:{name}"))
+            .map(|(namespace, name)| [namespace, ":", name].concat())
             .unwrap_or_default(),
         soft_limited: answer.soft_limited,
         degraded: answer.degraded,

@@ -19,7 +19,8 @@ use tollgate_server::service::Shared;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::limits::LiveLimits;
-use tollgate_server::store::redis::{Connector, Health, RedisStore};
+use tollgate_server::settings::StoreUrl;
+use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Store, StoreError};
 
 pub mod cluster;
@@ -29,6 +30,8 @@ pub mod forwarder;
 pub mod leases;
 pub mod load;
 pub mod metrics;
+pub mod redis_cluster;
+pub mod sentinel;
 pub mod wire;
 
 /// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
@@ -54,7 +57,7 @@ pub struct Redis {
     port: u16,
     dir: TempDir,
     child: Option<Child>,
-    args: &'static [&'static str],
+    args: Vec<String>,
 }
 
 impl Redis {
@@ -64,15 +67,17 @@ impl Redis {
     }
 
     /// The same, with further arguments.
-    pub fn start_with(args: &'static [&'static str]) -> Self {
-        let mut redis = Self { port: 0, dir: TempDir::new().unwrap(), child: None, args };
-        for _ in 0..5 {
-            redis.port = free_port();
-            if redis.spawn() {
-                return redis;
-            }
-        }
-        panic!("redis-server does not start; is it installed? scripts/test.sh installs it");
+    pub fn start_with(args: &[&str]) -> Self {
+        (0..5)
+            .find_map(|_| Self::start_at(free_port(), args))
+            .expect("redis-server does not start; is it installed? scripts/test.sh installs it")
+    }
+
+    /// The same, on that port; `None`: it ends at once, as another process has a port it needs.
+    pub fn start_at(port: u16, args: &[&str]) -> Option<Self> {
+        let args = args.iter().map(|&arg| arg.to_owned()).collect();
+        let mut redis = Self { port, dir: TempDir::new().unwrap(), child: None, args };
+        redis.spawn().then_some(redis)
     }
 
     fn spawn(&mut self) -> bool {
@@ -81,7 +86,7 @@ impl Redis {
             .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .arg("--dir")
             .arg(self.dir.path())
-            .args(self.args)
+            .args(&self.args)
             .stdout(Stdio::null())
             .spawn()
             .expect("redis-server is installed by scripts/test.sh");
@@ -123,6 +128,11 @@ impl Redis {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
+    }
+
+    /// It has not been killed.
+    pub fn runs(&self) -> bool {
+        self.child.is_some()
     }
 
     /// Kills it with everything that it holds.
@@ -268,20 +278,28 @@ impl LimitsFile {
 
 /// A Redis store on a clock that is moved by hand, on the current runtime.
 pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
-    connector(redis).await.open_with_clock(clock).unwrap()
+    connector(&redis.url()).await.open_with_clock(clock)
 }
 
 /// A Redis store on Redis' own clock, on the current runtime.
 pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
-    connector(redis).await.open().unwrap()
+    connector(&redis.url()).await.open()
 }
 
 /// Connects, and waits until the store is known to be up.
-async fn connector(redis: &Redis) -> Connector {
+async fn connector(url: &str) -> Connector {
+    let servers = match url.parse().unwrap() {
+        StoreUrl::Memory => panic!("{url} has no servers"),
+        StoreUrl::Redis(url) => Servers::single(&url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(&seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(&sentinels, &master, &server)
+        }
+    };
+    let servers = servers.unwrap();
     let classes = StoreError::ALL.map(StoreError::class);
     let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
-    let connector =
-        Connector::new(&redis.url(), Duration::from_secs(10), Arc::clone(&health)).unwrap();
+    let connector = Connector::new(servers, Duration::from_secs(10), Arc::clone(&health));
     let up = async {
         while !health.is_up() {
             tokio::time::sleep(Duration::from_millis(1)).await;

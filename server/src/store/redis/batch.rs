@@ -16,13 +16,16 @@ const REWRITE: u32 = 4;
 
 const CREATED: u16 = 1 << 14;
 const TOO_MANY: u16 = 1 << 15;
+const ELSEWHERE: u16 = u16::MAX;
 
 /// Terms as the script takes them.
 type Terms = [f64; 7];
 
 /// One question, with all that the script needs of it.
 pub(super) struct Question {
-    keys: Keys,
+    pub(super) keys: Keys,
+    /// The namespace's hash: who is to be treated fairly.
+    pub(super) owner: u64,
     /// For the register.
     name: Option<Box<str>>,
     terms: Terms,
@@ -37,7 +40,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    pub(super) fn new(ask: &Ask<'_>, now: Option<Micros>) -> Self {
+    pub(super) fn new(ask: &Ask<'_>, owner: u64, now: Option<Micros>) -> Self {
         let (flags, bound) = match ask.place {
             Place::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
             Place::Configured { bounded: true } => (CONFIGURED, 0),
@@ -46,6 +49,7 @@ impl Question {
         let rewrite = if ask.rewrites() { REWRITE } else { 0 };
         Self {
             keys: Keys::new(ask.place, ask.namespace, ask.name),
+            owner,
             name: (flags != 0).then(|| ask.name.into()),
             terms: [
                 ask.terms.cap_us,
@@ -93,8 +97,9 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Of questions that are to be decided at the same time, at least one. Those to one bucket
-    /// keep their order, as do those to all buckets that a register counts.
-    pub(super) fn new(questions: &[&Question]) -> Self {
+    /// keep their order, as do those to all buckets that a register counts. Unless keys are
+    /// `declared`, they may be in several slots.
+    pub(super) fn new(questions: &[&Question], declared: bool) -> Self {
         let mut order: Vec<usize> = (0..questions.len()).collect();
         order.sort_by(|&a, &b| {
             let place = |at: usize| {
@@ -167,16 +172,20 @@ impl Batch {
         }
 
         let now = questions[order[0]].now.map_or(0.0, |now| now.0 as f64);
-        let mut numbers = Vec::with_capacity(16 + 56 * terms.len());
-        for number in [now, keys.len() as f64].iter().chain(terms.into_iter().flatten()) {
+        let all = keys.len() + registers.len();
+        let (declared, placed) = if declared { (all, 0) } else { (0, all) };
+        let mut numbers = Vec::with_capacity(24 + 56 * terms.len());
+        let header = [now, keys.len() as f64, placed as f64];
+        for number in header.iter().chain(terms.into_iter().flatten()) {
             numbers.extend(number.to_le_bytes());
         }
-        let mut cmd = Scripted::Allow.call(keys.len() + registers.len());
-        for argument in keys.into_iter().chain(registers) {
-            cmd.arg(argument);
+        let mut cmd = Scripted::Allow.call(declared);
+        let mut keys = keys.into_iter().chain(registers);
+        for key in keys.by_ref().take(declared) {
+            cmd.arg(key);
         }
         cmd.arg(numbers).arg(told);
-        for text in texts {
+        for text in texts.into_iter().chain(keys) {
             cmd.arg(text);
         }
         Self { cmd, order, runs }
@@ -187,13 +196,13 @@ impl Batch {
         self.order.len()
     }
 
-    /// The outcomes in a reply, with the position of the question that each is for; `None`:
-    /// it is no reply of the script.
+    /// The outcomes in a reply, with the position of the question that each is for; one of
+    /// `None`: the server does not have that key. `None` for all: it is no reply of the script.
     pub(super) fn outcomes(
         &self,
         reply: &[u8],
         questions: &[&Question],
-    ) -> Option<Vec<(usize, Outcome)>> {
+    ) -> Option<Vec<(usize, Option<Outcome>)>> {
         let mut outcomes = Vec::with_capacity(self.order.len());
         let mut rest = reply;
         for run in &self.runs {
@@ -205,6 +214,11 @@ impl Batch {
                 removed = u32::from_le_bytes(*take(&mut rest)?);
                 live = Some(u32::from_le_bytes(*take(&mut rest)?));
             }
+            if outcome == ELSEWHERE {
+                let all = &self.order[run.questions.clone()];
+                outcomes.extend(all.iter().map(|&question| (question, None)));
+                continue;
+            }
             let granted = outcome & (CREATED - 1);
             for (at, &question) in self.order[run.questions.clone()].iter().enumerate() {
                 let before = (at as u16).min(granted);
@@ -213,16 +227,14 @@ impl Batch {
                     0 => Verdict::Refused,
                     _ => Verdict::TooManyBuckets,
                 };
-                outcomes.push((
-                    question,
-                    Outcome {
-                        verdict,
-                        accrued_us: met_us - f64::from(before) * asked.cost_us,
-                        created: at == 0 && asked.dynamic && outcome & CREATED != 0,
-                        removed,
-                        live,
-                    },
-                ));
+                let outcome = Outcome {
+                    verdict,
+                    accrued_us: met_us - f64::from(before) * asked.cost_us,
+                    created: at == 0 && asked.dynamic && outcome & CREATED != 0,
+                    removed,
+                    live,
+                };
+                outcomes.push((question, Some(outcome)));
             }
         }
         rest.is_empty().then_some(outcomes)

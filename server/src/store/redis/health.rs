@@ -1,13 +1,14 @@
-//! Whether Redis decides at the moment, and what is said when it doesn't.
+//! Whether Redis decides at the moment, and what is said when it doesn't; server by server.
 //!
-//! One failed round trip turns a node to its failure policy at once, so that no further
-//! decision waits for a store that is gone. One probe a node, the heartbeat, finds out when
-//! it is back.
+//! One failed round trip turns a node to its failure policy at once, for what that server holds,
+//! so that no further decision waits for a store that is gone. One probe a node and server, the
+//! heartbeat, finds out when it is back.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::NODE_TTL;
@@ -17,18 +18,26 @@ use crate::store::StoreError;
 
 /// What all of a node's connections know of the store together.
 pub struct Health {
+    servers: ArcSwap<Vec<Arc<ServerHealth>>>,
     up: AtomicBool,
     ever_up: AtomicBool,
     nodes: AtomicU32,
     outage: Mutex<Outage>,
-    breaks: AtomicU64,
-    cluster_mode: AtomicBool,
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
 }
 
-/// A time without the store.
+/// The same of one server.
+pub(super) struct ServerHealth {
+    whole: Arc<Health>,
+    /// Host and port.
+    name: Box<str>,
+    up: AtomicBool,
+    breaks: AtomicU64,
+}
+
+/// A time without the store, or without some of it.
 struct Outage {
     began: Instant,
     ended: Instant,
@@ -39,6 +48,7 @@ impl Health {
     /// Of a store that has not been heard of yet.
     pub fn new(metrics: StoreMetrics) -> Self {
         Self {
+            servers: ArcSwap::default(),
             up: AtomicBool::new(false),
             ever_up: AtomicBool::new(false),
             nodes: AtomicU32::new(1),
@@ -47,15 +57,13 @@ impl Health {
                 ended: Instant::now(),
                 length: Duration::ZERO,
             }),
-            breaks: AtomicU64::new(0),
-            cluster_mode: AtomicBool::new(false),
             failures: Repeating::default(),
             recoveries: Repeating::default(),
             metrics,
         }
     }
 
-    /// The store decides.
+    /// The store decides, all of it.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
     }
@@ -71,7 +79,8 @@ impl Health {
     }
 
     /// How long the last outage was, and how long ago it ended. One goes on from the start of
-    /// the node to the store's first answer.
+    /// the node to the store's first answer. Where there are several servers, the time without
+    /// any of them is one.
     pub fn last_outage(&self) -> (Duration, Duration) {
         let outage = self.outage();
         (outage.length, outage.ended.elapsed())
@@ -81,67 +90,116 @@ impl Health {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn metrics(&self) -> &StoreMetrics {
-        &self.metrics
+    /// That of the server called so: known already, or not heard of yet.
+    pub(super) fn server(self: &Arc<Self>, name: &str) -> Arc<ServerHealth> {
+        let servers = self.servers.load();
+        let known = servers.iter().find(|server| *server.name == *name).map(Arc::clone);
+        known.unwrap_or_else(|| {
+            Arc::new(ServerHealth {
+                whole: Arc::clone(self),
+                name: name.into(),
+                up: AtomicBool::new(false),
+                breaks: AtomicU64::new(0),
+            })
+        })
     }
 
-    /// The server has said that it takes keys of one slot at a time.
-    pub(super) fn in_cluster_mode(&self) -> bool {
-        self.cluster_mode.load(Ordering::Relaxed)
+    /// These are all that the store consists of from here on.
+    pub(super) fn consists_of(&self, servers: Vec<Arc<ServerHealth>>) {
+        self.servers.store(Arc::new(servers));
+        self.reconsider();
     }
 
-    pub(super) fn found_cluster_mode(&self) {
-        self.cluster_mode.store(true, Ordering::Relaxed);
-    }
-
-    /// How often the store was unreachable or refused. When it has, connections of before are
-    /// likely dead, or lead to a server that is master no more.
-    pub(super) fn breaks(&self) -> u64 {
-        self.breaks.load(Ordering::Relaxed)
-    }
-
-    /// The store has answered a heartbeat, and counts so many nodes.
-    pub(super) fn answered(&self, nodes: u32) {
-        self.ever_up.store(true, Ordering::Relaxed);
+    /// Notes whether all of the store is up, after one server has changed.
+    fn reconsider(&self) {
         let mut outage = self.outage();
-        if !self.up.swap(true, Ordering::Relaxed) {
+        let servers = self.servers.load();
+        let up = !servers.is_empty() && servers.iter().all(|server| server.is_up());
+        let before = self.up.swap(up, Ordering::Relaxed);
+        if up == before {
+            return;
+        }
+        self.metrics.up.set(f64::from(u8::from(up)));
+        if up {
             outage.ended = Instant::now();
             outage.length = outage.ended - outage.began;
-            self.metrics.up.set(1.0);
             if let Some(held_back) = self.recoveries.pass() {
+                let nodes = self.nodes();
                 tracing::info!(nodes, held_back, "the store answers: decisions are shared");
             }
+        } else {
+            outage.began = Instant::now();
         }
+    }
+
+    /// The servers count so many nodes; where they differ, the most.
+    pub(super) fn count_nodes(&self, nodes: u32) {
         // A store that lost its memory counts only who has come back to it already. Should it
         // fail again before all have, their shares must not be given away.
-        let least = if outage.ended.elapsed() < NODE_TTL { self.nodes() } else { 1 };
+        let least = if self.outage().ended.elapsed() < NODE_TTL { self.nodes() } else { 1 };
         let nodes = nodes.max(least);
         self.nodes.store(nodes, Ordering::Relaxed);
         self.metrics.nodes.set(f64::from(nodes));
     }
 
-    /// So many questions were not answered by their deadline. Whether the store is to blame,
+    fn count(&self, error: StoreError, questions: usize) {
+        let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
+        self.metrics.errors(class, questions);
+    }
+
+    /// So many questions got no answer because nobody knows which server to ask.
+    pub(super) fn nowhere(&self, questions: usize, detail: &dyn std::fmt::Display) {
+        self.count(StoreError::Unreachable, questions);
+        if let Some(held_back) = self.failures.pass() {
+            tracing::warn!(
+                %detail, held_back,
+                advice = "see that the servers named in --store run, and agree on who has what",
+                "it is not known which server to ask: the failure policy decides"
+            );
+        }
+    }
+}
+
+impl ServerHealth {
+    pub(super) fn is_up(&self) -> bool {
+        self.up.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn metrics(&self) -> &StoreMetrics {
+        &self.whole.metrics
+    }
+
+    /// How often the server was unreachable or refused. When it has, connections of before are
+    /// likely dead, or lead to a server that is master no more.
+    pub(super) fn breaks(&self) -> u64 {
+        self.breaks.load(Ordering::Relaxed)
+    }
+
+    /// It has answered a heartbeat.
+    pub(super) fn answered(&self) {
+        self.whole.ever_up.store(true, Ordering::Relaxed);
+        if !self.up.swap(true, Ordering::Relaxed) {
+            self.whole.reconsider();
+        }
+    }
+
+    /// So many questions were not answered by their deadline. Whether the server is to blame,
     /// or this node was held up, their lane finds out.
     pub(super) fn late(&self, questions: usize) {
-        self.count(StoreError::Timeout, questions);
+        self.whole.count(StoreError::Timeout, questions);
     }
 
     /// One question was refused for a reason that says nothing about the others.
     pub(super) fn refused_one(&self, detail: &dyn std::fmt::Display) {
-        self.count(StoreError::Refused, 1);
-        if let Some(held_back) = self.failures.pass() {
+        self.whole.count(StoreError::Refused, 1);
+        if let Some(held_back) = self.whole.failures.pass() {
             tracing::warn!(
-                %detail, held_back,
+                server = %self.name, %detail, held_back,
                 advice = "look at the key: something else may write to this Redis; give tollgate \
                           a database of its own",
                 "Redis refused one decision: the failure policy decides it"
             );
         }
-    }
-
-    fn count(&self, error: StoreError, questions: usize) {
-        let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
-        self.metrics.errors(class, questions);
     }
 
     /// `questions`, of which a heartbeat is one, got no answer for the reason given.
@@ -151,17 +209,16 @@ impl Health {
         questions: usize,
         detail: &dyn std::fmt::Display,
     ) {
-        self.count(error, questions);
+        self.whole.count(error, questions);
         // A server that refuses may be an old master: whoever is asked next is found anew.
         if matches!(error, StoreError::Unreachable | StoreError::Refused) {
             self.breaks.fetch_add(1, Ordering::Relaxed);
         }
-        // Full queues say nothing about the store.
+        // Full queues say nothing about the server.
         if error != StoreError::Overloaded && self.up.swap(false, Ordering::Relaxed) {
-            self.metrics.up.set(0.0);
-            self.outage().began = Instant::now();
+            self.whole.reconsider();
         }
-        if let Some(held_back) = self.failures.pass() {
+        if let Some(held_back) = self.whole.failures.pass() {
             let advice = match error {
                 StoreError::Timeout => {
                     "look at the load and latency of Redis and of the network to it, or raise \
@@ -175,7 +232,7 @@ impl Health {
                 StoreError::Overloaded => "add nodes, or look at why Redis answers slowly",
             };
             tracing::warn!(
-                class = error.class(), %detail, held_back, advice,
+                server = %self.name, class = error.class(), %detail, held_back, advice,
                 "no answer from the store: the failure policy decides"
             );
         }
@@ -196,5 +253,5 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
 
 /// Whether an error of the server is about one key, and says nothing about the server.
 pub(super) fn concerns_one_key(error: &RedisError) -> bool {
-    matches!(error.code(), Some("WRONGTYPE" | "CROSSSLOT" | "ERR"))
+    matches!(error.code(), Some("WRONGTYPE" | "ERR"))
 }

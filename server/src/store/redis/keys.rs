@@ -12,10 +12,14 @@
 //! | `w{resource}` | its holders by what they want | the resource |
 //! | `e{resource}` | its holders by when their leases expire | the resource |
 //! | `p{resource}` | where there is a parent: its lease, and what is wanted by priority | the resource |
-//! | `l` | the resources that somebody holds a lease on | – |
-//! | `o` | since when the store has had its state | – |
 //! | `t` | where there is a parent: the node that renews leases | – |
-//! | `n` | the nodes that are alive | – |
+//! | `l` | the resources that somebody holds a lease on | none, or the server's |
+//! | `o` | since when the store has had its state | none, or the server's |
+//! | `n` | the nodes that are alive | none, or the server's |
+//!
+//! In a cluster each server has the last three for itself (`l{tag}`, …), under a tag that the
+//! highest of its slots is hashed from: each may lose its memory alone, and what is about all
+//! of its resources or nodes must not wait for another.
 //!
 //! Two names never make the same key, nor can a name move a key out of its slot: inside the
 //! braces `%`, `{` and `}` are written `%25`, `%7B` and `%7D`, and a namespace has no `:`.
@@ -35,14 +39,27 @@ pub(super) struct Keys {
     pub(super) register: Option<Vec<u8>>,
 }
 
-/// The nodes that are alive.
-pub(super) const NODES: &str = "n";
+/// The keys that a server has for itself.
+#[derive(Clone, Debug)]
+pub(super) struct ServerKeys {
+    /// The nodes that are alive.
+    pub(super) nodes: Box<str>,
+    /// Since when the store has had its state.
+    pub(super) birth: Box<str>,
+    /// The resources that somebody holds a lease on.
+    pub(super) resources: Box<str>,
+}
 
-/// Since when the store has had its state.
-pub(super) const BIRTH: &str = "o";
-
-/// The resources that somebody holds a lease on.
-pub(super) const RESOURCES: &str = "l";
+impl ServerKeys {
+    /// `tag`: what hashes to that server; empty where there is but one.
+    pub(super) fn new(tag: &str) -> Self {
+        let key = |letter: &str| match tag {
+            "" => letter.into(),
+            tag => format!("{letter}{{{tag}}}").into(),
+        };
+        Self { nodes: key("n"), birth: key("o"), resources: key("l") }
+    }
+}
 
 /// The node that renews leases from the parent.
 pub(super) const RENEWAL: &str = "t";

@@ -7,16 +7,18 @@ use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::{Connection, Pool, PoolError};
-use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
-use tokio::sync::{mpsc, oneshot};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use tokio::sync::oneshot;
 
 use super::batch::{Batch, Question};
-use super::health::{Health, classify, concerns_one_key};
-use super::script::{self, Scripted};
+use super::health::{ServerHealth, classify, concerns_one_key};
+use super::queue::{Owned, Queue};
+use super::script::Scripted;
 use crate::store::{Outcome, StoreError};
 
-/// The most questions in one round trip.
-const BATCH: usize = 256;
+/// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
+/// for the whole batch in flight.
+const BATCH: usize = 128;
 
 /// The most questions that wait for one lane; more are turned away at once.
 const WAITING: usize = 4096;
@@ -27,49 +29,120 @@ const GRACE: Duration = Duration::from_millis(10);
 /// How long a lane may idle before it looks whether its connection still works.
 const IDLE: Duration = Duration::from_millis(500);
 
+/// How a question to a bucket travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// With all others that wait, in one call.
+    Together,
+    /// In a call of its own, whose keys are declared: where a cluster is about to move a key,
+    /// the server then tells where it goes.
+    Alone,
+    /// The same, to the server that a key goes to.
+    Asking,
+}
+
 /// One question under way.
-pub(super) enum Job {
-    /// For a bucket: all that wait go in one call.
-    Bucket {
-        question: Box<Question>,
-        /// What to look up first: see [`script::twin`].
-        twin: Option<[Cmd; 2]>,
-        reply: oneshot::Sender<Result<Outcome, StoreError>>,
-    },
+pub(super) struct Job {
+    pub(super) what: What,
+    pub(super) manner: Manner,
+}
+
+/// What is asked, and who waits for the answer.
+pub(super) enum What {
+    /// For a bucket.
+    Bucket { question: Box<Question>, reply: oneshot::Sender<Result<Outcome, Failure>> },
     /// A command of its own, and whoever waits for whatever it replies.
     Command {
         cmd: Cmd,
         /// The script that the command calls, if it calls one.
         script: Option<Scripted>,
-        reply: oneshot::Sender<Result<Value, StoreError>>,
+        reply: oneshot::Sender<Result<Value, Failure>>,
     },
+}
+
+/// Why a lane has no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Failure {
+    /// There is none.
+    Store(StoreError),
+    /// Another server has it.
+    Elsewhere(Elsewhere),
+}
+
+/// Where a cluster has what was asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    /// Not here.
+    Unknown,
+    /// There, and from now on.
+    Moved(Box<str>),
+    /// There, this once: it is being moved.
+    Asked(Box<str>),
+    /// Partly here, partly there: in a moment it will be in one place.
+    Split,
+}
+
+impl From<StoreError> for Failure {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
 }
 
 impl Job {
     /// Nobody waits any more.
     fn is_closed(&self) -> bool {
-        match self {
-            Self::Bucket { reply, .. } => reply.is_closed(),
-            Self::Command { reply, .. } => reply.is_closed(),
+        match &self.what {
+            What::Bucket { reply, .. } => reply.is_closed(),
+            What::Command { reply, .. } => reply.is_closed(),
         }
     }
 
     /// Whoever waited may have gone meanwhile.
-    fn fail(self, error: StoreError) {
-        match self {
-            Self::Bucket { reply, .. } => {
-                let _ = reply.send(Err(error));
-            }
-            Self::Command { reply, .. } => drop(reply.send(Err(error))),
+    pub(super) fn fail(self, error: StoreError) {
+        match self.what {
+            What::Bucket { reply, .. } => drop(reply.send(Err(error.into()))),
+            What::Command { reply, .. } => drop(reply.send(Err(error.into()))),
         }
     }
 }
 
-/// Opens a lane. It closes when every sender is gone.
-pub(super) fn open(pool: Pool, health: Arc<Health>, timeout: Duration) -> mpsc::Sender<Job> {
-    let (sender, jobs) = mpsc::channel(WAITING);
-    tokio::spawn(Lane { pool, health, timeout, connection: None, breaks: 0 }.run(jobs));
-    sender
+impl Owned for Job {
+    fn owner(&self) -> u64 {
+        match &self.what {
+            What::Bucket { question, .. } => question.owner,
+            // Leases and what is not urgent.
+            What::Command { .. } => 0,
+        }
+    }
+}
+
+/// The way into a lane. The lane ends when this is dropped.
+pub(super) struct Entrance(Arc<Queue<Job>>);
+
+impl Entrance {
+    /// Gives back who has no room to wait, which may be another.
+    pub(super) fn push(&self, job: Job) -> Option<Job> {
+        self.0.push(job)
+    }
+}
+
+impl Drop for Entrance {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// Opens a lane to one server. `cluster`: that is not the only one.
+pub(super) fn open(
+    pool: Result<Pool, String>,
+    health: Arc<ServerHealth>,
+    timeout: Duration,
+    cluster: bool,
+) -> Entrance {
+    let queue = Arc::new(Queue::new(WAITING));
+    let lane = Lane { pool, health, timeout, cluster, connection: None, breaks: 0 };
+    tokio::spawn(lane.run(Arc::clone(&queue)));
+    Entrance(queue)
 }
 
 /// How many decisions a round trip carries, for the metrics.
@@ -80,21 +153,24 @@ struct Carried {
 }
 
 struct Lane {
-    pool: Pool,
-    health: Arc<Health>,
+    /// Or why there is none.
+    pool: Result<Pool, String>,
+    health: Arc<ServerHealth>,
     timeout: Duration,
+    /// The server is one of several, and may have some keys only.
+    cluster: bool,
     connection: Option<Connection>,
-    /// [`Health::breaks`] when that was made.
+    /// [`ServerHealth::breaks`] when that was made.
     breaks: u64,
 }
 
 impl Lane {
-    async fn run(mut self, mut jobs: mpsc::Receiver<Job>) {
+    async fn run(mut self, queue: Arc<Queue<Job>>) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            match tokio::time::timeout(IDLE, jobs.recv_many(&mut batch, BATCH)).await {
-                Ok(0) => return,
-                Ok(_) => {}
+            match tokio::time::timeout(IDLE, queue.take(&mut batch, BATCH)).await {
+                Ok(false) => return,
+                Ok(true) => {}
                 Err(_) => {
                     self.try_connection().await;
                     continue;
@@ -136,110 +212,99 @@ impl Lane {
             self.disconnect();
         }
         // What this finds is for the heartbeat to judge.
-        self.connection = self.pool.get().await.ok();
+        let Ok(pool) = &self.pool else { return };
+        self.connection = pool.get().await.ok();
         self.breaks = self.health.breaks();
     }
 
-    /// One round trip, and more where a namespace has changed its layout lately, or the server
-    /// has lost a script. Whoever has been answered is taken out of `jobs`.
+    /// One round trip, and more where the server has lost a script. Whoever has been answered
+    /// is taken out of `jobs`.
     async fn decide(&mut self, jobs: &mut Vec<Job>) -> Result<(), (StoreError, String)> {
-        self.look_up_twins(jobs).await?;
-        let (mut questions, mut waiting) = (Vec::new(), Vec::new());
-        let (mut commands, mut others) = (Vec::new(), Vec::new());
+        // Who travels together, and where they are in `jobs`.
+        let (mut together, mut places) = (Vec::with_capacity(jobs.len()), Vec::new());
         for (at, job) in jobs.iter().enumerate() {
-            match job {
-                Job::Bucket { question, .. } => {
-                    questions.push(&**question);
-                    waiting.push(at);
-                }
-                Job::Command { cmd, script, .. } => {
-                    commands.push((cmd, *script));
-                    others.push(at);
-                }
+            if let Job { what: What::Bucket { question, .. }, manner: Manner::Together } = job {
+                together.push(&**question);
+                places.push(at);
             }
         }
-        // Only tests have a clock of their own, and so more than one moment in a batch.
+        let asking = redis::cmd("ASKING");
         let mut batches = Vec::new();
+        // Only tests have a clock of their own, and so more than one moment in a batch.
         let mut first = 0;
-        // A server in cluster mode takes keys of one slot only: there each goes alone.
-        let alone = self.health.in_cluster_mode();
-        for moment in questions.chunk_by(|a, b| a.now == b.now && !alone) {
-            batches.push((first, Batch::new(moment)));
-            first += moment.len();
+        for moment in together.chunk_by(|a, b| a.now == b.now) {
+            let places = first..first + moment.len();
+            batches.push((places.clone(), Batch::new(moment, !self.cluster)));
+            first = places.end;
         }
-        let calls = batches.iter().map(|(_, batch)| (&batch.cmd, Some(Scripted::Allow)));
-        let calls: Vec<_> = calls.chain(commands).collect();
-        let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
-        let carried = Carried { buckets: questions.len(), leases };
-        let replies = self.call(&calls, carried).await?;
-        if !alone && replies.iter().take(batches.len()).any(crosses_slots) {
-            // Nothing of it was run.
-            self.health.found_cluster_mode();
-            return Box::pin(self.decide(jobs)).await;
+        for (at, job) in jobs.iter().enumerate() {
+            if let What::Bucket { question, .. } = &job.what
+                && job.manner != Manner::Together
+            {
+                batches.push((together.len()..together.len() + 1, Batch::new(&[question], true)));
+                together.push(question);
+                places.push(at);
+            }
         }
-        let mut replies = replies.into_iter();
 
-        let mut outcomes: Vec<Option<Result<Outcome, StoreError>>> = vec![None; jobs.len()];
-        for (first, batch) in &batches {
-            let Some(reply) = replies.next() else { break };
-            let asked = &questions[*first..];
+        let mut calls: Vec<(&Cmd, Option<Scripted>)> = Vec::with_capacity(batches.len());
+        // Where the reply to each batch and each command is among all replies.
+        let mut replied = Vec::with_capacity(batches.len());
+        for (asked, batch) in &batches {
+            if jobs[places[asked.start]].manner == Manner::Asking {
+                calls.push((&asking, None));
+            }
+            replied.push(calls.len());
+            calls.push((&batch.cmd, Some(Scripted::Allow)));
+        }
+        let mut commands = Vec::new();
+        for (at, job) in jobs.iter().enumerate() {
+            if let What::Command { cmd, script, .. } = &job.what {
+                if job.manner == Manner::Asking {
+                    calls.push((&asking, None));
+                }
+                commands.push((at, calls.len()));
+                calls.push((cmd, *script));
+            }
+        }
+        let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
+        let mut replies = self.call(&calls, Carried { buckets: together.len(), leases }).await?;
+
+        let mut outcomes: Vec<Option<Result<Outcome, Failure>>> = vec![None; jobs.len()];
+        for ((asked, batch), at) in batches.iter().zip(replied) {
+            let reply = std::mem::replace(&mut replies[at], Value::Nil);
             let found = match &reply {
-                Value::BulkString(bytes) => batch.outcomes(bytes, asked),
+                Value::BulkString(bytes) => batch.outcomes(bytes, &together[asked.clone()]),
                 _ => None,
             };
             match found {
                 Some(found) => {
                     for (at, outcome) in found {
-                        outcomes[waiting[first + at]] = Some(Ok(outcome));
+                        let outcome = outcome.ok_or(Failure::Elsewhere(Elsewhere::Unknown));
+                        outcomes[places[asked.start + at]] = Some(outcome);
                     }
                 }
                 None => {
-                    let error = self.refusal(reply, batch.len());
-                    for at in &waiting[*first..first + batch.len()] {
-                        outcomes[*at] = Some(Err(error));
+                    let failure = self.failure(reply, batch.len());
+                    for at in &places[asked.clone()] {
+                        outcomes[*at] = Some(Err(failure.clone()));
                     }
                 }
             }
         }
-        let mut values: Vec<Option<Value>> = vec![None; jobs.len()];
-        for (at, reply) in others.into_iter().zip(replies) {
-            values[at] = Some(reply);
+        let mut values: Vec<Option<Result<Value, Failure>>> = vec![None; jobs.len()];
+        for (at, reply) in commands {
+            values[at] = Some(match std::mem::replace(&mut replies[reply], Value::Nil) {
+                error @ Value::ServerError(_) => Err(self.failure(error, 1)),
+                value => Ok(value),
+            });
         }
         for ((job, outcome), value) in jobs.drain(..).zip(outcomes).zip(values) {
+            let lost = Failure::Store(StoreError::Refused);
             // A caller may have gone meanwhile.
-            match job {
-                Job::Bucket { reply, .. } => {
-                    let _ = reply.send(outcome.unwrap_or(Err(StoreError::Refused)));
-                }
-                Job::Command { reply, .. } => drop(reply.send(match value {
-                    Some(error @ Value::ServerError(_)) => Err(self.refusal(error, 1)),
-                    Some(value) => Ok(value),
-                    None => Err(StoreError::Refused),
-                })),
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads what is stored under the other layout of namespaces that have changed theirs.
-    async fn look_up_twins(&mut self, jobs: &mut [Job]) -> Result<(), (StoreError, String)> {
-        let mut cmds = Vec::new();
-        for job in jobs.iter() {
-            if let Job::Bucket { twin: Some(twin), .. } = job {
-                cmds.extend(twin);
-            }
-        }
-        if cmds.is_empty() {
-            return Ok(());
-        }
-        let found = self.send(&cmds, Carried::default()).await?;
-        let mut found = found.chunks_exact(2);
-        for job in jobs {
-            if let Job::Bucket { question, twin: Some(_), .. } = job
-                && let Some([state, expires]) = found.next()
-            {
-                question.twin =
-                    script::twin_state(state, expires, question.now).map(<[u8]>::to_vec);
+            match job.what {
+                What::Bucket { reply, .. } => drop(reply.send(outcome.unwrap_or(Err(lost)))),
+                What::Command { reply, .. } => drop(reply.send(value.unwrap_or(Err(lost)))),
             }
         }
         Ok(())
@@ -282,20 +347,27 @@ impl Lane {
     }
 
     /// What a reply means that is no answer.
-    fn refusal(&self, reply: Value, questions: usize) -> StoreError {
+    fn failure(&self, reply: Value, questions: usize) -> Failure {
         let (error, detail) = match reply {
             Value::ServerError(error) => {
                 let error = RedisError::from(error);
-                if concerns_one_key(&error) {
-                    self.health.refused_one(&error);
-                    return StoreError::Refused;
+                match elsewhere(&error) {
+                    Some(elsewhere) if self.cluster => return Failure::Elsewhere(elsewhere),
+                    Some(_) => {
+                        let detail = format!("{error}: for a cluster, use redis-cluster://");
+                        (StoreError::Refused, detail)
+                    }
+                    None if concerns_one_key(&error) => {
+                        self.health.refused_one(&error);
+                        return StoreError::Refused.into();
+                    }
+                    None => (classify(&error), error.to_string()),
                 }
-                (classify(&error), error.to_string())
             }
             _ => (StoreError::Refused, "a reply that no script of ours makes".to_owned()),
         };
         self.health.failed(error, questions, &detail);
-        error
+        error.into()
     }
 
     /// Sends commands in one go.
@@ -304,11 +376,6 @@ impl Lane {
         cmds: &[&Cmd],
         carried: Carried,
     ) -> Result<Vec<Value>, (StoreError, String)> {
-        let mut pipeline = Pipeline::new();
-        for &cmd in cmds {
-            pipeline.add_command(cmd.clone());
-        }
-        let count = pipeline.len();
         let breaks = self.health.breaks();
         if self.breaks != breaks {
             self.disconnect();
@@ -317,7 +384,8 @@ impl Lane {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
-                let mut made = std::pin::pin!(self.pool.get());
+                let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
+                let mut made = std::pin::pin!(pool.get());
                 let made = match tokio::time::timeout(self.timeout, &mut made).await {
                     Ok(made) => made,
                     Err(_) => {
@@ -331,7 +399,17 @@ impl Lane {
             }
         };
         let started = Instant::now();
-        let sent = connection.req_packed_commands(&pipeline, 0, count);
+        let sent = async {
+            // Nearly always all that is asked is one batch.
+            if let [cmd] = cmds {
+                return Ok(vec![connection.req_packed_command(cmd).await?]);
+            }
+            let mut pipeline = Pipeline::with_capacity(cmds.len());
+            for &cmd in cmds {
+                pipeline.add_command(cmd.clone());
+            }
+            connection.req_packed_commands(&pipeline, 0, cmds.len()).await
+        };
         // Questions have deadlines of their own. A lane waits a little longer before it gives
         // the store up, so that a node which was held up itself still finds the replies.
         let replies = match tokio::time::timeout(self.timeout + GRACE, sent).await {
@@ -350,8 +428,20 @@ impl Lane {
     }
 }
 
-fn crosses_slots(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if error.kind() == Some(ServerErrorKind::CrossSlot))
+/// Where a server says that another has what was asked for.
+fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
+    let there = || error.redirect_node().map(|(address, _)| address.into());
+    // A script has met a key that is elsewhere.
+    if error.detail().is_some_and(|detail| detail.contains("non local key")) {
+        return Some(Elsewhere::Unknown);
+    }
+    Some(match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Moved) => Elsewhere::Moved(there()?),
+        ErrorKind::Server(ServerErrorKind::Ask) => Elsewhere::Asked(there()?),
+        ErrorKind::Server(ServerErrorKind::TryAgain) => Elsewhere::Split,
+        ErrorKind::Server(ServerErrorKind::CrossSlot) => Elsewhere::Unknown,
+        _ => return None,
+    })
 }
 
 /// Where the replies are that say that the script is not there.

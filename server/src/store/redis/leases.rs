@@ -4,8 +4,9 @@
 use std::time::Duration;
 
 use redis::{Cmd, Value};
+use smallvec::SmallVec;
 
-use super::keys::{BIRTH, RENEWAL, RESOURCES, ResourceKeys};
+use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::script::Scripted;
 use super::{RedisStore, StoreError};
 use crate::domain::exact::Sum;
@@ -69,7 +70,7 @@ fn encode_bands(bands: &[Band]) -> Vec<u8> {
     bands.iter().flat_map(encode).collect()
 }
 
-/// A call of `lua/lease.lua`.
+/// A call of `lua/lease.lua`, at that time (`None`: Redis' own), to a server with those keys.
 fn call(
     operation: Operation,
     resource: &str,
@@ -77,7 +78,7 @@ fn call(
     holder: &[u8],
     bands: &[u8],
     from_parent: bool,
-    now: Option<Micros>,
+    (now, server): (Option<Micros>, &ServerKeys),
 ) -> Cmd {
     let keys = ResourceKeys::new(resource);
     let [rule, capacity, lease, learning, wants, claimed, claim_expiry, learn_for] = numbers;
@@ -97,11 +98,12 @@ fn call(
     let mut cmd = Scripted::Lease.call(4);
     cmd.arg(keys.holders).arg(keys.by_wants).arg(keys.by_expiry);
     cmd.arg(keys.upstream);
-    cmd.arg(numbers).arg(holder).arg(bands).arg(resource).arg(BIRTH).arg(RESOURCES);
+    cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
+    cmd.arg(&*server.birth).arg(&*server.resources);
     cmd
 }
 
-fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
+fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, server: &ServerKeys) -> Cmd {
     let (rules, wish) = (&ask.rules, &ask.wish);
     let (claimed, claim_expiry) =
         wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
@@ -117,12 +119,18 @@ fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>) -> Cmd {
     ];
     let bands = encode_bands(wish.bands);
     let holder = field(wish.holder);
-    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, now)
+    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, server))
 }
 
 /// A call that needs no numbers.
-fn other(operation: Operation, resource: &str, holder: &[u8], now: Option<Micros>) -> Cmd {
-    call(operation, resource, [0.0; 8], holder, b"", false, now)
+fn other(
+    operation: Operation,
+    resource: &str,
+    holder: &[u8],
+    now: Option<Micros>,
+    server: &ServerKeys,
+) -> Cmd {
+    call(operation, resource, [0.0; 8], holder, b"", false, (now, server))
 }
 
 fn grant(reply: &Value) -> Option<Grant> {
@@ -242,8 +250,21 @@ impl RedisStore {
         self.0.clock.as_ref().map(ManualClock::now)
     }
 
-    async fn value(&self, cmd: Cmd, script: Option<Scripted>) -> Result<Value, StoreError> {
-        self.0.values([cmd], script).await.pop().unwrap_or(Err(StoreError::Unreachable))
+    /// The slot of a resource.
+    fn slot(&self, resource: &str) -> u16 {
+        let routes = self.0.router.routes(&self.0.connector);
+        routes.slot(&ResourceKeys::new(resource).holders)
+    }
+
+    /// What one command replies that is about a resource, or about another key in that slot.
+    async fn value(
+        &self,
+        slot: u16,
+        script: Option<Scripted>,
+        cmd: impl Fn(&ServerKeys) -> Cmd,
+    ) -> Result<Value, StoreError> {
+        let mut replies = self.0.values(&[slot], script, |_, server| cmd(server)).await;
+        replies.pop().unwrap_or(Err(StoreError::Unreachable))
     }
 
     async fn parent(
@@ -257,15 +278,16 @@ impl RedisStore {
         let mut cmd = Scripted::Parent.call(2);
         cmd.arg(keys.holders).arg(keys.upstream).arg(operation).arg(argument);
         cmd.arg(self.manual_now().map_or(0, |now| now.0)).arg(&number.to_le_bytes());
-        self.value(cmd, Some(Scripted::Parent)).await
+        self.value(self.slot(resource), Some(Scripted::Parent), |_| cmd.clone()).await
     }
 }
 
 impl LeaseStore for RedisStore {
     async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
         let now = self.manual_now();
-        let cmds = asks.iter().map(|one| ask(one, now));
-        let replies = self.0.values(cmds, Some(Scripted::Lease)).await;
+        let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
+        let cmd = |at: usize, server: &ServerKeys| ask(&asks[at], now, server);
+        let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
             reply.and_then(|reply| grant(&reply).ok_or(StoreError::Refused))
         };
@@ -274,9 +296,12 @@ impl LeaseStore for RedisStore {
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
         let (now, holder) = (self.manual_now(), field(holder));
-        let release = |resource: &&str| other(Operation::Release, resource, &holder, now);
         for page in resources.chunks(PAGE) {
-            let replies = self.0.values(page.iter().map(release), Some(Scripted::Lease)).await;
+            let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
+            let cmd = |at: usize, server: &ServerKeys| {
+                other(Operation::Release, page[at], &holder, now, server)
+            };
+            let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
             for reply in replies {
                 reply?;
             }
@@ -286,17 +311,20 @@ impl LeaseStore for RedisStore {
 
     async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
         // In the order of names: in that of their ages it would be others each time.
-        let mut range = cmd("ZRANGE", RESOURCES);
-        range.arg(0).arg(-1);
-        let Value::Array(names) = self.value(range, None).await? else {
-            return Err(StoreError::Refused);
+        let range = |server: &ServerKeys| {
+            let mut range = cmd("ZRANGE", &*server.resources);
+            range.arg(0).arg(-1);
+            range
         };
-        let mut names: Vec<String> = names
-            .iter()
-            .filter_map(bytes)
-            .map(|name| String::from_utf8_lossy(name).into_owned())
-            .collect();
+        let mut names = Vec::new();
+        for reply in self.0.of_each(range).await? {
+            let Value::Array(of_one) = reply else { return Err(StoreError::Refused) };
+            let of_one = of_one.iter().filter_map(bytes);
+            names.extend(of_one.map(|name| String::from_utf8_lossy(name).into_owned()));
+        }
         names.sort_unstable();
+        // A slot that has moved may have left the names of its resources behind.
+        names.dedup();
         let left_out = names.len().saturating_sub(most) as u64;
         names.truncate(most);
         Ok(Listing { items: names, left_out })
@@ -306,15 +334,15 @@ impl LeaseStore for RedisStore {
         let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
         for page in names.chunks(PAGE) {
-            let read = |name: &String| {
-                let keys = ResourceKeys::new(name);
-                [keys.holders, keys.upstream].map(|key| {
-                    let mut get = cmd("HGET", key);
-                    get.arg("");
-                    get
-                })
+            let read = |at: usize, _: &ServerKeys| {
+                let keys = ResourceKeys::new(&page[at / 2]);
+                let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
+                let mut get = cmd("HGET", key);
+                get.arg("");
+                get
             };
-            let replies = self.0.values(page.iter().flat_map(read), None).await;
+            let slots: Vec<u16> = page.iter().flat_map(|name| [self.slot(name); 2]).collect();
+            let replies = self.0.values(&slots, None, read).await;
             for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
                 let [sums, parent] = found else { continue };
                 let (sums, parent) =
@@ -339,7 +367,9 @@ impl LeaseStore for RedisStore {
         sums.arg("");
         let mut parent = cmd("HGET", &keys.upstream);
         parent.arg("");
-        let replies = self.0.values([sums, parent], None).await;
+        let slot = self.slot(resource);
+        let reads = [sums, parent];
+        let replies = self.0.values(&[slot; 2], None, |at, _| reads[at].clone()).await;
         let replies: Vec<Value> = replies.into_iter().collect::<Result<_, _>>()?;
         let [sums, parent] = replies.as_slice() else { return Err(StoreError::Refused) };
         let sums = bytes(sums).unwrap_or_default();
@@ -347,7 +377,7 @@ impl LeaseStore for RedisStore {
         let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
         let mut ids = cmd("ZRANGE", &keys.by_expiry);
         ids.arg(no_more(sums)).arg((no_more(sums) + most).saturating_sub(1));
-        let Value::Array(ids) = self.value(ids, None).await? else {
+        let Value::Array(ids) = self.value(slot, None, |_| ids.clone()).await? else {
             return Err(StoreError::Refused);
         };
         let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
@@ -357,7 +387,7 @@ impl LeaseStore for RedisStore {
             page.iter().for_each(|id| {
                 read.arg(*id);
             });
-            let Value::Array(found) = self.value(read, None).await? else {
+            let Value::Array(found) = self.value(slot, None, |_| read.clone()).await? else {
                 return Err(StoreError::Refused);
             };
             let held = page.iter().zip(&found);
@@ -368,9 +398,10 @@ impl LeaseStore for RedisStore {
     }
 
     async fn born(&self) -> Result<Option<Micros>, StoreError> {
-        let reply = self.value(cmd("GET", BIRTH), None).await?;
-        let text = bytes(&reply).and_then(|bytes| std::str::from_utf8(bytes).ok());
-        Ok(text.and_then(|text| text.parse().ok()).map(Micros))
+        let number = |reply: &Value| std::str::from_utf8(bytes(reply)?).ok()?.parse().ok();
+        let replies = self.0.of_each(|server| cmd("GET", &*server.birth)).await?;
+        // What one server has forgotten, the store has.
+        Ok(replies.iter().filter_map(number).max().map(Micros))
     }
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {
@@ -378,12 +409,14 @@ impl LeaseStore for RedisStore {
         let mut take = redis::cmd("EVAL");
         take.arg(include_str!("../../../../lua/renewal.lua")).arg(1).arg(RENEWAL);
         take.arg(node).arg(time.as_millis() as u64);
-        Ok(self.value(take, None).await? == Value::Int(1))
+        let slot = self.0.router.routes(&self.0.connector).slot(RENEWAL.as_bytes());
+        Ok(self.value(slot, None, |_| take.clone()).await? == Value::Int(1))
     }
 
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
-        let drop = other(Operation::Drop, resource, b"", self.manual_now());
-        self.value(drop, Some(Scripted::Lease)).await?;
+        let now = self.manual_now();
+        let drop = |server: &ServerKeys| other(Operation::Drop, resource, b"", now, server);
+        self.value(self.slot(resource), Some(Scripted::Lease), drop).await?;
         let (time, number) = (time.as_micros().to_string(), freeze_number());
         match self.parent(resource, "freeze", time.as_bytes(), number).await? {
             Value::Nil => Ok(None),

@@ -1,245 +1,294 @@
 //! Buckets and leases in Redis: every decision is one atomic run of `lua/allow.lua` or
 //! `lua/lease.lua`, on the time of the server that holds the bucket or the resource.
 //!
-//! `keys` has the key schema, `script` the calls and replies, `leases` those for leases,
-//! `lane` the connections and their queues, `health` what happens when there is no answer.
+//! `servers` knows where the servers are and `topology` which has what; `connector` is what a
+//! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
+//! connection with its `queue`; a `batch` is what it sends. `keys` has the key schema, `script`
+//! the calls and replies, `leases` those for leases, `health` what happens when there is no
+//! answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, IntoConnectionInfo, RedisError, Value};
+use hashbrown::DefaultHashBuilder;
+use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::{Ask, Outcomes, Store, StoreError};
+use super::{Ask, Outcome, Outcomes, Store, StoreError};
 use crate::domain::time::ManualClock;
 
 mod batch;
+mod connector;
 mod health;
 mod keys;
 mod lane;
 mod leases;
+mod queue;
+mod routes;
 mod script;
+mod servers;
+mod topology;
 
 use batch::Question;
+pub use connector::Connector;
+use connector::Shard;
 pub use health::Health;
-use lane::Job;
+use keys::ServerKeys;
+use lane::{Elsewhere, Failure, Job, Manner, What};
+use routes::{Lanes, Router, Routes};
 use script::Scripted;
-
-/// Lanes of one store: while one batch is in flight, another can be on its way.
-const LANES: usize = 2;
-
-/// How long making a connection may take. Decisions don't wait for it: they have their own,
-/// shorter deadline.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+pub use servers::{Servers, Unknown};
+pub use topology::{Master, SLOTS, Topology, slot, tag};
 
 /// A node that has been silent for so long counts as gone.
 const NODE_TTL: Duration = Duration::from_secs(5);
 
-/// How often a node says that it is alive, …
-const HEARTBEAT: Duration = Duration::from_secs(1);
-
-/// … and how often it looks whether a store that failed is back.
-const PROBE: Duration = Duration::from_millis(100);
-
-/// Makes connections to one Redis, all alike.
-#[derive(Clone)]
-pub struct Connector {
-    server: ConnectionInfo,
-    /// For heartbeats. Stores have pools of their own, so that a connection stays on the
-    /// runtime that drives it.
-    pool: Pool,
-    timeout: Duration,
-    health: Arc<Health>,
-}
-
-impl Connector {
-    /// To the Redis at `url`; a decision waits for it for `timeout` at most. Connects to
-    /// nothing yet.
-    pub fn new(url: &str, timeout: Duration, health: Arc<Health>) -> Result<Self, RedisError> {
-        // For rediss://: whoever has installed another provider before knows why.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let server = url.into_connection_info()?;
-        Ok(Self { pool: pool(&server, 1)?, server, timeout, health })
-    }
-
-    /// A store whose connections live on the current runtime.
-    pub fn open(&self) -> Result<RedisStore, RedisError> {
-        self.open_at(None)
-    }
-
-    /// The same, deciding at the time that `clock` shows instead of Redis' own.
-    pub fn open_with_clock(&self, clock: ManualClock) -> Result<RedisStore, RedisError> {
-        self.open_at(Some(clock))
-    }
-
-    fn open_at(&self, clock: Option<ManualClock>) -> Result<RedisStore, RedisError> {
-        let pool = pool(&self.server, LANES)?;
-        let lanes = std::array::from_fn(|_| {
-            lane::open(pool.clone(), Arc::clone(&self.health), self.timeout)
-        });
-        let health = Arc::clone(&self.health);
-        let next = AtomicUsize::new(0);
-        Ok(RedisStore(Arc::new(Inner { lanes, next, health, clock, timeout: self.timeout })))
-    }
-
-    /// Says for the first time that this node is alive. Takes a quarter of a second at most, or
-    /// the deadline of decisions where that is longer.
-    pub async fn greet(&self, node_id: &str) {
-        self.heartbeat(node_id, NODE_TTL).await;
-    }
-
-    /// Says that this node is alive, learns how many others are, and finds out when a store
-    /// that failed is back; until the future is dropped.
-    pub async fn tend(&self, node_id: &str) {
-        loop {
-            self.heartbeat(node_id, NODE_TTL).await;
-            let pause = if self.health.is_up() { HEARTBEAT } else { PROBE };
-            // A store that fails is to be noticed by the next probe, not by the next heartbeat.
-            let paused = Instant::now();
-            while paused.elapsed() < pause {
-                tokio::time::sleep(PROBE.min(pause)).await;
-                if !self.health.is_up() {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// Says that this node is going.
-    pub async fn leave(&self, node_id: &str) {
-        if self.health.is_up() {
-            self.heartbeat(node_id, Duration::ZERO).await;
-        }
-    }
-
-    async fn heartbeat(&self, node_id: &str, ttl: Duration) {
-        let cmd = script::heartbeat(node_id, ttl.as_micros() as u64);
-        let beat = async {
-            let mut connection = self.pool.get().await.map_err(lane::pool_error)?;
-            let started = Instant::now();
-            let answer: Result<u32, RedisError> = cmd.query_async(&mut connection).await;
-            match answer {
-                Ok(nodes) => Ok((nodes, started.elapsed())),
-                Err(error) => {
-                    // It may lead to a server that is master no more: the next is made anew.
-                    drop(deadpool_redis::Connection::take(connection));
-                    Err((health::classify(&error), error.to_string()))
-                }
-            }
-        };
-        // A probe may take longer than a decision: making a connection is part of it.
-        let limit = self.timeout.max(Duration::from_millis(250));
-        match tokio::time::timeout(limit, beat).await {
-            // A store that answers too late for decisions is not back yet.
-            Ok(Ok((_, took))) if took > self.timeout && !self.health.is_up() => {
-                self.health.failed(StoreError::Timeout, 1, &format!("a heartbeat took {took:?}"));
-            }
-            Ok(Ok((nodes, took))) => {
-                self.health.metrics().heartbeat(took);
-                self.health.answered(nodes);
-            }
-            Ok(Err((error, detail))) => self.health.failed(error, 1, &detail),
-            Err(_) => self.health.failed(StoreError::Timeout, 1, &format!("after {limit:?}")),
-        }
-    }
-}
-
-fn pool(server: &ConnectionInfo, size: usize) -> Result<Pool, RedisError> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(None);
-    let mut limits = PoolConfig::new(size);
-    limits.timeouts.create = Some(CONNECT_TIMEOUT);
-    limits.timeouts.wait = Some(CONNECT_TIMEOUT);
-    limits.timeouts.recycle = Some(CONNECT_TIMEOUT);
-    Pool::builder(Manager::new_with_config(server.clone(), config)?)
-        .config(limits)
-        .runtime(Runtime::Tokio1)
-        .build()
-        .map_err(|error| {
-            let kind = redis::ErrorKind::InvalidClientConfig;
-            RedisError::from((kind, "no connection pool", error.to_string()))
-        })
-}
+/// How long to wait for a key that is partly on one server and partly on another.
+const SPLIT: Duration = Duration::from_millis(1);
 
 /// Buckets and leases in Redis. Clones share their connections.
 #[derive(Clone)]
 pub struct RedisStore(Arc<Inner>);
 
 struct Inner {
-    lanes: [mpsc::Sender<Job>; LANES],
-    next: AtomicUsize,
-    health: Arc<Health>,
+    connector: Connector,
+    router: Router,
+    owners: DefaultHashBuilder,
+    turn: AtomicUsize,
     clock: Option<ManualClock>,
-    timeout: Duration,
+}
+
+/// What a caller waits for, and from where.
+type Sent<T> = Result<(Arc<Lanes>, oneshot::Receiver<Result<T, Failure>>), StoreError>;
+
+/// A job, and what its answer comes by.
+type Asked<T> = (Job, oneshot::Receiver<Result<T, Failure>>);
+
+impl RedisStore {
+    fn new(connector: Connector, clock: Option<ManualClock>) -> Self {
+        Self(Arc::new(Inner {
+            router: Router::new(&connector),
+            connector,
+            owners: DefaultHashBuilder::default(),
+            turn: AtomicUsize::new(0),
+            clock,
+        }))
+    }
 }
 
 impl Store for RedisStore {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         let inner = &*self.0;
-        if !inner.health.is_up() {
-            return asks.iter().map(|_| Err(StoreError::Unreachable)).collect();
+        let deadline = Instant::now() + inner.connector.timeout();
+        let twins = match asks.iter().any(|ask| ask.moved) {
+            true => inner.twins(asks).await,
+            false => Twins::default(),
+        };
+        // One lane for all of them keeps the order of those to one bucket.
+        let way = inner.way();
+        let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
+        for (at, ask) in asks.iter().enumerate() {
+            waiting.push(twins.of(at).map(|twin| {
+                let question = inner.question(ask, twin);
+                let slot = way.routes.slot(&question.keys.state);
+                (slot, inner.send(&way, slot, |_| bucket(question, Manner::Together)))
+            }));
         }
-        // One lane for the whole batch keeps its order.
-        let lane = &inner.lanes[inner.next.fetch_add(1, Ordering::Relaxed) % LANES];
-        let now = inner.clock.as_ref().map(ManualClock::now);
-        let mut waiting = Waiting::with_capacity(asks.len());
-        for ask in asks {
-            let (reply, answer) = oneshot::channel();
-            let twin = if ask.moved { script::twin(ask) } else { None };
-            let job = Job::Bucket { question: Box::new(Question::new(ask, now)), twin, reply };
-            waiting.push(lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded));
-        }
-        inner.answers(waiting).await
-    }
-}
-
-/// What a caller waits for, or that there was no room to wait.
-type Waiting<T> = SmallVec<[Result<oneshot::Receiver<Result<T, StoreError>>, StoreError>; 1]>;
-
-impl Inner {
-    /// Waits for all of them, up to the deadline.
-    async fn answers<T>(&self, waiting: Waiting<T>) -> SmallVec<[Result<T, StoreError>; 1]> {
-        let deadline = tokio::time::Instant::now() + self.timeout;
-        let mut answers = SmallVec::with_capacity(waiting.len());
-        for answer in waiting {
-            answers.push(match answer {
-                Ok(answer) => match tokio::time::timeout_at(deadline, answer).await {
-                    Ok(Ok(answer)) => answer,
-                    Ok(Err(_)) => Err(StoreError::Unreachable),
-                    Err(_) => {
-                        self.health.late(1);
-                        Err(StoreError::Timeout)
-                    }
-                },
-                Err(error) => {
-                    self.health.failed(error, 1, &"the queue is full");
-                    Err(error)
+        let mut outcomes = Outcomes::with_capacity(asks.len());
+        for (at, (ask, sent)) in asks.iter().zip(waiting).enumerate() {
+            outcomes.push(match sent {
+                Err(error) => Err(error),
+                Ok((slot, sent)) => {
+                    let again = |_: &Shard, manner| {
+                        bucket(inner.question(ask, twins.of(at).ok().flatten()), manner)
+                    };
+                    inner.follow(&way, slot, sent, deadline, again).await
                 }
             });
         }
-        answers
+        outcomes
+    }
+}
+
+/// For each question the state found under its namespace's other layout, or why that is not
+/// known; empty: none was looked for.
+#[derive(Default)]
+struct Twins(Vec<Result<Option<Vec<u8>>, StoreError>>);
+
+impl Twins {
+    fn of(&self, at: usize) -> Result<Option<Vec<u8>>, StoreError> {
+        self.0.get(at).cloned().unwrap_or(Ok(None))
+    }
+}
+
+fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
+    let (reply, answer) = oneshot::channel();
+    (Job { what: What::Bucket { question: Box::new(question), reply }, manner }, answer)
+}
+
+fn command(cmd: Cmd, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
+    let (reply, answer) = oneshot::channel();
+    (Job { what: What::Command { cmd, script, reply }, manner }, answer)
+}
+
+/// Where the questions of one call go: which of a server's lanes, as of which topology.
+struct Way {
+    routes: Arc<Routes>,
+    turn: usize,
+}
+
+impl Inner {
+    fn way(&self) -> Way {
+        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
+        Way { routes: self.router.routes(&self.connector), turn }
     }
 
-    /// Sends commands in one batch and gives back what they reply.
+    fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
+        let now = self.clock.as_ref().map(ManualClock::now);
+        let owner = std::hash::BuildHasher::hash_one(&self.owners, ask.namespace);
+        let mut question = Question::new(ask, owner, now);
+        question.twin = twin;
+        question
+    }
+
+    /// Sends something to the server that has a slot, unless that is known not to answer.
+    fn send<T>(&self, way: &Way, slot: u16, job: impl FnOnce(&ServerKeys) -> Asked<T>) -> Sent<T> {
+        let Some(lanes) = way.routes.lanes(slot) else {
+            self.connector.health().nowhere(1, &format_args!("nobody has slot {slot}"));
+            return Err(StoreError::Unreachable);
+        };
+        if !lanes.shard.health.is_up() {
+            return Err(StoreError::Unreachable);
+        }
+        let (job, answer) = job(&lanes.shard.keys);
+        lanes.push(way.turn, job);
+        Ok((Arc::clone(lanes), answer))
+    }
+
+    /// Waits for an answer, wherever in a cluster it comes from, up to the deadline. `again`
+    /// makes the same question anew for a server.
+    async fn follow<T>(
+        &self,
+        way: &Way,
+        slot: u16,
+        mut sent: Sent<T>,
+        deadline: Instant,
+        again: impl Fn(&Shard, Manner) -> Asked<T>,
+    ) -> Result<T, StoreError> {
+        let mut manner = Manner::Together;
+        loop {
+            let (lanes, answer) = sent?;
+            let elsewhere = match tokio::time::timeout_at(deadline, answer).await {
+                Ok(Ok(Ok(answer))) => return Ok(answer),
+                Ok(Ok(Err(Failure::Store(error)))) => return Err(error),
+                Ok(Ok(Err(Failure::Elsewhere(elsewhere)))) => elsewhere,
+                Ok(Err(_)) => return Err(StoreError::Unreachable),
+                Err(_) => {
+                    lanes.shard.health.late(1);
+                    return Err(StoreError::Timeout);
+                }
+            };
+            // Out of time while it was on its way is as good as no answer.
+            if Instant::now() >= deadline {
+                lanes.shard.health.late(1);
+                return Err(StoreError::Timeout);
+            }
+            let before = std::mem::replace(&mut manner, Manner::Alone);
+            let next = match elsewhere {
+                // Alone it hears where to go.
+                Elsewhere::Unknown if before == Manner::Together => lanes,
+                Elsewhere::Unknown => {
+                    let refreshed = self.connector.refresh(way.routes.version());
+                    if tokio::time::timeout_at(deadline, refreshed).await.is_err() {
+                        lanes.shard.health.late(1);
+                        return Err(StoreError::Timeout);
+                    }
+                    let routes = self.router.routes(&self.connector);
+                    routes.lanes(slot).cloned().ok_or(StoreError::Unreachable)?
+                }
+                Elsewhere::Moved(address) => {
+                    // Whoever comes next is to know; this one knows already.
+                    let (connector, seen) = (self.connector.clone(), way.routes.version());
+                    tokio::spawn(async move { connector.refresh(seen).await });
+                    self.router.lanes_at(&self.connector, &lanes, &address, slot)?
+                }
+                Elsewhere::Asked(address) => {
+                    manner = Manner::Asking;
+                    self.router.lanes_at(&self.connector, &lanes, &address, slot)?
+                }
+                Elsewhere::Split => {
+                    tokio::time::sleep(SPLIT).await;
+                    lanes
+                }
+            };
+            let (job, answer) = again(&next.shard, manner);
+            next.push(way.turn, job);
+            sent = Ok((next, answer));
+        }
+    }
+
+    /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by
+    /// its position, for the server that has the slot at that position.
     async fn values(
         &self,
-        cmds: impl IntoIterator<Item = Cmd>,
+        slots: &[u16],
         script: Option<Scripted>,
+        cmd: impl Fn(usize, &ServerKeys) -> Cmd,
     ) -> SmallVec<[Result<Value, StoreError>; 1]> {
-        if !self.health.is_up() {
-            return cmds.into_iter().map(|_| Err(StoreError::Unreachable)).collect();
-        }
-        let lane = &self.lanes[self.next.fetch_add(1, Ordering::Relaxed) % LANES];
-        let send = |cmd| {
-            let (sender, answer) = oneshot::channel();
-            let job = Job::Command { cmd, script, reply: sender };
-            lane.try_send(job).map(|()| answer).map_err(|_| StoreError::Overloaded)
+        let deadline = Instant::now() + self.connector.timeout();
+        let way = self.way();
+        let send = |(at, &slot): (usize, &u16)| {
+            let job = |keys: &ServerKeys| command(cmd(at, keys), script, Manner::Together);
+            self.send(&way, slot, job)
         };
-        let waiting = cmds.into_iter().map(send).collect();
-        self.answers(waiting).await
+        let waiting: SmallVec<[_; 1]> = slots.iter().enumerate().map(send).collect();
+        let mut values = SmallVec::with_capacity(slots.len());
+        for ((at, &slot), sent) in slots.iter().enumerate().zip(waiting) {
+            let again = |shard: &Shard, manner| command(cmd(at, &shard.keys), script, manner);
+            values.push(self.follow(&way, slot, sent, deadline, again).await);
+        }
+        values
+    }
+
+    /// One command of each server, and what they reply; all of them, or none.
+    async fn of_each(&self, cmd: impl Fn(&ServerKeys) -> Cmd) -> Result<Vec<Value>, StoreError> {
+        let slots = self.router.routes(&self.connector).one_of_each();
+        let replies = self.values(&slots, None, |_, keys| cmd(keys)).await;
+        if replies.is_empty() {
+            return Err(StoreError::Unreachable);
+        }
+        replies.into_iter().collect()
+    }
+
+    /// Looks up what stands under the other layout of namespaces that have changed theirs. That
+    /// is in another slot, so it can't be part of the decision.
+    async fn twins(&self, asks: &[Ask<'_>]) -> Twins {
+        let routes = self.router.routes(&self.connector);
+        let (mut cmds, mut slots, mut whose) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, ask) in asks.iter().enumerate() {
+            if ask.moved
+                && let Some((key, reads)) = script::twin(ask)
+            {
+                slots.extend([routes.slot(&key); 2]);
+                cmds.extend(reads);
+                whose.push(at);
+            }
+        }
+        let found = self.values(&slots, None, |at, _| cmds[at].clone()).await;
+        let now = self.clock.as_ref().map(ManualClock::now);
+        let mut twins = vec![Ok(None); asks.len()];
+        for (at, pair) in whose.into_iter().zip(found.chunks_exact(2)) {
+            twins[at] = match pair {
+                [Ok(state), Ok(expires)] => {
+                    Ok(script::twin_state(state, expires, now).map(<[u8]>::to_vec))
+                }
+                [Err(error), _] | [_, Err(error)] => Err(*error),
+                _ => Ok(None),
+            };
+        }
+        Twins(twins)
     }
 }

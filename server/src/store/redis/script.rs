@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script, Value};
 
-use super::keys::{self, BIRTH, NODES};
+use super::keys::{self, ServerKeys};
 use crate::domain::time::Micros;
 use crate::store::Ask;
 
@@ -63,16 +63,17 @@ impl Scripted {
     }
 }
 
-/// Reads the state that a bucket may have under its namespace's other layout, and when it
-/// expires; for buckets with a name.
-pub(super) fn twin(ask: &Ask<'_>) -> Option<[Cmd; 2]> {
+/// Where the state is that a bucket may have under its namespace's other layout, and what reads
+/// it, and when it expires; for buckets with a name.
+pub(super) fn twin(ask: &Ask<'_>) -> Option<(Vec<u8>, [Cmd; 2])> {
     let key = keys::twin(ask.place, ask.namespace, ask.name)?;
     let read = |command| {
         let mut cmd = redis::cmd(command);
         cmd.arg(&key);
         cmd
     };
-    Some(["GET", "PEXPIRETIME"].map(read))
+    let cmds = ["GET", "PEXPIRETIME"].map(read);
+    Some((key, cmds))
 }
 
 /// The state in the replies to [`twin`], if it has not expired at `now`.
@@ -86,10 +87,11 @@ pub(super) fn twin_state<'a>(
     (!gone).then_some(state)
 }
 
-/// Says that a node is alive, or with `ttl_us` 0 that it leaves. A whole EVAL: it is short,
-/// and needs no care about what the server has loaded.
-pub(super) fn heartbeat(node_id: &str, ttl_us: u64) -> Cmd {
+/// Says that a node is alive, or with `ttl_us` 0 that it leaves; see the script for `born`. A
+/// whole EVAL: it is short, and needs no care about what the server has loaded.
+pub(super) fn heartbeat(keys: &ServerKeys, node_id: &str, ttl_us: u64, born: i64) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
-    cmd.arg(HEARTBEAT_TEXT).arg(1).arg(NODES).arg(node_id).arg(ttl_us).arg(BIRTH);
+    cmd.arg(HEARTBEAT_TEXT).arg(1).arg(&*keys.nodes);
+    cmd.arg(node_id).arg(ttl_us).arg(&*keys.birth).arg(born);
     cmd
 }

@@ -1,0 +1,264 @@
+//! What a node's runtimes share of the store: where its servers are, how they are, and the
+//! heartbeats that find it out.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
+use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError};
+use tokio::task::JoinSet;
+
+use super::health::{self, Health, ServerHealth};
+use super::keys::ServerKeys;
+use super::servers::Servers;
+use super::topology::{self, Master, Topology};
+use super::{NODE_TTL, RedisStore, lane, script};
+use crate::domain::time::ManualClock;
+use crate::store::StoreError;
+
+/// How long making a connection may take. Decisions don't wait for it: they have their own,
+/// shorter deadline.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How often a node says that it is alive, …
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// … and how often it looks whether a server that failed is back.
+const PROBE: Duration = Duration::from_millis(100);
+
+/// How long a probe may take: making a connection is part of it.
+const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// One server that decides.
+pub(super) struct Shard {
+    pub(super) master: Master,
+    pub(super) keys: ServerKeys,
+    pub(super) health: Arc<ServerHealth>,
+    /// For heartbeats. Stores have pools of their own, so that a connection stays on the
+    /// runtime that drives it.
+    pool: Result<Pool, String>,
+    /// When it was born, as it said last, in µs; 0: it has not said yet.
+    born: AtomicI64,
+    /// When it was born, if it has got another tag and has not been told; else 0.
+    inherits: AtomicI64,
+}
+
+/// All of them, as of one topology.
+pub(super) struct Shards {
+    pub(super) topology: Arc<Topology>,
+    /// In the order of the topology's masters.
+    pub(super) all: Vec<Arc<Shard>>,
+}
+
+/// Knows the servers of one store; clones share what they know.
+#[derive(Clone)]
+pub struct Connector(Arc<Inner>);
+
+struct Inner {
+    servers: Servers,
+    health: Arc<Health>,
+    timeout: Duration,
+    shards: ArcSwap<Shards>,
+    /// Held while the shards are brought up to date.
+    renewing: Mutex<()>,
+}
+
+impl Connector {
+    /// To the store that consists of `servers`; a decision waits for it for `timeout` at most.
+    /// Connects to nothing yet.
+    pub fn new(servers: Servers, timeout: Duration, health: Arc<Health>) -> Self {
+        let shards = Shards { topology: servers.current(), all: Vec::new() };
+        let shards = ArcSwap::from_pointee(shards);
+        let connector =
+            Self(Arc::new(Inner { servers, health, timeout, shards, renewing: Mutex::default() }));
+        connector.renew();
+        connector
+    }
+
+    /// A store whose connections live on the current runtime.
+    pub fn open(&self) -> RedisStore {
+        RedisStore::new(self.clone(), None)
+    }
+
+    /// The same, deciding at the time that `clock` shows instead of Redis' own.
+    pub fn open_with_clock(&self, clock: ManualClock) -> RedisStore {
+        RedisStore::new(self.clone(), Some(clock))
+    }
+
+    pub(super) fn health(&self) -> &Arc<Health> {
+        &self.0.health
+    }
+
+    /// How long a decision waits.
+    pub(super) fn timeout(&self) -> Duration {
+        self.0.timeout
+    }
+
+    /// The number of the topology in use; cheap.
+    pub(super) fn version(&self) -> u64 {
+        self.0.servers.version()
+    }
+
+    /// The shards of the topology in use.
+    pub(super) fn shards(&self) -> Arc<Shards> {
+        let shards = self.0.shards.load_full();
+        if shards.topology.version() == self.version() { shards } else { self.renew() }
+    }
+
+    /// Makes shards of the topology in use, as far as they are not there.
+    fn renew(&self) -> Arc<Shards> {
+        let inner = &*self.0;
+        let _renewing = inner.renewing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (before, topology) = (inner.shards.load(), inner.servers.current());
+        if before.topology.version() == topology.version() && !before.all.is_empty() {
+            return Arc::clone(&before);
+        }
+        let shard = |master: &Master| {
+            let old = before.all.iter().find(|old| old.master.name == master.name);
+            if let Some(old) = old.filter(|old| old.master.tag == master.tag) {
+                return Arc::clone(old);
+            }
+            // One that only goes by another tag is as old as it was.
+            self.shard(master, old.map_or(0, |old| old.born.load(Ordering::Relaxed)))
+        };
+        let all: Vec<_> = topology.masters().iter().map(shard).collect();
+        inner.health.consists_of(all.iter().map(|shard| Arc::clone(&shard.health)).collect());
+        let shards = Arc::new(Shards { topology, all });
+        inner.shards.store(Arc::clone(&shards));
+        shards
+    }
+
+    /// A server that is in no topology, for one slot that it is about to get.
+    pub(super) fn stranger(&self, info: ConnectionInfo, name: &str, slot: u16) -> Arc<Shard> {
+        let master = Master { info, name: name.into(), tag: topology::tag(slot) };
+        self.shard(&master, 0)
+    }
+
+    fn shard(&self, master: &Master, born: i64) -> Arc<Shard> {
+        Arc::new(Shard {
+            master: master.clone(),
+            keys: ServerKeys::new(master.tag),
+            health: self.0.health.server(&master.name),
+            pool: pool(&master.info, 1),
+            born: AtomicI64::new(born),
+            inherits: AtomicI64::new(born),
+        })
+    }
+
+    /// Finds out where the servers are now, for one who has seen the topology of that number.
+    pub(super) async fn refresh(&self, seen: u64) {
+        if let Err((_, detail)) = self.0.servers.refresh(seen).await {
+            self.health().nowhere(0, &detail);
+        }
+        self.shards();
+    }
+
+    /// Says for the first time that this node is alive. Takes a quarter of a second or so a
+    /// server at most, or the deadline of decisions where that is longer.
+    pub async fn greet(&self, node_id: &str) {
+        self.refresh(self.version()).await;
+        self.beat(node_id, NODE_TTL, |_| true).await;
+    }
+
+    /// Says that this node is alive, learns how many others are, and finds out when a server
+    /// that failed is back, or another has taken its place; until the future is dropped.
+    pub async fn tend(&self, node_id: &str) {
+        let mut due = Instant::now();
+        loop {
+            let now = Instant::now();
+            if now >= due || !self.health().is_up() {
+                self.refresh(self.version()).await;
+            }
+            // A server that fails is to be noticed by the next probe, not the next heartbeat.
+            let all = now >= due;
+            self.beat(node_id, NODE_TTL, |shard| all || !shard.health.is_up()).await;
+            if all {
+                due = now + HEARTBEAT;
+            }
+            tokio::time::sleep(PROBE).await;
+        }
+    }
+
+    /// Says that this node is going.
+    pub async fn leave(&self, node_id: &str) {
+        self.beat(node_id, Duration::ZERO, |shard| shard.health.is_up()).await;
+    }
+
+    /// One heartbeat to each of some servers, side by side.
+    async fn beat(&self, node_id: &str, ttl: Duration, which: impl Fn(&Shard) -> bool) {
+        let mut beats = JoinSet::new();
+        for shard in self.shards().all.iter().filter(|shard| which(shard)) {
+            let (shard, node_id, timeout) = (Arc::clone(shard), node_id.to_owned(), self.0.timeout);
+            beats.spawn(async move { shard.heartbeat(&node_id, ttl, timeout).await });
+        }
+        let counts = beats.join_all().await;
+        if let Some(nodes) = counts.into_iter().flatten().max() {
+            self.health().count_nodes(nodes);
+        }
+    }
+}
+
+impl Shard {
+    /// Tells how many nodes the server counts, if it answers.
+    async fn heartbeat(&self, node_id: &str, ttl: Duration, timeout: Duration) -> Option<u32> {
+        let inherits = self.inherits.load(Ordering::Relaxed);
+        let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64, inherits);
+        let beat = async {
+            let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
+            let mut connection = pool.get().await.map_err(lane::pool_error)?;
+            let started = Instant::now();
+            let answer: Result<(u32, i64), RedisError> = cmd.query_async(&mut connection).await;
+            match answer {
+                Ok(answer) => Ok((answer, started.elapsed())),
+                Err(error) => {
+                    // It may lead to a server that is master no more: the next is made anew.
+                    drop(deadpool_redis::Connection::take(connection));
+                    Err((health::classify(&error), error.to_string()))
+                }
+            }
+        };
+        let limit = timeout.max(PROBE_TIMEOUT);
+        match tokio::time::timeout(limit, beat).await {
+            // A server that answers too late for decisions is not back yet.
+            Ok(Ok((_, took))) if took > timeout && !self.health.is_up() => {
+                let detail = format!("a heartbeat took {took:?}");
+                self.health.failed(StoreError::Timeout, 1, &detail);
+                None
+            }
+            Ok(Ok(((nodes, born), took))) => {
+                self.born.store(born, Ordering::Relaxed);
+                self.inherits.store(0, Ordering::Relaxed);
+                self.health.metrics().heartbeat(took);
+                self.health.answered();
+                Some(nodes)
+            }
+            Ok(Err((error, detail))) => {
+                self.health.failed(error, 1, &detail);
+                None
+            }
+            Err(_) => {
+                self.health.failed(StoreError::Timeout, 1, &format!("after {limit:?}"));
+                None
+            }
+        }
+    }
+}
+
+/// A pool of connections to one server; an error in words.
+pub(super) fn pool(server: &ConnectionInfo, size: usize) -> Result<Pool, String> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(None);
+    let mut limits = PoolConfig::new(size);
+    limits.timeouts.create = Some(CONNECT_TIMEOUT);
+    limits.timeouts.wait = Some(CONNECT_TIMEOUT);
+    limits.timeouts.recycle = Some(CONNECT_TIMEOUT);
+    let manager = Manager::new_with_config(server.clone(), config);
+    Pool::builder(manager.map_err(|error| error.to_string())?)
+        .config(limits)
+        .runtime(Runtime::Tokio1)
+        .build()
+        .map_err(|error| error.to_string())
+}

@@ -1,0 +1,245 @@
+//! What waits for a lane: in the order of arrival, bounded, and fair between owners.
+//!
+//! As long as all that wait fit into one batch there is nothing to be fair about. When they
+//! don't, the batch is shared out like a capacity: each owner gets what it has waiting up to a
+//! level, the highest at which the batch is not exceeded (max-min fairness). When the queue
+//! is full, whoever has more than an equal share of it is turned away, and whoever has less
+//! takes the place of the latest one of the owner that has most.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use hashbrown::HashMap;
+use tokio::sync::Notify;
+
+/// What waits, and belongs to somebody.
+pub(super) trait Owned {
+    /// A number for the owner: its name's hash.
+    fn owner(&self) -> u64;
+}
+
+/// The queue of one lane.
+pub(super) struct Queue<T> {
+    inner: Mutex<Inner<T>>,
+    arrived: Notify,
+    most: usize,
+}
+
+struct Inner<T> {
+    items: VecDeque<T>,
+    /// How many each owner has waiting.
+    counts: HashMap<u64, usize>,
+    closed: bool,
+}
+
+impl<T: Owned> Queue<T> {
+    /// An empty one for at most so many.
+    pub(super) fn new(most: usize) -> Self {
+        let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
+        Self { inner: Mutex::new(inner), arrived: Notify::new(), most }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner<T>> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds one. Gives back who has to go for lack of room, which may be the same.
+    pub(super) fn push(&self, item: T) -> Option<T> {
+        let mut inner = self.lock();
+        if inner.closed {
+            return Some(item);
+        }
+        let mut gone = None;
+        if inner.items.len() >= self.most {
+            match inner.make_room(item.owner(), self.most) {
+                Some(other) => gone = Some(other),
+                None => return Some(item),
+            }
+        }
+        *inner.counts.entry(item.owner()).or_default() += 1;
+        inner.items.push_back(item);
+        drop(inner);
+        self.arrived.notify_one();
+        gone
+    }
+
+    /// Nothing more is taken in; what waits is still given out.
+    pub(super) fn close(&self) {
+        self.lock().closed = true;
+        self.arrived.notify_one();
+    }
+
+    /// Moves up to `most` into `batch`, as soon as there are any; `false`: there will be no more.
+    /// Loses nothing when it is dropped.
+    pub(super) async fn take(&self, batch: &mut Vec<T>, most: usize) -> bool {
+        loop {
+            {
+                let mut inner = self.lock();
+                if !inner.items.is_empty() {
+                    inner.take(batch, most);
+                    return true;
+                }
+                if inner.closed {
+                    return false;
+                }
+            }
+            self.arrived.notified().await;
+        }
+    }
+}
+
+impl<T: Owned> Inner<T> {
+    /// Takes out the latest one of the owner that has most, if that is more than `owner` has.
+    fn make_room(&mut self, owner: u64, most: usize) -> Option<T> {
+        let own = self.counts.get(&owner).copied().unwrap_or_default();
+        let share = most / self.counts.len().max(1);
+        if own >= share {
+            return None;
+        }
+        let (&greediest, _) = self.counts.iter().max_by_key(|(_, count)| **count)?;
+        let at = self.items.iter().rposition(|item| item.owner() == greediest)?;
+        self.forget(greediest);
+        self.items.remove(at)
+    }
+
+    fn forget(&mut self, owner: u64) {
+        if let Some(count) = self.counts.get_mut(&owner) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&owner);
+            }
+        }
+    }
+
+    fn take(&mut self, batch: &mut Vec<T>, most: usize) {
+        if self.items.len() <= most {
+            batch.extend(self.items.drain(..));
+            self.counts.clear();
+            return;
+        }
+        let level = level(self.counts.values().copied(), most);
+        let mut taken: HashMap<u64, usize> = HashMap::with_capacity(self.counts.len());
+        let mut left = VecDeque::with_capacity(self.items.len());
+        for item in std::mem::take(&mut self.items) {
+            let owner = item.owner();
+            let taken = taken.entry(owner).or_default();
+            // The level is rounded up, for what division leaves over.
+            if *taken < level && batch.len() < most {
+                *taken += 1;
+                self.forget(owner);
+                batch.push(item);
+            } else {
+                left.push_back(item);
+            }
+        }
+        self.items = left;
+    }
+}
+
+/// The lowest level at which owners with so many each fill a batch.
+fn level(counts: impl Iterator<Item = usize>, most: usize) -> usize {
+    let mut counts: Vec<usize> = counts.collect();
+    counts.sort_unstable();
+    let (mut room, mut owners) = (most, counts.len());
+    for count in counts {
+        if count * owners >= room {
+            return room.div_ceil(owners);
+        }
+        room -= count;
+        owners -= 1;
+    }
+    most
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An owner, and a number of its own.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Item(u64, usize);
+
+    impl Owned for Item {
+        fn owner(&self) -> u64 {
+            self.0
+        }
+    }
+
+    fn queue(most: usize, items: impl IntoIterator<Item = Item>) -> Queue<Item> {
+        let queue = Queue::new(most);
+        for item in items {
+            assert_eq!(queue.push(item), None);
+        }
+        queue
+    }
+
+    async fn taken(queue: &Queue<Item>, most: usize) -> Vec<Item> {
+        let mut batch = Vec::new();
+        assert!(queue.take(&mut batch, most).await);
+        batch
+    }
+
+    #[tokio::test]
+    async fn what_fits_is_taken_in_its_order() {
+        let items = [Item(1, 0), Item(2, 0), Item(1, 1)];
+        let queue = queue(10, items);
+        assert_eq!(taken(&queue, 3).await, items);
+        queue.push(Item(1, 2));
+        assert_eq!(taken(&queue, 3).await, [Item(1, 2)]);
+    }
+
+    #[tokio::test]
+    async fn a_flood_leaves_room_for_others() {
+        let queue = queue(1000, (0..500).map(|n| Item(1, n)));
+        queue.push(Item(2, 0));
+        queue.push(Item(3, 0));
+        queue.push(Item(3, 1));
+        let batch = taken(&queue, 64).await;
+        assert_eq!(batch.len(), 64);
+        let of = |owner| batch.iter().filter(|item| item.0 == owner).count();
+        assert_eq!([of(1), of(2), of(3)], [61, 1, 2]);
+        assert!(batch[..61].iter().map(|item| item.1).eq(0..61), "in order");
+        assert_eq!(taken(&queue, 64).await[0], Item(1, 61));
+    }
+
+    #[tokio::test]
+    async fn several_floods_share_alike() {
+        let items = (0..100).flat_map(|n| (0..3).map(move |owner| Item(owner, n)));
+        let queue = queue(1000, items);
+        let batch = taken(&queue, 64).await;
+        for owner in 0..3 {
+            let of = batch.iter().filter(|item| item.0 == owner).count();
+            assert!((21..=22).contains(&of), "{of}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_turns_away_who_has_most_of_it() {
+        let queue = queue(10, (0..10).map(|n| Item(1, n)));
+        assert_eq!(queue.push(Item(1, 10)), Some(Item(1, 10)));
+        assert_eq!(queue.push(Item(2, 0)), Some(Item(1, 9)));
+        for n in 1..5 {
+            assert_eq!(queue.push(Item(2, n)), Some(Item(1, 9 - n)));
+        }
+        assert_eq!(queue.push(Item(2, 5)), Some(Item(2, 5)), "both have half");
+        assert_eq!(taken(&queue, 10).await.len(), 10);
+        assert_eq!(queue.push(Item(1, 10)), None);
+    }
+
+    #[tokio::test]
+    async fn a_closed_one_gives_out_what_it_has() {
+        let queue = queue(10, [Item(1, 0)]);
+        queue.close();
+        assert_eq!(queue.push(Item(1, 1)), Some(Item(1, 1)));
+        assert_eq!(taken(&queue, 10).await, [Item(1, 0)]);
+        assert!(!queue.take(&mut Vec::new(), 10).await);
+    }
+
+    #[test]
+    fn levels() {
+        assert_eq!(level([500, 1, 2].into_iter(), 64), 61);
+        assert_eq!(level([100, 100, 100].into_iter(), 64), 22);
+        assert_eq!(level([1, 1, 1].into_iter(), 64), 64);
+        assert_eq!(level([40, 40].into_iter(), 64), 32);
+    }
+}

@@ -1,0 +1,209 @@
+//! A Redis with replicas, and sentinels that watch over it.
+
+use std::collections::HashMap;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use redis::{Connection, RedisResult};
+use tempfile::TempDir;
+
+use super::{Redis, eventually, free_port};
+
+/// What the sentinels call the master.
+pub const NAME: &str = "main";
+
+/// Longer than sentinels take to agree on anything.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// One master, two replicas and three sentinels, of which two must agree. Gone when dropped.
+pub struct Sentinels {
+    servers: Vec<Redis>,
+    sentinels: Vec<Sentinel>,
+}
+
+impl Sentinels {
+    /// Starts them all, and waits until the sentinels know of one another and of the replicas.
+    pub fn start() -> Self {
+        let master = Redis::start();
+        let port = master.port().to_string();
+        let replica = || {
+            Redis::start_with(&[
+                "--replicaof",
+                "127.0.0.1",
+                &port,
+                "--repl-diskless-sync-delay",
+                "0",
+            ])
+        };
+        let servers = vec![replica(), replica(), master];
+        let sentinels = (0..3).map(|_| Sentinel::start(servers[2].port())).collect();
+        let started = Self { servers, sentinels };
+        started.wait_until_agreed();
+        started
+    }
+
+    /// Waits until every sentinel that runs sees the same master, all others, and two replicas,
+    /// and every server that runs follows that master. Takes some ten seconds after a failover.
+    pub fn wait_until_agreed(&self) {
+        eventually("the sentinels agree", PATIENCE, || {
+            let told = self.sentinels.iter().filter_map(|sentinel| sentinel.about().ok());
+            let told: Vec<HashMap<String, String>> = told.collect();
+            let sound = told.iter().all(|about| {
+                let expected =
+                    [("flags", "master"), ("num-slaves", "2"), ("num-other-sentinels", "2")];
+                about["port"] == told[0]["port"]
+                    && expected.iter().all(|(key, value)| about[*key] == *value)
+            });
+            let mut servers = self.servers.iter().filter(|server| server.runs());
+            sound
+                && !told.is_empty()
+                && servers.all(|server| {
+                    let about = replication(server);
+                    let is_master = server.port().to_string() == told[0]["port"];
+                    is_master && about.contains("role:master")
+                        || about.contains("master_link_status:up")
+                })
+        });
+    }
+
+    /// `redis-sentinel://…`, of all sentinels.
+    pub fn url(&self) -> String {
+        let host = |sentinel: &Sentinel| format!("127.0.0.1:{}", sentinel.port);
+        let hosts: Vec<String> = self.sentinels.iter().map(host).collect();
+        format!("redis-sentinel://{}/{NAME}", hosts.join(","))
+    }
+
+    /// The port of each sentinel.
+    pub fn ports(&self) -> Vec<u16> {
+        self.sentinels.iter().map(|sentinel| sentinel.port).collect()
+    }
+
+    /// The port of the server that says that it is the master, and that most sentinels name.
+    pub fn master(&self) -> Option<u16> {
+        let named = |port: u16| {
+            let names = self.sentinels.iter().filter(|sentinel| {
+                sentinel.about().is_ok_and(|about| about["port"] == port.to_string())
+            });
+            names.count() * 2 > self.sentinels.len()
+        };
+        let masters = self
+            .servers
+            .iter()
+            .filter(|server| server.runs() && replication(server).contains("role:master"));
+        masters.map(Redis::port).find(|&port| named(port))
+    }
+
+    /// A plain connection to the master, for looking inside.
+    pub fn connection(&self) -> Connection {
+        let port = self.master().unwrap();
+        self.servers.iter().find(|server| server.port() == port).unwrap().connection()
+    }
+
+    /// Makes the sentinels put a replica in the master's place, and tells its port when most
+    /// name it. The old one goes on as a master of its own for some seconds.
+    pub fn failover(&self) -> u16 {
+        let old = self.master();
+        let mut failover = redis::cmd("SENTINEL");
+        failover.arg("FAILOVER").arg(NAME);
+        // Not as long as another one is under way, or no replica is known to be fit for it.
+        eventually("a failover begins", PATIENCE, || {
+            self.sentinels[0].connection().is_ok_and(|mut to| failover.exec(&mut to).is_ok())
+        });
+        self.new_master(old)
+    }
+
+    /// Kills the master with everything that it holds. The sentinels find out by themselves.
+    pub fn kill_master(&mut self) -> u16 {
+        let port = self.master().unwrap();
+        self.servers.iter_mut().find(|server| server.port() == port).unwrap().kill();
+        port
+    }
+
+    /// Kills one sentinel.
+    pub fn kill_sentinel(&mut self, number: usize) {
+        self.sentinels[number].kill();
+    }
+
+    /// Waits until there is another master than that.
+    pub fn new_master(&self, old: Option<u16>) -> u16 {
+        let mut master = None;
+        eventually("there is a new master", PATIENCE, || {
+            master = self.master();
+            master.is_some() && master != old
+        });
+        master.unwrap()
+    }
+}
+
+/// What a server says of its part; nothing while sentinels give it another, as they end all
+/// connections then.
+fn replication(server: &Redis) -> String {
+    let client = redis::Client::open(server.url()).unwrap();
+    let about = client
+        .get_connection()
+        .and_then(|mut to| redis::cmd("INFO").arg("replication").query(&mut to));
+    about.unwrap_or_default()
+}
+
+struct Sentinel {
+    port: u16,
+    child: Child,
+    _dir: TempDir,
+}
+
+impl Sentinel {
+    fn start(master: u16) -> Self {
+        (0..5).find_map(|_| Self::start_at(free_port(), master)).expect("no sentinel starts")
+    }
+
+    /// `None`: it ends at once, as another process has its port.
+    fn start_at(port: u16, master: u16) -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        // Sentinels keep what they find out in the file that they begin with.
+        let file = dir.path().join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\ndir {}\n\
+             sentinel monitor {NAME} 127.0.0.1 {master} 2\n\
+             sentinel down-after-milliseconds {NAME} 500\n\
+             sentinel failover-timeout {NAME} 2000\n\
+             sentinel parallel-syncs {NAME} 2\n",
+            dir.path().display()
+        );
+        std::fs::write(&file, text).unwrap();
+        let child = Command::new("redis-server")
+            .arg(&file)
+            .arg("--sentinel")
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed by scripts/test.sh");
+        let mut sentinel = Self { port, child, _dir: dir };
+        let mut ended = false;
+        eventually("the sentinel answers", PATIENCE, || {
+            ended = sentinel.child.try_wait().unwrap().is_some();
+            ended || sentinel.about().is_ok()
+        });
+        (!ended).then_some(sentinel)
+    }
+
+    fn connection(&self) -> RedisResult<Connection> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        client.get_connection_with_timeout(Duration::from_secs(1))
+    }
+
+    /// What it knows of the master.
+    fn about(&self) -> RedisResult<HashMap<String, String>> {
+        redis::cmd("SENTINEL").arg("MASTER").arg(NAME).query(&mut self.connection()?)
+    }
+
+    fn kill(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
