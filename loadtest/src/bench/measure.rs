@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::allow::{AllowArgs, drive};
 use crate::bench::plan::{Keys, Load};
-use crate::bench::process::{cpu_us, script_us};
+use crate::bench::process::{cpu_us, own_cpu_us, script_us};
 use crate::bench::rig::{HOT, NAMESPACE, REFUSED, Rig, bucket_prefix};
 use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
@@ -48,7 +48,7 @@ impl Used {
         for id in servers {
             used.servers_us += cpu_us(*id).map_err(Error::Files)?;
         }
-        used.own_us = cpu_us(std::process::id()).map_err(Error::Files)?;
+        used.own_us = own_cpu_us().map_err(Error::Files)?;
         Ok(used)
     }
 
