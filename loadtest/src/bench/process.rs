@@ -17,7 +17,7 @@ use crate::bench::Error;
 /// How long a process may take to serve.
 const START: Duration = Duration::from_secs(20);
 
-/// Room for what a process says while nobody listens any more.
+/// How long to wait before a store is asked again whether it serves.
 const AWAY: Duration = Duration::from_millis(10);
 
 /// A process, stopped by its id when dropped.
@@ -206,9 +206,10 @@ pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Waits, on a thread that has nothing else to do.
+/// Waits for another process to get on.
+#[expect(clippy::disallowed_methods, reason = "no runtime is on this thread")]
 pub fn pause(time: Duration) {
-    thread::park_timeout(time);
+    thread::sleep(time);
 }
 
 #[cfg(test)]
