@@ -4,7 +4,7 @@
 //! the transport under them, [`keys`] and [`pace`] what is asked and when; [`tally`] counts,
 //! [`books`] holds grants against limits, and [`report`] tells. [`capacity`] does the same for
 //! leases, and [`scenario`] simulates leases without a network. [`floor`] serves what
-//! nodes are compared with, and [`bench`] compares. They share [`figures`], [`walk`] and
+//! nodes are compared with, and [`mod@bench`] compares. They share [`figures`], [`walk`] and
 //! [`series`].
 
 pub mod allow;

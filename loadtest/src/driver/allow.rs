@@ -21,6 +21,7 @@ use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure, Target};
+use crate::allow::LONGEST_RUN;
 
 /// Bytes on their way to this side before the other must wait: more than fit at once.
 const WINDOW: u32 = 16 << 20;
@@ -32,7 +33,7 @@ const PREFIX: usize = 5;
 /// Where an answer says what came of it.
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Room for so many requests before a buffer is asked for anew.
+/// Bytes that a caller asks for at once, for some of its requests to come.
 const BUFFER: usize = 4096;
 
 /// One of those who ask over an HTTP/2 connection, with one request at a time.
@@ -72,7 +73,9 @@ impl Caller {
         request: &AllowRequest,
         sent: Instant,
     ) -> Result<&AllowResponse, Failure> {
-        self.ask(request, sent + self.timeout).await.map_err(Failure)?;
+        // No clock reaches the end of a timeout that is longer.
+        let deadline = sent + self.timeout.min(LONGEST_RUN);
+        self.ask(request, deadline).await.map_err(Failure)?;
         Ok(&self.answer)
     }
 
