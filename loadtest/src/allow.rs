@@ -14,7 +14,7 @@ use tollgate_server::domain::bucket::BucketLimit;
 use tollgate_server::service::limits::LoadError;
 
 use crate::books::{Source, load_limits};
-use crate::driver::{Connection, Target};
+use crate::driver::{Caller, Target};
 use crate::keys::{Keys, Pattern};
 use crate::load::{Ask, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
@@ -156,6 +156,15 @@ pub enum RunError {
         /// Why.
         error: std::io::Error,
     },
+    /// A server can't listen.
+    #[error("--listen: {0}")]
+    Listen(std::io::Error),
+    /// A store can't be reached, or doesn't do what it should.
+    #[error("--store: {0}")]
+    Store(#[from] redis::RedisError),
+    /// A server stopped serving.
+    #[error("can't go on serving: {0}")]
+    Serve(#[from] tonic::transport::Error),
     /// A thread ended in the middle of the run.
     #[error("a sending thread panicked")]
     Panicked,
@@ -233,33 +242,46 @@ fn share(total: u64, index: u64, parts: u64) -> u64 {
 pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     args.check()?;
     let source = args.source()?;
+    let (mut total, ()) = drive(args, |over, lives, window| {
+        progress::watch(over, lives, window, Style::choose(args.progress), "granted");
+    })?;
+    let ask = args.ask();
+    total.ledger.settle(|key| format!("{}:{}", ask.namespace, ask.keys.name(key)));
+    Ok(Report::new(args, source.as_ref(), &total))
+}
+
+/// Runs the whole load. `watch` looks on meanwhile, until the other end of its receiver is gone.
+pub(crate) fn drive<W>(
+    args: &AllowArgs,
+    watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
+) -> Result<(Tally, W), RunError> {
     let ask = Arc::new(args.ask());
     // All that can fail, and the dialling, comes before the first request.
     let mut dialled = Vec::new();
     for thread in 0..args.threads {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
-        let connections = runtime.block_on(async {
-            let mut connections = Vec::new();
+        let callers = runtime.block_on(async {
+            let mut callers = Vec::new();
             for number in (thread..args.connections).step_by(args.threads as usize) {
                 let target = &args.target[number as usize % args.target.len()];
-                connections.push(Connection::dial(target, args.timeout).await);
+                callers.push(Caller::dial(target, args.timeout).await);
             }
-            connections
+            callers
         });
-        dialled.push((runtime, pacer, connections));
+        dialled.push((runtime, pacer, callers));
     }
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
     let mut lives = Vec::new();
     let mut parts = Vec::new();
-    for (thread, (runtime, pacer, connections)) in (0..).zip(dialled) {
+    for (thread, (runtime, pacer, callers)) in (0..).zip(dialled) {
         let live = Arc::<Live>::default();
         lives.push(Arc::clone(&live));
         let worker = Worker::new(Arc::clone(&ask), window, live, Tally::new(window)?);
-        parts.push(Part { thread, runtime, pacer, connections, worker });
+        parts.push(Part { thread, runtime, pacer, callers, worker });
     }
-    let total = thread::scope(|scope| {
+    thread::scope(|scope| {
         let (running, over) = mpsc::channel::<()>();
         let mut threads = Vec::new();
         for part in parts {
@@ -271,7 +293,7 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
             })?);
         }
         drop(running);
-        progress::watch(&over, &lives, window, Style::choose(args.progress), "granted");
+        let seen = watch(&over, &lives, window);
         let mut total: Option<Tally> = None;
         for thread in threads {
             let tally = thread.join().ok().flatten().ok_or(RunError::Panicked)?;
@@ -280,9 +302,8 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
                 None => total = Some(tally),
             }
         }
-        total.ok_or(RunError::Panicked)
-    })?;
-    Ok(Report::new(args, source.as_ref(), &total))
+        total.map(|total| (total, seen)).ok_or(RunError::Panicked)
+    })
 }
 
 /// What one thread works with.
@@ -290,13 +311,13 @@ struct Part {
     thread: u64,
     runtime: Runtime,
     pacer: Option<Pacer>,
-    connections: Vec<Connection>,
+    callers: Vec<Caller>,
     worker: Worker,
 }
 
 impl Part {
     fn drive(self, args: &AllowArgs) -> Option<Tally> {
-        let Self { thread, runtime, pacer, connections, worker } = self;
+        let Self { thread, runtime, pacer, callers, worker } = self;
         let worker = Rc::new(worker);
         let keys = worker.keys().clone();
         let draw = |stream| keys.draw(args.seed, stream);
@@ -308,19 +329,19 @@ impl Part {
                 let worker = Rc::clone(&worker);
                 tasks.spawn_local(open_loop(
                     worker,
-                    connections,
+                    callers,
                     draw(thread),
                     schedule,
                     pacer,
                     max_outstanding,
                 ));
             } else {
-                for (index, connection) in (0..).zip(connections) {
+                for (index, at) in (0..).zip(callers) {
                     let number = thread + index * args.threads;
                     for caller in 0..args.in_flight {
                         tasks.spawn_local(closed_loop(
                             Rc::clone(&worker),
-                            connection.clone(),
+                            worker.asker(&at),
                             draw(number * args.in_flight + caller),
                             args.honour_wait,
                         ));

@@ -93,6 +93,20 @@ fn names_that_share_a_default_bucket_are_booked_together() {
 }
 
 #[test]
+fn numbers_become_names_and_add_up() {
+    let mut books = ledger(&[("n:b1", 5)]);
+    let mut other = Ledger::default();
+    assert!(other.grant_own(1, 3, 7) && other.grant_own(2, 3, 8) && other.grant_own(2, 3, 1));
+    assert!(!other.grant_own(1, u64::MAX, 1), "too many for numbers");
+    books.merge(other.clone());
+    books.merge(other);
+    books.settle(|key| format!("n:b{key}"));
+    let audit = audit(&books, Some(&same()), SPAN, None);
+    assert_eq!((audit.buckets, audit.granted_tokens), (2, 5 + 14 + 18));
+    assert_eq!(audit.most_loaded.map(|line| line.bucket), Some("n:b1".to_owned()));
+}
+
+#[test]
 fn a_dynamic_bucket_may_be_full_again_after_each_idle_time() {
     // 4 at first, 4 more after each of two idle seconds, and 1 a second.
     let books = ledger(&[("dynamic:user", 14)]);

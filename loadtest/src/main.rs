@@ -8,8 +8,13 @@ use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
 use tollgate_loadtest::allow::{self, AllowArgs, RunError};
+use tollgate_loadtest::bench::{self, BenchArgs};
 use tollgate_loadtest::capacity::{self, CapacityArgs};
+use tollgate_loadtest::floor::{self, FloorArgs};
 use tollgate_loadtest::scenario::{self, ScenarioArgs};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Drives load at tollgate nodes, measures it, and checks what was granted.
 #[derive(Debug, Parser)]
@@ -23,6 +28,8 @@ struct Cli {
 enum Command {
     Allow(Box<AllowArgs>),
     Capacity(Box<CapacityArgs>),
+    Floor(FloorArgs),
+    Bench(BenchArgs),
     Scenario(ScenarioArgs),
 }
 
@@ -35,6 +42,15 @@ fn main() -> ExitCode {
         Command::Capacity(args) => match capacity::run(&args) {
             Ok(report) => print(&report, args.json, report.verdict.exit_code()),
             Err(error) => fail("capacity", error),
+        },
+        Command::Floor(args) => match floor::run(&args) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => fail("floor", error),
+        },
+        Command::Bench(args) => match bench::run(&args) {
+            Ok(report) => print(&report, args.json, 0),
+            Err(bench::Error::Run(error)) => fail("bench", error),
+            Err(error) => complain(&error),
         },
         Command::Scenario(args) => match scenario::run(&args) {
             Ok(report) => print(&report, args.json, 0),

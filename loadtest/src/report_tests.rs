@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use tollgate_proto::quotaservice::AllowResponse;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use super::*;
 use crate::tally::Window;
@@ -39,7 +39,11 @@ impl Log {
 
     fn decided(&mut self, ms: u64, us: u64, answer: &AllowResponse) {
         let due = self.at(ms);
-        self.0.decided(due, due + Duration::from_micros(us), answer, || "n:b".to_owned());
+        let over = due + Duration::from_micros(us);
+        let (namespace, bucket_name) = ("n".to_owned(), "b".to_owned());
+        let request = AllowRequest { namespace, bucket_name, ..AllowRequest::default() };
+        // Of so many keys that books are kept by name.
+        self.0.decided(due, over, answer, &request, (0, u64::MAX));
     }
 }
 

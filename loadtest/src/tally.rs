@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use crate::books::Ledger;
 use crate::driver::Failure;
@@ -27,7 +27,7 @@ pub struct Window {
     pub start: Instant,
     /// Requests due before this are warm-up.
     pub measure_from: Instant,
-    /// No request is sent from here on.
+    /// No request is due from here on.
     pub end: Instant,
 }
 
@@ -71,7 +71,7 @@ pub struct Counts {
     pub errors: [u64; Failure::CODES],
     /// Open loop: sent more than a millisecond after their time, for any reason.
     pub late: u64,
-    /// Open loop: due, but not sent before the run ended.
+    /// Open loop: due, but held up until the run had ended, and not sent.
     pub shed: u64,
 }
 
@@ -98,6 +98,17 @@ impl Counts {
         let pairs = self.by_status.iter_mut().zip(other.by_status);
         pairs.chain(self.errors.iter_mut().zip(other.errors)).for_each(|(sum, n)| *sum += n);
     }
+}
+
+/// The bucket that `request` asks for, as `namespace:bucket`.
+fn name(request: &AllowRequest) -> String {
+    format!("{}:{}", request.namespace, request.bucket_name)
+}
+
+/// Whether `bucket` is the one that `request` asks for.
+fn names(bucket: &str, request: &AllowRequest) -> bool {
+    let rest = bucket.strip_prefix(&request.namespace).and_then(|rest| rest.strip_prefix(':'));
+    rest == Some(&request.bucket_name)
 }
 
 /// Everything that one thread counts.
@@ -160,14 +171,15 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `over` on a request due at `due`. `name` gives the
-    /// bucket asked for, as `namespace:bucket`, in case the answer names none.
+    /// Counts a decision that arrived at `over` on a request due at `due` for key number `key`
+    /// of `keys`.
     pub fn decided(
         &mut self,
         due: Instant,
         over: Instant,
         answer: &AllowResponse,
-        name: impl FnOnce() -> String,
+        request: &AllowRequest,
+        (key, keys): (u64, u64),
     ) {
         let granted = answer.status == Status::Ok as i32;
         let waits = granted && answer.wait_millis > 0;
@@ -180,10 +192,15 @@ impl Tally {
         }
         if granted && answer.degraded {
             self.ledger.grant_degraded(tokens);
-        } else if granted && answer.bucket.is_empty() {
-            self.ledger.grant(&name(), tokens);
         } else if granted {
-            self.ledger.grant(&answer.bucket, tokens);
+            // An answer that names no bucket is by the one asked for.
+            let own = answer.bucket.is_empty() || names(&answer.bucket, request);
+            if !(own && self.ledger.grant_own(key, keys, tokens)) {
+                match answer.bucket.as_str() {
+                    "" => self.ledger.grant(&name(request), tokens),
+                    bucket => self.ledger.grant(bucket, tokens),
+                }
+            }
         }
 
         if over >= self.window.measure_from && over < self.window.end {

@@ -188,7 +188,8 @@ fn legend(svg: &mut String, mishaps: bool) {
     }
 }
 
-fn text(svg: &mut String, x: f64, y: f64, anchor: &str, style: &str, content: &str) {
+/// Text at a place; `anchor` is `start`, `middle` or `end`.
+pub(crate) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, style: &str, content: &str) {
     let content = escape(content);
     let _ = writeln!(
         svg,

@@ -92,7 +92,8 @@ fn clients_follow_the_interval_that_the_server_gives() {
     // Spread over one second, and then once a second.
     let requests = report["requests"].as_u64().unwrap();
     assert!((40..=46).contains(&requests), "{report}");
-    assert!(report["late"].as_u64().unwrap() < 20, "{report}");
+    // Not behind by half of an interval, however busy the machine.
+    assert!(report["max_send_lag_us"].as_f64().unwrap() < 500_000.0, "{report}");
 }
 
 #[test]

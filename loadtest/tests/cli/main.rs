@@ -3,8 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod allow;
+mod bench;
 mod capacity;
 mod common;
+mod floor;
 mod leases;
 mod open_loop;
 mod scenario;

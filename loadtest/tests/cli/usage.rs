@@ -51,6 +51,10 @@ fn bad_arguments_exit_with_2_and_a_reason() {
         ("capacity --jump-at 60s --jump 2", "--jump-at must be less than --duration"),
         ("capacity --converged-at 2", "--converged-at is a share"),
         ("capacity --allow-overshoot 2", "--capacity"),
+        ("bench --rounds 0", "--rounds"),
+        ("bench --seconds 0", "expected a number above 0"),
+        ("bench --only nothing-of-the-kind", "nothing has any --only in its name"),
+        ("floor --listen here", "--listen"),
         ("scenario", "<NAME>"),
         ("scenario two", "one, five, seven"),
         ("scenario one --duration 0s", "--duration must be above 0"),
@@ -132,5 +136,13 @@ fn help_explains_every_option() {
             "json",
         ],
     );
+    help_names(
+        "bench",
+        &[
+            "rounds", "seconds", "warmup", "only", "buckets", "clients", "threads", "tollgate",
+            "json-out", "svg-out", "json",
+        ],
+    );
+    help_names("floor", &["listen", "store"]);
     help_names("scenario", &["seed", "duration", "algorithm", "safe-capacity", "out", "json"]);
 }

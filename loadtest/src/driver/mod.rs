@@ -1,5 +1,6 @@
 //! The transport: how one request travels. The rest of the crate knows only [`Target`],
-//! [`Connection`] and [`Failure`], so that another gRPC client can take its place here.
+//! [`Caller`] for tokens, [`Connection`] for leases, and [`Failure`], so that another gRPC client
+//! can take their place here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,10 +10,12 @@ use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ReleaseCapacityResponse,
 };
-use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
+
+mod allow;
+
+pub use allow::Caller;
 
 /// How long dialling may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -97,10 +100,9 @@ impl Failure {
     }
 }
 
-/// One HTTP/2 connection; clones share it.
+/// One HTTP/2 connection for leases; clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
-    quota: QuotaServiceClient<Channel>,
     capacity: CapacityClient<Channel>,
     timeout: Duration,
 }
@@ -115,13 +117,7 @@ impl Connection {
             Ok(channel) => channel,
             Err(_) => endpoint.connect_lazy(),
         };
-        let quota = QuotaServiceClient::new(channel.clone());
-        Self { quota, capacity: CapacityClient::new(channel), timeout }
-    }
-
-    /// Asks for tokens once.
-    pub async fn allow(&mut self, request: AllowRequest) -> Result<AllowResponse, Failure> {
-        within(self.timeout, self.quota.allow(request)).await
+        Self { capacity: CapacityClient::new(channel), timeout }
     }
 
     /// Asks for leases once.

@@ -1,0 +1,72 @@
+//! The same load by h2load, a generator that shares no code with this one, to check it by.
+
+use std::fs;
+use std::process::Command;
+
+use prost::Message as _;
+use tollgate_proto::quotaservice::AllowRequest;
+
+use crate::bench::plan::Place;
+use crate::bench::rig::{HOT, NAMESPACE, Rig};
+use crate::bench::stats::Round;
+use crate::bench::{BenchArgs, Error};
+
+/// Notes the rate at which h2load is answered by the node with Redis, all requests being for the
+/// hot bucket. Where it isn't installed, nothing is noted.
+pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(), Error> {
+    rig.start(Place::Redis)?;
+    let request = AllowRequest {
+        namespace: NAMESPACE.to_owned(),
+        bucket_name: HOT.to_owned(),
+        tokens_requested: 1,
+        ..AllowRequest::default()
+    };
+    let mut body = vec![0];
+    body.extend((request.encoded_len() as u32).to_be_bytes());
+    body.extend(request.encode_to_vec());
+    let file = rig.dir().join("allow.grpc");
+    fs::write(&file, body).map_err(Error::Files)?;
+
+    let address = &rig.server(Place::Redis)?.address;
+    let output = Command::new("h2load")
+        .args(["--clients=4", "--max-concurrent-streams=32", "--threads=1"])
+        // Whole seconds are all it knows.
+        .arg(format!("--duration={:.0}", args.seconds.max(1.0)))
+        .arg(format!("--warm-up-time={:.0}", args.warmup.max(1.0)))
+        .args(["--header=content-type: application/grpc", "--header=te: trailers"])
+        .arg("--data")
+        .arg(file)
+        .arg(format!("http://{address}/quotaservice.QuotaService/Allow"))
+        .output();
+    let text = match output {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Err(_) => return Ok(()),
+    };
+    let rate = rate(&text).ok_or_else(|| Error::Other(format!("h2load says: {text}")))?;
+    round.insert("h2load/hot/128.rate".to_owned(), rate);
+    Ok(())
+}
+
+/// Requests a second, where all were answered.
+fn rate(text: &str) -> Option<f64> {
+    let all_well = text.lines().find(|line| line.starts_with("status codes:"))?;
+    if !all_well.contains(" 0 3xx, 0 4xx, 0 5xx") {
+        return None;
+    }
+    let line = text.lines().find(|line| line.starts_with("finished in "))?;
+    line.split(", ").find_map(|part| part.strip_suffix(" req/s"))?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_read_unless_something_failed() {
+        let text = "finished in 3.00s, 61234.56 req/s, 5.43MB/s\n\
+                    status codes: 183704 2xx, 0 3xx, 0 4xx, 0 5xx\n";
+        assert_eq!(rate(text), Some(61234.56));
+        assert_eq!(rate(&text.replace("0 5xx", "9 5xx")), None);
+        assert_eq!(rate("nothing"), None);
+    }
+}

@@ -1,0 +1,139 @@
+//! What a decision on a lease costs, by the number of clients of its resource.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use rand::RngExt as _;
+use tokio::runtime::Builder;
+use tokio::task::{JoinSet, LocalSet};
+use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
+
+use crate::bench::measure::Used;
+use crate::bench::plan::Place;
+use crate::bench::rig::{MEAN_WANTS, Rig, resource};
+use crate::bench::stats::Round;
+use crate::bench::{BenchArgs, Error};
+use crate::driver::{Connection, Failure};
+use crate::keys;
+
+/// How many ask at once.
+const ASKING: u64 = 32;
+
+/// Connections that they share.
+const CONNECTIONS: u64 = 4;
+
+/// All clients of a resource, and what they have.
+struct Crowd {
+    resource: String,
+    has: RefCell<Vec<Option<Lease>>>,
+    decided: Cell<u64>,
+}
+
+impl Crowd {
+    /// Lets one client refresh its lease, wanting something else than before.
+    async fn refresh(
+        &self,
+        connection: &mut Connection,
+        client: usize,
+        wants: f64,
+    ) -> Result<(), Failure> {
+        let has = self.has.borrow()[client];
+        let (resource_id, priority) = (self.resource.clone(), 0);
+        let request = GetCapacityRequest {
+            client_id: format!("client-{client}"),
+            resource: vec![ResourceRequest { resource_id, priority, has, wants }],
+        };
+        let response = connection.get_capacity(request).await?;
+        if let Some(one) = response.response.first() {
+            self.has.borrow_mut()[client] = Some(one.gets);
+            self.decided.set(self.decided.get() + 1);
+        }
+        Ok(())
+    }
+}
+
+/// Lets clients of the resource that `clients` share refresh their leases, by chance and as fast
+/// as they are answered, after all of them have got one.
+pub fn measure(
+    rig: &mut Rig,
+    args: &BenchArgs,
+    clients: usize,
+    round: &mut Round,
+) -> Result<(), Error> {
+    rig.start(Place::Redis)?;
+    let server = rig.server(Place::Redis)?;
+    let servers = [server.process.id()];
+    let target = server.address.parse().map_err(Error::Other)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Files)?;
+    let crowd = Rc::new(Crowd {
+        resource: resource(clients),
+        has: RefCell::new(vec![None; clients]),
+        decided: Cell::new(0),
+    });
+    let connections = runtime.block_on(async {
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            connections.push(Connection::dial(&target, Duration::from_secs(30)).await);
+        }
+        connections
+    });
+    let next = Rc::new(Cell::new(0));
+    let turns = |stop: Rc<Cell<bool>>, fill: bool| {
+        let tasks = (0..ASKING).zip(connections.iter().cycle()).map(|(number, connection)| {
+            let (crowd, next, stop) = (Rc::clone(&crowd), Rc::clone(&next), Rc::clone(&stop));
+            let mut connection = connection.clone();
+            let mut rng = keys::rng(clients as u64, number);
+            async move {
+                while !stop.get() {
+                    let client = match fill {
+                        true => next.replace(next.get() + 1),
+                        false => rng.random_range(0..clients),
+                    };
+                    if client >= clients {
+                        break;
+                    }
+                    let wants = rng.random_range(1.0..2.0 * MEAN_WANTS - 1.0);
+                    crowd.refresh(&mut connection, client, wants).await?;
+                }
+                Ok::<_, Failure>(())
+            }
+        });
+        tasks.collect::<Vec<_>>()
+    };
+    let local = LocalSet::new();
+    let stop = Rc::new(Cell::new(false));
+    let (used, time) = local.block_on(&runtime, async {
+        let mut tasks = JoinSet::new();
+        turns(Rc::clone(&stop), true).into_iter().for_each(|turn| {
+            tasks.spawn_local(turn);
+        });
+        all(&mut tasks).await?;
+        turns(Rc::clone(&stop), false).into_iter().for_each(|turn| {
+            tasks.spawn_local(turn);
+        });
+        tokio::time::sleep(args.warmup()).await;
+        let mut look =
+            || Used::now(&servers, &mut rig.store(Place::Redis).into_iter().collect::<Vec<_>>());
+        let (before, decided, started) = (look()?, crowd.decided.get(), Instant::now());
+        tokio::time::sleep(args.measured()).await;
+        let (after, decided) = (look()?, crowd.decided.get() - decided);
+        let took = started.elapsed();
+        stop.set(true);
+        all(&mut tasks).await?;
+        Ok::<_, Error>(((before, after), (decided as f64, took.as_secs_f64())))
+    })?;
+    let ((before, after), (decided, took_s)) = (used, time);
+    let name = format!("leases/{clients}");
+    after.note(before, decided, &name, round);
+    round.insert(format!("{name}.rate"), decided / took_s);
+    Ok(())
+}
+
+async fn all(tasks: &mut JoinSet<Result<(), Failure>>) -> Result<(), Error> {
+    while let Some(ended) = tasks.join_next().await {
+        let ended = ended.map_err(|error| Error::Other(error.to_string()))?;
+        ended.map_err(|failure| Error::Other(Failure::name(failure.code()).to_owned()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! One run of Allow requests, and what it costs everybody.
+
+use std::sync::mpsc::Receiver;
+use std::time::Instant;
+
+use clap::Parser;
+
+use crate::allow::{AllowArgs, drive};
+use crate::bench::plan::{Keys, Load};
+use crate::bench::process::{cpu_us, own_cpu_us, script_us};
+use crate::bench::rig::{HOT, NAMESPACE, REFUSED, Rig, bucket_prefix};
+use crate::bench::stats::Round;
+use crate::bench::{BenchArgs, Error};
+use crate::figures::Latency;
+use crate::tally::{Tally, Window};
+
+/// The arguments of a run, as on a command line.
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: AllowArgs,
+}
+
+/// What processes have used so far, in µs of CPU time.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    /// The servers.
+    pub servers_us: f64,
+    /// The stores.
+    pub stores_us: f64,
+    /// The stores, in scripts.
+    pub scripts_us: f64,
+    /// This process.
+    pub own_us: f64,
+}
+
+impl Used {
+    /// Looks at the processes `servers` and `stores`, the latter through their connections too.
+    pub fn now(
+        servers: &[u32],
+        stores: &mut [(u32, &mut redis::Connection)],
+    ) -> Result<Self, Error> {
+        let mut used = Self::default();
+        for (id, inside) in stores {
+            used.stores_us += cpu_us(*id).map_err(Error::Files)?;
+            used.scripts_us += script_us(inside)?;
+        }
+        for id in servers {
+            used.servers_us += cpu_us(*id).map_err(Error::Files)?;
+        }
+        used.own_us = own_cpu_us().map_err(Error::Files)?;
+        Ok(used)
+    }
+
+    /// Notes what was used since `before` for each of so many decisions.
+    pub fn note(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
+        for (figure, after, before) in [
+            ("server_us", self.servers_us, before.servers_us),
+            ("redis_us", self.stores_us, before.stores_us),
+            ("script_us", self.scripts_us, before.scripts_us),
+            ("own_us", self.own_us, before.own_us),
+        ] {
+            if after > 0.0 && decisions > 0.0 {
+                round.insert(format!("{name}.{figure}"), (after - before) / decisions);
+            }
+        }
+    }
+}
+
+/// Drives one load, looking at the processes where measuring begins and where it ends.
+pub fn watched(
+    line: &str,
+    servers: &[u32],
+    mut stores: Vec<(u32, &mut redis::Connection)>,
+) -> Result<(Tally, Used, Used), Error> {
+    let line = Line::try_parse_from(line.split_whitespace());
+    let args = line.map_err(|error| Error::Other(error.to_string()))?.args;
+    let watch = |over: &Receiver<()>, _: &[_], window: Window| {
+        let mut look = |at: Instant| {
+            // Only a run that ends early has anything to say.
+            let _ = over.recv_timeout(at.saturating_duration_since(Instant::now()));
+            Used::now(servers, &mut stores)
+        };
+        let seen = (look(window.measure_from), look(window.end));
+        let _ = over.recv();
+        seen
+    };
+    let (tally, (before, after)) = drive(&args, watch)?;
+    Ok((tally, before?, after?))
+}
+
+/// What a run is to ask for, as on a command line.
+pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
+    let names = match keys {
+        Keys::Hot => format!("hot --bucket {HOT}"),
+        Keys::Refused => format!("hot --bucket {REFUSED}"),
+        Keys::Uniform => format!("uniform:{buckets} --bucket-prefix {}", bucket_prefix(buckets)),
+        Keys::Zipf => format!("zipf:{buckets} --bucket-prefix {}", bucket_prefix(buckets)),
+    };
+    format!(
+        "allow --namespace {NAMESPACE} --keys {names} --warmup {}us --duration {}us",
+        args.warmup().as_micros(),
+        args.measured().as_micros()
+    )
+}
+
+/// Measures `load`, and notes its figures under its name.
+pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> Result<(), Error> {
+    let name = load.to_string();
+    rig.start(load.place)?;
+    if matches!(load.keys, Keys::Uniform | Keys::Zipf) {
+        rig.fill(load.place)?;
+    }
+    let server = rig.server(load.place)?;
+    let (servers, address) = ([server.process.id()], &server.address);
+    let mut line = line(args, load.keys, rig.buckets());
+    line += &format!(" --target {address} --connections {}", load.connections);
+    match load.pace {
+        None => line += &format!(" --in-flight {}", load.in_flight),
+        Some(share) => {
+            let peak = round.get(&format!("{}.rate", load.peak())).copied().unwrap_or_default();
+            // A schedule needs a rate.
+            line += &format!(" --rate {}", (peak * share).max(1.0));
+        }
+    }
+    let stores = rig.store(load.place).into_iter().collect();
+    let (tally, before, after) = watched(&line, &servers, stores)?;
+    let decided = tally.decided_in_time as f64;
+    after.note(before, decided, &name, round);
+    let latency = Latency::of(&tally.latency);
+    let share = |part: u64| part as f64 / tally.counts.requests().max(1) as f64;
+    let figures = [
+        ("rate", Some(decided / args.seconds)),
+        ("p50_us", latency.p50_us),
+        ("p99_us", latency.p99_us),
+        ("p99_9_us", latency.p99_9_us),
+        ("granted", Some(share(tally.counts.granted))),
+        ("failed", Some(share(tally.counts.failed() + tally.counts.shed + tally.counts.degraded))),
+    ];
+    for (figure, value) in figures {
+        value.into_iter().for_each(|value| {
+            round.insert(format!("{name}.{figure}"), value);
+        });
+    }
+    Ok(())
+}

@@ -1,0 +1,220 @@
+//! What is measured in a round, and in which order: what is compared stands close together.
+
+use std::fmt;
+
+/// Who is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// A server that answers at once: the empty RPC.
+    Empty,
+    /// A server that makes one EVALSHA a request.
+    OneCall,
+    /// A node with its own memory.
+    Embedded,
+    /// A node with Redis.
+    Redis,
+}
+
+/// Which buckets are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Keys {
+    /// One, which grants everything.
+    Hot,
+    /// One, which refuses nearly everything.
+    Refused,
+    /// All alike.
+    Uniform,
+    /// All, by Zipf's law with exponent 1.
+    Zipf,
+}
+
+/// One run of Allow requests.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Load {
+    /// Who is asked.
+    pub place: Place,
+    /// For which buckets.
+    pub keys: Keys,
+    /// HTTP/2 connections.
+    pub connections: u32,
+    /// Callers on each.
+    pub in_flight: u32,
+    /// On a schedule, with this share of the rate that 128 callers get; else as fast as the
+    /// answers come.
+    pub pace: Option<f64>,
+}
+
+/// One thing that is measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Point {
+    /// Allow requests.
+    Load(Load),
+    /// The rate of an independent load generator at the hot bucket, 4 × 32.
+    H2load,
+    /// Decisions on the leases of a resource with so many clients.
+    Leases(usize),
+    /// So many nodes on so many shards.
+    Scale(usize),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "empty",
+            Self::OneCall => "one-call",
+            Self::Embedded => "embedded",
+            Self::Redis => "redis",
+        })
+    }
+}
+
+impl fmt::Display for Keys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hot => "hot",
+            Self::Refused => "refused",
+            Self::Uniform => "uniform",
+            Self::Zipf => "zipf",
+        })
+    }
+}
+
+impl fmt::Display for Load {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { place, keys, connections, in_flight, pace } = self;
+        match pace {
+            Some(share) => write!(f, "{place}/{keys}/{:.0}%", share * 100.0),
+            None => write!(f, "{place}/{keys}/{}", connections * in_flight),
+        }
+    }
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Load(load) => load.fmt(f),
+            Self::H2load => f.write_str("h2load/hot/128"),
+            Self::Leases(clients) => write!(f, "leases/{clients}"),
+            Self::Scale(nodes) => write!(f, "scale/{nodes}x{nodes}"),
+        }
+    }
+}
+
+/// Connections and callers on each, by how many requests are under way in all.
+const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
+
+/// Shares of the peak at which latency is measured.
+const PACES: [f64; 2] = [0.5, 0.8];
+
+/// What is measured at 128 requests under way, which the goals are about.
+const CLOSE: [(Place, Keys); 8] = [
+    (Place::Empty, Keys::Hot),
+    (Place::Embedded, Keys::Uniform),
+    (Place::Embedded, Keys::Hot),
+    (Place::Redis, Keys::Uniform),
+    (Place::Redis, Keys::Zipf),
+    (Place::Redis, Keys::Hot),
+    (Place::Redis, Keys::Refused),
+    (Place::OneCall, Keys::Uniform),
+];
+
+/// … and at all others.
+const BESIDE: [(Place, Keys); 6] = [
+    (Place::Empty, Keys::Hot),
+    (Place::Embedded, Keys::Hot),
+    (Place::Redis, Keys::Hot),
+    (Place::Redis, Keys::Zipf),
+    (Place::Redis, Keys::Uniform),
+    (Place::OneCall, Keys::Uniform),
+];
+
+/// All points, in their order.
+pub fn all() -> Vec<Point> {
+    let mut all = Vec::new();
+    for (connections, in_flight) in CONCURRENCY {
+        let main = (connections, in_flight) == CONCURRENCY[0];
+        for (place, keys) in if main { &CLOSE[..] } else { &BESIDE[..] }.iter().copied() {
+            all.push(Point::Load(Load { place, keys, connections, in_flight, pace: None }));
+            if main && (place, keys) == (Place::Redis, Keys::Hot) {
+                all.push(Point::H2load);
+            }
+        }
+        if main {
+            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PACES; 2]) {
+                all.extend(pace.map(|share| {
+                    let pace = Some(share);
+                    Point::Load(Load { place: Place::Redis, keys, connections, in_flight, pace })
+                }));
+            }
+        }
+    }
+    all.extend([10, 1000, 100_000].map(Point::Leases));
+    all.extend([1, 2, 3].map(Point::Scale));
+    all
+}
+
+/// The points whose names have any of `parts` in them, and those that they can't do without;
+/// all where there are no `parts`.
+pub fn some(parts: &[String]) -> Vec<Point> {
+    let all = all();
+    let names: Vec<String> = all.iter().map(Point::to_string).collect();
+    let asked = |name: &String| parts.is_empty() || parts.iter().any(|part| has(name, part));
+    let mut wanted: Vec<bool> = names.iter().map(asked).collect();
+    for (at, point) in all.iter().enumerate() {
+        let needed = match point {
+            Point::Load(load) if wanted[at] && load.pace.is_some() => load.peak(),
+            Point::H2load if wanted[at] => "redis/hot/128".to_owned(),
+            _ => continue,
+        };
+        if let Some(peak) = names.iter().position(|name| *name == needed) {
+            wanted[peak] = true;
+        }
+    }
+    all.into_iter().zip(wanted).filter_map(|(point, wanted)| wanted.then_some(point)).collect()
+}
+
+/// Whether `part` is in `name`, and no number of it begins there that goes on.
+fn has(name: &str, part: &str) -> bool {
+    name.match_indices(part).any(|(at, _)| {
+        let next = name[at + part.len()..].chars().next();
+        let goes_on = next.is_some_and(|next| next.is_ascii_digit() || next == '%');
+        !(goes_on && part.ends_with(|last: char| last.is_ascii_digit()))
+    })
+}
+
+impl Load {
+    /// The name of the run that tells the peak of a paced one.
+    pub fn peak(&self) -> String {
+        Self { pace: None, ..*self }.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    fn names(parts: &[&str]) -> Vec<String> {
+        let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
+        some(&parts).iter().map(Point::to_string).collect()
+    }
+
+    #[test]
+    fn every_point_has_a_name_of_its_own() {
+        let all = names(&[]);
+        assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
+        for name in ["empty/hot/128", "redis/zipf/512", "one-call/uniform/1", "redis/hot/80%"] {
+            assert!(all.iter().any(|found| found == name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_part_brings_what_it_needs_before_it() {
+        assert_eq!(names(&["uniform/50%"]), ["redis/uniform/128", "redis/uniform/50%"]);
+        assert_eq!(names(&["h2load"]), ["redis/hot/128", "h2load/hot/128"]);
+        assert_eq!(names(&["leases/1000", "redis/hot/8"]), ["redis/hot/8", "leases/1000"]);
+        assert_eq!(names(&["zipf"]).len(), 4);
+        assert!(names(&["nothing"]).is_empty());
+    }
+}

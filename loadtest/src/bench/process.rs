@@ -1,0 +1,246 @@
+//! The processes that a bench starts, and what they cost.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{self, BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+
+use crate::bench::Error;
+
+/// How long a process may take to serve.
+const START: Duration = Duration::from_secs(20);
+
+/// How long to wait before a store is asked again whether it serves.
+const AWAY: Duration = Duration::from_millis(10);
+
+/// A process, stopped by its id when dropped.
+#[derive(Debug)]
+pub struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // One that has ended already needs no more.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl Process {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+}
+
+/// The CPU time, in µs, that the process has used in its threads that live.
+pub fn cpu_us(id: u32) -> io::Result<f64> {
+    let mut ns = 0.0;
+    for thread in fs::read_dir(format!("/proc/{id}/task"))? {
+        // A thread may end while it is looked at. The first number is its time on a CPU.
+        let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
+        ns += text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
+    }
+    Ok(ns / 1000.0)
+}
+
+/// The CPU time, in µs, that this process has used, also in threads that have ended: those that
+/// send end with each run.
+pub fn own_cpu_us() -> io::Result<f64> {
+    let text = fs::read_to_string("/proc/self/stat")?;
+    Ok(stat_us(&text))
+}
+
+/// User and system time of a process. Its name, in brackets, may have anything in it.
+fn stat_us(text: &str) -> f64 {
+    const TICK_US: f64 = 10_000.0;
+    let rest = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    let ticks = rest.split(' ').skip(11).take(2);
+    ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * TICK_US
+}
+
+/// A server: a node, or a floor to compare with.
+#[derive(Debug)]
+pub struct Server {
+    /// What runs it.
+    pub process: Process,
+    /// Where it listens, HOST:PORT.
+    pub address: String,
+}
+
+impl Server {
+    /// Starts `tollgate serve`.
+    pub fn node<S: AsRef<OsStr>>(
+        tollgate: &Path,
+        limits: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self, Error> {
+        let mut command = Command::new(tollgate);
+        command
+            .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+            .args(["--log-format", "json", "--limits"])
+            .arg(limits)
+            .args(args);
+        Self::start(command.stderr(Stdio::piped()), |line| {
+            let event: serde_json::Value = serde_json::from_str(line).ok()?;
+            let serving = event["message"] == "serving";
+            serving.then(|| event["grpc"].as_str().map(str::to_owned)).flatten()
+        })
+    }
+
+    /// Starts `tollgate-loadtest floor`.
+    pub fn floor(loadtest: &Path, args: &[&str]) -> Result<Self, Error> {
+        let mut command = Command::new(loadtest);
+        Self::start(command.arg("floor").args(args).stdout(Stdio::piped()), |line| {
+            Some(line.to_owned())
+        })
+    }
+
+    /// Starts a process that tells its address in a line of its piped output.
+    fn start(
+        command: &mut Command,
+        address: impl Fn(&str) -> Option<String> + Send + 'static,
+    ) -> Result<Self, Error> {
+        let name = command.get_program().to_string_lossy().into_owned();
+        let failed = |error| Error::Start(name.clone(), error);
+        let mut process = Process(command.spawn().map_err(failed)?);
+        let output = process.0.stdout.take().map(|out| Box::new(out) as Box<dyn io::Read + Send>);
+        let output = output.or_else(|| process.0.stderr.take().map(|err| Box::new(err) as _));
+        let (found, address_found) = mpsc::channel();
+        thread::spawn(move || {
+            // To the end, so that the process never waits for someone to read what it says.
+            let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
+            let mut said = Some(String::new());
+            for line in lines.map_while(Result::ok) {
+                if let Some(address) = address(&line) {
+                    said = None;
+                    let _ = found.send(Ok(address));
+                } else if let Some(said) = &mut said {
+                    said.push_str(&line);
+                }
+            }
+            // Nobody listens any more if it has served.
+            let _ = found.send(Err(io::Error::other(said.unwrap_or_default())));
+        });
+        let silent = |_| Err(io::Error::other("it does not say that it serves"));
+        let address = address_found.recv_timeout(START).unwrap_or_else(silent).map_err(failed)?;
+        Ok(Self { process, address })
+    }
+}
+
+/// A Redis that keeps nothing on disk.
+#[derive(Debug)]
+pub struct Redis {
+    /// What runs it.
+    pub process: Process,
+    /// HOST:PORT.
+    pub address: String,
+}
+
+impl Redis {
+    /// Starts one on a free port.
+    pub fn start(dir: &Path, args: &[&str]) -> Result<Self, Error> {
+        let failed = |error| Error::Start("redis-server".to_owned(), error);
+        let port = free_port().map_err(failed)?;
+        let child = Command::new("redis-server")
+            .args(["--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .args(["--port", &port.to_string(), "--dir"])
+            .arg(dir)
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(failed)?;
+        let redis = Self { process: Process(child), address: format!("127.0.0.1:{port}") };
+        let started = Instant::now();
+        while let Err(error) = redis.connect() {
+            if started.elapsed() > START {
+                return Err(error);
+            }
+            pause(AWAY);
+        }
+        Ok(redis)
+    }
+
+    /// `redis://…`
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// A connection of one's own.
+    pub fn connect(&self) -> Result<Connection, Error> {
+        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START)?)
+    }
+}
+
+/// The number after `key` and `:` in a section of INFO; `None`: there is none.
+pub fn info(connection: &mut Connection, section: &str, key: &str) -> Result<Option<f64>, Error> {
+    let text: String = redis::cmd("INFO").arg(section).query(connection)?;
+    Ok(field(&text, key))
+}
+
+fn field(text: &str, key: &str) -> Option<f64> {
+    let value = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    value.trim().parse().ok()
+}
+
+/// The time in µs that scripts have run.
+pub fn script_us(connection: &mut Connection) -> Result<f64, Error> {
+    let text: String = redis::cmd("INFO").arg("commandstats").query(connection)?;
+    Ok(script_us_of(&text))
+}
+
+fn script_us_of(text: &str) -> f64 {
+    let line = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
+    let us = line.and_then(|line| line.split(',').find_map(|pair| pair.strip_prefix("usec=")));
+    us.and_then(|us| us.parse().ok()).unwrap_or(0.0)
+}
+
+/// A port that was free a moment ago.
+pub fn free_port() -> io::Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Waits for another process to get on.
+#[expect(clippy::disallowed_methods, reason = "no runtime is on this thread")]
+pub fn pause(time: Duration) {
+    thread::sleep(time);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_found_in_what_redis_tells() {
+        let text = "# Memory\r\nused_memory:1048576\r\nused_memory_rss:2\r\n";
+        assert_eq!(field(text, "used_memory"), Some(1_048_576.0));
+        assert_eq!(field(text, "maxmemory"), None);
+        let text =
+            "cmdstat_eval:calls=1,usec=7\r\ncmdstat_evalsha:calls=3,usec=250,usec_per_call=83\r\n";
+        assert_eq!(script_us_of(text), 250.0);
+        assert_eq!(script_us_of(""), 0.0);
+    }
+
+    #[test]
+    fn the_time_of_a_process_goes_on() {
+        let id = std::process::id();
+        let (before, own) = (cpu_us(id).expect("this process"), own_cpu_us().expect("this too"));
+        // However long that takes: all of 20 ms shows in ticks as well.
+        while cpu_us(id).expect("this process") < before + 20_000.0 {}
+        assert!(own_cpu_us().expect("this too") > own);
+        assert!(cpu_us(u32::MAX).is_err());
+    }
+
+    #[test]
+    fn a_stat_is_read_past_any_name() {
+        let text = "7 (a) b 1) S 1 7 7 0 -1 4194560 9 0 0 0 30 12 0 0 20 0 1 0 5 6 7";
+        assert_eq!(stat_us(text), 420_000.0);
+        assert_eq!(stat_us(""), 0.0);
+    }
+}

@@ -1,0 +1,235 @@
+//! What is measured: servers and stores, each started and filled when it is first needed.
+
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use redis::Connection;
+use tempfile::TempDir;
+use tokio::runtime::Builder;
+use tokio::task::{JoinSet, LocalSet};
+use tollgate_proto::quotaservice::AllowRequest;
+
+use crate::bench::plan::Place;
+use crate::bench::process::{Redis, Server, info};
+use crate::bench::scale::Cluster;
+use crate::bench::stats::Round;
+use crate::bench::{BenchArgs, Error};
+use crate::driver::Caller;
+
+/// The namespace of all buckets; like the buckets' names, 20 characters.
+pub const NAMESPACE: &str = "TheBrain_userLogins_";
+/// The bucket that grants everything.
+pub const HOT: &str = "bench-user-hot-00000";
+/// The bucket that refuses nearly everything.
+pub const REFUSED: &str = "bench-user-refused-0";
+
+/// So many tokens are taken of each bucket before it is measured: at the rate of the limits it
+/// is in use, not full, for hours from then on.
+const TAKEN: i64 = 100_000;
+
+/// How often the buckets are asked at once while they are filled.
+const FILLING: usize = 128;
+
+/// How often a bucket is asked that doesn't answer: a busy machine makes a store seem gone.
+const FILL_ATTEMPTS: u32 = 5;
+
+/// … and how long after.
+const AFTER_FAILURE: Duration = Duration::from_millis(300);
+
+/// The limits that every node runs with. Nothing runs out of tokens but what should.
+const LIMITS: &str = "\
+namespaces:
+  TheBrain_userLogins_:
+    buckets:
+      bench-user-hot-00000: { size: 1000000000, fill_rate: 10, max_tokens_per_request: -1 }
+      bench-user-refused-0: { size: 1, fill_rate: 1/d, wait_timeout_millis: 0 }
+    dynamic_bucket_template: { size: 1000000, fill_rate: 10, max_tokens_per_request: -1 }
+";
+
+/// How leases are shared, half of what is wanted being there.
+const SHARING: &str =
+    "{ kind: FAIR_SHARE, lease_length: 86400, refresh_interval: 5, learning_mode_duration: 0 }";
+
+/// Everything that runs.
+pub struct Rig {
+    tollgate: PathBuf,
+    loadtest: PathBuf,
+    buckets: u64,
+    threads: String,
+    limits: PathBuf,
+    servers: HashMap<Place, Server>,
+    stores: HashMap<Place, (Redis, Connection)>,
+    filled: HashSet<Place>,
+    /// By how many nodes and shards they have; `None`: there is no such store.
+    pub clusters: HashMap<usize, Option<Cluster>>,
+    /// What is measured once and not in every round.
+    pub once: Round,
+    /// For what lies on disk; dropped after all that use it.
+    dir: TempDir,
+}
+
+impl Rig {
+    /// One in which nothing runs yet.
+    pub fn new(args: &BenchArgs) -> Result<Self, Error> {
+        let loadtest = std::env::current_exe().map_err(Error::Files)?;
+        let beside = || loadtest.with_file_name("tollgate");
+        let tollgate = args.tollgate.clone().unwrap_or_else(beside);
+        let dir = TempDir::new().map_err(Error::Files)?;
+        let limits = dir.path().join("limits.yaml");
+        let mut text = format!("{LIMITS}resources:\n");
+        for clients in args.lease_clients() {
+            let name = resource(clients);
+            let capacity = clients as f64 * MEAN_WANTS / 2.0;
+            text += &format!(
+                "  - {{ identifier_glob: {name}, capacity: {capacity}, algorithm: {SHARING} }}\n"
+            );
+        }
+        fs::write(&limits, text).map_err(Error::Files)?;
+        Ok(Self {
+            tollgate,
+            loadtest,
+            buckets: args.buckets,
+            threads: args.threads.to_string(),
+            limits,
+            servers: HashMap::new(),
+            stores: HashMap::new(),
+            filled: HashSet::new(),
+            clusters: HashMap::new(),
+            once: Round::new(),
+            dir,
+        })
+    }
+
+    /// Starts whatever serves `place`, unless it runs.
+    pub fn start(&mut self, place: Place) -> Result<(), Error> {
+        if self.servers.contains_key(&place) {
+            return Ok(());
+        }
+        let url = match place {
+            Place::Redis | Place::OneCall => {
+                let redis = Redis::start(self.dir.path(), &[])?;
+                let (url, inside) = (redis.url(), redis.connect()?);
+                self.stores.insert(place, (redis, inside));
+                url
+            }
+            Place::Embedded => "memory:".to_owned(),
+            Place::Empty => String::new(),
+        };
+        let server = match place {
+            Place::Empty => Server::floor(&self.loadtest, &[])?,
+            Place::OneCall => Server::floor(&self.loadtest, &["--store", &url])?,
+            Place::Redis | Place::Embedded => self.node(&url)?,
+        };
+        self.servers.insert(place, server);
+        Ok(())
+    }
+
+    /// Starts a node with that store.
+    pub fn node(&self, store: &str) -> Result<Server, Error> {
+        // A machine that is busy for a moment must not make answers degraded: those cost nothing.
+        let args = ["--threads", &self.threads, "--store", store, "--store-timeout", "1s"];
+        Server::node(&self.tollgate, &self.limits, args)
+    }
+
+    /// Where things can be written.
+    pub fn dir(&self) -> &std::path::Path {
+        self.dir.path()
+    }
+
+    /// How many buckets there are beside the hot one.
+    pub fn buckets(&self) -> u64 {
+        self.buckets
+    }
+
+    /// What serves `place`, which has been started.
+    pub fn server(&self, place: Place) -> Result<&Server, Error> {
+        self.servers.get(&place).ok_or_else(|| Error::Other(format!("{place} does not run")))
+    }
+
+    /// The process of the Redis behind `place`, and a connection to it.
+    pub fn store(&mut self, place: Place) -> Option<(u32, &mut Connection)> {
+        let (redis, inside) = self.stores.get_mut(&place)?;
+        Some((redis.process.id(), inside))
+    }
+
+    /// Puts all buckets of `place` in use, once.
+    pub fn fill(&mut self, place: Place) -> Result<(), Error> {
+        if place == Place::Empty || !self.filled.insert(place) {
+            return Ok(());
+        }
+        let memory = |rig: &mut Self| match rig.store(place) {
+            Some((_, inside)) => info(inside, "memory", "used_memory"),
+            None => Ok(None),
+        };
+        let before = memory(self)?;
+        let address = self.server(place)?.address.clone();
+        fill(&address, self.buckets)?;
+        if let Some((before, after)) = before.zip(memory(self)?) {
+            let each = (after - before) / self.buckets as f64;
+            self.once.insert(format!("{place}/bytes-a-bucket"), each);
+        }
+        Ok(())
+    }
+}
+
+/// What a client of a resource wants on average.
+pub const MEAN_WANTS: f64 = 50.0;
+
+/// The resource that so many clients share.
+pub fn resource(clients: usize) -> String {
+    format!("bench.{clients}")
+}
+
+/// What the names of so many buckets begin with, their numbers making up 20 characters.
+pub fn bucket_prefix(buckets: u64) -> String {
+    let digits = (buckets.max(1) - 1).to_string().len();
+    format!("bench-user-{:0<1$}", "key", 20_usize.saturating_sub(11 + digits))
+}
+
+/// Takes some tokens of every bucket.
+pub fn fill(address: &str, buckets: u64) -> Result<(), Error> {
+    let target = address.parse().map_err(Error::Other)?;
+    let prefix = bucket_prefix(buckets);
+    let keys = crate::keys::Keys::new(crate::keys::Pattern::Uniform(buckets), "", &prefix);
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Files)?;
+    let next = Rc::new(Cell::new(0));
+    let failed = LocalSet::new().block_on(&runtime, async {
+        let caller = Caller::dial(&target, Duration::from_secs(30)).await;
+        let mut tasks = JoinSet::new();
+        for _ in 0..FILLING {
+            let (next, keys, mut caller) = (Rc::clone(&next), keys.clone(), caller.another());
+            tasks.spawn_local(async move {
+                let mut request = AllowRequest {
+                    namespace: NAMESPACE.to_owned(),
+                    tokens_requested: TAKEN,
+                    ..AllowRequest::default()
+                };
+                let mut failed = 0_u64;
+                while next.get() < buckets {
+                    keys.write(next.replace(next.get() + 1), &mut request.bucket_name);
+                    let mut filled = false;
+                    for _ in 0..FILL_ATTEMPTS {
+                        let answer = caller.allow(&request, Instant::now()).await;
+                        filled = answer
+                            .is_ok_and(|answer| answer.tokens_granted == TAKEN && !answer.degraded);
+                        if filled {
+                            break;
+                        }
+                        tokio::time::sleep(AFTER_FAILURE).await;
+                    }
+                    failed += u64::from(!filled);
+                }
+                failed
+            });
+        }
+        tasks.join_all().await.iter().sum::<u64>()
+    });
+    match failed {
+        0 => Ok(()),
+        _ => Err(Error::Other(format!("{failed} of {buckets} buckets could not be filled"))),
+    }
+}

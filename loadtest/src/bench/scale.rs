@@ -1,0 +1,126 @@
+//! Nodes on the shards of a Redis Cluster. On one machine a rate can't show how this scales, so
+//! what counts is the CPU time of a decision.
+
+use std::time::{Duration, Instant};
+
+use redis::{Connection, cmd};
+
+use crate::bench::measure::{line, watched};
+use crate::bench::plan::Keys;
+use crate::bench::process::{Redis, Server, free_port, pause};
+use crate::bench::rig::{Rig, fill};
+use crate::bench::stats::Round;
+use crate::bench::{BenchArgs, Error, say};
+use crate::figures::Latency;
+
+const SLOTS: usize = 16384;
+
+/// How long a cluster may take until all its servers agree.
+const AGREE: Duration = Duration::from_secs(30);
+
+/// Connections to each node, and callers on each.
+const CALLERS: (usize, usize) = (4, 32);
+
+/// Shards, each a master without replicas, and nodes that use them.
+pub struct Cluster {
+    nodes: Vec<Server>,
+    shards: Vec<(Redis, Connection)>,
+}
+
+impl Cluster {
+    /// Starts so many of both and fills the buckets. `None`: the node has no such store.
+    fn start(rig: &Rig, number: usize) -> Result<Option<Self>, Error> {
+        let mut shards = Vec::new();
+        let mut buses = Vec::new();
+        for _ in 0..number {
+            let bus = free_port().map_err(Error::Files)?.to_string();
+            let file = format!("cluster-{bus}.conf");
+            let args = ["--cluster-enabled", "yes", "--cluster-port", &bus];
+            let args = [&args[..], &["--cluster-config-file", &file]].concat();
+            let redis = Redis::start(rig.dir(), &args)?;
+            let inside = redis.connect()?;
+            shards.push((redis, inside));
+            buses.push(bus);
+        }
+        let addresses: Vec<String> =
+            shards.iter().map(|(redis, _)| redis.address.clone()).collect();
+        for (at, (_, inside)) in shards.iter_mut().enumerate() {
+            let (first, last) = (SLOTS * at / number, SLOTS * (at + 1) / number - 1);
+            cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(last).exec(inside)?;
+            // Masters of one epoch would first have to agree on others.
+            cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).exec(inside)?;
+            for (address, bus) in addresses.iter().zip(&buses).take(at) {
+                let (host, port) = address.split_once(':').unwrap_or_default();
+                cmd("CLUSTER").arg("MEET").arg(host).arg(port).arg(bus).exec(inside)?;
+            }
+        }
+        let started = Instant::now();
+        while !agreed(&mut shards)? {
+            if started.elapsed() > AGREE {
+                return Err(Error::Other("the cluster does not agree".to_owned()));
+            }
+            pause(Duration::from_millis(20));
+        }
+        let url = format!("redis-cluster://{}", addresses.join(","));
+        let nodes: Result<Vec<_>, _> = (0..number).map(|_| rig.node(&url)).collect();
+        let nodes = match nodes {
+            Ok(nodes) => nodes,
+            Err(error) => {
+                say(&format!("left out: {error}"));
+                return Ok(None);
+            }
+        };
+        fill(&nodes[0].address, rig.buckets())?;
+        Ok(Some(Self { nodes, shards }))
+    }
+}
+
+/// Whether every server serves all slots and knows all others.
+fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
+    let number = shards.len();
+    for (_, inside) in shards {
+        let info: String = cmd("CLUSTER").arg("INFO").query(inside)?;
+        let has = |what: String| info.lines().any(|line| line.trim() == what);
+        if !has("cluster_state:ok".to_owned()) || !has(format!("cluster_size:{number}")) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Measures so many nodes on as many shards, all buckets being asked for alike.
+pub fn measure(
+    rig: &mut Rig,
+    args: &BenchArgs,
+    number: usize,
+    round: &mut Round,
+) -> Result<(), Error> {
+    if !rig.clusters.contains_key(&number) {
+        let cluster = Cluster::start(rig, number)?;
+        rig.clusters.insert(number, cluster);
+    }
+    let mut line = line(args, Keys::Uniform, rig.buckets());
+    let Some(Some(Cluster { nodes, shards })) = rig.clusters.get_mut(&number) else {
+        return Ok(());
+    };
+    let (connections, in_flight) = CALLERS;
+    line += &format!(" --connections {} --in-flight {in_flight}", number * connections);
+    for node in nodes.iter() {
+        line += &format!(" --target {}", node.address);
+    }
+    let servers: Vec<u32> = nodes.iter().map(|node| node.process.id()).collect();
+    let stores = shards.iter_mut().map(|(redis, inside)| (redis.process.id(), inside)).collect();
+    let (tally, before, after) = watched(&line, &servers, stores)?;
+    let (name, decided) = (format!("scale/{number}x{number}"), tally.decided_in_time as f64);
+    after.note(before, decided, &name, round);
+    let both = after.servers_us + after.stores_us - before.servers_us - before.stores_us;
+    round.insert(format!("{name}.both_us"), both / decided.max(1.0));
+    round.insert(format!("{name}.rate"), decided / args.seconds);
+    let counts = &tally.counts;
+    let failed = (counts.failed() + counts.degraded) as f64 / counts.requests().max(1) as f64;
+    round.insert(format!("{name}.failed"), failed);
+    if let Some(p50_us) = Latency::of(&tally.latency).p50_us {
+        round.insert(format!("{name}.p50_us"), p50_us);
+    }
+    Ok(())
+}

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# What a decision costs, measured against an empty RPC: scripts/bench.sh [--write] [OPTION…]
+#
+# Installs what is missing on Debian or Ubuntu (as root, or through sudo), builds tollgate, and
+# starts all else itself: Redis, nodes, and what they are compared with. Takes about a quarter of
+# an hour, in which the machine should have nothing else to do. Writes a table in Markdown, all
+# figures as JSON, and a plot to target/bench/; with --write, into docs/ (performance.md,
+# performance.json, performance.svg). Options are those of `tollgate-loadtest bench`, such as
+# --rounds 1 or --only redis/.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { printf '\n== %s\n' "$*" >&2; }
+
+write=
+if [ "${1-}" = --write ]; then
+  write=yes
+  shift
+fi
+
+# What must be there, and the package that has it.
+needed=(redis-server:redis-server h2load:nghttp2-client cc:gcc)
+
+missing=()
+for pair in "${needed[@]}"; do
+  command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+  say "installing ${missing[*]}"
+  command -v apt-get >/dev/null || {
+    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
+    exit 1
+  }
+  as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  # RUNLEVEL=1 keeps the packages from starting their services: the bench starts its own.
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+fi
+
+command -v cargo >/dev/null || {
+  echo "cargo is missing: install Rust 1.88 or newer" >&2
+  exit 1
+}
+
+say "building"
+cargo build --release --locked -p tollgate-server -p tollgate-loadtest
+
+target="${CARGO_TARGET_DIR:-target}"
+out="$target/bench"
+mkdir -p "$out"
+
+say "measuring"
+"$target/release/tollgate-loadtest" bench --json-out "$out/performance.json" \
+  --svg-out "$out/performance.svg" "$@" >"$out/performance.md"
+cat "$out/performance.md"
+
+if [ -z "$write" ]; then
+  say "written to $out/; with --write as the first argument, into docs/"
+  exit 0
+fi
+
+say "writing docs/performance.md, .json and .svg"
+cp "$out/performance.json" "$out/performance.svg" docs/
+# Only what lies between the two markers is replaced.
+awk -v table="$out/performance.md" '
+  /^<!-- bench: end -->$/ { inside = 0 }
+  !inside { print }
+  /^<!-- bench: begin -->$/ {
+    inside = 1
+    print ""
+    while ((getline line < table) > 0) print line
+    print ""
+  }
+' docs/performance.md >"$out/docs.md"
+mv "$out/docs.md" docs/performance.md
