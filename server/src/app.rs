@@ -150,20 +150,24 @@ pub async fn run(
                 (Prefetching::new(store.clone(), Arc::clone(&ahead)), store)
             });
             let own = open();
-            let prefetching = own.0.clone();
+            let (prefetching, layouts) = own.clone();
+            let limits = Arc::clone(&node.limits);
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
             let tend = async {
-                tokio::join!(connector.tend(&id), prefetching.tend(), async {
+                let sweep = async {
                     loop {
                         swept.sweep();
                         tokio::time::sleep(UPKEEP).await;
                     }
-                });
+                };
+                let settle = limits.settle(&layouts);
+                tokio::join!(connector.tend(&id), prefetching.tend(), settle, sweep);
             };
             // A node whose store is there need not begin with the failure policy.
             connector.greet(&id).await;
+            limits.settle_once(&layouts).await;
             let fallback = Some(Fallback { local, health });
             let ended = node.run(own, open, fallback, tend, shutdown).await;
             prefetching.close().await;

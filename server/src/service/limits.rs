@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -19,11 +20,15 @@ use crate::config::{self, Faults};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::logging::Repeating;
 use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics, ResourceGauges};
+use crate::store::{Layout, Layouts};
 
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
 /// How often the file is looked at for a change.
 const WATCH: Duration = Duration::from_millis(500);
+
+/// How often the store is told again how states are stored.
+const RETELL: Duration = Duration::from_secs(10);
 
 /// The most that a limits file may hold.
 const MOST_BYTES: usize = 16 * 1024 * 1024;
@@ -75,42 +80,56 @@ pub struct Snapshot {
     capacity_meters: Vec<CapacityMetrics>,
     /// By namespace: until when a state may be about that was written while the namespace's
     /// dynamic buckets were bounded and now are not, or the other way round.
-    moves: HashMap<Box<str>, Instant>,
+    moves: HashMap<Box<str>, Arc<Window>>,
     /// The same by definition, for a quick look.
-    moving: Vec<Window>,
+    moving: Vec<Arc<Window>>,
     /// By definition: until when a state may be about that expires by other limits.
-    settling: Vec<Window>,
+    settling: Vec<Arc<Window>>,
+    /// How states are stored, and for how long others may be about.
+    layouts: Vec<(Layout, Arc<Window>)>,
 }
 
 /// A time that ends.
 struct Window {
-    until: Instant,
-    over: AtomicBool,
+    began: Instant,
+    /// In µs after that; 0: it is over.
+    until_us: AtomicU64,
 }
 
 impl Window {
-    fn new(until: Instant) -> Self {
-        Self { until, over: AtomicBool::new(false) }
+    fn new(length_us: f64) -> Arc<Self> {
+        Arc::new(Self { began: Instant::now(), until_us: AtomicU64::new(length_us as u64) })
     }
 
     fn is_open(&self) -> bool {
-        if self.over.load(Ordering::Relaxed) {
+        let until_us = self.until_us.load(Ordering::Relaxed);
+        if until_us == 0 {
             return false;
         }
-        let over = Instant::now() >= self.until;
-        self.over.store(over, Ordering::Relaxed);
+        let over = self.began.elapsed().as_micros() >= u128::from(until_us);
+        if over {
+            // Unless it has been prolonged meanwhile.
+            let order = Ordering::Relaxed;
+            let _ = self.until_us.compare_exchange(until_us, 0, order, order);
+        }
         !over
+    }
+
+    /// It ends after that time, whatever was said before.
+    fn end_after(&self, left: Duration) {
+        let until = if left.is_zero() { left } else { self.began.elapsed() + left };
+        let until_us = u64::try_from(until.as_micros()).unwrap_or(u64::MAX);
+        self.until_us.store(until_us, Ordering::Relaxed);
     }
 }
 
 impl Snapshot {
     /// `before`: what is replaced. A node that starts does not know what was before it.
     fn new(limits: Limits, before: Option<&Self>, metrics: &Metrics) -> Self {
-        let now = Instant::now();
         let moves: HashMap<_, _> = limits
             .namespaces
             .iter()
-            .map(|(name, owner)| (name.clone(), moving_until(now, name, owner, before)))
+            .map(|(name, owner)| (name.clone(), moving(name, owner, before)))
             .collect();
         let mut definitions: Vec<(&Bucket, &str, &str, bool)> = Vec::new();
         if let Some(bucket) = &limits.global_default {
@@ -131,18 +150,36 @@ impl Snapshot {
             }
         }
         definitions.sort_by_key(|(bucket, ..)| bucket.index);
+        let never = Window::new(0.0);
         let moving = definitions
             .iter()
-            .map(|(_, namespace, ..)| Window::new(moves.get(*namespace).copied().unwrap_or(now)))
+            .map(|(_, namespace, ..)| Arc::clone(moves.get(*namespace).unwrap_or(&never)))
             .collect();
         // States written by other limits that expired sooner than these would have it.
-        let settling = definitions
+        let settling: Vec<_> = definitions
             .iter()
-            .map(|(bucket, ..)| {
-                let life_us = bucket.terms.longest_life_us();
-                Window::new(now + Duration::from_micros(life_us as u64))
-            })
+            .map(|(bucket, ..)| Window::new(bucket.terms.longest_life_us()))
             .collect();
+        let spaces = limits.namespaces.iter().map(|(name, owner)| {
+            let layout = Layout {
+                of: hash(("namespace", name)),
+                is: hash(owner.bounds_dynamic_buckets()),
+                life: Duration::from_micros(longest_life_us(owner.named_buckets()) as u64),
+            };
+            (layout, Arc::clone(&moves[name]))
+        });
+        let buckets =
+            definitions.iter().zip(&settling).map(|((bucket, space, name, _), window)| {
+                let terms = &bucket.terms;
+                let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
+                let layout = Layout {
+                    of: hash((space, name)),
+                    is: hash((times, bucket.limit.max_idle_ms)),
+                    life: Duration::from_micros(terms.longest_life_us() as u64),
+                };
+                (layout, Arc::clone(window))
+            });
+        let layouts = spaces.chain(buckets).collect();
         let meters = definitions
             .iter()
             .map(|(_, namespace, name, dynamic)| {
@@ -160,7 +197,7 @@ impl Snapshot {
                 )
             })
             .collect();
-        Self { limits, meters, capacity_meters, moves, moving, settling }
+        Self { limits, meters, capacity_meters, moves, moving, settling, layouts }
     }
 
     /// Whether states of `bucket`, which must be of these limits, may still be under the
@@ -188,20 +225,28 @@ impl Snapshot {
 }
 
 /// A move is over when no state of the namespace from before can be about any more.
-fn moving_until(now: Instant, name: &str, owner: &Namespace, before: Option<&Snapshot>) -> Instant {
+fn moving(name: &str, owner: &Namespace, before: Option<&Snapshot>) -> Arc<Window> {
     let old = before.and_then(|before| before.limits.namespaces.get(name));
     if let (Some(old), Some(before)) = (old, before)
         && old.bounds_dynamic_buckets() == owner.bounds_dynamic_buckets()
+        && let Some(window) = before.moves.get(name)
     {
-        return before.moves.get(name).copied().unwrap_or(now);
+        return Arc::clone(window);
     }
-    let slowest_us = old
-        .into_iter()
-        .chain([owner])
-        .flat_map(Namespace::named_buckets)
-        .map(|bucket| bucket.terms.longest_life_us())
-        .fold(0.0, f64::max);
-    now + Duration::from_micros(slowest_us as u64)
+    let both = old.into_iter().chain([owner]);
+    Window::new(longest_life_us(both.flat_map(Namespace::named_buckets)))
+}
+
+fn longest_life_us<'a>(buckets: impl Iterator<Item = &'a Bucket>) -> f64 {
+    buckets.map(|bucket| bucket.terms.longest_life_us()).fold(0.0, f64::max)
+}
+
+/// The same on all nodes of one build. A hash that changes with the build counts as a change of
+/// the limits, which costs some time and nothing else.
+fn hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// What a file was when it was last looked at: a change of any of it is a change. The inode
@@ -241,6 +286,37 @@ impl LiveLimits {
     /// The limits in use.
     pub fn current(&self) -> Guard<Arc<Snapshot>> {
         self.current.load()
+    }
+
+    /// Keeps telling the store how states are stored by these limits, and ends the time in which
+    /// others may be about when the store knows of none; until the future is dropped. Other
+    /// nodes may have other limits, and load them later.
+    pub async fn settle(&self, store: &impl Layouts) {
+        let mut told: Option<(Arc<Snapshot>, Instant)> = None;
+        loop {
+            let snapshot = self.current.load_full();
+            let same = |(last, at): &(Arc<Snapshot>, Instant)| {
+                Arc::ptr_eq(last, &snapshot) && at.elapsed() < RETELL
+            };
+            if !told.as_ref().is_some_and(same) && self.tell(&snapshot, store).await {
+                told = Some((snapshot, Instant::now()));
+            }
+            tokio::time::sleep(WATCH / 2).await;
+        }
+    }
+
+    /// Does so once. Who can't be asked is asked again.
+    pub async fn settle_once(&self, store: &impl Layouts) {
+        self.tell(&self.current.load_full(), store).await;
+    }
+
+    async fn tell(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
+        let layouts: Vec<Layout> = snapshot.layouts.iter().map(|(layout, _)| *layout).collect();
+        let Ok(left) = store.settled(&layouts).await else { return false };
+        for ((_, window), left) in snapshot.layouts.iter().zip(left) {
+            window.end_after(left);
+        }
+        true
     }
 
     /// Reads the file again. A bad one is refused, and the limits stay as they are. Blocks.

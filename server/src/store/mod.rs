@@ -89,6 +89,28 @@ impl Ask<'_> {
     }
 }
 
+/// How the states of a bucket, or of all of a namespace, are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Of what: a hash of its name.
+    pub of: u64,
+    /// A hash of what decides under which keys, and for how long, states are stored.
+    pub is: u64,
+    /// The longest time for which a state may be about after the last grant.
+    pub life: Duration,
+}
+
+/// A store that outlives its nodes, and so may have states that were stored in another way than
+/// these nodes would.
+pub trait Layouts {
+    /// Notes how a node stores states, and tells for how long others may still be about, in the
+    /// order of `layouts`.
+    fn settled(
+        &self,
+        layouts: &[Layout],
+    ) -> impl Future<Output = Result<Vec<Duration>, StoreError>> + Send;
+}
+
 /// A store's verdict on one question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {

@@ -107,6 +107,13 @@ impl Connector {
         if shards.topology.version() == self.version() { shards } else { self.renew() }
     }
 
+    /// When the oldest server was born, in µs since the epoch; 0: not all have said.
+    pub(super) fn oldest_birth(&self) -> i64 {
+        let shards = self.shards();
+        let births = shards.all.iter().map(|shard| shard.born.load(Ordering::Relaxed));
+        births.min().unwrap_or_default()
+    }
+
     /// Makes shards of the topology in use, as far as they are not there.
     fn renew(&self) -> Arc<Shards> {
         let inner = &*self.0;

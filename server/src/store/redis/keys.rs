@@ -12,6 +12,7 @@
 //! | `w{resource}` | its holders by what they want | the resource |
 //! | `e{resource}` | its holders by when their leases expire | the resource |
 //! | `p{resource}` | where there is a parent: its lease, and what is wanted by priority | the resource |
+//! | `x` | how nodes store states, and since when | – |
 //! | `t` | where there is a parent: the node that renews leases | – |
 //! | `l` | the resources that somebody holds a lease on | none, or the server's |
 //! | `o` | since when the store has had its state | none, or the server's |
@@ -60,6 +61,9 @@ impl ServerKeys {
         Self { nodes: key("n"), birth: key("o"), resources: key("l") }
     }
 }
+
+/// How nodes store states.
+pub(super) const LAYOUTS: &str = "x";
 
 /// The node that renews leases from the parent.
 pub(super) const RENEWAL: &str = "t";

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Ask, Outcome, Outcomes, Store, StoreError};
+use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
 use crate::domain::time::ManualClock;
 
 mod batch;
@@ -45,6 +45,9 @@ pub use topology::{Master, SLOTS, Topology, slot, tag};
 
 /// A node that has been silent for so long counts as gone.
 const NODE_TTL: Duration = Duration::from_secs(5);
+
+/// How many layouts one call tells of.
+const LAYOUTS_PAGE: usize = 250;
 
 /// How long to wait for a key that is partly on one server and partly on another.
 const SPLIT: Duration = Duration::from_millis(1);
@@ -110,6 +113,32 @@ impl Store for RedisStore {
             });
         }
         outcomes
+    }
+}
+
+impl Layouts for RedisStore {
+    async fn settled(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
+        let inner = &*self.0;
+        let slot = inner.router.routes(&inner.connector).slot(keys::LAYOUTS.as_bytes());
+        let mut settled = Vec::with_capacity(layouts.len());
+        for page in layouts.chunks(LAYOUTS_PAGE) {
+            let born = inner.connector.oldest_birth();
+            let cmd = |_: usize, _: &ServerKeys| script::layouts(page, born);
+            match inner.values(&[slot], None, cmd).await.pop() {
+                Some(Ok(Value::BulkString(bytes))) if bytes.len() == 8 * page.len() => {
+                    settled.extend(
+                        bytes
+                            .as_chunks()
+                            .0
+                            .iter()
+                            .map(|left| Duration::from_micros(f64::from_le_bytes(*left) as u64)),
+                    );
+                }
+                Some(Err(error)) => return Err(error),
+                _ => return Err(StoreError::Refused),
+            }
+        }
+        Ok(settled)
     }
 }
 

@@ -6,9 +6,11 @@ use redis::{Cmd, Script, Value};
 
 use super::keys::{self, ServerKeys};
 use crate::domain::time::Micros;
-use crate::store::Ask;
+use crate::store::{Ask, Layout};
 
 const HEARTBEAT_TEXT: &str = include_str!("../../../../lua/heartbeat.lua");
+
+const LAYOUTS_TEXT: &str = include_str!("../../../../lua/layouts.lua");
 
 const ALLOW_TEXT: &str = include_str!("../../../../lua/allow.lua");
 const LEASE_TEXT: &str = include_str!("../../../../lua/lease.lua");
@@ -93,5 +95,20 @@ pub(super) fn heartbeat(keys: &ServerKeys, node_id: &str, ttl_us: u64, born: i64
     let mut cmd = redis::cmd("EVAL");
     cmd.arg(HEARTBEAT_TEXT).arg(1).arg(&*keys.nodes);
     cmd.arg(node_id).arg(ttl_us).arg(&*keys.birth).arg(born);
+    cmd
+}
+
+/// Notes how a node stores states; `born` is of the oldest server, in µs since the epoch.
+pub(super) fn layouts(layouts: &[Layout], born: i64) -> Cmd {
+    let encode = |layout: &Layout| {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&layout.of.to_le_bytes());
+        bytes[8..16].copy_from_slice(&layout.is.to_le_bytes());
+        bytes[16..].copy_from_slice(&(layout.life.as_micros() as f64).to_le_bytes());
+        bytes
+    };
+    let told: Vec<u8> = layouts.iter().flat_map(encode).collect();
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(LAYOUTS_TEXT).arg(1).arg(keys::LAYOUTS).arg(born).arg(told);
     cmd
 }
