@@ -10,7 +10,8 @@
 -- ARGV[3]  the key that has the birth: since when this store has had its state, in
 --          microseconds. It need not share a hash tag with KEYS[1], and is no key of KEYS.
 -- ARGV[4]  when the store was born, in microseconds, if that key is new only because the server
---          has given away the slot of the one before; 0: then the birth is now
+--          has given away the slot of the one before, or has got another's with a key of its own:
+--          the later one counts; 0: then the birth is now
 --
 -- Reply: how many nodes are alive, and the birth as text.
 
@@ -21,8 +22,10 @@ local ttl = tonumber(ARGV[2])
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else
-  local birth = ARGV[4] == '0' and string.format('%.0f', now) or ARGV[4]
-  redis.call('SET', ARGV[3], birth, 'NX')
+  local birth, inherited = tonumber(redis.call('GET', ARGV[3]) or nil), tonumber(ARGV[4])
+  if not birth or birth < inherited then
+    redis.call('SET', ARGV[3], string.format('%.0f', inherited > 0 and inherited or now))
+  end
   redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))

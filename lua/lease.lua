@@ -7,16 +7,21 @@
 -- KEYS[2]  by wants: a sorted set of the holders by wants per subclient
 -- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
 -- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
--- ARGV[1]  11 packed doubles:
+--          Where fewer are declared, the others are at the end of ARGV: while Redis Cluster moves a
+--          slot, it refuses a call that declares several keys of which one is not there. Only the
+--          first is declared to the server that a slot goes to, which is asked when the old one has
+--          none of them any more; and the fourth only where there is a parent.
+-- ARGV[1]  13 packed doubles:
 --          1 operation: 0 ask, 1 release,      7 claimed capacity; inf: all it was leased
 --            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
 --          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
 --            2 PROPORTIONAL_SHARE,            10 1: the capacity is the parent's lease
 --            3 FAIR_SHARE, 4 the parent's     11 the time in microseconds; 0: Redis' own
 --          3 capacity
---          4 seconds from grant to expiry
---          5 seconds to learn after birth
---          6 what the holder wants, before any bound
+--          4 seconds from grant to expiry   12 the birth, if ARGV[5] is new only because the server
+--          5 seconds to learn after birth      has given away the slot of the one before; or 0
+--          6 what the holder wants, before  13 the birth, as last known; or 0
+--            any bound
 -- ARGV[2]  the holder: a client's id, or \254 and the id of a cluster of servers; '' to drop
 -- ARGV[3]  what it wants: for each priority 8 opaque bytes, a 4-byte count of subclients and
 --          a double
@@ -24,8 +29,11 @@
 -- ARGV[5]  the key that has the birth: since when this store has had its state, in microseconds
 -- ARGV[6]  the key that has the resources: a sorted set of all by when their keys expire, in
 --          seconds
--- These two belong to the server and not to the resource, so that they share no hash tag with
--- it, and are no KEYS.
+-- ARGV[7…] keys that are not declared
+-- ARGV[5] and ARGV[6] belong to the server and not to the resource, so that they share no hash tag with
+-- it, and are no KEYS. Their slot may be under way to another server, with them: then the birth is
+-- what was last known, and the resource is put among the others at the next opportunity. Where they
+-- are '', the server has no slot yet.
 --
 -- The field '' of the holders (no id is empty) has the sums: 16 packed doubles, named where
 -- they are unpacked. A holder's value: what it has (double), the expiry in seconds (4 bytes),
@@ -54,10 +62,11 @@ local SERVER = 254
 
 local call, min, max = redis.call, math.min, math.max
 local pack, unpacked = struct.pack, struct.unpack
-local holders, by_wants, by_expiry, upstream = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local holders, by_wants, by_expiry = KEYS[1], KEYS[2] or ARGV[7], KEYS[3] or ARGV[8]
+local upstream = KEYS[4] or ARGV[#ARGV]
 local id = ARGV[2]
-local op, rule, capacity, lease_s, learning_s, wanted, claimed, claim_expiry, learn_for, from_parent, now =
-  unpacked('<ddddddddddd', ARGV[1])
+local op, rule, capacity, lease_s, learning_s, wanted, claimed, claim_expiry, learn_for, from_parent, now,
+  inherited, last_known = unpacked('<ddddddddddddd', ARGV[1])
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -71,6 +80,14 @@ local function add(hi, lo, x)
   local err = (hi - (sum - part)) + (x - part) + lo
   local high = sum + err
   return high, err - (high - sum)
+end
+
+-- Removes keys one by one: a command with several is refused while they are on their way.
+local function forget_all()
+  call('UNLINK', holders)
+  call('UNLINK', by_wants)
+  call('UNLINK', by_expiry)
+  redis.pcall('UNLINK', upstream)
 end
 
 local found = call('HMGET', holders, '', id)
@@ -92,7 +109,7 @@ if found[1] then
   -- the resource begins anew, and learns. It is asked seldom, when a lease may have expired.
   if op == 0 and (due <= now_s or ghosts > 0 or due == math.huge)
     and call('ZCARD', by_expiry) ~= count + ghosts then
-    call('UNLINK', holders, by_wants, by_expiry, upstream)
+    forget_all()
     record = false
     above, above_lo, above_n, below, below_lo, below_n, has, has_lo = 0, 0, 0, 0, 0, 0, 0, 0
     low, high = -math.huge, math.huge
@@ -101,13 +118,18 @@ if found[1] then
 elseif op > 0 then
   return 0
 else
-  born = tonumber(call('GET', ARGV[5]) or nil)
-  if not born then
-    born = now
-    call('SET', ARGV[5], string.format('%.0f', now))
+  local known = ARGV[5] ~= '' and redis.pcall('GET', ARGV[5])
+  if ARGV[5] == '' or type(known) == 'table' then
+    born = last_known > 0 and last_known or now
+  elseif known then
+    born = max(tonumber(known), inherited)
+  else
+    born = inherited > 0 and inherited or now
+    call('SET', ARGV[5], string.format('%.0f', born))
   end
   -- A Redis that evicts keys may have left these.
-  call('UNLINK', by_wants, by_expiry)
+  call('UNLINK', by_wants)
+  call('UNLINK', by_expiry)
 end
 
 -- What a holder's bands (from byte `at` on) add up to.
@@ -242,7 +264,9 @@ if count == 0 then
   -- Nothing is left to be wrong by.
   has, has_lo = 0, 0
   if ghosts > 0 then
-    call('UNLINK', holders, by_wants, by_expiry)
+    call('UNLINK', holders)
+    call('UNLINK', by_wants)
+    call('UNLINK', by_expiry)
     ghosts, due, old_expiry, old_wants = 0, math.huge, nil, nil
   end
   -- What has become empty is made anew, without an expiry.
@@ -256,8 +280,8 @@ if op > 0 then
     call('ZREM', by_expiry, id)
   end
   if count <= 0 then
-    call('UNLINK', holders, by_wants, by_expiry, upstream)
-    call('ZREM', ARGV[6], ARGV[4])
+    forget_all()
+    redis.pcall('ZREM', ARGV[6], ARGV[4])
   else
     call('HSET', holders, '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
       below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
@@ -525,20 +549,25 @@ else
   if old_expiry ~= expiry then call('ZADD', by_expiry, expiry, id) end
   due = min(due, expiry)
 end
-local fresh = expiry > ttl
-if fresh then ttl = expiry + lease_s end
+-- The keys outlive every lease, and are told so once a lease length; so is the server's register.
+local fresh, listed = expiry > ttl, false
+local last = expiry + lease_s
+if fresh then
+  listed = ARGV[6] ~= '' and type(redis.pcall('ZADD', ARGV[6], last, ARGV[4])) == 'number'
+  ttl = listed and last or expiry
+end
 call('HSET', holders, id, pack('<dI4', kept, expiry) .. asked,
   '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
     below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
 if write_bands then write_bands() end
 if fresh then
-  -- The keys outlive every lease, and are told so once a lease length.
-  call('EXPIREAT', holders, ttl)
-  call('EXPIREAT', by_wants, ttl)
-  call('EXPIREAT', by_expiry, ttl)
+  call('EXPIREAT', holders, last)
+  call('EXPIREAT', by_wants, last)
+  call('EXPIREAT', by_expiry, last)
   -- A resource from before there was a parent is not banded, but has the parent's lease.
-  if banded == 1 or from_parent == 1 then call('EXPIREAT', upstream, ttl) end
-  call('ZADD', ARGV[6], ttl, ARGV[4])
+  if banded == 1 or from_parent == 1 then call('EXPIREAT', upstream, last) end
+end
+if listed then
   local past = call('ZRANGEBYSCORE', ARGV[6], '-inf', now_s, 'LIMIT', 0, REGISTER_LIMIT)
   if #past > 0 then call('ZREM', ARGV[6], unpack(past)) end
 end

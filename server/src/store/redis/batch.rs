@@ -98,6 +98,18 @@ struct Run {
     group: u16,
 }
 
+/// Which keys of a call the server is told beforehand.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Declared {
+    /// Every one: all there are, or all in one slot.
+    All,
+    /// One of several in a slot that goes to this server, of which some may not be there: told
+    /// of all, it refuses.
+    First,
+    /// None: they may be in several slots.
+    None,
+}
+
 /// A run that needs more words: of a bucket that a register counts, that has a twin, or that
 /// is asked in several manners.
 const SINGLE: u16 = u16::MAX;
@@ -113,9 +125,8 @@ pub(super) struct Batch {
 
 impl Batch {
     /// Of questions that are to be decided at the same time, at least one. Those to one bucket
-    /// keep their order, as do those to all buckets that a register counts. Unless keys are
-    /// `declared`, they may be in several slots.
-    pub(super) fn new(questions: &[&Question], declared: bool) -> Self {
+    /// keep their order, as do those to all buckets that a register counts.
+    pub(super) fn new(questions: &[&Question], declared: Declared) -> Self {
         let mut order: Vec<usize> = (0..questions.len()).collect();
         order.sort_by(|&a, &b| {
             let place = |at: usize| {
@@ -216,19 +227,23 @@ impl Batch {
 
         let now = questions[order[0]].now.map_or(0.0, |now| now.0 as f64);
         let all = keys.len() + registers.len();
-        let (declared, placed) = if declared { (all, 0) } else { (0, all) };
+        let (declared, placed) = match declared {
+            Declared::All => (all, 0),
+            Declared::First => (1, all),
+            Declared::None => (0, all),
+        };
         let mut numbers = Vec::with_capacity(24 + 64 * terms.len());
         let header = [now, keys.len() as f64, placed as f64];
         for number in header.iter().chain(terms.into_iter().flatten()) {
             numbers.extend(number.to_le_bytes());
         }
         let mut cmd = Scripted::Allow.call(declared);
-        let mut keys = keys.into_iter().chain(registers);
-        for key in keys.by_ref().take(declared) {
+        let keys = keys.into_iter().chain(registers);
+        for key in keys.clone().take(declared) {
             cmd.arg(key);
         }
         cmd.arg(numbers).arg(told);
-        for text in texts.into_iter().chain(keys) {
+        for text in texts.into_iter().chain(keys.take(placed)) {
             cmd.arg(text);
         }
         Self { cmd, order, runs }

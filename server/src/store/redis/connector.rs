@@ -1,17 +1,16 @@
 //! What a node's runtimes share of the store: where its servers are, how they are, and the
 //! heartbeats that find it out.
 
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
-use redis::{AsyncConnectionConfig, ConnectionInfo, RedisError};
+use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, RedisError};
 use tokio::task::JoinSet;
 
 use super::health::{self, Health, ServerHealth};
-use super::keys::ServerKeys;
+use super::keys::{Birth, ServerKeys};
 use super::servers::Servers;
 use super::topology::{self, Master, Topology};
 use super::{NODE_TTL, RedisStore, lane, script};
@@ -39,10 +38,6 @@ pub(super) struct Shard {
     /// For heartbeats. Stores have pools of their own, so that a connection stays on the
     /// runtime that drives it.
     pool: Result<Pool, String>,
-    /// When it was born, as it said last, in µs; 0: it has not said yet.
-    born: AtomicI64,
-    /// When it was born, if it has got another tag and has not been told; else 0.
-    inherits: AtomicI64,
 }
 
 /// All of them, as of one topology.
@@ -61,8 +56,9 @@ struct Inner {
     health: Arc<Health>,
     timeout: Duration,
     shards: ArcSwap<Shards>,
-    /// Held while the shards are brought up to date.
-    renewing: Mutex<()>,
+    /// Held while the shards are brought up to date. Has the tags that servers had until then,
+    /// whose registers of resources are to be handed over.
+    retired: Mutex<Vec<&'static str>>,
 }
 
 impl Connector {
@@ -72,7 +68,7 @@ impl Connector {
         let shards = Shards { topology: servers.current(), all: Vec::new() };
         let shards = ArcSwap::from_pointee(shards);
         let connector =
-            Self(Arc::new(Inner { servers, health, timeout, shards, renewing: Mutex::default() }));
+            Self(Arc::new(Inner { servers, health, timeout, shards, retired: Mutex::default() }));
         connector.renew();
         connector
     }
@@ -110,14 +106,14 @@ impl Connector {
     /// When the oldest server was born, in µs since the epoch; 0: not all have said.
     pub(super) fn oldest_birth(&self) -> i64 {
         let shards = self.shards();
-        let births = shards.all.iter().map(|shard| shard.born.load(Ordering::Relaxed));
+        let births = shards.all.iter().map(|shard| shard.keys.known.last());
         births.min().unwrap_or_default()
     }
 
     /// Makes shards of the topology in use, as far as they are not there.
     fn renew(&self) -> Arc<Shards> {
         let inner = &*self.0;
-        let _renewing = inner.renewing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut retired = inner.retired.lock().unwrap_or_else(PoisonError::into_inner);
         let (before, topology) = (inner.shards.load(), inner.servers.current());
         if before.topology.version() == topology.version() && !before.all.is_empty() {
             return Arc::clone(&before);
@@ -127,30 +123,56 @@ impl Connector {
             if let Some(old) = old.filter(|old| old.master.tag == master.tag) {
                 return Arc::clone(old);
             }
-            // One that only goes by another tag is as old as it was.
-            self.shard(master, old.map_or(0, |old| old.born.load(Ordering::Relaxed)))
+            // One that only goes by another tag is as old as it was, and one that is new among
+            // them as old as the one that it has its last slot from. Where that one is gone, its
+            // memory may be, too.
+            let heir = || {
+                let place = before.topology.master_of(topology::slot(master.tag.as_bytes()))?;
+                let from = before.all.get(place)?;
+                topology.masters().iter().any(|one| one.name == from.master.name).then_some(from)
+            };
+            let birth = old.or_else(heir).map(|from| Birth::inherited_from(&from.keys.known));
+            self.shard(master, ServerKeys::new(master.tag, birth.unwrap_or_default()))
         };
         let all: Vec<_> = topology.masters().iter().map(shard).collect();
+        let same = |old: &Master, new: &Master| (&old.name, old.tag) == (&new.name, new.tag);
+        for old in before.all.iter().map(|old| &old.master) {
+            let goes_on = topology.masters().iter().any(|new| same(old, new));
+            if topology.is_cluster() && !goes_on && !retired.contains(&old.tag) {
+                retired.push(old.tag);
+            }
+        }
         inner.health.consists_of(all.iter().map(|shard| Arc::clone(&shard.health)).collect());
         let shards = Arc::new(Shards { topology, all });
         inner.shards.store(Arc::clone(&shards));
         shards
     }
 
-    /// A server that is in no topology, for one slot that it is about to get.
-    pub(super) fn stranger(&self, info: ConnectionInfo, name: &str, slot: u16) -> Arc<Shard> {
-        let master = Master { info, name: name.into(), tag: topology::tag(slot) };
-        self.shard(&master, 0)
+    /// The tags that servers had, and have no more.
+    pub(super) fn retired(&self) -> Vec<&'static str> {
+        self.0.retired.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn shard(&self, master: &Master, born: i64) -> Arc<Shard> {
+    /// One of them is done with.
+    pub(super) fn handed_over(&self, tag: &str) {
+        let mut retired = self.0.retired.lock().unwrap_or_else(PoisonError::into_inner);
+        retired.retain(|other| *other != tag);
+    }
+
+    /// A server that is in no topology, for one slot that it is about to get.
+    /// It has that from the server `from`.
+    pub(super) fn stranger(&self, info: ConnectionInfo, slot: u16, from: &Shard) -> Arc<Shard> {
+        let name = topology::name(info.addr());
+        let master = Master { info, name, tag: topology::tag(slot) };
+        self.shard(&master, ServerKeys::none(Birth::inherited_from(&from.keys.known)))
+    }
+
+    fn shard(&self, master: &Master, keys: ServerKeys) -> Arc<Shard> {
         Arc::new(Shard {
             master: master.clone(),
-            keys: ServerKeys::new(master.tag),
+            keys,
             health: self.0.health.server(&master.name),
             pool: pool(&master.info, 1),
-            born: AtomicI64::new(born),
-            inherits: AtomicI64::new(born),
         })
     }
 
@@ -181,6 +203,7 @@ impl Connector {
             // A server that fails is to be noticed by the next probe, not the next heartbeat.
             let all = now >= due;
             self.beat(node_id, NODE_TTL, |shard| all || !shard.health.is_up()).await;
+            self.hand_over().await;
             if all {
                 due = now + HEARTBEAT;
             }
@@ -209,22 +232,39 @@ impl Connector {
 }
 
 impl Shard {
+    /// What the server replies to something that is not urgent, if it answers.
+    pub(super) async fn ask<T: FromRedisValue>(&self, cmd: &Cmd) -> Option<T> {
+        let asked = async {
+            let mut connection = self.pool.as_ref().ok()?.get().await.ok()?;
+            cmd.query_async(&mut connection).await.ok()
+        };
+        tokio::time::timeout(PROBE_TIMEOUT, asked).await.ok()?
+    }
+
     /// Tells how many nodes the server counts, if it answers.
     async fn heartbeat(&self, node_id: &str, ttl: Duration, timeout: Duration) -> Option<u32> {
-        let inherits = self.inherits.load(Ordering::Relaxed);
-        let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64, inherits);
+        let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64);
         let beat = async {
             let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
-            let mut connection = pool.get().await.map_err(lane::pool_error)?;
-            let started = Instant::now();
-            let answer: Result<(u32, i64), RedisError> = cmd.query_async(&mut connection).await;
-            match answer {
-                Ok(answer) => Ok((answer, started.elapsed())),
-                Err(error) => {
-                    // It may lead to a server that is master no more: the next is made anew.
-                    drop(deadpool_redis::Connection::take(connection));
-                    Err((health::classify(&error), error.to_string()))
+            let mut again = true;
+            loop {
+                let mut connection = pool.get().await.map_err(lane::pool_error)?;
+                let started = Instant::now();
+                let error: RedisError = match cmd.query_async(&mut connection).await {
+                    Ok(answer) => return Ok((Some(answer), started.elapsed())),
+                    Err(error) => error,
+                };
+                // The slot with the keys that all nodes share is on its way, or has gone.
+                if !self.master.tag.is_empty() && lane::elsewhere(&error).is_some() {
+                    return Ok((None, started.elapsed()));
                 }
+                // It may lead to a server that is master no more: the next is made anew. One that
+                // died while it idled says nothing about the server.
+                drop(deadpool_redis::Connection::take(connection));
+                if !(error.is_io_error() && again) {
+                    return Err((health::classify(&error), error.to_string()));
+                }
+                again = false;
             }
         };
         let limit = timeout.max(PROBE_TIMEOUT);
@@ -235,11 +275,11 @@ impl Shard {
                 self.health.failed(StoreError::Timeout, 1, &detail);
                 None
             }
-            Ok(Ok(((nodes, born), took))) => {
-                self.born.store(born, Ordering::Relaxed);
-                self.inherits.store(0, Ordering::Relaxed);
+            Ok(Ok((answer, took))) => {
                 self.health.metrics().heartbeat(took);
                 self.health.answered();
+                let (nodes, born) = answer?;
+                self.keys.known.told(born);
                 Some(nodes)
             }
             Ok(Err((error, detail))) => {

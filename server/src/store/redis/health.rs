@@ -99,7 +99,8 @@ impl Health {
         self.outage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// That of the server called so: known already, or not heard of yet.
+    /// That of the server called so: known already, or not heard of yet. Of one that joins others,
+    /// or takes the place of one, it is assumed that it answers, as they say so.
     pub(super) fn server(self: &Arc<Self>, name: &str) -> Arc<ServerHealth> {
         let servers = self.servers.load();
         let known = servers.iter().find(|server| *server.name == *name).map(Arc::clone);
@@ -107,7 +108,7 @@ impl Health {
             Arc::new(ServerHealth {
                 whole: Arc::clone(self),
                 name: name.into(),
-                up: AtomicBool::new(false),
+                up: AtomicBool::new(self.ever_up()),
                 breaks: AtomicU64::new(0),
             })
         })

@@ -31,6 +31,9 @@
 //! Letters are all that separates tollgate's keys from others', for the sake of memory: give
 //! it a Redis, or at least a database, of its own.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use crate::domain::bucket::Place;
 
 /// The keys of one decision, in the order of `lua/allow.lua`. They share a hash tag.
@@ -49,16 +52,55 @@ pub(super) struct ServerKeys {
     pub(super) birth: Box<str>,
     /// The resources that somebody holds a lease on.
     pub(super) resources: Box<str>,
+    /// What the node knows of the birth.
+    pub(super) known: Arc<Birth>,
+}
+
+/// When a server was born, in µs, as far as a node knows.
+#[derive(Debug, Default)]
+pub(super) struct Birth {
+    /// As it said last; 0: it has not said yet.
+    last: AtomicI64,
+    /// If its key is a new one because the server has given away the slot of the one before, and
+    /// has not been told yet; else 0.
+    inherited: AtomicI64,
+}
+
+impl Birth {
+    pub(super) fn inherited_from(other: &Self) -> Self {
+        let born = other.last();
+        Self { last: AtomicI64::new(born), inherited: AtomicI64::new(born) }
+    }
+
+    pub(super) fn last(&self) -> i64 {
+        self.last.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn inherited(&self) -> i64 {
+        self.inherited.load(Ordering::Relaxed)
+    }
+
+    /// The server has said it.
+    pub(super) fn told(&self, born: i64) {
+        self.last.store(born, Ordering::Relaxed);
+        self.inherited.store(0, Ordering::Relaxed);
+    }
 }
 
 impl ServerKeys {
     /// `tag`: what hashes to that server; empty where there is but one.
-    pub(super) fn new(tag: &str) -> Self {
+    pub(super) fn new(tag: &str, known: Birth) -> Self {
         let key = |letter: &str| match tag {
             "" => letter.into(),
             tag => format!("{letter}{{{tag}}}").into(),
         };
-        Self { nodes: key("n"), birth: key("o"), resources: key("l") }
+        Self { nodes: key("n"), birth: key("o"), resources: key("l"), known: known.into() }
+    }
+
+    /// Of a server that has no slot yet, and so no room for any.
+    pub(super) fn none(known: Birth) -> Self {
+        let none = Box::<str>::default;
+        Self { nodes: none(), birth: none(), resources: none(), known: known.into() }
     }
 }
 

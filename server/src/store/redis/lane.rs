@@ -10,7 +10,7 @@ use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::oneshot;
 
-use super::batch::{self, Batch, Question};
+use super::batch::{self, Batch, Declared, Question};
 use super::health::{ServerHealth, classify, concerns_one_key};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
@@ -234,14 +234,22 @@ impl Lane {
         let mut first = 0;
         for moment in together.chunk_by(|a, b| a.now == b.now) {
             let places = first..first + moment.len();
-            batches.push((places.clone(), Batch::new(moment, !self.cluster)));
+            batches.push((
+                places.clone(),
+                Batch::new(moment, if self.cluster { Declared::None } else { Declared::All }),
+            ));
             first = places.end;
         }
         for (at, job) in jobs.iter().enumerate() {
             if let What::Bucket { question, .. } = &job.what
                 && job.manner != Manner::Together
             {
-                batches.push((together.len()..together.len() + 1, Batch::new(&[question], true)));
+                let declared = match job.manner {
+                    Manner::Asking => Declared::First,
+                    _ => Declared::All,
+                };
+                let batch = Batch::new(&[question], declared);
+                batches.push((together.len()..together.len() + 1, batch));
                 together.push(question);
                 places.push(at);
             }
@@ -425,7 +433,7 @@ impl Lane {
 }
 
 /// Where a server says that another has what was asked for.
-fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
+pub(super) fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
     let there = || error.redirect_node().map(|(address, _)| address.into());
     // A script has met a key that is elsewhere.
     if error.detail().is_some_and(|detail| detail.contains("non local key")) {

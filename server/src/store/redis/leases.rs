@@ -7,8 +7,9 @@ use redis::{Cmd, Value};
 use smallvec::SmallVec;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
+use super::lane::Manner;
 use super::script::Scripted;
-use super::{RedisStore, StoreError};
+use super::{RedisStore, StoreError, To};
 use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
@@ -70,7 +71,7 @@ fn encode_bands(bands: &[Band]) -> Vec<u8> {
     bands.iter().flat_map(encode).collect()
 }
 
-/// A call of `lua/lease.lua`, at that time (`None`: Redis' own), to a server with those keys.
+/// A call of `lua/lease.lua`, at that time (`None`: Redis' own).
 fn call(
     operation: Operation,
     resource: &str,
@@ -78,7 +79,7 @@ fn call(
     holder: &[u8],
     bands: &[u8],
     from_parent: bool,
-    (now, server): (Option<Micros>, &ServerKeys),
+    (now, to): (Option<Micros>, To<'_>),
 ) -> Cmd {
     let keys = ResourceKeys::new(resource);
     let [rule, capacity, lease, learning, wants, claimed, claim_expiry, learn_for] = numbers;
@@ -94,16 +95,24 @@ fn call(
         learn_for,
         f64::from(u8::from(from_parent)),
         now.map_or(0.0, |now| now.0 as f64),
+        to.server.known.inherited() as f64,
+        to.server.known.last() as f64,
     ]);
-    let mut cmd = Scripted::Lease.call(4);
-    cmd.arg(keys.holders).arg(keys.by_wants).arg(keys.by_expiry);
-    cmd.arg(keys.upstream);
+    let declared = match to.manner {
+        Manner::Asking => 1,
+        _ if from_parent => 4,
+        _ => 3,
+    };
+    let keys = [keys.holders, keys.by_wants, keys.by_expiry, keys.upstream];
+    let mut cmd = Scripted::Lease.call(declared);
+    cmd.arg(&keys[..declared]);
     cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
-    cmd.arg(&*server.birth).arg(&*server.resources);
+    cmd.arg(&*to.server.birth).arg(&*to.server.resources);
+    cmd.arg(&keys[declared..]);
     cmd
 }
 
-fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, server: &ServerKeys) -> Cmd {
+fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
     let (rules, wish) = (&ask.rules, &ask.wish);
     let (claimed, claim_expiry) =
         wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
@@ -119,7 +128,7 @@ fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, server: &ServerKeys) -> Cmd {
     ];
     let bands = encode_bands(wish.bands);
     let holder = field(wish.holder);
-    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, server))
+    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, to))
 }
 
 /// A call that needs no numbers.
@@ -128,9 +137,9 @@ fn other(
     resource: &str,
     holder: &[u8],
     now: Option<Micros>,
-    server: &ServerKeys,
+    to: To<'_>,
 ) -> Cmd {
-    call(operation, resource, [0.0; 8], holder, b"", false, (now, server))
+    call(operation, resource, [0.0; 8], holder, b"", false, (now, to))
 }
 
 fn grant(reply: &Value) -> Option<Grant> {
@@ -261,9 +270,9 @@ impl RedisStore {
         &self,
         slot: u16,
         script: Option<Scripted>,
-        cmd: impl Fn(&ServerKeys) -> Cmd,
+        cmd: impl Fn(To<'_>) -> Cmd,
     ) -> Result<Value, StoreError> {
-        let mut replies = self.0.values(&[slot], script, |_, server| cmd(server)).await;
+        let mut replies = self.0.values(&[slot], script, |_, to| cmd(to)).await;
         replies.pop().unwrap_or(Err(StoreError::Unreachable))
     }
 
@@ -286,7 +295,7 @@ impl LeaseStore for RedisStore {
     async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
         let now = self.manual_now();
         let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
-        let cmd = |at: usize, server: &ServerKeys| ask(&asks[at], now, server);
+        let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
         let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
             reply.and_then(|reply| grant(&reply).ok_or(StoreError::Refused))
@@ -298,9 +307,7 @@ impl LeaseStore for RedisStore {
         let (now, holder) = (self.manual_now(), field(holder));
         for page in resources.chunks(PAGE) {
             let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
-            let cmd = |at: usize, server: &ServerKeys| {
-                other(Operation::Release, page[at], &holder, now, server)
-            };
+            let cmd = |at: usize, to: To<'_>| other(Operation::Release, page[at], &holder, now, to);
             let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
             for reply in replies {
                 reply?;
@@ -334,7 +341,7 @@ impl LeaseStore for RedisStore {
         let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
         for page in names.chunks(PAGE) {
-            let read = |at: usize, _: &ServerKeys| {
+            let read = |at: usize, _: To<'_>| {
                 let keys = ResourceKeys::new(&page[at / 2]);
                 let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
                 let mut get = cmd("HGET", key);
@@ -415,7 +422,7 @@ impl LeaseStore for RedisStore {
 
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
         let now = self.manual_now();
-        let drop = |server: &ServerKeys| other(Operation::Drop, resource, b"", now, server);
+        let drop = |to: To<'_>| other(Operation::Drop, resource, b"", now, to);
         self.value(self.slot(resource), Some(Scripted::Lease), drop).await?;
         let (time, number) = (time.as_micros().to_string(), freeze_number());
         match self.parent(resource, "freeze", time.as_bytes(), number).await? {

@@ -22,6 +22,7 @@ use crate::domain::time::ManualClock;
 
 mod batch;
 mod connector;
+mod handover;
 mod health;
 mod keys;
 mod lane;
@@ -123,7 +124,7 @@ impl Layouts for RedisStore {
         let mut settled = Vec::with_capacity(layouts.len());
         for page in layouts.chunks(LAYOUTS_PAGE) {
             let born = inner.connector.oldest_birth();
-            let cmd = |_: usize, _: &ServerKeys| script::layouts(page, born);
+            let cmd = |_: usize, _: To<'_>| script::layouts(page, born);
             match inner.values(&[slot], None, cmd).await.pop() {
                 Some(Ok(Value::BulkString(bytes))) if bytes.len() == 8 * page.len() => {
                     settled.extend(
@@ -161,6 +162,13 @@ fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
 fn command(cmd: Cmd, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
     let (reply, answer) = oneshot::channel();
     (Job { what: What::Command { cmd, script, reply }, manner }, answer)
+}
+
+/// Where a command goes, and how.
+#[derive(Clone, Copy)]
+struct To<'a> {
+    server: &'a ServerKeys,
+    manner: Manner,
 }
 
 /// Where the questions of one call go: which of a server's lanes, as of which topology.
@@ -249,6 +257,7 @@ impl Inner {
                     self.router.lanes_at(&self.connector, &lanes, &address, slot)?
                 }
                 Elsewhere::Split => {
+                    manner = before;
                     tokio::time::sleep(SPLIT).await;
                     lanes
                 }
@@ -265,18 +274,24 @@ impl Inner {
         &self,
         slots: &[u16],
         script: Option<Scripted>,
-        cmd: impl Fn(usize, &ServerKeys) -> Cmd,
+        cmd: impl Fn(usize, To<'_>) -> Cmd,
     ) -> SmallVec<[Result<Value, StoreError>; 1]> {
         let deadline = Instant::now() + self.connector.timeout();
         let way = self.way();
         let send = |(at, &slot): (usize, &u16)| {
-            let job = |keys: &ServerKeys| command(cmd(at, keys), script, Manner::Together);
+            let job = |server: &ServerKeys| {
+                let manner = Manner::Together;
+                command(cmd(at, To { server, manner }), script, manner)
+            };
             self.send(&way, slot, job)
         };
         let waiting: SmallVec<[_; 1]> = slots.iter().enumerate().map(send).collect();
         let mut values = SmallVec::with_capacity(slots.len());
         for ((at, &slot), sent) in slots.iter().enumerate().zip(waiting) {
-            let again = |shard: &Shard, manner| command(cmd(at, &shard.keys), script, manner);
+            let again = |shard: &Shard, manner| {
+                let to = To { server: &shard.keys, manner };
+                command(cmd(at, to), script, manner)
+            };
             values.push(self.follow(&way, slot, sent, deadline, again).await);
         }
         values
@@ -285,7 +300,7 @@ impl Inner {
     /// One command of each server, and what they reply; all of them, or none.
     async fn of_each(&self, cmd: impl Fn(&ServerKeys) -> Cmd) -> Result<Vec<Value>, StoreError> {
         let slots = self.router.routes(&self.connector).one_of_each();
-        let replies = self.values(&slots, None, |_, keys| cmd(keys)).await;
+        let replies = self.values(&slots, None, |_, to| cmd(to.server)).await;
         if replies.is_empty() {
             return Err(StoreError::Unreachable);
         }

@@ -127,8 +127,8 @@ impl Router {
             return Ok(Arc::clone(lanes));
         }
         let mut strangers = self.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        let lanes = strangers.entry((name, slot)).or_insert_with_key(|(name, slot)| {
-            Lanes::open(connector, &connector.stranger(info, name, *slot), true)
+        let lanes = strangers.entry((name, slot)).or_insert_with_key(|(_, slot)| {
+            Lanes::open(connector, &connector.stranger(info, *slot, &told_by.shard), true)
         });
         Ok(Arc::clone(lanes))
     }

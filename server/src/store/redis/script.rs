@@ -89,12 +89,12 @@ pub(super) fn twin_state<'a>(
     (!gone).then_some(state)
 }
 
-/// Says that a node is alive, or with `ttl_us` 0 that it leaves; see the script for `born`. A
+/// Says that a node is alive, or with `ttl_us` 0 that it leaves. A
 /// whole EVAL: it is short, and needs no care about what the server has loaded.
-pub(super) fn heartbeat(keys: &ServerKeys, node_id: &str, ttl_us: u64, born: i64) -> Cmd {
+pub(super) fn heartbeat(keys: &ServerKeys, node_id: &str, ttl_us: u64) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
     cmd.arg(HEARTBEAT_TEXT).arg(1).arg(&*keys.nodes);
-    cmd.arg(node_id).arg(ttl_us).arg(&*keys.birth).arg(born);
+    cmd.arg(node_id).arg(ttl_us).arg(&*keys.birth).arg(keys.known.inherited());
     cmd
 }
 
