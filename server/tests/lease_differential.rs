@@ -3,17 +3,19 @@
 //! through both stores, and every answer must be the same but for the last bits of a sum.
 //! After each step the named invariants must hold.
 //!
-//! `PROPTEST_CASES` sets the number of traces (1,000).
+//! `PROPTEST_CASES` sets the number of traces (1,000); over a Redis Cluster there are a tenth as
+//! many.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, TestRunner};
-use support::{Redis, START, redis_store};
+use support::redis_cluster::RedisCluster;
+use support::{Redis, START, Servers, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -256,21 +258,28 @@ async fn run(
 
 #[test]
 fn both_stores_grant_alike() {
-    let redis = Redis::start();
+    grant_alike(&Redis::start(), 1);
+}
+
+#[test]
+fn the_embedded_store_and_a_redis_cluster_grant_alike() {
+    grant_alike(&RedisCluster::start(), 10);
+}
+
+/// `part`: of the traces, every so many.
+fn grant_alike(servers: &impl Servers, part: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
-    let store = runtime.block_on(redis_store(&redis, clock.clone()));
-    let connection = RefCell::new(redis.connection());
+    let store = runtime.block_on(redis_store(servers, clock.clone()));
     let cases = std::env::var("PROPTEST_CASES").map_or(1000, |cases| cases.parse().unwrap());
+    let cases = cases / part;
     let config =
         Config { cases, failure_persistence: None, max_shrink_iters: 500, ..Config::default() };
     let steps = Cell::new(0);
     let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {
-        let mut connection = connection.borrow_mut();
-        redis::cmd("FLUSHALL").exec(&mut *connection).unwrap();
+        servers.empty();
         clock.advance(START.0 - clock.now().0);
-        let born = clock.now().0.to_string();
-        redis::cmd("SET").arg("o").arg(born).exec(&mut *connection).unwrap();
+        servers.born(clock.now().0);
         let memory = MemoryStore::with_clock(clock.clone());
         steps.set(steps.get() + trace.len());
         runtime.block_on(run(&rules, &trace, &memory, &store, &clock))

@@ -12,7 +12,8 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
 use support::leases::Random;
-use support::{Redis, START, redis_store};
+use support::redis_cluster::RedisCluster;
+use support::{Redis, START, Servers, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -291,11 +292,20 @@ fn they_hold_in_memory() {
 
 #[test]
 fn they_hold_in_redis() {
-    let (redis, clock) = (Redis::start(), ManualClock::new(START));
+    they_hold_in(&Redis::start(), 200);
+}
+
+#[test]
+fn they_hold_in_a_redis_cluster() {
+    they_hold_in(&RedisCluster::start(), 30);
+}
+
+fn they_hold_in(servers: &impl Servers, cases: u32) {
+    let clock = ManualClock::new(START);
     let runtime = runtime();
-    let store = runtime.block_on(redis_store(&redis, clock.clone()));
-    let asked = TestRunner::new(config(200)).run(&case(), |case| {
-        redis::cmd("FLUSHALL").exec(&mut redis.connection()).unwrap();
+    let store = runtime.block_on(redis_store(servers, clock.clone()));
+    let asked = TestRunner::new(config(cases)).run(&case(), |case| {
+        servers.empty();
         runtime.block_on(hold(&store, &clock, &case))
     });
     asked.unwrap();

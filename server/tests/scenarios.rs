@@ -1,12 +1,14 @@
-//! What `Allow` decides, scenario by scenario, on both stores.
+//! What `Allow` decides, scenario by scenario, on every store.
 //!
 //! Each scenario is a function over any store, with a clock that is moved by hand. The list
-//! at the end runs every one on the embedded store and on a real Redis.
+//! at the end runs every one on the embedded store, on a real Redis, on a real Redis Cluster,
+//! and on Valkey where it is installed.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
 
-use support::{Redis, START, Service, redis_store};
+use support::redis_cluster::RedisCluster;
+use support::{Redis, START, Servers, Service, redis_store};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Answer, Query, Status};
 use tollgate_server::store::Store;
@@ -517,11 +519,27 @@ macro_rules! scenarios {
 
         #[tokio::test]
         async fn on_redis() {
-            let redis = Redis::start();
+            on_servers(&Redis::start()).await;
+        }
+
+        #[tokio::test]
+        async fn on_valkey() {
+            match Redis::start_valkey() {
+                Some(valkey) => on_servers(&valkey).await,
+                None => println!("not run: there is no valkey-server"),
+            }
+        }
+
+        #[tokio::test]
+        async fn on_a_redis_cluster() {
+            on_servers(&RedisCluster::start()).await;
+        }
+
+        async fn on_servers(servers: &impl Servers) {
             $({
-                redis::cmd("FLUSHALL").exec(&mut redis.connection()).unwrap();
+                servers.empty();
                 let clock = ManualClock::new(START);
-                let store = redis_store(&redis, clock.clone()).await;
+                let store = redis_store(servers, clock.clone()).await;
                 $scenario(&Service::new(store, clock, "namespaces: {}")).await;
             })*
         }

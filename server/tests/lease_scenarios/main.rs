@@ -1,9 +1,9 @@
 //! What `GetCapacity`, `GetServerCapacity` and `ReleaseCapacity` decide, scenario by scenario,
-//! on both stores.
+//! on every store.
 //!
 //! Each scenario is a function over any store, with a clock that is moved by hand. The list at
-//! the end runs every one on the embedded store and on a real Redis. What only Redis can do to
-//! leases is in `redis_only`.
+//! the end runs every one on the embedded store, on a real Redis, on a real Redis Cluster, and on
+//! Valkey where it is installed. What only Redis can do to leases is in `redis_only`.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod changes;
@@ -15,7 +15,8 @@ mod sharing;
 mod support;
 mod time;
 
-use support::{Redis, START, Service, redis_store};
+use support::redis_cluster::RedisCluster;
+use support::{Redis, START, Servers, Service, redis_store};
 use tollgate_server::domain::lease::{Claim, Holder};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::capacity::{Lease, PriorityWants, Request};
@@ -110,12 +111,6 @@ pub(crate) fn near(found: f64, expected: f64) {
     assert!((found - expected).abs() <= 1e-7 * expected.abs().max(1.0), "{found}, not {expected}");
 }
 
-/// Has a Redis born at a moment of a clock that is moved by hand. Its first heartbeat was by its
-/// own clock.
-pub(crate) fn born(redis: &Redis, at_us: i64) {
-    redis::cmd("SET").arg("o").arg(at_us).exec(&mut redis.connection()).unwrap();
-}
-
 /// Both traits of a store.
 pub(crate) trait Both: Store + LeaseStore {}
 
@@ -134,12 +129,28 @@ macro_rules! scenarios {
 
         #[tokio::test]
         async fn on_redis() {
-            let redis = Redis::start();
+            on_servers(&Redis::start()).await;
+        }
+
+        #[tokio::test]
+        async fn on_valkey() {
+            match Redis::start_valkey() {
+                Some(valkey) => on_servers(&valkey).await,
+                None => println!("not run: there is no valkey-server"),
+            }
+        }
+
+        #[tokio::test]
+        async fn on_a_redis_cluster() {
+            on_servers(&RedisCluster::start()).await;
+        }
+
+        async fn on_servers(servers: &impl Servers) {
             $($({
-                redis::cmd("FLUSHALL").exec(&mut redis.connection()).unwrap();
+                servers.empty();
                 let clock = ManualClock::new(START);
-                let store = redis_store(&redis, clock.clone()).await;
-                born(&redis, START.0);
+                let store = redis_store(servers, clock.clone()).await;
+                servers.born(START.0);
                 $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
             })*)*
         }

@@ -7,10 +7,8 @@ use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::{LeaseAsk, LeaseStore};
 
-use crate::support::{Redis, START, Service, redis_store};
-use crate::{
-    FAIR, SECOND, START_S, ask, ask_as, born, gets, holders, leased, near, one, plain, release,
-};
+use crate::support::{Redis, START, Servers, Service, redis_store};
+use crate::{FAIR, SECOND, START_S, ask, ask_as, gets, holders, leased, near, one, plain, release};
 
 type Node = Service<RedisStore>;
 
@@ -18,7 +16,7 @@ async fn start(limits: &str) -> (Redis, Connection, Node) {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    born(&redis, START.0);
+    redis.born(START.0);
     let inside = redis.connection();
     (redis, inside, Service::new(store, clock, limits))
 }
@@ -241,7 +239,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    born(&redis, START.0);
+    redis.born(START.0);
     let mut inside = redis.connection();
     let alone = Rules {
         kind: Some(Kind::FairShare),

@@ -20,7 +20,7 @@ use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::settings::StoreUrl;
-use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
+use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
 pub mod cluster;
@@ -54,6 +54,7 @@ pub fn free_port() -> u16 {
 
 /// A Redis server of the test's own, gone when dropped.
 pub struct Redis {
+    program: &'static str,
     port: u16,
     dir: TempDir,
     child: Option<Child>,
@@ -73,16 +74,28 @@ impl Redis {
             .expect("redis-server does not start; is it installed? scripts/test.sh installs it")
     }
 
+    /// Valkey instead; `None`: it is not installed.
+    pub fn start_valkey() -> Option<Self> {
+        const PROGRAM: &str = "valkey-server";
+        Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status().ok()?;
+        let start = || Self::start_program(PROGRAM, free_port(), &[]);
+        Some((0..5).find_map(|_| start()).expect("valkey-server does not start"))
+    }
+
     /// The same, on that port; `None`: it ends at once, as another process has a port it needs.
     pub fn start_at(port: u16, args: &[&str]) -> Option<Self> {
+        Self::start_program("redis-server", port, args)
+    }
+
+    fn start_program(program: &'static str, port: u16, args: &[&str]) -> Option<Self> {
         let args = args.iter().map(|&arg| arg.to_owned()).collect();
-        let mut redis = Self { port, dir: TempDir::new().unwrap(), child: None, args };
+        let mut redis = Self { program, port, dir: TempDir::new().unwrap(), child: None, args };
         redis.spawn().then_some(redis)
     }
 
     fn spawn(&mut self) -> bool {
         let port = self.port.to_string();
-        let mut child = Command::new("redis-server")
+        let mut child = Command::new(self.program)
             .args(["--port", &port, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
             .arg("--dir")
             .arg(self.dir.path())
@@ -276,9 +289,48 @@ impl LimitsFile {
     }
 }
 
+/// The servers that a store consists of.
+pub trait Servers {
+    /// What nodes are given for `--store`.
+    fn store_url(&self) -> String;
+    /// A plain connection to each master.
+    fn masters(&self) -> Vec<redis::Connection>;
+    /// The key of each master's birth, in the same order.
+    fn birth_keys(&self) -> Vec<String>;
+
+    /// Makes them forget everything.
+    fn empty(&self) {
+        for mut master in self.masters() {
+            redis::cmd("FLUSHALL").exec(&mut master).unwrap();
+        }
+    }
+
+    /// Has them born at a moment of a clock that is moved by hand. Their first heartbeat was by
+    /// their own clock.
+    fn born(&self, at_us: i64) {
+        for (mut master, key) in self.masters().into_iter().zip(self.birth_keys()) {
+            redis::cmd("SET").arg(key).arg(at_us).exec(&mut master).unwrap();
+        }
+    }
+}
+
+impl Servers for Redis {
+    fn store_url(&self) -> String {
+        self.url()
+    }
+
+    fn masters(&self) -> Vec<redis::Connection> {
+        vec![self.connection()]
+    }
+
+    fn birth_keys(&self) -> Vec<String> {
+        vec!["o".to_owned()]
+    }
+}
+
 /// A Redis store on a clock that is moved by hand, on the current runtime.
-pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
-    connector(&redis.url()).await.open_with_clock(clock)
+pub async fn redis_store(servers: &impl Servers, clock: ManualClock) -> RedisStore {
+    connector(&servers.store_url()).await.open_with_clock(clock)
 }
 
 /// A Redis store on Redis' own clock, on the current runtime.
@@ -287,13 +339,13 @@ pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
 }
 
 /// Connects, and waits until the store is known to be up.
-async fn connector(url: &str) -> Connector {
+pub async fn connector(url: &str) -> Connector {
     let servers = match url.parse().unwrap() {
         StoreUrl::Memory => panic!("{url} has no servers"),
-        StoreUrl::Redis(url) => Servers::single(&url),
-        StoreUrl::Cluster { seeds } => Servers::cluster(&seeds),
+        StoreUrl::Redis(url) => store::Servers::single(&url),
+        StoreUrl::Cluster { seeds } => store::Servers::cluster(&seeds),
         StoreUrl::Sentinel { sentinels, master, server } => {
-            Servers::sentinel(&sentinels, &master, &server)
+            store::Servers::sentinel(&sentinels, &master, &server)
         }
     };
     let servers = servers.unwrap();

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use redis::{Cmd, Connection, FromRedisValue};
 
-use super::{Redis, eventually, free_port};
+use tollgate_server::store::redis::tag;
+
+use super::{Redis, Servers, eventually, free_port};
 
 /// Longer than a cluster takes to agree on anything.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -65,6 +67,32 @@ impl RedisCluster {
         }
         cluster.wait_until_whole();
         cluster
+    }
+
+    /// The same, where a master that is gone takes nothing with it but its own slots.
+    pub fn start_partial() -> Self {
+        let cluster = Self::start();
+        for number in 0..cluster.servers.len() {
+            cluster.tell(number, "CONFIG SET cluster-require-full-coverage no");
+        }
+        cluster
+    }
+
+    /// Adds a master without any slot, and tells its number.
+    pub fn add_master(&mut self) -> usize {
+        let new = server();
+        let bus: (String, u16) = ask(&new, "CONFIG GET cluster-port");
+        self.tell(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
+        self.ids.push(ask(&new, "CLUSTER MYID"));
+        self.servers.push(new);
+        eventually("all know the new one", PATIENCE, || {
+            self.running().all(|server| {
+                let nodes: String = ask(server, "CLUSTER NODES");
+                self.ids.iter().all(|id| nodes.contains(id)) && !nodes.contains("handshake")
+            })
+        });
+        self.wait_until_whole();
+        self.servers.len() - 1
     }
 
     /// Waits until every server that runs serves all slots, agrees with the others on who has
@@ -140,6 +168,13 @@ impl RedisCluster {
         self.servers.iter().position(|server| server.port() == port)
     }
 
+    /// The highest slot of one, as any server that runs sees it.
+    pub fn highest_slot(&self, number: usize) -> Option<u16> {
+        let port = self.servers[number].port();
+        let shares = shares(self.running().next().unwrap());
+        shares.into_iter().filter(|share| share.2 == port).map(|share| share.1).max()
+    }
+
     /// A replica that runs of a master that does.
     pub fn replica_of(&self, master: usize) -> Option<usize> {
         let nodes: String = ask(&self.servers[master], "CLUSTER NODES");
@@ -209,6 +244,22 @@ impl RedisCluster {
 
     fn tell(&self, number: usize, words: &str) {
         command(words).exec(&mut self.connection(number)).unwrap();
+    }
+}
+
+impl Servers for RedisCluster {
+    fn store_url(&self) -> String {
+        self.url()
+    }
+
+    fn masters(&self) -> Vec<Connection> {
+        self.masters().into_iter().map(|number| self.connection(number)).collect()
+    }
+
+    fn birth_keys(&self) -> Vec<String> {
+        let highest = |number: usize| self.highest_slot(number).unwrap();
+        let key = |number| format!("o{{{}}}", tag(highest(number)));
+        self.masters().into_iter().map(key).collect()
     }
 }
 
