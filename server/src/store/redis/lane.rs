@@ -18,7 +18,7 @@ use crate::store::{Outcome, StoreError};
 
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
 /// for the whole batch in flight.
-const BATCH: usize = batch::MOST;
+pub(super) const BATCH: usize = batch::MOST;
 
 /// The most questions that wait for one lane; more are turned away at once.
 const WAITING: usize = 4096;
@@ -120,6 +120,11 @@ impl Owned for Job {
 pub(super) struct Entrance(Arc<Queue<Job>>);
 
 impl Entrance {
+    /// How many wait, about.
+    pub(super) fn waiting(&self) -> usize {
+        self.0.len()
+    }
+
     /// Gives back who has no room to wait, which may be another.
     pub(super) fn push(&self, job: Job) -> Option<Job> {
         self.0.push(job)

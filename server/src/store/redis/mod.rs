@@ -8,7 +8,6 @@
 //! answer.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use hashbrown::DefaultHashBuilder;
@@ -61,7 +60,6 @@ struct Inner {
     connector: Connector,
     router: Router,
     owners: DefaultHashBuilder,
-    turn: AtomicUsize,
     clock: Option<ManualClock>,
 }
 
@@ -77,7 +75,6 @@ impl RedisStore {
             router: Router::new(&connector),
             connector,
             owners: DefaultHashBuilder::default(),
-            turn: AtomicUsize::new(0),
             clock,
         }))
     }
@@ -91,8 +88,7 @@ impl Store for RedisStore {
             true => inner.twins(asks).await,
             false => Twins::default(),
         };
-        // One lane for all of them keeps the order of those to one bucket.
-        let way = inner.way();
+        let way = inner.way(asks.len());
         let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
         for (at, ask) in asks.iter().enumerate() {
             waiting.push(twins.of(at).map(|twin| {
@@ -171,16 +167,17 @@ struct To<'a> {
     manner: Manner,
 }
 
-/// Where the questions of one call go: which of a server's lanes, as of which topology.
+/// Where the questions of one call go: as of which topology, and whether those to one server
+/// must stay in their order.
 struct Way {
     routes: Arc<Routes>,
-    turn: usize,
+    in_order: bool,
 }
 
 impl Inner {
-    fn way(&self) -> Way {
-        let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        Way { routes: self.router.routes(&self.connector), turn }
+    /// The way for so many questions.
+    fn way(&self, questions: usize) -> Way {
+        Way { routes: self.router.routes(&self.connector), in_order: questions > 1 }
     }
 
     fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
@@ -201,7 +198,7 @@ impl Inner {
             return Err(StoreError::Unreachable);
         }
         let (job, answer) = job(&lanes.shard.keys);
-        lanes.push(way.turn, job);
+        lanes.push(job, way.in_order);
         Ok((Arc::clone(lanes), answer))
     }
 
@@ -263,7 +260,7 @@ impl Inner {
                 }
             };
             let (job, answer) = again(&next.shard, manner);
-            next.push(way.turn, job);
+            next.push(job, way.in_order);
             sent = Ok((next, answer));
         }
     }
@@ -277,7 +274,7 @@ impl Inner {
         cmd: impl Fn(usize, To<'_>) -> Cmd,
     ) -> SmallVec<[Result<Value, StoreError>; 1]> {
         let deadline = Instant::now() + self.connector.timeout();
-        let way = self.way();
+        let way = self.way(slots.len());
         let send = |(at, &slot): (usize, &u16)| {
             let job = |server: &ServerKeys| {
                 let manner = Manner::Together;

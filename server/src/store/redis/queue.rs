@@ -7,6 +7,7 @@
 //! takes the place of the latest one of the owner that has most.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hashbrown::HashMap;
@@ -21,6 +22,8 @@ pub(super) trait Owned {
 /// The queue of one lane.
 pub(super) struct Queue<T> {
     inner: Mutex<Inner<T>>,
+    /// How many wait, for those who want to know without the lock.
+    len: AtomicUsize,
     arrived: Notify,
     most: usize,
 }
@@ -36,7 +39,8 @@ impl<T: Owned> Queue<T> {
     /// An empty one for at most so many.
     pub(super) fn new(most: usize) -> Self {
         let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
-        Self { inner: Mutex::new(inner), arrived: Notify::new(), most }
+        let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
+        Self { inner, len, arrived: Notify::new(), most }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
@@ -58,9 +62,15 @@ impl<T: Owned> Queue<T> {
         }
         *inner.counts.entry(item.owner()).or_default() += 1;
         inner.items.push_back(item);
+        self.len.store(inner.items.len(), Ordering::Relaxed);
         drop(inner);
         self.arrived.notify_one();
         gone
+    }
+
+    /// How many wait; may be out of date at once.
+    pub(super) fn len(&self) -> usize {
+        self.len.load(Ordering::Relaxed)
     }
 
     /// Nothing more is taken in; what waits is still given out.
@@ -77,6 +87,7 @@ impl<T: Owned> Queue<T> {
                 let mut inner = self.lock();
                 if !inner.items.is_empty() {
                     inner.take(batch, most);
+                    self.len.store(inner.items.len(), Ordering::Relaxed);
                     return true;
                 }
                 if inner.closed {

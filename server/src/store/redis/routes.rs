@@ -11,7 +11,8 @@ use super::lane::{self, Entrance, Job};
 use super::topology;
 use crate::store::StoreError;
 
-/// Lanes to one server: while one batch is in flight, another can be on its way.
+/// Lanes to one server. One carries all as long as it can: two would each carry half, in batches
+/// half as large, which cost more. The other is for when a whole batch waits.
 const LANES: usize = 2;
 
 /// One server, and this runtime's lanes to it.
@@ -30,9 +31,13 @@ impl Lanes {
         Arc::new(Self { shard: Arc::clone(shard), entrances })
     }
 
-    /// Puts something into one of the lanes; who has no room is told so.
-    pub(super) fn push(&self, turn: usize, job: Job) {
-        if let Some(gone) = self.entrances[turn % LANES].push(job) {
+    /// Puts something into one of the lanes, always the same one where it must stay `in_order`;
+    /// who has no room is told so.
+    pub(super) fn push(&self, job: Job, in_order: bool) {
+        let [first, second] = &self.entrances;
+        let waiting = first.waiting();
+        let spare = !in_order && waiting >= lane::BATCH && second.waiting() < waiting;
+        if let Some(gone) = if spare { second } else { first }.push(job) {
             self.shard.health.failed(StoreError::Overloaded, 1, &"the queue is full");
             gone.fail(StoreError::Overloaded);
         }
