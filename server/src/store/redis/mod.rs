@@ -88,7 +88,7 @@ impl Store for RedisStore {
             true => inner.twins(asks).await,
             false => Twins::default(),
         };
-        let way = inner.way(asks.len());
+        let way = inner.way(asks.len() > 1);
         let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
         for (at, ask) in asks.iter().enumerate() {
             waiting.push(twins.of(at).map(|twin| {
@@ -175,9 +175,8 @@ struct Way {
 }
 
 impl Inner {
-    /// The way for so many questions.
-    fn way(&self, questions: usize) -> Way {
-        Way { routes: self.router.routes(&self.connector), in_order: questions > 1 }
+    fn way(&self, in_order: bool) -> Way {
+        Way { routes: self.router.routes(&self.connector), in_order }
     }
 
     fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
@@ -274,7 +273,7 @@ impl Inner {
         cmd: impl Fn(usize, To<'_>) -> Cmd,
     ) -> SmallVec<[Result<Value, StoreError>; 1]> {
         let deadline = Instant::now() + self.connector.timeout();
-        let way = self.way(slots.len());
+        let way = self.way(false);
         let send = |(at, &slot): (usize, &u16)| {
             let job = |server: &ServerKeys| {
                 let manner = Manner::Together;
