@@ -30,6 +30,7 @@ pub mod forwarder;
 pub mod leases;
 pub mod load;
 pub mod metrics;
+pub mod mixed;
 pub mod redis_cluster;
 pub mod sentinel;
 pub mod wire;
