@@ -279,16 +279,25 @@ impl LimitsFile {
 
 /// A Redis store on a clock that is moved by hand, on the current runtime.
 pub async fn redis_store(redis: &Redis, clock: ManualClock) -> RedisStore {
-    connector(&redis.url()).await.open_with_clock(clock)
+    redis_store_counted(redis, clock, &Metrics::new()).await
+}
+
+/// The same, which counts in those metrics.
+pub async fn redis_store_counted(
+    redis: &Redis,
+    clock: ManualClock,
+    metrics: &Metrics,
+) -> RedisStore {
+    connector(&redis.url(), metrics).await.open_with_clock(clock)
 }
 
 /// A Redis store on Redis' own clock, on the current runtime.
 pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
-    connector(&redis.url()).await.open()
+    connector(&redis.url(), &Metrics::new()).await.open()
 }
 
 /// Connects, and waits until the store is known to be up.
-async fn connector(url: &str) -> Connector {
+async fn connector(url: &str, metrics: &Metrics) -> Connector {
     let servers = match url.parse().unwrap() {
         StoreUrl::Memory => panic!("{url} has no servers"),
         StoreUrl::Redis(url) => Servers::single(&url),
@@ -299,7 +308,7 @@ async fn connector(url: &str) -> Connector {
     };
     let servers = servers.unwrap();
     let classes = StoreError::ALL.map(StoreError::class);
-    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+    let health = Arc::new(Health::new(StoreMetrics::new(metrics, classes)));
     let connector = Connector::new(servers, Duration::from_secs(10), Arc::clone(&health));
     let up = async {
         while !health.is_up() {

@@ -129,9 +129,9 @@ fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
     (Job { what: What::Bucket { question: Box::new(question), reply }, manner }, answer)
 }
 
-fn command(cmd: Cmd, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
+fn command(cmd: Cmd, owner: u64, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
     let (reply, answer) = oneshot::channel();
-    (Job { what: What::Command { cmd, script, reply }, manner }, answer)
+    (Job { what: What::Command { cmd, owner, script, reply }, manner }, answer)
 }
 
 /// Where the questions of one call go: which of a server's lanes, as of which topology.
@@ -146,10 +146,13 @@ impl Inner {
         Way { routes: self.router.routes(&self.connector), turn }
     }
 
+    fn owner(&self, ask: &Ask<'_>) -> u64 {
+        std::hash::BuildHasher::hash_one(&self.owners, ask.namespace)
+    }
+
     fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
         let now = self.clock.as_ref().map(ManualClock::now);
-        let owner = std::hash::BuildHasher::hash_one(&self.owners, ask.namespace);
-        let mut question = Question::new(ask, owner, now);
+        let mut question = Question::new(ask, self.owner(ask), now);
         question.twin = twin;
         question
     }
@@ -231,9 +234,20 @@ impl Inner {
     }
 
     /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by
-    /// its position, for the server that has the slot at that position.
+    /// its position, for the server that has the slot at that position. They are nobody's.
     async fn values(
         &self,
+        slots: &[u16],
+        script: Option<Scripted>,
+        cmd: impl Fn(usize, &ServerKeys) -> Cmd,
+    ) -> SmallVec<[Result<Value, StoreError>; 1]> {
+        self.values_of(|_| 0, slots, script, cmd).await
+    }
+
+    /// The same; `owner` tells whose each of them is.
+    async fn values_of(
+        &self,
+        owner: impl Fn(usize) -> u64,
         slots: &[u16],
         script: Option<Scripted>,
         cmd: impl Fn(usize, &ServerKeys) -> Cmd,
@@ -241,13 +255,15 @@ impl Inner {
         let deadline = Instant::now() + self.connector.timeout();
         let way = self.way();
         let send = |(at, &slot): (usize, &u16)| {
-            let job = |keys: &ServerKeys| command(cmd(at, keys), script, Manner::Together);
+            let job =
+                |keys: &ServerKeys| command(cmd(at, keys), owner(at), script, Manner::Together);
             self.send(&way, slot, job)
         };
         let waiting: SmallVec<[_; 1]> = slots.iter().enumerate().map(send).collect();
         let mut values = SmallVec::with_capacity(slots.len());
         for ((at, &slot), sent) in slots.iter().enumerate().zip(waiting) {
-            let again = |shard: &Shard, manner| command(cmd(at, &shard.keys), script, manner);
+            let again =
+                |shard: &Shard, manner| command(cmd(at, &shard.keys), owner(at), script, manner);
             values.push(self.follow(&way, slot, sent, deadline, again).await);
         }
         values
@@ -277,7 +293,9 @@ impl Inner {
                 whose.push(at);
             }
         }
-        let found = self.values(&slots, None, |at, _| cmds[at].clone()).await;
+        // Two for each.
+        let owner = |at: usize| self.owner(&asks[whose[at / 2]]);
+        let found = self.values_of(owner, &slots, None, |at, _| cmds[at].clone()).await;
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut twins = vec![Ok(None); asks.len()];
         for (at, pair) in whose.into_iter().zip(found.chunks_exact(2)) {
