@@ -4,11 +4,15 @@
 
 mod support;
 
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
+use support::cluster::alone;
 use support::metrics::Scrape;
-use support::{Redis, START, Service, redis_store_counted, signal};
+use support::{LimitsFile, Node, Redis, START, Service, eventually, redis_store_counted, signal};
 use tokio::task::JoinSet;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -122,4 +126,115 @@ async fn a_full_queue_turns_away_who_floods() {
     assert_eq!((granted(&flooding) + refused, refused as f64), (FLOOD, turned_away));
     // Ten of them for the others' sake.
     assert!((FLOOD + 10 - WAITING - IN_FLIGHT..=FLOOD + 10 - WAITING).contains(&refused));
+}
+
+/// Buckets that are never short, and full again within a second.
+const PLENTY: &str = "
+namespaces:
+  flood: { dynamic_bucket_template: { size: 1000000, fill_rate: 1000000, max_debt_millis: 0 } }
+  quiet: { dynamic_bucket_template: { size: 1000000, fill_rate: 1000000, max_debt_millis: 0 } }
+";
+
+/// How often it is measured without a flood and with one, in turn; medians are compared.
+const ROUNDS: usize = 3;
+
+/// A machine that does other things as well gets another chance.
+const ATTEMPTS: usize = 3;
+
+/// The most that the flood may make of the others' p99.
+const WORSE: f64 = 3.0;
+
+/// The load tester beside this build. Tests of the whole workspace have it built; for those of this
+/// crate alone it is made if there is none.
+fn loadtest() -> PathBuf {
+    let program = Path::new(env!("CARGO_BIN_EXE_tollgate")).with_file_name("tollgate-loadtest");
+    if !program.exists() {
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--locked", "-p", "tollgate-loadtest"]);
+        if !cfg!(debug_assertions) {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success());
+    }
+    program
+}
+
+/// Ended when dropped.
+struct Flood(Child);
+
+impl Flood {
+    /// 512 callers that ask again at once. They have machines of their own, elsewhere: here they
+    /// get what time the node and Redis leave.
+    fn start(node: &Node) -> Self {
+        let counted = || {
+            let metrics = Scrape::of(node.http);
+            metrics.sum("tollgate_decisions_total", &[("namespace", "flood")])
+        };
+        let before = counted();
+        let flood = Command::new("nice")
+            .args(["-n", "19"])
+            .arg(loadtest())
+            .args(["allow", "--target", &node.grpc.to_string(), "--namespace", "flood"])
+            .args(["--keys", "uniform:100000", "--connections", "16", "--in-flight", "32"])
+            .args(["--duration", "60s", "--warmup", "0s"])
+            .stdout(Stdio::null())
+            .spawn();
+        let flood = Self(flood.unwrap());
+        eventually("the flood has begun", Duration::from_secs(20), || counted() - before > 2000.0);
+        flood
+    }
+}
+
+impl Drop for Flood {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// p50 and p99, in µs, of a hundred requests a second over three seconds, each counted from when it
+/// was due.
+fn quiet(node: &Node) -> (f64, f64) {
+    let output = Command::new(loadtest())
+        .args(["allow", "--target", &node.grpc.to_string(), "--namespace", "quiet"])
+        .args(["--keys", "uniform:1000", "--connections", "1", "--rate", "100"])
+        .args(["--duration", "3s", "--warmup", "500ms", "--json"])
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let of = |name: &str| report["latency"][name].as_f64().unwrap();
+    (of("p50_us"), of("p99_us"))
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+#[test]
+fn a_flood_of_one_namespace_leaves_another_its_latency() {
+    let _alone = alone();
+    let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    // Longer than a new node looks for states from before its start.
+    quiet(&node);
+    let mut worse = f64::INFINITY;
+    for attempt in 1..=ATTEMPTS {
+        let (mut without, mut with) = (Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let alone = quiet(&node);
+            let flood = Flood::start(&node);
+            let flooded = quiet(&node);
+            drop(flood);
+            println!("p50 and p99 in µs: alone {alone:?}, flooded {flooded:?}");
+            without.push(alone.1);
+            with.push(flooded.1);
+        }
+        worse = median(with) / median(without);
+        println!("attempt {attempt}: the p99 is {worse:.2} times what it is alone");
+        if worse <= WORSE {
+            return;
+        }
+    }
+    panic!("the p99 was {worse:.2} times what it is alone, in {ATTEMPTS} attempts");
 }
