@@ -55,6 +55,11 @@ const KEEPALIVE: Duration = Duration::from_secs(30);
 /// … and how long they may take to answer.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How many requests that were given up before they were looked at a connection may have. One that
+/// has more is closed, with all other requests on it; some guard there must be against callers
+/// who do nothing but that.
+const GIVEN_UP: usize = 1024;
+
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
 
@@ -556,7 +561,8 @@ impl Worker {
             .timer(TokioTimer::new())
             .auto_date_header(false)
             .keep_alive_interval(Some(KEEPALIVE))
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT);
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .max_pending_accept_reset_streams(GIVEN_UP);
         let connections = GracefulShutdown::new();
         let mut stopped = pin!(stop_signal(self.stopped));
         loop {

@@ -30,6 +30,7 @@ pub mod forwarder;
 pub mod leases;
 pub mod load;
 pub mod metrics;
+pub mod mixed;
 pub mod redis_cluster;
 pub mod sentinel;
 pub mod wire;
@@ -330,16 +331,25 @@ impl Servers for Redis {
 
 /// A Redis store on a clock that is moved by hand, on the current runtime.
 pub async fn redis_store(servers: &impl Servers, clock: ManualClock) -> RedisStore {
-    connector(&servers.store_url()).await.open_with_clock(clock)
+    redis_store_counted(servers, clock, &Metrics::new()).await
+}
+
+/// The same, which counts in those metrics.
+pub async fn redis_store_counted(
+    servers: &impl Servers,
+    clock: ManualClock,
+    metrics: &Metrics,
+) -> RedisStore {
+    connector(&servers.store_url(), metrics).await.open_with_clock(clock)
 }
 
 /// A Redis store on Redis' own clock, on the current runtime.
 pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
-    connector(&redis.url()).await.open()
+    connector(&redis.url(), &Metrics::new()).await.open()
 }
 
 /// Connects, and waits until the store is known to be up.
-pub async fn connector(url: &str) -> Connector {
+pub async fn connector(url: &str, metrics: &Metrics) -> Connector {
     let servers = match url.parse().unwrap() {
         StoreUrl::Memory => panic!("{url} has no servers"),
         StoreUrl::Redis(url) => store::Servers::single(&url),
@@ -350,7 +360,7 @@ pub async fn connector(url: &str) -> Connector {
     };
     let servers = servers.unwrap();
     let classes = StoreError::ALL.map(StoreError::class);
-    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+    let health = Arc::new(Health::new(StoreMetrics::new(metrics, classes)));
     let connector = Connector::new(servers, Duration::from_secs(10), Arc::clone(&health));
     let up = async {
         while !health.is_up() {

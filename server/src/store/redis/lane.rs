@@ -54,6 +54,8 @@ pub(super) enum What {
     /// A command of its own, and whoever waits for whatever it replies.
     Command {
         cmd: Cmd,
+        /// Whose it is: the namespace's hash, or 0 for leases and what is not urgent.
+        owner: u64,
         /// The script that the command calls, if it calls one.
         script: Option<Scripted>,
         reply: oneshot::Sender<Result<Value, Failure>>,
@@ -110,8 +112,7 @@ impl Owned for Job {
     fn owner(&self) -> u64 {
         match &self.what {
             What::Bucket { question, .. } => question.owner,
-            // Leases and what is not urgent.
-            What::Command { .. } => 0,
+            What::Command { owner, .. } => *owner,
         }
     }
 }

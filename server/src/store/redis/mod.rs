@@ -155,9 +155,9 @@ fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
     (Job { what: What::Bucket { question: Box::new(question), reply }, manner }, answer)
 }
 
-fn command(cmd: Cmd, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
+fn command(cmd: Cmd, owner: u64, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
     let (reply, answer) = oneshot::channel();
-    (Job { what: What::Command { cmd, script, reply }, manner }, answer)
+    (Job { what: What::Command { cmd, owner, script, reply }, manner }, answer)
 }
 
 /// Where a command goes, and how.
@@ -179,10 +179,13 @@ impl Inner {
         Way { routes: self.router.routes(&self.connector), in_order }
     }
 
+    fn owner(&self, ask: &Ask<'_>) -> u64 {
+        std::hash::BuildHasher::hash_one(&self.owners, ask.namespace)
+    }
+
     fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
         let now = self.clock.as_ref().map(ManualClock::now);
-        let owner = std::hash::BuildHasher::hash_one(&self.owners, ask.namespace);
-        let mut question = Question::new(ask, owner, now);
+        let mut question = Question::new(ask, self.owner(ask), now);
         question.twin = twin;
         question
     }
@@ -265,9 +268,20 @@ impl Inner {
     }
 
     /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by
-    /// its position, for the server that has the slot at that position.
+    /// its position, for the server that has the slot at that position. They are nobody's.
     async fn values(
         &self,
+        slots: &[u16],
+        script: Option<Scripted>,
+        cmd: impl Fn(usize, To<'_>) -> Cmd,
+    ) -> SmallVec<[Result<Value, StoreError>; 1]> {
+        self.values_of(|_| 0, slots, script, cmd).await
+    }
+
+    /// The same; `owner` tells whose each of them is.
+    async fn values_of(
+        &self,
+        owner: impl Fn(usize) -> u64,
         slots: &[u16],
         script: Option<Scripted>,
         cmd: impl Fn(usize, To<'_>) -> Cmd,
@@ -277,7 +291,7 @@ impl Inner {
         let send = |(at, &slot): (usize, &u16)| {
             let job = |server: &ServerKeys| {
                 let manner = Manner::Together;
-                command(cmd(at, To { server, manner }), script, manner)
+                command(cmd(at, To { server, manner }), owner(at), script, manner)
             };
             self.send(&way, slot, job)
         };
@@ -286,7 +300,7 @@ impl Inner {
         for ((at, &slot), sent) in slots.iter().enumerate().zip(waiting) {
             let again = |shard: &Shard, manner| {
                 let to = To { server: &shard.keys, manner };
-                command(cmd(at, to), script, manner)
+                command(cmd(at, to), owner(at), script, manner)
             };
             values.push(self.follow(&way, slot, sent, deadline, again).await);
         }
@@ -317,7 +331,9 @@ impl Inner {
                 whose.push(at);
             }
         }
-        let found = self.values(&slots, None, |at, _| cmds[at].clone()).await;
+        // Two for each.
+        let owner = |at: usize| self.owner(&asks[whose[at / 2]]);
+        let found = self.values_of(owner, &slots, None, |at, _| cmds[at].clone()).await;
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut twins = vec![Ok(None); asks.len()];
         for (at, pair) in whose.into_iter().zip(found.chunks_exact(2)) {

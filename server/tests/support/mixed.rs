@@ -1,0 +1,257 @@
+//! Callers of many kinds at once: some honour waits, some give up in the middle of a call, some
+//! come in bursts. All that they were granted is on record, to be held against the bounds.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tonic::transport::Channel;
+
+use super::wire::{channel, request};
+
+/// Connections to each node.
+const CONNECTIONS: usize = 4;
+
+/// How long those who give up do so after, in ms: less than that.
+const IMPATIENCE_MS: usize = 12;
+
+/// How a caller goes about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Asks again at once.
+    Greedy,
+    /// Sleeps for the wait of a grant, and for the retry time of a refusal.
+    Honours,
+    /// Drops most of its calls before they are answered, each after another time.
+    GivesUp,
+    /// Asks for so long, all at the same time, and then rests for as long.
+    Bursts(Duration),
+}
+
+/// Callers alike.
+#[derive(Clone, Copy)]
+pub struct Group {
+    /// How many.
+    pub callers: usize,
+    /// What they ask for.
+    pub namespace: &'static str,
+    /// The bucket, or what its number is put behind.
+    pub bucket: &'static str,
+    /// How many buckets; 1: the one called `bucket`.
+    pub buckets: usize,
+    /// Tokens of a caller's requests: from `least`, …
+    pub least: usize,
+    /// … and to this.
+    pub most: usize,
+    /// How they go about it.
+    pub manner: fn(usize) -> Manner,
+}
+
+/// Tokens that were granted between two moments.
+#[derive(Clone, Copy, Debug)]
+pub struct Grant {
+    /// When they were asked for.
+    pub sent: Instant,
+    /// When the answer was there.
+    pub answered: Instant,
+    /// How many.
+    pub tokens: f64,
+}
+
+/// What one bucket was asked and answered.
+#[derive(Default)]
+pub struct Account {
+    /// In the order of their answers.
+    pub grants: Vec<Grant>,
+    /// Refused for want of tokens.
+    pub refused: u64,
+    /// When it was asked first and last.
+    pub asked: Option<(Instant, Instant)>,
+    /// Calls that were given up, so that nobody knows what became of them.
+    pub given_up: u64,
+    /// Tokens of the largest request.
+    pub largest: f64,
+}
+
+/// All that callers were told, by `namespace:bucket` as it is known to who answered.
+#[derive(Default)]
+pub struct Record {
+    /// Each bucket's.
+    pub accounts: BTreeMap<String, Account>,
+    /// Answers of other kinds, by namespace.
+    pub others: BTreeMap<(&'static str, Status), u64>,
+    /// Decided without the store.
+    pub degraded: u64,
+    /// Calls that failed, and why.
+    pub failed: Vec<tonic::Status>,
+    /// All calls, those given up included.
+    pub calls: u64,
+}
+
+impl Record {
+    /// The account of one bucket.
+    pub fn of(&self, bucket: &str) -> &Account {
+        self.accounts.get(bucket).unwrap_or_else(|| panic!("nobody has heard of {bucket}"))
+    }
+
+    fn merge(&mut self, other: Self) {
+        for (bucket, account) in other.accounts {
+            let sum = self.accounts.entry(bucket).or_default();
+            sum.grants.extend(account.grants);
+            sum.refused += account.refused;
+            sum.given_up += account.given_up;
+            sum.largest = sum.largest.max(account.largest);
+            sum.asked = match (sum.asked, account.asked) {
+                (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
+                (a, b) => a.or(b),
+            };
+        }
+        for (status, count) in other.others {
+            *self.others.entry(status).or_default() += count;
+        }
+        self.degraded += other.degraded;
+        self.failed.extend(other.failed);
+        self.calls += other.calls;
+    }
+}
+
+impl Account {
+    /// Tokens that callers know of.
+    pub fn granted(&self) -> f64 {
+        self.grants.iter().map(|grant| grant.tokens).sum()
+    }
+
+    /// Over which time it was asked, to the last answer, and to the last question.
+    pub fn spans(&self) -> (f64, f64) {
+        let Some((first, last)) = self.asked else { return (0.0, 0.0) };
+        let answered = self.grants.iter().map(|grant| grant.answered).max().unwrap_or(last);
+        ((answered.max(last) - first).as_secs_f64(), (last - first).as_secs_f64())
+    }
+
+    /// The highest share of its bound that the bucket granted over any stretch. A stretch begins
+    /// at each of `starts` moments, evenly spread, and ends with each answer: what was both asked
+    /// for and answered within it was granted within it.
+    pub fn worst_stretch(&self, starts: u32, burst: f64, rate: f64) -> f64 {
+        let Some((first, last)) = self.asked else { return 0.0 };
+        let share = |number| {
+            let start = first + (last - first) * number / starts;
+            let within = self.grants.iter().filter(|grant| grant.sent >= start);
+            let mut sum = 0.0;
+            let shares = within.map(|grant| {
+                sum += grant.tokens;
+                sum / (burst + rate * (grant.answered - start).as_secs_f64())
+            });
+            shares.fold(0.0, f64::max)
+        };
+        (0..starts).map(share).fold(0.0, f64::max)
+    }
+}
+
+/// Lets groups loose on nodes for so long, their callers dealt out in turn. All of them are on
+/// this thread.
+pub fn ask_around(targets: &[SocketAddr], groups: &[Group], time: Duration) -> Record {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut record = runtime.block_on(async {
+        let mut clients = Vec::new();
+        for _ in 0..CONNECTIONS {
+            for target in targets {
+                clients.push(QuotaServiceClient::new(channel(*target).await));
+            }
+        }
+        let begun = Instant::now();
+        let mut callers = JoinSet::new();
+        for (group, number) in groups.iter().flat_map(|g| (0..g.callers).map(move |n| (g, n))) {
+            let client = clients[callers.len() % clients.len()].clone();
+            callers.spawn(caller(client, *group, number, begun, time));
+        }
+        let mut record = Record::default();
+        while let Some(one) = callers.join_next().await {
+            record.merge(one.unwrap());
+        }
+        record
+    });
+    for account in record.accounts.values_mut() {
+        account.grants.sort_by_key(|grant| grant.answered);
+    }
+    record
+}
+
+async fn caller(
+    mut client: QuotaServiceClient<Channel>,
+    group: Group,
+    number: usize,
+    begun: Instant,
+    time: Duration,
+) -> Record {
+    let mut record = Record::default();
+    let manner = (group.manner)(number);
+    for count in 0.. {
+        if let Manner::Bursts(length) = manner {
+            let at = begun.elapsed().as_nanos() % (2 * length.as_nanos());
+            if let Some(rest) = at.checked_sub(length.as_nanos()) {
+                tokio::time::sleep(length - Duration::from_nanos(rest as u64)).await;
+            }
+        }
+        if begun.elapsed() >= time {
+            break;
+        }
+        // Scattered, and the same in every run.
+        let dice = (number * 7919 + count * 104_729) >> 3;
+        let tokens = group.least + dice % (group.most - group.least + 1);
+        let bucket = match group.buckets {
+            1 => group.bucket.to_owned(),
+            many => format!("{}{}", group.bucket, (number + count) % many),
+        };
+        let request = request(group.namespace, &bucket, tokens as i64);
+        let sent = Instant::now();
+        record.calls += 1;
+        let answer = client.allow(request);
+        let answer = match manner {
+            Manner::GivesUp => {
+                let patience = Duration::from_millis((dice % IMPATIENCE_MS) as u64);
+                match tokio::time::timeout(patience, answer).await {
+                    Ok(answer) => answer,
+                    Err(_) => {
+                        let name = format!("{}:{bucket}", group.namespace);
+                        record.accounts.entry(name).or_default().given_up += 1;
+                        continue;
+                    }
+                }
+            }
+            _ => answer.await,
+        };
+        let answered = Instant::now();
+        let answer = match answer {
+            Ok(answer) => answer.into_inner(),
+            Err(status) => {
+                record.failed.push(status);
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                continue;
+            }
+        };
+        record.degraded += u64::from(answer.degraded);
+        match answer.status() {
+            status @ (Status::Ok | Status::RejectedTimeout) => {
+                let account = record.accounts.entry(answer.bucket.clone()).or_default();
+                let first = account.asked.map_or(sent, |asked| asked.0);
+                account.asked = Some((first, sent));
+                account.largest = account.largest.max(tokens as f64);
+                if status == Status::Ok {
+                    let tokens = answer.tokens_granted as f64;
+                    account.grants.push(Grant { sent, answered, tokens });
+                } else {
+                    account.refused += 1;
+                }
+            }
+            other => *record.others.entry((group.namespace, other)).or_default() += 1,
+        }
+        if manner == Manner::Honours {
+            let rest = answer.wait_millis.max(answer.retry_after_millis).max(0);
+            tokio::time::sleep(Duration::from_millis(rest as u64)).await;
+        }
+    }
+    record
+}
