@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Everything that is checked of tollgate: formatting, lints, all tests, and the deployment
-# files. Installs what is missing on Debian or Ubuntu (as root, or through sudo). CI runs
-# this, and so can you: scripts/test.sh
+# Everything that is checked of tollgate: formatting, lints, all tests, the deployment files, and
+# what a decision costs. Installs what is missing on Debian or Ubuntu (as root, or through sudo).
+# CI runs this, and so can you: scripts/test.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ export PATH="$PATH:/usr/sbin"
 # What must be there, a command or a module of Python, and the package that has it.
 needed=(redis-server:redis-server haproxy:haproxy promtool:prometheus
   docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc
-  protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc
+  valgrind:valgrind protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc
   "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf")
 
 # Of modules, the system's Python is asked first: the packages are for that one, and another may
@@ -69,3 +69,6 @@ scripts/check-deploy.sh
 
 say "tests"
 cargo test --workspace --locked
+
+say "instructions of a decision"
+scripts/instructions.sh

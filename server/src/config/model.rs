@@ -1,7 +1,8 @@
 //! The limits as validated: what the service looks buckets up in.
 
-use std::collections::HashMap;
 use std::ops::Deref;
+
+use hashbrown::HashMap;
 
 use super::glob::Glob;
 use crate::domain::bucket::{BucketLimit, Place, Terms};

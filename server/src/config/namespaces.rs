@@ -1,6 +1,6 @@
 //! The rules for namespaces and their buckets.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use super::fault::{Path, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Others};

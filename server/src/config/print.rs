@@ -1,8 +1,7 @@
 //! Limits as YAML again, with every default filled in: what `tollgate check` prints. The text
 //! is itself a limits file and loads to the same limits.
 
-use std::collections::HashMap;
-
+use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::model::{Algorithm, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate};

@@ -7,12 +7,12 @@
 //! the bucket and the nodes together never have more than its size. docs/adr/0007-prefetch.md
 //! says why that holds while nodes come and go.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hashbrown::HashMap;
+use hashbrown::{DefaultHashBuilder, HashMap};
 use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
@@ -32,7 +32,7 @@ const TIDY: Duration = Duration::from_millis(50);
 pub struct Ahead {
     members: Arc<Members>,
     metrics: Arc<Metrics>,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
     closed: AtomicBool,
 }
@@ -105,7 +105,7 @@ impl Ahead {
         Self {
             members,
             metrics,
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
             shards: Default::default(),
             closed: AtomicBool::new(false),
         }

@@ -7,12 +7,12 @@
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeSet, BinaryHeap};
-use std::hash::{BuildHasher, RandomState};
+use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use hashbrown::HashMap;
 use hashbrown::hash_map::EntryRef;
+use hashbrown::{DefaultHashBuilder, HashMap};
 
 use leases::Resources;
 
@@ -41,7 +41,7 @@ pub struct MemoryStore(Arc<Inner>);
 
 struct Inner {
     clock: Clock,
-    hasher: RandomState,
+    hasher: DefaultHashBuilder,
     shards: Box<[Mutex<Shard>]>,
     registers: Mutex<HashMap<Box<str>, Arc<Mutex<Register>>>>,
     in_use: AtomicUsize,
@@ -135,7 +135,7 @@ impl MemoryStore {
         Self(Arc::new(Inner {
             resources: Resources::new(clock.now()),
             clock,
-            hasher: RandomState::new(),
+            hasher: DefaultHashBuilder::default(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             registers: Mutex::default(),
             in_use: AtomicUsize::new(0),

@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# Counts the instructions of a decision under valgrind, prints them beside what is expected
+# (server/benches/instructions/counts.json), and fails where they are too far off. Another rustc or
+# Redis may count otherwise: then renew what is expected.
+#   scripts/instructions.sh              counts, and compares
+#   scripts/instructions.sh --write      takes what is counted for what is expected
+#   scripts/instructions.sh --keep DIR   keeps callgrind's files, for callgrind_annotate
+#   scripts/instructions.sh embedded     only those whose name has that in it
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+missing=()
+for package in valgrind redis-server; do
+  command -v "$package" >/dev/null || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || {
+    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
+    exit 1
+  }
+  as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+fi
+
+# The libraries are those of the tests, so that they need not be built once more; the server is
+# optimised as in a release.
+built=()
+for setting in opt-level=3 codegen-units=16 debug-assertions=false overflow-checks=false; do
+  built+=(--config "profile.dev.package.tollgate-server.$setting")
+done
+exec cargo bench --quiet --locked --profile dev "${built[@]}" \
+  --workspace --bench instructions -- "$@"
