@@ -31,5 +31,7 @@ built=()
 for setting in opt-level=3 codegen-units=16 debug-assertions=false overflow-checks=false; do
   built+=(--config "profile.dev.package.tollgate-server.$setting")
 done
+# Built in pieces or as a whole, the same source counts otherwise by a tenth.
+export CARGO_INCREMENTAL=0
 exec cargo bench --quiet --locked --profile dev "${built[@]}" \
   --workspace --bench instructions -- "$@"
