@@ -61,6 +61,21 @@ fn the_keys_of_a_decision_are_in_one_slot() {
 }
 
 #[test]
+fn a_forbidden_command_is_refused_once_and_not_asked_again() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
+    redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
+    let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
+    redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
+    assert!(!shared(&node, "together x"), "nobody may look into the register");
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    assert!(shared(&node, "nowhere x"), "what is allowed is still decided");
+}
+
+#[test]
 fn foreign_values_are_replaced() {
     let _alone = alone();
     let redis = Redis::start();

@@ -290,7 +290,7 @@ impl Lane {
             match batch.outcomes(&reply, &together[asked.clone()]) {
                 Some(found) => {
                     for (at, outcome) in found {
-                        let outcome = outcome.ok_or(Failure::Elsewhere(Elsewhere::Unknown));
+                        let outcome = outcome.ok_or_else(|| self.unreadable());
                         outcomes[places[asked.start + at]] = Some(outcome);
                     }
                 }
@@ -354,6 +354,16 @@ impl Lane {
     /// For good: the pool does not get it back.
     fn disconnect(&mut self) {
         self.connection.take().map(Connection::take);
+    }
+
+    /// What it means that a script can't read a key.
+    fn unreadable(&self) -> Failure {
+        if self.cluster {
+            return Failure::Elsewhere(Elsewhere::Unknown);
+        }
+        // There is no other server to ask.
+        self.health.refused_one(&"a script may not read a key: see the rights of the user");
+        StoreError::Refused.into()
     }
 
     /// What a reply means that is no answer.
