@@ -26,6 +26,7 @@ use tokio::task::{JoinError, JoinSet};
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
+use crate::access::LoadError as AccessError;
 use crate::logging::Repeating;
 use crate::metrics::{Metrics, StoreMetrics};
 use crate::service::allow::AllowService;
@@ -39,9 +40,13 @@ use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
+use crate::tls::{self, Port};
+use crate::transport::door::{Asking, Door, HttpListener};
 use crate::transport::front::Front;
 use crate::transport::parent::ParentClient;
 use crate::transport::{grpc, http};
+
+mod doors;
 
 /// Connections accepted but not yet taken up by their thread.
 const ACCEPTED: usize = 128;
@@ -75,6 +80,12 @@ pub enum Error {
     /// The limits can't be used.
     #[error("--limits: {0}")]
     Limits(#[from] LoadError),
+    /// Who may ask can't be told.
+    #[error("--access: {0}")]
+    Access(#[from] AccessError),
+    /// Certificates can't be used.
+    #[error("{0}: {1}")]
+    Tls(&'static str, tls::Error),
     /// An address can't be listened on.
     #[error("{0} {1}: can't listen there: {2}")]
     Listen(&'static str, SocketAddr, io::Error),
@@ -123,8 +134,11 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new());
     let limits = Arc::new(LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics))?);
     let parent = parent(&settings)?;
+    let door = doors::open(&settings.doors, &metrics)?;
+    doors::warn_if_open(&settings.doors, &listeners);
+    let store_name = store.to_string();
     let node =
-        Node { settings, listeners, metrics, limits, reload, parent, store: store.to_string() };
+        Node { settings, listeners, metrics, limits, reload, parent, door, store: store_name };
     tracing::info!(%store, version = env!("CARGO_PKG_VERSION"), "starting");
     match store {
         StoreUrl::Memory => {
@@ -221,6 +235,7 @@ fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> 
 
 struct Node {
     store: String,
+    door: Door,
     parent: Option<(ParentClient, String)>,
     settings: Settings,
     listeners: Listeners,
@@ -240,7 +255,7 @@ impl Node {
         tend: impl Future<Output = ()>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Error> {
-        let Self { settings, listeners, metrics, limits, mut reload, parent, store } = self;
+        let Self { settings, listeners, metrics, limits, mut reload, parent, door, store } = self;
         let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
         let clock = Clock::system();
         let shared = Arc::new(Shared::new(
@@ -288,7 +303,8 @@ impl Node {
         };
         let gauged = leases.clone();
         let router = http::router(service, leases, about, state, Arc::clone(&metrics), ready);
-        let http = axum::serve(listeners.http, router)
+        let router = router.into_make_service_with_connect_info::<Asking>();
+        let http = axum::serve(HttpListener::new(listeners.http, door.clone()), router)
             .with_graceful_shutdown(stop_signal(stopped.clone()))
             .into_future();
 
@@ -297,7 +313,7 @@ impl Node {
             let (sender, accepted) = mpsc::channel(ACCEPTED);
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
-            let worker = Worker { accepted, stopped: stopped.clone() };
+            let worker = Worker { accepted, stopped: stopped.clone(), door: door.clone() };
             let advertise = Arc::clone(&advertise);
             workers.spawn(worker.start(number, move || {
                 let (buckets, leases) = open();
@@ -318,6 +334,7 @@ impl Node {
             let reloads = async {
                 while reload.recv().await.is_some() {
                     limits.reload_aside().await;
+                    door.reload_aside().await;
                 }
             };
             let gauges = async {
@@ -335,7 +352,7 @@ impl Node {
                     tokio::time::sleep(TICK).await;
                 }
             };
-            tokio::join!(tend, limits.watch(), reloads, upkeep, gauges, renewals)
+            tokio::join!(tend, limits.watch(), door.watch(), reloads, upkeep, gauges, renewals)
         };
         let mut accepting = Box::pin(accept(listeners.grpc, lanes));
         let mut background = std::pin::pin!(background);
@@ -526,6 +543,7 @@ async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
 struct Worker {
     accepted: mpsc::Receiver<std::net::TcpStream>,
     stopped: watch::Receiver<bool>,
+    door: Door,
 }
 
 impl Worker {
@@ -564,6 +582,7 @@ impl Worker {
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
             .max_pending_accept_reset_streams(GIVEN_UP);
         let connections = GracefulShutdown::new();
+        let stop = self.stopped.clone();
         let mut stopped = pin!(stop_signal(self.stopped));
         loop {
             let accepted = tokio::select! {
@@ -572,14 +591,24 @@ impl Worker {
             };
             // One that is broken already is nobody's request.
             let Ok(stream) = TcpStream::from_std(accepted) else { continue };
-            let front = Arc::clone(&front);
-            let service = service_fn(move |request| {
-                let front = Arc::clone(&front);
-                async move { front.answer(request).await }
+            let (front, door) = (Arc::clone(&front), self.door.clone());
+            let (http2, watcher) = (http2.clone(), connections.watcher());
+            let going = stop_signal(stop.clone());
+            tokio::spawn(async move {
+                // A stop waits for requests, not for handshakes.
+                let opened = tokio::select! {
+                    opened = door.open(stream, Port::Grpc) => opened,
+                    () = going => None,
+                };
+                let Some((stream, guard)) = opened else { return };
+                let guard = Arc::new(guard);
+                let service = service_fn(move |request| {
+                    let (front, guard) = (Arc::clone(&front), Arc::clone(&guard));
+                    async move { front.answer(request, &guard).await }
+                });
+                // How a connection ends is its client's business.
+                let _ = watcher.watch(http2.serve_connection(TokioIo::new(stream), service)).await;
             });
-            let connection = http2.serve_connection(TokioIo::new(stream), service);
-            // How a connection ends is its client's business.
-            tokio::spawn(connections.watch(connection));
         }
         connections.shutdown().await;
         Ok(())
@@ -608,7 +637,7 @@ mod tests {
         let mut lanes = Vec::new();
         let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
             let (lane, accepted) = mpsc::channel(1);
-            let worker = Worker { accepted, stopped: stopped.clone() };
+            let worker = Worker { accepted, stopped: stopped.clone(), door: Door::default() };
             let ended = worker.start(number, front).expect("a thread");
             lanes.push(lane);
             ended

@@ -6,25 +6,30 @@
 //! |---|---|---|
 //! | `cli` | arguments, exit codes | everything |
 //! | `app` | the composition root: starts, drains, stops | everything |
-//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics` |
+//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls` |
+//! | `access` | who asks, and whether they may | `config`, `domain`, `files`, `logging`, `metrics` |
+//! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
 //! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |
 //! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
 //! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |
-//! | `settings`, `logging`, `metrics` | how the process runs, speaks and counts | nothing |
+//! | `settings`, `logging`, `metrics`, `files` | how the process runs, speaks, counts and sees files change | nothing |
 //!
 //! Two things are not where one might look for them. The live snapshot of the limits is in
 //! `service::limits`, not in `config`: it carries the metric handles of each bucket. And
 //! `transport` names the trait `Store`, because the service is generic over it: that spares
 //! every request a boxed future.
 
+pub mod access;
 pub mod app;
 pub mod cli;
 pub mod config;
 pub mod domain;
+pub mod files;
 pub mod logging;
 pub mod metrics;
 pub mod service;
 pub mod settings;
 pub mod store;
+pub mod tls;
 pub mod transport;

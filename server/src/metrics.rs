@@ -5,6 +5,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+mod security;
+
+pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
+
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
@@ -39,10 +43,17 @@ const HAS: &str = "tollgate_resource_has";
 const SUBCLIENTS: &str = "tollgate_resource_subclients";
 const LEARNING: &str = "tollgate_resources_learning";
 const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds";
+const ACCESS_REFUSED: &str = "tollgate_access_refused_total";
+const ACCESS_LOADS: &str = "tollgate_access_loads_total";
+const ACCESS_FAILURES: &str = "tollgate_access_reload_failures_total";
+const TLS_HANDSHAKES: &str = "tollgate_tls_handshakes_total";
+const TLS_LOADS: &str = "tollgate_tls_loads_total";
+const TLS_FAILURES: &str = "tollgate_tls_reload_failures_total";
+const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 13] = [
+const COUNTERS: [(&str, &str); 19] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -64,9 +75,15 @@ const COUNTERS: [(&str, &str); 13] = [
     (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
     (LIMITS_LOADS, "Limits files taken into use."),
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
+    (ACCESS_REFUSED, "Requests refused for who asked, by port and reason."),
+    (ACCESS_LOADS, "Access files taken into use."),
+    (ACCESS_FAILURES, "Access files refused or unreadable; the old one stayed."),
+    (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
+    (TLS_LOADS, "Certificates taken into use."),
+    (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
-const GAUGES: [(&str, &str); 15] = [
+const GAUGES: [(&str, &str); 16] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -80,6 +97,7 @@ const GAUGES: [(&str, &str); 15] = [
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
     (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
+    (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
     (BUILD_INFO, "Always 1; its label says which build this is."),
     (STARTED_AT, "When the node started, in seconds since the epoch."),
 ];

@@ -7,10 +7,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each place, and the places it may name.
-const MAY_NAME: [(&str, &[&str]); 10] = [
-    ("cli", &["app", "config", "logging", "service", "settings", "transport"]),
-    ("app", &["domain", "logging", "metrics", "service", "settings", "store", "transport"]),
-    ("transport", &["domain", "metrics", "service", "store"]),
+const MAY_NAME: [(&str, &[&str]); 13] = [
+    ("cli", &["access", "app", "config", "logging", "service", "settings", "tls", "transport"]),
+    (
+        "app",
+        &[
+            "access",
+            "domain",
+            "files",
+            "logging",
+            "metrics",
+            "service",
+            "settings",
+            "store",
+            "tls",
+            "transport",
+        ],
+    ),
+    ("transport", &["access", "domain", "files", "metrics", "service", "store", "tls"]),
+    ("access", &["config", "domain", "files", "logging", "metrics"]),
+    ("tls", &["files", "logging", "metrics"]),
+    ("files", &[]),
     ("service", &["config", "domain", "logging", "metrics", "store"]),
     ("store", &["domain", "logging", "metrics"]),
     ("config", &["domain"]),

@@ -63,6 +63,11 @@ impl Glob {
         Ok(Self(Kind::Pieces(pieces.into())))
     }
 
+    /// It is the lone `*`, which matches every name.
+    pub fn is_everything(&self) -> bool {
+        self.0 == Kind::Everything
+    }
+
     /// Whether all of `name` matches. Takes at most as many steps as `name` is long times the
     /// length of the glob.
     pub fn matches(&self, name: &str) -> bool {

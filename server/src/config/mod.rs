@@ -4,6 +4,7 @@
 //! repeated keys; `validate` walks the tree by the rules and collects what breaks them, going
 //! on after each. docs/adr/0002-yaml.md says why the tree is our own.
 
+pub mod access;
 mod fault;
 pub mod glob;
 pub mod model;

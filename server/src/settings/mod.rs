@@ -6,8 +6,10 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod security;
 mod store_url;
 
+pub use security::{Doors, ParentFiles, StoreFiles};
 pub use store_url::StoreUrl;
 
 /// What `tollgate serve` is told.
@@ -29,7 +31,7 @@ pub struct Settings {
     /// of the sentinels follow as ?sentinel_user=USER&sentinel_password=PASSWORD.
     ///
     /// rediss://, rediss-cluster:// and rediss-sentinel:// are the same over TLS, trusting the
-    /// system's certificates or those in the file that SSL_CERT_FILE names.
+    /// system's certificates, or those in --store-ca-file or the file that SSL_CERT_FILE names.
     #[arg(
         long,
         env = "TOLLGATE_STORE",
@@ -96,6 +98,18 @@ pub struct Settings {
     /// On SIGTERM, how long requests in flight may take to finish; a second one ends the wait
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = drain_time)]
     pub drain_timeout: Duration,
+
+    /// Certificates of this node, and who may ask it.
+    #[command(flatten)]
+    pub doors: Doors,
+
+    /// How to connect to the store beyond its URL.
+    #[command(flatten)]
+    pub store_files: StoreFiles,
+
+    /// How to connect to the parent beyond its address.
+    #[command(flatten)]
+    pub parent_files: ParentFiles,
 }
 
 impl Settings {

@@ -13,7 +13,7 @@ use tollgate_proto::doorman::{
 };
 use tonic::{Request, Response, Status};
 
-use super::refusal;
+use super::{caller, refusal, turned_away};
 use crate::domain::lease::{Claim, Holder};
 use crate::domain::sharing::Kind;
 use crate::service::capacity::{CapacityService, Lease, PriorityWants, Request as Asked};
@@ -54,7 +54,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         &self,
         request: Request<GetCapacityRequest>,
     ) -> Result<Response<GetCapacityResponse>, Status> {
+        let caller = caller(&request)?;
         let request = request.into_inner();
+        let ids = request.resource.iter().map(|one| &*one.resource_id);
+        caller.may_lease(ids).map_err(turned_away)?;
         let asked: Vec<_> = request
             .resource
             .iter()
@@ -85,7 +88,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         &self,
         request: Request<GetServerCapacityRequest>,
     ) -> Result<Response<GetServerCapacityResponse>, Status> {
+        let caller = caller(&request)?;
         let request = request.into_inner();
+        let ids = request.resource.iter().map(|one| &*one.resource_id);
+        caller.may_lease(ids).map_err(turned_away)?;
         let asked: Vec<_> = request
             .resource
             .iter()
@@ -133,8 +139,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         &self,
         request: Request<ReleaseCapacityRequest>,
     ) -> Result<Response<ReleaseCapacityResponse>, Status> {
+        let caller = caller(&request)?;
         let request = request.get_ref();
         let resources: Vec<&str> = request.resource_id.iter().map(String::as_str).collect();
+        caller.may_lease(resources.iter().copied()).map_err(turned_away)?;
         let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
         released.map_err(|error| refusal(&error))?;
         Ok(Response::new(ReleaseCapacityResponse { mastership: None }))

@@ -22,11 +22,15 @@ use tonic::Status;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::{query, refusal, response};
+use super::{query, refusal, response, turned_away};
+use crate::access::{Caller, Guard};
 use crate::service::allow::AllowService;
 use crate::store::Store;
 
 const ALLOW: &str = "/quotaservice.QuotaService/Allow";
+
+/// Where anybody may ask: load balancers and orchestrators do.
+const HEALTH: &str = "/grpc.health.v1.Health/";
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -51,14 +55,25 @@ impl<S: Store> Front<S> {
         Self { allow, took, others }
     }
 
-    /// Answers one request.
-    pub async fn answer(&self, request: Request<Incoming>) -> Result<Response<Reply>, Infallible> {
+    /// Answers one request of a connection that `guard` knows.
+    pub async fn answer(
+        &self,
+        mut request: Request<Incoming>,
+        guard: &Guard,
+    ) -> Result<Response<Reply>, Infallible> {
+        let open = request.uri().path().starts_with(HEALTH);
+        let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
+        let caller = match caller {
+            Ok(caller) => caller,
+            Err(refusal) => return Ok(turned_away(refusal).into_http()),
+        };
         if !is_plain_allow(&request) {
+            request.extensions_mut().insert(caller);
             return Ok(Box::pin(self.pass_on(request)).await);
         }
         let started = Instant::now();
         let limit = timeout(request.headers());
-        let answer = self.allow(request.into_body());
+        let answer = self.allow(request.into_body(), caller);
         let answer = match limit {
             None => answer.await,
             Some(limit) => tokio::time::timeout(limit, answer).await.unwrap_or_else(|_| {
@@ -72,8 +87,9 @@ impl<S: Store> Front<S> {
         })
     }
 
-    async fn allow(&self, mut body: Incoming) -> Result<Bytes, Status> {
+    async fn allow(&self, mut body: Incoming, caller: Caller) -> Result<Bytes, Status> {
         let request: AllowRequest = message(&mut body).await?;
+        caller.may_ask_in(&request.namespace).map_err(turned_away)?;
         let answer = self.allow.allow(&query(&request)).await;
         answer.map(|answer| encoded(&response(&answer))).map_err(|error| refusal(&error))
     }

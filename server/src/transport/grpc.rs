@@ -13,7 +13,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::capacity::Leases;
 use super::front::Front;
-use super::{query, refusal, response};
+use super::{caller, query, refusal, response, turned_away};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
@@ -30,6 +30,7 @@ impl<S: Store> QuotaService for Quota<S> {
         request: Request<AllowRequest>,
     ) -> Result<Response<AllowResponse>, Status> {
         let started = Instant::now();
+        caller(&request)?.may_ask_in(&request.get_ref().namespace).map_err(turned_away)?;
         let answer = self.service.allow(&query(request.get_ref())).await;
         let answer = answer.map(|answer| response(&answer)).map_err(|error| refusal(&error));
         self.took.record(started.elapsed().as_secs_f64());

@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
+use super::door::Asking;
 pub use super::status::{About, StoreState};
 use super::status::{page, resource as resource_view, status as node_status};
 use super::{query, response, status};
+use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -23,6 +26,9 @@ use crate::store::{LeaseStore, Store};
 
 /// The largest request body, in bytes.
 const BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// Where anybody may ask: load balancers and orchestrators do.
+const OPEN: [&str; 2] = ["/healthz", "/readyz"];
 
 /// Whether the node should get requests; the text says why not.
 pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
@@ -37,7 +43,8 @@ struct Port<B, L> {
     ready: Box<Readiness>,
 }
 
-/// Everything that the HTTP port serves.
+/// Everything that the HTTP port serves, to requests that came through an
+/// [`HttpListener`](super::door::HttpListener).
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
@@ -56,12 +63,41 @@ pub fn router<B: Store, L: LeaseStore>(
         .route("/debug/status.json", get(status_json::<B, L>))
         .route("/debug/resource.json", get(resource::<B, L>))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
+        .layer(from_fn(find_caller))
         .with_state(Arc::new(Port { service, leases, about, store_state, metrics, took, ready }))
+}
+
+/// Finds out who asks, before anything is read or looked up.
+async fn find_caller(
+    ConnectInfo(Asking(guard)): ConnectInfo<Asking>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let open = OPEN.contains(&request.uri().path());
+    let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
+    match caller {
+        Ok(caller) => {
+            request.extensions_mut().insert(caller);
+            next.run(request).await
+        }
+        Err(refusal) => turned_away(refusal),
+    }
+}
+
+fn turned_away(refusal: Refusal) -> Response {
+    match refusal {
+        Refusal::Unknown => {
+            let answer = failure(StatusCode::UNAUTHORIZED, &refusal.to_string());
+            ([(header::WWW_AUTHENTICATE, "Bearer")], answer).into_response()
+        }
+        Refusal::Forbidden => failure(StatusCode::FORBIDDEN, &refusal.to_string()),
+    }
 }
 
 /// The same request as over gRPC, in protobuf's JSON form; any content type will do.
 async fn allow<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
+    Extension(caller): Extension<Caller>,
     body: Bytes,
 ) -> Response {
     let started = Instant::now();
@@ -72,6 +108,9 @@ async fn allow<B: Store, L: LeaseStore>(
             return failure(StatusCode::BAD_REQUEST, &text);
         }
     };
+    if let Err(refusal) = caller.may_ask_in(&request.namespace) {
+        return turned_away(refusal);
+    }
     let answer = port.service.allow(&query(&request)).await;
     let answer = match &answer {
         Ok(answer) => Json(response(answer)).into_response(),
@@ -85,8 +124,13 @@ fn failure(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
-async fn render<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> impl IntoResponse {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], port.metrics.render())
+async fn render<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<impl IntoResponse, Response> {
+    caller.may_see_all().map_err(turned_away)?;
+    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    Ok((kind, port.metrics.render()))
 }
 
 async fn readyz<B: Store, L: LeaseStore>(
@@ -98,13 +142,21 @@ async fn readyz<B: Store, L: LeaseStore>(
     }
 }
 
-async fn status_json<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> Json<Value> {
-    Json(node_status(&port.about, &*port.store_state, &port.leases).await)
+async fn status_json<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Value>, Response> {
+    caller.may_see_all().map_err(turned_away)?;
+    Ok(Json(node_status(&port.about, &*port.store_state, &port.leases).await))
 }
 
-async fn status_page<B: Store, L: LeaseStore>(State(port): State<Arc<Port<B, L>>>) -> Html<String> {
+async fn status_page<B: Store, L: LeaseStore>(
+    State(port): State<Arc<Port<B, L>>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Html<String>, Response> {
+    caller.may_see_all().map_err(turned_away)?;
     let status = node_status(&port.about, &*port.store_state, &port.leases).await;
-    Html(page(&status, port.leases.shared().now().as_secs()))
+    Ok(Html(page(&status, port.leases.shared().now().as_secs())))
 }
 
 #[derive(serde::Deserialize)]
@@ -114,8 +166,12 @@ struct Which {
 
 async fn resource<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
+    Extension(caller): Extension<Caller>,
     Query(which): Query<Which>,
 ) -> Response {
+    if let Err(refusal) = caller.may_see(&which.id) {
+        return turned_away(refusal);
+    }
     match resource_view(&port.leases, &which.id).await {
         Ok(Some(view)) => Json(view).into_response(),
         Ok(None) => failure(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),

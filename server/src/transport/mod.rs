@@ -9,15 +9,19 @@
 //! | a request for leases that makes no sense | INVALID_ARGUMENT | 400 |
 //! | a store that does not answer, where nothing can be answered instead | UNAVAILABLE | 503 |
 //! | a node with too much to do | RESOURCE_EXHAUSTED | 503 |
+//! | nobody knows who asks | UNAUTHENTICATED | 401 |
+//! | who asks may not | PERMISSION_DENIED | 403 |
 //! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
 
 use axum::http::StatusCode;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response};
 
+use crate::access::{Caller, Refusal};
 use crate::service::Error;
 use crate::service::allow::{Answer, Query, Status};
 
 mod capacity;
+pub mod door;
 pub mod front;
 pub mod grpc;
 pub mod http;
@@ -41,6 +45,19 @@ fn status(error: &Error) -> StatusCode {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::Overloaded | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
+}
+
+fn turned_away(refusal: Refusal) -> tonic::Status {
+    match refusal {
+        Refusal::Unknown => tonic::Status::unauthenticated(refusal.to_string()),
+        Refusal::Forbidden => tonic::Status::permission_denied(refusal.to_string()),
+    }
+}
+
+/// Who sends a request that tonic's router has. One that came past the guard may do nothing.
+fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
+    let caller = request.extensions().get::<Caller>().cloned();
+    caller.ok_or_else(|| turned_away(Refusal::Forbidden))
 }
 
 fn query(request: &AllowRequest) -> Query<'_> {

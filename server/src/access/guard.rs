@@ -1,0 +1,238 @@
+//! Who asks, by connection and by request, and whether they may.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use subtle::ConstantTimeEq;
+
+use super::live::{Access, Callers, Places};
+use crate::config::access::{self as file, Role};
+use crate::config::glob::Glob;
+use crate::domain::names::MAX_NAME_BYTES;
+use crate::metrics::{AccessMetrics, Refused};
+
+/// The longest token that is looked at, in bytes.
+const LONGEST: usize = 512;
+
+/// How many tokens a connection remembers. Several show up where a load balancer sends the
+/// requests of several callers over one connection.
+const REMEMBERED: usize = 8;
+
+/// Why a request is refused. Says the same to the caller whatever the reason in detail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refusal {
+    /// Nobody knows who asks.
+    #[error("say who asks: this node wants a bearer token or a client certificate that it knows")]
+    Unknown,
+    /// Who asks may not.
+    #[error("this caller may not ask for that")]
+    Forbidden,
+}
+
+/// What the requests of one connection are checked with.
+///
+/// It remembers the tokens that it has found good: the hash is computed once a connection. That
+/// is safe because only what was found good is kept, for as long as the file that says so is in
+/// use, because it is compared in a time that says nothing about it, and because who holds the
+/// connection has shown it there already.
+pub struct Guard {
+    access: Option<Arc<Access>>,
+    /// Of the client's certificate, if it has shown one.
+    names: Option<Arc<[String]>>,
+    transport: usize,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// What the rest is true by.
+    callers: Option<Arc<Callers>>,
+    certificate: Option<Arc<Grant>>,
+    tokens: Vec<(Box<[u8]>, Arc<Grant>)>,
+    /// The oldest of them.
+    next: usize,
+}
+
+/// What somebody is known as.
+struct Grant {
+    access: Arc<Access>,
+    callers: Arc<Callers>,
+    places: Places,
+    transport: usize,
+}
+
+/// Who asks.
+#[derive(Clone)]
+pub struct Caller(Option<Arc<Grant>>);
+
+/// What a request shows.
+enum Shown<'h> {
+    Nothing,
+    Token(&'h [u8]),
+    /// Something that can't be a token.
+    Else,
+}
+
+impl Guard {
+    /// For a connection whose client has shown a certificate with these names, if any; `None`
+    /// for `access`: everybody may do everything. `transport`: as in [`AccessMetrics`].
+    pub fn new(
+        access: Option<Arc<Access>>,
+        names: Option<Arc<[String]>>,
+        transport: usize,
+    ) -> Self {
+        Self { access, names, transport, known: Mutex::default() }
+    }
+
+    /// For a connection of the gRPC port.
+    pub fn grpc(access: Option<Arc<Access>>, names: Option<Arc<[String]>>) -> Self {
+        Self::new(access, names, AccessMetrics::GRPC)
+    }
+
+    /// For a connection of the HTTP port.
+    pub fn http(access: Option<Arc<Access>>, names: Option<Arc<[String]>>) -> Self {
+        Self::new(access, names, AccessMetrics::HTTP)
+    }
+
+    /// Who sends a request with these headers. A token goes before a certificate.
+    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+        let Some(access) = &self.access else { return Ok(Caller(None)) };
+        let current = access.current();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if !known.callers.as_ref().is_some_and(|callers| Arc::ptr_eq(callers, &current)) {
+            *known = Known { callers: Some(Arc::clone(&current)), ..Known::default() };
+        }
+        let grant = |places| {
+            let (access, callers) = (Arc::clone(access), Arc::clone(&current));
+            Arc::new(Grant { access, callers, places, transport: self.transport })
+        };
+        let reason = match shown(headers) {
+            Shown::Token(token) => {
+                if let Some(grant) = known.remembered(token) {
+                    return Ok(Caller(Some(grant)));
+                }
+                if let Some(place) = current.by_token(token) {
+                    let grant = grant(Places::from_slice(&[place]));
+                    known.remember(token, &grant);
+                    return Ok(Caller(Some(grant)));
+                }
+                Refused::UnknownToken
+            }
+            Shown::Else => Refused::UnknownToken,
+            Shown::Nothing => {
+                if let Some(grant) = &known.certificate {
+                    return Ok(Caller(Some(Arc::clone(grant))));
+                }
+                let names = self.names.as_deref();
+                let mut places = names.map(|names| current.by_names(names)).unwrap_or_default();
+                places.extend(current.anyone());
+                if !places.is_empty() {
+                    let grant = grant(places);
+                    known.certificate = Some(Arc::clone(&grant));
+                    return Ok(Caller(Some(grant)));
+                }
+                match names {
+                    Some(_) => Refused::UnknownCertificate,
+                    None => Refused::NoCredentials,
+                }
+            }
+        };
+        drop(known);
+        access.counts().refused(self.transport, reason);
+        if let Some(held_back) = access.refusals.pass() {
+            tracing::warn!(reason = reason.word(), held_back, "a request was refused: who asks?");
+        }
+        Err(Refusal::Unknown)
+    }
+}
+
+impl Known {
+    fn remembered(&self, token: &[u8]) -> Option<Arc<Grant>> {
+        // Slices of other lengths are told apart at once; a token's length is no secret.
+        let same = |(one, _): &&(Box<[u8]>, Arc<Grant>)| bool::from(one.ct_eq(token));
+        self.tokens.iter().find(same).map(|(_, grant)| Arc::clone(grant))
+    }
+
+    fn remember(&mut self, token: &[u8], grant: &Arc<Grant>) {
+        let entry = (token.into(), Arc::clone(grant));
+        if self.tokens.len() < REMEMBERED {
+            self.tokens.push(entry);
+        } else {
+            self.tokens[self.next] = entry;
+            self.next = (self.next + 1) % REMEMBERED;
+        }
+    }
+}
+
+fn shown(headers: &HeaderMap) -> Shown<'_> {
+    const SCHEME: &[u8] = b"bearer ";
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        // Of two, nobody knows which one counts.
+        return if headers.contains_key(AUTHORIZATION) { Shown::Else } else { Shown::Nothing };
+    };
+    match value.as_bytes().split_at_checked(SCHEME.len()) {
+        Some((scheme, token))
+            if scheme.eq_ignore_ascii_case(SCHEME) && (1..=LONGEST).contains(&token.len()) =>
+        {
+            Shown::Token(token)
+        }
+        _ => Shown::Else,
+    }
+}
+
+impl Caller {
+    /// One who may do everything: where there is no access file, and for what stays open.
+    pub const ALLOWED: Self = Self(None);
+
+    /// Whether it may ask for tokens in that namespace.
+    pub fn may_ask_in(&self, namespace: &str) -> Result<(), Refusal> {
+        self.check(Role::Ask, |one| any(&one.namespaces, namespace))
+    }
+
+    /// Whether it may ask for leases on, and give back, each of these resources.
+    pub fn may_lease<'r>(
+        &self,
+        mut resources: impl Iterator<Item = &'r str>,
+    ) -> Result<(), Refusal> {
+        if self.0.is_none() {
+            return Ok(());
+        }
+        // Who may lease nothing may not ask for nothing, either.
+        self.check(Role::Ask, |one| one.role == Role::Administer || !one.resources.is_empty())?;
+        resources.try_for_each(|id| self.check(Role::Ask, |one| any(&one.resources, id)))
+    }
+
+    /// Whether it may look at who holds leases on that resource.
+    pub fn may_see(&self, resource: &str) -> Result<(), Refusal> {
+        self.check(Role::Observe, |one| any(&one.resources, resource))
+    }
+
+    /// Whether it may look at what shows all namespaces and resources.
+    pub fn may_see_all(&self) -> Result<(), Refusal> {
+        self.check(Role::Observe, |one| one.everything)
+    }
+
+    fn check(&self, role: Role, within: impl Fn(&file::Caller) -> bool) -> Result<(), Refusal> {
+        let Some(grant) = &self.0 else { return Ok(()) };
+        let all = || grant.places.iter().map(|&place| &grant.callers.all[place]);
+        let has_role = |one: &&file::Caller| one.role == role || one.role == Role::Administer;
+        if all().filter(has_role).any(|one| one.role == Role::Administer || within(one)) {
+            return Ok(());
+        }
+        let reason = if all().any(|one| has_role(&one)) { Refused::Scope } else { Refused::Role };
+        grant.access.counts().refused(grant.transport, reason);
+        if let Some(held_back) = grant.access.refusals.pass() {
+            let caller = all().next().map(|one| &*one.name);
+            tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");
+        }
+        Err(Refusal::Forbidden)
+    }
+}
+
+/// What is too long to be anybody's name is not worth the time that a glob takes for it.
+fn any(globs: &[Glob], name: &str) -> bool {
+    let short = name.len() <= MAX_NAME_BYTES;
+    globs.iter().any(|glob| glob.is_everything() || (short && glob.matches(name)))
+}

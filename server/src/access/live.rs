@@ -1,0 +1,148 @@
+//! The access file in use: loaded whole or not at all, replaced while requests run.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arc_swap::{ArcSwap, Guard as Loaded};
+use smallvec::SmallVec;
+
+use super::token;
+use crate::config::Faults;
+use crate::config::access::{Caller, TokenHash, parse};
+use crate::files::{self, LOOK, Watched};
+use crate::logging::Repeating;
+use crate::metrics::{AccessMetrics, Metrics};
+
+/// Positions of callers. Nearly always there is one.
+pub(super) type Places = SmallVec<[usize; 2]>;
+
+/// Why an access file was not taken into use.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// It can't be read.
+    #[error("{0}")]
+    Unreadable(#[from] io::Error),
+    /// It breaks rules.
+    #[error("{path}:\n{faults}")]
+    Faulty {
+        /// The file.
+        path: PathBuf,
+        /// All of them.
+        faults: Faults,
+    },
+}
+
+/// Reads and checks an access file.
+pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
+    let text = files::read_text(path)?;
+    parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
+}
+
+/// The callers of one file.
+pub(super) struct Callers {
+    pub(super) all: Vec<Caller>,
+    tokens: Vec<(TokenHash, usize)>,
+    anyone: Option<usize>,
+}
+
+impl Callers {
+    fn new(all: Vec<Caller>) -> Self {
+        let places = || all.iter().enumerate();
+        let tokens = places()
+            .flat_map(|(place, caller)| caller.tokens.iter().map(move |&hash| (hash, place)))
+            .collect();
+        let anyone = places().find(|(_, caller)| caller.anyone).map(|(place, _)| place);
+        Self { tokens, anyone, all }
+    }
+
+    pub(super) fn by_token(&self, token: &[u8]) -> Option<usize> {
+        token::find(token, self.tokens.iter().map(|(hash, place)| (hash, *place)))
+    }
+
+    /// Everybody who is known by one of these names.
+    pub(super) fn by_names(&self, names: &[String]) -> Places {
+        let known = |caller: &Caller| {
+            caller.certificates.iter().any(|glob| names.iter().any(|name| glob.matches(name)))
+        };
+        let places = self.all.iter().enumerate();
+        places.filter(|(_, caller)| known(caller)).map(|(place, _)| place).collect()
+    }
+
+    pub(super) fn anyone(&self) -> Option<usize> {
+        self.anyone
+    }
+}
+
+/// Who may ask, and the file that says so.
+pub struct Access {
+    path: PathBuf,
+    current: ArcSwap<Callers>,
+    watched: Watched,
+    counts: AccessMetrics,
+    failures: Repeating,
+    pub(super) refusals: Repeating,
+}
+
+impl Access {
+    /// Loads the file for the first time.
+    pub fn load(path: &Path, metrics: &Metrics) -> Result<Self, LoadError> {
+        let watched = Watched::new([path]);
+        let callers = read(path)?;
+        let counts = AccessMetrics::new(metrics);
+        counts.loaded();
+        report(path, &callers);
+        let current = ArcSwap::from_pointee(Callers::new(callers));
+        let (path, failures) = (path.to_owned(), Repeating::default());
+        Ok(Self { path, current, watched, counts, failures, refusals: Repeating::default() })
+    }
+
+    pub(super) fn current(&self) -> Loaded<Arc<Callers>> {
+        self.current.load()
+    }
+
+    pub(super) fn counts(&self) -> &AccessMetrics {
+        &self.counts
+    }
+
+    /// Reads the file again. A bad one is refused, and callers stay who they are. Blocks.
+    pub fn reload(&self) -> Result<(), LoadError> {
+        self.watched.take();
+        let callers = read(&self.path).inspect_err(|error| {
+            self.counts.failed();
+            if let Some(held_back) = self.failures.pass() {
+                tracing::error!(
+                    %error, held_back, advice = "see what `tollgate check --access` says of the file",
+                    "new access file refused, the old one stays"
+                );
+            }
+        })?;
+        self.counts.loaded();
+        report(&self.path, &callers);
+        self.current.store(Arc::new(Callers::new(callers)));
+        Ok(())
+    }
+
+    /// The same, off the runtime's own threads. What comes of it is logged.
+    pub async fn reload_aside(self: &Arc<Self>) {
+        let access = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || access.reload()).await;
+    }
+
+    /// Reloads whenever the file has changed, until the future is dropped.
+    pub async fn watch(self: &Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let access = Arc::clone(self);
+            let look = move || access.watched.settled_on_a_change().then(|| access.reload());
+            let _ = tokio::task::spawn_blocking(look).await;
+        }
+    }
+}
+
+fn report(path: &Path, callers: &[Caller]) {
+    tracing::info!(path = %path.display(), callers = callers.len(), "access file in use");
+    if callers.is_empty() {
+        tracing::warn!(path = %path.display(), "the access file names nobody: nobody may ask");
+    }
+}

@@ -1,0 +1,55 @@
+//! Who gets in, by the settings.
+
+use std::sync::Arc;
+
+use tokio::net::TcpListener;
+
+use super::{Error, Listeners};
+use crate::access::Access;
+use crate::metrics::Metrics;
+use crate::settings::Doors;
+use crate::tls::{Acceptor, ClientAuth, ServerFiles};
+use crate::transport::door::Door;
+
+/// What connections come in through.
+pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
+    let how = match settings.tls_client_optional {
+        true => ClientAuth::Optional,
+        false => ClientAuth::Required,
+    };
+    let tls = match settings.tls_cert_file.clone().zip(settings.tls_key_file.clone()) {
+        Some((cert, key)) => {
+            let client_ca = settings.tls_client_ca_file.clone().map(|path| (path, how));
+            let acceptor = Acceptor::load(ServerFiles { cert, key, client_ca }, metrics);
+            Some(Arc::new(acceptor.map_err(|error| Error::Tls("--tls-cert-file", error))?))
+        }
+        None => None,
+    };
+    let access = match &settings.access {
+        Some(path) => Some(Arc::new(Access::load(path, metrics)?)),
+        None => None,
+    };
+    Ok(Door { tls, access })
+}
+
+/// Says so, once, where anybody on the network may read along, or ask.
+pub(super) fn warn_if_open(settings: &Doors, listeners: &Listeners) {
+    let outside = |listener: &TcpListener| {
+        listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
+    };
+    if !outside(&listeners.grpc) && !outside(&listeners.http) {
+        return;
+    }
+    let known = settings.access.is_some()
+        || (settings.tls_client_ca_file.is_some() && !settings.tls_client_optional);
+    let missing = match (settings.tls_cert_file.is_some(), known) {
+        (true, true) => return,
+        (true, false) => "anybody who reaches it may ask (--access)",
+        (false, true) => "anybody on the way may read along, tokens too (--tls-cert-file)",
+        (false, false) => {
+            "anybody who reaches it may ask (--access), and anybody on the way may read along \
+             (--tls-cert-file)"
+        }
+    };
+    tracing::warn!(missing, advice = "see docs/security.md", "the node is open to the network");
+}

@@ -1,0 +1,61 @@
+//! What a certificate says of whom it is for, and until when.
+
+use rustls::pki_types::CertificateDer;
+use x509_cert::Certificate;
+use x509_cert::der::asn1::{PrintableStringRef, Utf8StringRef};
+use x509_cert::der::oid::db::rfc4519::COMMON_NAME;
+use x509_cert::der::{Decode, Tag, Tagged};
+use x509_cert::ext::pkix::SubjectAltName;
+use x509_cert::ext::pkix::name::GeneralName;
+
+/// When it expires, in seconds since the epoch; `None`: it can't be read.
+pub(super) fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
+    let certificate = Certificate::from_der(certificate).ok()?;
+    Some(certificate.tbs_certificate.validity.not_after.to_unix_duration().as_secs())
+}
+
+/// Its names, each with its kind in front: `dns:` and `uri:` of the alternative names, `cn:` of
+/// the subject. None, if it can't be read.
+pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
+    let Ok(certificate) = Certificate::from_der(certificate) else { return Vec::new() };
+    let certificate = certificate.tbs_certificate;
+    let mut names = Vec::new();
+    if let Ok(Some((_, SubjectAltName(alternatives)))) = certificate.get::<SubjectAltName>() {
+        names.extend(alternatives.iter().filter_map(|name| match name {
+            GeneralName::DnsName(name) => Some(format!("dns:{name}")),
+            GeneralName::UniformResourceIdentifier(name) => Some(format!("uri:{name}")),
+            _ => None,
+        }));
+    }
+    let parts = certificate.subject.0.iter().flat_map(|parts| parts.0.iter());
+    for part in parts.filter(|part| part.oid == COMMON_NAME) {
+        let text = match part.value.tag() {
+            Tag::Utf8String => part.value.decode_as::<Utf8StringRef<'_>>().map(|t| t.to_string()),
+            _ => part.value.decode_as::<PrintableStringRef<'_>>().map(|t| t.to_string()),
+        };
+        names.extend(text.ok().map(|text| format!("cn:{text}")));
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{CertificateParams, DnType, KeyPair, SanType};
+
+    use super::*;
+
+    #[test]
+    fn names_and_expiry() {
+        let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
+        params.subject_alt_names.push(SanType::URI("spiffe://x/shop".try_into().unwrap()));
+        params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
+        params.distinguished_name.push(DnType::CommonName, "shöp");
+        params.distinguished_name.push(DnType::OrganizationName, "nobody");
+        params.not_after = rcgen::date_time_ymd(2033, 5, 18);
+        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        assert_eq!(names(made.der()), ["dns:a.example", "uri:spiffe://x/shop", "cn:shöp"]);
+        assert_eq!(expiry_s(made.der()), Some(2_000_000_000 - 12_800));
+        let none = CertificateDer::from(vec![1, 2, 3]);
+        assert_eq!((names(&none), expiry_s(&none)), (Vec::new(), None));
+    }
+}

@@ -1,0 +1,201 @@
+//! The side that is connected to.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::server::WebPkiClientVerifier;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::TlsAcceptor;
+
+use super::{Error, Stream, certificates, key, names, now_s, roots};
+use crate::files::{LOOK, Watched};
+use crate::logging::Repeating;
+use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
+
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// Whether clients must show a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClientAuth {
+    /// There is no connection without.
+    Required,
+    /// There is: what such a client may do is for the access file to say.
+    Optional,
+}
+
+/// What a node shows, and whom it trusts. All in PEM.
+#[derive(Clone, Debug)]
+pub struct ServerFiles {
+    /// Its certificate, and those between it and the root.
+    pub cert: PathBuf,
+    /// The key of the first of them.
+    pub key: PathBuf,
+    /// Who signs the clients' certificates; `None`: clients are not asked for any.
+    pub client_ca: Option<(PathBuf, ClientAuth)>,
+}
+
+/// A port, with what is spoken there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// HTTP/2 only.
+    Grpc,
+    /// HTTP/2 or 1.1.
+    Http,
+}
+
+impl Port {
+    fn number(self) -> usize {
+        match self {
+            Self::Grpc => AccessMetrics::GRPC,
+            Self::Http => AccessMetrics::HTTP,
+        }
+    }
+
+    fn protocols(self) -> Vec<Vec<u8>> {
+        match self {
+            Self::Grpc => vec![b"h2".to_vec()],
+            Self::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        }
+    }
+}
+
+/// By port.
+type Configs = [Arc<ServerConfig>; 2];
+
+/// Makes TLS connections of those that came in, by the certificate that is in use.
+pub struct Acceptor {
+    files: ServerFiles,
+    current: ArcSwap<Configs>,
+    watched: Watched,
+    metrics: TlsMetrics,
+    failures: Repeating,
+    refused: Repeating,
+}
+
+impl Acceptor {
+    /// Loads the files for the first time.
+    pub fn load(files: ServerFiles, metrics: &Metrics) -> Result<Self, Error> {
+        let paths = [&files.cert, &files.key].into_iter();
+        let ca = files.client_ca.iter().map(|(path, _)| path);
+        let watched = Watched::new(paths.chain(ca).map(PathBuf::as_path));
+        let metrics = TlsMetrics::new(metrics);
+        let (configs, expiry_s) = load(&files)?;
+        in_use(&files.cert, expiry_s, &metrics);
+        let current = ArcSwap::from_pointee(configs);
+        let (failures, refused) = (Repeating::default(), Repeating::default());
+        Ok(Self { files, current, watched, metrics, failures, refused })
+    }
+
+    /// Shakes hands, for ten seconds at most. Gives back the names in the client's certificate
+    /// if it has shown one, each with its kind in front; `None`: there is no connection.
+    pub async fn accept<S>(
+        &self,
+        stream: S,
+        port: Port,
+    ) -> Option<(Stream<S>, Option<Arc<[String]>>)>
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let config = Arc::clone(&self.current.load()[port.number()]);
+        let shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream));
+        let (outcome, why) = match shaken.await {
+            Ok(Ok(stream)) => {
+                self.metrics.handshake(port.number(), Handshake::Done);
+                let (_, connection) = stream.get_ref();
+                let shown = connection.peer_certificates().and_then(<[_]>::first);
+                let names = shown.map(|certificate| names::names(certificate).into());
+                return Some((Stream::Tls(Box::new(stream.into())), names));
+            }
+            Ok(Err(error)) => (Handshake::Failed, error.to_string()),
+            Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE:?}")),
+        };
+        self.metrics.handshake(port.number(), outcome);
+        if let Some(held_back) = self.refused.pass() {
+            // The library's words, in which nothing of what the client sent is repeated.
+            tracing::warn!(?port, %why, held_back, "a TLS handshake failed");
+        }
+        None
+    }
+
+    /// Reads the files again. Bad ones are refused, and the old ones stay. Blocks.
+    pub fn reload(&self) -> Result<(), Error> {
+        self.watched.take();
+        let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
+            self.metrics.failed();
+            if let Some(held_back) = self.failures.pass() {
+                tracing::error!(
+                    %error, held_back, advice = "put certificate and key in place together",
+                    "new certificate refused, the old one stays"
+                );
+            }
+        })?;
+        in_use(&self.files.cert, expiry_s, &self.metrics);
+        self.current.store(Arc::new(configs));
+        Ok(())
+    }
+
+    /// The same, off the runtime's own threads. What comes of it is logged.
+    pub async fn reload_aside(self: &Arc<Self>) {
+        let acceptor = Arc::clone(self);
+        let _ = tokio::task::spawn_blocking(move || acceptor.reload()).await;
+    }
+
+    /// Reloads whenever the files have changed, until the future is dropped.
+    pub async fn watch(self: &Arc<Self>) {
+        loop {
+            tokio::time::sleep(LOOK).await;
+            let acceptor = Arc::clone(self);
+            let look = move || acceptor.watched.settled_on_a_change().then(|| acceptor.reload());
+            let _ = tokio::task::spawn_blocking(look).await;
+        }
+    }
+}
+
+/// What is in the files, and when the certificate expires.
+fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
+    let chain = certificates(&files.cert)?;
+    let expiry_s = chain.first().and_then(names::expiry_s);
+    let expiry_s =
+        expiry_s.ok_or_else(|| Error::of(&files.cert, "the certificate is malformed"))?;
+    if expiry_s < now_s() {
+        return Err(Error::of(&files.cert, "the certificate has expired"));
+    }
+    let provider = Arc::new(ring::default_provider());
+    let unusable = |error| Error::of(&files.cert, error);
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(unusable)?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some((path, how)) => {
+            let roots = Arc::new(roots(path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+            let verifier = match how {
+                ClientAuth::Required => verifier,
+                ClientAuth::Optional => verifier.allow_unauthenticated(),
+            };
+            let verifier = verifier.build().map_err(|error| Error::of(path, error))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    // Sees, too, that key and certificate belong together.
+    let config = builder.with_single_cert(chain, key(&files.key)?).map_err(unusable)?;
+    let speaking = |port: Port| {
+        let mut config = config.clone();
+        config.alpn_protocols = port.protocols();
+        Arc::new(config)
+    };
+    Ok(([Port::Grpc, Port::Http].map(speaking), expiry_s))
+}
+
+fn in_use(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
+    const DAY_S: u64 = 24 * 60 * 60;
+    metrics.loaded(expiry_s);
+    let days = expiry_s.saturating_sub(now_s()) / DAY_S;
+    tracing::info!(path = %path.display(), days_left = days, "certificate in use");
+}

@@ -1,0 +1,75 @@
+//! A connection, over TLS or not.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio_rustls::TlsStream;
+
+/// A connection over `S`, with TLS or without.
+pub enum Stream<S> {
+    /// As it came.
+    Plain(S),
+    /// Over TLS. In a box, as it is a kilobyte.
+    Tls(Box<TlsStream<S>>),
+}
+
+/// Does the same with whichever it is.
+macro_rules! either {
+    ($stream:expr, $inner:ident => $do:expr) => {
+        match $stream.get_mut() {
+            Stream::Plain($inner) => {
+                let $inner = Pin::new($inner);
+                $do
+            }
+            Stream::Tls($inner) => {
+                let $inner = Pin::new($inner);
+                $do
+            }
+        }
+    };
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Stream<S> {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(self, inner => inner.poll_read(context, buffer))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Stream<S> {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, inner => inner.poll_write(context, bytes))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, inner => inner.poll_write_vectored(context, slices))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(inner) => inner.is_write_vectored(),
+            Self::Tls(inner) => inner.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, inner => inner.poll_flush(context))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, inner => inner.poll_shutdown(context))
+    }
+}

@@ -1,0 +1,128 @@
+//! What a connection goes through before its first request: a handshake where TLS is on, and a
+//! guard that knows whose it is.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use axum::extract::connect_info::Connected;
+use axum::serve::{IncomingStream, Listener};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+use tokio::time::{Duration, sleep};
+
+use crate::access::{Access, Guard};
+use crate::tls::{Acceptor, Port, Stream};
+
+/// The most handshakes at the HTTP port at a time; who comes then waits.
+const OPENING: usize = 1024;
+
+/// How connections get in. Clones are the same door.
+#[derive(Clone, Default)]
+pub struct Door {
+    /// `None`: without TLS.
+    pub tls: Option<Arc<Acceptor>>,
+    /// `None`: everybody may do everything.
+    pub access: Option<Arc<Access>>,
+}
+
+impl Door {
+    /// Lets a connection in, within ten seconds; `None`: it is none.
+    pub async fn open(&self, stream: TcpStream, port: Port) -> Option<(Stream<TcpStream>, Guard)> {
+        let (stream, names) = match &self.tls {
+            Some(tls) => tls.accept(stream, port).await?,
+            None => (Stream::Plain(stream), None),
+        };
+        let access = self.access.clone();
+        let guard = match port {
+            Port::Grpc => Guard::grpc(access, names),
+            Port::Http => Guard::http(access, names),
+        };
+        Some((stream, guard))
+    }
+
+    /// Reads the files again that it goes by. What comes of it is logged.
+    pub async fn reload_aside(&self) {
+        if let Some(tls) = &self.tls {
+            tls.reload_aside().await;
+        }
+        if let Some(access) = &self.access {
+            access.reload_aside().await;
+        }
+    }
+
+    /// Does so whenever they have changed, until the future is dropped.
+    pub async fn watch(&self) {
+        let tls = async {
+            if let Some(tls) = &self.tls {
+                tls.watch().await;
+            }
+        };
+        let access = async {
+            if let Some(access) = &self.access {
+                access.watch().await;
+            }
+        };
+        tokio::join!(tls, access);
+    }
+}
+
+/// The HTTP port. Handshakes take place beside each other, and keep nobody else waiting.
+pub struct HttpListener {
+    listener: TcpListener,
+    door: Door,
+    opening: JoinSet<Option<(Stream<TcpStream>, Guard)>>,
+}
+
+impl HttpListener {
+    /// Listens there, through that door.
+    pub fn new(listener: TcpListener, door: Door) -> Self {
+        Self { listener, door, opening: JoinSet::new() }
+    }
+}
+
+impl Listener for HttpListener {
+    type Io = Stream<TcpStream>;
+    type Addr = Asking;
+
+    async fn accept(&mut self) -> (Self::Io, Asking) {
+        loop {
+            let room = self.opening.len() < OPENING;
+            tokio::select! {
+                Some(opened) = self.opening.join_next() => {
+                    if let Ok(Some((stream, guard))) = opened {
+                        return (stream, Asking(Arc::new(guard)));
+                    }
+                }
+                accepted = self.listener.accept(), if room => match accepted {
+                    Ok((stream, _)) => {
+                        let door = self.door.clone();
+                        self.opening.spawn(async move { door.open(stream, Port::Http).await });
+                    }
+                    // Mostly there are too many open files: trying again at once won't help.
+                    Err(_) => sleep(Duration::from_millis(10)).await,
+                },
+            }
+        }
+    }
+
+    fn local_addr(&self) -> io::Result<Asking> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// Whose connection it is that an HTTP request came over.
+#[derive(Clone)]
+pub struct Asking(pub(super) Arc<Guard>);
+
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Asking")
+    }
+}
+
+impl Connected<IncomingStream<'_, HttpListener>> for Asking {
+    fn connect_info(stream: IncomingStream<'_, HttpListener>) -> Self {
+        stream.remote_addr().clone()
+    }
+}
