@@ -38,9 +38,9 @@ use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
-use crate::store::redis::{Connector, Health, Servers};
+use crate::store::redis::{Connector, Health, LoginFiles, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
-use crate::tls::{self, Port};
+use crate::tls::{self, ClientFiles, Dialer, Port};
 use crate::transport::door::{Asking, Door, HttpListener};
 use crate::transport::front::Front;
 use crate::transport::parent::ParentClient;
@@ -159,8 +159,11 @@ pub async fn run(
         url => {
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
-            let connector =
-                Connector::new(servers(&url)?, node.settings.store_timeout, Arc::clone(&health));
+            let connector = Connector::new(
+                servers(&url, &node.settings)?,
+                node.settings.store_timeout,
+                Arc::clone(&health),
+            );
             let opener = connector.clone();
             let ahead = Ahead::new(Arc::clone(health.members()), Arc::clone(&node.metrics));
             let ahead = Arc::new(ahead);
@@ -197,7 +200,14 @@ pub async fn run(
 }
 
 /// The servers that a URL names.
-fn servers(url: &StoreUrl) -> Result<Servers, Error> {
+fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
+    let files = &settings.store_files;
+    let files = LoginFiles {
+        user: files.store_user_file.clone(),
+        password: files.store_password_file.clone(),
+        ca: files.store_ca_file.clone(),
+        own: files.store_cert_file.clone().zip(files.store_key_file.clone()),
+    };
     let servers = match url {
         StoreUrl::Memory => return Err(Error::Setting("--store: memory: has no servers".into())),
         StoreUrl::Redis(url) => Servers::single(url),
@@ -206,12 +216,13 @@ fn servers(url: &StoreUrl) -> Result<Servers, Error> {
             Servers::sentinel(sentinels, master, server)
         }
     };
-    servers.map_err(|error| {
+    let servers = servers.map_err(|error| {
         // The rest of such an error repeats parts of the URL.
         let text = error.to_string();
         let what = text.split(" - ").next().unwrap_or_default();
         Error::Setting(format!("--store: {what}"))
-    })
+    })?;
+    servers.with_files(&files).map_err(|error| Error::Setting(format!("--store: {error}")))
 }
 
 /// Makes a store for buckets and one for leases, whose connections live on the current runtime.
@@ -228,7 +239,13 @@ fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> 
                     this cluster by that one name";
         return Err(Error::Setting(text.to_owned()));
     };
-    let client = ParentClient::new(&settings.parents)
+    let files = &settings.parent_files;
+    let own = files.parent_cert_file.clone().zip(files.parent_key_file.clone());
+    let trusted = files.parent_ca_file.clone();
+    let dialer = trusted.map(|ca| Dialer::new(ClientFiles { ca, own, server_name: None }));
+    let dialer = dialer.transpose().map_err(|error| Error::Tls("--parent-ca-file", error))?;
+    let token = files.parent_token_file.clone();
+    let client = ParentClient::new(&settings.parents, dialer.as_ref(), token)
         .map_err(|error| Error::Setting(format!("--parent: {error}")))?;
     Ok(Some((client, name)))
 }

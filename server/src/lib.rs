@@ -10,7 +10,7 @@
 //! | `access` | who asks, and whether they may | `config`, `domain`, `files`, `logging`, `metrics` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
 //! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |
-//! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `metrics`, `logging` |
+//! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
 //! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |
 //! | `settings`, `logging`, `metrics`, `files` | how the process runs, speaks, counts and sees files change | nothing |

@@ -8,7 +8,10 @@ use std::path::{Path, PathBuf};
 
 /// Each place, and the places it may name.
 const MAY_NAME: [(&str, &[&str]); 13] = [
-    ("cli", &["access", "app", "config", "logging", "service", "settings", "tls", "transport"]),
+    (
+        "cli",
+        &["access", "app", "config", "files", "logging", "service", "settings", "tls", "transport"],
+    ),
     (
         "app",
         &[
@@ -29,7 +32,7 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
     ("tls", &["files", "logging", "metrics"]),
     ("files", &[]),
     ("service", &["config", "domain", "logging", "metrics", "store"]),
-    ("store", &["domain", "logging", "metrics"]),
+    ("store", &["domain", "files", "logging", "metrics"]),
     ("config", &["domain"]),
     ("domain", &[]),
     ("settings", &[]),

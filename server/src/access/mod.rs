@@ -10,4 +10,4 @@ mod token;
 
 pub use guard::{Caller, Guard, Refusal};
 pub use live::{Access, LoadError, read};
-pub use token::{Token, hash};
+pub use token::Token;

@@ -28,9 +28,13 @@ impl Token {
     pub fn new() -> Result<Self, &'static str> {
         let mut random = [0; RANDOM_BYTES];
         SystemRandom::new().fill(&mut random).map_err(|_| "the system has no random numbers")?;
-        let secret = format!("{PREFIX}{}", Hex(&random));
+        Ok(Self::of(&format!("{PREFIX}{}", Hex(&random))))
+    }
+
+    /// One that there is already.
+    pub fn of(secret: &str) -> Self {
         let sha256 = Hex(&hash(secret.as_bytes())).to_string();
-        Ok(Self { secret, sha256 })
+        Self { secret: secret.to_owned(), sha256 }
     }
 }
 
@@ -43,7 +47,7 @@ impl fmt::Display for Hex<'_> {
 }
 
 /// The SHA-256 of a token.
-pub fn hash(token: &[u8]) -> TokenHash {
+pub(super) fn hash(token: &[u8]) -> TokenHash {
     let mut hash = [0; HASH_BYTES];
     hash.copy_from_slice(digest(&SHA256, token).as_ref());
     hash

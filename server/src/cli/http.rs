@@ -2,7 +2,12 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use rustls::{ClientConnection, StreamOwned};
+
+use super::secure::Secure;
 
 /// The longest answer that is read, in bytes.
 const LIMIT: usize = 256 * 1024 * 1024;
@@ -19,6 +24,8 @@ pub(super) struct Http {
         value_parser = host_port
     )]
     http: String,
+    #[command(flatten)]
+    secure: Secure,
 }
 
 /// An answer.
@@ -41,11 +48,20 @@ impl Http {
     pub(super) fn get(&self, path: &str, timeout: Duration) -> io::Result<Page> {
         // Nobody waits for longer, and no clock overflows.
         let timeout = timeout.min(Duration::from_secs(24 * 60 * 60));
-        let mut stream = self.connect(timeout)?;
+        let authorization = self.secure.authorization().map_err(io::Error::other)?;
+        let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
+        let socket = self.connect(timeout)?;
         let deadline = Instant::now() + timeout;
-        stream.set_write_timeout(Some(timeout))?;
+        socket.set_write_timeout(Some(timeout))?;
+        socket.set_read_timeout(Some(timeout))?;
+        let mut stream = self.over_tls(socket.try_clone()?)?;
         // HTTP/1.0: the answer is not chunked, and its end is the connection's.
-        write!(stream, "GET {path} HTTP/1.0\r\nHost: {}\r\n\r\n", self.http)?;
+        let head = format!(
+            "GET {path} HTTP/1.0\r\nHost: {}\r\n{}\r\n",
+            self.http,
+            authorization.unwrap_or_default()
+        );
+        stream.write_all(head.as_bytes()).map_err(timed_out)?;
         let mut answer = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         loop {
@@ -53,21 +69,28 @@ impl Http {
             if left.is_zero() {
                 return Err(ErrorKind::TimedOut.into());
             }
-            stream.set_read_timeout(Some(left))?;
+            socket.set_read_timeout(Some(left))?;
             match stream.read(&mut buffer) {
                 Ok(0) => return page(&answer),
                 Ok(length) => answer.extend_from_slice(&buffer[..length]),
-                // What a read that times out is called on Unix.
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return Err(ErrorKind::TimedOut.into());
-                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err(timed_out(error)),
             }
             if answer.len() > LIMIT {
                 return Err(invalid("the answer is too long"));
             }
         }
+    }
+
+    /// The same connection, over TLS if it is to be. Hands are shaken with the first bytes.
+    fn over_tls(&self, socket: TcpStream) -> io::Result<Box<dyn Stream>> {
+        let Some(dialer) = self.secure.dialer().map_err(io::Error::other)? else {
+            return Ok(Box::new(socket));
+        };
+        let (host, _) = self.http.rsplit_once(':').unwrap_or_default();
+        let name = dialer.name(host.trim_start_matches('[').trim_end_matches(']'))?;
+        let connection = ClientConnection::new(Arc::new(dialer.config()), name);
+        Ok(Box::new(StreamOwned::new(connection.map_err(io::Error::other)?, socket)))
     }
 
     fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
@@ -80,6 +103,15 @@ impl Http {
         }
         Err(last)
     }
+}
+
+trait Stream: Read + Write {}
+
+impl<S: Read + Write> Stream for S {}
+
+/// What a read that times out is called on Unix.
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }
 
 /// What is served on every interface is asked on loopback.
@@ -132,12 +164,18 @@ mod tests {
 
     use super::*;
 
+    impl Http {
+        fn at(address: SocketAddr) -> Self {
+            Self { http: address.to_string(), secure: Secure::default() }
+        }
+    }
+
     const SOON: Duration = Duration::from_secs(10);
 
     /// What is read from someone who answers that, and what it was asked.
     fn answered(answer: &'static [u8]) -> (io::Result<Page>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let http = Http { http: listener.local_addr().unwrap().to_string() };
+        let http = Http::at(listener.local_addr().unwrap());
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut asked = Vec::new();
@@ -175,7 +213,7 @@ mod tests {
             assert_eq!(answered(answer).0.unwrap_err().kind(), kind, "{answer:?}");
         }
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-        let http = Http { http: silent.local_addr().unwrap().to_string() };
+        let http = Http::at(silent.local_addr().unwrap());
         let error = http.get("/", Duration::from_millis(20)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }

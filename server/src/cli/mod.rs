@@ -14,8 +14,10 @@ mod check;
 mod health;
 mod http;
 mod node;
+mod secure;
 mod serve;
 mod text;
+mod token;
 
 #[derive(Parser)]
 #[command(
@@ -45,7 +47,7 @@ struct Cli {
 enum Command {
     /// Run a node
     Serve(serve::Args),
-    /// Check a limits file, and print it as understood
+    /// Check a limits file, and print it as understood; or an access file
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
@@ -53,6 +55,8 @@ enum Command {
     Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
     Health(health::Args),
+    /// Make a token for a caller, and the hash of it for the access file
+    Token(token::Args),
     /// Print completions for a shell
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -68,6 +72,7 @@ pub fn main() -> ExitCode {
         Command::Allow(args) => allow::run(args),
         Command::Capacity(args) => capacity::run(args),
         Command::Health(args) => health::run(&args),
+        Command::Token(args) => token::run(&args),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "tollgate", &mut script);

@@ -3,6 +3,7 @@
 //! the token.
 
 use std::collections::HashMap;
+use std::fmt;
 
 use super::Faults;
 use super::fault::{Path, quoted};
@@ -89,6 +90,26 @@ pub struct Caller {
     pub resources: Vec<Glob>,
     /// It may look at what shows all namespaces and resources.
     pub everything: bool,
+}
+
+impl fmt::Display for Caller {
+    /// Who it is, and what it may do, in one line.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.name, self.role.name())?;
+        if self.role != Role::Administer {
+            let count = |globs: &[Glob], what: &str| match globs {
+                [] => format!("no {what}"),
+                globs if globs.iter().any(Glob::is_everything) => format!("all {what}"),
+                globs => format!("{} of {what}", globs.len()),
+            };
+            let scopes =
+                [count(&self.namespaces, "namespaces"), count(&self.resources, "resources")];
+            write!(f, ", {}", scopes.join(", "))?;
+        }
+        let (tokens, certificates) = (self.tokens.len(), self.certificates.len());
+        write!(f, "; by {tokens} tokens, {certificates} names of certificates")?;
+        if self.anyone { write!(f, ", or nothing") } else { Ok(()) }
+    }
 }
 
 /// Reads an access file.

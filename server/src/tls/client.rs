@@ -10,12 +10,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::Uri;
+use http::uri::Scheme;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, TlsStream};
+use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
 use super::{Error, certificates, key, roots};
@@ -70,6 +72,17 @@ impl Dialer {
         server_name(self.0.files.server_name.as_deref().unwrap_or(host))
     }
 
+    /// A channel of gRPC that connects when it is used, and again when the connection breaks.
+    /// The endpoint says `http://`: the library is not to add TLS of its own.
+    pub fn channel(&self, endpoint: Endpoint) -> Channel {
+        secured(endpoint).connect_with_connector_lazy(self.clone())
+    }
+
+    /// The same, connected when it is there.
+    pub async fn connect(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
+        secured(endpoint).connect_with_connector(self.clone()).await
+    }
+
     async fn dial(self, uri: Uri) -> io::Result<TlsStream<TcpStream>> {
         let inner = &*self.0;
         // Half of a change is refused, and looked at again before the next connection.
@@ -94,6 +107,16 @@ impl Dialer {
         };
         let connected = tokio::time::timeout(CONNECT, connected).await;
         Ok(connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.into())
+    }
+}
+
+/// The endpoint whose requests say that they come over TLS.
+fn secured(endpoint: Endpoint) -> Endpoint {
+    let mut parts = endpoint.uri().clone().into_parts();
+    parts.scheme = Some(Scheme::HTTPS);
+    match Uri::from_parts(parts) {
+        Ok(origin) => endpoint.origin(origin),
+        Err(_) => endpoint,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Asking a parent over gRPC: `doorman.Capacity/GetServerCapacity`, as its client.
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -8,30 +9,60 @@ use tollgate_proto::doorman::{
     GetServerCapacityRequest, Lease, PriorityBandAggregate, ServerCapacityResourceRequest,
     ServerCapacityResourceResponse, algorithm,
 };
+use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::domain::lease::{Claim, ParentLease};
 use crate::domain::sharing::Kind;
+use crate::files;
 use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
+use crate::tls::Dialer;
 
 /// The addresses of a parent: any of its nodes, or the load balancer before them.
 pub struct ParentClient {
     channels: Vec<(String, Channel)>,
+    token: Option<PathBuf>,
     /// The one that answered last.
     next: AtomicUsize,
 }
 
 impl ParentClient {
-    /// Connects to nothing yet. `addresses` are `HOST:PORT`, at least one.
-    pub fn new(addresses: &[String]) -> Result<Self, ParentError> {
+    /// Connects to nothing yet. `addresses` are `HOST:PORT`, at least one. `tls`: how to, over
+    /// TLS; `token`: a file with the token to show, which is read for each request.
+    pub fn new(
+        addresses: &[String],
+        tls: Option<&Dialer>,
+        token: Option<PathBuf>,
+    ) -> Result<Self, ParentError> {
         let channel = |address: &String| {
-            let bare = address.trim_start_matches("http://");
+            let bare = address.trim_start_matches("http://").trim_start_matches("https://");
+            if tls.is_none() && address.starts_with("https://") {
+                return Err(unheard(format!("{address:?} needs --parent-ca-file")));
+            }
             let endpoint = Endpoint::from_shared(format!("http://{bare}"))
                 .map_err(|_| unheard(format!("{address:?} is no HOST:PORT")))?;
-            Ok((bare.to_owned(), endpoint.timeout(ANSWER).connect_timeout(ANSWER).connect_lazy()))
+            let endpoint = endpoint.timeout(ANSWER).connect_timeout(ANSWER);
+            let channel = match tls {
+                Some(dialer) => dialer.channel(endpoint),
+                None => endpoint.connect_lazy(),
+            };
+            Ok((bare.to_owned(), channel))
         };
         let channels = addresses.iter().map(channel).collect::<Result<_, ParentError>>()?;
-        Ok(Self { channels, next: AtomicUsize::new(0) })
+        let client = Self { channels, token, next: AtomicUsize::new(0) };
+        client.authorization()?;
+        Ok(client)
+    }
+
+    /// What is shown to the parent.
+    fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, ParentError> {
+        let Some(path) = &self.token else { return Ok(None) };
+        let wrong = |error: std::io::Error| unheard(format!("--parent-token-file: {error}"));
+        let value = format!("Bearer {}", files::read_secret(path).map_err(wrong)?);
+        let value = MetadataValue::try_from(value);
+        let mut value = value.map_err(|_| unheard("--parent-token-file: no token".to_owned()))?;
+        value.set_sensitive(true);
+        Ok(Some(value))
     }
 }
 
@@ -44,6 +75,10 @@ impl Parent for ParentClient {
             server_id: cluster.to_owned(),
             resource: requests.iter().map(wire).collect(),
         };
+        let mut request = tonic::Request::new(request);
+        if let Some(token) = self.authorization()? {
+            request.metadata_mut().insert("authorization", token);
+        }
         let mut client = CapacityClient::new(channel.clone());
         match tokio::time::timeout(ANSWER, client.get_server_capacity(request)).await {
             Ok(Ok(response)) => {

@@ -10,11 +10,11 @@ use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
 };
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use crate::cli;
 use crate::cli::node::Node;
+use crate::cli::secure::Line;
 use crate::cli::text::shown;
 
 mod command;
@@ -111,7 +111,7 @@ fn released(request: &ReleaseCapacityRequest) -> String {
 
 /// Asks as one client for some resources; the answers are in that order, and complete.
 async fn ask(
-    client: &mut CapacityClient<Channel>,
+    client: &mut CapacityClient<Line>,
     client_id: &str,
     resource: Vec<ResourceRequest>,
 ) -> Result<Vec<ResourceResponse>, Status> {

@@ -13,13 +13,13 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{DiscoveryRequest, ReleaseCapacityRequest};
-use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 use super::command::{Command, HELP, parse};
 use super::leases::{Leases, Now};
 use super::{Node, ask, released};
 use crate::cli;
+use crate::cli::secure::Line;
 use crate::cli::text::shown;
 
 const PROMPT: &str = "> ";
@@ -48,7 +48,7 @@ enum Next {
 
 struct Shell {
     node: Node,
-    client: CapacityClient<Channel>,
+    client: CapacityClient<Line>,
     leases: Leases,
     /// A prompt is shown.
     terminal: bool,

@@ -172,7 +172,7 @@ impl Connector {
             master: master.clone(),
             keys,
             health: self.0.health.server(&master.name),
-            pool: pool(&master.info, 1),
+            pool: self.pool(&master.info, 1),
         })
     }
 
@@ -182,6 +182,26 @@ impl Connector {
             self.health().nowhere(0, &detail);
         }
         self.shards();
+    }
+
+    /// A pool of connections to one server; an error in words.
+    pub(super) fn pool(&self, server: &ConnectionInfo, size: usize) -> Result<Pool, String> {
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_TIMEOUT))
+            .set_response_timeout(None);
+        if let Some(login) = self.0.servers.login() {
+            config = config.set_credentials_provider(login.clone());
+        }
+        let mut limits = PoolConfig::new(size);
+        limits.timeouts.create = Some(CONNECT_TIMEOUT);
+        limits.timeouts.wait = Some(CONNECT_TIMEOUT);
+        limits.timeouts.recycle = Some(CONNECT_TIMEOUT);
+        let manager = Manager::new_with_config(server.clone(), config);
+        Pool::builder(manager.map_err(|error| error.to_string())?)
+            .config(limits)
+            .runtime(Runtime::Tokio1)
+            .build()
+            .map_err(|error| error.to_string())
     }
 
     /// Says for the first time that this node is alive. Takes a quarter of a second or so a
@@ -292,21 +312,4 @@ impl Shard {
             }
         }
     }
-}
-
-/// A pool of connections to one server; an error in words.
-pub(super) fn pool(server: &ConnectionInfo, size: usize) -> Result<Pool, String> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
-        .set_response_timeout(None);
-    let mut limits = PoolConfig::new(size);
-    limits.timeouts.create = Some(CONNECT_TIMEOUT);
-    limits.timeouts.wait = Some(CONNECT_TIMEOUT);
-    limits.timeouts.recycle = Some(CONNECT_TIMEOUT);
-    let manager = Manager::new_with_config(server.clone(), config);
-    Pool::builder(manager.map_err(|error| error.to_string())?)
-        .config(limits)
-        .runtime(Runtime::Tokio1)
-        .build()
-        .map_err(|error| error.to_string())
 }

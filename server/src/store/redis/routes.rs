@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use arc_swap::ArcSwap;
 use hashbrown::HashMap;
 
-use super::connector::{self, Connector, Shard, Shards};
+use super::connector::{Connector, Shard, Shards};
 use super::lane::{self, Entrance, Job};
 use super::topology;
 use crate::store::StoreError;
@@ -23,7 +23,7 @@ pub(super) struct Lanes {
 
 impl Lanes {
     fn open(connector: &Connector, shard: &Arc<Shard>, cluster: bool) -> Arc<Self> {
-        let pool = connector::pool(&shard.master.info, LANES);
+        let pool = connector.pool(&shard.master.info, LANES);
         let entrances = std::array::from_fn(|_| {
             let health = Arc::clone(&shard.health);
             lane::open(pool.clone(), health, connector.timeout(), cluster)

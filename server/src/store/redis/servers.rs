@@ -24,6 +24,7 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use super::health::classify;
+use super::login::{Login, LoginFiles};
 use super::topology::{self, Topology};
 use crate::store::StoreError;
 
@@ -41,6 +42,7 @@ pub type Unknown = (StoreError, String);
 #[derive(Debug)]
 pub struct Servers {
     source: Source,
+    login: Option<Login>,
     current: ArcSwap<Topology>,
     version: AtomicU64,
     asking: Mutex<Asking>,
@@ -113,10 +115,49 @@ impl Servers {
         let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             source,
+            login: None,
             version: AtomicU64::new(topology.version()),
             current: ArcSwap::from_pointee(topology),
             asking: Mutex::default(),
         }
+    }
+
+    /// The same servers, connected to as these files say. Sentinels, too, are shown the
+    /// certificate, but have a login of their own.
+    pub fn with_files(mut self, files: &LoginFiles) -> Result<Self, RedisError> {
+        if let Some(certificates) = files.certificates()? {
+            let secured = |info: &mut ConnectionInfo| -> Result<(), RedisError> {
+                let client = Client::build_with_tls(info.clone(), certificates.clone())?;
+                *info = client.get_connection_info().clone();
+                Ok(())
+            };
+            match &mut self.source {
+                Source::Single => {}
+                Source::Cluster { seeds } => seeds.iter_mut().try_for_each(secured)?,
+                Source::Sentinel { sentinels, server, .. } => {
+                    sentinels.iter_mut().chain([&mut **server]).try_for_each(secured)?;
+                }
+            }
+            if let [only] = self.current().masters() {
+                let mut info = only.info.clone();
+                secured(&mut info)?;
+                let topology = Topology::single(info).with_version(self.version());
+                self.current.store(Arc::new(topology));
+            }
+        }
+        let current = self.current();
+        let like = match &self.source {
+            Source::Single => current.masters().first().map(|master| &master.info),
+            Source::Cluster { seeds } => seeds.first(),
+            Source::Sentinel { server, .. } => Some(&**server),
+        };
+        self.login = like.map(|like| files.login(like)).transpose()?.flatten();
+        Ok(self)
+    }
+
+    /// Who logs in at a server that decides; `None`: as its URL says.
+    pub(super) fn login(&self) -> Option<&Login> {
+        self.login.as_ref()
     }
 
     /// What is known now. A cluster, or the master of sentinels, is unknown (without masters)
@@ -234,7 +275,9 @@ impl Servers {
                 let (address, epoch) = ask_sentinel(server, master).await.map_err(of)?;
                 let info = topology::at(like, &address.0, address.1);
                 let topology = Topology::single(info.clone());
-                if !topology.same(&self.current.load()) && !is_master(&info).await.map_err(of)? {
+                if !topology.same(&self.current.load())
+                    && !is_master(&info, self.login()).await.map_err(of)?
+                {
                     let detail = format!("{} is not yet a master", topology::name(info.addr()));
                     return Err((StoreError::Unreachable, detail));
                 }
@@ -250,7 +293,7 @@ impl Servers {
                     return Ok(told);
                 }
                 // One that was kept may have died of idleness, or with the runtime that made it.
-                let mut connection = connect(server).await.map_err(of)?;
+                let mut connection = connect(server, self.login()).await.map_err(of)?;
                 let told = ask_cluster(server, &mut connection).await.map_err(of)?;
                 asking.connection = Some((name, connection));
                 Ok(told)
@@ -263,10 +306,16 @@ fn info(url: &str) -> Result<ConnectionInfo, RedisError> {
     url.into_connection_info()
 }
 
-async fn connect(info: &ConnectionInfo) -> Result<MultiplexedConnection, RedisError> {
+async fn connect(
+    info: &ConnectionInfo,
+    login: Option<&Login>,
+) -> Result<MultiplexedConnection, RedisError> {
     // The deadline is the caller's.
-    let config =
+    let mut config =
         AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+    if let Some(login) = login {
+        config = config.set_credentials_provider(login.clone());
+    }
     Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&config).await
 }
 
@@ -300,12 +349,12 @@ async fn ask_sentinel(
     // … and only the second tells how new that is.
     ask.cmd("SENTINEL").arg("MASTER").arg(master);
     let (address, about): ((String, u16), HashMap<String, String>) =
-        ask.query_async(&mut connect(asked).await?).await?;
+        ask.query_async(&mut connect(asked, None).await?).await?;
     let epoch = about.get("config-epoch").and_then(|epoch| epoch.parse().ok());
     Ok((address, epoch.unwrap_or_default()))
 }
 
-async fn is_master(server: &ConnectionInfo) -> Result<bool, RedisError> {
-    let role: Role = redis::cmd("ROLE").query_async(&mut connect(server).await?).await?;
+async fn is_master(server: &ConnectionInfo, login: Option<&Login>) -> Result<bool, RedisError> {
+    let role: Role = redis::cmd("ROLE").query_async(&mut connect(server, login).await?).await?;
     Ok(matches!(role, Role::Primary { .. }))
 }

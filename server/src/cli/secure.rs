@@ -1,0 +1,80 @@
+//! Whom the commands trust, and what they show.
+
+use std::path::PathBuf;
+
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+use crate::files;
+use crate::tls::{ClientFiles, Dialer};
+
+/// The flags that every question to a node has.
+#[derive(Default, clap::Args)]
+pub(super) struct Secure {
+    /// Who signs the node's certificate (PEM): turns on TLS
+    #[arg(long, env = "TOLLGATE_CA_FILE", value_name = "FILE")]
+    ca_file: Option<PathBuf>,
+    /// The name in the node's certificate, where it is not the host's
+    #[arg(long, env = "TOLLGATE_SERVER_NAME", value_name = "NAME", requires = "ca_file")]
+    server_name: Option<String>,
+    /// The certificate to show to the node (PEM)
+    #[arg(
+        long,
+        env = "TOLLGATE_CERT_FILE",
+        value_name = "FILE",
+        requires_all = ["key_file", "ca_file"]
+    )]
+    cert_file: Option<PathBuf>,
+    /// Its key (PEM)
+    #[arg(long, env = "TOLLGATE_KEY_FILE", value_name = "FILE", requires = "cert_file")]
+    key_file: Option<PathBuf>,
+    /// A file with the token to show to the node
+    #[arg(long, env = "TOLLGATE_TOKEN_FILE", value_name = "FILE")]
+    token_file: Option<PathBuf>,
+}
+
+impl Secure {
+    /// How to connect over TLS; `None`: without.
+    pub(super) fn dialer(&self) -> Result<Option<Dialer>, String> {
+        let Some(ca) = self.ca_file.clone() else { return Ok(None) };
+        let own = self.cert_file.clone().zip(self.key_file.clone());
+        let files = ClientFiles { ca, own, server_name: self.server_name.clone() };
+        Dialer::new(files).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// What an `authorization` header says, if anything.
+    pub(super) fn authorization(&self) -> Result<Option<String>, String> {
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let token = files::read_secret(path).map_err(|error| error.to_string())?;
+        match token.bytes().all(|byte| byte.is_ascii_graphic()) {
+            true => Ok(Some(format!("Bearer {token}"))),
+            false => Err(format!("{}: a token has no spaces in it", path.display())),
+        }
+    }
+
+    /// The same channel, with the token at each request.
+    pub(super) fn line(&self, channel: Channel) -> Result<Line, String> {
+        let value = self.authorization()?.map(MetadataValue::try_from).transpose();
+        let value = value.map_err(|_| "--token-file: no token".to_owned())?;
+        Ok(InterceptedService::new(channel, Bearer(value)))
+    }
+}
+
+/// A connection to a node.
+pub(super) type Line = InterceptedService<Channel, Bearer>;
+
+/// Shows a token.
+#[derive(Clone)]
+pub(super) struct Bearer(Option<MetadataValue<Ascii>>);
+
+impl Interceptor for Bearer {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(value) = &self.0 {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        Ok(request)
+    }
+}
