@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 15] = [
+pub const VARIABLES: [&str; 34] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
@@ -28,6 +28,25 @@ pub const VARIABLES: [&str; 15] = [
     "TOLLGATE_LOG_FORMAT",
     "TOLLGATE_LOG_LEVEL",
     "TOLLGATE_ADDR",
+    "TOLLGATE_TLS_CERT_FILE",
+    "TOLLGATE_TLS_KEY_FILE",
+    "TOLLGATE_TLS_CLIENT_CA_FILE",
+    "TOLLGATE_TLS_CLIENT_OPTIONAL",
+    "TOLLGATE_ACCESS",
+    "TOLLGATE_STORE_USER_FILE",
+    "TOLLGATE_STORE_PASSWORD_FILE",
+    "TOLLGATE_STORE_CA_FILE",
+    "TOLLGATE_STORE_CERT_FILE",
+    "TOLLGATE_STORE_KEY_FILE",
+    "TOLLGATE_PARENT_CA_FILE",
+    "TOLLGATE_PARENT_CERT_FILE",
+    "TOLLGATE_PARENT_KEY_FILE",
+    "TOLLGATE_PARENT_TOKEN_FILE",
+    "TOLLGATE_CA_FILE",
+    "TOLLGATE_SERVER_NAME",
+    "TOLLGATE_CERT_FILE",
+    "TOLLGATE_KEY_FILE",
+    "TOLLGATE_TOKEN_FILE",
 ];
 
 /// What came of a command.

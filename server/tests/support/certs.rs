@@ -1,0 +1,125 @@
+//! Certificates of the test's own making.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType,
+};
+use tempfile::TempDir;
+use tollgate_server::tls::{ClientFiles, Dialer};
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    /// The certificate.
+    pub cert: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Pair {
+    /// Puts them where others are, key first.
+    pub fn replace(&self, others: &Self) {
+        for (from, to) in [(&self.key, &others.key), (&self.cert, &others.cert)] {
+            let next = to.with_extension("next");
+            fs::copy(from, &next).unwrap();
+            fs::rename(next, to).unwrap();
+        }
+    }
+}
+
+/// Signs certificates, which it keeps in a directory of its own.
+pub struct Ca {
+    issuer: Issuer<'static, KeyPair>,
+    dir: TempDir,
+}
+
+impl Ca {
+    /// A new one.
+    pub fn new() -> Self {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.distinguished_name.push(DnType::CommonName, "a test's own");
+        let key = KeyPair::generate().unwrap();
+        let dir = TempDir::new().unwrap();
+        fs::write(dir.path().join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
+        Self { issuer: Issuer::new(params, key), dir }
+    }
+
+    /// Its own certificate.
+    pub fn file(&self) -> PathBuf {
+        self.path("ca.pem")
+    }
+
+    /// A file in its directory.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Where it keeps everything.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// For a server on 127.0.0.1.
+    pub fn server(&self, name: &str) -> Pair {
+        self.issue(name, |_| {})
+    }
+
+    /// For a client, with these names: `dns:`, `uri:` and `cn:` say of which kind.
+    pub fn client(&self, file: &str, names: &[&str]) -> Pair {
+        self.issue(file, |params| {
+            params.subject_alt_names.clear();
+            for name in names {
+                let (kind, name) = name.split_once(':').unwrap();
+                let alternatives = &mut params.subject_alt_names;
+                match kind {
+                    "dns" => alternatives.push(SanType::DnsName(name.try_into().unwrap())),
+                    "uri" => alternatives.push(SanType::URI(name.try_into().unwrap())),
+                    _ => params.distinguished_name.push(DnType::CommonName, name),
+                }
+            }
+        })
+    }
+
+    /// Of which the expiry is that far from now.
+    pub fn expiring(&self, name: &str, after: Duration, past: bool) -> Pair {
+        let now = SystemTime::now();
+        let (first, last) = match past {
+            true => (now - 2 * after, now - after),
+            false => (now - after, now + after),
+        };
+        self.issue(name, |params| {
+            params.not_before = first.into();
+            params.not_after = last.into();
+        })
+    }
+
+    fn issue(&self, name: &str, change: impl FnOnce(&mut CertificateParams)) -> Pair {
+        let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        change(&mut params);
+        let key = KeyPair::generate().unwrap();
+        let made = params.signed_by(&key, &self.issuer).unwrap();
+        let pair = Pair {
+            cert: self.path(&format!("{name}.crt")),
+            key: self.path(&format!("{name}.key")),
+        };
+        fs::write(&pair.cert, made.pem()).unwrap();
+        fs::write(&pair.key, key.serialize_pem()).unwrap();
+        pair
+    }
+
+    /// A client that trusts this one, and shows that certificate.
+    pub fn dialer(&self, own: Option<&Pair>) -> Dialer {
+        let own = own.map(|pair| (pair.cert.clone(), pair.key.clone()));
+        Dialer::new(ClientFiles { ca: self.file(), own, server_name: None }).unwrap()
+    }
+}
+
+/// As an argument of a command.
+pub fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
