@@ -1,4 +1,5 @@
-//! Redis over TLS: trusted are the system's certificates, or those that SSL_CERT_FILE names.
+//! Redis over TLS: trusted are the system's certificates, or those that SSL_CERT_FILE or a setting
+//! names. And logins from files.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
@@ -8,9 +9,11 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use support::command::{Running, command};
+use redis::{ClientTlsConfig, TlsCertificates};
+use support::certs::{Ca, Pair, text};
+use support::command::{Running, command, tollgate};
 use support::wire::{PATIENCE, Page, http};
-use support::{LimitsFile, eventually, free_port};
+use support::{LimitsFile, Redis, eventually, free_port};
 use tempfile::TempDir;
 
 const LIMITS: &str = "on_store_failure: local
@@ -32,12 +35,17 @@ struct TlsRedis {
 }
 
 impl TlsRedis {
-    fn start(dir: &Path, (cert, key): &(PathBuf, PathBuf)) -> Self {
+    fn start(dir: &Path, own: &(PathBuf, PathBuf)) -> Self {
+        Self::start_with(dir, own, &["--tls-auth-clients", "no"])
+    }
+
+    fn start_with(dir: &Path, (cert, key): &(PathBuf, PathBuf), more: &[&str]) -> Self {
         for _ in 0..5 {
             let port = free_port();
             let child = Command::new("redis-server")
                 .args(["--port", "0", "--tls-port", &port.to_string(), "--bind", "127.0.0.1"])
-                .args(["--save", "", "--appendonly", "no", "--tls-auth-clients", "no"])
+                .args(["--save", "", "--appendonly", "no"])
+                .args(more)
                 .args(["--tls-cert-file".as_ref(), cert.as_os_str()])
                 .args(["--tls-key-file".as_ref(), key.as_os_str()])
                 .args(["--dir".as_ref(), dir.as_os_str()])
@@ -69,11 +77,16 @@ impl Drop for TlsRedis {
 
 /// A node on that Redis that trusts that certificate, and its HTTP port.
 fn node(limits: &LimitsFile, redis: &TlsRedis, trusted: &Path) -> (Running, SocketAddr) {
+    let url = format!("rediss://127.0.0.1:{}", redis.port);
+    node_with(limits, trusted, &["--store", &url])
+}
+
+fn node_with(limits: &LimitsFile, trusted: &Path, more: &[&str]) -> (Running, SocketAddr) {
     let http = SocketAddr::from(([127, 0, 0, 1], free_port()));
     let node = Running::start(
         command()
             .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", &http.to_string()])
-            .args(["--store", &format!("rediss://127.0.0.1:{}", redis.port)])
+            .args(more)
             .args(["--store-timeout", "5s", "--limits"])
             .arg(limits.path())
             .env_remove("SSL_CERT_DIR")
@@ -113,4 +126,146 @@ fn any_other_certificate_is_an_outage() {
     assert_eq!((&answer["status"], &answer["degraded"]), (&"OK".into(), &true.into()));
     let said = node.stop();
     assert!(!said.contains("the store answers") && !said.contains("panicked"), "{said}");
+}
+
+fn as_pair(pair: &Pair) -> (PathBuf, PathBuf) {
+    (pair.cert.clone(), pair.key.clone())
+}
+
+#[test]
+fn a_certificate_is_shown_to_a_redis_that_wants_one() {
+    let (ca, limits) = (Ca::new(), LimitsFile::new(LIMITS));
+    let root = ca.file();
+    let want = ["--tls-auth-clients", "yes", "--tls-ca-cert-file", text(&root)];
+    let redis = TlsRedis::start_with(ca.dir(), &as_pair(&ca.server("redis")), &want);
+    let url = format!("rediss://127.0.0.1:{}", redis.port);
+    let own = ca.client("node", &["cn:node"]);
+    let trust = ["--store", &url, "--store-ca-file", text(&root)];
+    let show = ["--store-cert-file", text(&own.cert), "--store-key-file", text(&own.key)];
+    // Whom the system trusts does not matter.
+    let nobody = Path::new("/dev/null");
+    let (node, http) = node_with(&limits, nobody, &[&trust[..], &show].concat());
+    node.says("the store answers");
+    assert_eq!(ask(http).json()["degraded"], false);
+    node.stop();
+    let (node, http) = node_with(&limits, nobody, &trust);
+    node.says("no answer from the store");
+    assert_eq!(ask(http).json()["degraded"], true);
+    assert!(!node.stop().contains("the store answers"));
+}
+
+/// One server that has all slots is a cluster, too.
+#[test]
+fn a_cluster_over_tls_with_its_login_in_files() {
+    let (ca, limits) = (Ca::new(), LimitsFile::new(LIMITS));
+    let root = ca.file();
+    let mut want = vec!["--tls-auth-clients", "yes", "--tls-ca-cert-file", text(&root)];
+    want.extend([
+        "--cluster-enabled",
+        "yes",
+        "--tls-cluster",
+        "yes",
+        "--requirepass",
+        "old-secret",
+    ]);
+    let redis = TlsRedis::start_with(ca.dir(), &as_pair(&ca.server("redis")), &want);
+    let own = ca.client("node", &["cn:node"]);
+    let pem = |path: &Path| fs::read(path).unwrap();
+    let client_tls = ClientTlsConfig { client_cert: pem(&own.cert), client_key: pem(&own.key) };
+    let certificates =
+        TlsCertificates { client_tls: Some(client_tls), root_cert: Some(pem(&root)) };
+    let url = format!("rediss://:old-secret@127.0.0.1:{}", redis.port);
+    // The node's library has the one, the test's the other.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let client = redis::Client::build_with_tls(url, certificates).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    let slots = redis::cmd("CLUSTER").arg(&["ADDSLOTSRANGE", "0", "16383"]).exec(&mut connection);
+    slots.unwrap();
+    let password = ca.path("password");
+    fs::write(&password, "old-secret\n").unwrap();
+    let url = format!("rediss-cluster://127.0.0.1:{}", redis.port);
+    let (node, http) = node_with(
+        &limits,
+        Path::new("/dev/null"),
+        &[
+            "--store",
+            &url,
+            "--store-password-file",
+            text(&password),
+            "--store-ca-file",
+            text(&root),
+            "--store-cert-file",
+            text(&own.cert),
+            "--store-key-file",
+            text(&own.key),
+        ],
+    );
+    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    assert!(!node.stop().contains("secret"));
+}
+
+#[test]
+fn a_password_that_is_replaced() {
+    let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
+    let mut connection = redis.connection();
+    let mut user = |rights: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("tollgate").arg(rights).exec(&mut connection).unwrap();
+    };
+    user(&["on", ">first-secret", "~*", "+@all"]);
+    let (name, password) = (ca.path("user"), ca.path("password"));
+    fs::write(&name, "tollgate\n").unwrap();
+    fs::write(&password, "first-secret\n").unwrap();
+    let (node, http) = node_with(
+        &limits,
+        Path::new("/dev/null"),
+        // The files go before what the URL says.
+        &[
+            "--store",
+            &redis.url().replace("://", "://somebody:wrong-secret@"),
+            "--store-user-file",
+            text(&name),
+            "--store-password-file",
+            text(&password),
+        ],
+    );
+    node.says("the store answers");
+    assert_eq!(ask(http).json()["degraded"], false);
+    let mut connection = redis.connection();
+    let mut kill = || {
+        let mut kill = redis::cmd("CLIENT");
+        kill.arg(&["KILL", "USER", "tollgate"]).query::<usize>(&mut connection).unwrap()
+    };
+    // Those that are there go on, whatever becomes of the password.
+    user(&[">second-secret", "<first-secret"]);
+    assert_eq!(ask(http).json()["degraded"], false);
+    // New ones need the new one.
+    assert!(kill() > 0);
+    node.says("no answer from the store");
+    fs::write(&password, "second-secret").unwrap();
+    eventually("the new one is taken", PATIENCE, || ask(http).json()["degraded"] == false);
+    let said = node.stop();
+    assert!(!said.contains("secret"), "{said}");
+}
+
+#[test]
+fn files_that_can_not_be_read_are_named() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let two = ca.path("two");
+    fs::write(&two, "first-secret\nsecond-secret\n").unwrap();
+    let limits = limits.path();
+    let (root, pair) = (ca.file(), ca.server("own"));
+    for (more, why) in [
+        (&["--store-password-file", "/no/such"][..], "can't read /no/such"),
+        (&["--store-user-file", "/no/such"], "can't read /no/such"),
+        (&["--store-password-file", text(&two)], "must hold one line"),
+        (&["--store-ca-file", "/no/such"], "can't read /no/such"),
+        (&["--store-ca-file", text(&root)], "rediss://"),
+        (&["--store-cert-file", text(&pair.cert)], "--store-key-file"),
+    ] {
+        let start = ["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let args = ["--limits", text(&limits), "--store", "redis://127.0.0.1:1"];
+        let done = tollgate(&[&start[..], &args, more].concat());
+        assert_eq!(done.code, 2, "{done:?}");
+        assert!(done.stderr.contains(why) && !done.stderr.contains("secret"), "{why}: {done:?}");
+    }
 }
