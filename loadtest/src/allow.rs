@@ -7,14 +7,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use http::HeaderValue;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_server::domain::bucket::BucketLimit;
 
+use tollgate_server::files::read_secret;
 use tollgate_server::service::limits::LoadError;
+use tollgate_server::tls::{ClientFiles, Dialer};
 
 use crate::books::{Source, load_limits};
-use crate::driver::{Caller, Target};
+use crate::driver::{Caller, Secure, Target};
 use crate::keys::{Keys, Pattern};
 use crate::load::{Ask, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
@@ -40,6 +43,12 @@ pub struct AllowArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
+    /// A file with the token to show to the nodes.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Who signs the nodes' certificates (PEM): turns on TLS.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -171,6 +180,22 @@ pub enum RunError {
 }
 
 impl AllowArgs {
+    /// How to get in.
+    fn secure(&self) -> Result<Secure, RunError> {
+        let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
+        let files = |ca| ClientFiles { ca, own: None, server_name: None };
+        let dialer = self.ca_file.clone().map(|ca| Dialer::new(files(ca))).transpose();
+        let token = self.token_file.as_deref().map(read_secret).transpose();
+        let authorization = match token.map_err(|error| wrong(&error))? {
+            None => None,
+            Some(token) => {
+                let value = HeaderValue::try_from(format!("Bearer {token}"));
+                Some(value.map_err(|_| wrong(&"--token-file: no token"))?)
+            }
+        };
+        Ok(Secure { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
+    }
+
     fn check(&self) -> Result<(), RunError> {
         let hot = self.keys == Pattern::Hot;
         let bounds = self.limits.is_some() || self.size.is_some();
@@ -256,6 +281,7 @@ pub(crate) fn drive<W>(
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
     let ask = Arc::new(args.ask());
+    let secure = args.secure()?;
     // All that can fail, and the dialling, comes before the first request.
     let mut dialled = Vec::new();
     for thread in 0..args.threads {
@@ -265,7 +291,7 @@ pub(crate) fn drive<W>(
             let mut callers = Vec::new();
             for number in (thread..args.connections).step_by(args.threads as usize) {
                 let target = &args.target[number as usize % args.target.len()];
-                callers.push(Caller::dial(target, args.timeout).await);
+                callers.push(Caller::dial(&target.secured(&secure), args.timeout).await);
             }
             callers
         });

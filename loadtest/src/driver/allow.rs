@@ -1,6 +1,7 @@
 //! Allow over h2 itself: a caller reuses its buffers and its timer, so that a request costs this
 //! side little of the CPU time that it shares with those who are measured.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::pin::{Pin, pin};
@@ -11,13 +12,15 @@ use std::time::{Duration, Instant};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use h2::client::{self, SendRequest};
 use h2::{Reason, RecvStream};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
 use http::{Method, Request, StatusCode, Uri, Version};
 use prost::Message as _;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_server::tls::Dialer;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure, Target};
@@ -234,10 +237,11 @@ fn code(error: &h2::Error) -> Code {
 }
 
 /// A connection, which is dialled again when it breaks.
-#[derive(Debug)]
 struct Link {
     /// What every request begins with.
     head: Request<()>,
+    /// Over TLS.
+    dialer: Option<Dialer>,
     line: Mutex<Option<Line>>,
 }
 
@@ -249,8 +253,14 @@ struct Line {
     sender: SendRequest<Bytes>,
 }
 
+impl fmt::Debug for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link").field("line", &self.line).finish_non_exhaustive()
+    }
+}
+
 impl Link {
-    fn new(Target(uri): &Target) -> Self {
+    fn new(Target { uri, secure }: &Target) -> Self {
         let mut head = Request::new(());
         let mut parts = uri.clone().into_parts();
         parts.path_and_query =
@@ -261,7 +271,10 @@ impl Link {
         *head.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-        Self { head, line: Mutex::new(None) }
+        if let Some(value) = &secure.authorization {
+            head.headers_mut().insert(AUTHORIZATION, value.clone());
+        }
+        Self { head, dialer: secure.dialer.clone(), line: Mutex::new(None) }
     }
 
     /// A line that came after number `lost`. One dials for all who wait.
@@ -281,19 +294,30 @@ impl Link {
     async fn dial(&self) -> io::Result<SendRequest<Bytes>> {
         let uri = self.head.uri();
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-        let stream = TcpStream::connect((host, uri.port_u16().unwrap_or(80))).await?;
+        let port = uri.port_u16();
+        if let Some(dialer) = &self.dialer {
+            return talk(dialer.dial(host, port.unwrap_or(443)).await?).await;
+        }
+        let stream = TcpStream::connect((host, port.unwrap_or(80))).await?;
         stream.set_nodelay(true)?;
-        let (sender, connection) = client::Builder::new()
-            .enable_push(false)
-            .initial_window_size(WINDOW)
-            .initial_connection_window_size(WINDOW)
-            .handshake(stream)
-            .await
-            .map_err(io::Error::other)?;
-        // Whoever waits for an answer hears of its errors.
-        tokio::spawn(async move { drop(connection.await) });
-        Ok(sender)
+        talk(stream).await
     }
+}
+
+/// Begins to speak HTTP/2.
+async fn talk(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> io::Result<SendRequest<Bytes>> {
+    let (sender, connection) = client::Builder::new()
+        .enable_push(false)
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .handshake(stream)
+        .await
+        .map_err(io::Error::other)?;
+    // Whoever waits for an answer hears of its errors.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
 }
 
 #[cfg(test)]

@@ -6,10 +6,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use http::HeaderValue;
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ReleaseCapacityResponse,
 };
+use tollgate_server::tls::Dialer;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
@@ -22,7 +24,32 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a node, or a load balancer before several, listens.
 #[derive(Clone, Debug)]
-pub struct Target(Uri);
+pub struct Target {
+    uri: Uri,
+    secure: Secure,
+}
+
+/// How to get in.
+#[derive(Clone, Default)]
+pub struct Secure {
+    /// Over TLS.
+    pub dialer: Option<Dialer>,
+    /// What the `authorization` of each request is.
+    pub authorization: Option<HeaderValue>,
+}
+
+impl fmt::Debug for Secure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secure").field("tls", &self.dialer.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Target {
+    /// The same, got into like that.
+    pub fn secured(&self, secure: &Secure) -> Self {
+        Self { uri: self.uri.clone(), secure: secure.clone() }
+    }
+}
 
 impl FromStr for Target {
     type Err = String;
@@ -46,13 +73,13 @@ impl FromStr for Target {
         if uri.path_and_query().is_some_and(|path| path != "/") {
             return Err("expected http://HOST:PORT, without a path".to_owned());
         }
-        Ok(Self(uri))
+        Ok(Self { uri, secure: Secure::default() })
     }
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let authority = self.0.authority().map_or("", |authority| authority.as_str());
+        let authority = self.uri.authority().map_or("", |authority| authority.as_str());
         write!(f, "http://{authority}")
     }
 }
@@ -112,7 +139,7 @@ impl Connection {
     /// one: an outage at the start is counted like one in the middle.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let endpoint =
-            Endpoint::from(target.0.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
+            Endpoint::from(target.uri.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
         let channel = match endpoint.connect().await {
             Ok(channel) => channel,
             Err(_) => endpoint.connect_lazy(),

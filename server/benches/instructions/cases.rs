@@ -16,6 +16,7 @@ use prost::Message as _;
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::allow_response::Status as Wire;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_server::access::Guard;
 use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::Shared;
@@ -281,9 +282,10 @@ async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics) = service(store)?;
     let front = Arc::new(Front::new(service, metrics.rpc_duration("grpc"), Routes::default()));
     let (near, far) = tokio::io::duplex(1 << 20);
+    let guard = Arc::new(Guard::grpc(None, None));
     let service = service_fn(move |request| {
-        let front = Arc::clone(&front);
-        async move { front.answer(request).await }
+        let (front, guard) = (Arc::clone(&front), Arc::clone(&guard));
+        async move { front.answer(request, &guard).await }
     });
     let http2 = http2::Builder::new(TokioExecutor::new());
     tokio::spawn(http2.serve_connection(TokioIo::new(far), service));

@@ -46,7 +46,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run a node
-    Serve(serve::Args),
+    Serve(Box<serve::Args>),
     /// Check a limits file, and print it as understood; or an access file
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
@@ -67,7 +67,7 @@ enum Command {
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
     let done = match Cli::parse().command {
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(*args),
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Capacity(args) => capacity::run(args),

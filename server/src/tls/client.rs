@@ -83,7 +83,8 @@ impl Dialer {
         secured(endpoint).connect_with_connector(self.clone()).await
     }
 
-    async fn dial(self, uri: Uri) -> io::Result<TlsStream<TcpStream>> {
+    /// One connection to a server, over which HTTP/2 is to be spoken.
+    pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let inner = &*self.0;
         // Half of a change is refused, and looked at again before the next connection.
         if inner.watched.have_changed() {
@@ -95,8 +96,6 @@ impl Dialer {
                 Err(error) => tracing::error!(%error, "new certificate refused, the old one stays"),
             }
         }
-        let unusable = || io::Error::new(io::ErrorKind::InvalidInput, "no HOST:PORT");
-        let (host, port) = uri.host().zip(uri.port_u16()).ok_or_else(unusable)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name(host)?;
         let connector = TlsConnector::from(inner.current.load_full());
@@ -151,7 +150,11 @@ impl Service<Uri> for Dialer {
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let dialed = self.clone().dial(uri);
-        Box::pin(async move { dialed.await.map(TokioIo::new) })
+        let dialer = self.clone();
+        Box::pin(async move {
+            let unusable = || io::Error::new(io::ErrorKind::InvalidInput, "no HOST:PORT");
+            let (host, port) = uri.host().zip(uri.port_u16()).ok_or_else(unusable)?;
+            dialer.dial(host, port).await.map(TokioIo::new)
+        })
     }
 }
