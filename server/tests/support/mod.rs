@@ -23,6 +23,7 @@ use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
+pub mod callers;
 pub mod certs;
 pub mod cluster;
 pub mod command;
