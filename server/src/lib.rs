@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | `cli` | arguments, exit codes | everything |
 //! | `app` | the composition root: starts, drains, stops | everything |
-//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls` |
+//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
 //! | `access` | who asks, and whether they may | `config`, `domain`, `files`, `logging`, `metrics` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
 //! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |

@@ -27,7 +27,7 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
             "transport",
         ],
     ),
-    ("transport", &["access", "domain", "files", "metrics", "service", "store", "tls"]),
+    ("transport", &["access", "domain", "files", "logging", "metrics", "service", "store", "tls"]),
     ("access", &["config", "domain", "files", "logging", "metrics"]),
     ("tls", &["files", "logging", "metrics"]),
     ("files", &[]),

@@ -48,7 +48,8 @@ pub struct Guard {
 struct Known {
     /// What the rest is true by.
     callers: Option<Arc<Callers>>,
-    certificate: Option<Arc<Grant>>,
+    /// `None`: nobody has asked; in it `None`: nobody has these names.
+    certificate: Option<Option<Arc<Grant>>>,
     tokens: Vec<(Box<[u8]>, Arc<Grant>)>,
     /// The oldest of them.
     next: usize,
@@ -121,20 +122,16 @@ impl Guard {
             }
             Shown::Else => Refused::UnknownToken,
             Shown::Nothing => {
-                if let Some(grant) = &known.certificate {
-                    return Ok(Caller(Some(Arc::clone(grant))));
-                }
                 let names = self.names.as_deref();
-                let mut places = names.map(|names| current.by_names(names)).unwrap_or_default();
-                places.extend(current.anyone());
-                if !places.is_empty() {
-                    let grant = grant(places);
-                    known.certificate = Some(Arc::clone(&grant));
-                    return Ok(Caller(Some(grant)));
-                }
-                match names {
-                    Some(_) => Refused::UnknownCertificate,
-                    None => Refused::NoCredentials,
+                let known = known.certificate.get_or_insert_with(|| {
+                    let mut places = names.map(|names| current.by_names(names)).unwrap_or_default();
+                    places.extend(current.anyone());
+                    (!places.is_empty()).then(|| grant(places))
+                });
+                match (known, names) {
+                    (Some(grant), _) => return Ok(Caller(Some(Arc::clone(grant)))),
+                    (None, Some(_)) => Refused::UnknownCertificate,
+                    (None, None) => Refused::NoCredentials,
                 }
             }
         };

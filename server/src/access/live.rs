@@ -7,9 +7,9 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard as Loaded};
 use smallvec::SmallVec;
 
-use super::token;
+use super::token::Tokens;
 use crate::config::Faults;
-use crate::config::access::{Caller, TokenHash, parse};
+use crate::config::access::{Caller, parse};
 use crate::files::{self, LOOK, Watched};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Metrics};
@@ -42,22 +42,23 @@ pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
 /// The callers of one file.
 pub(super) struct Callers {
     pub(super) all: Vec<Caller>,
-    tokens: Vec<(TokenHash, usize)>,
+    tokens: Tokens,
     anyone: Option<usize>,
 }
 
 impl Callers {
     fn new(all: Vec<Caller>) -> Self {
         let places = || all.iter().enumerate();
-        let tokens = places()
-            .flat_map(|(place, caller)| caller.tokens.iter().map(move |&hash| (hash, place)))
-            .collect();
+        let tokens = Tokens::new(
+            places()
+                .flat_map(|(place, caller)| caller.tokens.iter().map(move |&hash| (hash, place))),
+        );
         let anyone = places().find(|(_, caller)| caller.anyone).map(|(place, _)| place);
         Self { tokens, anyone, all }
     }
 
     pub(super) fn by_token(&self, token: &[u8]) -> Option<usize> {
-        token::find(token, self.tokens.iter().map(|(hash, place)| (hash, *place)))
+        self.tokens.find(token)
     }
 
     /// Everybody who is known by one of these names.

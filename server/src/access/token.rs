@@ -1,10 +1,13 @@
 //! Bearer tokens: how they are made, and what is kept of them.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 
 use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
-use subtle::{Choice, ConstantTimeEq};
+use smallvec::SmallVec;
+use subtle::ConstantTimeEq;
 
 use crate::config::access::{HASH_BYTES, TokenHash};
 
@@ -47,26 +50,40 @@ impl fmt::Display for Hex<'_> {
 }
 
 /// The SHA-256 of a token.
-pub(super) fn hash(token: &[u8]) -> TokenHash {
+fn hash(token: &[u8]) -> TokenHash {
     let mut hash = [0; HASH_BYTES];
     hash.copy_from_slice(digest(&SHA256, token).as_ref());
     hash
 }
 
-/// Which of `hashes` a token has. Takes as long whichever it is, and whether it is any.
-pub(super) fn find<'h>(
-    token: &[u8],
-    hashes: impl IntoIterator<Item = (&'h TokenHash, usize)>,
-) -> Option<usize> {
-    let own = hash(token);
-    let (mut any, mut found) = (Choice::from(0), 0_u64);
-    for (one, place) in hashes {
-        let same = own.ct_eq(one);
-        any |= same;
-        // No two are the same, so that at most one adds anything.
-        found |= place as u64 * u64::from(same.unwrap_u8());
+/// Whose tokens there are. A place is whatever goes with a token.
+///
+/// How long it takes to find one tells nothing about any. What is looked up is a keyed hash of a
+/// token's hash, of which nobody outside of this process knows the key; what is found is
+/// compared in constant time.
+pub(super) struct Tokens {
+    key: RandomState,
+    by_key: HashMap<u64, SmallVec<[(TokenHash, usize); 1]>>,
+}
+
+impl Tokens {
+    /// All of these; no two are the same.
+    pub(super) fn new(all: impl Iterator<Item = (TokenHash, usize)>) -> Self {
+        let mut tokens = Self { key: RandomState::new(), by_key: HashMap::new() };
+        for (hash, place) in all {
+            let key = tokens.key.hash_one(hash);
+            tokens.by_key.entry(key).or_default().push((hash, place));
+        }
+        tokens
     }
-    bool::from(any).then_some(found as usize)
+
+    /// The place of a token, if there is one.
+    pub(super) fn find(&self, token: &[u8]) -> Option<usize> {
+        let own = hash(token);
+        let found = self.by_key.get(&self.key.hash_one(own))?;
+        let mut found = found.iter().filter(|(hash, _)| bool::from(own.ct_eq(hash)));
+        found.next().map(|(_, place)| *place)
+    }
 }
 
 #[cfg(test)]
@@ -85,12 +102,10 @@ mod tests {
 
     #[test]
     fn every_token_is_found_at_its_place() {
-        let hashes: Vec<TokenHash> = (0..50_u8).map(|number| hash(&[number])).collect();
-        let places = || hashes.iter().zip((0..50).rev());
+        let tokens = Tokens::new((0..50_u8).map(|number| hash(&[number])).zip((0..50).rev()));
         for number in 0..50 {
-            assert_eq!(find(&[number], places()), Some(49 - usize::from(number)));
+            assert_eq!(tokens.find(&[number]), Some(49 - usize::from(number)));
         }
-        assert_eq!(find(&[50], places()), None);
-        assert_eq!(find(b"", places()), None);
+        assert_eq!((tokens.find(&[50]), tokens.find(b"")), (None, None));
     }
 }

@@ -18,7 +18,7 @@ pub const HASH_BYTES: usize = 32;
 /// The SHA-256 of a token.
 pub type TokenHash = [u8; HASH_BYTES];
 
-/// The most callers: each costs some nanoseconds of every token that a connection shows first.
+/// The most callers: of a certificate, the names are held against each of them.
 const MOST_CALLERS: usize = 10_000;
 
 const FILE_KEYS: Keys = Keys {

@@ -12,10 +12,8 @@ use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep};
 
 use crate::access::{Access, Guard};
+use crate::logging::Repeating;
 use crate::tls::{Acceptor, Port, Stream};
-
-/// The most handshakes at the HTTP port at a time; who comes then waits.
-const OPENING: usize = 1024;
 
 /// How connections get in. Clones are the same door.
 #[derive(Clone, Default)]
@@ -72,12 +70,13 @@ pub struct HttpListener {
     listener: TcpListener,
     door: Door,
     opening: JoinSet<Option<(Stream<TcpStream>, Guard)>>,
+    failures: Repeating,
 }
 
 impl HttpListener {
     /// Listens there, through that door.
     pub fn new(listener: TcpListener, door: Door) -> Self {
-        Self { listener, door, opening: JoinSet::new() }
+        Self { listener, door, opening: JoinSet::new(), failures: Repeating::default() }
     }
 }
 
@@ -87,20 +86,28 @@ impl Listener for HttpListener {
 
     async fn accept(&mut self) -> (Self::Io, Asking) {
         loop {
-            let room = self.opening.len() < OPENING;
             tokio::select! {
                 Some(opened) = self.opening.join_next() => {
                     if let Ok(Some((stream, guard))) = opened {
                         return (stream, Asking(Arc::new(guard)));
                     }
                 }
-                accepted = self.listener.accept(), if room => match accepted {
+                accepted = self.listener.accept() => match accepted {
                     Ok((stream, _)) => {
                         let door = self.door.clone();
                         self.opening.spawn(async move { door.open(stream, Port::Http).await });
                     }
-                    // Mostly there are too many open files: trying again at once won't help.
-                    Err(_) => sleep(Duration::from_millis(10)).await,
+                    Err(error) => {
+                        if let Some(held_back) = self.failures.pass() {
+                            tracing::warn!(
+                                %error, held_back,
+                                advice = "raise the limit of open files (ulimit -n)",
+                                "a connection could not be accepted"
+                            );
+                        }
+                        // Mostly there are too many open files: trying again at once won't help.
+                        sleep(Duration::from_millis(10)).await;
+                    }
                 },
             }
         }
