@@ -33,9 +33,13 @@ fn version_and_help() {
     }
     for (command, options) in [
         ("serve", &["--limits", "--store", "--grpc-listen", "--drain-timeout"][..]),
-        ("check", &["<FILE>"]),
-        ("allow", &["<NAMESPACE>", "<BUCKET>", "--tokens", "--max-wait", "--addr", "--json"]),
-        ("health", &["--http"]),
+        ("check", &["<FILE>", "--access"]),
+        ("token", &["--hash"]),
+        (
+            "allow",
+            &["<NAMESPACE>", "<BUCKET>", "--tokens", "--max-wait", "--addr", "--ca-file", "--json"],
+        ),
+        ("health", &["--http", "--token-file"]),
         ("completions", &["<SHELL>"]),
     ] {
         assert!(help.stdout.contains(&format!("\n  {command} ")), "{command}: {}", help.stdout);

@@ -254,6 +254,19 @@ fn help_shows_what_the_environment_says() {
         ("--drain-timeout", "TOLLGATE_DRAIN_TIMEOUT", "12s"),
         ("--log-format", "TOLLGATE_LOG_FORMAT", "json"),
         ("--log-level", "TOLLGATE_LOG_LEVEL", "debug"),
+        ("--tls-cert-file", "TOLLGATE_TLS_CERT_FILE", "own.crt"),
+        ("--tls-key-file", "TOLLGATE_TLS_KEY_FILE", "own.key"),
+        ("--tls-client-ca-file", "TOLLGATE_TLS_CLIENT_CA_FILE", "clients.crt"),
+        ("--access", "TOLLGATE_ACCESS", "access.yaml"),
+        ("--store-user-file", "TOLLGATE_STORE_USER_FILE", "user"),
+        ("--store-password-file", "TOLLGATE_STORE_PASSWORD_FILE", "password"),
+        ("--store-ca-file", "TOLLGATE_STORE_CA_FILE", "redis.crt"),
+        ("--store-cert-file", "TOLLGATE_STORE_CERT_FILE", "node.crt"),
+        ("--store-key-file", "TOLLGATE_STORE_KEY_FILE", "node.key"),
+        ("--parent-ca-file", "TOLLGATE_PARENT_CA_FILE", "parent.crt"),
+        ("--parent-cert-file", "TOLLGATE_PARENT_CERT_FILE", "node.crt"),
+        ("--parent-key-file", "TOLLGATE_PARENT_KEY_FILE", "node.key"),
+        ("--parent-token-file", "TOLLGATE_PARENT_TOKEN_FILE", "token"),
     ];
     let set: Vec<_> = variables.iter().map(|(_, name, value)| (*name, *value)).collect();
     let help = tollgate_with(&["serve", "--help"], &set).stdout;

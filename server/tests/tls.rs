@@ -11,7 +11,9 @@ use std::process::{Child, Command, Stdio};
 
 use redis::{ClientTlsConfig, TlsCertificates};
 use support::certs::{Ca, Pair, text};
+use support::cluster::alone;
 use support::command::{Running, command, tollgate};
+use support::sentinel::Sentinels;
 use support::wire::{PATIENCE, Page, http};
 use support::{LimitsFile, Redis, eventually, free_port};
 use tempfile::TempDir;
@@ -245,6 +247,28 @@ fn a_password_that_is_replaced() {
     eventually("the new one is taken", PATIENCE, || ask(http).json()["degraded"] == false);
     let said = node.stop();
     assert!(!said.contains("secret"), "{said}");
+}
+
+#[test]
+fn a_login_in_files_behind_sentinels() {
+    let _alone = alone();
+    let (sentinels, limits, ca) = (Sentinels::start(), LimitsFile::new(LIMITS), Ca::new());
+    let mut connection = sentinels.connection();
+    let mut user = redis::cmd("ACL");
+    user.arg(&["SETUSER", "tollgate", "on", ">first-secret", "~*", "+@all"]);
+    user.exec(&mut connection).unwrap();
+    let (name, password) = (ca.path("user"), ca.path("password"));
+    fs::write(&name, "tollgate").unwrap();
+    fs::write(&password, "first-secret").unwrap();
+    let url = sentinels.url();
+    let files = ["--store-user-file", text(&name), "--store-password-file", text(&password)];
+    let more = [&["--store", &*url], &files[..]].concat();
+    let (node, http) = node_with(&limits, Path::new("/dev/null"), &more);
+    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
+    let count = |word: &str| clients.lines().filter(|client| client.contains(word)).count();
+    assert!(count(" user=tollgate ") > 0 && count("cmd=evalsha user=default") == 0, "{clients}");
+    assert!(!node.stop().contains("secret"));
 }
 
 #[test]
