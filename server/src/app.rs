@@ -16,10 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -48,17 +44,6 @@ const ACCEPTED: usize = 128;
 
 /// How long a connection may take to its first byte.
 const SILENCE: Duration = Duration::from_secs(10);
-
-/// How often clients are asked whether they are still there, …
-const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// … and how long they may take to answer.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How many requests that were given up before they were looked at a connection may have. One that
-/// has more is closed, with all other requests on it; some guard there must be against callers
-/// who do nothing but that.
-const GIVEN_UP: usize = 1024;
 
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -556,32 +541,20 @@ impl Worker {
         front: impl FnOnce() -> Result<Front<S>, Error>,
     ) -> Result<(), Error> {
         let front = Arc::new(front()?);
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
-        http2
-            .timer(TokioTimer::new())
-            .auto_date_header(false)
-            .keep_alive_interval(Some(KEEPALIVE))
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .max_pending_accept_reset_streams(GIVEN_UP);
-        let connections = GracefulShutdown::new();
-        let mut stopped = pin!(stop_signal(self.stopped));
+        let mut connections = JoinSet::new();
+        let mut stopped = pin!(stop_signal(self.stopped.clone()));
         loop {
             let accepted = tokio::select! {
                 Some(accepted) = self.accepted.recv() => accepted,
+                Some(_) = connections.join_next() => continue,
                 () = &mut stopped => break,
             };
             // One that is broken already is nobody's request.
             let Ok(stream) = TcpStream::from_std(accepted) else { continue };
-            let front = Arc::clone(&front);
-            let service = service_fn(move |request| {
-                let front = Arc::clone(&front);
-                async move { front.answer(request).await }
-            });
-            let connection = http2.serve_connection(TokioIo::new(stream), service);
-            // How a connection ends is its client's business.
-            tokio::spawn(connections.watch(connection));
+            let stop = stop_signal(self.stopped.clone());
+            connections.spawn(Arc::clone(&front).serve(stream, stop));
         }
-        connections.shutdown().await;
+        while connections.join_next().await.is_some() {}
         Ok(())
     }
 }

@@ -9,9 +9,6 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use h2::client::{self, SendRequest};
 use http::Request;
 use http::header::CONTENT_TYPE;
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::allow_response::Status as Wire;
@@ -281,12 +278,7 @@ async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics) = service(store)?;
     let front = Arc::new(Front::new(service, metrics.rpc_duration("grpc"), Routes::default()));
     let (near, far) = tokio::io::duplex(1 << 20);
-    let service = service_fn(move |request| {
-        let front = Arc::clone(&front);
-        async move { front.answer(request).await }
-    });
-    let http2 = http2::Builder::new(TokioExecutor::new());
-    tokio::spawn(http2.serve_connection(TokioIo::new(far), service));
+    tokio::spawn(front.serve(far, std::future::pending()));
     let (sender, connection) = client::handshake(near).await?;
     tokio::spawn(connection);
     Ok(sender)
