@@ -16,10 +16,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -53,17 +49,6 @@ const ACCEPTED: usize = 128;
 
 /// How long a connection may take to its first byte.
 const SILENCE: Duration = Duration::from_secs(10);
-
-/// How often clients are asked whether they are still there, …
-const KEEPALIVE: Duration = Duration::from_secs(30);
-
-/// … and how long they may take to answer.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How many requests that were given up before they were looked at a connection may have. One that
-/// has more is closed, with all other requests on it; some guard there must be against callers
-/// who do nothing but that.
-const GIVEN_UP: usize = 1024;
 
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -591,43 +576,31 @@ impl Worker {
         front: impl FnOnce() -> Result<Front<S>, Error>,
     ) -> Result<(), Error> {
         let front = Arc::new(front()?);
-        let mut http2 = http2::Builder::new(TokioExecutor::new());
-        http2
-            .timer(TokioTimer::new())
-            .auto_date_header(false)
-            .keep_alive_interval(Some(KEEPALIVE))
-            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .max_pending_accept_reset_streams(GIVEN_UP);
-        let connections = GracefulShutdown::new();
-        let stop = self.stopped.clone();
-        let mut stopped = pin!(stop_signal(self.stopped));
+        let mut connections = JoinSet::new();
+        let mut stopped = pin!(stop_signal(self.stopped.clone()));
         loop {
             let accepted = tokio::select! {
                 Some(accepted) = self.accepted.recv() => accepted,
+                Some(_) = connections.join_next() => continue,
                 () = &mut stopped => break,
             };
             // One that is broken already is nobody's request.
             let Ok(stream) = TcpStream::from_std(accepted) else { continue };
             let (front, door) = (Arc::clone(&front), self.door.clone());
-            let (http2, watcher) = (http2.clone(), connections.watcher());
-            let going = stop_signal(stop.clone());
-            tokio::spawn(async move {
+            let (going, stop) =
+                (stop_signal(self.stopped.clone()), stop_signal(self.stopped.clone()));
+            connections.spawn(async move {
                 // A stop waits for requests, not for handshakes.
                 let opened = tokio::select! {
                     opened = door.open(stream, Port::Grpc) => opened,
                     () = going => None,
                 };
-                let Some((stream, guard)) = opened else { return };
-                let guard = Arc::new(guard);
-                let service = service_fn(move |request| {
-                    let (front, guard) = (Arc::clone(&front), Arc::clone(&guard));
-                    async move { front.answer(request, &guard).await }
-                });
-                // How a connection ends is its client's business.
-                let _ = watcher.watch(http2.serve_connection(TokioIo::new(stream), service)).await;
+                if let Some((stream, guard)) = opened {
+                    front.serve(stream, stop, guard).await;
+                }
             });
         }
-        connections.shutdown().await;
+        while connections.join_next().await.is_some() {}
         Ok(())
     }
 }

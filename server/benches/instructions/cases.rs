@@ -9,9 +9,6 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use h2::client::{self, SendRequest};
 use http::Request;
 use http::header::CONTENT_TYPE;
-use hyper::server::conn::http2;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
 use prost::Message as _;
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::allow_response::Status as Wire;
@@ -282,13 +279,8 @@ async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics) = service(store)?;
     let front = Arc::new(Front::new(service, metrics.rpc_duration("grpc"), Routes::default()));
     let (near, far) = tokio::io::duplex(1 << 20);
-    let guard = Arc::new(Guard::grpc(None, None));
-    let service = service_fn(move |request| {
-        let (front, guard) = (Arc::clone(&front), Arc::clone(&guard));
-        async move { front.answer(request, &guard).await }
-    });
-    let http2 = http2::Builder::new(TokioExecutor::new());
-    tokio::spawn(http2.serve_connection(TokioIo::new(far), service));
+    let guard = Guard::grpc(None, None);
+    tokio::spawn(front.serve(far, std::future::pending(), guard));
     let (sender, connection) = client::handshake(near).await?;
     tokio::spawn(connection);
     Ok(sender)

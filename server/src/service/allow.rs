@@ -12,7 +12,7 @@ use crate::metrics::{BucketMetrics, Ending};
 use crate::store::{Ask, Deal, Outcome, Store, StoreError, Verdict};
 
 /// A caller's request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
     /// The owner of the bucket.
     pub namespace: &'a str,

@@ -28,7 +28,8 @@ impl Door {
     /// Lets a connection in, within ten seconds; `None`: it is none.
     pub async fn open(&self, stream: TcpStream, port: Port) -> Option<(Stream<TcpStream>, Guard)> {
         let (stream, names) = match &self.tls {
-            Some(tls) => tls.accept(stream, port).await?,
+            // In a box, as it takes kilobytes, which connections without TLS need not keep.
+            Some(tls) => Box::pin(tls.accept(stream, port)).await?,
             None => (Stream::Plain(stream), None),
         };
         let access = self.access.clone();

@@ -13,7 +13,8 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::capacity::Leases;
 use super::front::Front;
-use super::{caller, query, refusal, response, turned_away};
+use super::messages::query;
+use super::{caller, refusal, response, turned_away};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};

@@ -15,9 +15,10 @@ use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
 use super::door::Asking;
+use super::messages::query;
 pub use super::status::{About, StoreState};
 use super::status::{page, resource as resource_view, status as node_status};
-use super::{query, response, status};
+use super::{response, status};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;

@@ -14,17 +14,19 @@
 //! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
 
 use axum::http::StatusCode;
-use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response};
+use tollgate_proto::quotaservice::{AllowResponse, allow_response};
 
 use crate::access::{Caller, Refusal};
 use crate::service::Error;
-use crate::service::allow::{Answer, Query, Status};
+use crate::service::allow::{Answer, Status};
 
 mod capacity;
+mod connection;
 pub mod door;
 pub mod front;
 pub mod grpc;
 pub mod http;
+mod messages;
 pub mod parent;
 mod status;
 
@@ -60,28 +62,9 @@ fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
     caller.ok_or_else(|| turned_away(Refusal::Forbidden))
 }
 
-fn query(request: &AllowRequest) -> Query<'_> {
-    Query {
-        namespace: &request.namespace,
-        bucket: &request.bucket_name,
-        tokens: request.tokens_requested,
-        max_wait_ms: request.max_wait_time_override.then_some(request.max_wait_millis_override),
-    }
-}
-
 fn response(answer: &Answer<'_>) -> AllowResponse {
-    use allow_response::Status as Wire;
-    let status = match answer.status {
-        Status::Ok => Wire::Ok,
-        Status::Timeout => Wire::RejectedTimeout,
-        Status::NoBucket => Wire::RejectedNoBucket,
-        Status::TooManyBuckets => Wire::RejectedTooManyBuckets,
-        Status::TooManyTokens => Wire::RejectedTooManyTokensRequested,
-        Status::Invalid => Wire::RejectedInvalidRequest,
-        Status::ServerError => Wire::RejectedServerError,
-    };
     AllowResponse {
-        status: status.into(),
+        status: status_on_wire(answer.status).into(),
         tokens_granted: answer.tokens_granted,
         wait_millis: answer.wait_ms,
         retry_after_millis: answer.retry_after_ms,
@@ -93,5 +76,18 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
             .unwrap_or_default(),
         soft_limited: answer.soft_limited,
         degraded: answer.degraded,
+    }
+}
+
+fn status_on_wire(status: Status) -> allow_response::Status {
+    use allow_response::Status as Wire;
+    match status {
+        Status::Ok => Wire::Ok,
+        Status::Timeout => Wire::RejectedTimeout,
+        Status::NoBucket => Wire::RejectedNoBucket,
+        Status::TooManyBuckets => Wire::RejectedTooManyBuckets,
+        Status::TooManyTokens => Wire::RejectedTooManyTokensRequested,
+        Status::Invalid => Wire::RejectedInvalidRequest,
+        Status::ServerError => Wire::RejectedServerError,
     }
 }

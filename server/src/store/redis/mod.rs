@@ -85,31 +85,12 @@ impl RedisStore {
 impl Store for RedisStore {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         let inner = &*self.0;
-        let deadline = Instant::now() + inner.connector.timeout();
-        let twins = match asks.iter().any(|ask| ask.moved) {
-            true => inner.twins(asks).await,
-            false => Twins::default(),
-        };
-        let way = inner.way(asks.len() > 1);
-        let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
-        for (at, ask) in asks.iter().enumerate() {
-            waiting.push(twins.of(at).map(|twin| {
-                let question = inner.question(ask, twin);
-                let slot = way.routes.slot(&question.keys.state);
-                (slot, inner.send(&way, slot, |_| bucket(question, Manner::Together)))
-            }));
-        }
         let mut outcomes = Outcomes::with_capacity(asks.len());
-        for (at, (ask, sent)) in asks.iter().zip(waiting).enumerate() {
-            outcomes.push(match sent {
-                Err(error) => Err(error),
-                Ok((slot, sent)) => {
-                    let again = |_: &Shard, manner| {
-                        bucket(inner.question(ask, twins.of(at).ok().flatten()), manner)
-                    };
-                    inner.follow(&way, slot, sent, deadline, again).await
-                }
-            });
+        match asks {
+            // Nearly always. All else is put away in a box, so that what is kept for each request
+            // under way stays small.
+            [ask] if !ask.moved => outcomes.push(inner.decide_one(ask).await),
+            _ => outcomes = Box::pin(inner.decide_all(asks)).await,
         }
         outcomes
     }
@@ -162,6 +143,24 @@ fn command(cmd: Cmd, owner: u64, script: Option<Scripted>, manner: Manner) -> As
     (Job { what: What::Command { cmd, owner, script, reply }, manner }, answer)
 }
 
+/// What a server answers up to the deadline, or where else to ask.
+async fn answered<T>(
+    lanes: &Lanes,
+    answer: oneshot::Receiver<Result<T, Failure>>,
+    deadline: Instant,
+) -> Result<Result<T, Elsewhere>, StoreError> {
+    match tokio::time::timeout_at(deadline, answer).await {
+        Ok(Ok(Ok(answer))) => Ok(Ok(answer)),
+        Ok(Ok(Err(Failure::Store(error)))) => Err(error),
+        Ok(Ok(Err(Failure::Elsewhere(elsewhere)))) => Ok(Err(elsewhere)),
+        Ok(Err(_)) => Err(StoreError::Unreachable),
+        Err(_) => {
+            lanes.shard.health.late(1);
+            Err(StoreError::Timeout)
+        }
+    }
+}
+
 /// Where a command goes, and how.
 #[derive(Clone, Copy)]
 struct To<'a> {
@@ -206,29 +205,77 @@ impl Inner {
         Ok((Arc::clone(lanes), answer))
     }
 
+    async fn decide_one(&self, ask: &Ask<'_>) -> Result<Outcome, StoreError> {
+        let deadline = Instant::now() + self.connector.timeout();
+        let way = self.way(false);
+        let question = self.question(ask, None);
+        let slot = way.routes.slot(&question.keys.state);
+        let sent = self.send(&way, slot, |_| bucket(question, Manner::Together));
+        let again = |_: &Shard, manner| bucket(self.question(ask, None), manner);
+        self.follow(&way, slot, sent, deadline, again).await
+    }
+
+    async fn decide_all(&self, asks: &[Ask<'_>]) -> Outcomes {
+        let deadline = Instant::now() + self.connector.timeout();
+        let twins = match asks.iter().any(|ask| ask.moved) {
+            true => self.twins(asks).await,
+            false => Twins::default(),
+        };
+        let way = self.way(asks.len() > 1);
+        let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
+        for (at, ask) in asks.iter().enumerate() {
+            waiting.push(twins.of(at).map(|twin| {
+                let question = self.question(ask, twin);
+                let slot = way.routes.slot(&question.keys.state);
+                (slot, self.send(&way, slot, |_| bucket(question, Manner::Together)))
+            }));
+        }
+        let mut outcomes = Outcomes::with_capacity(asks.len());
+        for (at, (ask, sent)) in asks.iter().zip(waiting).enumerate() {
+            outcomes.push(match sent {
+                Err(error) => Err(error),
+                Ok((slot, sent)) => {
+                    let again = |_: &Shard, manner| {
+                        bucket(self.question(ask, twins.of(at).ok().flatten()), manner)
+                    };
+                    self.follow(&way, slot, sent, deadline, again).await
+                }
+            });
+        }
+        outcomes
+    }
+
     /// Waits for an answer, wherever in a cluster it comes from, up to the deadline. `again`
     /// makes the same question anew for a server.
     async fn follow<T>(
         &self,
         way: &Way,
         slot: u16,
-        mut sent: Sent<T>,
+        sent: Sent<T>,
+        deadline: Instant,
+        again: impl Fn(&Shard, Manner) -> Asked<T>,
+    ) -> Result<T, StoreError> {
+        let (lanes, answer) = sent?;
+        match answered(&lanes, answer, deadline).await? {
+            Ok(answer) => Ok(answer),
+            Err(elsewhere) => {
+                Box::pin(self.pursue(way, slot, lanes, elsewhere, deadline, again)).await
+            }
+        }
+    }
+
+    /// The same from the first server on that did not have it.
+    async fn pursue<T>(
+        &self,
+        way: &Way,
+        slot: u16,
+        mut lanes: Arc<Lanes>,
+        mut elsewhere: Elsewhere,
         deadline: Instant,
         again: impl Fn(&Shard, Manner) -> Asked<T>,
     ) -> Result<T, StoreError> {
         let mut manner = Manner::Together;
         loop {
-            let (lanes, answer) = sent?;
-            let elsewhere = match tokio::time::timeout_at(deadline, answer).await {
-                Ok(Ok(Ok(answer))) => return Ok(answer),
-                Ok(Ok(Err(Failure::Store(error)))) => return Err(error),
-                Ok(Ok(Err(Failure::Elsewhere(elsewhere)))) => elsewhere,
-                Ok(Err(_)) => return Err(StoreError::Unreachable),
-                Err(_) => {
-                    lanes.shard.health.late(1);
-                    return Err(StoreError::Timeout);
-                }
-            };
             // Out of time while it was on its way is as good as no answer.
             if Instant::now() >= deadline {
                 lanes.shard.health.late(1);
@@ -265,7 +312,11 @@ impl Inner {
             };
             let (job, answer) = again(&next.shard, manner);
             next.push(job, way.in_order);
-            sent = Ok((next, answer));
+            elsewhere = match answered(&next, answer, deadline).await? {
+                Ok(answer) => return Ok(answer),
+                Err(elsewhere) => elsewhere,
+            };
+            lanes = next;
         }
     }
 

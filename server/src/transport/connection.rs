@@ -1,0 +1,272 @@
+//! One HTTP/2 connection, on h2 itself: all its requests are worked on in its one task, so that
+//! whatever is answered together is also written together. A task for each request, as hyper has
+//! it, costs a tenth of a node's time, and makes each one wait in the runtime's queue behind
+//! those of others, twice.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Buf as _, Bytes};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use h2::server::{Builder, SendResponse};
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use http::{Request, Response};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+/// How long a connection may take to the end of its first words.
+const GREETING: Duration = Duration::from_secs(10);
+
+/// How often a client is asked whether it is still there, …
+const KEEPALIVE: Duration = Duration::from_secs(30);
+
+/// … and how long it may take to answer.
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How many requests of a connection are worked on at once; its client holds back the others.
+const STREAMS: u32 = 200;
+
+/// How many requests that were given up before they were looked at a connection may have. One that
+/// has more is closed, with all other requests on it; some guard there must be against callers
+/// who do nothing but that.
+const GIVEN_UP: usize = 1024;
+
+/// How many bytes a client may send ahead, on one stream and in all.
+const WINDOW: u32 = 1 << 20;
+
+/// The most bytes of the headers of a request.
+const HEADERS: u32 = 16 << 10;
+
+/// The most bytes of an answer that wait to be sent.
+const UNSENT: usize = 400 << 10;
+
+/// What may happen to a connection beside its requests.
+enum Event {
+    /// No more requests should come.
+    Stop,
+    /// The client is gone.
+    Gone,
+}
+
+/// Serves a connection until its client closes it, or until `stop` completes and every request
+/// under way is answered. `answer` answers one request, and is dropped if its caller gives up.
+pub async fn serve<F>(
+    io: impl AsyncRead + AsyncWrite + Unpin,
+    stop: impl Future<Output = ()> + Send + 'static,
+    answer: impl Fn(Request<RecvStream>, Answering) -> F,
+) where
+    F: Future<Output = ()>,
+{
+    let mut builder = Builder::new();
+    builder
+        .initial_window_size(WINDOW)
+        .initial_connection_window_size(WINDOW)
+        .max_concurrent_streams(STREAMS)
+        .max_header_list_size(HEADERS)
+        .max_send_buffer_size(UNSENT)
+        .max_pending_accept_reset_streams(GIVEN_UP);
+    let greeting = tokio::time::timeout(GREETING, builder.handshake::<_, Bytes>(io)).await;
+    let Ok(Ok(mut connection)) = greeting else { return };
+
+    // Each polls only what has something to do.
+    let mut under_way = FuturesUnordered::new();
+    let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
+    if let Some(pings) = connection.ping_pong() {
+        events.push(Box::pin(keep_alive(pings, KEEPALIVE, KEEPALIVE_TIMEOUT)));
+    }
+    events.push(Box::pin(async {
+        stop.await;
+        Event::Stop
+    }));
+    poll_fn(|context| {
+        loop {
+            // All that has come is taken before any of it is answered, so that the answers are
+            // written at once: it is taking that writes.
+            loop {
+                match connection.poll_accept(context) {
+                    Poll::Ready(Some(Ok((request, respond)))) => {
+                        under_way.push(answer(request, Answering(respond)));
+                    }
+                    // How a connection ends is its client's business.
+                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
+                    Poll::Pending => break,
+                }
+            }
+            let mut written = false;
+            while let Poll::Ready(Some(())) = under_way.poll_next_unpin(context) {
+                written = true;
+            }
+            while let Poll::Ready(Some(event)) = events.poll_next_unpin(context) {
+                written = true;
+                match event {
+                    Event::Stop => connection.graceful_shutdown(),
+                    Event::Gone => return Poll::Ready(()),
+                }
+            }
+            if !written {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+}
+
+/// Completes once the client does not answer when it is asked whether it is still there.
+async fn keep_alive(mut pings: PingPong, every: Duration, patience: Duration) -> Event {
+    loop {
+        tokio::time::sleep(every).await;
+        let answer = tokio::time::timeout(patience, pings.ping(Ping::opaque())).await;
+        if !matches!(answer, Ok(Ok(_))) {
+            return Event::Gone;
+        }
+    }
+}
+
+/// The way back to the caller of one request.
+pub struct Answering(SendResponse<Bytes>);
+
+impl Answering {
+    /// Waits for something, but not after the caller has given up: then there is `None`.
+    pub async fn unless_given_up<T>(
+        &mut self,
+        mut future: Pin<&mut impl Future<Output = T>>,
+    ) -> Option<T> {
+        poll_fn(|context| match future.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending => self.0.poll_reset(context).map(|_| None),
+        })
+        .await
+    }
+
+    /// Sends headers and nothing else. A caller who has given up meanwhile gets nothing, here and
+    /// below.
+    pub fn headers(mut self, response: Response<()>) {
+        let _ = self.0.send_response(response, true);
+    }
+
+    /// Sends headers, one message, and what comes after it.
+    pub fn message(mut self, response: Response<()>, message: Bytes, trailers: http::HeaderMap) {
+        if let Ok(mut stream) = self.0.send_response(response, false)
+            && stream.send_data(message, false).is_ok()
+        {
+            let _ = stream.send_trailers(trailers);
+        }
+    }
+
+    /// Sends whatever a body has, as fast as the caller takes it.
+    pub async fn body<B>(mut self, response: Response<B>)
+    where
+        B: Body<Data = Bytes> + Unpin,
+    {
+        let (parts, mut body) = response.into_parts();
+        let ended = body.is_end_stream();
+        let Ok(mut stream) = self.0.send_response(Response::from_parts(parts, ()), ended) else {
+            return;
+        };
+        if !ended && send(&mut body, &mut stream).await.is_err() {
+            stream.send_reset(Reason::INTERNAL_ERROR);
+        }
+    }
+}
+
+/// Why a body was not sent to its end; an answer that the caller gave up counts as sent.
+struct Broken;
+
+async fn send<B>(body: &mut B, stream: &mut SendStream<Bytes>) -> Result<(), Broken>
+where
+    B: Body<Data = Bytes> + Unpin,
+{
+    loop {
+        let mut next = body.frame();
+        let frame = poll_fn(|context| match Pin::new(&mut next).poll(context) {
+            Poll::Ready(frame) => Poll::Ready(Some(frame)),
+            Poll::Pending => stream.poll_reset(context).map(|_| None),
+        });
+        let Some(frame) = frame.await else { return Ok(()) };
+        let Some(frame) = frame else {
+            let _ = stream.send_data(Bytes::new(), true);
+            return Ok(());
+        };
+        match frame.map_err(|_| Broken)?.into_data() {
+            Ok(data) => {
+                if send_data(data, stream).await.is_none() {
+                    return Ok(());
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    let _ = stream.send_trailers(trailers);
+                    return Ok(());
+                }
+            }
+        }
+    }
+}
+
+/// Sends as much at a time as the caller has room for; `None`: it has gone.
+async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>) -> Option<()> {
+    while data.has_remaining() {
+        stream.reserve_capacity(data.len());
+        let room = loop {
+            match poll_fn(|context| stream.poll_capacity(context)).await? {
+                Ok(0) => {}
+                Ok(room) => break room,
+                Err(_) => return None,
+            }
+        };
+        let some = data.split_to(room.min(data.len()));
+        stream.send_data(some, false).ok()?;
+    }
+    Some(())
+}
+
+/// What a caller sends, as tonic takes it.
+pub struct Received(pub RecvStream);
+
+impl Received {
+    /// The next bytes; `None`: there are no more. They are given back to the caller's window.
+    pub async fn data(&mut self) -> Option<Result<Bytes, h2::Error>> {
+        poll_fn(|context| self.poll_data(context)).await
+    }
+
+    /// Nothing comes any more.
+    pub fn is_over(&self) -> bool {
+        self.0.is_end_stream()
+    }
+
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        let data = ready!(self.0.poll_data(context));
+        if let Some(Ok(data)) = &data {
+            // It fails only for more than was received.
+            let _ = self.0.flow_control().release_capacity(data.len());
+        }
+        Poll::Ready(data)
+    }
+}
+
+impl Body for Received {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if let Some(data) = ready!(self.poll_data(context)) {
+            return Poll::Ready(Some(data.map(Frame::data)));
+        }
+        let trailers = ready!(self.0.poll_trailers(context));
+        Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over()
+    }
+}
+
+#[cfg(test)]
+mod tests;

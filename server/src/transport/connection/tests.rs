@@ -1,0 +1,233 @@
+//! Connections with a real client at the other end, from memory to memory.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use h2::client::{self, SendRequest};
+use http::{HeaderMap, Method};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::sync::{Notify, oneshot};
+use tokio::task::JoinHandle;
+
+use super::*;
+
+/// A client of a server that answers like this, and both of their ends.
+async fn connected<F: Future<Output = ()> + Send + 'static>(
+    stop: impl Future<Output = ()> + Send + 'static,
+    answer: impl Fn(Request<RecvStream>, Answering) -> F + Send + Sync + 'static,
+) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(async move { serve(far, stop, answer).await });
+    let (sender, connection) = client::handshake(near).await.expect("a handshake");
+    (sender, tokio::spawn(connection), server)
+}
+
+fn request() -> Request<()> {
+    Request::builder().method(Method::POST).uri("http://node/").body(()).expect("a request")
+}
+
+/// Adds up how many are there at a time.
+struct There(Arc<AtomicUsize>);
+
+impl There {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for There {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn until(what: impl Fn() -> bool) {
+    let met = async {
+        while !what() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), met).await.expect("it comes to that");
+}
+
+#[tokio::test]
+async fn a_message_and_what_comes_after_it() {
+    let (sender, ..) = connected(pending(), |request, answering| async move {
+        let mut body = Received(request.into_body());
+        let mut message = Vec::new();
+        while let Some(data) = body.data().await {
+            message.extend_from_slice(&data.expect("data"));
+        }
+        message.reverse();
+        let mut trailers = HeaderMap::new();
+        trailers.insert("after", "it".parse().expect("a value"));
+        answering.message(Response::new(()), message.into(), trailers);
+    })
+    .await;
+    let mut sender = sender.ready().await.expect("ready");
+    let (response, mut stream) = sender.send_request(request(), false).expect("sent");
+    stream.send_data("abc".into(), false).expect("sent");
+    stream.send_data("def".into(), true).expect("sent");
+    let mut body = response.await.expect("a response").into_body();
+    assert_eq!(body.data().await.expect("data").expect("data"), "fedcba");
+    assert!(body.data().await.is_none());
+    assert_eq!(body.trailers().await.expect("trailers").expect("trailers")["after"], "it");
+}
+
+#[tokio::test]
+async fn who_gives_up_is_forgotten_and_nobody_else() {
+    let (waiting, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (count, gone) = (Arc::clone(&waiting), Arc::clone(&go));
+    let (sender, ..) = connected(pending(), move |_, mut answering| {
+        let (count, gone) = (Arc::clone(&count), Arc::clone(&gone));
+        async move {
+            let there = There::new(&count);
+            let mut future = std::pin::pin!(gone.notified());
+            if answering.unless_given_up(future.as_mut()).await.is_some() {
+                answering.headers(Response::new(()));
+            }
+            drop(there);
+        }
+    })
+    .await;
+    let mut sender = sender.ready().await.expect("ready");
+    let mut all: VecDeque<_> =
+        (0..3).map(|_| sender.send_request(request(), true).expect("sent")).collect();
+    until(|| waiting.load(Ordering::Relaxed) == 3).await;
+    let (_, mut stream) = all.pop_front().expect("the first");
+    stream.send_reset(Reason::CANCEL);
+    until(|| waiting.load(Ordering::Relaxed) == 2).await;
+    go.notify_waiters();
+    for (response, _) in all {
+        response.await.expect("a response");
+    }
+    assert_eq!(waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn a_closed_connection_takes_its_requests_along() {
+    let waiting = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&waiting);
+    let (mut sender, client, server) = connected(pending(), move |_, _answering| {
+        let there = There::new(&count);
+        async move {
+            pending::<()>().await;
+            drop(there);
+        }
+    })
+    .await;
+    let _held = sender.send_request(request(), true).expect("sent");
+    until(|| waiting.load(Ordering::Relaxed) == 1).await;
+    client.abort();
+    server.await.expect("it ends");
+    assert_eq!(waiting.load(Ordering::Relaxed), 0);
+}
+
+#[tokio::test]
+async fn told_to_stop_it_finishes_what_is_under_way() {
+    let (stop, stopped) = oneshot::channel::<()>();
+    let (waiting, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (count, held) = (Arc::clone(&waiting), Arc::clone(&go));
+    let (mut sender, client, server) = connected(
+        async move {
+            let _ = stopped.await;
+        },
+        move |_, answering| {
+            let (there, held) = (There::new(&count), Arc::clone(&held));
+            async move {
+                held.notified().await;
+                drop(there);
+                answering.headers(Response::new(()));
+            }
+        },
+    )
+    .await;
+    let (response, _) = sender.send_request(request(), true).expect("sent");
+    until(|| waiting.load(Ordering::Relaxed) == 1).await;
+    stop.send(()).expect("it listens");
+    let told = async {
+        while sender.clone().ready().await.is_ok() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), told).await.expect("no more requests");
+    assert!(!server.is_finished(), "one is not answered yet");
+    go.notify_one();
+    assert!(response.await.is_ok());
+    server.await.expect("it ends");
+    client.await.expect("no panic").expect("a clean end");
+}
+
+#[tokio::test]
+async fn who_does_not_answer_is_gone() {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let served = tokio::spawn(async {
+        let mut connection = h2::server::handshake(far).await.expect("a handshake");
+        let pings = connection.ping_pong().expect("the only one who asks");
+        let (every, patience) = (Duration::from_millis(20), Duration::from_millis(50));
+        tokio::select! {
+            event = keep_alive(pings, every, patience) => matches!(event, Event::Gone),
+            _ = connection.accept() => false,
+        }
+    });
+    let (sender, connection) = client::handshake::<DuplexStream>(near).await.expect("a handshake");
+    let mut connection = std::pin::pin!(connection);
+    // As long as its client answers it is there.
+    assert!(tokio::time::timeout(Duration::from_millis(200), &mut connection).await.is_err());
+    assert!(!served.is_finished());
+    assert!(served.await.expect("no panic"), "once nobody answers it is gone");
+    drop(sender);
+}
+
+/// So many bytes in large pieces, then trailers.
+struct Large(u8);
+
+impl Body for Large {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let Some(left) = self.0.checked_sub(1) else { return Poll::Ready(None) };
+        self.0 = left;
+        Poll::Ready(Some(Ok(match left {
+            0 => Frame::trailers(HeaderMap::new()),
+            piece => Frame::data(vec![piece; 200_000].into()),
+        })))
+    }
+}
+
+#[tokio::test]
+async fn a_large_body_goes_as_fast_as_it_is_taken() {
+    let (mut sender, ..) = connected(pending(), |_, answering| async {
+        answering.body(Response::new(Large(11))).await;
+    })
+    .await;
+    let (response, _) = sender.send_request(request(), true).expect("sent");
+    let mut body = response.await.expect("a response").into_body();
+    let mut length = 0;
+    while let Some(data) = body.data().await {
+        let data = data.expect("data");
+        assert!(data.iter().all(|byte| *byte == data[0]), "pieces stay what they are");
+        length += data.len();
+        body.flow_control().release_capacity(data.len()).expect("room");
+    }
+    assert_eq!(length, 2_000_000);
+    assert!(body.trailers().await.expect("an end").is_some());
+}
+
+#[tokio::test]
+async fn what_is_no_http_2_is_closed() {
+    let (mut near, far): (DuplexStream, _) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(far, pending(), |_, _| async {}));
+    near.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
+    let mut rest = Vec::new();
+    near.read_to_end(&mut rest).await.expect("an end");
+    server.await.expect("it ends");
+}
