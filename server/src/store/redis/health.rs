@@ -82,6 +82,10 @@ impl Health {
         self.nodes.load(Ordering::Relaxed)
     }
 
+    pub(super) fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
+    }
+
     /// How many nodes there may be, for those who take tokens ahead.
     pub fn members(&self) -> &Arc<Members> {
         &self.members

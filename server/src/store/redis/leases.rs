@@ -8,12 +8,13 @@ use smallvec::SmallVec;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::lane::Manner;
-use super::script::Scripted;
+use super::script::{self, Scripted};
 use super::{RedisStore, StoreError, To};
 use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
 use crate::domain::time::{ManualClock, Micros};
+use crate::metrics::{Corrupt, StoreMetrics};
 use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number};
 
 /// What marks a cluster of servers among the holders: no client's id begins so.
@@ -21,6 +22,9 @@ const SERVER: u8 = 254;
 
 /// The number on the wire to the scripts of "by the parent's rule".
 const PARENTS_RULE: f64 = 4.0;
+
+/// What `lua/parent.lua` replies where what is stored makes no sense.
+const CORRUPT: i64 = 2;
 
 /// Commands in one batch when many things are read.
 const PAGE: usize = 128;
@@ -142,10 +146,18 @@ fn other(
     call(operation, resource, [0.0; 8], holder, b"", false, (now, to))
 }
 
-fn grant(reply: &Value) -> Option<Grant> {
+/// What `lua/lease.lua` replies to a request, and what it has replaced that no node can have
+/// written.
+fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
     let Value::BulkString(bytes) = reply else { return None };
     let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
-    Some(Grant {
+    if [has, capacity, subclients].iter().any(|number| !(number.is_finite() && *number >= 0.0)) {
+        return None;
+    }
+    let [.., replaced] = unpacked::<8>(bytes).unwrap_or_default();
+    let corrupt = [(1, Corrupt::Resource), (2, Corrupt::Server), (4, Corrupt::Server)];
+    let corrupt = corrupt.into_iter().filter(|(bit, _)| replaced as u8 & bit != 0);
+    let grant = Grant {
         has,
         expiry_s: expiry as i64,
         learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
@@ -153,12 +165,16 @@ fn grant(reply: &Value) -> Option<Grant> {
         kind: kind(rule),
         parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
         subclients,
-    })
+    };
+    Some((grant, corrupt.map(|(_, kind)| kind).collect()))
 }
 
 fn totals(sums: &[u8]) -> Option<Totals> {
     let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
     let [has, _, _, _, count, _, _, born, _] = rest;
+    if [above, above_lo, above_n, below, below_lo, below_n, has].iter().any(|n| !n.is_finite()) {
+        return None;
+    }
     let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
     Some(Totals {
         split: Split {
@@ -179,6 +195,9 @@ fn no_more(sums: &[u8]) -> usize {
 
 fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
     let [capacity, expiry, refresh, safe_capacity, rule, length] = unpacked(bytes)?;
+    if !(capacity.is_finite() && safe_capacity.is_finite()) {
+        return None;
+    }
     Some(ParentLease {
         capacity,
         expiry_s: expiry as i64,
@@ -218,12 +237,15 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
     let mut demand = Demand { has: totals.has, number, ..Demand::default() };
     for pair in upstream.chunks_exact(2) {
         let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
-        match name.first_chunk::<8>() {
-            None if name.is_empty() => demand.parent = parent_lease(value),
+        match <&[u8; 8]>::try_from(name.as_slice()) {
+            Err(_) if name.is_empty() => demand.parent = parent_lease(value),
             // The number.
-            None => {}
-            Some(priority) => {
+            Err(_) => {}
+            Ok(priority) => {
                 let [wants, _, subclients] = unpacked(value)?;
+                if !wants.is_finite() {
+                    return None;
+                }
                 demand.bands.push(Band {
                     priority: i64::from_le_bytes(*priority),
                     subclients: (subclients as u32).min(MAX_SUBCLIENTS),
@@ -255,6 +277,10 @@ fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
 }
 
 impl RedisStore {
+    fn metrics(&self) -> &StoreMetrics {
+        self.0.connector.health().metrics()
+    }
+
     fn manual_now(&self) -> Option<Micros> {
         self.0.clock.as_ref().map(ManualClock::now)
     }
@@ -298,7 +324,9 @@ impl LeaseStore for RedisStore {
         let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
         let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
-            reply.and_then(|reply| grant(&reply).ok_or(StoreError::Refused))
+            let (grant, corrupt) = grant(&reply?).ok_or(StoreError::Refused)?;
+            corrupt.into_iter().for_each(|kind| self.metrics().corrupt(kind, 1));
+            Ok(grant)
         };
         replies.into_iter().map(read).collect()
     }
@@ -383,7 +411,8 @@ impl LeaseStore for RedisStore {
         let Some(totals) = totals(sums) else { return Ok(None) };
         let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
         let mut ids = cmd("ZRANGE", &keys.by_expiry);
-        ids.arg(no_more(sums)).arg((no_more(sums) + most).saturating_sub(1));
+        let first = no_more(sums);
+        ids.arg(first).arg(first.saturating_add(most).saturating_sub(1));
         let Value::Array(ids) = self.value(slot, None, |_| ids.clone()).await? else {
             return Err(StoreError::Refused);
         };
@@ -413,11 +442,16 @@ impl LeaseStore for RedisStore {
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {
         // One that is held already is prolonged, in one step with looking whose it is.
-        let mut take = redis::cmd("EVAL");
-        take.arg(include_str!("../../../../lua/renewal.lua")).arg(1).arg(RENEWAL);
-        take.arg(node).arg(time.as_millis() as u64);
+        let take = script::renewal(node, time.as_millis() as u64);
         let slot = self.0.router.routes(&self.0.connector).slot(RENEWAL.as_bytes());
-        Ok(self.value(slot, None, |_| take.clone()).await? == Value::Int(1))
+        match self.value(slot, None, |_| take.clone()).await? {
+            Value::Int(taken @ (0 | 1)) => Ok(taken == 1),
+            Value::Int(2) => {
+                self.metrics().corrupt(Corrupt::Server, 1);
+                Ok(true)
+            }
+            _ => Err(StoreError::Refused),
+        }
     }
 
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
@@ -427,6 +461,9 @@ impl LeaseStore for RedisStore {
         let (time, number) = (time.as_micros().to_string(), freeze_number());
         match self.parent(resource, "freeze", time.as_bytes(), number).await? {
             Value::Nil => Ok(None),
+            // Somebody may hold leases that the store knows nothing of any more. That the parent
+            // has heard of none must not make it take the cluster's back.
+            Value::Int(CORRUPT) => Ok(Some(Demand { number, ..Demand::default() })),
             reply => demand(&reply, number).map(Some).ok_or(StoreError::Refused),
         }
     }

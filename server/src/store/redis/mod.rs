@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
 use crate::domain::time::ManualClock;
+use crate::metrics::Corrupt;
 
 mod batch;
 mod connector;
@@ -122,17 +123,14 @@ impl Layouts for RedisStore {
             let born = inner.connector.oldest_birth();
             let cmd = |_: usize, _: To<'_>| script::layouts(page, born);
             match inner.values(&[slot], None, cmd).await.pop() {
-                Some(Ok(Value::BulkString(bytes))) if bytes.len() == 8 * page.len() => {
-                    settled.extend(
-                        bytes
-                            .as_chunks()
-                            .0
-                            .iter()
-                            .map(|left| Duration::from_micros(f64::from_le_bytes(*left) as u64)),
-                    );
+                Some(Ok(reply)) => {
+                    let (left, corrupt) =
+                        script::settled(&reply, page.len()).ok_or(StoreError::Refused)?;
+                    inner.connector.health().metrics().corrupt(Corrupt::Server, corrupt);
+                    settled.extend(left);
                 }
                 Some(Err(error)) => return Err(error),
-                _ => return Err(StoreError::Refused),
+                None => return Err(StoreError::Refused),
             }
         }
         Ok(settled)
