@@ -12,9 +12,10 @@
 -- ARGV[4]  when the store was born, in microseconds, if that key is new only because the server
 --          has given away the slot of the one before, or has got another's with a key of its own:
 --          the later one counts; 0: then the birth is now
+-- ARGV[5]  the key that has the resources that somebody holds a lease on, which is looked at only
 --
 -- Reply: how many nodes are alive, and the birth as text; and, only if there were any, how many of
--- the two were replaced, or had something taken out, that no node can have written.
+-- these three were replaced or removed, or had something taken out, that no node can have written.
 
 -- No clock that steps back makes a birth seem to come by more than this, in µs: an hour.
 local AHEAD = 3600000000
@@ -40,17 +41,23 @@ if born > now + AHEAD then born = 0 end
 if ttl == 0 then
   redis.call('ZREM', KEYS[1], ARGV[1])
 else
+  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   local inherited = tonumber(ARGV[4])
   if birth and born == 0 then strange = (strange or 0) + 1 end
   if born == 0 or born < inherited then
     born = inherited > 0 and inherited or now
     redis.call('SET', ARGV[3], string.format('%.0f', born))
   end
-  redis.call('ZADD', KEYS[1], string.format('%.0f', now), ARGV[1])
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', string.format('%.0f', now - ttl))
   -- Who was heard of later than now would count for too long.
   local late = string.format('(%.0f', now + ttl)
   if redis.call('ZREMRANGEBYSCORE', KEYS[1], late, '+inf') > 0 then
+    strange = (strange or 0) + 1
+  end
+  -- Otherwise nobody could list the resources until the next new one.
+  local listed = redis.pcall('ZCARD', ARGV[5])
+  if type(listed) == 'table' and string.find(listed.err, '^WRONGTYPE ') then
+    redis.call('DEL', ARGV[5])
     strange = (strange or 0) + 1
   end
   redis.call('PEXPIRE', KEYS[1], string.format('%.0f', math.ceil(ttl / 1000)))

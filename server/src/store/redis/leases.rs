@@ -235,6 +235,7 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
     let [Value::BulkString(sums), Value::Array(upstream)] = parts.as_slice() else { return None };
     let totals = totals(sums)?;
     let mut demand = Demand { has: totals.has, number, ..Demand::default() };
+    let mut banded = 0.0;
     for pair in upstream.chunks_exact(2) {
         let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
         match <&[u8; 8]>::try_from(name.as_slice()) {
@@ -243,9 +244,7 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
             Err(_) => {}
             Ok(priority) => {
                 let [wants, _, subclients] = unpacked(value)?;
-                if !wants.is_finite() {
-                    return None;
-                }
+                banded += subclients;
                 demand.bands.push(Band {
                     priority: i64::from_le_bytes(*priority),
                     subclients: (subclients as u32).min(MAX_SUBCLIENTS),
@@ -254,8 +253,10 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
             }
         }
     }
-    if demand.bands.is_empty() {
-        // Nodes without a parent have kept these leases: what they know is only the whole.
+    if banded != totals.split.subclients() || demand.bands.iter().any(|b| !b.wants.is_finite()) {
+        // Nodes without a parent have kept these leases, or somebody has written here who is no
+        // node: what is known is only the whole.
+        demand.bands.clear();
         let subclients = (totals.split.subclients() as u32).clamp(1, MAX_SUBCLIENTS);
         demand.bands.push(Band { priority: 0, subclients, wants: totals.split.wants().max(0.0) });
     }
@@ -380,6 +381,10 @@ impl LeaseStore for RedisStore {
             let replies = self.0.values(&slots, None, read).await;
             for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
                 let [sums, parent] = found else { continue };
+                // One that something else has written is no reason to show none.
+                if [sums, parent].iter().any(|value| matches!(value, Err(StoreError::Refused))) {
+                    continue;
+                }
                 let (sums, parent) =
                     (sums.as_ref().map_err(|e| *e)?, parent.as_ref().map_err(|e| *e)?);
                 // It may have lost its last holder since its name was read.

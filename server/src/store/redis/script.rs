@@ -114,6 +114,7 @@ pub(super) fn heartbeat(keys: &ServerKeys, node_id: &str, ttl_us: u64) -> Cmd {
     let mut cmd = redis::cmd("EVAL");
     cmd.arg(HEARTBEAT_TEXT).arg(1).arg(&*keys.nodes);
     cmd.arg(node_id).arg(ttl_us).arg(&*keys.birth).arg(keys.known.inherited());
+    cmd.arg(&*keys.resources);
     cmd
 }
 
