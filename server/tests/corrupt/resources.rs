@@ -119,8 +119,8 @@ impl Damage {
             Self::Replaced("h{r}", plant) => !matches!(plant, Plant::Hash(_)),
             Self::Field("h{r}", b"", Change::Cut(_)) => true,
             Self::Field("h{r}", b"", Change::Number(at, number)) => {
-                // All but the ends of the threshold, and what may be far away.
-                ![8, 9, 11].contains(&(at % 16)) && !number.is_finite()
+                // All but the ends of the threshold, what may be far away, and a flag.
+                ![8, 9, 11, 14].contains(&(at % 16)) && !number.is_finite()
             }
             _ => false,
         }

@@ -17,10 +17,7 @@ const LIFE: Duration = Duration::from_secs(3600);
 
 /// Whether a value may be what a node writes there, or is no worse than that.
 fn passes(key: &str, plant: &Plant) -> bool {
-    match (key, plant) {
-        ("n" | "l", Plant::Sorted(_)) | ("x", Plant::Hash(_)) => true,
-        _ => false,
-    }
+    matches!((key, plant), ("n" | "l", Plant::Sorted(_)) | ("x", Plant::Hash(_)))
 }
 
 #[test]
@@ -120,7 +117,7 @@ fn somebody_renews() {
         field.start();
         plant.put(&mut field.inside, "t");
         let before = field.replaced("server");
-        let mut take = |node| -> Result<bool, StoreError> {
+        let take = |node| -> Result<bool, StoreError> {
             field.runtime.block_on(field.store.take_renewal(node, Duration::from_secs(2)))
         };
         prop_assert_eq!(take("one"), Ok(true));

@@ -172,7 +172,7 @@ fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
 fn totals(sums: &[u8]) -> Option<Totals> {
     let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
     let [has, _, _, _, count, _, _, born, _] = rest;
-    if [above, above_lo, above_n, below, below_lo, below_n, has].iter().any(|n| !n.is_finite()) {
+    if [above + below, above_lo + below_lo, above_n + below_n, has].iter().any(|n| !n.is_finite()) {
         return None;
     }
     let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
@@ -491,5 +491,30 @@ impl LeaseStore for RedisStore {
             lease.lease_s as f64,
         ]);
         self.parent(resource, "thaw", &lease, number).await.map(|_| ())
+    }
+}
+
+/// Reads a reply as each kind there is: what is read must be numbers.
+#[cfg(test)]
+pub(super) fn read_anything(reply: &Value) {
+    if let Some((grant, _)) = grant(reply) {
+        assert!([grant.has, grant.capacity, grant.subclients].iter().all(|n| n.is_finite()));
+    }
+    if let Some(demand) = demand(reply, 1) {
+        assert!(demand.has.is_finite());
+        assert!(demand.bands.iter().all(|band| band.wants.is_finite() && band.wants >= 0.0));
+        assert!(demand.bands.iter().all(|band| band.subclients <= MAX_SUBCLIENTS));
+    }
+    if let Some(bytes) = bytes(reply) {
+        if let Some(totals) = totals(bytes) {
+            assert!(totals.has.is_finite() && totals.split.subclients().is_finite());
+        }
+        if let Some(lease) = parent_lease(bytes) {
+            assert!(lease.capacity.is_finite() && lease.safe_capacity.is_finite());
+        }
+        no_more(bytes);
+        if let Some(view) = view(bytes, bytes) {
+            assert!(!view.server || bytes[0] == SERVER);
+        }
     }
 }

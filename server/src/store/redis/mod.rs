@@ -346,3 +346,6 @@ impl Inner {
         Twins(twins)
     }
 }
+
+#[cfg(test)]
+mod replies;
