@@ -83,8 +83,8 @@ local DROP_LIMIT = 100
 local AHEAD = 3600000000
 
 -- Nothing that is stored makes this script fail: what does is arguments (lua/guard.lua).
-local NO_ARGUMENTS = { err = 'ERR these are no arguments of this script' }
-if ... then return NO_ARGUMENTS end
+local NO_ARGUMENTS = 'ERR these are no arguments of this script'
+if ... then return { err = NO_ARGUMENTS } end
 
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local numbers, groups = ARGV[1], ARGV[2]
@@ -92,7 +92,7 @@ local numbers, groups = ARGV[1], ARGV[2]
 local now, states, placed = unpack_bytes('<ddd', numbers)
 local keys = KEYS
 if placed > 0 then keys = { unpack(ARGV, #ARGV - placed + 1) } end
-if not (states <= #keys) then return NO_ARGUMENTS end
+if not (states <= #keys) then return { err = NO_ARGUMENTS } end
 local simulated = now ~= 0
 if not simulated then
   local time = call('TIME')

@@ -7,13 +7,16 @@
 -- such arguments as it got fails again, and the reply is an error; as it is for all that Redis
 -- says no to for other reasons: those words are passed on as they are.
 
--- Redis' own words begin with a code in capitals, Lua's with a place, a script's with neither.
-local function stored(failure)
-  return not string.find(failure, '^%u+ ') or string.find(failure, '^WRONGTYPE ')
-    or string.find(failure, '^ERR value is not ')
-end
-
 local done, reply = pcall(run)
-if not done and stored(reply) then done, reply = pcall(run, true) end
 if done then return reply end
-return { err = string.find(reply, '^%u+ ') and reply or 'ERR ' .. reply }
+
+-- Redis' own words begin with a code in capitals, Lua's with a place, a script's with neither.
+local function coded(failure)
+  return string.find(failure, '^%u+ ')
+end
+if not coded(reply) or string.find(reply, '^WRONGTYPE ')
+  or string.find(reply, '^ERR value is not ') then
+  done, reply = pcall(run, true)
+  if done then return reply end
+end
+return { err = coded(reply) and reply or 'ERR ' .. reply }

@@ -64,7 +64,7 @@ fn no_script_raises() {
     let error = raise.arg("return nil + 1").arg(0).exec(&mut field.borrow_mut().inside);
     assert!(raised(&error.unwrap_err()), "Redis says where in a script an error was raised");
     let answers = Cell::new(0);
-    try_cases(1500, (0..SCRIPTS.len(), keys, arguments), |(which, keys, arguments)| {
+    try_cases(800, (0..SCRIPTS.len(), keys, arguments), |(which, keys, arguments)| {
         let field = &mut *field.borrow_mut();
         field.start();
         for (key, plant) in &keys {

@@ -57,7 +57,7 @@ fn a_bucket_is_as_if_it_were_full() {
     let field = RefCell::new(Field::new());
     let which = proptest::collection::vec(select((0..PLACES.len()).collect::<Vec<_>>()), 1..4);
     // Alone, a bucket is read by another command than among others.
-    try_cases(400, (which, foreign(), any::<bool>()), |(mut which, plant, together)| {
+    try_cases(200, (which, foreign(), any::<bool>()), |(mut which, plant, together)| {
         which.sort_unstable();
         // Two places may have one key.
         which.dedup_by_key(|at| PLACES[*at].1);
@@ -109,7 +109,7 @@ fn a_state_under_the_other_layout_counts_only_if_it_is_one() {
 #[test]
 fn any_state_is_decided_by() {
     let field = RefCell::new(Field::new());
-    try_cases(300, (any::<[u8; 12]>(), 0..PLACES.len()), |(state, at)| {
+    try_cases(150, (any::<[u8; 12]>(), 0..PLACES.len()), |(state, at)| {
         let field = &mut *field.borrow_mut();
         field.start();
         let mut set = redis::cmd("SET");

@@ -161,7 +161,7 @@ async fn from_parent(store: &impl LeaseStore, now_s: i64) {
 /// All clients ask a few times; what they get at last.
 async fn rounds(store: &impl LeaseStore, field: &Field, rules: Rules, since: i64) -> Vec<f64> {
     let mut last = Vec::new();
-    for round in 0..4 {
+    for round in 0..3 {
         let now_s = (since + 5 * round * SECOND) / SECOND;
         field.clock.advance(since + 5 * round * SECOND - field.clock.now().0);
         last.clear();
@@ -202,7 +202,7 @@ async fn go_on(field: &Field, rules: Rules) -> Result<(), TestCaseError> {
 fn a_damaged_resource_is_learned_anew() {
     let field = RefCell::new(Field::new());
     let kind = select(vec![Kind::FairShare, Kind::ProportionalShare, Kind::Static]);
-    try_cases(400, (kind, any::<bool>(), damage()), |(kind, parent, damage)| {
+    try_cases(200, (kind, any::<bool>(), damage()), |(kind, parent, damage)| {
         let field = &mut *field.borrow_mut();
         field.start();
         let before = field.replaced("resource");
@@ -283,13 +283,14 @@ fn others_can_be_looked_at() {
         let (one, all) = field.runtime.block_on(async {
             (field.store.leases("r", 100).await, field.store.resources(100).await)
         });
-        if let Ok(Some((totals, leases))) = one {
+        if let Some((totals, leases)) = one.unwrap() {
             prop_assert!(totals.has.is_finite() && totals.split.wants().is_finite());
             prop_assert!(leases.items.len() <= 5);
         }
         let all = all.unwrap().items;
         prop_assert!(all.iter().any(|(name, _)| name == "other"), "{all:?}");
         prop_assert!(all.iter().all(|(_, totals)| totals.has.is_finite()), "{all:?}");
+        prop_assert_eq!(field.errors(), 0.0);
         Ok(())
     });
 }

@@ -31,7 +31,7 @@ fn heartbeats_go_on() {
         ["corrupt_values", "errors"]
             .map(|what| scrape.sum(&format!("tollgate_store_{what}_total"), &[]))
     };
-    try_cases(200, (plant(), plant()), |(nodes, birth)| {
+    try_cases(80, (plant(), plant()), |(nodes, birth)| {
         let inside = &mut *inside.borrow_mut();
         redis.empty();
         nodes.put(inside, "n");
@@ -73,7 +73,7 @@ fn heartbeats_go_on() {
 fn layouts_are_told() {
     let field = RefCell::new(Field::new());
     let known = proptest::collection::vec(super::support::plants::bytes(), 1..3);
-    try_cases(200, (plant(), known), |(plant, known)| {
+    try_cases(80, (plant(), known), |(plant, known)| {
         let field = &mut *field.borrow_mut();
         field.start();
         plant.put(&mut field.inside, "x");
@@ -132,7 +132,7 @@ fn somebody_renews() {
 #[test]
 fn resources_are_listed_again() {
     let field = RefCell::new(Field::new());
-    try_cases(150, (plant(), plant()), |(register, birth)| {
+    try_cases(80, (plant(), plant()), |(register, birth)| {
         let field = &mut *field.borrow_mut();
         field.start();
         register.put(&mut field.inside, "l");

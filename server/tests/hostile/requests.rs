@@ -4,7 +4,6 @@
 //! An input is a byte that says which method, one that says what is wrong around the message, and
 //! the message.
 
-use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -160,20 +159,15 @@ fn any_message() {
     let took = Metrics::new().rpc_duration("grpc");
     let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health);
     let front = Arc::new(front.unwrap());
-    let sender = RefCell::new(None);
+    let sender = runtime.block_on(serve(front));
     fuzz::run("requests", &[], |input| {
         let [method, oddity, message @ ..] = input else { return };
         clock.advance(10_000);
         let method = usize::from(*method) % METHODS.len();
         let (head, body) = (head(METHODS[method], *oddity), framed(message, *oddity));
         let (code, answer) = runtime.block_on(async {
-            let mut sender = sender.borrow_mut();
-            if sender.is_none() {
-                *sender = Some(serve(Arc::clone(&front)).await);
-            }
-            let sender = sender.clone().unwrap();
-            let called = tokio::time::timeout(Duration::from_secs(10), call(sender, head, body));
-            called.await.expect("in time")
+            let called = call(sender.clone(), head, body);
+            tokio::time::timeout(Duration::from_secs(10), called).await.expect("in time")
         });
         match code {
             Code::Ok => check(method, message, answer, clock.now().as_secs()),

@@ -306,7 +306,12 @@ impl Lane {
         }
         let mut values: Vec<Option<Result<Value, Failure>>> = vec![None; jobs.len()];
         for (at, reply) in commands {
+            let script = calls[reply].1;
             values[at] = Some(match std::mem::replace(&mut replies[reply], Value::Nil) {
+                // Where something of another type stands there is nothing of ours to read.
+                Value::ServerError(error) if script.is_none() && error.code() == "WRONGTYPE" => {
+                    Ok(Value::Nil)
+                }
                 error @ Value::ServerError(_) => Err(self.failure(error, 1)),
                 value => Ok(value),
             });

@@ -271,6 +271,16 @@ fn bytes(value: &Value) -> Option<&[u8]> {
     }
 }
 
+/// What a command that reads several replies; where something of another type stands, there is
+/// nothing.
+fn list(reply: Value) -> Result<Vec<Value>, StoreError> {
+    match reply {
+        Value::Array(items) => Ok(items),
+        Value::Nil => Ok(Vec::new()),
+        _ => Err(StoreError::Refused),
+    }
+}
+
 fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
     let mut cmd = redis::cmd(name);
     cmd.arg(key);
@@ -354,7 +364,7 @@ impl LeaseStore for RedisStore {
         };
         let mut names = Vec::new();
         for reply in self.0.of_each(range).await? {
-            let Value::Array(of_one) = reply else { return Err(StoreError::Refused) };
+            let of_one = list(reply)?;
             let of_one = of_one.iter().filter_map(bytes);
             names.extend(of_one.map(|name| String::from_utf8_lossy(name).into_owned()));
         }
@@ -381,10 +391,6 @@ impl LeaseStore for RedisStore {
             let replies = self.0.values(&slots, None, read).await;
             for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
                 let [sums, parent] = found else { continue };
-                // One that something else has written is no reason to show none.
-                if [sums, parent].iter().any(|value| matches!(value, Err(StoreError::Refused))) {
-                    continue;
-                }
                 let (sums, parent) =
                     (sums.as_ref().map_err(|e| *e)?, parent.as_ref().map_err(|e| *e)?);
                 // It may have lost its last holder since its name was read.
@@ -418,9 +424,7 @@ impl LeaseStore for RedisStore {
         let mut ids = cmd("ZRANGE", &keys.by_expiry);
         let first = no_more(sums);
         ids.arg(first).arg(first.saturating_add(most).saturating_sub(1));
-        let Value::Array(ids) = self.value(slot, None, |_| ids.clone()).await? else {
-            return Err(StoreError::Refused);
-        };
+        let ids = list(self.value(slot, None, |_| ids.clone()).await?)?;
         let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
         let mut items = Vec::with_capacity(ids.len());
         for page in ids.chunks(PAGE) {
@@ -428,9 +432,7 @@ impl LeaseStore for RedisStore {
             page.iter().for_each(|id| {
                 read.arg(*id);
             });
-            let Value::Array(found) = self.value(slot, None, |_| read.clone()).await? else {
-                return Err(StoreError::Refused);
-            };
+            let found = list(self.value(slot, None, |_| read.clone()).await?)?;
             let held = page.iter().zip(&found);
             items.extend(held.filter_map(|(id, value)| view(id, bytes(value)?)));
         }

@@ -5,7 +5,7 @@
 //! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
 //! connection with its `queue`; a `batch` is what it sends. `keys` has the key schema, `script`
 //! the calls and replies, `leases` those for leases, `health` what happens when there is no
-//! answer.
+//! answer, and `replies`, a test, what none of our scripts replies.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -90,8 +90,7 @@ pub(super) fn twin(ask: &Ask<'_>) -> Option<(Vec<u8>, [Cmd; 2])> {
         cmd.arg(&key);
         cmd
     };
-    // Unlike GET, MGET has no error for what is no text.
-    let cmds = ["MGET", "PEXPIRETIME"].map(read);
+    let cmds = ["GET", "PEXPIRETIME"].map(read);
     Some((key, cmds))
 }
 
@@ -102,8 +101,7 @@ pub(super) fn twin_state<'a>(
     expires: &Value,
     now: Option<Micros>,
 ) -> Option<&'a [u8]> {
-    let (Value::Array(states), Value::Int(expires_ms)) = (state, expires) else { return None };
-    let [Value::BulkString(state)] = states.as_slice() else { return None };
+    let (Value::BulkString(state), Value::Int(expires_ms)) = (state, expires) else { return None };
     let gone = *expires_ms < 0 || now.is_some_and(|now| now.as_millis() > *expires_ms);
     (!gone).then_some(state)
 }
