@@ -47,6 +47,8 @@
 -- and with flag COUNTED:
 --   removed  dynamic buckets dropped for being idle
 --   live     dynamic buckets of the namespace afterwards
+-- and, only if there were any, a number: how many values were replaced or removed that no node can
+-- have written. What such a value was about counts as absent: a bucket as full.
 --
 -- A state is 12 bytes, '<I6I6': the whole µs at which the balance is zero, modulo 2^48; and from
 -- below 18 bits of fraction, the mark's upper 6 bits, one bit that says that a debt beyond the
@@ -77,6 +79,12 @@ local CARRIED = 16777216
 local MAX_SPAN = 126230400000000
 -- The most idle buckets that one request drops, so that none takes long.
 local DROP_LIMIT = 100
+-- No clock that steps back makes a last use seem to come by more than this, in µs: an hour.
+local AHEAD = 3600000000
+
+-- Nothing that is stored makes this script fail: what does is arguments (lua/guard.lua).
+local NO_ARGUMENTS = 'ERR these are no arguments of this script'
+if ... then return { err = NO_ARGUMENTS } end
 
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local numbers, groups = ARGV[1], ARGV[2]
@@ -84,6 +92,7 @@ local numbers, groups = ARGV[1], ARGV[2]
 local now, states, placed = unpack_bytes('<ddd', numbers)
 local keys = KEYS
 if placed > 0 then keys = { unpack(ARGV, #ARGV - placed + 1) } end
+if not (states <= #keys) then return { err = NO_ARGUMENTS } end
 local simulated = now ~= 0
 if not simulated then
   local time = call('TIME')
@@ -94,6 +103,9 @@ end
 local function foreign(failure)
   return string.find(failure.err, 'WRONGTYPE', 1, true) ~= nil
 end
+
+-- How many values no node can have written; nil: none.
+local strange
 
 -- The state of key i is at i + 1. One of any other type or length is none of ours, and counts
 -- as absent. ELSEWHERE stands for one that this server does not have.
@@ -131,11 +143,16 @@ local function expired(at_key)
   return expires_ms >= 0 and math.floor(now / 1000) > expires_ms
 end
 
--- Stores a state whose bucket is full within a step of the grid.
-local function set(name, value, step)
+-- Stores a state whose bucket is full within a step of the grid. `absent`: none was found, so that
+-- whatever is there is none of ours. To find out costs less here than when it is read.
+local function set(name, value, step, absent)
   local expires_ms = math.ceil((step + grid) / 1000)
   if idle >= 0 then
     expires_ms = math.min(expires_ms, math.ceil((now + idle) / 1000))
+  end
+  if absent then
+    if call('SET', name, value, 'PXAT', expires_ms, 'NX') then return end
+    strange = (strange or 0) + 1
   end
   call('SET', name, value, 'PXAT', expires_ms)
 end
@@ -236,9 +253,18 @@ while at <= length do
       return math.ldexp(1 + math.floor(rest / 32) / 262144, exponent - 32)
     end
 
+    -- Whether a node can have written a state with a mark like that.
+    local function possible(upper)
+      local exponent = upper % 16777216 / FRACTIONS
+      local debt = (upper - upper % 33554432) / 33554432 % 32
+      -- Rates are from 10^-8 to 10^8, and debt limits modulo 31.
+      return exponent >= 5 and exponent <= 58 and debt < 31
+    end
+
     -- What a state says: the balance, as a time; the moment at which it is zero; whether it must
-    -- be written anew to say so; whether a debt beyond the limit was carried over.
-    local function balance(value)
+    -- be written anew to say so; whether a debt beyond the limit was carried over. Nothing: it is
+    -- none of ours. `at_key`: whose it is, where that can be looked at.
+    local function balance(value, at_key)
       local whole, rest = unpack_bytes(STATE, value)
       local since = (now - whole) % TIME_MODULUS
       if since >= TIME_MODULUS / 2 then since = since - TIME_MODULUS end
@@ -248,6 +274,10 @@ while at <= length do
       local carried, restated = old_mark % (2 * CARRIED) >= CARRIED, false
       if carried then old_mark = old_mark - CARRIED end
       if old_mark ~= mark then
+        -- All of ours expire. A debt of years that no one has made must not be paid.
+        if not possible(old_mark) or at_key and call('PEXPIRETIME', keys[at_key]) < 0 then
+          return
+        end
         local old_rate, new_rate = rate(old_mark), rate(mark)
         if old_rate ~= new_rate then
           accrued = math.max(accrued * (old_rate / new_rate), -MAX_SPAN)
@@ -270,6 +300,7 @@ while at <= length do
         if not foreign(scores) then return end
         -- Whatever this is, it is no register of ours.
         call('DEL', register)
+        strange = (strange or 0) + 1
         scores = {}
       end
       local last_use = scores[2]
@@ -292,6 +323,16 @@ while at <= length do
           end
         end
       end
+      if not known and live >= bound then
+        -- Nobody's last use is still to come: such members would take up places for good.
+        local latest = string.format('(%.0f', now + AHEAD)
+        local ahead = call('ZREVRANGEBYSCORE', register, '+inf', latest, 'LIMIT', 0, DROP_LIMIT)
+        if #ahead > 0 then
+          call('ZREM', register, '', unpack(ahead))
+          live = live - #ahead
+          strange = (strange or 0) + 1
+        end
+      end
       return known, removed, live
     end
 
@@ -306,18 +347,27 @@ while at <= length do
 
     function load(twin)
       local value = values[key + 1]
-      if value == ELSEWHERE or value and #value ~= 12 then value = false end
+      if value == ELSEWHERE then
+        value = false
+      elseif value and #value ~= 12 then
+        value, values[key + 1] = false, false
+      end
       if value and simulated and expired(key) then value = false end
-      dirty, gone, known_expiry = false, false, false
+      dirty, gone, known_expiry, had = false, false, false, false
       if value then
-        accrued, whole, fraction, restated, carried = balance(value)
-        had, known_expiry, whole_before = true, not rewrite, whole
-      else
-        accrued, whole, fraction, restated, carried, had = cap, 0, 0, false, false, false
+        accrued, whole, fraction, restated, carried = balance(value, key)
+        if accrued then
+          had, known_expiry, whole_before = true, not rewrite, whole
+        else
+          values[key + 1] = false
+        end
+      end
+      if not had then
+        accrued, whole, fraction, restated, carried = cap, 0, 0, false, false
       end
       if twin and #twin == 12 then
         local found = { balance(twin) }
-        if found[1] < accrued then
+        if found[1] and found[1] < accrued then
           accrued, whole, fraction, restated, carried = unpack(found)
           had, known_expiry, dirty = true, false, true
         end
@@ -338,7 +388,7 @@ while at <= length do
         if known_expiry and step == full_at_before - full_at_before % grid then
           call('SETRANGE', keys[key], '0', value)
         else
-          set(keys[key], value, step)
+          set(keys[key], value, step, not values[key + 1])
         end
         values[key + 1] = value
       end
@@ -474,4 +524,4 @@ while at <= length do
   end
 end
 if key > 0 then store() end
-return { string.char(unpack(outcomes)), pack('<' .. string.rep('d', tell), unpack(told)) }
+return { string.char(unpack(outcomes)), pack('<' .. string.rep('d', tell), unpack(told)), strange }

@@ -43,7 +43,13 @@
 --
 -- Reply to ask: 7 packed doubles: has, expiry in seconds, learning until in microseconds
 -- (0: not learning), capacity, rule, seconds of the parent's refresh interval (-1: none),
--- subclients. Reply to the others: 1 if there was a lease to release, 0 if not.
+-- subclients; and an eighth, only where something was replaced that no node can have written, or
+-- was left of what has been evicted: 1 the record of the resource, 2 the register of resources,
+-- 4 the birth, or their sum. Reply to the others: 1 if there was a lease to release, 0 if not.
+--
+-- A record whose parts make no sense, each or together, is dropped as a whole by the next who asks:
+-- nobody knows any more what is leased, so the resource learns it from its clients, as if the store
+-- had been born at that moment. Who does anything else leaves it to that one.
 
 -- Of bands; nearly all leases have one.
 local DROP_LIMIT = 1000
@@ -56,10 +62,19 @@ local CROSS_BYTES = 240
 local PAGE = 32
 local REGISTER_LIMIT = 100
 local SERVER = 254
+-- No time that is stored is further away, in seconds: the longest lease is four years.
+local FAR = 1000000000
+-- No clock that steps back makes the past seem to come by more than this, in µs: an hour.
+local AHEAD = 3600000000
+-- No resource has as many holders.
+local MANY = 10000000000
+-- What no node can have written; see lua/guard.lua.
+local STRANGE = 'what is stored about this resource makes no sense'
 
 -- Nearly all holders are plain clients, with one priority each. What they need is written
 -- out here; what only others need is in functions, made where they are needed.
 
+local again = ...
 local call, min, max = redis.call, math.min, math.max
 local pack, unpacked = struct.pack, struct.unpack
 local holders, by_wants, by_expiry = KEYS[1], KEYS[2] or ARGV[7], KEYS[3] or ARGV[8]
@@ -90,6 +105,26 @@ local function forget_all()
   redis.pcall('UNLINK', upstream)
 end
 
+-- What was replaced; nil: nothing.
+local strange
+if again then
+  if op > 0 then
+    redis.pcall('HSET', holders, '', '')
+    return 0
+  end
+  local all = rule + capacity + lease_s + learning_s + wanted + claim_expiry + learn_for
+    + inherited + last_known
+  for offset = 9, #ARGV[3], 20 do
+    local _, w = unpacked('<I4d', ARGV[3], offset)
+    all = all + w
+  end
+  if all - all ~= 0 or claimed ~= claimed or #ARGV[3] < 20 then
+    return { err = 'ERR these are no arguments of this script' }
+  end
+  forget_all()
+  strange = 1
+end
+
 local found = call('HMGET', holders, '', id)
 local record = op < 2 and found[2]
 
@@ -101,19 +136,26 @@ local below, below_lo, below_n = 0, 0, 0
 local has, has_lo = 0, 0
 local low, high = -math.huge, math.huge
 local count, due, ttl, born, banded, ghosts = 0, math.huge, 0, 0, from_parent, 0
+-- A sum of leases that all have gone may be off by this much, and no more. Those of wants may: a
+-- Redis that evicts keys may have taken the order by wants, and what is leased is known anyway.
+local least = -0.001 * max(capacity, 1)
 if found[1] then
   above, above_lo, above_n, below, below_lo, below_n, has, has_lo, low, high, count, due, ttl,
     born, banded, ghosts = unpacked('<dddddddddddddddd', found[1])
+  -- NaN is neither less nor more than anything, and infinity less itself is NaN.
+  local all = above + above_lo + below + below_lo + has_lo
+  if not (all - all == 0 and has >= least and has < math.huge and low <= high and above_n >= 0
+    and below_n >= 0 and count >= 0 and ghosts >= 0 and count + ghosts <= MANY
+    and (above_n + below_n + count + ghosts) % 1 == 0 and ttl <= now_s + FAR
+    and (due <= now_s + FAR or due == math.huge) and born >= 0 and born <= now + AHEAD) then
+    error(STRANGE, 0)
+  end
   -- Where the order by expiry is not of all holders, a Redis that evicts keys has taken it, and
-  -- those who were in it and ask no more would never expire. What is left is worth nothing then:
-  -- the resource begins anew, and learns. It is asked seldom, when a lease may have expired.
+  -- those who were in it and ask no more would never expire. What is left is worth nothing then.
+  -- It is asked seldom, when a lease may have expired.
   if op == 0 and (due <= now_s or ghosts > 0 or due == math.huge)
     and call('ZCARD', by_expiry) ~= count + ghosts then
-    forget_all()
-    record = false
-    above, above_lo, above_n, below, below_lo, below_n, has, has_lo = 0, 0, 0, 0, 0, 0, 0, 0
-    low, high = -math.huge, math.huge
-    count, due, ttl, born, banded, ghosts = 0, math.huge, 0, now, from_parent, 0
+    error(STRANGE, 0)
   end
 elseif op > 0 then
   return 0
@@ -121,12 +163,18 @@ else
   local known = ARGV[5] ~= '' and redis.pcall('GET', ARGV[5])
   if ARGV[5] == '' or type(known) == 'table' then
     born = last_known > 0 and last_known or now
-  elseif known then
-    born = max(tonumber(known), inherited)
   else
-    born = inherited > 0 and inherited or now
-    call('SET', ARGV[5], string.format('%.0f', born))
+    local number = known and string.find(known, '^%d+$') and tonumber(known) or 0
+    if number > 0 and number <= now + AHEAD then
+      born = max(number, inherited)
+    else
+      born = inherited > 0 and inherited or now
+      call('SET', ARGV[5], string.format('%.0f', born))
+      if known then strange = (strange or 0) + 4 end
+    end
   end
+  -- Clients may hold what has just been dropped, however old the store is.
+  if again then born = now end
   -- A Redis that evicts keys may have left these.
   call('UNLINK', by_wants)
   call('UNLINK', by_expiry)
@@ -155,6 +203,8 @@ if banded == 1 then
         local value = call('HGET', upstream, name)
         if value then
           band = {unpacked('<ddd', value)}
+          local all = band[1] + band[2] + band[3]
+          if all - all ~= 0 then error(STRANGE, 0) end
         else
           band, unseen = {0, 0, 0}, true
         end
@@ -235,6 +285,7 @@ for i = 1, #gone do
   local bytes = gone[i]
   local held, expiry, _, n, wants = unpacked('<dI4dI4d', bytes)
   if #bytes > 32 then wants, n = demand(bytes, 13) end
+  if not (held >= 0 and wants >= 0 and n > 0) then error(STRANGE, 0) end
   -- Sum::add, twice.
   local sum = has - held
   local part = sum - has
@@ -260,10 +311,13 @@ for i = 1, #gone do
   if i > expired then old_has, old_expiry, old_wants, old_n = held, expiry, wants, n end
 end
 count = count - #gone
+-- More cannot have gone than there was.
+if not (count >= 0 and has >= least) then error(STRANGE, 0) end
 if count == 0 then
   -- Nothing is left to be wrong by.
   has, has_lo = 0, 0
-  if ghosts > 0 then
+  if ghosts > 0 or found[1] and not record then
+    above, above_lo, above_n, below, below_lo, below_n = 0, 0, 0, 0, 0, 0
     call('UNLINK', holders)
     call('UNLINK', by_wants)
     call('UNLINK', by_expiry)
@@ -297,6 +351,12 @@ if from_parent == 1 then
   if lease then
     local leased, expiry, refresh, safe, kind, length, frozen, frozen_until =
       unpacked('<dddddddd', lease)
+    local all = leased + expiry + refresh + safe + length + frozen
+    if not (all - all == 0 and leased >= 0 and safe >= 0 and kind >= 0 and kind <= 3
+      and length >= 1 and length <= FAR and expiry <= now_s + FAR
+      and frozen_until <= now + AHEAD) then
+      error(STRANGE, 0)
+    end
     parent_refresh = refresh
     if rule == 4 then rule, lease_s, learning_s = kind, length, min(learning_s, length) end
     if expiry > now_s then
@@ -532,6 +592,10 @@ else
   granted = max(min(granted, (capacity - has) - has_lo), 0)
 end
 
+-- Whatever was not a number has come to this.
+local all = above + below + has + granted
+if all - all ~= 0 then error(STRANGE, 0) end
+
 -- A cluster keeps what it has leased out until its clients have given it back.
 local kept = granted
 if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
@@ -553,7 +617,15 @@ end
 local fresh, listed = expiry > ttl, false
 local last = expiry + lease_s
 if fresh then
-  listed = ARGV[6] ~= '' and type(redis.pcall('ZADD', ARGV[6], last, ARGV[4])) == 'number'
+  if ARGV[6] ~= '' then
+    local added = redis.pcall('ZADD', ARGV[6], last, ARGV[4])
+    if type(added) == 'table' and string.find(added.err, '^WRONGTYPE ') then
+      call('DEL', ARGV[6])
+      added = call('ZADD', ARGV[6], last, ARGV[4])
+      strange = (strange or 0) + 2
+    end
+    listed = type(added) == 'number'
+  end
   ttl = listed and last or expiry
 end
 call('HSET', holders, id, pack('<dI4', kept, expiry) .. asked,
@@ -571,4 +643,5 @@ if listed then
   local past = call('ZRANGEBYSCORE', ARGV[6], '-inf', now_s, 'LIMIT', 0, REGISTER_LIMIT)
   if #past > 0 then call('ZREM', ARGV[6], unpack(past)) end
 end
-return pack('<ddddddd', granted, expiry, learning, capacity, rule, parent_refresh, all_n)
+local reply = pack('<ddddddd', granted, expiry, learning, capacity, rule, parent_refresh, all_n)
+return strange and reply .. pack('<d', strange) or reply

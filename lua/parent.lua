@@ -19,39 +19,59 @@
 -- out, and until when that holds, in microseconds. The number is in a field 'n' of its own, since
 -- the first freeze comes before the first lease.
 --
--- Reply: nil if nobody holds a lease on the resource. Else to freeze: the sums as they are
--- stored, and all of upstream, fields and values by turns; to thaw and keep: 1.
+-- Reply: nil if nobody holds a lease on the resource; 2 if what is stored about it makes no sense,
+-- so that nobody knows who does: lua/lease.lua drops it for the next client that asks. Else to
+-- freeze: the sums as they are stored, and all of upstream from before, fields and values by turns,
+-- the lease as it is now; to thaw and keep: 1.
+
+-- See lua/guard.lua.
+local STRANGE = 'what is stored about this resource makes no sense'
+-- In seconds since the epoch: no key lives that long.
+local LATEST = 100000000000
+if ... then
+  redis.pcall('HSET', KEYS[1], '', '')
+  redis.pcall('UNLINK', KEYS[2])
+  return 2
+end
 
 local sums = redis.call('HGET', KEYS[1], '')
 if not sums then return false end
 if ARGV[1] ~= 'freeze' and redis.call('HGET', KEYS[2], 'n') ~= ARGV[4] then return 1 end
 local lease = redis.call('HGET', KEYS[2], '')
 if lease then
-  local capacity = struct.unpack('<d', lease)
+  local capacity, expiry, refresh, safe, kind, length = struct.unpack('<dddddd', lease)
   local frozen, frozen_until = struct.unpack('<dd', lease, 49)
+  local all = capacity + expiry + refresh + safe + kind + length + frozen + frozen_until
+  if all - all ~= 0 then error(STRANGE, 0) end
   if frozen_until > 0 then
     lease = struct.pack('<d', math.min(capacity, frozen)) .. string.sub(lease, 9)
   end
 end
 
 if ARGV[1] == 'freeze' then
+  local has, has_lo, _, _, count, _, ttl = struct.unpack('<ddddddd', sums, 49)
+  local all = has + has_lo + count
+  if all - all ~= 0 or not (ttl < LATEST) then error(STRANGE, 0) end
   if lease then
     local now = tonumber(ARGV[3])
     if now == 0 then
       local time = redis.call('TIME')
       now = time[1] * 1000000 + time[2]
     end
-    local has, has_lo = struct.unpack('<dd', sums, 49)
     lease = string.sub(lease, 1, 48) .. struct.pack('<dd', math.max(has, 0), now + ARGV[2])
     redis.call('HSET', KEYS[2], '', lease)
   end
-  local fresh = redis.call('EXISTS', KEYS[2]) == 0
-  redis.call('HSET', KEYS[2], 'n', ARGV[4])
-  if fresh then
-    local ttl = struct.unpack('<d', sums, 97)
-    redis.call('EXPIREAT', KEYS[2], ttl)
+  local upstream = redis.call('HGETALL', KEYS[2])
+  for at = 1, #upstream, 2 do
+    if #upstream[at] == 8 then
+      local wants, wants_lo, subclients = struct.unpack('<ddd', upstream[at + 1])
+      all = wants + wants_lo + subclients
+      if all - all ~= 0 then error(STRANGE, 0) end
+    end
   end
-  return {sums, redis.call('HGETALL', KEYS[2])}
+  redis.call('HSET', KEYS[2], 'n', ARGV[4])
+  if #upstream == 0 then redis.call('EXPIREAT', KEYS[2], ttl) end
+  return {sums, upstream}
 end
 
 if ARGV[1] == 'thaw' then lease = ARGV[2] end

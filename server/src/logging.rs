@@ -1,5 +1,6 @@
 //! Log lines: how they look, and that a failure which repeats doesn't flood them.
 
+use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
 use std::str::FromStr;
 use std::sync::{Mutex, PoisonError};
@@ -41,6 +42,30 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     .map_err(|error| error.to_string())
 }
 
+/// The most characters of a text that a line of the log repeats.
+const SHOWN: usize = 300;
+
+/// A text that may have come from elsewhere, as a part of a line of the log: on that line, readable,
+/// and not too long.
+pub struct Shown<T>(pub T);
+
+impl<T: fmt::Display> fmt::Display for Shown<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.0.to_string();
+        let mut left = SHOWN;
+        for c in text.chars() {
+            let plain = matches!(c, '"' | '\'' | '\\');
+            let length = if plain { 1 } else { c.escape_debug().len() };
+            if length > left {
+                return f.write_char('…');
+            }
+            left -= length;
+            if plain { f.write_char(c)? } else { c.escape_debug().fmt(f)? }
+        }
+        Ok(())
+    }
+}
+
 /// Lets one line a second through, and says how many it held back.
 #[derive(Default)]
 pub struct Repeating(Mutex<Held>);
@@ -61,5 +86,24 @@ impl Repeating {
         }
         held.last = Some(Instant::now());
         Some(std::mem::take(&mut held.held_back))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_from_elsewhere_stays_on_its_line() {
+        let shown = |text: &str| Shown(text).to_string();
+        assert_eq!(
+            shown("no \"quotes\" 'are' \\ changed: ключ"),
+            "no \"quotes\" 'are' \\ changed: ключ"
+        );
+        assert_eq!(shown("a\nb\r\0\u{1b}[31m"), "a\\nb\\r\\0\\u{1b}[31m");
+        assert_eq!(shown("\u{202e}\u{2066}\u{feff}\u{85}"), "\\u{202e}\\u{2066}\\u{feff}\\u{85}");
+        assert_eq!(shown(&"x".repeat(300)), "x".repeat(300));
+        assert_eq!(shown(&"x".repeat(301)), "x".repeat(300) + "…");
+        assert!(shown(&"\u{1}".repeat(10_000)).chars().count() <= 301);
     }
 }

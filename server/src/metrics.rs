@@ -27,6 +27,7 @@ const RPC_DURATION: &str = "tollgate_rpc_duration_seconds";
 const ROUND_TRIP: &str = "tollgate_store_round_trip_seconds";
 const BATCH: &str = "tollgate_store_batch_decisions";
 const STORE_ERRORS: &str = "tollgate_store_errors_total";
+const STORE_CORRUPT: &str = "tollgate_store_corrupt_values_total";
 const STORE_UP: &str = "tollgate_store_up";
 const NODES_ALIVE: &str = "tollgate_nodes_alive";
 const LIMITS_VERSION: &str = "tollgate_limits_version";
@@ -53,7 +54,7 @@ const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 19] = [
+const COUNTERS: [(&str, &str); 20] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -73,6 +74,11 @@ const COUNTERS: [(&str, &str); 19] = [
     (LEASES, "Leases asked for, by the template and algorithm that decided and by outcome."),
     (UNMATCHED, "Leases asked for on resources that no template matches."),
     (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
+    (
+        STORE_CORRUPT,
+        "Values in the store that no node can have written, replaced as if they were absent, by \
+         what they were about.",
+    ),
     (LIMITS_LOADS, "Limits files taken into use."),
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
     (ACCESS_REFUSED, "Requests refused for who asked, by port and reason."),
@@ -397,9 +403,25 @@ impl CapacityMetrics {
     }
 }
 
+/// What a value in the store was about that no node can have written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Corrupt {
+    /// A bucket, or the register of a namespace's dynamic ones.
+    Bucket,
+    /// The leases on a resource.
+    Resource,
+    /// The nodes, the store's birth, its resources, how states are stored, who renews leases.
+    Server,
+}
+
+impl Corrupt {
+    const WORDS: [&str; 3] = ["bucket", "resource", "server"];
+}
+
 /// What a store counts.
 #[derive(Clone)]
 pub struct StoreMetrics {
+    corrupt: [Counter; 3],
     round_trip_allow: Histogram,
     round_trip_lease: Histogram,
     round_trip_heartbeat: Histogram,
@@ -421,6 +443,7 @@ impl StoreMetrics {
             round_trip_heartbeat: round_trip("heartbeat"),
             batch: metrics.histogram(BATCH, &[]),
             errors: classes.map(|class| metrics.counter(STORE_ERRORS, &[("class", class)])),
+            corrupt: Corrupt::WORDS.map(|kind| metrics.counter(STORE_CORRUPT, &[("kind", kind)])),
             up: metrics.gauge(STORE_UP, &[]),
             nodes: metrics.gauge(NODES_ALIVE, &[]),
         }
@@ -441,6 +464,13 @@ impl StoreMetrics {
     /// Counts one heartbeat.
     pub fn heartbeat(&self, took: Duration) {
         self.round_trip_heartbeat.record(took.as_secs_f64());
+    }
+
+    /// Counts values that were replaced.
+    pub fn corrupt(&self, kind: Corrupt, values: u64) {
+        if values > 0 {
+            self.corrupt[kind as usize].increment(values);
+        }
     }
 
     /// Counts questions without an answer, by the position of their class.

@@ -19,6 +19,9 @@ use crate::store::{LeaseAsk, LeaseStore, StoreError};
 /// The longest id of a client, a cluster or a resource, in bytes.
 pub const MAX_ID_BYTES: usize = 1024;
 
+/// The most characters of a name that an answer repeats to say what is wrong.
+const SHOWN: usize = 100;
+
 /// The most resources in one request.
 pub const MAX_RESOURCES: usize = 10_000;
 
@@ -392,9 +395,9 @@ fn bands(request: &Request<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
                 wants: amount,
             }),
             None => {
+                let resource = shown(request.resource);
                 return Err(Error::Invalid(format!(
-                    "resource {:?}: wants has more than {MAX_BANDS} priorities",
-                    request.resource
+                    "resource {resource}: wants has more than {MAX_BANDS} priorities"
                 )));
             }
         }
@@ -417,7 +420,15 @@ fn check_holder(holder: Holder<'_>) -> Result<(), Error> {
     check_id(field, holder.id())
 }
 
-fn check_id(field: &str, id: &str) -> Result<(), Error> {
+/// A name as a part of an answer: in quotes, and not all of it where it is long.
+fn shown(name: &str) -> String {
+    match name.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}…", &name[..end]),
+        None => format!("{name:?}"),
+    }
+}
+
+pub(super) fn check_id(field: &str, id: &str) -> Result<(), Error> {
     match id.len() {
         0 => Err(Error::Invalid(format!("{field} is empty"))),
         length if length > MAX_ID_BYTES => Err(Error::Invalid(format!(
@@ -446,7 +457,7 @@ fn check_resources<'a>(
     }
     let mut seen = HashSet::with_capacity(count);
     match resources.into_iter().find(|resource| !seen.insert(*resource)) {
-        Some(twice) => Err(Error::Invalid(format!("resource_id {twice:?} is there twice"))),
+        Some(twice) => Err(Error::Invalid(format!("resource_id {} is there twice", shown(twice)))),
         None => Ok(()),
     }
 }
@@ -458,15 +469,21 @@ fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
             return Ok(());
         }
         let rule = "must be a finite number of at least 0";
-        Err(Error::Invalid(format!("{field} of resource {resource:?} {rule}, not {value}")))
+        let resource = shown(resource);
+        Err(Error::Invalid(format!("{field} of resource {resource} {rule}, not {value}")))
     };
     for wants in &request.wants {
         amount("wants", wants.wants)?;
         if wants.clients < 0 {
             let field = if matches!(holder, Holder::Server(_)) { "num_clients" } else { "clients" };
-            let text = format!("{field} of resource {resource:?} is {}", wants.clients);
+            let text = format!("{field} of resource {} is {}", shown(resource), wants.clients);
             return Err(Error::Invalid(text + ", less than 0"));
         }
+    }
+    let all: f64 = request.wants.iter().map(|wants| wants.wants).sum();
+    if !all.is_finite() {
+        let text = format!("wants of resource {} add up to no finite number", shown(resource));
+        return Err(Error::Invalid(text));
     }
     match (holder, request.has) {
         (_, None) | (Holder::Server(_), Some(Claim::UNKNOWN)) => {}

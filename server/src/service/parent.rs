@@ -14,7 +14,7 @@ use std::time::Duration;
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
-use crate::logging::Repeating;
+use crate::logging::{Repeating, Shown};
 use crate::store::{Demand, LeaseStore, StoreError};
 
 /// How often a node looks what is to be renewed, …
@@ -200,7 +200,7 @@ impl<S: LeaseStore> Renewal<S> {
             && let Some(held_back) = self.failures.pass()
         {
             tracing::warn!(
-                %error, held_back,
+                error = %Shown(error), held_back,
                 advice = "see that the parent runs, and that --parent names it",
                 "no lease from the parent: the last one holds until it expires"
             );

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::Error;
-use super::capacity::{CapacityService, ceil_s};
+use super::capacity::{CapacityService, ceil_s, check_id};
 use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
 use crate::domain::sharing::Kind;
@@ -55,6 +55,7 @@ impl<S: LeaseStore> CapacityService<S> {
         resource: &str,
         most: usize,
     ) -> Result<Option<(ResourceView, Listing<LeaseView>)>, Error> {
+        check_id("id", resource)?;
         let found = self.store().leases(resource, most).await.map_err(unavailable)?;
         Ok(found.map(|(totals, leases)| (self.view(resource.to_owned(), &totals), leases)))
     }

@@ -121,7 +121,7 @@ impl Listener for HttpListener {
 
 /// Whose connection it is that an HTTP request came over.
 #[derive(Clone)]
-pub struct Asking(pub(super) Arc<Guard>);
+pub struct Asking(pub Arc<Guard>);
 
 impl fmt::Debug for Asking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

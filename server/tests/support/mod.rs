@@ -33,6 +33,7 @@ pub mod leases;
 pub mod load;
 pub mod metrics;
 pub mod mixed;
+pub mod plants;
 pub mod redis_cluster;
 pub mod sentinel;
 pub mod wire;

@@ -114,6 +114,15 @@ pub(super) enum Declared {
 /// is asked in several manners.
 const SINGLE: u16 = u16::MAX;
 
+/// What the reply to a [`Batch`] says.
+pub(super) struct Outcomes {
+    /// With the position of the question that each is for. `None`: the server does not have that
+    /// key.
+    pub(super) each: Vec<(usize, Option<Outcome>)>,
+    /// How many values were replaced that no node can have written.
+    pub(super) corrupt: u64,
+}
+
 /// A call, and how to read its reply.
 pub(super) struct Batch {
     pub(super) cmd: Cmd,
@@ -254,16 +263,15 @@ impl Batch {
         self.order.len()
     }
 
-    /// The outcomes in a reply, with the position of the question that each is for; one of
-    /// `None`: the server does not have that key. `None` for all: it is no reply of the script.
-    pub(super) fn outcomes(
-        &self,
-        reply: &Value,
-        questions: &[&Question],
-    ) -> Option<Vec<(usize, Option<Outcome>)>> {
+    /// What a reply says; `None`: it is no reply of the script.
+    pub(super) fn outcomes(&self, reply: &Value, questions: &[&Question]) -> Option<Outcomes> {
         let Value::Array(parts) = reply else { return None };
-        let [Value::BulkString(bytes), Value::BulkString(told)] = parts.as_slice() else {
-            return None;
+        let (bytes, told, corrupt) = match parts.as_slice() {
+            [Value::BulkString(bytes), Value::BulkString(told)] => (bytes, told, 0),
+            [Value::BulkString(bytes), Value::BulkString(told), Value::Int(corrupt)] => {
+                (bytes, told, u64::try_from(*corrupt).ok()?)
+            }
+            _ => return None,
         };
         let mut told = told.chunks_exact(8).map(|double| {
             let mut bytes = [0; 8];
@@ -276,7 +284,7 @@ impl Batch {
         let mut outcomes = Vec::with_capacity(self.order.len());
         for (run, &outcome) in self.runs.iter().zip(bytes) {
             let asked = questions[self.order[run.questions.start]];
-            let met_us = told.next()?;
+            let met_us = told.next().filter(|met_us| met_us.is_finite())?;
             let (mut removed, mut live) = (0, None);
             if asked.counted {
                 removed = told.next()? as u32;
@@ -307,7 +315,7 @@ impl Batch {
                 outcomes.push((question, Some(outcome)));
             }
         }
-        told.next().is_none().then_some(outcomes)
+        told.next().is_none().then_some(Outcomes { each: outcomes, corrupt })
     }
 }
 

@@ -11,10 +11,12 @@ use tokio::task::JoinSet;
 
 use super::health::{self, Health, ServerHealth};
 use super::keys::{Birth, ServerKeys};
+use super::script::Heard;
 use super::servers::Servers;
 use super::topology::{self, Master, Topology};
 use super::{NODE_TTL, RedisStore, lane, script};
 use crate::domain::time::ManualClock;
+use crate::metrics::Corrupt;
 use crate::store::StoreError;
 
 /// How long making a connection may take. Decisions don't wait for it: they have their own,
@@ -263,6 +265,7 @@ impl Shard {
 
     /// Tells how many nodes the server counts, if it answers.
     async fn heartbeat(&self, node_id: &str, ttl: Duration, timeout: Duration) -> Option<u32> {
+        let odd = || (StoreError::Refused, "a reply that no script of ours makes".to_owned());
         let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64);
         let beat = async {
             let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
@@ -271,7 +274,10 @@ impl Shard {
                 let mut connection = pool.get().await.map_err(lane::pool_error)?;
                 let started = Instant::now();
                 let error: RedisError = match cmd.query_async(&mut connection).await {
-                    Ok(answer) => return Ok((Some(answer), started.elapsed())),
+                    Ok(reply) => {
+                        let heard = Heard::read(&reply).ok_or_else(odd)?;
+                        return Ok((Some(heard), started.elapsed()));
+                    }
                     Err(error) => error,
                 };
                 // The slot with the keys that all nodes share is on its way, or has gone.
@@ -298,7 +304,8 @@ impl Shard {
             Ok(Ok((answer, took))) => {
                 self.health.metrics().heartbeat(took);
                 self.health.answered();
-                let (nodes, born) = answer?;
+                let Heard { nodes, born, corrupt } = answer?;
+                self.health.metrics().corrupt(Corrupt::Server, corrupt);
                 self.keys.known.told(born);
                 Some(nodes)
             }

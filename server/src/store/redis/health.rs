@@ -12,7 +12,7 @@ use arc_swap::ArcSwap;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::NODE_TTL;
-use crate::logging::Repeating;
+use crate::logging::{Repeating, Shown};
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
 use crate::store::clock::Clock;
@@ -80,6 +80,10 @@ impl Health {
     /// Nodes alive when the store was last heard of, this one included.
     pub fn nodes(&self) -> u32 {
         self.nodes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn metrics(&self) -> &StoreMetrics {
+        &self.metrics
     }
 
     /// How many nodes there may be, for those who take tokens ahead.
@@ -163,7 +167,7 @@ impl Health {
         self.count(StoreError::Unreachable, questions);
         if let Some(held_back) = self.failures.pass() {
             tracing::warn!(
-                %detail, held_back,
+                detail = %Shown(detail), held_back,
                 advice = "see that the servers named in --store run, and agree on who has what",
                 "it is not known which server to ask: the failure policy decides"
             );
@@ -205,7 +209,7 @@ impl ServerHealth {
         self.whole.count(StoreError::Refused, 1);
         if let Some(held_back) = self.whole.failures.pass() {
             tracing::warn!(
-                server = %self.name, %detail, held_back,
+                server = %self.name, detail = %Shown(detail), held_back,
                 advice = "look at the key: something else may write to this Redis; give tollgate \
                           a database of its own",
                 "Redis refused one decision: the failure policy decides it"
@@ -243,7 +247,7 @@ impl ServerHealth {
                 StoreError::Overloaded => "add nodes, or look at why Redis answers slowly",
             };
             tracing::warn!(
-                server = %self.name, class = error.class(), %detail, held_back, advice,
+                server = %self.name, class = error.class(), detail = %Shown(detail), held_back, advice,
                 "no answer from the store: the failure policy decides"
             );
         }

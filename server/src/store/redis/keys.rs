@@ -221,7 +221,85 @@ mod tests {
         assert_eq!(text(Some(keys(Place::GlobalDefault).state)), "g");
     }
 
+    /// Text of every kind of byte that text has, and of what means something in a key.
+    fn name() -> impl Strategy<Value = String> {
+        let part = prop_oneof![
+            4 => "[a%{}:]{1,3}",
+            1 => Just("%7B".to_owned()),
+            1 => Just("}{".to_owned()),
+            1 => "[\\x00\\n\\r\\x1b\\x7f ]",
+            1 => "[\u{80}\u{ff}\u{202e}\u{feff}\u{10ffff}]",
+            1 => any::<char>().prop_map(String::from),
+        ];
+        proptest::collection::vec(part, 1..6).prop_map(|parts| parts.concat())
+    }
+
+    /// All the keys that come of some names: each with what it is about.
+    fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
+        let bounded = Keys::new(TOGETHER, namespace, bucket);
+        let default = Keys::new(Place::NamespaceDefault, namespace, bucket).state;
+        let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
+        let pair = format!("{namespace:?} {bucket:?}");
+        let mut all = vec![
+            (Keys::new(SPREAD, namespace, bucket).state, format!("spread {pair}")),
+            (bounded.state, format!("together {pair}")),
+            (bounded.register.unwrap(), format!("register {namespace:?}")),
+            (default, format!("default {namespace:?}")),
+            (Keys::new(Place::GlobalDefault, namespace, bucket).state, "global".to_owned()),
+        ];
+        for (letter, key) in
+            ["h", "w", "e", "p"].iter().zip([holders, by_wants, by_expiry, upstream])
+        {
+            all.push((key, format!("{letter} {resource:?}")));
+        }
+        for tag in ["", "a"] {
+            let ServerKeys { nodes, birth, resources, .. } = ServerKeys::new(tag, Birth::default());
+            for key in [nodes, birth, resources] {
+                all.push((key.as_bytes().to_vec(), format!("server {key}")));
+            }
+        }
+        for key in [LAYOUTS, RENEWAL] {
+            all.push((key.as_bytes().to_vec(), key.to_owned()));
+        }
+        all
+    }
+
     proptest! {
+        /// Whatever the names, two things never have one key.
+        #[test]
+        fn nothing_shares_a_key(
+            // A namespace has no colon: see domain::names.
+            spaces in proptest::array::uniform2(name().prop_map(|name| name.replace(':', ""))),
+            buckets in proptest::array::uniform2(name()),
+            resources in proptest::array::uniform2(name()),
+        ) {
+            let mut seen = std::collections::HashMap::new();
+            for at in 0..2 {
+                for (key, what) in all_keys(&spaces[at], &buckets[at], &resources[at]) {
+                    let other = seen.entry(key).or_insert_with(|| what.clone());
+                    prop_assert_eq!(&*other, &what);
+                }
+            }
+        }
+
+        /// A name can't move a key out of its slot, nor the keys of one resource apart.
+        #[test]
+        fn a_name_stays_in_its_braces(ns in name(), bucket in name()) {
+            let escaped = |name: &str| {
+                let mut bytes = Vec::new();
+                escape(name, &mut bytes);
+                bytes
+            };
+            let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(&bucket);
+            for key in [holders, by_wants, by_expiry, upstream] {
+                prop_assert_eq!(tag(&key), escaped(&bucket));
+            }
+            let bounded = Keys::new(TOGETHER, &ns, &bucket);
+            prop_assert_eq!(tag(&bounded.state), escaped(&ns));
+            let register = bounded.register.unwrap();
+            prop_assert_eq!(tag(&register), escaped(&ns));
+        }
+
         #[test]
         fn different_names_have_different_keys(
             ns in "[a%{}]{1,3}", bucket in "[a:%{}]{1,4}",

@@ -14,6 +14,7 @@ use super::batch::{self, Batch, Declared, Question};
 use super::health::{ServerHealth, classify, concerns_one_key};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
+use crate::metrics::Corrupt;
 use crate::store::{Outcome, StoreError};
 
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
@@ -289,7 +290,8 @@ impl Lane {
             let reply = std::mem::replace(&mut replies[at], Value::Nil);
             match batch.outcomes(&reply, &together[asked.clone()]) {
                 Some(found) => {
-                    for (at, outcome) in found {
+                    self.health.metrics().corrupt(Corrupt::Bucket, found.corrupt);
+                    for (at, outcome) in found.each {
                         let outcome = outcome.ok_or_else(|| self.unreadable());
                         outcomes[places[asked.start + at]] = Some(outcome);
                     }
@@ -304,7 +306,12 @@ impl Lane {
         }
         let mut values: Vec<Option<Result<Value, Failure>>> = vec![None; jobs.len()];
         for (at, reply) in commands {
+            let script = calls[reply].1;
             values[at] = Some(match std::mem::replace(&mut replies[reply], Value::Nil) {
+                // Where something of another type stands there is nothing of ours to read.
+                Value::ServerError(error) if script.is_none() && error.code() == "WRONGTYPE" => {
+                    Ok(Value::Nil)
+                }
                 error @ Value::ServerError(_) => Err(self.failure(error, 1)),
                 value => Ok(value),
             });

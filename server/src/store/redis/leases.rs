@@ -8,12 +8,13 @@ use smallvec::SmallVec;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::lane::Manner;
-use super::script::Scripted;
+use super::script::{self, Scripted};
 use super::{RedisStore, StoreError, To};
 use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
 use crate::domain::time::{ManualClock, Micros};
+use crate::metrics::{Corrupt, StoreMetrics};
 use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number};
 
 /// What marks a cluster of servers among the holders: no client's id begins so.
@@ -21,6 +22,9 @@ const SERVER: u8 = 254;
 
 /// The number on the wire to the scripts of "by the parent's rule".
 const PARENTS_RULE: f64 = 4.0;
+
+/// What `lua/parent.lua` replies where what is stored makes no sense.
+const CORRUPT: i64 = 2;
 
 /// Commands in one batch when many things are read.
 const PAGE: usize = 128;
@@ -142,10 +146,18 @@ fn other(
     call(operation, resource, [0.0; 8], holder, b"", false, (now, to))
 }
 
-fn grant(reply: &Value) -> Option<Grant> {
+/// What `lua/lease.lua` replies to a request, and what it has replaced that no node can have
+/// written.
+fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
     let Value::BulkString(bytes) = reply else { return None };
     let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
-    Some(Grant {
+    if [has, capacity, subclients].iter().any(|number| !(number.is_finite() && *number >= 0.0)) {
+        return None;
+    }
+    let [.., replaced] = unpacked::<8>(bytes).unwrap_or_default();
+    let corrupt = [(1, Corrupt::Resource), (2, Corrupt::Server), (4, Corrupt::Server)];
+    let corrupt = corrupt.into_iter().filter(|(bit, _)| replaced as u8 & bit != 0);
+    let grant = Grant {
         has,
         expiry_s: expiry as i64,
         learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
@@ -153,12 +165,16 @@ fn grant(reply: &Value) -> Option<Grant> {
         kind: kind(rule),
         parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
         subclients,
-    })
+    };
+    Some((grant, corrupt.map(|(_, kind)| kind).collect()))
 }
 
 fn totals(sums: &[u8]) -> Option<Totals> {
     let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
     let [has, _, _, _, count, _, _, born, _] = rest;
+    if [above + below, above_lo + below_lo, above_n + below_n, has].iter().any(|n| !n.is_finite()) {
+        return None;
+    }
     let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
     Some(Totals {
         split: Split {
@@ -179,6 +195,9 @@ fn no_more(sums: &[u8]) -> usize {
 
 fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
     let [capacity, expiry, refresh, safe_capacity, rule, length] = unpacked(bytes)?;
+    if !(capacity.is_finite() && safe_capacity.is_finite()) {
+        return None;
+    }
     Some(ParentLease {
         capacity,
         expiry_s: expiry as i64,
@@ -216,14 +235,16 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
     let [Value::BulkString(sums), Value::Array(upstream)] = parts.as_slice() else { return None };
     let totals = totals(sums)?;
     let mut demand = Demand { has: totals.has, number, ..Demand::default() };
+    let mut banded = 0.0;
     for pair in upstream.chunks_exact(2) {
         let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
-        match name.first_chunk::<8>() {
-            None if name.is_empty() => demand.parent = parent_lease(value),
+        match <&[u8; 8]>::try_from(name.as_slice()) {
+            Err(_) if name.is_empty() => demand.parent = parent_lease(value),
             // The number.
-            None => {}
-            Some(priority) => {
+            Err(_) => {}
+            Ok(priority) => {
                 let [wants, _, subclients] = unpacked(value)?;
+                banded += subclients;
                 demand.bands.push(Band {
                     priority: i64::from_le_bytes(*priority),
                     subclients: (subclients as u32).min(MAX_SUBCLIENTS),
@@ -232,8 +253,10 @@ fn demand(reply: &Value, number: u64) -> Option<Demand> {
             }
         }
     }
-    if demand.bands.is_empty() {
-        // Nodes without a parent have kept these leases: what they know is only the whole.
+    if banded != totals.split.subclients() || demand.bands.iter().any(|b| !b.wants.is_finite()) {
+        // Nodes without a parent have kept these leases, or somebody has written here who is no
+        // node: what is known is only the whole.
+        demand.bands.clear();
         let subclients = (totals.split.subclients() as u32).clamp(1, MAX_SUBCLIENTS);
         demand.bands.push(Band { priority: 0, subclients, wants: totals.split.wants().max(0.0) });
     }
@@ -248,6 +271,16 @@ fn bytes(value: &Value) -> Option<&[u8]> {
     }
 }
 
+/// What a command that reads several replies; where something of another type stands, there is
+/// nothing.
+fn list(reply: Value) -> Result<Vec<Value>, StoreError> {
+    match reply {
+        Value::Array(items) => Ok(items),
+        Value::Nil => Ok(Vec::new()),
+        _ => Err(StoreError::Refused),
+    }
+}
+
 fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
     let mut cmd = redis::cmd(name);
     cmd.arg(key);
@@ -255,6 +288,10 @@ fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
 }
 
 impl RedisStore {
+    fn metrics(&self) -> &StoreMetrics {
+        self.0.connector.health().metrics()
+    }
+
     fn manual_now(&self) -> Option<Micros> {
         self.0.clock.as_ref().map(ManualClock::now)
     }
@@ -298,7 +335,9 @@ impl LeaseStore for RedisStore {
         let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
         let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
-            reply.and_then(|reply| grant(&reply).ok_or(StoreError::Refused))
+            let (grant, corrupt) = grant(&reply?).ok_or(StoreError::Refused)?;
+            corrupt.into_iter().for_each(|kind| self.metrics().corrupt(kind, 1));
+            Ok(grant)
         };
         replies.into_iter().map(read).collect()
     }
@@ -325,7 +364,7 @@ impl LeaseStore for RedisStore {
         };
         let mut names = Vec::new();
         for reply in self.0.of_each(range).await? {
-            let Value::Array(of_one) = reply else { return Err(StoreError::Refused) };
+            let of_one = list(reply)?;
             let of_one = of_one.iter().filter_map(bytes);
             names.extend(of_one.map(|name| String::from_utf8_lossy(name).into_owned()));
         }
@@ -383,10 +422,9 @@ impl LeaseStore for RedisStore {
         let Some(totals) = totals(sums) else { return Ok(None) };
         let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
         let mut ids = cmd("ZRANGE", &keys.by_expiry);
-        ids.arg(no_more(sums)).arg((no_more(sums) + most).saturating_sub(1));
-        let Value::Array(ids) = self.value(slot, None, |_| ids.clone()).await? else {
-            return Err(StoreError::Refused);
-        };
+        let first = no_more(sums);
+        ids.arg(first).arg(first.saturating_add(most).saturating_sub(1));
+        let ids = list(self.value(slot, None, |_| ids.clone()).await?)?;
         let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
         let mut items = Vec::with_capacity(ids.len());
         for page in ids.chunks(PAGE) {
@@ -394,9 +432,7 @@ impl LeaseStore for RedisStore {
             page.iter().for_each(|id| {
                 read.arg(*id);
             });
-            let Value::Array(found) = self.value(slot, None, |_| read.clone()).await? else {
-                return Err(StoreError::Refused);
-            };
+            let found = list(self.value(slot, None, |_| read.clone()).await?)?;
             let held = page.iter().zip(&found);
             items.extend(held.filter_map(|(id, value)| view(id, bytes(value)?)));
         }
@@ -413,11 +449,16 @@ impl LeaseStore for RedisStore {
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {
         // One that is held already is prolonged, in one step with looking whose it is.
-        let mut take = redis::cmd("EVAL");
-        take.arg(include_str!("../../../../lua/renewal.lua")).arg(1).arg(RENEWAL);
-        take.arg(node).arg(time.as_millis() as u64);
+        let take = script::renewal(node, time.as_millis() as u64);
         let slot = self.0.router.routes(&self.0.connector).slot(RENEWAL.as_bytes());
-        Ok(self.value(slot, None, |_| take.clone()).await? == Value::Int(1))
+        match self.value(slot, None, |_| take.clone()).await? {
+            Value::Int(taken @ (0 | 1)) => Ok(taken == 1),
+            Value::Int(2) => {
+                self.metrics().corrupt(Corrupt::Server, 1);
+                Ok(true)
+            }
+            _ => Err(StoreError::Refused),
+        }
     }
 
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
@@ -427,6 +468,9 @@ impl LeaseStore for RedisStore {
         let (time, number) = (time.as_micros().to_string(), freeze_number());
         match self.parent(resource, "freeze", time.as_bytes(), number).await? {
             Value::Nil => Ok(None),
+            // Somebody may hold leases that the store knows nothing of any more. That the parent
+            // has heard of none must not make it take the cluster's back.
+            Value::Int(CORRUPT) => Ok(Some(Demand { number, ..Demand::default() })),
             reply => demand(&reply, number).map(Some).ok_or(StoreError::Refused),
         }
     }
@@ -449,5 +493,30 @@ impl LeaseStore for RedisStore {
             lease.lease_s as f64,
         ]);
         self.parent(resource, "thaw", &lease, number).await.map(|_| ())
+    }
+}
+
+/// Reads a reply as each kind there is: what is read must be numbers.
+#[cfg(test)]
+pub(super) fn read_anything(reply: &Value) {
+    if let Some((grant, _)) = grant(reply) {
+        assert!([grant.has, grant.capacity, grant.subclients].iter().all(|n| n.is_finite()));
+    }
+    if let Some(demand) = demand(reply, 1) {
+        assert!(demand.has.is_finite());
+        assert!(demand.bands.iter().all(|band| band.wants.is_finite() && band.wants >= 0.0));
+        assert!(demand.bands.iter().all(|band| band.subclients <= MAX_SUBCLIENTS));
+    }
+    if let Some(bytes) = bytes(reply) {
+        if let Some(totals) = totals(bytes) {
+            assert!(totals.has.is_finite() && totals.split.subclients().is_finite());
+        }
+        if let Some(lease) = parent_lease(bytes) {
+            assert!(lease.capacity.is_finite() && lease.safe_capacity.is_finite());
+        }
+        no_more(bytes);
+        if let Some(view) = view(bytes, bytes) {
+            assert!(!view.server || bytes[0] == SERVER);
+        }
     }
 }

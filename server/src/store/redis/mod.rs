@@ -5,7 +5,7 @@
 //! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
 //! connection with its `queue`; a `batch` is what it sends. `keys` has the key schema, `script`
 //! the calls and replies, `leases` those for leases, `health` what happens when there is no
-//! answer.
+//! answer, and `replies`, a test, what none of our scripts replies.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +18,7 @@ use tokio::time::Instant;
 
 use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
 use crate::domain::time::ManualClock;
+use crate::metrics::Corrupt;
 
 mod batch;
 mod connector;
@@ -105,17 +106,14 @@ impl Layouts for RedisStore {
             let born = inner.connector.oldest_birth();
             let cmd = |_: usize, _: To<'_>| script::layouts(page, born);
             match inner.values(&[slot], None, cmd).await.pop() {
-                Some(Ok(Value::BulkString(bytes))) if bytes.len() == 8 * page.len() => {
-                    settled.extend(
-                        bytes
-                            .as_chunks()
-                            .0
-                            .iter()
-                            .map(|left| Duration::from_micros(f64::from_le_bytes(*left) as u64)),
-                    );
+                Some(Ok(reply)) => {
+                    let (left, corrupt) =
+                        script::settled(&reply, page.len()).ok_or(StoreError::Refused)?;
+                    inner.connector.health().metrics().corrupt(Corrupt::Server, corrupt);
+                    settled.extend(left);
                 }
                 Some(Err(error)) => return Err(error),
-                _ => return Err(StoreError::Refused),
+                None => return Err(StoreError::Refused),
             }
         }
         Ok(settled)
@@ -401,3 +399,6 @@ impl Inner {
         Twins(twins)
     }
 }
+
+#[cfg(test)]
+mod replies;

@@ -1,0 +1,88 @@
+//! Values that no node writes, to be planted under keys that nodes read.
+
+use proptest::prelude::*;
+use proptest::sample::select;
+
+/// A value of any type.
+#[derive(Clone, Debug)]
+pub enum Plant {
+    /// A string.
+    Text(Vec<u8>),
+    /// A list.
+    List(Vec<Vec<u8>>),
+    /// A set.
+    Set(Vec<Vec<u8>>),
+    /// A hash.
+    Hash(Vec<(Vec<u8>, Vec<u8>)>),
+    /// A sorted set; scores as Redis reads them.
+    Sorted(Vec<(Vec<u8>, String)>),
+    /// A stream with one entry.
+    Stream(Vec<u8>),
+}
+
+impl Plant {
+    /// Replaces whatever is there.
+    pub fn put(&self, inside: &mut redis::Connection, key: &str) {
+        redis::cmd("DEL").arg(key).exec(inside).unwrap();
+        let mut put = redis::cmd(match self {
+            Self::Text(_) => "SET",
+            Self::List(_) => "RPUSH",
+            Self::Set(_) => "SADD",
+            Self::Hash(_) => "HSET",
+            Self::Sorted(_) => "ZADD",
+            Self::Stream(_) => "XADD",
+        });
+        put.arg(key);
+        match self {
+            Self::Text(text) => put.arg(text),
+            Self::List(items) | Self::Set(items) => put.arg(items),
+            Self::Hash(fields) => put.arg(fields),
+            Self::Sorted(members) => {
+                members.iter().fold(&mut put, |put, (member, score)| put.arg(score).arg(member))
+            }
+            Self::Stream(value) => put.arg("*").arg("field").arg(value),
+        };
+        put.exec(inside).unwrap();
+    }
+}
+
+/// Doubles that sums should not meet.
+pub fn number() -> impl Strategy<Value = f64> {
+    prop_oneof![
+        2 => select(vec![
+            f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, 0.0, -0.0, -1.0,
+            1e18, -1e18, 1e300, f64::MIN_POSITIVE, 0.5, 4_294_967_296.0, 9.3e18,
+        ]),
+        1 => any::<u64>().prop_map(f64::from_bits),
+    ]
+}
+
+/// Bytes of any kind: none, a few, many, text, numbers as text, packed numbers.
+pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
+    let words = ["", "0", "-1", "nan", "inf", "1e400", "0x10", "99999999999999999999", "no state"];
+    prop_oneof![
+        4 => proptest::collection::vec(any::<u8>(), 0..40),
+        1 => proptest::collection::vec(any::<u8>(), 200..3000),
+        2 => select(words.to_vec()).prop_map(|word| word.as_bytes().to_vec()),
+        3 => proptest::collection::vec(number(), 1..20)
+            .prop_map(|numbers| numbers.iter().flat_map(|n| n.to_le_bytes()).collect()),
+    ]
+}
+
+/// A value of any type, as different as can be.
+pub fn plant() -> impl Strategy<Value = Plant> {
+    let some = || proptest::collection::vec(bytes(), 1..5);
+    let field = || prop_oneof![bytes(), Just(Vec::new()), Just(b"f".to_vec()), Just(b"a".to_vec())];
+    let score = prop_oneof![
+        select(vec!["inf", "-inf", "0", "1e300", "-5", "50"]).prop_map(str::to_owned),
+        any::<i64>().prop_map(|score| score.to_string()),
+    ];
+    prop_oneof![
+        3 => bytes().prop_map(Plant::Text),
+        1 => some().prop_map(Plant::List),
+        1 => some().prop_map(Plant::Set),
+        2 => proptest::collection::vec((field(), bytes()), 1..5).prop_map(Plant::Hash),
+        2 => proptest::collection::vec((field(), score), 1..5).prop_map(Plant::Sorted),
+        1 => bytes().prop_map(Plant::Stream),
+    ]
+}
