@@ -354,7 +354,8 @@ impl Resource {
     pub fn totals(&self) -> Totals {
         Totals {
             split: self.split,
-            has: self.has.value(),
+            // Rounding may leave less than nothing.
+            has: self.has.value().max(0.0),
             holders: self.holders.len() as u64,
             born: Some(self.born),
             parent: self.parent,
