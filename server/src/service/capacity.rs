@@ -10,20 +10,17 @@ use smallvec::SmallVec;
 use super::limits::Snapshot;
 use super::{Error, Shared};
 use crate::config::model::ResourceTemplate;
-use crate::domain::lease::{Band, Claim, Grant, Holder, MAX_BANDS, MAX_SUBCLIENTS, Rules, Wish};
+use crate::domain::lease::{Band, Claim, Grant, Holder, Rules, Wish};
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
 use crate::metrics::{CapacityMetrics, LeaseEnding};
 use crate::store::{LeaseAsk, LeaseStore, StoreError};
 
-/// The longest id of a client, a cluster or a resource, in bytes.
-pub const MAX_ID_BYTES: usize = 1024;
+mod check;
 
-/// The most characters of a name that an answer repeats to say what is wrong.
-const SHOWN: usize = 100;
-
-/// The most resources in one request.
-pub const MAX_RESOURCES: usize = 10_000;
+pub(super) use check::check_id;
+pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
+use check::{bands, check, check_count, check_holder, check_resources};
 
 /// Resources that go to the store at once.
 const PAGE: usize = 256;
@@ -373,127 +370,6 @@ fn unmatched(request: &Request<'_>, now: Micros) -> Lease {
         lease_length_s: UNMATCHED_LEASE_S,
         learning_s: 0,
     }
-}
-
-/// The wants as the store takes them: each priority once, and nobody without a client.
-fn bands(request: &Request<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
-    let mut bands = SmallVec::<[Band; 1]>::new();
-    let asked = request.wants.iter().filter(|wants| wants.clients > 0 || wants.wants > 0.0);
-    for wants in asked {
-        // Adding 0 turns -0 into 0.
-        let (clients, amount) = (wants.clients.max(1), wants.wants + 0.0);
-        match bands.iter().position(|band| band.priority == wants.priority) {
-            Some(at) => {
-                let band = &mut bands[at];
-                let clients = i64::from(band.subclients).saturating_add(clients);
-                band.subclients = limited(clients);
-                band.wants += amount;
-            }
-            None if bands.len() < MAX_BANDS => bands.push(Band {
-                priority: wants.priority,
-                subclients: limited(clients),
-                wants: amount,
-            }),
-            None => {
-                let resource = shown(request.resource);
-                return Err(Error::Invalid(format!(
-                    "resource {resource}: wants has more than {MAX_BANDS} priorities"
-                )));
-            }
-        }
-    }
-    if bands.is_empty() {
-        bands.push(Band { priority: 0, subclients: 1, wants: 0.0 });
-    }
-    Ok(bands)
-}
-
-fn limited(clients: i64) -> u32 {
-    u32::try_from(clients).unwrap_or(u32::MAX).min(MAX_SUBCLIENTS)
-}
-
-fn check_holder(holder: Holder<'_>) -> Result<(), Error> {
-    let field = match holder {
-        Holder::Client(_) => "client_id",
-        Holder::Server(_) => "server_id",
-    };
-    check_id(field, holder.id())
-}
-
-/// A name as a part of an answer: in quotes, and not all of it where it is long.
-fn shown(name: &str) -> String {
-    match name.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}…", &name[..end]),
-        None => format!("{name:?}"),
-    }
-}
-
-pub(super) fn check_id(field: &str, id: &str) -> Result<(), Error> {
-    match id.len() {
-        0 => Err(Error::Invalid(format!("{field} is empty"))),
-        length if length > MAX_ID_BYTES => Err(Error::Invalid(format!(
-            "{field} is {length} bytes long, at most {MAX_ID_BYTES} are allowed"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-fn check_count(resources: usize) -> Result<(), Error> {
-    if resources <= MAX_RESOURCES {
-        return Ok(());
-    }
-    let text = format!("resource: {resources} in one request, at most {MAX_RESOURCES} are allowed");
-    Err(Error::Invalid(text))
-}
-
-fn check_resources<'a>(
-    resources: impl ExactSizeIterator<Item = &'a str> + Clone,
-) -> Result<(), Error> {
-    let count = resources.len();
-    check_count(count)?;
-    resources.clone().try_for_each(|resource| check_id("resource_id", resource))?;
-    if count < 2 {
-        return Ok(());
-    }
-    let mut seen = HashSet::with_capacity(count);
-    match resources.into_iter().find(|resource| !seen.insert(*resource)) {
-        Some(twice) => Err(Error::Invalid(format!("resource_id {} is there twice", shown(twice)))),
-        None => Ok(()),
-    }
-}
-
-fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
-    let resource = request.resource;
-    let amount = |field: &str, value: f64| {
-        if value.is_finite() && value >= 0.0 {
-            return Ok(());
-        }
-        let rule = "must be a finite number of at least 0";
-        let resource = shown(resource);
-        Err(Error::Invalid(format!("{field} of resource {resource} {rule}, not {value}")))
-    };
-    for wants in &request.wants {
-        amount("wants", wants.wants)?;
-        if wants.clients < 0 {
-            let field = if matches!(holder, Holder::Server(_)) { "num_clients" } else { "clients" };
-            let text = format!("{field} of resource {} is {}", shown(resource), wants.clients);
-            return Err(Error::Invalid(text + ", less than 0"));
-        }
-    }
-    let all: f64 = request.wants.iter().map(|wants| wants.wants).sum();
-    if !all.is_finite() {
-        let text = format!("wants of resource {} add up to no finite number", shown(resource));
-        return Err(Error::Invalid(text));
-    }
-    match (holder, request.has) {
-        (_, None) | (Holder::Server(_), Some(Claim::UNKNOWN)) => {}
-        (_, Some(has)) => amount("has.capacity", has.capacity)?,
-    }
-    // Before anything of the request is decided; few enough entries can't be too many.
-    if request.wants.len() > MAX_BANDS {
-        bands(request)?;
-    }
-    Ok(())
 }
 
 fn whole(seconds: u64) -> i64 {

@@ -1,0 +1,203 @@
+//! What `lua/lease.lua` and `lua/parent.lua` take and reply, as bytes. Those scripts describe the
+//! layout.
+
+use redis::Value;
+use smallvec::SmallVec;
+
+use crate::domain::exact::Sum;
+use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
+use crate::domain::sharing::{Kind, Side, Split};
+use crate::domain::time::Micros;
+use crate::metrics::Corrupt;
+use crate::store::{Demand, LeaseView};
+
+/// What marks a cluster of servers among the holders: no client's id begins so.
+const SERVER: u8 = 254;
+
+pub(super) fn packed<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+}
+
+pub(super) fn unpacked<const N: usize>(bytes: &[u8]) -> Option<[f64; N]> {
+    let mut numbers = [0.0; N];
+    for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
+        *number = f64::from_le_bytes(bytes.try_into().ok()?);
+    }
+    (bytes.len() >= 8 * N).then_some(numbers)
+}
+
+pub(super) fn field(holder: Holder<'_>) -> Vec<u8> {
+    match holder {
+        Holder::Client(id) => id.as_bytes().to_vec(),
+        Holder::Server(id) => [&[SERVER], id.as_bytes()].concat(),
+    }
+}
+
+pub(super) fn rule(kind: Kind) -> f64 {
+    Kind::ALL.iter().position(|&one| one == kind).unwrap_or_default() as f64
+}
+
+pub(super) fn kind(number: f64) -> Option<Kind> {
+    Kind::ALL.get(number as usize).copied()
+}
+
+pub(super) fn encode_bands(bands: &[Band]) -> Vec<u8> {
+    let encode = |band: &Band| {
+        let mut bytes = [0; 20];
+        bytes[..8].copy_from_slice(&band.priority.to_le_bytes());
+        bytes[8..12].copy_from_slice(&band.subclients.to_le_bytes());
+        bytes[12..].copy_from_slice(&band.wants.to_le_bytes());
+        bytes
+    };
+    bands.iter().flat_map(encode).collect()
+}
+
+/// What `lua/lease.lua` replies to a request, and what it has replaced that no node can have
+/// written.
+pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
+    if [has, capacity, subclients].iter().any(|number| !(number.is_finite() && *number >= 0.0)) {
+        return None;
+    }
+    let [.., replaced] = unpacked::<8>(bytes).unwrap_or_default();
+    let corrupt = [(1, Corrupt::Resource), (2, Corrupt::Server), (4, Corrupt::Server)];
+    let corrupt = corrupt.into_iter().filter(|(bit, _)| replaced as u8 & bit != 0);
+    let grant = Grant {
+        has,
+        expiry_s: expiry as i64,
+        learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
+        capacity,
+        kind: kind(rule),
+        parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
+        subclients,
+    };
+    Some((grant, corrupt.map(|(_, kind)| kind).collect()))
+}
+
+pub(super) fn totals(sums: &[u8]) -> Option<Totals> {
+    let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
+    let [has, _, _, _, count, _, _, born, _] = rest;
+    if [above + below, above_lo + below_lo, above_n + below_n, has].iter().any(|n| !n.is_finite()) {
+        return None;
+    }
+    let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
+    Some(Totals {
+        split: Split {
+            below: side([below, below_lo], below_n),
+            above: side([above, above_lo], above_n),
+        },
+        has: has.max(0.0),
+        holders: count as u64,
+        born: Some(Micros(born as i64)),
+        parent: None,
+    })
+}
+
+/// How many by expiry have left the sums, but are still there.
+pub(super) fn no_more(sums: &[u8]) -> usize {
+    unpacked::<16>(sums).map_or(0, |[.., ghosts]| ghosts as usize)
+}
+
+pub(super) fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
+    let [capacity, expiry, refresh, safe_capacity, rule, length] = unpacked(bytes)?;
+    if !(capacity.is_finite() && safe_capacity.is_finite()) {
+        return None;
+    }
+    Some(ParentLease {
+        capacity,
+        expiry_s: expiry as i64,
+        refresh_s: refresh as i64,
+        safe_capacity,
+        kind: kind(rule)?,
+        lease_s: length as i64,
+    })
+}
+
+/// A lease as it is stored.
+pub(super) fn view(field: &[u8], value: &[u8]) -> Option<LeaseView> {
+    let (has, rest) = value.split_first_chunk::<8>()?;
+    let (expiry, bands) = rest.split_first_chunk::<4>()?;
+    let (mut wants, mut subclients) = (0.0, 0.0);
+    for band in bands.chunks_exact(20) {
+        subclients += f64::from(u32::from_le_bytes(*band[8..].first_chunk()?));
+        wants += f64::from_le_bytes(*band[12..].first_chunk()?);
+    }
+    let server = field.first() == Some(&SERVER);
+    let id = if server { &field[1..] } else { field };
+    Some(LeaseView {
+        id: String::from_utf8_lossy(id).into_owned(),
+        server,
+        wants,
+        has: f64::from_le_bytes(*has),
+        subclients,
+        expiry_s: i64::from(u32::from_le_bytes(*expiry)),
+    })
+}
+
+/// What `lua/parent.lua` replies to the freeze with this number.
+pub(super) fn demand(reply: &Value, number: u64) -> Option<Demand> {
+    let Value::Array(parts) = reply else { return None };
+    let [Value::BulkString(sums), Value::Array(upstream)] = parts.as_slice() else { return None };
+    let totals = totals(sums)?;
+    let mut demand = Demand { has: totals.has, number, ..Demand::default() };
+    let mut banded = 0.0;
+    for pair in upstream.chunks_exact(2) {
+        let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
+        match <&[u8; 8]>::try_from(name.as_slice()) {
+            Err(_) if name.is_empty() => demand.parent = parent_lease(value),
+            // The number.
+            Err(_) => {}
+            Ok(priority) => {
+                let [wants, _, subclients] = unpacked(value)?;
+                banded += subclients;
+                demand.bands.push(Band {
+                    priority: i64::from_le_bytes(*priority),
+                    subclients: (subclients as u32).min(MAX_SUBCLIENTS),
+                    wants: wants.max(0.0),
+                });
+            }
+        }
+    }
+    if banded != totals.split.subclients() || demand.bands.iter().any(|b| !b.wants.is_finite()) {
+        // Nodes without a parent have kept these leases, or somebody has written here who is no
+        // node: what is known is only the whole.
+        demand.bands.clear();
+        let subclients = (totals.split.subclients() as u32).clamp(1, MAX_SUBCLIENTS);
+        demand.bands.push(Band { priority: 0, subclients, wants: totals.split.wants().max(0.0) });
+    }
+    demand.bands.sort_by_key(|band| band.priority);
+    Some(demand)
+}
+
+pub(super) fn bytes(value: &Value) -> Option<&[u8]> {
+    match value {
+        Value::BulkString(bytes) => Some(bytes),
+        _ => None,
+    }
+}
+
+/// Reads a reply as each kind there is: what is read must be numbers.
+#[cfg(test)]
+pub(in super::super) fn read_anything(reply: &Value) {
+    if let Some((grant, _)) = grant(reply) {
+        assert!([grant.has, grant.capacity, grant.subclients].iter().all(|n| n.is_finite()));
+    }
+    if let Some(demand) = demand(reply, 1) {
+        assert!(demand.has.is_finite());
+        assert!(demand.bands.iter().all(|band| band.wants.is_finite() && band.wants >= 0.0));
+        assert!(demand.bands.iter().all(|band| band.subclients <= MAX_SUBCLIENTS));
+    }
+    if let Some(bytes) = bytes(reply) {
+        if let Some(totals) = totals(bytes) {
+            assert!(totals.has.is_finite() && totals.split.subclients().is_finite());
+        }
+        if let Some(lease) = parent_lease(bytes) {
+            assert!(lease.capacity.is_finite() && lease.safe_capacity.is_finite());
+        }
+        no_more(bytes);
+        if let Some(view) = view(bytes, bytes) {
+            assert!(!view.server || bytes[0] == SERVER);
+        }
+    }
+}
