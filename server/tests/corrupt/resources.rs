@@ -263,6 +263,21 @@ fn only_who_asks_replaces() {
     });
 }
 
+/// More of those that count no more than Redis can count.
+#[test]
+fn no_number_of_holders_is_too_large_to_look_at() {
+    let mut field = Field::new();
+    field.start();
+    let mut sums = [0.0; 16];
+    for ghosts in [1e10, 1e18, 9.3e18, f64::MAX, f64::INFINITY] {
+        sums[15] = ghosts;
+        let bytes: Vec<u8> = sums.iter().flat_map(|number: &f64| number.to_le_bytes()).collect();
+        redis::cmd("HSET").arg("h{r}").arg("").arg(bytes).exec(&mut field.inside).unwrap();
+        let found = field.runtime.block_on(field.store.leases("r", 100)).unwrap();
+        assert!(found.is_some_and(|(_, leases)| leases.items.is_empty()), "{ghosts}");
+    }
+}
+
 /// What is damaged may not be there to look at until the next client asks. All else is.
 #[test]
 fn others_can_be_looked_at() {

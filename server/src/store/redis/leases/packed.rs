@@ -14,6 +14,9 @@ use crate::store::{Demand, LeaseView};
 /// What marks a cluster of servers among the holders: no client's id begins so.
 const SERVER: u8 = 254;
 
+/// No resource has as many holders.
+const MANY: usize = 10_000_000_000;
+
 pub(super) fn packed<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
@@ -94,9 +97,10 @@ pub(super) fn totals(sums: &[u8]) -> Option<Totals> {
     })
 }
 
-/// How many by expiry have left the sums, but are still there.
+/// How many by expiry have left the sums, but are still there. Whatever is stored, Redis can count
+/// on from there.
 pub(super) fn no_more(sums: &[u8]) -> usize {
-    unpacked::<16>(sums).map_or(0, |[.., ghosts]| ghosts as usize)
+    unpacked::<16>(sums).map_or(0, |[.., ghosts]| (ghosts as usize).min(MANY))
 }
 
 pub(super) fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
@@ -195,7 +199,7 @@ pub(in super::super) fn read_anything(reply: &Value) {
         if let Some(lease) = parent_lease(bytes) {
             assert!(lease.capacity.is_finite() && lease.safe_capacity.is_finite());
         }
-        no_more(bytes);
+        assert!(no_more(bytes) <= MANY);
         if let Some(view) = view(bytes, bytes) {
             assert!(!view.server || bytes[0] == SERVER);
         }
