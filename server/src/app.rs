@@ -554,6 +554,12 @@ impl Worker {
             let stop = stop_signal(self.stopped.clone());
             connections.spawn(Arc::clone(&front).serve(stream, stop));
         }
+        // Those that were dealt already have sent something, and hear that they should go elsewhere.
+        while let Ok(accepted) = self.accepted.try_recv() {
+            let Ok(stream) = TcpStream::from_std(accepted) else { continue };
+            let stop = stop_signal(self.stopped.clone());
+            connections.spawn(Arc::clone(&front).serve(stream, stop));
+        }
         while connections.join_next().await.is_some() {}
         Ok(())
     }
