@@ -240,9 +240,55 @@ fn unwrapped(mut whole: Bytes) -> Result<Bytes, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
+    use crate::service::Shared;
+    use crate::service::limits::LiveLimits;
+    use crate::store::clock::Clock;
     use crate::store::memory::MemoryStore;
     use crate::store::prefetch::Prefetching;
     use crate::store::redis::RedisStore;
+    use crate::store::{Ask, Outcomes};
+
+    /// A store that has no answer for as long as anyone waits.
+    #[derive(Clone)]
+    struct Silent;
+
+    impl Store for Silent {
+        async fn decide(&self, _: &[Ask<'_>]) -> Outcomes {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_deadline_ends_the_wait_whatever_the_store_does() {
+        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+        let metrics = Arc::new(Metrics::new());
+        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
+        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+        let allow = AllowService::new(Silent, Arc::new(shared));
+        let front = Front::new(allow, metrics.rpc_duration("grpc"), Routes::default());
+        let (near, far) = tokio::io::duplex(1 << 16);
+        tokio::spawn(Arc::new(front).serve(far, std::future::pending()));
+        let (mut sender, connection) = h2::client::handshake(near).await.expect("a handshake");
+        tokio::spawn(connection);
+        let request = Request::post(format!("http://node{ALLOW}"))
+            .header(CONTENT_TYPE, GRPC)
+            .header("grpc-timeout", "50m")
+            .body(())
+            .expect("a request");
+        let (response, mut body) = sender.send_request(request, false).expect("sent");
+        let request = AllowRequest {
+            namespace: "payments".to_owned(),
+            bucket_name: "refunds".to_owned(),
+            ..AllowRequest::default()
+        };
+        let mut message = vec![0; PREFIX];
+        message.extend(request.encode_to_vec());
+        message[PREFIX - 1] = (message.len() - PREFIX) as u8;
+        body.send_data(Bytes::from(message), true).expect("sent");
+        let response = response.await.expect("an answer");
+        assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
+    }
 
     fn size<A, B, C, F>(_: fn(A, B, C) -> F) -> usize {
         size_of::<F>()
