@@ -55,7 +55,7 @@ const MADE_UP: &str = "";
 const DEFAULT: &str = "
 global_default_bucket: { size: 1000000, fill_rate: 1 }
 namespaces:
-  quiet: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 1000, fill_rate: 1 } }
+  quiet: { default_bucket: { size: 100000, fill_rate: 1 } }
 ";
 
 /// Questions of one namespace, a bucket each. They wait once this is over.
