@@ -578,27 +578,36 @@ impl Worker {
         let front = Arc::new(front()?);
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
-        loop {
-            let accepted = tokio::select! {
-                Some(accepted) = self.accepted.recv() => accepted,
-                Some(_) = connections.join_next() => continue,
-                () = &mut stopped => break,
-            };
+        let (door, stop) = (self.door, || stop_signal(self.stopped.clone()));
+        let begin = |connections: &mut JoinSet<()>, accepted| {
             // One that is broken already is nobody's request.
-            let Ok(stream) = TcpStream::from_std(accepted) else { continue };
-            let (front, door) = (Arc::clone(&front), self.door.clone());
-            let (going, stop) =
-                (stop_signal(self.stopped.clone()), stop_signal(self.stopped.clone()));
+            let Ok(stream) = TcpStream::from_std(accepted) else { return };
+            let (front, door) = (Arc::clone(&front), door.clone());
+            let (going, stop) = (stop(), stop());
             connections.spawn(async move {
-                // A stop waits for requests, not for handshakes.
                 let opened = tokio::select! {
+                    // Without TLS it is in at once, and hears it if it should go elsewhere.
+                    biased;
                     opened = door.open(stream, Port::Grpc) => opened,
+                    // A stop waits for requests, not for handshakes.
                     () = going => None,
                 };
                 if let Some((stream, guard)) = opened {
                     front.serve(stream, stop, guard).await;
                 }
             });
+        };
+        loop {
+            let accepted = tokio::select! {
+                Some(accepted) = self.accepted.recv() => accepted,
+                Some(_) = connections.join_next() => continue,
+                () = &mut stopped => break,
+            };
+            begin(&mut connections, accepted);
+        }
+        // Those that were dealt already have sent something.
+        while let Ok(accepted) = self.accepted.try_recv() {
+            begin(&mut connections, accepted);
         }
         while connections.join_next().await.is_some() {}
         Ok(())

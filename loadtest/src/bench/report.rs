@@ -103,10 +103,17 @@ fn number(value: f64) -> String {
     // Six digits of a rate would pretend to know too much.
     let rounded = if value.abs() >= 10_000.0 { (value / 100.0).round() * 100.0 } else { value };
     let text = format!("{rounded:.digits$}");
-    let Some(whole) = (digits == 0 && text.len() > 4).then_some(text.len() - 3) else {
+    if digits > 0 || text.len() <= 4 {
         return text;
-    };
-    format!("{},{}", &text[..whole], &text[whole..])
+    }
+    let mut grouped = String::new();
+    for (at, digit) in text.chars().enumerate() {
+        if at > 0 && (text.len() - at).is_multiple_of(3) && !grouped.ends_with('-') {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }
 
 const PATTERNS: [(&str, &str); 7] = [
@@ -228,6 +235,8 @@ mod tests {
             (6543.2, "6543"),
             (12_345.0, "12,300"),
             (123_456.0, "123,500"),
+            (-123_456.0, "-123,500"),
+            (20_568_866.8, "20,568,900"),
         ] {
             assert_eq!(number(value), text);
         }

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{RwLock, oneshot};
+use tokio::sync::oneshot;
 use tollgate_proto::quotaservice::allow_response::Status as Decided;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
@@ -27,7 +27,9 @@ pub(crate) type Stall = Option<(u64, Duration)>;
 struct Service {
     decide: Decide,
     stall: Stall,
-    gate: RwLock<()>,
+    /// Until when it holds up, once it does. It does so whether or not the request that began it
+    /// is still waited for.
+    shut_until: OnceLock<Instant>,
     seen: Arc<AtomicU64>,
 }
 
@@ -38,13 +40,11 @@ impl QuotaService for Service {
         request: Request<AllowRequest>,
     ) -> Result<Response<AllowResponse>, Status> {
         let number = self.seen.fetch_add(1, Ordering::SeqCst);
-        match self.stall {
-            Some((at, time)) if number == at => {
-                let _shut = self.gate.write().await;
-                tokio::time::sleep(time).await;
-            }
-            Some(_) => drop(self.gate.read().await),
-            None => {}
+        if let Some((at, time)) = self.stall
+            && number >= at
+        {
+            let until = self.shut_until.get_or_init(|| Instant::now() + time);
+            tokio::time::sleep_until((*until).into()).await;
         }
         (self.decide)(number, request.get_ref()).map(Response::new)
     }
@@ -60,8 +60,8 @@ pub(crate) struct Server {
 impl Server {
     pub(crate) fn start(stall: Stall, decide: Decide) -> Self {
         let seen = Arc::<AtomicU64>::default();
-        let gate = RwLock::new(());
-        let service = Service { decide, stall, gate, seen: Arc::clone(&seen) };
+        let shut_until = OnceLock::new();
+        let service = Service { decide, stall, shut_until, seen: Arc::clone(&seen) };
         let (stop, stopped) = oneshot::channel();
         let (bound, address) = mpsc::channel();
         std::thread::spawn(move || {

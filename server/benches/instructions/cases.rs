@@ -131,7 +131,11 @@ impl Case {
                     let (store, health) = redis(store).await?;
                     let metrics = Arc::new(Metrics::new());
                     let ahead = Ahead::new(Arc::clone(health.members()), metrics);
-                    work.together(service(Prefetching::new(store, Arc::new(ahead)))?.0).await
+                    let prefetching = Prefetching::new(store.clone(), Arc::new(ahead));
+                    let (service, _, limits) = service(prefetching)?;
+                    // As in a node that has been up for a while.
+                    limits.settle_once(&store).await;
+                    work.together(service).await
                 }
                 Way::Redis => work.in_batches(&redis(store).await?.0).await,
             }
@@ -140,7 +144,7 @@ impl Case {
 }
 
 /// The service over a store, with limits for the namespace.
-fn service<S: Store>(store: S) -> Fallible<(AllowService<S>, Arc<Metrics>)> {
+fn service<S: Store>(store: S) -> Fallible<(AllowService<S>, Arc<Metrics>, Arc<LiveLimits>)> {
     let mut file = tempfile::NamedTempFile::new()?;
     write!(
         file,
@@ -149,8 +153,8 @@ fn service<S: Store>(store: S) -> Fallible<(AllowService<S>, Arc<Metrics>)> {
     )?;
     let metrics = Arc::new(Metrics::new());
     let limits = Arc::new(LiveLimits::load(file.path().into(), Arc::clone(&metrics))?);
-    let shared = Shared::new(limits, None, Clock::system(), false, &metrics);
-    Ok((AllowService::new(store, Arc::new(shared)), metrics))
+    let shared = Shared::new(Arc::clone(&limits), None, Clock::system(), false, &metrics);
+    Ok((AllowService::new(store, Arc::new(shared)), metrics, limits))
 }
 
 async fn redis(url: &str) -> Fallible<(RedisStore, Arc<Health>)> {
@@ -276,7 +280,7 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
 
 /// Serves one connection as a node does, but from memory to memory.
 async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
-    let (service, metrics) = service(store)?;
+    let (service, metrics, _) = service(store)?;
     let front = Arc::new(Front::new(service, metrics.rpc_duration("grpc"), Routes::default()));
     let (near, far) = tokio::io::duplex(1 << 20);
     let guard = Guard::grpc(None, None);

@@ -349,7 +349,11 @@ impl<S: Store> Store for Prefetching<S> {
                 _ => None,
             });
         }
-        self.give_back(returns).await;
+        if !returns.is_empty() {
+            // It is not this request's business: neither its time nor, if it is given up, its end.
+            let store = self.clone();
+            tokio::spawn(async move { store.give_back(returns).await });
+        }
         let left: SmallVec<[Terms; 1]> = asks
             .iter()
             .zip(&outcomes)

@@ -4,7 +4,7 @@
 //! those of others, twice.
 
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -17,17 +17,28 @@ use http::{Request, Response};
 use http_body::{Body, Frame};
 use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::task::unconstrained;
 
-/// How long a connection may take to the end of its first words.
-const GREETING: Duration = Duration::from_secs(10);
+/// How long a client is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// To the end of its first words.
+    pub greeting: Duration,
+    /// How often it is asked whether it is still there, …
+    pub keepalive: Duration,
+    /// … and how long it may take to answer.
+    pub answer: Duration,
+}
 
-/// How often a client is asked whether it is still there, …
-const KEEPALIVE: Duration = Duration::from_secs(30);
+/// What clients are used to.
+pub const PATIENCE: Patience = Patience {
+    greeting: Duration::from_secs(10),
+    keepalive: Duration::from_secs(30),
+    answer: Duration::from_secs(10),
+};
 
-/// … and how long it may take to answer.
-const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How many requests of a connection are worked on at once; its client holds back the others.
+/// How many requests of a connection are worked on at once; its client holds back the others. What
+/// it sends beyond that before it knows is refused, which libraries send again.
 const STREAMS: u32 = 200;
 
 /// How many requests that were given up before they were looked at a connection may have. One that
@@ -56,6 +67,7 @@ enum Event {
 /// under way is answered. `answer` answers one request, and is dropped if its caller gives up.
 pub async fn serve<F>(
     io: impl AsyncRead + AsyncWrite + Unpin,
+    patience: Patience,
     stop: impl Future<Output = ()> + Send + 'static,
     answer: impl Fn(Request<RecvStream>, Answering) -> F,
 ) where
@@ -69,14 +81,20 @@ pub async fn serve<F>(
         .max_header_list_size(HEADERS)
         .max_send_buffer_size(UNSENT)
         .max_pending_accept_reset_streams(GIVEN_UP);
-    let greeting = tokio::time::timeout(GREETING, builder.handshake::<_, Bytes>(io)).await;
-    let Ok(Ok(mut connection)) = greeting else { return };
+    let mut stop = Box::pin(stop);
+    let greeting = tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(io));
+    let greeted = tokio::select! {
+        greeted = greeting => greeted,
+        // Nobody has asked for anything.
+        () = &mut stop => return,
+    };
+    let Ok(Ok(mut connection)) = greeted else { return };
 
     // Each polls only what has something to do.
     let mut under_way = FuturesUnordered::new();
     let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
     if let Some(pings) = connection.ping_pong() {
-        events.push(Box::pin(keep_alive(pings, KEEPALIVE, KEEPALIVE_TIMEOUT)));
+        events.push(Box::pin(keep_alive(pings, patience)));
     }
     events.push(Box::pin(async {
         stop.await;
@@ -97,9 +115,14 @@ pub async fn serve<F>(
                 }
             }
             let mut written = false;
-            while let Poll::Ready(Some(())) = under_way.poll_next_unpin(context) {
-                written = true;
-            }
+            // A task's budget is meant for one request. There are no more than streams.
+            let all = poll_fn(|context| {
+                while let Poll::Ready(Some(())) = under_way.poll_next_unpin(context) {
+                    written = true;
+                }
+                Poll::<()>::Pending
+            });
+            let _ = pin!(unconstrained(all)).poll(context);
             while let Poll::Ready(Some(event)) = events.poll_next_unpin(context) {
                 written = true;
                 match event {
@@ -116,10 +139,10 @@ pub async fn serve<F>(
 }
 
 /// Completes once the client does not answer when it is asked whether it is still there.
-async fn keep_alive(mut pings: PingPong, every: Duration, patience: Duration) -> Event {
+async fn keep_alive(mut pings: PingPong, patience: Patience) -> Event {
     loop {
-        tokio::time::sleep(every).await;
-        let answer = tokio::time::timeout(patience, pings.ping(Ping::opaque())).await;
+        tokio::time::sleep(patience.keepalive).await;
+        let answer = tokio::time::timeout(patience.answer, pings.ping(Ping::opaque())).await;
         if !matches!(answer, Ok(Ok(_))) {
             return Event::Gone;
         }
@@ -225,9 +248,23 @@ async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>) -> Option<()
 }
 
 /// What a caller sends, as tonic takes it.
-pub struct Received(pub RecvStream);
+pub struct Received {
+    stream: RecvStream,
+    /// What was taken too early.
+    put_back: Option<Bytes>,
+}
 
 impl Received {
+    /// All that comes on a stream.
+    pub fn new(stream: RecvStream) -> Self {
+        Self { stream, put_back: None }
+    }
+
+    /// Makes these the next bytes again.
+    pub fn put_back(&mut self, data: Bytes) {
+        self.put_back = Some(data);
+    }
+
     /// The next bytes; `None`: there are no more. They are given back to the caller's window.
     pub async fn data(&mut self) -> Option<Result<Bytes, h2::Error>> {
         poll_fn(|context| self.poll_data(context)).await
@@ -235,14 +272,17 @@ impl Received {
 
     /// Nothing comes any more.
     pub fn is_over(&self) -> bool {
-        self.0.is_end_stream()
+        self.put_back.is_none() && self.stream.is_end_stream()
     }
 
     fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
-        let data = ready!(self.0.poll_data(context));
+        if let Some(data) = self.put_back.take() {
+            return Poll::Ready(Some(Ok(data)));
+        }
+        let data = ready!(self.stream.poll_data(context));
         if let Some(Ok(data)) = &data {
             // It fails only for more than was received.
-            let _ = self.0.flow_control().release_capacity(data.len());
+            let _ = self.stream.flow_control().release_capacity(data.len());
         }
         Poll::Ready(data)
     }
@@ -259,7 +299,7 @@ impl Body for Received {
         if let Some(data) = ready!(self.poll_data(context)) {
             return Poll::Ready(Some(data.map(Frame::data)));
         }
-        let trailers = ready!(self.0.poll_trailers(context));
+        let trailers = ready!(self.stream.poll_trailers(context));
         Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)))
     }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Buf as _, Bytes, BytesMut};
-use futures_util::future::Either;
+use futures_util::future::{Either, FutureExt as _};
 use h2::RecvStream;
 use http::header::CONTENT_TYPE;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
@@ -23,7 +23,7 @@ use tonic::Status;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::connection::{self, Answering, Received};
+use super::connection::{self, Answering, PATIENCE, Received};
 use super::messages::{self, PREFIX};
 use super::{refusal, turned_away};
 use crate::access::{Caller, Guard, Refusal};
@@ -41,6 +41,13 @@ const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// The most bytes of a request, as in all gRPC libraries.
 const LONGEST: usize = 4 * 1024 * 1024;
+
+/// The most bytes of one that are kept: many times what the longest names take, with room for
+/// fields that this version does not know. One that is longer can't be a sensible one.
+const KEPT: usize = 64 * 1024;
+
+/// How long a request may take to its end once it has begun.
+const SLOWEST: Duration = Duration::from_secs(10);
 
 /// What one worker serves its connections with.
 pub struct Front<S> {
@@ -64,7 +71,7 @@ impl<S: Store> Front<S> {
         guard: Guard,
     ) {
         let answer = |request, answering| Arc::clone(&self).answer(request, answering, &guard);
-        connection::serve(io, stop, answer).await;
+        connection::serve(io, PATIENCE, stop, answer).await;
     }
 
     // There is one of these for each request under way, and each is moved to where it stays: so
@@ -81,7 +88,7 @@ impl<S: Store> Front<S> {
         match caller {
             Ok(caller) if is_plain_allow(&request) => {
                 let limit = timeout(request.headers());
-                let body = Received(request.into_body());
+                let body = Received::new(request.into_body());
                 Either::Left(self.answer_allow(limit, body, caller, answering))
             }
             caller => Either::Right(Box::pin(self.pass_on(request, caller, answering))),
@@ -102,9 +109,7 @@ impl<S: Store> Front<S> {
                 None => allowed.await,
                 Some(limit) => {
                     let answer = tokio::time::timeout(limit, allowed.as_mut()).await;
-                    answer.unwrap_or_else(|_| {
-                        Err(Status::deadline_exceeded("the caller's deadline is over"))
-                    })
+                    answer.unwrap_or_else(|_| Err(too_late()))
                 }
             }
         });
@@ -124,7 +129,10 @@ impl<S: Store> Front<S> {
     }
 
     async fn allow(&self, mut body: Received, caller: Caller) -> Result<Bytes, Status> {
-        let message = message(&mut body).await?;
+        let message = match whole(&mut body) {
+            Some(message) => message,
+            None => Box::pin(gathered(&mut body)).await,
+        }?;
         let unusual: AllowRequest;
         let query = match messages::read(&message) {
             Some(query) => query,
@@ -149,14 +157,20 @@ impl<S: Store> Front<S> {
             Ok(caller) => request.extensions_mut().insert(caller),
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
         };
+        let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
         let mut others = self.others.clone();
-        let answer = pin!(others.call(request.map(Received)));
+        let answer = pin!(tokio::time::timeout(limit, others.call(request.map(Received::new))));
         match answering.unless_given_up(answer).await {
-            Some(Ok(response)) => answering.body(response).await,
-            Some(Err(never)) => match never {},
+            Some(Ok(Ok(response))) => answering.body(response).await,
+            Some(Ok(Err(never))) => match never {},
+            Some(Err(_)) => answering.headers(too_late().into_http()),
             None => {}
         }
     }
+}
+
+fn too_late() -> Status {
+    Status::deadline_exceeded("the caller's deadline is over")
 }
 
 /// An ordinary unary call.
@@ -173,7 +187,7 @@ fn is_plain_allow(request: &Request<RecvStream>) -> bool {
 /// How long the caller waits, if it says so and makes sense: 8 digits at most, and a unit.
 fn timeout(headers: &HeaderMap) -> Option<Duration> {
     let (unit, digits) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
-    if !(1..=8).contains(&digits.len()) {
+    if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }
     let count: u64 = std::str::from_utf8(digits).ok()?.parse().ok()?;
@@ -188,24 +202,48 @@ fn timeout(headers: &HeaderMap) -> Option<Duration> {
     })
 }
 
-/// Reads the one message that a unary call sends.
-async fn message(body: &mut Received) -> Result<Bytes, Status> {
-    let (mut first, mut gathered) = (Bytes::new(), BytesMut::new());
-    while !body.is_over() {
-        let Some(data) = body.data().await else { break };
-        let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
-        if first.len() + gathered.len() + data.len() > PREFIX + LONGEST {
-            return Err(Status::out_of_range(format!("more than {LONGEST} bytes")));
+/// The message that a unary call sends, if it has come already and is in one frame, as it
+/// nearly always is: then it need not be copied.
+fn whole(body: &mut Received) -> Option<Result<Bytes, Status>> {
+    match body.data().now_or_never()? {
+        Some(Ok(data)) if body.is_over() => Some(unwrapped(data)),
+        Some(Ok(data)) => {
+            body.put_back(data);
+            None
         }
-        // Nearly always the message is in one frame, and need not be copied.
-        if first.is_empty() && gathered.is_empty() {
-            first = data;
-        } else {
-            gathered.extend_from_slice(&std::mem::take(&mut first));
-            gathered.extend_from_slice(&data);
-        }
+        Some(Err(error)) => Some(Err(Status::cancelled(error.to_string()))),
+        None => Some(unwrapped(Bytes::new())),
     }
-    let mut whole = if gathered.is_empty() { first } else { gathered.freeze() };
+}
+
+/// The same from several frames, as they come.
+async fn gathered(body: &mut Received) -> Result<Bytes, Status> {
+    let gathered = async {
+        let (mut gathered, mut length) = (BytesMut::new(), 0);
+        while let Some(data) = body.data().await {
+            let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
+            length += data.len();
+            if length > PREFIX + LONGEST {
+                return Err(Status::out_of_range(format!("more than {LONGEST} bytes")));
+            }
+            if length <= PREFIX + KEPT {
+                gathered.extend_from_slice(&data);
+            } else {
+                gathered = BytesMut::new();
+            }
+        }
+        if length > PREFIX + KEPT {
+            // Names that are too long are no names, and so are none.
+            return Ok(Bytes::new());
+        }
+        unwrapped(gathered.freeze())
+    };
+    let gathered = tokio::time::timeout(SLOWEST, gathered).await;
+    gathered.unwrap_or_else(|_| Err(Status::deadline_exceeded("the request does not end")))
+}
+
+/// A message without its prefix.
+fn unwrapped(mut whole: Bytes) -> Result<Bytes, Status> {
     let Some((prefix, message)) = whole.split_first_chunk::<PREFIX>() else {
         return Err(Status::internal("the message is missing"));
     };
@@ -223,9 +261,56 @@ async fn message(body: &mut Received) -> Result<Bytes, Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metrics::Metrics;
+    use crate::service::Shared;
+    use crate::service::limits::LiveLimits;
+    use crate::store::clock::Clock;
     use crate::store::memory::MemoryStore;
     use crate::store::prefetch::Prefetching;
     use crate::store::redis::RedisStore;
+    use crate::store::{Ask, Outcomes};
+
+    /// A store that has no answer for as long as anyone waits.
+    #[derive(Clone)]
+    struct Silent;
+
+    impl Store for Silent {
+        async fn decide(&self, _: &[Ask<'_>]) -> Outcomes {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test]
+    async fn a_deadline_ends_the_wait_whatever_the_store_does() {
+        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+        let metrics = Arc::new(Metrics::new());
+        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
+        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+        let allow = AllowService::new(Silent, Arc::new(shared));
+        let front = Front::new(allow, metrics.rpc_duration("grpc"), Routes::default());
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let guard = Guard::grpc(None, None);
+        tokio::spawn(Arc::new(front).serve(far, std::future::pending(), guard));
+        let (mut sender, connection) = h2::client::handshake(near).await.expect("a handshake");
+        tokio::spawn(connection);
+        let request = Request::post(format!("http://node{ALLOW}"))
+            .header(CONTENT_TYPE, GRPC)
+            .header("grpc-timeout", "50m")
+            .body(())
+            .expect("a request");
+        let (response, mut body) = sender.send_request(request, false).expect("sent");
+        let request = AllowRequest {
+            namespace: "payments".to_owned(),
+            bucket_name: "refunds".to_owned(),
+            ..AllowRequest::default()
+        };
+        let mut message = vec![0; PREFIX];
+        message.extend(request.encode_to_vec());
+        message[PREFIX - 1] = (message.len() - PREFIX) as u8;
+        body.send_data(Bytes::from(message), true).expect("sent");
+        let response = response.await.expect("an answer");
+        assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
+    }
 
     fn size<A, B, C, F>(_: fn(A, B, C, &Guard) -> F) -> usize {
         size_of::<F>()
@@ -237,7 +322,6 @@ mod tests {
     fn a_request_under_way_is_small() {
         let embedded = size(Front::<MemoryStore>::answer);
         let redis = size(Front::<Prefetching<RedisStore>>::answer);
-        println!("embedded: {embedded} bytes, Redis: {redis} bytes");
         assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
     }
 
@@ -254,7 +338,7 @@ mod tests {
         assert_eq!(read("50m"), Some(Duration::from_millis(50)));
         assert_eq!(read("99999999u"), Some(Duration::from_micros(99_999_999)));
         assert_eq!(read("0n"), Some(Duration::ZERO));
-        for wrong in ["", "S", "5", "5x", "-1S", "123456789S", "1.5S"] {
+        for wrong in ["", "S", "5", "5x", "-1S", "123456789S", "1.5S", "+5S"] {
             assert_eq!(read(wrong), None, "{wrong}");
         }
         assert_eq!(timeout(&HeaderMap::new()), None);

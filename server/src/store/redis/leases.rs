@@ -173,7 +173,9 @@ impl LeaseStore for RedisStore {
         let now = self.manual_now();
         let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
         let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
-        let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
+        // Those of one resource are not to keep out those of others.
+        let owner = |at: usize| self.0.owner_named(asks[at].resource);
+        let replies = self.0.values_of(owner, &slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
             let (grant, corrupt) = grant(&reply?).ok_or(StoreError::Refused)?;
             corrupt.into_iter().for_each(|kind| self.metrics().corrupt(kind, 1));

@@ -14,9 +14,11 @@ use hashbrown::DefaultHashBuilder;
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
+use crate::domain::bucket::Place;
 use crate::domain::time::ManualClock;
 use crate::metrics::Corrupt;
 
@@ -178,8 +180,17 @@ impl Inner {
         Way { routes: self.router.routes(&self.connector), in_order }
     }
 
+    /// Who is to be treated fairly: the owner of the bucket. Names that nobody has configured
+    /// share one bucket, and count as one, or else whoever makes up names would be many.
     fn owner(&self, ask: &Ask<'_>) -> u64 {
-        std::hash::BuildHasher::hash_one(&self.owners, ask.namespace)
+        match ask.place {
+            Place::GlobalDefault => self.owner_named(""),
+            _ => self.owner_named(ask.namespace),
+        }
+    }
+
+    fn owner_named(&self, name: &str) -> u64 {
+        std::hash::BuildHasher::hash_one(&self.owners, name)
     }
 
     fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
@@ -272,7 +283,7 @@ impl Inner {
         deadline: Instant,
         again: impl Fn(&Shard, Manner) -> Asked<T>,
     ) -> Result<T, StoreError> {
-        let mut manner = Manner::Together;
+        let (mut manner, mut seen) = (Manner::Together, way.routes.version());
         loop {
             // Out of time while it was on its way is as good as no answer.
             if Instant::now() >= deadline {
@@ -284,18 +295,19 @@ impl Inner {
                 // Alone it hears where to go.
                 Elsewhere::Unknown if before == Manner::Together => lanes,
                 Elsewhere::Unknown => {
-                    let refreshed = self.connector.refresh(way.routes.version());
+                    // It goes on for others' sake where it takes longer than this one may.
+                    let refreshed = self.refresh(seen);
                     if tokio::time::timeout_at(deadline, refreshed).await.is_err() {
                         lanes.shard.health.late(1);
                         return Err(StoreError::Timeout);
                     }
                     let routes = self.router.routes(&self.connector);
+                    seen = routes.version();
                     routes.lanes(slot).cloned().ok_or(StoreError::Unreachable)?
                 }
                 Elsewhere::Moved(address) => {
                     // Whoever comes next is to know; this one knows already.
-                    let (connector, seen) = (self.connector.clone(), way.routes.version());
-                    tokio::spawn(async move { connector.refresh(seen).await });
+                    drop(self.refresh(seen));
                     self.router.lanes_at(&self.connector, &lanes, &address, slot)?
                 }
                 Elsewhere::Asked(address) => {
@@ -316,6 +328,12 @@ impl Inner {
             };
             lanes = next;
         }
+    }
+
+    /// Asks where everything is now, on a task of its own. `seen`: the version that is known.
+    fn refresh(&self, seen: u64) -> JoinHandle<()> {
+        let connector = self.connector.clone();
+        tokio::spawn(async move { connector.refresh(seen).await })
     }
 
     /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by

@@ -20,7 +20,7 @@ async fn connected<F: Future<Output = ()> + Send + 'static>(
     answer: impl Fn(Request<RecvStream>, Answering) -> F + Send + Sync + 'static,
 ) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
     let (near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(async move { serve(far, stop, answer).await });
+    let server = tokio::spawn(async move { serve(far, PATIENCE, stop, answer).await });
     let (sender, connection) = client::handshake(near).await.expect("a handshake");
     (sender, tokio::spawn(connection), server)
 }
@@ -57,7 +57,7 @@ async fn until(what: impl Fn() -> bool) {
 #[tokio::test]
 async fn a_message_and_what_comes_after_it() {
     let (sender, ..) = connected(pending(), |request, answering| async move {
-        let mut body = Received(request.into_body());
+        let mut body = Received::new(request.into_body());
         let mut message = Vec::new();
         while let Some(data) = body.data().await {
             message.extend_from_slice(&data.expect("data"));
@@ -162,25 +162,71 @@ async fn told_to_stop_it_finishes_what_is_under_way() {
     client.await.expect("no panic").expect("a clean end");
 }
 
+const IMPATIENCE: Patience = Patience {
+    greeting: Duration::from_millis(100),
+    keepalive: Duration::from_millis(20),
+    answer: Duration::from_millis(50),
+};
+
 #[tokio::test]
 async fn who_does_not_answer_is_gone() {
     let (near, far) = tokio::io::duplex(1 << 16);
-    let served = tokio::spawn(async {
-        let mut connection = h2::server::handshake(far).await.expect("a handshake");
-        let pings = connection.ping_pong().expect("the only one who asks");
-        let (every, patience) = (Duration::from_millis(20), Duration::from_millis(50));
-        tokio::select! {
-            event = keep_alive(pings, every, patience) => matches!(event, Event::Gone),
-            _ = connection.accept() => false,
-        }
-    });
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| async {}));
     let (sender, connection) = client::handshake::<DuplexStream>(near).await.expect("a handshake");
     let mut connection = std::pin::pin!(connection);
     // As long as its client answers it is there.
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut connection).await.is_err());
-    assert!(!served.is_finished());
-    assert!(served.await.expect("no panic"), "once nobody answers it is gone");
+    assert!(!server.is_finished());
+    server.await.expect("once nobody answers it ends");
     drop(sender);
+}
+
+#[tokio::test]
+async fn half_a_greeting_is_not_waited_for() {
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| async {}));
+    near.write_all(b"PRI * HTTP").await.expect("written");
+    server.await.expect("it ends");
+
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stop_signal = async move {
+        let _ = stopped.await;
+    };
+    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| async {}));
+    near.write_all(b"PRI * HTTP").await.expect("written");
+    stop.send(()).expect("it listens");
+    let ended = tokio::time::timeout(Duration::from_secs(5), server).await;
+    ended.expect("nor when it should stop").expect("it ends");
+}
+
+#[tokio::test]
+async fn more_streams_than_it_takes_wait() {
+    let come = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&come);
+    let (mut sender, ..) = connected(pending(), move |_, mut answering| {
+        count.fetch_add(1, Ordering::Relaxed);
+        async move {
+            let never = std::pin::pin!(pending::<()>());
+            answering.unless_given_up(never).await;
+        }
+    })
+    .await;
+    // The first one has heard how many there may be once it is there.
+    let _first = sender.send_request(request(), true).expect("sent");
+    until(|| come.load(Ordering::Relaxed) == 1).await;
+    let mut held = Vec::new();
+    for _ in 1..STREAMS {
+        sender = sender.ready().await.expect("ready");
+        held.push(sender.send_request(request(), true).expect("sent"));
+    }
+    until(|| come.load(Ordering::Relaxed) == STREAMS as usize).await;
+    let (_late, _) = sender.send_request(request(), true).expect("queued");
+    assert!(tokio::time::timeout(Duration::from_millis(50), sender.ready()).await.is_err());
+    assert_eq!(come.load(Ordering::Relaxed), STREAMS as usize);
+    let (_, stream) = held.last_mut().expect("one");
+    stream.send_reset(Reason::CANCEL);
+    until(|| come.load(Ordering::Relaxed) == STREAMS as usize + 1).await;
 }
 
 /// So many bytes in large pieces, then trailers.
@@ -225,7 +271,7 @@ async fn a_large_body_goes_as_fast_as_it_is_taken() {
 #[tokio::test]
 async fn what_is_no_http_2_is_closed() {
     let (mut near, far): (DuplexStream, _) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, pending(), |_, _| async {}));
+    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, _| async {}));
     near.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
     let mut rest = Vec::new();
     near.read_to_end(&mut rest).await.expect("an end");
