@@ -1,9 +1,9 @@
 //! Who asks, by connection and by request, and whether they may.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use http::HeaderMap;
 use http::header::AUTHORIZATION;
+use http::{Extensions, HeaderMap};
 use subtle::ConstantTimeEq;
 
 use super::live::{Access, Callers, Places};
@@ -41,7 +41,7 @@ pub struct Guard {
     /// Of the client's certificate, if it has shown one.
     names: Option<Arc<[String]>>,
     transport: usize,
-    known: Mutex<Known>,
+    known: Known,
 }
 
 #[derive(Default)]
@@ -64,8 +64,11 @@ struct Grant {
 }
 
 /// Who asks.
-#[derive(Clone)]
 pub struct Caller(Option<Arc<Grant>>);
+
+/// Noted of [`Caller::ALLOWED`]; being empty it takes no memory.
+#[derive(Clone)]
+struct Anybody;
 
 /// What a request shows.
 enum Shown<'h> {
@@ -83,7 +86,7 @@ impl Guard {
         names: Option<Arc<[String]>>,
         transport: usize,
     ) -> Self {
-        Self { access, names, transport, known: Mutex::default() }
+        Self { access, names, transport, known: Known::default() }
     }
 
     /// For a connection of the gRPC port.
@@ -96,17 +99,23 @@ impl Guard {
         Self::new(access, names, AccessMetrics::HTTP)
     }
 
+    /// Everybody may do everything.
+    pub fn is_open(&self) -> bool {
+        self.access.is_none()
+    }
+
     /// Who sends a request with these headers. A token goes before a certificate.
-    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+    pub fn caller(&mut self, headers: &HeaderMap) -> Result<Caller, Refusal> {
         let Some(access) = &self.access else { return Ok(Caller(None)) };
         let current = access.current();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = &mut self.known;
         if !known.callers.as_ref().is_some_and(|callers| Arc::ptr_eq(callers, &current)) {
             *known = Known { callers: Some(Arc::clone(&current)), ..Known::default() };
         }
+        let transport = self.transport;
         let grant = |places| {
             let (access, callers) = (Arc::clone(access), Arc::clone(&current));
-            Arc::new(Grant { access, callers, places, transport: self.transport })
+            Arc::new(Grant { access, callers, places, transport })
         };
         let reason = match shown(headers) {
             Shown::Token(token) => {
@@ -135,8 +144,7 @@ impl Guard {
                 }
             }
         };
-        drop(known);
-        access.counts().refused(self.transport, reason);
+        access.counts().refused(transport, reason);
         if let Some(held_back) = access.refusals.pass() {
             tracing::warn!(reason = reason.word(), held_back, "a request was refused: who asks?");
         }
@@ -195,6 +203,22 @@ fn shown(headers: &HeaderMap) -> Shown<'_> {
 impl Caller {
     /// One who may do everything: where there is no access file, and for what stays open.
     pub const ALLOWED: Self = Self(None);
+
+    /// Notes on a request that this one sends it.
+    pub fn put_on(self, request: &mut Extensions) {
+        match self.0 {
+            Some(grant) => drop(request.insert(grant)),
+            None => drop(request.insert(Anybody)),
+        }
+    }
+
+    /// Who sends a request, as was noted on it.
+    pub fn of(request: &Extensions) -> Option<Self> {
+        match request.get::<Arc<Grant>>() {
+            Some(grant) => Some(Self(Some(Arc::clone(grant)))),
+            None => request.get::<Anybody>().map(|Anybody| Self::ALLOWED),
+        }
+    }
 
     /// Whether it may ask for tokens in that namespace.
     pub fn may_ask_in(&self, namespace: &str) -> Result<(), Refusal> {

@@ -69,7 +69,7 @@ pub async fn serve<F>(
     io: impl AsyncRead + AsyncWrite + Unpin,
     patience: Patience,
     stop: impl Future<Output = ()> + Send + 'static,
-    answer: impl Fn(Request<RecvStream>, Answering) -> F,
+    mut answer: impl FnMut(Request<RecvStream>, Answering) -> F,
 ) where
     F: Future<Output = ()>,
 {

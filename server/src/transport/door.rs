@@ -3,15 +3,16 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::extract::connect_info::Connected;
+use axum::http::HeaderMap;
 use axum::serve::{IncomingStream, Listener};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep};
 
-use crate::access::{Access, Guard};
+use crate::access::{Access, Caller, Guard, Refusal};
 use crate::logging::Repeating;
 use crate::tls::{Acceptor, Port, Stream};
 
@@ -90,7 +91,7 @@ impl Listener for HttpListener {
             tokio::select! {
                 Some(opened) = self.opening.join_next() => {
                     if let Ok(Some((stream, guard))) = opened {
-                        return (stream, Asking(Arc::new(guard)));
+                        return (stream, Asking::new(guard));
                     }
                 }
                 accepted = self.listener.accept() => match accepted {
@@ -119,9 +120,25 @@ impl Listener for HttpListener {
     }
 }
 
-/// Whose connection it is that an HTTP request came over.
+/// Whose connection it is that an HTTP request came over; `None`: it does not matter. Several
+/// requests of one may be looked at at once.
 #[derive(Clone)]
-pub struct Asking(pub Arc<Guard>);
+pub struct Asking(Option<Arc<Mutex<Guard>>>);
+
+impl Asking {
+    /// For the connection that this guard knows.
+    pub fn new(guard: Guard) -> Self {
+        Self((!guard.is_open()).then(|| Arc::new(Mutex::new(guard))))
+    }
+
+    /// Who sends a request with these headers.
+    pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
+        match &self.0 {
+            None => Ok(Caller::ALLOWED),
+            Some(guard) => guard.lock().unwrap_or_else(PoisonError::into_inner).caller(headers),
+        }
+    }
+}
 
 impl fmt::Debug for Asking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

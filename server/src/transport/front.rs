@@ -68,9 +68,9 @@ impl<S: Store> Front<S> {
         self: Arc<Self>,
         io: impl AsyncRead + AsyncWrite + Unpin,
         stop: impl Future<Output = ()> + Send + 'static,
-        guard: Guard,
+        mut guard: Guard,
     ) {
-        let answer = |request, answering| Arc::clone(&self).answer(request, answering, &guard);
+        let answer = |request, answering| Arc::clone(&self).answer(request, answering, &mut guard);
         connection::serve(io, PATIENCE, stop, answer).await;
     }
 
@@ -81,7 +81,7 @@ impl<S: Store> Front<S> {
         self: Arc<Self>,
         request: Request<RecvStream>,
         answering: Answering,
-        guard: &Guard,
+        guard: &mut Guard,
     ) -> impl Future<Output = ()> + use<S> {
         let open = request.uri().path().starts_with(HEALTH);
         let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
@@ -154,9 +154,9 @@ impl<S: Store> Front<S> {
         mut answering: Answering,
     ) {
         match caller {
-            Ok(caller) => request.extensions_mut().insert(caller),
+            Ok(caller) => caller.put_on(request.extensions_mut()),
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
-        };
+        }
         let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
         let mut others = self.others.clone();
         let answer = pin!(tokio::time::timeout(limit, others.call(request.map(Received::new))));
@@ -312,7 +312,7 @@ mod tests {
         assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
     }
 
-    fn size<A, B, C, F>(_: fn(A, B, C, &Guard) -> F) -> usize {
+    fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard) -> F) -> usize {
         size_of::<F>()
     }
 

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, Request, State};
+use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Extension, Json, Router};
+use axum::{Json, Router};
 use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
@@ -70,18 +71,27 @@ pub fn router<B: Store, L: LeaseStore>(
 
 /// Finds out who asks, before anything is read or looked up.
 async fn find_caller(
-    ConnectInfo(Asking(guard)): ConnectInfo<Asking>,
+    ConnectInfo(asking): ConnectInfo<Asking>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let open = OPEN.contains(&request.uri().path());
-    let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
+    let caller = if open { Ok(Caller::ALLOWED) } else { asking.caller(request.headers()) };
     match caller {
         Ok(caller) => {
-            request.extensions_mut().insert(caller);
+            caller.put_on(request.extensions_mut());
             next.run(request).await
         }
         Err(refusal) => turned_away(refusal),
+    }
+}
+
+/// One that came past the guard may do nothing.
+impl<S: Sync> FromRequestParts<S> for Caller {
+    type Rejection = Response;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
+        Self::of(&parts.extensions).ok_or_else(|| turned_away(Refusal::Forbidden))
     }
 }
 
@@ -98,7 +108,7 @@ fn turned_away(refusal: Refusal) -> Response {
 /// The same request as over gRPC, in protobuf's JSON form; any content type will do.
 async fn allow<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     body: Bytes,
 ) -> Response {
     let started = Instant::now();
@@ -127,7 +137,7 @@ fn failure(status: StatusCode, text: &str) -> Response {
 
 async fn render<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
 ) -> Result<impl IntoResponse, Response> {
     caller.may_see_all().map_err(turned_away)?;
     let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
@@ -145,7 +155,7 @@ async fn readyz<B: Store, L: LeaseStore>(
 
 async fn status_json<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
 ) -> Result<Json<Value>, Response> {
     caller.may_see_all().map_err(turned_away)?;
     Ok(Json(node_status(&port.about, &*port.store_state, &port.leases).await))
@@ -153,7 +163,7 @@ async fn status_json<B: Store, L: LeaseStore>(
 
 async fn status_page<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
 ) -> Result<Html<String>, Response> {
     caller.may_see_all().map_err(turned_away)?;
     let status = node_status(&port.about, &*port.store_state, &port.leases).await;
@@ -167,7 +177,7 @@ struct Which {
 
 async fn resource<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
-    Extension(caller): Extension<Caller>,
+    caller: Caller,
     Query(which): Query<Which>,
 ) -> Response {
     if let Err(refusal) = caller.may_see(&which.id) {

@@ -58,8 +58,7 @@ fn turned_away(refusal: Refusal) -> tonic::Status {
 
 /// Who sends a request that tonic's router has. One that came past the guard may do nothing.
 fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
-    let caller = request.extensions().get::<Caller>().cloned();
-    caller.ok_or_else(|| turned_away(Refusal::Forbidden))
+    Caller::of(request.extensions()).ok_or_else(|| turned_away(Refusal::Forbidden))
 }
 
 fn response(answer: &Answer<'_>) -> AllowResponse {

@@ -63,7 +63,7 @@ fn any_request_over_http() {
     let (state, ready) = (Box::new(|| (true, 1)), Box::new(|| Ok(())));
     let metrics = Arc::new(Metrics::new());
     let port = router(service.allow, service.capacity, about, state, metrics, ready);
-    let asking = Asking(Arc::new(Guard::http(None, None)));
+    let asking = Asking::new(Guard::http(None, None));
     fuzz::run("json", &[], |input| {
         clock.advance(10_000);
         let Some(mut request) = request(input) else { return };
