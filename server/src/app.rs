@@ -10,20 +10,17 @@
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use crate::access::LoadError as AccessError;
-use crate::logging::Repeating;
 use crate::metrics::{Metrics, StoreMetrics};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -36,19 +33,18 @@ use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
-use crate::tls::{self, ClientFiles, Dialer, Port};
+use crate::tls::{self, ClientFiles, Dialer};
 use crate::transport::door::{Asking, Door, HttpListener};
-use crate::transport::front::Front;
 use crate::transport::parent::ParentClient;
 use crate::transport::{grpc, http};
 
 mod doors;
+mod workers;
+
+use workers::{Worker, accept, ended_early, word};
 
 /// Connections accepted but not yet taken up by their thread.
 const ACCEPTED: usize = 128;
-
-/// How long a connection may take to its first byte.
-const SILENCE: Duration = Duration::from_secs(10);
 
 /// How often histograms are folded and full buckets swept.
 const UPKEEP: Duration = Duration::from_secs(1);
@@ -481,171 +477,4 @@ fn readiness(
         }
         Ok(())
     })
-}
-
-/// Accepts connections and deals them out in turn, each once it has sent something: until
-/// then it can be closed, whereas a server waits for it to speak, also when it should stop.
-/// Ends only with its caller.
-async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStream>>) {
-    let failures = Repeating::default();
-    let (mut silent, mut lane) = (JoinSet::new(), 0);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.and_then(|(stream, _)| {
-                stream.set_nodelay(true)?;
-                Ok(stream)
-            }),
-            Some(spoken) = silent.join_next() => {
-                // What has failed before its first byte is nobody's request.
-                if let Ok(Ok(stream)) = spoken {
-                    // A thread that is gone takes no connections: dropping this one refuses it.
-                    let _ = lanes[lane].send(stream).await;
-                    lane = (lane + 1) % lanes.len();
-                }
-                continue;
-            }
-        };
-        match accepted {
-            Ok(stream) => {
-                silent.spawn(async move {
-                    tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
-                    stream.into_std()
-                });
-            }
-            Err(error) => {
-                if let Some(held_back) = failures.pass() {
-                    tracing::warn!(
-                        %error, held_back, advice = "raise the limit of open files (ulimit -n)",
-                        "a connection could not be accepted"
-                    );
-                }
-                // Mostly there are too many open files: trying again at once won't help.
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-    }
-}
-
-/// What a worker's receiver has heard.
-type Heard = Result<Result<(), Error>, oneshot::error::RecvError>;
-
-/// The last word of a worker, if it had one.
-fn word(heard: Result<Heard, JoinError>) -> Option<Result<(), Error>> {
-    heard.ok()?.ok()
-}
-
-/// Waits for a worker to end, which none does before it is told to.
-async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
-    let first = workers.join_next().await;
-    let result = first.and_then(word).unwrap_or(Err(Error::WorkerEnded));
-    result.err().unwrap_or(Error::WorkerEnded)
-}
-
-/// One thread that serves gRPC.
-struct Worker {
-    accepted: mpsc::Receiver<std::net::TcpStream>,
-    stopped: watch::Receiver<bool>,
-    door: Door,
-}
-
-impl Worker {
-    /// Starts it; the receiver hears when it has ended.
-    fn start<S: Store>(
-        self,
-        number: usize,
-        front: impl FnOnce() -> Result<Front<S>, Error> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
-        let (done, ended) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Error::System("a runtime", error))?;
-        thread::Builder::new()
-            .name(format!("grpc-{number}"))
-            .spawn(move || {
-                // Nobody listens if the node has given up waiting.
-                let _ = done.send(runtime.block_on(self.serve(front)));
-            })
-            .map_err(|error| Error::System("a thread", error))?;
-        Ok(ended)
-    }
-
-    /// Serves until it is told to stop, and every request under way is answered.
-    async fn serve<S: Store>(
-        mut self,
-        front: impl FnOnce() -> Result<Front<S>, Error>,
-    ) -> Result<(), Error> {
-        let front = Arc::new(front()?);
-        let mut connections = JoinSet::new();
-        let mut stopped = pin!(stop_signal(self.stopped.clone()));
-        let (door, stop) = (self.door, || stop_signal(self.stopped.clone()));
-        let begin = |connections: &mut JoinSet<()>, accepted| {
-            // One that is broken already is nobody's request.
-            let Ok(stream) = TcpStream::from_std(accepted) else { return };
-            let (front, door) = (Arc::clone(&front), door.clone());
-            let (going, stop) = (stop(), stop());
-            connections.spawn(async move {
-                let opened = tokio::select! {
-                    // Without TLS it is in at once, and hears it if it should go elsewhere.
-                    biased;
-                    opened = door.open(stream, Port::Grpc) => opened,
-                    // A stop waits for requests, not for handshakes.
-                    () = going => None,
-                };
-                if let Some((stream, guard)) = opened {
-                    front.serve(stream, stop, guard).await;
-                }
-            });
-        };
-        loop {
-            let accepted = tokio::select! {
-                Some(accepted) = self.accepted.recv() => accepted,
-                Some(_) = connections.join_next() => continue,
-                () = &mut stopped => break,
-            };
-            begin(&mut connections, accepted);
-        }
-        // Those that were dealt already have sent something.
-        while let Ok(accepted) = self.accepted.try_recv() {
-            begin(&mut connections, accepted);
-        }
-        while connections.join_next().await.is_some() {}
-        Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use tonic::service::Routes;
-
-    use super::*;
-
-    fn front() -> Front<MemoryStore> {
-        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
-        let metrics = Arc::new(Metrics::new());
-        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-        let allow = AllowService::new(MemoryStore::new(), Arc::new(shared));
-        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default())
-    }
-
-    #[tokio::test]
-    async fn a_worker_that_ends_is_noticed() {
-        let (_stop, stopped) = watch::channel(false);
-        let mut workers = JoinSet::new();
-        let mut lanes = Vec::new();
-        let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
-            let (lane, accepted) = mpsc::channel(1);
-            let worker = Worker { accepted, stopped: stopped.clone(), door: Door::default() };
-            let ended = worker.start(number, front).expect("a thread");
-            lanes.push(lane);
-            ended
-        };
-        workers.spawn(start(0, || Ok(front())));
-        workers.spawn(start(1, || Err(Error::Grpc("no routes".to_owned()))));
-        assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
-        workers.spawn(start(2, || panic!("as a test")));
-        assert!(matches!(ended_early(&mut workers).await, Error::WorkerEnded));
-        assert_eq!(workers.len(), 1, "the first goes on");
-    }
 }

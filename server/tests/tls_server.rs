@@ -302,6 +302,33 @@ async fn certificates_are_replaced_under_load() {
     assert!(said.iter().filter(refused).count() >= 2, "{said:#?}");
 }
 
+/// A connection with the beginning of a handshake: 512 bytes are to follow.
+fn begun(address: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn handshakes_beyond_room_wait_until_there_is() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let mut node = node(&limits, &ca.server("own"), &["--threads", "2"]);
+    let dialer = ca.dialer(None);
+    // There is room for 256.
+    let many = || (0..300).map(|_| begun(node.grpc)).collect::<Vec<_>>();
+    let silent = many();
+    let late = tokio::time::timeout(Duration::from_millis(300), asked(&node, &dialer)).await;
+    assert!(late.is_err(), "there was room: {late:?}");
+    // The other port has room of its own.
+    assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
+    drop(silent);
+    asked(&node, &dialer).await.unwrap();
+    let silent = many();
+    node.signal("TERM");
+    assert!(ended(&mut node, Duration::from_secs(5)).success());
+    drop(silent);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn who_takes_his_time_keeps_nobody_waiting() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
@@ -309,12 +336,11 @@ async fn who_takes_his_time_keeps_nobody_waiting() {
     let mut silent = Vec::new();
     for address in [node.grpc, node.http] {
         for number in 0..100 {
-            let mut stream = TcpStream::connect(address).unwrap();
-            // Nothing, or the beginning of a handshake: 512 bytes are to follow.
-            if number % 2 == 0 {
-                stream.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
-            }
-            silent.push(stream);
+            // Nothing, or the beginning of a handshake.
+            silent.push(match number % 2 {
+                0 => begun(address),
+                _ => TcpStream::connect(address).unwrap(),
+            });
         }
     }
     let started = Instant::now();

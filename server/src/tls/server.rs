@@ -9,6 +9,7 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::WebPkiClientVerifier;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
 use super::{Error, Stream, certificates, key, names, now_s, roots};
@@ -18,6 +19,10 @@ use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// How many may be under way on each port, each with its buffers and an open file. Ports have
+/// room of their own so that a node whose one is besieged still answers on the other.
+const UNDER_WAY: usize = 256;
 
 /// Whether clients must show a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +69,9 @@ impl Port {
     }
 }
 
+/// Room for one handshake, until it is dropped; `None`: there is no handshake.
+pub type Room = Option<OwnedSemaphorePermit>;
+
 /// By port.
 type Configs = [Arc<ServerConfig>; 2];
 
@@ -71,6 +79,7 @@ type Configs = [Arc<ServerConfig>; 2];
 pub struct Acceptor {
     files: ServerFiles,
     current: ArcSwap<Configs>,
+    room: [Arc<Semaphore>; 2],
     watched: Watched,
     metrics: TlsMetrics,
     failures: Repeating,
@@ -88,7 +97,14 @@ impl Acceptor {
         in_use(&files.cert, expiry_s, &metrics);
         let current = ArcSwap::from_pointee(configs);
         let (failures, refused) = (Repeating::default(), Repeating::default());
-        Ok(Self { files, current, watched, metrics, failures, refused })
+        let room = [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY)));
+        Ok(Self { files, current, room, watched, metrics, failures, refused })
+    }
+
+    /// Waits until one more handshake may begin on that port.
+    pub async fn room(&self, port: Port) -> Room {
+        // Nobody closes it, which alone would be an error.
+        Arc::clone(&self.room[port.number()]).acquire_owned().await.ok()
     }
 
     /// Shakes hands, for ten seconds at most. Gives back the names in the client's certificate
@@ -97,13 +113,16 @@ impl Acceptor {
         &self,
         stream: S,
         port: Port,
+        room: Room,
     ) -> Option<(Stream<S>, Option<Arc<[String]>>)>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let config = Arc::clone(&self.current.load()[port.number()]);
         let shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream));
-        let (outcome, why) = match shaken.await {
+        let shaken = shaken.await;
+        drop(room);
+        let (outcome, why) = match shaken {
             Ok(Ok(stream)) => {
                 self.metrics.handshake(port.number(), Handshake::Done);
                 let (_, connection) = stream.get_ref();
@@ -198,4 +217,31 @@ fn in_use(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
     metrics.loaded(expiry_s);
     let days = expiry_s.saturating_sub(now_s()) / DAY_S;
     tracing::info!(path = %path.display(), days_left = days, "certificate in use");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use futures_util::future::FutureExt as _;
+    use rcgen::generate_simple_self_signed;
+
+    use super::*;
+
+    #[test]
+    fn handshakes_wait_for_room_on_their_own_port() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = generate_simple_self_signed(["node.example".to_owned()]).unwrap();
+        let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
+        fs::write(&cert, made.cert.pem()).unwrap();
+        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        let files = ServerFiles { cert, key, client_ca: None };
+        let acceptor = Acceptor::load(files, &Metrics::new()).unwrap();
+        let room = |port| acceptor.room(port).now_or_never();
+        let mut begun: Vec<_> = (0..UNDER_WAY).map(|_| room(Port::Grpc).unwrap()).collect();
+        assert!(room(Port::Grpc).is_none());
+        assert!(room(Port::Http).is_some());
+        begun.pop();
+        assert!(room(Port::Grpc).is_some());
+    }
 }

@@ -14,7 +14,7 @@ use tokio::time::{Duration, sleep};
 
 use crate::access::{Access, Caller, Guard, Refusal};
 use crate::logging::Repeating;
-use crate::tls::{Acceptor, Port, Stream};
+use crate::tls::{Acceptor, Port, Room, Stream};
 
 /// How connections get in. Clones are the same door.
 #[derive(Clone, Default)]
@@ -26,11 +26,25 @@ pub struct Door {
 }
 
 impl Door {
+    /// Waits until one more connection may be let in: no more than a few hundred handshakes
+    /// are under way at once.
+    pub async fn room(&self, port: Port) -> Room {
+        match &self.tls {
+            Some(tls) => tls.room(port).await,
+            None => None,
+        }
+    }
+
     /// Lets a connection in, within ten seconds; `None`: it is none.
-    pub async fn open(&self, stream: TcpStream, port: Port) -> Option<(Stream<TcpStream>, Guard)> {
+    pub async fn open(
+        &self,
+        stream: TcpStream,
+        port: Port,
+        room: Room,
+    ) -> Option<(Stream<TcpStream>, Guard)> {
         let (stream, names) = match &self.tls {
             // In a box, as it takes kilobytes, which connections without TLS need not keep.
-            Some(tls) => Box::pin(tls.accept(stream, port)).await?,
+            Some(tls) => Box::pin(tls.accept(stream, port, room)).await?,
             None => (Stream::Plain(stream), None),
         };
         let access = self.access.clone();
@@ -88,16 +102,22 @@ impl Listener for HttpListener {
 
     async fn accept(&mut self) -> (Self::Io, Asking) {
         loop {
+            // Those for whom there is no room wait where they are.
+            let next = async {
+                let room = self.door.room(Port::Http).await;
+                (self.listener.accept().await, room)
+            };
             tokio::select! {
                 Some(opened) = self.opening.join_next() => {
                     if let Ok(Some((stream, guard))) = opened {
                         return (stream, Asking::new(guard));
                     }
                 }
-                accepted = self.listener.accept() => match accepted {
+                (accepted, room) = next => match accepted {
                     Ok((stream, _)) => {
                         let door = self.door.clone();
-                        self.opening.spawn(async move { door.open(stream, Port::Http).await });
+                        let opened = async move { door.open(stream, Port::Http, room).await };
+                        self.opening.spawn(opened);
                     }
                     Err(error) => {
                         if let Some(held_back) = self.failures.pass() {
