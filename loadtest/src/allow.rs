@@ -43,12 +43,9 @@ pub struct AllowArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
-    /// A file with the token to show to the nodes.
-    #[arg(long, value_name = "FILE")]
-    pub token_file: Option<PathBuf>,
-    /// Who signs the nodes' certificates (PEM): turns on TLS.
-    #[arg(long, value_name = "FILE")]
-    pub ca_file: Option<PathBuf>,
+    /// How to get in.
+    #[command(flatten)]
+    pub secure: SecureArgs,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -179,9 +176,20 @@ pub enum RunError {
     Panicked,
 }
 
-impl AllowArgs {
-    /// How to get in.
-    fn secure(&self) -> Result<Secure, RunError> {
+/// How to get in where not everybody may.
+#[derive(Args, Clone, Debug)]
+pub struct SecureArgs {
+    /// A file with the token to show to the nodes.
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Who signs the nodes' certificates (PEM): turns on TLS.
+    #[arg(long, value_name = "FILE")]
+    pub ca_file: Option<PathBuf>,
+}
+
+impl SecureArgs {
+    /// What the files have.
+    pub(crate) fn read(&self) -> Result<Secure, RunError> {
         let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
         let files = |ca| ClientFiles { ca, own: None, server_name: None };
         let dialer = self.ca_file.clone().map(|ca| Dialer::new(files(ca))).transpose();
@@ -195,7 +203,9 @@ impl AllowArgs {
         };
         Ok(Secure { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
     }
+}
 
+impl AllowArgs {
     fn check(&self) -> Result<(), RunError> {
         let hot = self.keys == Pattern::Hot;
         let bounds = self.limits.is_some() || self.size.is_some();
@@ -281,7 +291,7 @@ pub(crate) fn drive<W>(
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
     let ask = Arc::new(args.ask());
-    let secure = args.secure()?;
+    let secure = args.secure.read()?;
     // All that can fail, and the dialling, comes before the first request.
     let mut dialled = Vec::new();
     for thread in 0..args.threads {

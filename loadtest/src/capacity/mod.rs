@@ -11,7 +11,7 @@ use clap::Args;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-use crate::allow::{LONGEST_RUN, RunError, count, positive};
+use crate::allow::{LONGEST_RUN, RunError, SecureArgs, count, positive};
 use crate::capacity::books::Books;
 use crate::capacity::drive::{Driver, Names};
 use crate::capacity::fleet::{Fleet, Shape};
@@ -47,6 +47,9 @@ pub struct CapacityArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
+    /// How to get in.
+    #[command(flatten)]
+    pub secure: SecureArgs,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -179,13 +182,14 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     let names =
         Names { clients: args.client_prefix.clone(), resources: args.resource_pattern.clone() };
     let resources: Vec<_> = (0..args.resources as usize).map(|n| names.resource(n)).collect();
+    let secure = args.secure.read()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pacer = Pacer::start()?;
     let (connections, spread) = runtime.block_on(async {
         let mut connections = Vec::new();
         for number in 0..args.connections as usize {
             let target = &args.target[number % args.target.len()];
-            connections.push(Connection::dial(target, args.timeout).await);
+            connections.push(Connection::dial(&target.secured(&secure), args.timeout).await);
         }
         let spread = match (args.refresh_every, connections.first_mut()) {
             (Some(interval), _) => interval,

@@ -7,13 +7,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use http::HeaderValue;
+use http::header::AUTHORIZATION;
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ReleaseCapacityResponse,
 };
 use tollgate_server::tls::Dialer;
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Response, Status};
+use tonic::{Request, Response, Status};
 
 mod allow;
 
@@ -131,6 +132,7 @@ impl Failure {
 #[derive(Clone, Debug)]
 pub struct Connection {
     capacity: CapacityClient<Channel>,
+    authorization: Option<HeaderValue>,
     timeout: Duration,
 }
 
@@ -140,11 +142,15 @@ impl Connection {
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let endpoint =
             Endpoint::from(target.uri.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
-        let channel = match endpoint.connect().await {
-            Ok(channel) => channel,
-            Err(_) => endpoint.connect_lazy(),
+        let Secure { dialer, authorization } = target.secure.clone();
+        let channel = match &dialer {
+            None => endpoint.connect().await.unwrap_or_else(|_| endpoint.connect_lazy()),
+            Some(dialer) => {
+                let connected = dialer.connect(endpoint.clone()).await;
+                connected.unwrap_or_else(|_| dialer.channel(endpoint))
+            }
         };
-        Self { capacity: CapacityClient::new(channel), timeout }
+        Self { capacity: CapacityClient::new(channel), authorization, timeout }
     }
 
     /// Asks for leases once.
@@ -152,6 +158,7 @@ impl Connection {
         &mut self,
         request: GetCapacityRequest,
     ) -> Result<GetCapacityResponse, Failure> {
+        let request = self.authorized(request);
         within(self.timeout, self.capacity.get_capacity(request)).await
     }
 
@@ -160,7 +167,16 @@ impl Connection {
         &mut self,
         request: ReleaseCapacityRequest,
     ) -> Result<ReleaseCapacityResponse, Failure> {
+        let request = self.authorized(request);
         within(self.timeout, self.capacity.release_capacity(request)).await
+    }
+
+    fn authorized<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(value) = &self.authorization {
+            request.metadata_mut().as_mut().insert(AUTHORIZATION, value.clone());
+        }
+        request
     }
 }
 

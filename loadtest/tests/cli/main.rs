@@ -7,6 +7,7 @@ mod bench;
 mod capacity;
 mod common;
 mod floor;
+mod guarded;
 mod leases;
 mod open_loop;
 mod scenario;

@@ -1,0 +1,110 @@
+//! Against a real node that speaks TLS and wants to know who asks.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::mpsc as threads;
+
+use clap::{Args as _, Command, FromArgMatches as _};
+use tempfile::TempDir;
+use tokio::sync::{mpsc, oneshot};
+use tollgate_server::access::Token;
+use tollgate_server::app::{self, Listeners};
+use tollgate_server::settings::Settings;
+
+use crate::common::run;
+
+const LIMITS: &str = "
+namespaces: { shop: { buckets: { b: { size: 1000, fill_rate: 1000 } } } }
+resources:
+  - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
+";
+
+/// A node with a certificate that signs itself, and an access file that knows one token.
+struct Guarded {
+    dir: TempDir,
+    grpc: SocketAddr,
+    _stop: oneshot::Sender<()>,
+}
+
+impl Guarded {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+        let token = Token::new().unwrap();
+        let caller = format!(
+            "callers: [{{ name: us, namespaces: ['*'], resources: ['*'], token_sha256: [{}] }}]",
+            token.sha256
+        );
+        for (name, text) in [
+            ("limits", LIMITS),
+            ("access", &caller),
+            ("token", &token.secret),
+            ("cert", &own.cert.pem()),
+            ("key", &own.signing_key.serialize_pem()),
+        ] {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        let file = |name: &str| dir.path().join(name).into_os_string();
+        let mut line = vec!["node".into(), "--store".into(), "memory:".into()];
+        for (flag, value) in [
+            ("--limits", file("limits")),
+            ("--access", file("access")),
+            ("--tls-cert-file", file("cert")),
+            ("--tls-key-file", file("key")),
+            ("--grpc-listen", "127.0.0.1:0".into()),
+            ("--http-listen", "127.0.0.1:0".into()),
+            ("--threads", "1".into()),
+        ] {
+            line.extend([flag.into(), value]);
+        }
+        let matches = Settings::augment_args(Command::new("node")).get_matches_from(line);
+        let settings = Settings::from_arg_matches(&matches).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (bound, address) = threads::channel();
+        std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async {
+                let listeners = Listeners::bind(&settings).await.unwrap();
+                bound.send(listeners.grpc.local_addr().unwrap()).unwrap();
+                let (_reload, reloads) = mpsc::channel(1);
+                let shutdown = async {
+                    let _ = stopped.await;
+                };
+                app::run(settings, listeners, shutdown, reloads).await.unwrap();
+            });
+        });
+        Self { dir, grpc: address.recv().unwrap(), _stop: stop }
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+}
+
+#[test]
+fn who_has_token_and_certificate_gets_in() {
+    let node = Guarded::start();
+    let ca = format!("--ca-file {}", node.file("cert").display());
+    let token = format!("--token-file {}", node.file("token").display());
+    for load in [
+        "allow --namespace shop --bucket b --connections 1 --in-flight 2",
+        "capacity --clients 5 --connections 1 --refresh-every 50ms",
+    ] {
+        let target = format!("{load} --target {} --json", node.grpc);
+        let short = "--warmup 0s --duration 300ms";
+        let run = |more: &str| run(&format!("{target} {short} {more}"));
+        let done = run(&format!("{ca} {token}"));
+        assert_eq!(done.code, 0, "{done:?}");
+        let report = done.json();
+        assert!(report["requests"].as_u64().unwrap() > 0, "{report}");
+        assert_eq!(report["errors"], 0, "{report}");
+        assert_eq!(report["release_errors"].as_u64().unwrap_or_default(), 0, "{report}");
+        let unknown = run(&ca);
+        assert_eq!(unknown.code, 2, "{unknown:?}");
+        assert!(unknown.stdout.contains("UNAUTHENTICATED"), "{unknown:?}");
+        assert_eq!(run(&token).code, 2, "without TLS");
+        let none = run("--token-file /no/such");
+        assert!(none.stderr.contains("/no/such"), "{none:?}");
+    }
+}
