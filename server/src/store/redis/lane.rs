@@ -127,6 +127,11 @@ impl Entrance {
         self.0.len()
     }
 
+    /// See [`Queue::is_flooded`].
+    pub(super) fn is_flooded(&self) -> bool {
+        self.0.is_flooded()
+    }
+
     /// Gives back who has no room to wait, which may be another.
     pub(super) fn push(&self, job: Job) -> Option<Job> {
         self.0.push(job)
@@ -146,7 +151,7 @@ pub(super) fn open(
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
-    let queue = Arc::new(Queue::new(WAITING));
+    let queue = Arc::new(Queue::new(WAITING, Arc::clone(health.company())));
     let lane = Lane { pool, health, timeout, cluster, connection: None, breaks: 0 };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
