@@ -146,14 +146,14 @@ if found[1] then
   local all = above + above_lo + below + below_lo + has_lo
   if not (all - all == 0 and has >= least and has < math.huge and low <= high and above_n >= 0
     and below_n >= 0 and count >= 0 and ghosts >= 0 and count + ghosts <= MANY
-    and (above_n + below_n + count + ghosts) % 1 == 0 and ttl <= now_s + FAR
+    and (above_n + below_n + count + ghosts) % 1 == 0 and ttl >= 0 and ttl <= now_s + FAR
     and (due <= now_s + FAR or due == math.huge) and born >= 0 and born <= now + AHEAD) then
     error(STRANGE, 0)
   end
   -- Where the order by expiry is not of all holders, a Redis that evicts keys has taken it, and
   -- those who were in it and ask no more would never expire. What is left is worth nothing then.
   -- It is asked seldom, when a lease may have expired.
-  if op == 0 and (due <= now_s or ghosts > 0 or due == math.huge)
+  if (due <= now_s or ghosts > 0 or op == 0 and due == math.huge)
     and call('ZCARD', by_expiry) ~= count + ghosts then
     error(STRANGE, 0)
   end
@@ -353,8 +353,8 @@ if from_parent == 1 then
       unpacked('<dddddddd', lease)
     local all = leased + expiry + refresh + safe + length + frozen
     if not (all - all == 0 and leased >= 0 and safe >= 0 and kind >= 0 and kind <= 3
-      and length >= 1 and length <= FAR and expiry <= now_s + FAR
-      and frozen_until <= now + AHEAD) then
+      and length >= 1 and length <= FAR and expiry <= now_s + FAR and frozen >= 0
+      and refresh >= 0 and refresh <= FAR and frozen_until <= now + AHEAD) then
       error(STRANGE, 0)
     end
     parent_refresh = refresh

@@ -42,7 +42,10 @@ if lease then
   local capacity, expiry, refresh, safe, kind, length = struct.unpack('<dddddd', lease)
   local frozen, frozen_until = struct.unpack('<dd', lease, 49)
   local all = capacity + expiry + refresh + safe + kind + length + frozen + frozen_until
-  if all - all ~= 0 then error(STRANGE, 0) end
+  if not (all - all == 0 and capacity >= 0 and refresh >= 0 and safe >= 0 and kind >= 0 and kind <= 3
+    and length >= 1 and frozen >= 0) then
+    error(STRANGE, 0)
+  end
   if frozen_until > 0 then
     lease = struct.pack('<d', math.min(capacity, frozen)) .. string.sub(lease, 9)
   end
@@ -51,7 +54,7 @@ end
 if ARGV[1] == 'freeze' then
   local has, has_lo, _, _, count, _, ttl = struct.unpack('<ddddddd', sums, 49)
   local all = has + has_lo + count
-  if all - all ~= 0 or not (ttl < LATEST) then error(STRANGE, 0) end
+  if all - all ~= 0 or not (ttl >= 0 and ttl < LATEST) then error(STRANGE, 0) end
   if lease then
     local now = tonumber(ARGV[3])
     if now == 0 then

@@ -169,8 +169,17 @@ impl<S: LeaseStore> Renewal<S> {
         let mut asked = Vec::with_capacity(resources.len());
         let mut numbers = Vec::with_capacity(resources.len());
         let mut before = Vec::with_capacity(resources.len());
+        let mut refused = Ok(());
         for resource in resources {
-            let demand = self.store.freeze(resource, FREEZE).await?;
+            let demand = match self.store.freeze(resource, FREEZE).await {
+                Ok(demand) => demand,
+                // It may be this one's alone, and is no reason to leave out the others.
+                Err(StoreError::Refused) => {
+                    refused = Err(StoreError::Refused);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             if demand.is_none() && !self.known.contains_key(resource) {
                 // Only its name is still there.
                 continue;
@@ -186,7 +195,7 @@ impl<S: LeaseStore> Renewal<S> {
             requests.push(ParentRequest { safe_capacity, ..wants });
         }
         if requests.is_empty() {
-            return Ok(());
+            return refused;
         }
         let answers = match parent.ask(&self.cluster, &requests).await {
             Ok(answers) if answers.len() == requests.len() => answers,
@@ -221,7 +230,10 @@ impl<S: LeaseStore> Renewal<S> {
             };
             // Where nobody wanted anything, there is nothing that could hold it.
             if let Some(number) = numbers[at] {
-                self.store.thaw(resource, number, holds).await?;
+                match self.store.thaw(resource, number, holds).await {
+                    Err(StoreError::Refused) => refused = Err(StoreError::Refused),
+                    thawed => thawed?,
+                }
             }
             if lease.is_some() && numbers[at].is_none() {
                 self.known.remove(resource);
@@ -233,7 +245,7 @@ impl<S: LeaseStore> Renewal<S> {
                 Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
             self.known.insert(resource.clone(), known);
         }
-        Ok(())
+        refused
     }
 }
 

@@ -66,6 +66,9 @@ fn change() -> impl Strategy<Value = Change> {
         2 => bytes().prop_map(Change::Other),
         1 => bytes().prop_map(Change::More),
         5 => (any::<usize>(), number()).prop_map(|(at, number)| Change::Number(at, number)),
+        // Such as could be meant.
+        5 => (any::<usize>(), select(vec![-1e16, -1e9, 0.0, 1.0, 3.0, 4294967296.0, 1e300]))
+            .prop_map(|(at, number)| Change::Number(at, number)),
     ]
 }
 
@@ -92,24 +95,32 @@ fn damage() -> impl Strategy<Value = Damage> {
 
 impl Damage {
     fn put(&self, inside: &mut redis::Connection) {
-        match self {
-            Self::Replaced(key, plant) => plant.put(inside, key),
+        let done = match self {
+            Self::Replaced(key, plant) => {
+                plant.put(inside, key);
+                Ok(())
+            }
             Self::Field(key, field, change) => {
                 let mut get = redis::cmd("HGET");
-                let value: Option<Vec<u8>> = get.arg(key).arg(*field).query(inside).unwrap();
+                let value = get.arg(key).arg(*field).query::<Option<Vec<u8>>>(inside);
                 // Where there is no parent, nothing is known of it.
-                if let Some(value) = value {
-                    let mut set = redis::cmd("HSET");
-                    set.arg(key).arg(*field).arg(change.of(value)).exec(inside).unwrap();
-                }
+                value.and_then(|value| match value {
+                    Some(value) => {
+                        let mut set = redis::cmd("HSET");
+                        set.arg(key).arg(*field).arg(change.of(value)).exec(inside)
+                    }
+                    None => Ok(()),
+                })
             }
-            Self::LostField(field) => {
-                redis::cmd("HDEL").arg("h{r}").arg(*field).exec(inside).unwrap();
-            }
+            Self::LostField(field) => redis::cmd("HDEL").arg("h{r}").arg(*field).exec(inside),
             Self::Foreign(key, score) => {
-                redis::cmd("ZADD").arg(key).arg(score).arg("foreign").exec(inside).unwrap();
+                redis::cmd("ZADD").arg(key).arg(score).arg("foreign").exec(inside)
             }
-            Self::Lost(key, id) => redis::cmd("ZREM").arg(key).arg(*id).exec(inside).unwrap(),
+            Self::Lost(key, id) => redis::cmd("ZREM").arg(key).arg(*id).exec(inside),
+        };
+        if let Err(error) = done {
+            // Another damage may have taken its place.
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
         }
     }
 
@@ -237,6 +248,101 @@ fn a_damaged_resource_is_learned_anew() {
         prop_assert_eq!(field.errors(), 0.0);
         Ok(())
     });
+}
+
+/// What comes first after the damage.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Ask,
+    Release(&'static str),
+    Freeze,
+    Thaw,
+}
+
+/// Several parts are damaged at once, and it need not be a client's question that meets them.
+#[test]
+fn nobody_who_comes_first_is_refused() {
+    let field = RefCell::new(Field::new());
+    let first = select(vec![
+        First::Ask,
+        First::Release("a"),
+        First::Release("nobody"),
+        First::Freeze,
+        First::Thaw,
+    ]);
+    let damages = prop::collection::vec(damage(), 1..=3);
+    // When the leases of before are good, or have ended.
+    let later = select(vec![1, 61]);
+    try_cases(600, (any::<bool>(), damages, first, later), |(parent, damages, first, later)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        let rules = rules(Kind::FairShare, parent);
+        field.clock.advance(61 * SECOND);
+        field.runtime.block_on(rounds(&field.store, field, rules, START.0 + 61 * SECOND));
+        let demand = field.store.freeze("r", Duration::from_secs(2));
+        let demand = field.runtime.block_on(demand).unwrap().unwrap();
+        for damage in &damages {
+            damage.put(&mut field.inside);
+        }
+        field.clock.advance(later * SECOND);
+        // Twice: what is met once must not be there for ever.
+        for _ in 0..2 {
+            field.runtime.block_on(async {
+                match first {
+                    First::Ask => drop(ask(&field.store, rules, CLIENTS[0], None).await),
+                    First::Release(id) => {
+                        field.store.release(Holder::Client(id), &["r"]).await.unwrap();
+                    }
+                    First::Freeze => from_parent(&field.store, field.clock.now().as_secs()).await,
+                    First::Thaw => field.store.thaw("r", demand.number, None).await.unwrap(),
+                }
+            });
+        }
+        field.runtime.block_on(go_on(field, rules))?;
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    });
+}
+
+/// Numbers that could be meant, where only the keys beside them say otherwise.
+#[test]
+fn numbers_that_could_be_meant_refuse_nobody() {
+    let mut field = Field::new();
+    let rules = rules(Kind::FairShare, true);
+    let sums = |at, number| Damage::Field("h{r}", b"", Change::Number(at, number));
+    let leased = |at, number| Damage::Field("p{r}", b"", Change::Number(at, number));
+    for (damage, lost) in [
+        // More count no more than there are holders.
+        (sums(15, 4294967296.0), None),
+        (sums(15, 3.0), Some("e{r}")),
+        // The keys expire before there was time, and one is to be made anew.
+        (sums(12, -1e16), Some("p{r}")),
+        // Less than nothing may be leased out, or a client is to wait for ever.
+        (leased(6, -1e9), None),
+        (leased(2, 1e300), None),
+    ] {
+        field.start();
+        field.runtime.block_on(rounds(&field.store, &field, rules, START.0 + 61 * SECOND));
+        damage.put(&mut field.inside);
+        if let Damage::Field("p{r}", ..) = damage {
+            let until = field.clock.now().0 as f64 + 1e9;
+            leased(7, until).put(&mut field.inside);
+        }
+        if let Some(key) = lost {
+            redis::cmd("DEL").arg(key).exec(&mut field.inside).unwrap();
+        }
+        field.clock.advance(SECOND);
+        field.runtime.block_on(async {
+            for _ in 0..3 {
+                field.store.release(Holder::Client("nobody"), &["r"]).await.unwrap();
+                field.store.freeze("r", Duration::from_secs(2)).await.unwrap();
+            }
+            let grant = ask(&field.store, rules, CLIENTS[0], None).await;
+            assert!(grant.has >= 0.0 && grant.capacity >= 0.0, "{damage:?}: {grant:?}");
+            assert!(grant.parent_refresh_s.is_none_or(|refresh_s| refresh_s < 1 << 30));
+        });
+        assert_eq!(field.errors(), 0.0, "{damage:?}");
+    }
 }
 
 /// Who gives a lease back, or asks on behalf of the parent, leaves what is damaged to the next
