@@ -212,3 +212,31 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     }
     .write(730);
 }
+
+/// `min-replicas-to-write`: a master that no replica follows grants nothing that could be lost.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_without_a_replica_may_be_made_to_refuse() {
+    let mut pair = Pair::start();
+    let mut client = client(&pair.node).await;
+    tell(&pair.master, &["CONFIG", "SET", "min-replicas-max-lag", "2"]);
+    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    // Until the replica has said for the first time how far it is.
+    let asked = Instant::now();
+    while client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
+        assert!(asked.elapsed() < 5 * SECOND, "no shared decision with a replica");
+    }
+    pair.replica.kill();
+    let killed = Instant::now();
+    // The policy is to deny.
+    while !client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
+        assert!(killed.elapsed() < 4 * SECOND, "still granted");
+    }
+    for _ in 0..20 {
+        let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
+        assert_eq!((answer.degraded, answer.tokens_granted), (true, 0), "{answer:?}");
+    }
+    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    pair.wait_until_up();
+    let answer = client.allow(request("ns", "b", 5)).await.unwrap().into_inner();
+    assert_eq!((answer.degraded, answer.tokens_granted), (false, 5), "{answer:?}");
+}
