@@ -1,6 +1,7 @@
 //! Three nodes behind the load balancer are restarted one after the other while they are asked:
 //! nobody notices, over gRPC or with JSON.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "callers on threads of their own")]
 
 mod support;
 

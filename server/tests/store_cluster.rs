@@ -7,7 +7,7 @@ mod support;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::cluster::{alive, alone};
 use support::fleet::{Fleet, now_us};
