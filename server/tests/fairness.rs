@@ -169,7 +169,7 @@ namespaces:
 ";
 
 /// How often it is measured without a flood and with one, in turn; medians are compared.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 
 /// A machine that does other things as well gets another chance.
 const ATTEMPTS: usize = 3;

@@ -150,7 +150,7 @@ impl Worker {
         }
         // Those that were dealt already have sent something, and hear that they should go elsewhere.
         while let Ok(accepted) = self.accepted.try_recv() {
-            let Some(room) = door.room(Port::Grpc).now_or_never() else { break };
+            let Some(room) = door.room(Port::Grpc).now_or_never() else { continue };
             begin(&mut connections, accepted, room);
         }
         while connections.join_next().await.is_some() {}

@@ -12,6 +12,7 @@ use arc_swap::ArcSwap;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::NODE_TTL;
+use super::queue::Company;
 use crate::logging::{Repeating, Shown};
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
@@ -38,6 +39,7 @@ pub(super) struct ServerHealth {
     name: Box<str>,
     up: AtomicBool,
     breaks: AtomicU64,
+    company: Arc<Company>,
 }
 
 /// A time without the store, or without some of it.
@@ -114,6 +116,7 @@ impl Health {
                 name: name.into(),
                 up: AtomicBool::new(self.ever_up()),
                 breaks: AtomicU64::new(0),
+                company: Arc::new(Company::new()),
             })
         })
     }
@@ -188,6 +191,11 @@ impl ServerHealth {
     /// likely dead, or lead to a server that is master no more.
     pub(super) fn breaks(&self) -> u64 {
         self.breaks.load(Ordering::Relaxed)
+    }
+
+    /// For all queues of this node that lead to it.
+    pub(super) fn company(&self) -> &Arc<Company> {
+        &self.company
     }
 
     /// It has answered a heartbeat.

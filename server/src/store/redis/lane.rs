@@ -127,6 +127,11 @@ impl Entrance {
         self.0.len()
     }
 
+    /// See [`Queue::is_flooded`].
+    pub(super) fn is_flooded(&self) -> bool {
+        self.0.is_flooded()
+    }
+
     /// Gives back who has no room to wait, which may be another.
     pub(super) fn push(&self, job: Job) -> Option<Job> {
         self.0.push(job)
@@ -146,7 +151,7 @@ pub(super) fn open(
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
-    let queue = Arc::new(Queue::new(WAITING));
+    let queue = Arc::new(Queue::new(WAITING, Arc::clone(health.company())));
     let lane = Lane { pool, health, timeout, cluster, connection: None, breaks: 0 };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
@@ -337,18 +342,26 @@ impl Lane {
         let mut replies = self.send(&cmds, carried).await?;
         let mut lost = without_script(&replies);
         while !lost.is_empty() {
-            // A call without a script did nothing, so it may be made again.
-            let scripts = Scripted::ALL
-                .into_iter()
-                .filter(|script| lost.iter().any(|&at| calls[at].1 == Some(*script)));
-            let loads: Vec<Cmd> = scripts.map(Scripted::load).collect();
-            let again: Vec<&Cmd> = loads.iter().chain(lost.iter().map(|&at| calls[at].0)).collect();
+            // A call without a script did nothing, so it may be made again. The server reads what
+            // it gets in pieces, and may lose the script once more between two commands: so the
+            // first call brings the script along, and each round gets somewhere.
+            let (mut loads, mut first) = (Vec::new(), Vec::new());
+            for script in Scripted::ALL {
+                if let Some(&at) = lost.iter().find(|&&at| calls[at].1 == Some(script)) {
+                    loads.push(script.load());
+                    first.push((at, script.with_text(calls[at].0)));
+                }
+            }
+            let same = lost.iter().map(|at| {
+                let with_text = first.iter().find(|(first, _)| first == at);
+                with_text.map_or(calls[*at].0, |(_, cmd)| cmd)
+            });
+            let again: Vec<&Cmd> = loads.iter().chain(same).collect();
             let mut second = self.send(&again, Carried::default()).await?;
             for (&at, reply) in lost.iter().zip(second.drain(loads.len()..)) {
                 replies[at] = reply;
             }
-            // The server reads a large batch in pieces, and may lose the script again between
-            // two of them. When that gets nowhere, it is no longer a matter of the script.
+            // Where it gets nowhere all the same, it is no matter of the script.
             let still = without_script(&replies);
             if still.len() == lost.len() {
                 break;

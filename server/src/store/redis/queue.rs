@@ -5,13 +5,25 @@
 //! level, the highest at which the batch is not exceeded (max-min fairness). When the queue
 //! is full, whoever has more than an equal share of it is turned away, and whoever has less
 //! takes the place of the latest one of the owner that has most.
+//!
+//! Whoever comes while a batch is in flight waits for all of it. So while one owner has most of
+//! what waits and another one asks now and then, batches are small: the one pays with some of its
+//! rate for the other's wait.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use hashbrown::HashMap;
 use tokio::sync::Notify;
+
+/// The most in a batch while one owner floods: a round trip of these takes a third of the time of
+/// a full one, and a decision in it a tenth more.
+const SMALL: usize = 32;
+
+/// Whoever has asked within this time may ask again at any moment.
+const LATELY_MS: u64 = 200;
 
 /// What waits, and belongs to somebody.
 pub(super) trait Owned {
@@ -26,6 +38,50 @@ pub(super) struct Queue<T> {
     len: AtomicUsize,
     arrived: Notify,
     most: usize,
+    company: Arc<Company>,
+    /// See [`Queue::is_flooded`].
+    flooded: AtomicBool,
+}
+
+/// Whether several owners ask one server. All of a node's queues for that server know it together:
+/// the batches of each wait for those of the others there.
+pub(super) struct Company {
+    since: Instant,
+    /// One of those whose batch was the last one; 0: there was none yet.
+    last: AtomicU64,
+    /// When there were several, in ms of `since`; 0: not yet.
+    seen_ms: AtomicU64,
+}
+
+impl Company {
+    pub(super) fn new() -> Self {
+        let (last, seen_ms) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { since: Instant::now(), last, seen_ms }
+    }
+
+    /// In ms, beginning at 1.
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+
+    /// So many owners wait, of which this is one.
+    fn see(&self, owner: u64, owners: usize, now_ms: u64) {
+        let last = self.last.load(Ordering::Relaxed);
+        if last != owner {
+            self.last.store(owner, Ordering::Relaxed);
+        }
+        if owners > 1 || (last != owner && last != 0) {
+            self.seen_ms.store(now_ms, Ordering::Relaxed);
+        }
+    }
+
+    /// There have been several within [`LATELY_MS`].
+    fn lately(&self, now_ms: u64) -> bool {
+        match self.seen_ms.load(Ordering::Relaxed) {
+            0 => false,
+            seen_ms => now_ms.saturating_sub(seen_ms) <= LATELY_MS,
+        }
+    }
 }
 
 struct Inner<T> {
@@ -37,10 +93,11 @@ struct Inner<T> {
 
 impl<T: Owned> Queue<T> {
     /// An empty one for at most so many.
-    pub(super) fn new(most: usize) -> Self {
+    pub(super) fn new(most: usize, company: Arc<Company>) -> Self {
         let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
         let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
-        Self { inner, len, arrived: Notify::new(), most }
+        let flooded = AtomicBool::new(false);
+        Self { inner, len, arrived: Notify::new(), most, company, flooded }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
@@ -73,6 +130,11 @@ impl<T: Owned> Queue<T> {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// One owner has most of what waits while others ask, too; may be out of date at once.
+    pub(super) fn is_flooded(&self) -> bool {
+        self.flooded.load(Ordering::Relaxed)
+    }
+
     /// Nothing more is taken in; what waits is still given out.
     pub(super) fn close(&self) {
         self.lock().closed = true;
@@ -86,7 +148,9 @@ impl<T: Owned> Queue<T> {
             {
                 let mut inner = self.lock();
                 if !inner.items.is_empty() {
-                    inner.take(batch, most);
+                    let flooded = inner.is_flooded(&self.company);
+                    self.flooded.store(flooded, Ordering::Relaxed);
+                    inner.take(batch, if flooded { most.min(SMALL) } else { most });
                     self.len.store(inner.items.len(), Ordering::Relaxed);
                     return true;
                 }
@@ -100,6 +164,16 @@ impl<T: Owned> Queue<T> {
 }
 
 impl<T: Owned> Inner<T> {
+    /// One owner has three quarters of what waits, and another one has asked lately.
+    fn is_flooded(&self, company: &Company) -> bool {
+        let Some(first) = self.items.front() else { return false };
+        let now_ms = company.now_ms();
+        company.see(first.owner(), self.counts.len(), now_ms);
+        let waiting = self.items.len();
+        let most = || self.counts.values().copied().max().unwrap_or_default();
+        waiting > SMALL && company.lately(now_ms) && 4 * most() >= 3 * waiting
+    }
+
     /// Takes out the latest one of the owner that has most, if that is more than `owner` has.
     fn make_room(&mut self, owner: u64, most: usize) -> Option<T> {
         let own = self.counts.get(&owner).copied().unwrap_or_default();
@@ -177,7 +251,7 @@ mod tests {
     }
 
     fn queue(most: usize, items: impl IntoIterator<Item = Item>) -> Queue<Item> {
-        let queue = Queue::new(most);
+        let queue = Queue::new(most, Arc::new(Company::new()));
         for item in items {
             assert_eq!(queue.push(item), None);
         }
@@ -206,11 +280,38 @@ mod tests {
         queue.push(Item(3, 0));
         queue.push(Item(3, 1));
         let batch = taken(&queue, 64).await;
-        assert_eq!(batch.len(), 64);
+        assert_eq!(batch.len(), SMALL);
         let of = |owner| batch.iter().filter(|item| item.0 == owner).count();
-        assert_eq!([of(1), of(2), of(3)], [61, 1, 2]);
-        assert!(batch[..61].iter().map(|item| item.1).eq(0..61), "in order");
-        assert_eq!(taken(&queue, 64).await[0], Item(1, 61));
+        assert_eq!([of(1), of(2), of(3)], [29, 1, 2]);
+        assert!(batch[..29].iter().map(|item| item.1).eq(0..29), "in order");
+        assert_eq!(taken(&queue, 64).await[0], Item(1, 29));
+    }
+
+    #[tokio::test]
+    async fn batches_are_small_while_one_floods_and_others_ask() {
+        let queue = queue(1000, (0..500).map(|n| Item(1, n)));
+        assert_eq!(taken(&queue, 100).await.len(), 100, "it is alone");
+        assert!(!queue.is_flooded());
+
+        queue.push(Item(2, 0));
+        let batch = taken(&queue, 100).await;
+        assert_eq!(batch.len(), SMALL);
+        assert!(batch.contains(&Item(2, 0)) && queue.is_flooded());
+        assert_eq!(taken(&queue, 100).await.len(), SMALL, "the other may come again");
+    }
+
+    #[test]
+    fn who_asks_lately_is_company() {
+        let company = Company::new();
+        company.see(1, 1, 5);
+        assert!(!company.lately(5), "there is nobody else");
+        company.see(2, 1, 6);
+        assert!(company.lately(6) && company.lately(6 + LATELY_MS));
+        assert!(!company.lately(7 + LATELY_MS));
+        company.see(2, 1, 1000);
+        assert!(!company.lately(1000), "the same one again");
+        company.see(2, 2, 2000);
+        assert!(company.lately(2000));
     }
 
     #[tokio::test]

@@ -36,7 +36,8 @@ impl Lanes {
     pub(super) fn push(&self, job: Job, in_order: bool) {
         let [first, second] = &self.entrances;
         let waiting = first.waiting();
-        let spare = !in_order && waiting >= lane::BATCH && second.waiting() < waiting;
+        let full = waiting >= lane::BATCH && !first.is_flooded();
+        let spare = !in_order && full && second.waiting() < waiting;
         if let Some(gone) = if spare { second } else { first }.push(job) {
             self.shard.health.failed(StoreError::Overloaded, 1, &"the queue is full");
             gone.fail(StoreError::Overloaded);

@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::{Cmd, Script, Value};
+use redis::{Arg, Cmd, Script, Value};
 
 use super::keys::{self, ServerKeys};
 use crate::domain::time::Micros;
@@ -70,6 +70,18 @@ impl Scripted {
     pub(super) fn call(self, keys: usize) -> Cmd {
         let mut cmd = redis::cmd("EVALSHA");
         cmd.arg(self.hash()).arg(keys);
+        cmd
+    }
+
+    /// The same [`call`](Self::call), for a server that may not have the script.
+    pub(super) fn with_text(self, call: &Cmd) -> Cmd {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(self.text());
+        for arg in call.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                cmd.arg(bytes);
+            }
+        }
         cmd
     }
 
