@@ -69,10 +69,14 @@ namespaces:
   hot:
     buckets:
       hot: { size: 2000, fill_rate: 2000, prefetch: 100 }
-  local: { on_store_failure: local, buckets: { hot: { size: 50, fill_rate: 40, wait_timeout_millis: 50 } } }
+  local:
+    on_store_failure: local
+    buckets: { hot: { size: 50, fill_rate: 40, wait_timeout_millis: 50 } }
   deny: { on_store_failure: deny, buckets: { hot: { size: 50, fill_rate: 40 } } }
 resources:
-  - { identifier_glob: "load.*", capacity: $((500 + $1 % 5)), algorithm: { kind: FAIR_SHARE, lease_length: 20, refresh_interval: 2, learning_mode_duration: 5 } }
+  - identifier_glob: "load.*"
+    capacity: $((500 + $1 % 5))
+    algorithm: { kind: FAIR_SHARE, lease_length: 20, refresh_interval: 2, learning_mode_duration: 5 }
 YAML
   mv "$out/limits.new" "$out/limits.yaml"
 }
@@ -149,6 +153,8 @@ churn() {
 churn &
 started+=($!)
 
+post() { curl -s -m 5 --data-binary "$2" "$1/v1/allow"; }
+
 # New connections, twenty each time, and wrong requests on both ports.
 coming_and_going() {
   local round=0 node url
@@ -159,11 +165,11 @@ coming_and_going() {
     node=$((round % 3))
     url="http://${http[node]}"
     {
-      curl -s -m 5 -d '{' "$url/v1/allow"
-      curl -s -m 5 -d '{"namespace":"made-up-'"$round"'","bucketName":"b-'"$round"'"}' "$url/v1/allow"
-      curl -s -m 5 -d '{"namespace":"users","bucketName":"u","tokensRequested":"1000000"}' "$url/v1/allow"
-      curl -s -m 5 -d '{"namespace":"","bucketName":"'"$(printf 'x%.0s' {1..2000})"'"}' "$url/v1/allow"
-      head -c 300000 /dev/zero | curl -s -m 5 --data-binary @- "$url/v1/allow"
+      post "$url" '{'
+      post "$url" "{\"namespace\":\"made-up-$round\",\"bucketName\":\"b-$round\"}"
+      post "$url" '{"namespace":"users","bucketName":"u","tokensRequested":"1000000"}'
+      post "$url" "{\"namespace\":\"\",\"bucketName\":\"$(printf 'x%.0s' {1..2000})\"}"
+      head -c 300000 /dev/zero | post "$url" @-
       curl -s -m 5 "$url/no/such/page/$round"
       # Neither HTTP nor gRPC, and a caller that goes before it has said anything.
       printf 'no protocol at all\r\n\r\n' >"/dev/tcp/${grpc[node]/://}"
@@ -191,13 +197,14 @@ while ((SECONDS < end)); do
       break 2
     }
     {
-      awk -v s="$now" -v n="$n" '/^VmRSS/ { print s ",rss," n "," $2 } /^Threads/ { print s ",threads," n "," $2 }' \
-        "/proc/$pid/status"
+      awk -v s="$now" -v n="$n" '/^VmRSS/ { print s ",rss," n "," $2 }
+        /^Threads/ { print s ",threads," n "," $2 }' "/proc/$pid/status"
       echo "$now,files,$n,$(files "$pid")"
       echo "$now,series,$n,$(curl -s -m 5 "http://${http[n]}/metrics" | grep -vc '^#')"
     } >>"$samples"
   done
-  memory=$(redis-cli -p "$redis_port" info memory 2>/dev/null | tr -d '\r' | sed -n 's/^used_memory://p')
+  memory=$(redis-cli -p "$redis_port" info memory 2>/dev/null | tr -d '\r' |
+    sed -n 's/^used_memory://p')
   [ -z "$memory" ] || echo "$now,redis,0,$((memory / 1024))" >>"$samples"
   if ((now / 30 > reloads)); then
     reloads=$((now / 30))
@@ -223,7 +230,8 @@ for pid in "${nodes[@]}"; do after+=("$(files "$pid" || echo 0)"); done
 third() { # WHAT OF FROM TO FUNCTION: median or most of the samples of a time
   awk -F, -v what="$1" -v of="$2" -v from="$3" -v to="$4" \
     '$2 == what && $3 == of && $1 >= from && $1 < to { print $4 }' "$samples" | sort -n |
-    awk -v function_="$5" '{ v[NR] = $1 } END { if (NR == 0) print "-"; else if (function_ == "most") print v[NR]; else print v[int((NR + 1) / 2)] }'
+    awk -v wanted="$5" '{ v[NR] = $1 }
+      END { print NR == 0 ? "-" : wanted == "most" ? v[NR] : v[int((NR + 1) / 2)] }'
 }
 
 failed=0

@@ -130,7 +130,10 @@ fn a_master_that_dies_takes_only_its_own_keys() {
     Row {
         fault: "Cluster: one of three masters is killed (`cluster-node-timeout` 1 s)",
         meanwhile: "the policy for its keys alone; all others are shared",
-        worst: format!("{p999:.1?} (p99.9 of {})", took.len()),
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; this machine's own stalls {noise:.0?})",
+            took.len()
+        ),
         recovery: format!(
             "{:.1?} without shared decisions: the replica was elected after {:.1?}, and {ours:.0?} \
              later every node used it",

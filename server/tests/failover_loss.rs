@@ -136,7 +136,7 @@ async fn at_most_the_size_and_the_debt_are_granted_once_more() {
     assert!(over <= (SIZE + DEBT) as f64, "{over}");
     assert!(over >= lost as f64 - 10.0 - accrued, "{over} of {lost}");
     Row {
-        fault: "a replica takes over that lacks all its master granted of one bucket since a moment",
+        fault: "a replica takes over that lacks what its master granted last of one bucket",
         meanwhile: "–",
         worst: "–".to_owned(),
         recovery: format!("{recovery:.0?} after the replica is there"),

@@ -93,7 +93,7 @@ fn all_nodes_together_grant_about_the_limit() {
         joined.into_iter().chain([(3, three.join().unwrap())]).collect()
     });
     outages.sort_by_key(|(nodes, _)| *nodes);
-    println!("this machine's own delays: up to {:.1?}", canary.worst());
+    let noise = canary.worst();
     let (mut said, mut took) = (Vec::new(), Vec::new());
     for (nodes, Outage { samples, killed }) in &outages {
         let limit = RATE * WINDOW.as_secs_f64();
@@ -118,10 +118,13 @@ fn all_nodes_together_grant_about_the_limit() {
     let p999 = percentile(&mut took, 0.999);
     Row {
         fault: "Redis gone for 10 s: 1, 3 and 5 nodes with `local`",
-        meanwhile: "each node grants its share of the limit; a node that died before is not counted",
-        worst: format!("{p999:.1?} (p99.9 of {})", took.len()),
+        meanwhile: "each node grants its share of the limit, without one that died before",
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; this machine's own stalls {noise:.0?})",
+            took.len()
+        ),
         recovery: "–".to_owned(),
-        tokens: format!("granted of rate · 10 s, by nodes: {}; allowed 0.5 to 1.1", said.join(", ")),
+        tokens: format!("of rate · 10 s, by nodes: {}; allowed 0.5 to 1.1", said.join(", ")),
         test: "local_shares::all_nodes_together_grant_about_the_limit",
     }
     .write(600);
@@ -170,6 +173,7 @@ async fn what_redis_keeps_of_nodes_vanishes() {
     let greeted = Instant::now();
     eventually("all are counted", 3 * SECOND, || alive(&node) as usize > GONE / 2);
     assert!(known(&mut inside) <= GONE + 1);
+    // The next heartbeat drops them, which a busy machine may delay.
     eventually("they are forgotten", 8 * SECOND, || known(&mut inside) == 1);
     println!("{GONE} nodes forgotten {:.1?} after the last was heard of", greeted.elapsed());
     eventually("and not counted", 2 * SECOND, || alive(&node) == 1.0);

@@ -177,7 +177,7 @@ fn a_rolling_restart_fails_no_request() {
     let taken = 3e5 - last["tokensAvailable"].as_f64().unwrap() - 1.0;
     assert!((granted as f64 - taken).abs() < 2.0, "{granted} granted of {taken} taken");
     let books = Books::of(&of("b"), 200.0, 200.0, 0.0);
-    books.check("a rolling restart", 0.97);
+    assert!(books.granted as f64 <= books.most, "{} of {}", books.granted, books.most);
     let count = took.len();
     let [p999, worst] = [0.999, 1.0].map(|part| percentile(&mut took, part));
     Row {

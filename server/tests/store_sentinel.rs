@@ -155,7 +155,8 @@ fn nodes_follow_when_the_master_dies() {
     let gaps = [0, 1].map(|node| gap(&samples, node, killed));
     let without = gaps.iter().map(|(last, first)| *first - *last).max().unwrap();
     println!(
-        "named after {:.1?}, by most after {:.1?}; {} of {} answers degraded, the last one {:.0?} after that; \
+        "named after {:.1?}, by most after {:.1?}; {} of {} answers degraded, the last one {:.0?} \
+         after that; \
          {without:.0?} without shared decisions; this machine's own delays up to {noise:.1?}",
         first_named - killed,
         named - killed,
@@ -209,7 +210,10 @@ fn nodes_follow_when_the_master_dies() {
     Row {
         fault: "Sentinel: the master is killed, and one of three sentinels (`down-after` 0.5 s)",
         meanwhile: "the policy of each namespace; leases are renewed",
-        worst: format!("{p999:.1?} (p99.9 of {})", took.len()),
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; this machine's own stalls {noise:.0?})",
+            took.len()
+        ),
         recovery: format!(
             "{without:.1?} without shared decisions: a sentinel named the new master after \
              {:.1?}, and {ours:.0?} later every node used it",

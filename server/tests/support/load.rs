@@ -267,9 +267,9 @@ impl Canary {
     }
 }
 
-/// Shared decisions are back for good: every target's first one came within a second of `back`, and
-/// from then on none is without the store, but for those that this machine's own stalls (the longest
-/// was `noise`, the deadline is 50 ms) make late. Tells how long the first one took to come.
+/// Shared decisions are back for good: every target's first one came within a second of `back`,
+/// and from then on none is without the store, but for those that this machine's own stalls (the
+/// longest was `noise`, the deadline is 50 ms) make late. Tells how long the first one took to come.
 pub fn resumed(samples: &[&Sample], targets: usize, back: Instant, noise: Duration) -> Duration {
     const RESUMED: Duration = Duration::from_secs(1);
     let mut first = Duration::ZERO;
