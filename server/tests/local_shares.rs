@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use support::cluster::{Cluster, alive, alone};
-use support::load::{Canary, Load, Plan, Sample, percentile};
+use support::load::{Load, Plan, Sample};
 use support::metrics::http;
 use support::report::Row;
 use support::wire::request;
@@ -49,11 +49,13 @@ fn load(cluster: &Cluster) -> Load {
     })
 }
 
-/// What a cluster granted in the ten seconds from a moment on, whoever decided it.
-fn granted(samples: &[Sample], namespace: &str, from: Instant) -> f64 {
+/// How often a cluster answered in the ten seconds from a moment on, whoever decided it, and how
+/// many tokens it granted.
+fn granted(samples: &[Sample], namespace: &str, from: Instant) -> (f64, f64) {
     let within =
         |s: &&Sample| s.namespace == namespace && s.answered >= from && s.answered < from + WINDOW;
-    samples.iter().filter(within).map(Sample::granted).sum::<i64>() as f64
+    let tokens: Vec<i64> = samples.iter().filter(within).map(Sample::granted).collect();
+    (tokens.len() as f64, tokens.iter().sum::<i64>() as f64)
 }
 
 struct Outage {
@@ -74,7 +76,7 @@ fn outage(mut cluster: Cluster, before: impl FnOnce(&mut Cluster)) -> Outage {
 /// A fourth that has been killed is not counted for long.
 fn a_fourth_dies(cluster: &mut Cluster) {
     let mut fourth = Node::start(&cluster.limits.path(), &["--store", &cluster.redis.url()]);
-    eventually("four nodes", 5 * SECOND, || alive(&cluster.nodes[0]) == 4.0);
+    eventually("four nodes", 20 * SECOND, || alive(&cluster.nodes[0]) == 4.0);
     fourth.kill();
     cluster.wait_until_counted();
 }
@@ -82,7 +84,6 @@ fn a_fourth_dies(cluster: &mut Cluster) {
 #[test]
 fn all_nodes_together_grant_about_the_limit() {
     let _alone = alone();
-    let canary = Canary::start();
     let mut outages: Vec<(usize, Outage)> = thread::scope(|scope| {
         let three = scope.spawn(|| outage(Cluster::start_of(3, LIMITS, &[]), a_fourth_dies));
         let others = [1, 5].map(|count| {
@@ -93,13 +94,17 @@ fn all_nodes_together_grant_about_the_limit() {
         joined.into_iter().chain([(3, three.join().unwrap())]).collect()
     });
     outages.sort_by_key(|(nodes, _)| *nodes);
-    let noise = canary.worst();
-    let (mut said, mut took) = (Vec::new(), Vec::new());
+    let mut said = Vec::new();
     for (nodes, Outage { samples, killed }) in &outages {
         let limit = RATE * WINDOW.as_secs_f64();
-        let small = granted(samples, "small", *killed);
-        let large = granted(samples, "large", *killed);
-        println!("{nodes} nodes: {small} of {limit}; with a size of {LARGE}: {large}");
+        let (asked, small) = granted(samples, "small", *killed);
+        let (_, large) = granted(samples, "large", *killed);
+        let asked = 2.0 * asked;
+        println!(
+            "{nodes} nodes: {small} of {limit}, {asked} asked for; with a size of {LARGE}: {large}"
+        );
+        // A machine that is so busy that nobody asks for the limit shows nothing.
+        assert!(asked > limit, "{nodes} nodes: only {asked} tokens were asked for");
         assert!(small >= 0.5 * limit, "{nodes} nodes: {small} of {limit}");
         assert!(small <= 1.1 * limit, "{nodes} nodes: {small} of {limit}");
         // A share begins full, whatever the shared bucket had left.
@@ -107,22 +112,16 @@ fn all_nodes_together_grant_about_the_limit() {
         assert!(large >= 0.5 * least, "{nodes} nodes: {large} of {least}");
         assert!(large <= 1.1 * most, "{nodes} nodes: {large} of {most}");
         said.push(format!("{:.3} ({nodes})", small / limit));
-        let degraded = samples.iter().filter(|sample| sample.degraded());
-        took.extend(degraded.map(Sample::took));
         assert!(samples.iter().all(|sample| sample.answer.is_ok()));
         for node in 0..*nodes {
             let of = samples.iter().filter(|s| s.target == node && s.degraded());
             assert!(of.count() > 100, "node {node} of {nodes}");
         }
     }
-    let p999 = percentile(&mut took, 0.999);
     Row {
         fault: "Redis gone for 10 s: 1, 3 and 5 nodes with `local`",
         meanwhile: "each node grants its share of the limit, without one that died before",
-        worst: format!(
-            "{p999:.1?} (p99.9 of {}; this machine's own stalls {noise:.0?})",
-            took.len()
-        ),
+        worst: "not measured: nine nodes share the machine".to_owned(),
         recovery: "–".to_owned(),
         tokens: format!("of rate · 10 s, by nodes: {}; allowed 0.5 to 1.1", said.join(", ")),
         test: "local_shares::all_nodes_together_grant_about_the_limit",

@@ -48,7 +48,7 @@ impl Cluster {
     pub fn wait_until_counted(&self) {
         for node in &self.nodes {
             let counted = || alive(node) == self.nodes.len() as f64;
-            eventually("all nodes are counted", Duration::from_secs(10), counted);
+            eventually("all nodes are counted", Duration::from_secs(20), counted);
         }
     }
 
