@@ -6,16 +6,14 @@
 mod support;
 
 use std::collections::HashSet;
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use support::balancer::Balancer;
 use support::cluster::{Cluster, alone};
+use support::eventually;
 use support::load::{Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, http};
 use support::wire::request;
-use support::{eventually, free_port};
 
 const LIMITS: &str = "
 namespaces:
@@ -25,63 +23,6 @@ namespaces:
 /// Callers that share one connection to the balancer, as those of one service do.
 const CALLERS: Plan =
     Plan { callers: 16, connections: 1, pace: Duration::from_millis(5), failover: false };
-
-/// The balancer as a process, killed when dropped.
-struct Balancer {
-    child: Child,
-    grpc: SocketAddr,
-    http: SocketAddr,
-    stats: SocketAddr,
-}
-
-impl Balancer {
-    /// Starts it in front of the nodes, and waits until it has checked all three.
-    fn start(cluster: &Cluster) -> Self {
-        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/haproxy.cfg");
-        let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        // Not everyone has /usr/sbin on the path.
-        let installed = "/usr/sbin/haproxy";
-        let haproxy = if Path::new(installed).exists() { installed } else { "haproxy" };
-        let mut command = Command::new(haproxy);
-        command
-            .args(["-db", "-f"])
-            .arg(config)
-            .env("TOLLGATE_LB_GRPC", grpc.to_string())
-            .env("TOLLGATE_LB_HTTP", http.to_string())
-            .env("TOLLGATE_LB_STATS", stats.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        for (node, number) in cluster.nodes.iter().zip(1..) {
-            command
-                .env(format!("NODE{number}_HOST"), node.grpc.ip().to_string())
-                .env(format!("NODE{number}_GRPC_PORT"), node.grpc.port().to_string())
-                .env(format!("NODE{number}_HTTP_PORT"), node.http.port().to_string());
-        }
-        let child = command.spawn().expect("haproxy is installed by scripts/test.sh");
-        let balancer = Self { child, grpc, http, stats };
-        eventually("haproxy has checked every node", Duration::from_secs(10), || {
-            balancer.checked().is_some_and(|statuses| statuses == ["L7OK"; 6])
-        });
-        balancer
-    }
-
-    /// The last check of each node, by both backends.
-    fn checked(&self) -> Option<Vec<String>> {
-        let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
-        let mut lines = csv.lines();
-        let column = lines.next()?.split(',').position(|title| title == "check_status")?;
-        let servers = lines.filter(|line| line.contains("_nodes,node"));
-        Some(servers.filter_map(|line| Some(line.split(',').nth(column)?.to_owned())).collect())
-    }
-}
-
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn load(balancer: &Balancer) -> Load {
     Load::start(&[balancer.grpc], CALLERS, |_, _| Some(request("ns", "b", 1)))

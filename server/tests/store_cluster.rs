@@ -1,5 +1,5 @@
 //! Nodes as processes on a real Redis Cluster, under load: a slot that stands in the middle of
-//! its way to another master, a master that is killed, scripts that are flushed, a new master.
+//! its way to another master, scripts that are flushed, a new master.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
@@ -7,13 +7,14 @@ mod support;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use support::cluster::{alive, alone};
 use support::fleet::{Fleet, now_us};
-use support::load::{Books, Load, Plan, Sample};
+use support::load::{Books, Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, http};
 use support::redis_cluster::RedisCluster;
+use support::report::Row;
 use support::wire::{channel, request};
 use support::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -134,7 +135,10 @@ fn books(samples: &[Sample], namespace: &str, bucket: &str) {
 
 /// One slot that has a bit of everything goes to another master, and stands in the middle for
 /// a while.
-fn a_slot_under_way(what: &str, choose: impl FnOnce(&RedisCluster) -> u16) {
+fn a_slot_under_way(
+    (what, test, place): (&str, &str, u32),
+    choose: impl FnOnce(&RedisCluster) -> u16,
+) {
     let _alone = alone();
     let cluster = RedisCluster::start();
     cluster.born(now_us() - HOUR_US);
@@ -198,6 +202,8 @@ fn a_slot_under_way(what: &str, choose: impl FnOnce(&RedisCluster) -> u16) {
     for (namespace, bucket) in &targets {
         books(&samples, namespace, bucket);
     }
+    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let p999 = percentile(&mut took, 0.999);
     let all = [&new[..], &staying[..], &[resource]].concat();
     for node in &nodes {
         eventually("every resource is listed", 5 * SECOND, || {
@@ -215,68 +221,31 @@ fn a_slot_under_way(what: &str, choose: impl FnOnce(&RedisCluster) -> u16) {
     let (_, most) = held.range(started, now_us());
     assert!(most <= 100.0 + 1e-9, "{what}: {most} of 100 leased");
     assert!(most >= 99.0, "{what}: {most} of 100 leased");
+    Row {
+        fault: &format!("Cluster: {what} with buckets and leases goes to another master"),
+        meanwhile: "decided by whoever has the keys (MOVED, ASK, TRYAGAIN): none without the store",
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; with a patient `--store-timeout`, as what is split waits)",
+            took.len()
+        ),
+        recovery: "–".to_owned(),
+        tokens: format!("0 over-granted in three buckets; {most:.0} of 100 leased"),
+        test,
+    }
+    .write(place);
 }
 
 #[test]
 fn a_slot_in_the_middle_of_others() {
-    a_slot_under_way("a slot", |_| 3000);
+    let row = ("a slot", "store_cluster::a_slot_in_the_middle_of_others", 750);
+    a_slot_under_way(row, |_| 3000);
 }
 
 /// It has what is about the whole server: its birth, its resources, the nodes.
 #[test]
 fn the_last_slot_of_a_server() {
-    a_slot_under_way("the last slot", |cluster| cluster.highest_slot(0).unwrap());
-}
-
-#[test]
-fn a_master_that_dies_takes_only_its_own_keys() {
-    let _alone = alone();
-    let mut cluster = RedisCluster::start_partial();
-    let limits = limits("bounded");
-    // The default deadline: an outage must not show in the others' answers.
-    let nodes = nodes(&cluster, &limits, &[]);
-    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
-    let names: Vec<String> = (0..60).map(|at| format!("user-{at}")).collect();
-    let dead = cluster.owner(slot(spread(&names[0]).as_bytes())).unwrap();
-    let of_dead: Vec<String> = names
-        .iter()
-        .filter(|name| cluster.owner(slot(spread(name).as_bytes())) == Some(dead))
-        .cloned()
-        .collect();
-    let asked = names.clone();
-    let load = Load::start(&grpc, CALLERS, move |caller, count| {
-        Some(request("spread", &asked[(caller * 7 + count) % asked.len()], 1))
-    });
-    // A node that has just started looks up what stands under the other layout of a namespace,
-    // which is in one slot, until the store has told it that there is none.
-    load.go_on(3 * SECOND);
-    let replica = cluster.replica_of(dead).unwrap();
-    let probe = slot(spread(&names[0]).as_bytes());
-    cluster.kill(dead);
-    let killed = Instant::now();
-    eventually("the replica takes over", 20 * SECOND, || cluster.owner(probe) == Some(replica));
-    let elected = Instant::now();
-    load.go_on(3 * SECOND);
-    let samples = load.finish();
-
-    let (lost, others): (Vec<&Sample>, Vec<&Sample>) =
-        samples.iter().partition(|sample| of_dead.contains(&sample.bucket));
-    assert!(samples.iter().all(|sample| sample.answer.is_ok()));
-    let degraded = |of: &[&Sample]| of.iter().filter(|sample| sample.degraded()).count();
-    println!(
-        "elected after {:.0?}; of the dead master's keys {} of {} degraded, of others {} of {}",
-        elected - killed,
-        degraded(&lost),
-        lost.len(),
-        degraded(&others),
-        others.len()
-    );
-    let last = lost.iter().filter(|s| s.degraded()).map(|s| s.answered).max().unwrap();
-    println!("the last degraded answer {:.0?} after", last.saturating_duration_since(elected));
-    assert!(last <= elected + SECOND, "not back within a second");
-    assert!(lost.iter().any(|s| s.sent > elected + SECOND && s.status().is_some()));
-    // A busy machine may let a few miss their deadline.
-    assert!(degraded(&others) * 100 <= others.len(), "others were degraded, too");
+    let row = ("the last slot", "store_cluster::the_last_slot_of_a_server", 760);
+    a_slot_under_way(row, |cluster| cluster.highest_slot(0).unwrap());
 }
 
 #[test]

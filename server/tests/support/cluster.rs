@@ -1,4 +1,4 @@
-//! Three nodes on one Redis.
+//! Some nodes on one Redis, three if nothing is said.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ pub fn alone() -> MutexGuard<'static, ()> {
     MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Three nodes, each a process, that know of one another.
+/// Nodes, each a process, that know of one another.
 pub struct Cluster {
     /// The nodes.
     pub nodes: Vec<Node>,
@@ -29,16 +29,27 @@ pub struct Cluster {
 impl Cluster {
     /// Starts Redis and three nodes with further arguments, and waits until each counts three.
     pub fn start(limits: &str, args: &[&str]) -> Self {
+        Self::start_of(3, limits, args)
+    }
+
+    /// The same with so many nodes.
+    pub fn start_of(count: usize, limits: &str, args: &[&str]) -> Self {
         let redis = Redis::start();
         let limits = LimitsFile::new(limits);
         let url = redis.url();
         let args = [&["--store", &url], args].concat();
-        let nodes = (0..3).map(|_| Node::start(&limits.path(), &args)).collect();
+        let nodes = (0..count).map(|_| Node::start(&limits.path(), &args)).collect();
         let cluster = Self { nodes, redis, limits };
-        for node in &cluster.nodes {
-            eventually("three nodes alive", Duration::from_secs(5), || alive(node) == 3.0);
-        }
+        cluster.wait_until_counted();
         cluster
+    }
+
+    /// Waits until each counts itself and all others, and nobody else.
+    pub fn wait_until_counted(&self) {
+        for node in &self.nodes {
+            let counted = || alive(node) == self.nodes.len() as f64;
+            eventually("all nodes are counted", Duration::from_secs(20), counted);
+        }
     }
 
     /// Where they serve gRPC.

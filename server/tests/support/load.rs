@@ -266,3 +266,23 @@ impl Canary {
         self.worst.join().unwrap()
     }
 }
+
+/// Shared decisions are back for good: every target's first one came within a second of `back`,
+/// and from then on none is without the store, but for those that this machine's own stalls (the
+/// longest was `noise`, the deadline is 50 ms) make late. Tells how long the first one took to come.
+pub fn resumed(samples: &[&Sample], targets: usize, back: Instant, noise: Duration) -> Duration {
+    const RESUMED: Duration = Duration::from_secs(1);
+    let mut first = Duration::ZERO;
+    for target in 0..targets {
+        let shared = |s: &&&Sample| s.target == target && s.sent >= back && !s.degraded();
+        let answered = samples.iter().filter(shared).map(|s| s.answered).min().unwrap();
+        first = first.max(answered - back);
+    }
+    let later: Vec<_> = samples.iter().filter(|s| s.sent > back + RESUMED).collect();
+    let degraded = later.iter().filter(|s| s.degraded()).count();
+    let allowed = if noise < Duration::from_millis(25) { 0 } else { later.len() / 5 };
+    println!("shared {first:.0?} after, then {degraded} of {} without the store", later.len());
+    assert!(first <= RESUMED, "not back within a second, but {first:?}");
+    assert!(degraded <= allowed, "{degraded} of {} still without the store", later.len());
+    first
+}

@@ -23,6 +23,7 @@ use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
+pub mod balancer;
 pub mod callers;
 pub mod certs;
 pub mod cluster;
@@ -35,6 +36,7 @@ pub mod metrics;
 pub mod mixed;
 pub mod plants;
 pub mod redis_cluster;
+pub mod report;
 pub mod sentinel;
 pub mod wire;
 
@@ -191,9 +193,14 @@ impl Node {
 
     /// The same, with its gRPC on that port.
     pub fn start_at(grpc_port: u16, limits: &std::path::Path, args: &[&str]) -> Self {
-        let grpc = format!("127.0.0.1:{grpc_port}");
+        Self::start_on([grpc_port, 0], limits, args)
+    }
+
+    /// The same, with gRPC and HTTP on those ports.
+    pub fn start_on(ports: [u16; 2], limits: &std::path::Path, args: &[&str]) -> Self {
+        let [grpc, http] = ports.map(|port| format!("127.0.0.1:{port}"));
         let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
-            .args(["serve", "--grpc-listen", &grpc, "--http-listen", "127.0.0.1:0"])
+            .args(["serve", "--grpc-listen", &grpc, "--http-listen", &http])
             .args(["--log-format", "json", "--limits"])
             .arg(limits)
             .args(args)

@@ -124,6 +124,19 @@ impl Sentinels {
         self.sentinels[number].kill();
     }
 
+    /// Waits until any sentinel names another master than that.
+    pub fn first_named(&self, old: u16) {
+        let mut asked = redis::cmd("SENTINEL");
+        asked.arg("GET-MASTER-ADDR-BY-NAME").arg(NAME);
+        eventually("a sentinel names another master", PATIENCE, || {
+            self.sentinels.iter().any(|sentinel| {
+                let named: RedisResult<(String, u16)> =
+                    sentinel.connection().and_then(|mut to| asked.query(&mut to));
+                named.is_ok_and(|(_, port)| port != old)
+            })
+        });
+    }
+
     /// Waits until there is another master than that.
     pub fn new_master(&self, old: Option<u16>) -> u16 {
         let mut master = None;

@@ -1,0 +1,296 @@
+#!/usr/bin/env bash
+# Three nodes on one Redis under mixed load for long, and whether what they hold stays flat:
+#   scripts/soak.sh [MINUTES]        10 unless said otherwise; hours do as well
+#
+# Some hundred requests a second: buckets of several kinds, leases whose holders come and go, wrong
+# requests, connections opened and closed, limits reloaded every half minute, and Redis killed and
+# started empty six times. Samples the memory, open files and threads of each node, its series of
+# metrics, and Redis' memory, every five seconds. Prints a table in Markdown, and ends with 1 where
+# something is not flat. All samples and logs are left in target/soak/.
+#
+# Flat is: the last third of the run is not above the second one by more than a tolerance. The
+# first third is left out, as tables and pools grow to their size in it.
+#
+#   memory of a node     median of the third, 5 % and 2 MiB: the allocator keeps what was freed, and
+#                        a median moves by that much between two thirds of which nothing is
+#                        different. In ten minutes a node has some 29,000 requests a third: a
+#                        leak of 130 bytes a request is found, in an hour one of 22, in a day
+#                        one of a byte.
+#   open files           median, 6: connections that happen to be open. And when the load has
+#                        ended, none but those of before it and the pools' to Redis.
+#   threads              the most, none
+#   series of metrics    the most, none: no name that a caller makes up may become one
+#   memory of Redis      the most, 10 % and 1 MiB: each third has two restarts and all the load
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+minutes=${1:-10}
+[[ $minutes =~ ^[1-9][0-9]*$ ]] || {
+  echo "usage: scripts/soak.sh [MINUTES]" >&2
+  exit 2
+}
+for tool in redis-server redis-cli jq curl cargo; do
+  command -v "$tool" >/dev/null || {
+    echo "$tool is missing (Debian: redis-server redis-tools jq curl)" >&2
+    exit 2
+  }
+done
+
+say() { printf '== %s\n' "$*" >&2; }
+
+if [ -z "${SOAK_BUILT-}" ]; then
+  say "building"
+  cargo build --release --locked -p tollgate-server -p tollgate-loadtest
+fi
+bin="${CARGO_TARGET_DIR:-target}/release"
+out="${CARGO_TARGET_DIR:-target}/soak"
+rm -rf "$out"
+mkdir -p "$out"
+
+# --- what runs -----------------------------------------------------------------------
+
+started=() redis_pid=
+# shellcheck disable=SC2317 # the trap calls it
+finish() {
+  # Some have ended by themselves.
+  kill "${started[@]}" "$redis_pid" 2>/dev/null || true
+  wait 2>/dev/null || true
+}
+trap finish EXIT
+
+# Writes the limits; some of them change each time.
+limits() {
+  cat >"$out/limits.new" <<YAML
+global_default_bucket: { size: $((100 + $1 % 7)), fill_rate: 50 }
+namespaces:
+  users:
+    max_dynamic_buckets: 5000
+    dynamic_bucket_template: { size: $((5 + $1 % 3)), fill_rate: 1, max_idle_millis: 30000 }
+  spread: { dynamic_bucket_template: { size: 20, fill_rate: 2 } }
+  hot:
+    buckets:
+      hot: { size: 2000, fill_rate: 2000, prefetch: 100 }
+  local:
+    on_store_failure: local
+    buckets: { hot: { size: 50, fill_rate: 40, wait_timeout_millis: 50 } }
+  deny: { on_store_failure: deny, buckets: { hot: { size: 50, fill_rate: 40 } } }
+resources:
+  - identifier_glob: "load.*"
+    capacity: $((500 + $1 % 5))
+    algorithm:
+      { kind: FAIR_SHARE, lease_length: 20, refresh_interval: 2, learning_mode_duration: 5 }
+YAML
+  mv "$out/limits.new" "$out/limits.yaml"
+}
+
+redis() {
+  redis-server --port "$redis_port" --bind 127.0.0.1 --save '' --appendonly no \
+    --maxmemory-policy noeviction --dir "$out" >>"$out/redis.log" 2>&1 &
+  redis_pid=$!
+  for _ in $(seq 100); do
+    redis-cli -p "$redis_port" ping >/dev/null 2>&1 && return
+    sleep 0.1
+  done
+  say "Redis does not start on port $redis_port"
+  exit 2
+}
+
+redis_port=$((20000 + RANDOM % 10000))
+redis
+limits 0
+
+nodes=() grpc=() http=()
+for n in 0 1 2; do
+  "$bin/tollgate" serve --store "redis://127.0.0.1:$redis_port" --limits "$out/limits.yaml" \
+    --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 --node-id "soak-$n" \
+    --log-format json 2>"$out/node$n.log" &
+  nodes+=($!)
+  started+=($!)
+  for _ in $(seq 100); do
+    serving=$(grep -m1 '"message":"serving"' "$out/node$n.log") && break
+    sleep 0.1
+  done
+  grpc+=("$(jq -r .grpc <<<"$serving")")
+  http+=("$(jq -r .http <<<"$serving")")
+done
+sleep 3
+
+files() { find "/proc/$1/fd" -mindepth 1 2>/dev/null | wc -l; }
+
+before=()
+for pid in "${nodes[@]}"; do before+=("$(files "$pid")"); done
+
+# --- load ----------------------------------------------------------------------------
+
+seconds=$((minutes * 60))
+end=$((SECONDS + seconds))
+targets=()
+for address in "${grpc[@]}"; do targets+=(--target "$address"); done
+
+# Redis comes back empty, so what is granted is no business of this script.
+steady() {
+  "$bin/tollgate-loadtest" allow "${targets[@]}" --duration "${seconds}s" --json "$@" \
+    >>"$out/allow.json" 2>>"$out/load.log" &
+  started+=($!)
+}
+steady --namespace users --keys zipf:20000 --rate 100 --arrivals poisson
+steady --namespace spread --keys uniform:5000 --rate 100
+steady --namespace hot --rate 100
+steady --namespace local --rate 60 --arrivals poisson
+steady --namespace deny --rate 40
+steady --namespace nobody --keys uniform:100000 --rate 20
+
+# Holders that give their leases back, and others that just go.
+churn() {
+  local round=0 keep
+  while ((SECONDS < end - 20)); do
+    round=$((round + 1))
+    keep=()
+    ((round % 2)) || keep=(--keep-leases)
+    "$bin/tollgate-loadtest" capacity "${targets[@]}" --clients 60 --resources 20 \
+      --resources-per-client 2 --client-prefix "c$round-" --warmup 1s --duration 15s "${keep[@]}" \
+      --json >>"$out/capacity.json" 2>>"$out/load.log" || true
+  done
+}
+churn &
+started+=($!)
+
+post() { curl -s -m 5 --data-binary "$2" "$1/v1/allow"; }
+
+# New connections, twenty each time, and wrong requests on both ports.
+coming_and_going() {
+  local round=0 node url
+  while ((SECONDS < end - 5)); do
+    round=$((round + 1))
+    "$bin/tollgate-loadtest" allow "${targets[@]}" --namespace hot --connections 20 --rate 20 \
+      --warmup 0s --duration 1s --json >>"$out/brief.json" 2>>"$out/load.log" || true
+    node=$((round % 3))
+    url="http://${http[node]}"
+    {
+      post "$url" '{'
+      post "$url" "{\"namespace\":\"made-up-$round\",\"bucketName\":\"b-$round\"}"
+      post "$url" '{"namespace":"users","bucketName":"u","tokensRequested":"1000000"}'
+      post "$url" "{\"namespace\":\"\",\"bucketName\":\"$(printf 'x%.0s' {1..2000})\"}"
+      head -c 300000 /dev/zero | post "$url" @-
+      curl -s -m 5 "$url/no/such/page/$round"
+      # Neither HTTP nor gRPC, and a caller that goes before it has said anything.
+      printf 'no protocol at all\r\n\r\n' >"/dev/tcp/${grpc[node]/://}"
+      : >"/dev/tcp/${grpc[node]/://}"
+    } >>"$out/wrong.log" 2>&1 || true
+  done
+}
+coming_and_going &
+started+=($!)
+
+# --- samples -------------------------------------------------------------------------
+
+say "$minutes minutes"
+samples="$out/samples.csv"
+echo "second,what,of,value" >"$samples"
+begun=$SECONDS
+sixth=$((seconds / 6))
+restarts=0 reloads=0 gone=
+while ((SECONDS < end)); do
+  now=$((SECONDS - begun))
+  for n in 0 1 2; do
+    pid=${nodes[n]}
+    kill -0 "$pid" 2>/dev/null || {
+      gone="node $n ended"
+      break 2
+    }
+    {
+      awk -v s="$now" -v n="$n" '/^VmRSS/ { print s ",rss," n "," $2 }
+        /^Threads/ { print s ",threads," n "," $2 }' "/proc/$pid/status"
+      echo "$now,files,$n,$(files "$pid")"
+      echo "$now,series,$n,$(curl -s -m 5 "http://${http[n]}/metrics" | grep -vc '^#')"
+    } >>"$samples"
+  done
+  memory=$(redis-cli -p "$redis_port" info memory 2>/dev/null | tr -d '\r' |
+    sed -n 's/^used_memory://p')
+  [ -z "$memory" ] || echo "$now,redis,0,$((memory / 1024))" >>"$samples"
+  if ((now / 30 > reloads)); then
+    reloads=$((now / 30))
+    limits "$reloads"
+  fi
+  # In the middle of each sixth, so that each third has two.
+  if ((now >= sixth * restarts + sixth / 2)); then
+    restarts=$((restarts + 1))
+    kill -9 "$redis_pid"
+    wait "$redis_pid" 2>/dev/null || true
+    sleep 3
+    redis
+  fi
+  sleep 5
+done
+# --- verdict -------------------------------------------------------------------------
+
+say "the load ends"
+sleep 15
+after=()
+for pid in "${nodes[@]}"; do after+=("$(files "$pid" || echo 0)"); done
+
+third() { # WHAT OF FROM TO FUNCTION: median or most of the samples of a time
+  awk -F, -v what="$1" -v of="$2" -v from="$3" -v to="$4" \
+    '$2 == what && $3 == of && $1 >= from && $1 < to { print $4 }' "$samples" | sort -n |
+    awk -v wanted="$5" '{ v[NR] = $1 }
+      END { print NR == 0 ? "-" : wanted == "most" ? v[NR] : v[int((NR + 1) / 2)] }'
+}
+
+failed=0
+row() { # TITLE WHAT OF FUNCTION PERCENT PLUS
+  local second last most verdict=flat
+  second=$(third "$2" "$3" $((seconds / 3)) $((seconds * 2 / 3)) "$4")
+  last=$(third "$2" "$3" $((seconds * 2 / 3)) "$seconds" "$4")
+  if [ "$second" = - ] || [ "$last" = - ]; then
+    verdict="no samples"
+    failed=1
+  else
+    most=$((second + second * $5 / 100 + $6))
+    ((last <= most)) || {
+      verdict="**grows**"
+      failed=1
+    }
+  fi
+  printf '| %s | %s | %s | %s | %s |\n' "$1" \
+    "$(third "$2" "$3" 0 $((seconds / 3)) "$4")" "$second" "$last" "$verdict"
+}
+
+sum() { jq -s "map($1) | add // 0" "$out/allow.json" "$out/brief.json"; }
+{
+  printf '%s minutes, %s restarts of Redis, %s reloads; ' "$minutes" "$restarts" "$reloads"
+  printf '%s decisions, %s of them without the store, ' \
+    "$(sum '.granted + .refused')" "$(sum .degraded)"
+  printf '%s errors; %s lease requests. Per third of the run:\n\n' "$(sum .errors)" \
+    "$(jq -s 'map(.requests) | add // 0' "$out/capacity.json")"
+  echo "| what | first | second | last | verdict |"
+  echo "|---|---:|---:|---:|---|"
+  for n in 0 1 2; do
+    row "node $((n + 1)): memory, KiB (median)" rss $n median 5 2048
+    row "node $((n + 1)): open files (median)" files $n median 0 6
+    row "node $((n + 1)): threads (most)" threads $n most 0 0
+    row "node $((n + 1)): series of metrics (most)" series $n most 0 0
+  done
+  row "Redis: memory, KiB (most)" redis 0 most 10 1024
+  echo
+  for n in 0 1 2; do
+    printf 'Node %s: %s open files before the load, %s fifteen seconds after it.\n' \
+      $((n + 1)) "${before[n]}" "${after[n]}"
+  done
+} >"$out/soak.md"
+# A pool keeps what it once needed: two connections a lane and thread, and some for the rest.
+for n in 0 1 2; do
+  ((after[n] <= before[n] + 24)) || {
+    echo "Node $((n + 1)) keeps files open." >>"$out/soak.md"
+    failed=1
+  }
+done
+for n in 0 1 2; do
+  ! grep -q panicked "$out/node$n.log" || gone="node $n panicked"
+done
+[ -z "$gone" ] || {
+  echo "**$gone**" >>"$out/soak.md"
+  failed=1
+}
+cat "$out/soak.md"
+if ((failed)); then say "NOT FLAT"; else say "flat"; fi
+exit "$failed"
