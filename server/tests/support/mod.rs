@@ -35,6 +35,7 @@ pub mod metrics;
 pub mod mixed;
 pub mod plants;
 pub mod redis_cluster;
+pub mod report;
 pub mod sentinel;
 pub mod wire;
 
