@@ -30,10 +30,23 @@ impl Cluster {
     /// Starts Redis and three nodes with further arguments, and waits until each counts three.
     pub fn start(limits: &str, args: &[&str]) -> Self {
         let redis = Redis::start();
-        let limits = LimitsFile::new(limits);
         let url = redis.url();
-        let args = [&["--store", &url], args].concat();
-        let nodes = (0..3).map(|_| Node::start(&limits.path(), &args)).collect();
+        Self::start_on(redis, &url, &[], limits, args)
+    }
+
+    /// The same on a Redis that nodes reach at `url`, which may lead through something else. Each
+    /// node is the last words of `command`, which becomes its process.
+    pub fn start_on(
+        redis: Redis,
+        url: &str,
+        command: &[&str],
+        limits: &str,
+        args: &[&str],
+    ) -> Self {
+        let limits = LimitsFile::new(limits);
+        let args = [&["--store", url], args].concat();
+        let start = |_| Node::start_under(command, 0, &limits.path(), &args);
+        let nodes = (0..3).map(start).collect();
         let cluster = Self { nodes, redis, limits };
         for node in &cluster.nodes {
             eventually("three nodes alive", Duration::from_secs(5), || alive(node) == 3.0);
