@@ -69,7 +69,7 @@ fn silent() {
 #[test]
 fn half_open() {
     broken(
-        106,
+        107,
         "half_open",
         Fault::HalfOpen,
         "timeout",
@@ -91,7 +91,7 @@ fn a_few_bytes_a_second() {
 #[test]
 fn refused() {
     broken(
-        109,
+        110,
         "refused",
         Fault::Refused,
         "unreachable",

@@ -46,8 +46,10 @@ fn no_storm_of_connections() {
         let while_away = network.accepted() - before;
         network.set(Fault::Nothing);
         load.go_on(Duration::from_secs(1));
-        assert!(cluster.nodes.iter().all(up), "not back after a second");
         let altogether = network.accepted() - before;
+        // How soon they are back is for the trials, which know when the machine stalls.
+        let back = || cluster.nodes.iter().all(up);
+        eventually("the store is up again", Duration::from_secs(4), back);
         println!("{fault:?}: {while_away} connections in {AWAY:?}, {altogether} altogether");
         // Each of a node's connections may have been tried once before the node knew.
         let most = 3 * (AWAY.as_secs() * PROBES_A_SECOND + CONNECTIONS);

@@ -120,7 +120,7 @@ impl Trial<'_> {
                 }
             }
             let missed = self.in_time(&seen);
-            self.row(&seen, &tally).write(self.place);
+            self.row(&seen, &tally, &missed).write(self.place);
             if missed.is_empty() {
                 return;
             }
@@ -253,10 +253,11 @@ impl Trial<'_> {
         missed
     }
 
-    fn row(&self, seen: &Seen, tally: &Tally) -> Row<'_> {
+    fn row(&self, seen: &Seen, tally: &Tally, missed: &[Missed]) -> Row<'_> {
         let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1000.0);
+        let judged = if missed.is_empty() { "" } else { "; times not judged" };
         let worst = format!(
-            "{} (p99.9 of {}; this machine's own delays up to {})",
+            "{} (p99.9 of {}; this machine's own delays up to {}{judged})",
             ms(seen.took(0.999)),
             seen.samples.len(),
             ms(seen.noise),
