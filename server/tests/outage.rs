@@ -1,21 +1,17 @@
-//! Redis fails in every way that it has, under load: each answer comes in time, each
-//! namespace's policy holds meanwhile, and shared decisions come back by themselves.
+//! What outages leave behind, and nodes that begin with one. The outages themselves are in
+//! `faults`.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use support::cluster::{Cluster, alive, alone};
-use support::load::{Canary, Load, Plan, Sample, percentile};
+use support::load::{Load, Plan};
 use support::metrics::{Scrape, http};
 use support::wire::request;
 use support::{LimitsFile, Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
-
-const SIZE: f64 = 300.0;
-const RATE: f64 = 300.0;
-const DEBT_S: f64 = 0.2;
 
 /// One bucket under each policy.
 const LIMITS: &str = "
@@ -27,194 +23,11 @@ namespaces:
 
 const POLICIES: [&str; 3] = ["local", "allow", "deny"];
 
-/// A node and a policy for every caller, three of each kind: some 1,300 requests a second,
-/// and in each namespace about three times the tokens that its bucket has.
-const CALLERS: Plan =
-    Plan { callers: 27, connections: 3, pace: Duration::from_millis(20), failover: false };
-
-const TOKENS: i64 = 2;
-
-/// What `--store-timeout` is if nobody says otherwise.
-const DEADLINE: Duration = Duration::from_millis(50);
-
 /// How long a store may take to be used again once it answers.
 const RESUMED: Duration = Duration::from_secs(1);
 
-/// For how long a store stays away, and how long the load goes on before and after.
-const AWAY: Duration = Duration::from_secs(2);
-
-fn load(cluster: &Cluster) -> Load {
-    Load::start(&cluster.grpc(), CALLERS, |caller, _| {
-        Some(request(POLICIES[caller / 3 % 3], "b", TOKENS))
-    })
-}
-
-/// What a test saw of one outage.
-struct Outage {
-    samples: Vec<Sample>,
-    /// When the store had failed.
-    failed: Instant,
-    /// When mending it began.
-    mending: Instant,
-    /// When it was there again.
-    back: Instant,
-    /// The longest that this machine left a thread waiting.
-    noise: Duration,
-}
-
-/// Puts a cluster under load, breaks its store and mends it.
-fn outage(
-    cluster: &mut Cluster,
-    fail: impl FnOnce(&mut Redis),
-    mend: impl FnOnce(&mut Redis),
-) -> Outage {
-    for node in &cluster.nodes {
-        eventually("the store is up", RESUMED, || is_up(node));
-        node.logged();
-    }
-    let canary = Canary::start();
-    let load = load(cluster);
-    load.go_on(AWAY / 2);
-    fail(&mut cluster.redis);
-    let failed = Instant::now();
-    load.go_on(AWAY);
-    let mending = Instant::now();
-    mend(&mut cluster.redis);
-    let back = Instant::now();
-    load.go_on(AWAY);
-    Outage { samples: load.finish(), failed, mending, back, noise: canary.worst() }
-}
-
 fn is_up(node: &Node) -> bool {
     Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
-impl Outage {
-    /// Everything that is promised of outages.
-    fn check(&self, what: &str) {
-        self.in_time(what);
-        self.policies_hold(what);
-        self.resumes(what);
-    }
-
-    fn in_time(&self, what: &str) {
-        for sample in &self.samples {
-            if let Err(status) = &sample.answer {
-                panic!("{what}: node {}: {status}", sample.target);
-            }
-        }
-        let mut took: Vec<Duration> = self.samples.iter().map(Sample::took).collect();
-        let [p50, p99, p999, max] = [0.5, 0.99, 0.999, 1.0].map(|part| percentile(&mut took, part));
-        println!(
-            "{what}: {} answers, p50 {p50:.1?}, p99 {p99:.1?}, p99.9 {p999:.1?}, max {max:.1?}; \
-             this machine's own delays up to {:.1?}",
-            took.len(),
-            self.noise
-        );
-        // A request goes through five threads, each of which the machine may leave waiting: on
-        // an idle one that is next to nothing, on one that compiles meanwhile it is not.
-        let bound = DEADLINE + Duration::from_millis(10) + 2 * self.noise;
-        assert!(p999 <= bound, "{what}: p99.9 {p999:?} is over {bound:?}");
-        let bound = DEADLINE + Duration::from_millis(10) + 5 * self.noise.max(DEADLINE / 5);
-        assert!(max <= bound, "{what}: {max:?} is over {bound:?}");
-    }
-
-    fn policies_hold(&self, what: &str) {
-        for (policy, wanted) in [("allow", Status::Ok), ("deny", Status::RejectedServerError)] {
-            let mut seen = 0;
-            for sample in self.samples.iter().filter(|s| s.namespace == policy && s.degraded()) {
-                assert_eq!(sample.status(), Some(wanted), "{what}: {policy}");
-                assert_eq!(sample.granted(), if policy == "allow" { TOKENS } else { 0 });
-                seen += 1;
-            }
-            assert!(seen > 100, "{what}: {policy} answered {seen} times");
-        }
-        for node in 0..3 {
-            let of: Vec<&Sample> = self
-                .samples
-                .iter()
-                .filter(|s| s.namespace == "local" && s.target == node && s.degraded())
-                .collect();
-            let first = of.iter().map(|s| s.sent).min().unwrap();
-            let last = of.iter().map(|s| s.answered).max().unwrap();
-            // For the most, from the first degraded answer, which a stall of this machine may have
-            // caused before; for the least, only while the store was surely away.
-            let share = |time: Duration| (SIZE + RATE * time.as_secs_f64()) / 3.0;
-            let most = share(last - first) + RATE * DEBT_S / 3.0;
-            let least = 0.8 * share(self.mending - self.failed);
-            let granted: i64 = of.iter().map(|s| s.granted()).sum();
-            println!("{what}: node {node} granted {granted} of its share of {most:.1} tokens");
-            assert!(granted as f64 <= most, "{what}: node {node}");
-            assert!(granted as f64 >= least, "{what}: node {node}");
-        }
-        // A store that refuses to write still refuses tokens, until a node notices.
-        let noticed = self.failed + 4 * DEADLINE;
-        let away = |s: &&Sample| s.sent > noticed && s.answered < self.mending;
-        let shared = self.samples.iter().filter(away).filter(|s| !s.degraded()).count();
-        assert_eq!(shared, 0, "{what}: shared decisions while the store was away");
-    }
-
-    fn resumes(&self, what: &str) {
-        let after = |at: Instant| at.saturating_duration_since(self.back);
-        let degraded = self.samples.iter().filter(|s| s.degraded());
-        let last = after(degraded.map(|s| s.answered).max().unwrap());
-        let mut first = Duration::ZERO;
-        for node in 0..3 {
-            let shared = |s: &&Sample| s.target == node && s.sent >= self.back && !s.degraded();
-            let answered = self.samples.iter().filter(shared).map(|s| after(s.answered));
-            first = first.max(answered.min().unwrap());
-        }
-        println!(
-            "{what}: every node shares decisions {first:.0?} after the store is back, \
-             the last degraded one is {last:.0?} after"
-        );
-        assert!(first <= RESUMED, "{what}: only {first:?} after the store was back");
-        let later: Vec<&Sample> =
-            self.samples.iter().filter(|s| s.sent > self.back + RESUMED).collect();
-        let degraded = later.iter().filter(|s| s.degraded()).count();
-        // A machine that stalls for half of the deadline makes nodes fall back again and again,
-        // for a tenth of a second each time.
-        let allowed = if self.noise < DEADLINE / 2 { 0 } else { later.len() / 5 };
-        assert!(later.len() > 500, "{what}");
-        assert!(degraded <= allowed, "{what}: {degraded} of {} still degraded", later.len());
-    }
-}
-
-/// One line a second at most says that the store fails, and each with what to do about it.
-fn says_so_once_a_second(what: &str, node: &Node, away: Duration) {
-    let logged = node.logged();
-    let at = |line: &serde_json::Value| {
-        let time: SystemTime =
-            humantime::parse_rfc3339(line["timestamp"].as_str().unwrap()).unwrap();
-        time
-    };
-    let warnings: Vec<&serde_json::Value> =
-        logged.iter().filter(|line| line["level"] != "INFO").collect();
-    println!("{what}: {} warnings, such as {}", warnings.len(), warnings[0]);
-    for line in &warnings {
-        assert!(line["advice"].as_str().is_some_and(|advice| !advice.is_empty()), "{line}");
-    }
-    for pair in warnings.windows(2) {
-        let apart = at(pair[1]).duration_since(at(pair[0])).unwrap();
-        assert!(apart >= Duration::from_millis(990), "{what}: {pair:#?}");
-    }
-    assert!(logged.len() <= away.as_secs() as usize + 4, "{what}: {logged:#?}");
-}
-
-fn errors(cluster: &Cluster, class: &str) -> f64 {
-    cluster.sum("tollgate_store_errors_total", &[("class", class)])
-}
-
-#[test]
-fn redis_killed_and_started_empty() {
-    let _alone = alone();
-    let mut cluster = Cluster::start(LIMITS, &[]);
-    let seen = outage(&mut cluster, Redis::kill, Redis::start_again);
-    seen.check("killed");
-    assert!(errors(&cluster, "unreachable") > 0.0);
-    for node in &cluster.nodes {
-        says_so_once_a_second("killed", node, AWAY);
-    }
 }
 
 /// A store that lost its memory counts nodes as they come back. Were it to fail again at that
@@ -237,60 +50,6 @@ fn an_empty_store_does_not_make_shares_larger() {
             assert_eq!(alive(node), 3.0, "{:?} after the store was back", back.elapsed());
         }
         assert!(back.elapsed() < 5 * RESUMED, "the nodes don't come back");
-    }
-}
-
-#[test]
-fn redis_paused() {
-    let _alone = alone();
-    let mut cluster = Cluster::start(LIMITS, &[]);
-    let seen = outage(
-        &mut cluster,
-        |redis| support::signal(redis.pid(), "STOP"),
-        |redis| support::signal(redis.pid(), "CONT"),
-    );
-    seen.check("paused");
-    assert!(errors(&cluster, "timeout") > 0.0);
-    for node in &cluster.nodes {
-        says_so_once_a_second("paused", node, AWAY);
-    }
-}
-
-fn tell(redis: &Redis, words: &[&str]) {
-    redis::cmd(words[0]).arg(&words[1..]).exec(&mut redis.connection()).unwrap();
-}
-
-#[test]
-fn redis_read_only() {
-    let _alone = alone();
-    let mut cluster = Cluster::start(LIMITS, &[]);
-    tell(&cluster.redis, &["CONFIG", "SET", "replica-read-only", "yes"]);
-    let seen = outage(
-        &mut cluster,
-        |redis| tell(redis, &["REPLICAOF", "127.0.0.1", "1"]),
-        |redis| tell(redis, &["REPLICAOF", "NO", "ONE"]),
-    );
-    seen.check("read-only");
-    assert!(errors(&cluster, "refused") > 0.0);
-    for node in &cluster.nodes {
-        says_so_once_a_second("read-only", node, AWAY);
-    }
-}
-
-#[test]
-fn redis_out_of_memory() {
-    let _alone = alone();
-    let mut cluster = Cluster::start(LIMITS, &[]);
-    tell(&cluster.redis, &["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-    let seen = outage(
-        &mut cluster,
-        |redis| tell(redis, &["CONFIG", "SET", "maxmemory", "1"]),
-        |redis| tell(redis, &["CONFIG", "SET", "maxmemory", "0"]),
-    );
-    seen.check("out of memory");
-    assert!(errors(&cluster, "refused") > 0.0);
-    for node in &cluster.nodes {
-        says_so_once_a_second("out of memory", node, AWAY);
     }
 }
 

@@ -88,7 +88,11 @@ pub fn main() -> ExitCode {
 /// Runs a future on a runtime of its own.
 fn block_on<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    Ok(runtime.map_err(|error| format!("no runtime: {error}"))?.block_on(future))
+    let runtime = runtime.map_err(|error| format!("no runtime: {error}"))?;
+    let done = runtime.block_on(future);
+    // A name server that does not answer holds nobody up.
+    runtime.shutdown_background();
+    Ok(done)
 }
 
 /// Prints to standard output. Who reads it may stop reading: `| head` is no error.

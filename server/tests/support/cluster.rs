@@ -35,10 +35,24 @@ impl Cluster {
     /// The same with so many nodes.
     pub fn start_of(count: usize, limits: &str, args: &[&str]) -> Self {
         let redis = Redis::start();
-        let limits = LimitsFile::new(limits);
         let url = redis.url();
-        let args = [&["--store", &url], args].concat();
-        let nodes = (0..count).map(|_| Node::start(&limits.path(), &args)).collect();
+        Self::start_on(redis, &url, &[], count, limits, args)
+    }
+
+    /// The same on a Redis that nodes reach at `url`, which may lead through something else. Each
+    /// node is the last words of `command`, which becomes its process.
+    pub fn start_on(
+        redis: Redis,
+        url: &str,
+        command: &[&str],
+        count: usize,
+        limits: &str,
+        args: &[&str],
+    ) -> Self {
+        let limits = LimitsFile::new(limits);
+        let args = [&["--store", url], args].concat();
+        let start = |_| Node::start_under(command, [0, 0], &limits.path(), &args);
+        let nodes = (0..count).map(start).collect();
         let cluster = Self { nodes, redis, limits };
         cluster.wait_until_counted();
         cluster

@@ -28,6 +28,7 @@ pub mod callers;
 pub mod certs;
 pub mod cluster;
 pub mod command;
+pub mod faults;
 pub mod fleet;
 pub mod forwarder;
 pub mod leases;
@@ -198,8 +199,20 @@ impl Node {
 
     /// The same, with gRPC and HTTP on those ports.
     pub fn start_on(ports: [u16; 2], limits: &std::path::Path, args: &[&str]) -> Self {
+        Self::start_under(&[], ports, limits, args)
+    }
+
+    /// The same, as the last words of a command that becomes the node's process.
+    pub fn start_under(
+        command: &[&str],
+        ports: [u16; 2],
+        limits: &std::path::Path,
+        args: &[&str],
+    ) -> Self {
         let [grpc, http] = ports.map(|port| format!("127.0.0.1:{port}"));
-        let mut child = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        let command = [command, &[env!("CARGO_BIN_EXE_tollgate")]].concat();
+        let mut child = Command::new(command[0])
+            .args(&command[1..])
             .args(["serve", "--grpc-listen", &grpc, "--http-listen", &http])
             .args(["--log-format", "json", "--limits"])
             .arg(limits)
@@ -240,6 +253,22 @@ impl Node {
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
+    }
+
+    /// The memory that it holds, in kB.
+    pub fn rss_kb(&self) -> u64 {
+        self.counted("VmRSS:")
+    }
+
+    /// How many threads it has.
+    pub fn threads(&self) -> u64 {
+        self.counted("Threads:")
+    }
+
+    fn counted(&self, name: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
     /// Kills it on the spot.

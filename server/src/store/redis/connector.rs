@@ -1,6 +1,7 @@
 //! What a node's runtimes share of the store: where its servers are, how they are, and the
 //! heartbeats that find it out.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ use super::keys::{Birth, ServerKeys};
 use super::script::Heard;
 use super::servers::Servers;
 use super::topology::{self, Master, Topology};
-use super::{NODE_TTL, RedisStore, lane, script};
+use super::{NODE_TTL, RedisStore, script};
 use crate::domain::time::ManualClock;
 use crate::metrics::Corrupt;
 use crate::store::StoreError;
@@ -26,7 +27,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How often a node says that it is alive, …
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// … and how often it looks whether a server that failed is back.
+/// … and how often it looks whether a server that failed is back: a random quarter more or less,
+/// so that nodes which lost it together don't come together.
 const PROBE: Duration = Duration::from_millis(100);
 
 /// How long a probe may take: making a connection is part of it.
@@ -229,7 +231,7 @@ impl Connector {
             if all {
                 due = now + HEARTBEAT;
             }
-            tokio::time::sleep(PROBE).await;
+            tokio::time::sleep(jittered(PROBE)).await;
         }
     }
 
@@ -253,6 +255,12 @@ impl Connector {
     }
 }
 
+/// That long, or up to a quarter more or less.
+fn jittered(time: Duration) -> Duration {
+    let random = RandomState::new().hash_one(()) as u32;
+    time.mul_f64(0.75 + 0.5 * f64::from(random) / f64::from(u32::MAX))
+}
+
 impl Shard {
     /// What the server replies to something that is not urgent, if it answers.
     pub(super) async fn ask<T: FromRedisValue>(&self, cmd: &Cmd) -> Option<T> {
@@ -271,7 +279,7 @@ impl Shard {
             let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
             let mut again = true;
             loop {
-                let mut connection = pool.get().await.map_err(lane::pool_error)?;
+                let mut connection = pool.get().await.map_err(health::pool_error)?;
                 let started = Instant::now();
                 let error: RedisError = match cmd.query_async(&mut connection).await {
                     Ok(reply) => {
@@ -281,7 +289,7 @@ impl Shard {
                     Err(error) => error,
                 };
                 // The slot with the keys that all nodes share is on its way, or has gone.
-                if !self.master.tag.is_empty() && lane::elsewhere(&error).is_some() {
+                if !self.master.tag.is_empty() && health::elsewhere(&error).is_some() {
                     return Ok((None, started.elapsed()));
                 }
                 // It may lead to a server that is master no more: the next is made anew. One that

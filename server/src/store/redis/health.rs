@@ -9,9 +9,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use deadpool_redis::PoolError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::NODE_TTL;
+use super::lane::Elsewhere;
 use super::queue::Company;
 use crate::logging::{Repeating, Shown};
 use crate::metrics::StoreMetrics;
@@ -277,4 +279,29 @@ pub(super) fn classify(error: &RedisError) -> StoreError {
 /// Whether an error of the server is about one key, and says nothing about the server.
 pub(super) fn concerns_one_key(error: &RedisError) -> bool {
     matches!(error.code(), Some("WRONGTYPE" | "ERR"))
+}
+
+/// Where a server says that another has what was asked for.
+pub(super) fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
+    let there = || error.redirect_node().map(|(address, _)| address.into());
+    // A script has met a key that is elsewhere.
+    if error.detail().is_some_and(|detail| detail.contains("non local key")) {
+        return Some(Elsewhere::Unknown);
+    }
+    Some(match error.kind() {
+        ErrorKind::Server(ServerErrorKind::Moved) => Elsewhere::Moved(there()?),
+        ErrorKind::Server(ServerErrorKind::Ask) => Elsewhere::Asked(there()?),
+        ErrorKind::Server(ServerErrorKind::TryAgain) => Elsewhere::Split,
+        ErrorKind::Server(ServerErrorKind::CrossSlot) => Elsewhere::Unknown,
+        _ => return None,
+    })
+}
+
+/// Why a pool has no connection, in a class of ours and in words.
+pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {
+    match &error {
+        PoolError::Backend(backend) => (classify(backend), backend.to_string()),
+        PoolError::Timeout(_) => (StoreError::Timeout, error.to_string()),
+        _ => (StoreError::Unreachable, error.to_string()),
+    }
 }

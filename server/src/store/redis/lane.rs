@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::ConnectionLike;
-use deadpool_redis::{Connection, Pool, PoolError};
-use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use deadpool_redis::{Connection, Pool};
+use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::oneshot;
 
 use super::batch::{self, Batch, Declared, Question};
-use super::health::{ServerHealth, classify, concerns_one_key};
+use super::health::{ServerHealth, classify, concerns_one_key, elsewhere, pool_error};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
 use crate::metrics::Corrupt;
@@ -26,6 +26,10 @@ const WAITING: usize = 4096;
 
 /// How much longer than a question's deadline a lane waits for the store.
 const GRACE: Duration = Duration::from_millis(10);
+
+/// So many round trips in a row whose replies nobody waited for any more are the store's fault;
+/// fewer may be this node's own.
+const LATE: u32 = 3;
 
 /// How long a lane may idle before it looks whether its connection still works.
 const IDLE: Duration = Duration::from_millis(500);
@@ -152,7 +156,16 @@ pub(super) fn open(
     cluster: bool,
 ) -> Entrance {
     let queue = Arc::new(Queue::new(WAITING, Arc::clone(health.company())));
-    let lane = Lane { pool, health, timeout, cluster, connection: None, breaks: 0 };
+    let lane = Lane {
+        pool,
+        health,
+        timeout,
+        cluster,
+        connection: None,
+        breaks: 0,
+        took: Duration::ZERO,
+        late: 0,
+    };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
 }
@@ -174,6 +187,10 @@ struct Lane {
     connection: Option<Connection>,
     /// [`ServerHealth::breaks`] when that was made.
     breaks: u64,
+    /// How long the last round trip took.
+    took: Duration,
+    /// So many of them in a row were too late for all who asked.
+    late: u32,
 }
 
 impl Lane {
@@ -289,6 +306,14 @@ impl Lane {
         }
         let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
         let mut replies = self.call(&calls, Carried { buckets: together.len(), leases }).await?;
+        let too_late = self.took > self.timeout && jobs.iter().all(Job::is_closed);
+        self.late = if too_late { self.late + 1 } else { 0 };
+        if self.late >= LATE {
+            self.late = 0;
+            // They have been counted.
+            let took = format_args!("replies take {:?}", self.took);
+            self.health.failed(StoreError::Timeout, 0, &took);
+        }
 
         let mut outcomes: Vec<Option<Result<Outcome, Failure>>> = vec![None; jobs.len()];
         for ((asked, batch), at) in batches.iter().zip(replied) {
@@ -457,6 +482,7 @@ impl Lane {
             Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
         };
         let took = started.elapsed();
+        self.took = took;
         match carried {
             Carried { buckets: 0, leases: 0 } => {}
             Carried { buckets: 0, leases } => {
@@ -468,32 +494,8 @@ impl Lane {
     }
 }
 
-/// Where a server says that another has what was asked for.
-pub(super) fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
-    let there = || error.redirect_node().map(|(address, _)| address.into());
-    // A script has met a key that is elsewhere.
-    if error.detail().is_some_and(|detail| detail.contains("non local key")) {
-        return Some(Elsewhere::Unknown);
-    }
-    Some(match error.kind() {
-        ErrorKind::Server(ServerErrorKind::Moved) => Elsewhere::Moved(there()?),
-        ErrorKind::Server(ServerErrorKind::Ask) => Elsewhere::Asked(there()?),
-        ErrorKind::Server(ServerErrorKind::TryAgain) => Elsewhere::Split,
-        ErrorKind::Server(ServerErrorKind::CrossSlot) => Elsewhere::Unknown,
-        _ => return None,
-    })
-}
-
 /// Where the replies are that say that the script is not there.
 fn without_script(replies: &[Value]) -> Vec<usize> {
     let lost = |reply: &Value| matches!(reply, Value::ServerError(e) if e.kind() == Some(ServerErrorKind::NoScript));
     replies.iter().enumerate().filter(|(_, reply)| lost(reply)).map(|(at, _)| at).collect()
-}
-
-pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {
-    match &error {
-        PoolError::Backend(backend) => (classify(backend), backend.to_string()),
-        PoolError::Timeout(_) => (StoreError::Timeout, error.to_string()),
-        _ => (StoreError::Unreachable, error.to_string()),
-    }
 }

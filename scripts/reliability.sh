@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# What each fault does to tollgate, as a table: scripts/reliability.sh [--write] [TEST…]
+#
+# Runs the tests that write rows of the table (all, or those in the given files of server/tests), and
+# prints it; with --write, also puts it into docs/reliability.md, which takes all of them. Each
+# test starts its own Redis and its own nodes. Takes some minutes, in which the machine should
+# have nothing else to do: the figures are of this machine, in an unoptimised build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+write=
+if [ "${1-}" = --write ]; then
+  write=yes
+  shift
+fi
+
+missing=()
+for package in redis-server jq; do
+  command -v "$package" >/dev/null || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || {
+    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
+    exit 1
+  }
+  as_root=()
+  [ "$(id -u)" = 0 ] || as_root=(sudo)
+  "${as_root[@]}" apt-get update -qq
+  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
+    apt-get install -y -qq --no-install-recommends "${missing[@]}"
+fi
+
+# A test is a file, or a directory.
+tests=("$@")
+if [ ${#tests[@]} = 0 ]; then
+  mapfile -t tests < <(grep -rlE 'report::Row|faults::trial' server/tests --include='*.rs' |
+    grep -v '/support/' | cut -d/ -f3 | sed 's/\.rs$//' | sort -u)
+fi
+only=()
+for test in "${tests[@]}"; do only+=(--test "$test"); done
+
+TOLLGATE_REPORT=$(mktemp -d)
+export TOLLGATE_REPORT
+trap 'rm -rf "$TOLLGATE_REPORT"' EXIT
+
+# One at a time: they would measure one another. All of them, also where one fails.
+failed=
+cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
+  --nocapture --test-threads 1 >&2 || failed=yes
+
+table=$(
+  printf '%s\n' \
+    '| Fault | Meanwhile | Slowest decision | Recovery | Tokens | Test |' \
+    '|---|---|---|---|---|---|'
+  for row in "$TOLLGATE_REPORT"/*.json; do
+    jq -r '"| \(.fault) | \(.meanwhile) | \(.worst) | \(.recovery) | \(.tokens) | `\(.test)` |"' "$row"
+  done
+)
+printf '%s\n' "$table"
+
+[ -z "$failed" ] || {
+  echo "a test failed: the table is not written" >&2
+  exit 1
+}
+[ -n "$write" ] || exit 0
+{
+  sed '/<!-- faults: begin -->/q' docs/reliability.md
+  printf '%s\n' "$table"
+  sed -n '/<!-- faults: end -->/,$p' docs/reliability.md
+} >"$TOLLGATE_REPORT/reliability.md"
+cp "$TOLLGATE_REPORT/reliability.md" docs/reliability.md

@@ -1,0 +1,158 @@
+//! The network between nodes and Redis.
+
+use std::fs;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::support::cluster::{Cluster, alone};
+use super::support::faults::{Fault, Network};
+use super::support::{Redis, eventually};
+use super::trial::{LIMITS, Trial};
+
+const BY_POLICY: &str = "the policy answers";
+
+/// Breaks the network in one way.
+fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let mut cluster = Cluster::start_on(redis, &network.url("127.0.0.1"), &[], 3, LIMITS, &[]);
+    let test = format!("faults::{name}");
+    let shared = matches!(fault, Fault::Late(late) if late < Duration::from_millis(10));
+    let meanwhile = if shared { "decisions are shared" } else { BY_POLICY };
+    Trial { place, fault: says, meanwhile, test: &test, shared, class, lost_states: 0.0 }.run(
+        &mut cluster,
+        |_| network.set(fault),
+        |_, ()| network.set(Fault::Nothing),
+    );
+}
+
+#[test]
+fn late_by_1_ms() {
+    let late = Fault::Late(Duration::from_millis(1));
+    broken(101, "late_by_1_ms", late, "timeout", "1 ms of latency, each way");
+}
+
+/// A round trip takes a little longer than the deadline, and a lane still sees the replies.
+#[test]
+fn late_by_27_ms() {
+    let late = Fault::Late(Duration::from_millis(27));
+    broken(102, "late_by_27_ms", late, "timeout", "27 ms of latency, each way");
+}
+
+#[test]
+fn late_by_40_ms() {
+    let late = Fault::Late(Duration::from_millis(40));
+    broken(103, "late_by_40_ms", late, "timeout", "40 ms of latency, each way");
+}
+
+#[test]
+fn late_by_200_ms() {
+    let late = Fault::Late(Duration::from_millis(200));
+    broken(104, "late_by_200_ms", late, "timeout", "200 ms of latency, each way");
+}
+
+#[test]
+fn late_by_5_s() {
+    let late = Fault::Late(Duration::from_secs(5));
+    broken(105, "late_by_5_s", late, "timeout", "5 s of latency, each way");
+}
+
+#[test]
+fn silent() {
+    broken(106, "silent", Fault::Silent, "timeout", "Requests arrive, no reply comes back");
+}
+
+#[test]
+fn half_open() {
+    broken(
+        107,
+        "half_open",
+        Fault::HalfOpen,
+        "timeout",
+        "Half-open: the far end is gone without a word",
+    );
+}
+
+#[test]
+fn cut_in_the_middle_of_a_reply() {
+    let says = "Every connection is reset in the middle of a reply";
+    broken(108, "cut_in_the_middle_of_a_reply", Fault::Cut, "unreachable", says);
+}
+
+#[test]
+fn a_few_bytes_a_second() {
+    broken(109, "a_few_bytes_a_second", Fault::Trickle(5), "timeout", "5 bytes a second, each way");
+}
+
+#[test]
+fn refused() {
+    broken(
+        110,
+        "refused",
+        Fault::Refused,
+        "unreachable",
+        "Connections are reset, new ones refused",
+    );
+}
+
+/// Each node in a file system of its own, in which the test edits the hosts file. The name server
+/// that would be asked next is there, and never answers.
+#[test]
+fn a_name_that_stops_resolving() {
+    const HOST: &str = "store.tollgate.test";
+    let may = Command::new("unshare").args(["-m", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) {
+        println!("left out: only root may give a node a hosts file of its own");
+        return;
+    }
+    let _alone = alone();
+    let name_server = std::net::UdpSocket::bind("127.83.14.29:53").unwrap();
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let known = format!("127.0.0.1 localhost {HOST}\n");
+    let hosts = file("hosts", &known);
+    let switch = file("nsswitch.conf", "hosts: files dns\n");
+    let address = name_server.local_addr().unwrap().ip();
+    let resolver = file("resolv.conf", &format!("nameserver {address}\n"));
+    let script = "mount --bind \"$0\" /etc/hosts && mount --bind \"$1\" /etc/nsswitch.conf && \
+                  mount --bind \"$2\" /etc/resolv.conf && shift 2 && exec \"$@\"";
+    let command = ["unshare", "-m", "sh", "-c", script, &hosts, &switch, &resolver];
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let mut cluster = Cluster::start_on(redis, &network.url(HOST), &command, 3, LIMITS, &[]);
+    let gone = || {
+        // In place: the nodes see this very file.
+        fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
+        network.set(Fault::Slammed);
+        thread::sleep(Duration::from_millis(50));
+        network.set(Fault::Nothing);
+    };
+    Trial {
+        place: 111,
+        fault: "Redis' name resolves no more (the name server is silent), connections are reset",
+        meanwhile: BY_POLICY,
+        test: "faults::a_name_that_stops_resolving",
+        shared: false,
+        class: "unreachable",
+        lost_states: 0.0,
+    }
+    .run(&mut cluster, |_| gone(), |_, ()| fs::write(&hosts, &known).unwrap());
+
+    // Questions to the name server that are under way hold up no node that is told to stop.
+    gone();
+    thread::sleep(Duration::from_secs(1));
+    for node in &mut cluster.nodes {
+        let threads = node.threads();
+        assert!(threads < 50, "{threads} threads");
+        node.signal("TERM");
+        eventually("it stops", Duration::from_secs(2), || node.try_wait().is_some());
+    }
+}

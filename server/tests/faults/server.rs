@@ -1,0 +1,261 @@
+//! Redis itself.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use super::support::cluster::{Cluster, alone};
+use super::support::{Redis, eventually, signal};
+use super::trial::{AWAY, LIMITS, Trial};
+
+const BY_POLICY: &str = "the policy answers";
+
+/// What most trials of a server are.
+fn trial<'a>(place: u32, test: &'a str, class: &'a str, fault: &'a str) -> Trial<'a> {
+    let (meanwhile, shared, lost_states) = (BY_POLICY, false, 0.0);
+    Trial { place, fault, meanwhile, test, shared, class, lost_states }
+}
+
+fn cluster(args: &[&str]) -> Cluster {
+    let redis = Redis::start_with(args);
+    let url = redis.url();
+    Cluster::start_on(redis, &url, &[], 3, LIMITS, &[])
+}
+
+fn tell(inside: &mut redis::Connection, words: &str) -> redis::RedisResult<redis::Value> {
+    let words: Vec<&str> = words.split(' ').collect();
+    redis::cmd(words[0]).arg(&words[1..]).query(inside)
+}
+
+fn told(redis: &Redis, words: &str) {
+    tell(&mut redis.connection(), words).unwrap();
+}
+
+/// Tells it something that it is busy with for long.
+fn busy(redis: &Redis, words: &'static str) -> JoinHandle<redis::RedisResult<redis::Value>> {
+    let mut inside = redis.connection();
+    thread::spawn(move || tell(&mut inside, words))
+}
+
+/// Until it answers others again.
+fn answers(redis: &Redis) {
+    let mut inside = redis.connection();
+    eventually("Redis answers", 3 * AWAY, || tell(&mut inside, "PING").is_ok());
+}
+
+#[test]
+fn killed() {
+    let _alone = alone();
+    let mut trial =
+        trial(201, "faults::killed", "unreachable", "Redis is killed, and starts empty");
+    trial.lost_states = 1.0;
+    trial.run(&mut cluster(&[]), Redis::kill, |redis, ()| redis.start_again());
+}
+
+#[test]
+fn stopped() {
+    let _alone = alone();
+    trial(202, "faults::stopped", "timeout", "Redis gets SIGSTOP, then SIGCONT").run(
+        &mut cluster(&[]),
+        |redis| signal(redis.pid(), "STOP"),
+        |redis, ()| signal(redis.pid(), "CONT"),
+    );
+}
+
+#[test]
+fn client_pause() {
+    let _alone = alone();
+    trial(203, "faults::client_pause", "timeout", "CLIENT PAUSE").run(
+        &mut cluster(&[]),
+        |redis| told(redis, "CLIENT PAUSE 2000 ALL"),
+        |redis, ()| answers(redis),
+    );
+}
+
+#[test]
+fn debug_sleep() {
+    let _alone = alone();
+    trial(204, "faults::debug_sleep", "timeout", "DEBUG SLEEP").run(
+        &mut cluster(&["--enable-debug-command", "yes"]),
+        |redis| busy(redis, "DEBUG SLEEP 2"),
+        |redis, asleep| {
+            answers(redis);
+            asleep.join().unwrap().unwrap();
+        },
+    );
+}
+
+#[test]
+fn out_of_memory() {
+    let _alone = alone();
+    trial(205, "faults::out_of_memory", "refused", "maxmemory is reached, with noeviction").run(
+        &mut cluster(&["--maxmemory-policy", "noeviction"]),
+        |redis| told(redis, "CONFIG SET maxmemory 1"),
+        |redis, ()| told(redis, "CONFIG SET maxmemory 0"),
+    );
+}
+
+#[test]
+fn read_only() {
+    let _alone = alone();
+    trial(206, "faults::read_only", "refused", "The master is demoted: READONLY").run(
+        &mut cluster(&[]),
+        |redis| told(redis, "REPLICAOF 127.0.0.1 1"),
+        |redis, ()| told(redis, "REPLICAOF NO ONE"),
+    );
+}
+
+/// It loads keys of another database, each with a delay, and answers LOADING meanwhile.
+#[test]
+fn loading() {
+    let _alone = alone();
+    let args = ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
+    let mut cluster = cluster(&args);
+    let mut inside = cluster.redis.connection();
+    tell(&mut inside, "SELECT 1").unwrap();
+    tell(&mut inside, "DEBUG POPULATE 20000").unwrap();
+    trial(207, "faults::loading", "refused", "Redis loads its data: LOADING").run(
+        &mut cluster,
+        |redis| {
+            told(redis, "CONFIG SET key-load-delay 1000");
+            busy(redis, "DEBUG RELOAD")
+        },
+        |redis, load| {
+            told(redis, "CONFIG SET key-load-delay 0");
+            load.join().unwrap().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_foreign_slow_script() {
+    let _alone = alone();
+    trial(208, "faults::a_foreign_slow_script", "refused", "Another's script does not end: BUSY")
+        .run(
+            &mut cluster(&["--busy-reply-threshold", "100"]),
+            |redis| busy(redis, "EVAL while(true)do--[[]]end 0"),
+            |redis, script| {
+                told(redis, "SCRIPT KILL");
+                assert!(script.join().unwrap().is_err(), "it was killed");
+            },
+        );
+}
+
+/// Nodes log in as a user whose rights change.
+fn with_user(trial: &Trial<'_>, fail: &str, mend: &str) {
+    let redis = Redis::start();
+    told(&redis, "ACL SETUSER node on >right ~* &* +@all");
+    let url = redis.url().replace("://", "://node:right@");
+    let mut cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &[]);
+    trial.run(
+        &mut cluster,
+        |redis| {
+            told(redis, fail);
+            // Whoever is logged in stays so.
+            told(redis, "CLIENT KILL USER node");
+        },
+        |redis, ()| told(redis, mend),
+    );
+}
+
+#[test]
+fn a_wrong_password() {
+    let _alone = alone();
+    let trial = trial(209, "faults::a_wrong_password", "refused", "The password is changed");
+    with_user(&trial, "ACL SETUSER node resetpass >wrong", "ACL SETUSER node >right");
+}
+
+#[test]
+fn a_forbidden_command() {
+    let _alone = alone();
+    let trial = trial(210, "faults::a_forbidden_command", "refused", "An ACL forbids EVALSHA");
+    with_user(&trial, "ACL SETUSER node -evalsha", "ACL SETUSER node +evalsha");
+}
+
+/// Something that goes on and on, from when it is told to begin.
+struct Meddling {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<u32>,
+}
+
+impl Meddling {
+    fn start(
+        redis: &Redis,
+        pause: Duration,
+        mut step: impl FnMut(&mut redis::Connection, u32) + Send + 'static,
+    ) -> Self {
+        let (mut inside, stop) = (redis.connection(), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut count = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                step(&mut inside, count);
+                count += 1;
+                thread::sleep(pause);
+            }
+            count
+        });
+        Self { stop, thread }
+    }
+
+    /// How many steps it took.
+    fn stop(self) -> u32 {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+#[test]
+fn script_flush() {
+    let _alone = alone();
+    let mut trial =
+        trial(211, "faults::script_flush", "", "SCRIPT FLUSH, a hundred times a second");
+    (trial.shared, trial.meanwhile) = (true, "decisions are shared");
+    trial.run(
+        &mut cluster(&[]),
+        |redis| {
+            let step =
+                |inside: &mut redis::Connection, _| drop(tell(inside, "SCRIPT FLUSH").unwrap());
+            Meddling::start(redis, Duration::from_millis(10), step)
+        },
+        |_, meddling| assert!(meddling.stop() > 50),
+    );
+}
+
+/// Each such value is taken for a full bucket, once.
+#[test]
+fn foreign_values() {
+    const VALUES: u32 = 6;
+    let _alone = alone();
+    let mut trial = trial(
+        212,
+        "faults::foreign_values",
+        "",
+        "Six values of a wrong type, or corrupt, under each key",
+    );
+    (trial.shared, trial.meanwhile) = (true, "decisions are shared; the bucket counts as full");
+    trial.lost_states = f64::from(VALUES);
+    let mut cluster = cluster(&[]);
+    trial.run(
+        &mut cluster,
+        |redis| {
+            let step = |inside: &mut redis::Connection, count| {
+                if count < VALUES {
+                    for namespace in ["local", "allow", "deny"] {
+                        let key = format!("b{{{namespace}:b}}");
+                        let put = ["RPUSH", "SET", "SADD"][count as usize % 3];
+                        let mut both = redis::pipe();
+                        both.atomic().cmd("DEL").arg(&key).cmd(put).arg(&key).arg("something");
+                        both.exec(inside).unwrap();
+                    }
+                }
+            };
+            Meddling::start(redis, AWAY / 10, step)
+        },
+        |_, meddling| assert!(meddling.stop() >= VALUES),
+    );
+    let corrupt = cluster.sum("tollgate_store_corrupt_values_total", &[("kind", "bucket")]);
+    println!("{corrupt} values were replaced");
+    assert!(corrupt >= 3.0 * f64::from(VALUES), "{corrupt}");
+}

@@ -1,0 +1,76 @@
+//! Nodes that have lost their store try to connect to it: how often.
+
+use std::thread;
+use std::time::Duration;
+
+use super::support::cluster::{Cluster, alone};
+use super::support::eventually;
+use super::support::faults::{Fault, Network};
+use super::support::load::{Load, Plan};
+use super::support::metrics::Scrape;
+use super::support::report::Row;
+use super::support::{Node, Redis, wire::request};
+use super::trial::LIMITS;
+
+/// How long the store is away.
+const AWAY: Duration = Duration::from_secs(3);
+
+/// A node's probes: ten a second, of which a random quarter more or less.
+const PROBES_A_SECOND: u64 = 14;
+
+/// The connections of one node: two lanes a thread, two of its HTTP port, and the heartbeat's.
+const CONNECTIONS: u64 = 2 * 2 + 2 + 1;
+
+fn up(node: &Node) -> bool {
+    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
+}
+
+/// Three nodes under load lose their store for three seconds, once so that connections are
+/// reset at once, once so that they are made, and nothing ever comes back.
+#[test]
+fn no_storm_of_connections() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let url = network.url("127.0.0.1");
+    let cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &["--threads", "2"]);
+    let plan =
+        Plan { callers: 30, connections: 4, pace: Duration::from_millis(20), failover: false };
+    let load = Load::start(&cluster.grpc(), plan, |_, _| Some(request("local", "b", 1)));
+    let mut counts = Vec::new();
+    for fault in [Fault::Slammed, Fault::HalfOpen] {
+        eventually("the store is up", Duration::from_secs(3), || cluster.nodes.iter().all(up));
+        let before = network.accepted();
+        network.set(fault);
+        thread::sleep(AWAY);
+        let while_away = network.accepted() - before;
+        network.set(Fault::Nothing);
+        load.go_on(Duration::from_secs(1));
+        let altogether = network.accepted() - before;
+        // How soon they are back is for the trials, which know when the machine stalls.
+        let back = || cluster.nodes.iter().all(up);
+        eventually("the store is up again", Duration::from_secs(4), back);
+        println!("{fault:?}: {while_away} connections in {AWAY:?}, {altogether} altogether");
+        // Each of a node's connections may have been tried once before the node knew.
+        let most = 3 * (AWAY.as_secs() * PROBES_A_SECOND + CONNECTIONS);
+        assert!(while_away <= most, "{fault:?}: {while_away} connections, over {most}");
+        let after = altogether - while_away;
+        let most = 3 * (PROBES_A_SECOND + 2 * CONNECTIONS);
+        assert!(after <= most, "{fault:?}: {after} connections afterwards, over {most}");
+        counts.push((while_away, after));
+    }
+    drop(load.finish());
+    let [(slammed, slammed_after), (silent, silent_after)] = counts[..] else { unreachable!() };
+    Row {
+        fault: "Three nodes are without their store for 3 s: how often they try to connect",
+        meanwhile: "one probe a node",
+        worst: "–".to_owned(),
+        recovery: format!(
+            "{slammed} connections where they are reset at once, {silent} where nothing is \
+             answered; {slammed_after} and {silent_after} in the second afterwards"
+        ),
+        tokens: "–".to_owned(),
+        test: "faults::no_storm_of_connections",
+    }
+    .write(301);
+}

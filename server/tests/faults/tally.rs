@@ -1,0 +1,65 @@
+//! How often the store has counted a request that has a bucket of its own.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::support::Redis;
+use super::support::load::Sample;
+
+/// Of `LIMITS`: tokens a second of such a bucket, and what it holds.
+const RATE: f64 = 0.001;
+const SIZE: f64 = 10.0;
+
+/// The times in states are modulo this, in µs.
+const MODULUS: i64 = 1 << 48;
+
+/// The requests of the namespace `once`.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub asked: usize,
+    /// Answered by policy.
+    pub degraded: usize,
+    /// Answered by policy, and counted all the same: their outcome was not known.
+    pub unknown: usize,
+    /// Counted more than once.
+    pub twice: usize,
+    /// Granted by the store, which knows nothing of it.
+    pub uncounted: usize,
+}
+
+impl Tally {
+    /// By what the store holds now.
+    pub fn of(samples: &[Sample], redis: &Redis) -> Self {
+        let of: Vec<&Sample> = samples.iter().filter(|s| s.namespace == "once").collect();
+        let mut inside = redis.connection();
+        let mut look = redis::pipe();
+        for sample in &of {
+            look.cmd("GET").arg(format!("b{{once:{}}}", sample.bucket));
+        }
+        let states: Vec<Option<Vec<u8>>> = look.query(&mut inside).unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as i64;
+        let mut tally = Self { asked: of.len(), ..Self::default() };
+        for (sample, state) in of.iter().zip(states) {
+            let tokens = sample.answer.as_ref().map_or(0, |answer| answer.tokens_granted);
+            let taken = state.map_or(0.0, |state| taken(&state, now));
+            let times = (taken / 2.0).round() as usize;
+            tally.twice += usize::from(times > 1);
+            if sample.degraded() {
+                tally.degraded += 1;
+                tally.unknown += times;
+            } else {
+                assert_eq!(tokens, 2, "{:?}", sample.answer);
+                tally.uncounted += usize::from(times == 0);
+            }
+        }
+        tally
+    }
+}
+
+/// Tokens that are missing from a bucket, by its state: it begins with the µs at which the
+/// balance was zero.
+fn taken(state: &[u8], now: i64) -> f64 {
+    let mut zero = [0; 8];
+    zero[..6].copy_from_slice(&state[..6]);
+    let since = (now - i64::from_le_bytes(zero)).rem_euclid(MODULUS);
+    SIZE - since as f64 / 1e6 * RATE
+}

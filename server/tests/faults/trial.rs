@@ -1,0 +1,336 @@
+//! One fault of the store under load, and everything that is promised of it.
+
+use std::time::{Duration, Instant};
+
+use super::support::cluster::Cluster;
+use super::support::load::{Canary, Load, Plan, Sample, percentile};
+use super::support::metrics::Scrape;
+use super::support::report::Row;
+use super::support::wire::request;
+use super::support::{Node, Redis, eventually};
+use super::tally::Tally;
+use tollgate_proto::quotaservice::allow_response::Status;
+
+const SIZE: f64 = 300.0;
+const RATE: f64 = 300.0;
+const DEBT_S: f64 = 0.2;
+
+/// One bucket under each policy, and a namespace in which each request has a bucket of its own,
+/// which tells how often that request was counted.
+pub const LIMITS: &str = "
+namespaces:
+  local: { on_store_failure: local, buckets: { b: { size: 300, fill_rate: 300, wait_timeout_millis: 100, max_debt_millis: 200 } } }
+  allow: { on_store_failure: allow, buckets: { b: { size: 300, fill_rate: 300, wait_timeout_millis: 100, max_debt_millis: 200 } } }
+  deny: { on_store_failure: deny, buckets: { b: { size: 300, fill_rate: 300, wait_timeout_millis: 100, max_debt_millis: 200 } } }
+  once: { on_store_failure: local, dynamic_bucket_template: { size: 10, fill_rate: 0.001, max_tokens_per_request: 10 } }
+";
+
+/// The namespaces, three callers each, one at each node.
+const NAMESPACES: [&str; 4] = ["local", "allow", "deny", "once"];
+
+/// Some 1,400 requests a second, and in each namespace more than twice the tokens that its
+/// bucket has.
+const CALLERS: Plan =
+    Plan { callers: 36, connections: 3, pace: Duration::from_millis(25), failover: false };
+
+const TOKENS: i64 = 2;
+
+/// What `--store-timeout` is if nobody says otherwise.
+const DEADLINE: Duration = Duration::from_millis(50);
+
+/// What a decision may take beyond that.
+const BEYOND: Duration = Duration::from_millis(10);
+
+/// How long a store may take to be used again once it answers.
+const RESUMED: Duration = Duration::from_secs(1);
+
+/// For how long the load goes on before, …
+const BEFORE: Duration = Duration::from_millis(700);
+
+/// … with the fault, …
+pub const AWAY: Duration = Duration::from_secs(2);
+
+/// … and afterwards.
+const AFTER: Duration = Duration::from_millis(1700);
+
+/// How much more memory a node may hold afterwards: what some thousand requests under way take,
+/// and far less than what is asked of it meanwhile, were that kept.
+const GROWTH_KB: u64 = 16 * 1024;
+
+/// What can't be told from a machine that stalls is tried so often.
+const ATTEMPTS: usize = 3;
+
+/// A machine that leaves a thread waiting for so long can't tell whether a deadline is kept.
+const STALL: Duration = Duration::from_millis(25);
+
+/// What is done to a store, and what is expected of it.
+pub struct Trial<'a> {
+    /// Of its row.
+    pub place: u32,
+    pub fault: &'a str,
+    pub meanwhile: &'a str,
+    /// `file::name`.
+    pub test: &'a str,
+    /// Decisions go on being shared.
+    pub shared: bool,
+    /// Else, of the errors that are counted.
+    pub class: &'a str,
+    /// How many buckets' worth of tokens each bucket may grant once more, as states are lost.
+    pub lost_states: f64,
+}
+
+/// What was seen of one attempt.
+struct Seen {
+    samples: Vec<Sample>,
+    /// When the store had failed.
+    failed: Instant,
+    /// When mending it began.
+    mending: Instant,
+    /// When it was there again.
+    back: Instant,
+    /// The longest that this machine left a thread waiting, or a decision before the fault.
+    noise: Duration,
+    grown_kb: u64,
+}
+
+/// A figure that was not held to, which a stall of the machine may explain.
+type Missed = String;
+
+impl Trial<'_> {
+    /// Breaks the store and mends it, under load, and checks everything. What `fail` leaves is for
+    /// `mend`.
+    pub fn run<T>(
+        &self,
+        cluster: &mut Cluster,
+        mut fail: impl FnMut(&mut Redis) -> T,
+        mut mend: impl FnMut(&mut Redis, T),
+    ) {
+        for attempt in 1..=ATTEMPTS {
+            let seen = Self::attempt(attempt, cluster, &mut fail, &mut mend);
+            let tally = Tally::of(&seen.samples, &cluster.redis);
+            self.holds(&seen, &tally);
+            let overloaded = [("class", "overloaded")];
+            assert_eq!(cluster.sum("tollgate_store_errors_total", &overloaded), 0.0);
+            assert!(seen.grown_kb < GROWTH_KB, "nodes grew by {} kB", seen.grown_kb);
+            if !self.shared {
+                let errors = cluster.sum("tollgate_store_errors_total", &[("class", self.class)]);
+                assert!(errors > 0.0, "no errors of the class {}", self.class);
+                for node in &cluster.nodes {
+                    says_so_once_a_second(self.fault, node, seen.time());
+                }
+            }
+            let missed = self.in_time(&seen);
+            self.row(&seen, &tally, &missed).write(self.place);
+            if missed.is_empty() {
+                return;
+            }
+            println!("attempt {attempt}: {missed:#?}");
+            if attempt == ATTEMPTS {
+                assert!(seen.noise >= STALL, "{}: {missed:#?}", self.fault);
+                println!("{}: NOT JUDGED by its times, as this machine stalls", self.fault);
+            }
+        }
+    }
+
+    fn attempt<T>(
+        attempt: usize,
+        cluster: &mut Cluster,
+        fail: &mut impl FnMut(&mut Redis) -> T,
+        mend: &mut impl FnMut(&mut Redis, T),
+    ) -> Seen {
+        for node in &cluster.nodes {
+            eventually("the store is up", 5 * RESUMED, || is_up(node));
+            node.logged();
+        }
+        let canary = Canary::start();
+        let load = Load::start(&cluster.grpc(), CALLERS, move |caller, count| {
+            let namespace = NAMESPACES[caller / 3 % NAMESPACES.len()];
+            let bucket = match namespace {
+                "once" => format!("{attempt}-{caller}-{count}"),
+                _ => "b".to_owned(),
+            };
+            Some(request(namespace, &bucket, TOKENS))
+        });
+        load.go_on(BEFORE);
+        let before: Vec<u64> = cluster.nodes.iter().map(Node::rss_kb).collect();
+        let left = fail(&mut cluster.redis);
+        let failed = Instant::now();
+        load.go_on(AWAY);
+        let most = cluster.nodes.iter().map(Node::rss_kb);
+        let grown = most.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
+        let mending = Instant::now();
+        mend(&mut cluster.redis, left);
+        let back = Instant::now();
+        load.go_on(AFTER);
+        let after = cluster.nodes.iter().map(Node::rss_kb);
+        let later = after.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
+        let samples = load.finish();
+        let control = samples.iter().filter(|s| s.answered < failed).map(Sample::took).max();
+        let noise = canary.worst().max(control.unwrap());
+        Seen { samples, failed, mending, back, noise, grown_kb: grown.max(later).unwrap() }
+    }
+
+    /// What no stall of a machine can change.
+    fn holds(&self, seen: &Seen, tally: &Tally) {
+        let what = self.fault;
+        for sample in &seen.samples {
+            if let Err(status) = &sample.answer {
+                panic!("{what}: node {}: {status}", sample.target);
+            }
+        }
+        let degraded = |s: &&Sample| s.degraded();
+        for (policy, wanted) in [("allow", Status::Ok), ("deny", Status::RejectedServerError)] {
+            for sample in seen.of(policy).filter(degraded) {
+                assert_eq!(sample.status(), Some(wanted), "{what}: {policy}");
+                assert_eq!(sample.granted(), if policy == "allow" { TOKENS } else { 0 });
+            }
+        }
+        // Shared grants, whatever was answered by policy besides.
+        for namespace in ["local", "allow", "deny"] {
+            let of = || seen.of(namespace).filter(|s| !s.degraded());
+            let time = seen.time().as_secs_f64();
+            let most = SIZE * (1.0 + self.lost_states) + RATE * (time + DEBT_S);
+            let granted: i64 = of().map(Sample::granted).sum();
+            assert!(granted as f64 <= most, "{what}: {namespace}: {granted} of {most}");
+        }
+        assert_eq!(tally.twice, 0, "{what}: counted twice");
+        if self.lost_states == 0.0 {
+            assert_eq!(tally.uncounted, 0, "{what}: granted, and not counted");
+        }
+        for node in 0..3 {
+            let of = || seen.of("local").filter(|s| s.target == node && s.degraded());
+            let first = of().map(|s| s.sent).min();
+            let last = of().map(|s| s.answered).max();
+            // From the first degraded answer, which a stall of this machine may have caused.
+            let Some(time) = last.zip(first).map(|(last, first)| last - first) else { continue };
+            let most = share(time) + RATE * DEBT_S / 3.0;
+            let granted: i64 = of().map(Sample::granted).sum();
+            assert!(granted as f64 <= most, "{what}: node {node} granted {granted} of {most:.0}");
+        }
+    }
+
+    /// What a stall may change: the figures that were missed.
+    fn in_time(&self, seen: &Seen) -> Vec<Missed> {
+        let mut missed = Vec::new();
+        let mut miss = |holds: bool, what: String| {
+            if !holds {
+                missed.push(what);
+            }
+        };
+        let p999 = seen.took(0.999);
+        let bound = DEADLINE + BEYOND + seen.noise;
+        miss(p999 <= bound, format!("p99.9 {p999:.1?} is over {bound:.1?}"));
+        let degraded = || seen.samples.iter().filter(|s| s.degraded());
+        if self.shared {
+            let count = degraded().count();
+            miss(count == 0, format!("{count} were not shared"));
+            return missed;
+        }
+        for policy in NAMESPACES {
+            let count = degraded().filter(|s| s.namespace == policy).count();
+            miss(count > 100, format!("{policy} answered {count} times"));
+        }
+        for node in 0..3 {
+            let of = seen.of("local").filter(|s| s.target == node && s.degraded());
+            let granted: i64 = of.map(Sample::granted).sum();
+            let least = 0.8 * share(seen.mending - seen.failed);
+            miss(granted as f64 >= least, format!("node {node}: {granted} of {least:.0}"));
+        }
+        // A store that refuses to write still refuses tokens, until a node notices.
+        let noticed = seen.failed + 4 * DEADLINE;
+        let away = |s: &&Sample| s.sent > noticed && s.answered < seen.mending;
+        let away = || seen.samples.iter().filter(away);
+        let shared = away().filter(|s| !s.degraded()).count();
+        miss(shared == 0, format!("{shared} shared decisions while the store was away"));
+        // Nobody waits for a store that is known to be away.
+        let mut took: Vec<Duration> = away().map(Sample::took).collect();
+        let p90 = percentile(&mut took, 0.9);
+        miss(p90 <= DEADLINE / 2, format!("while the store was away, p90 was {p90:.1?}"));
+        let first = seen.resumed();
+        miss(first <= RESUMED, format!("shared only {first:?} after the store was back"));
+        let late = degraded().filter(|s| s.sent > seen.back + RESUMED).count();
+        miss(late == 0, format!("{late} degraded more than a second after the store was back"));
+        missed
+    }
+
+    fn row(&self, seen: &Seen, tally: &Tally, missed: &[Missed]) -> Row<'_> {
+        let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1000.0);
+        let judged = if missed.is_empty() { "" } else { "; times not judged" };
+        let worst = format!(
+            "{} (p99.9 of {}; this machine's own delays up to {}{judged})",
+            ms(seen.took(0.999)),
+            seen.samples.len(),
+            ms(seen.noise),
+        );
+        let recovery = if self.shared { "–".to_owned() } else { ms(seen.resumed()) };
+        let granted: i64 = seen.of("local").map(Sample::granted).sum();
+        let limit = SIZE + RATE * (seen.time().as_secs_f64() + DEBT_S);
+        let over = granted as f64 - limit;
+        println!(
+            "{}: memory grew by {} kB; `local` granted {granted} of {limit:.0}; of {} requests \
+             counted by themselves {} degraded, {} of them counted; {} granted and not counted",
+            self.fault, seen.grown_kb, tally.asked, tally.degraded, tally.unknown, tally.uncounted,
+        );
+        let more = if over > 0.0 { format!("{over:.0} of {limit:.0}") } else { "0".to_owned() };
+        let tokens = format!(
+            "counted twice 0, counted and answered by policy {} of {}, over the limit {more}",
+            tally.unknown, tally.asked,
+        );
+        let (fault, meanwhile, test) = (self.fault, self.meanwhile, self.test);
+        Row { fault, meanwhile, worst, recovery, tokens, test }
+    }
+}
+
+/// What a node may grant by itself in that time, full at first.
+fn share(time: Duration) -> f64 {
+    (SIZE + RATE * time.as_secs_f64()) / 3.0
+}
+
+/// One line a second at most says that the store fails, and each with what to do about it.
+fn says_so_once_a_second(what: &str, node: &Node, time: Duration) {
+    let logged = node.logged();
+    let at = |line: &serde_json::Value| {
+        humantime::parse_rfc3339(line["timestamp"].as_str().unwrap()).unwrap()
+    };
+    let warnings: Vec<_> = logged.iter().filter(|line| line["level"] != "INFO").collect();
+    assert!(!warnings.is_empty(), "{what}");
+    println!("{what}: {} warnings, such as {}", warnings.len(), warnings[0]);
+    for line in &warnings {
+        assert!(line["advice"].as_str().is_some_and(|advice| !advice.is_empty()), "{line}");
+    }
+    for pair in warnings.windows(2) {
+        let apart = at(pair[1]).duration_since(at(pair[0])).unwrap();
+        assert!(apart >= Duration::from_millis(990), "{what}: {pair:#?}");
+    }
+    assert!(logged.len() <= time.as_secs() as usize + 4, "{what}: {logged:#?}");
+}
+
+fn is_up(node: &Node) -> bool {
+    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
+}
+
+impl Seen {
+    fn of(&self, namespace: &str) -> impl Iterator<Item = &Sample> {
+        self.samples.iter().filter(move |sample| sample.namespace == namespace)
+    }
+
+    /// From the first request to the last answer.
+    fn time(&self) -> Duration {
+        let last = self.samples.iter().map(|sample| sample.answered).max().unwrap();
+        last - self.samples[0].sent
+    }
+
+    fn took(&self, part: f64) -> Duration {
+        let mut took: Vec<Duration> = self.samples.iter().map(Sample::took).collect();
+        percentile(&mut took, part)
+    }
+
+    /// From when the store was back until every node had shared a decision.
+    fn resumed(&self) -> Duration {
+        let of = |node| {
+            let shared = |s: &&Sample| s.target == node && s.answered >= self.back && !s.degraded();
+            self.samples.iter().filter(shared).map(|s| s.answered - self.back).min()
+        };
+        (0..3).map(|node| of(node).unwrap_or(Duration::MAX)).max().unwrap()
+    }
+}

@@ -1,0 +1,244 @@
+//! A network between nodes and Redis that fails in every way that one does, and is mended again.
+
+use std::future::pending;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// What is wrong with the network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    Nothing,
+    /// All takes so much longer, each way.
+    Late(Duration),
+    /// Requests arrive; nothing comes back until it is mended.
+    Silent,
+    /// The far end has gone without a word: what is sent goes nowhere, for good. Connections
+    /// that are made meanwhile fare no better.
+    HalfOpen,
+    /// Every reply is cut in its middle, by a reset.
+    Cut,
+    /// So many bytes a second, each way.
+    Trickle(u32),
+    /// Connections are reset, and new ones refused.
+    Refused,
+    /// Connections are taken, and reset at once.
+    Slammed,
+}
+
+/// How much is read at once.
+const PIECE: usize = 16 * 1024;
+
+/// How many pieces a late network holds, a direction.
+const PIECES: usize = 1024;
+
+/// The way to one server on loopback. Ends when dropped.
+pub struct Network {
+    port: u16,
+    fault: watch::Sender<Fault>,
+    accepted: Arc<AtomicU64>,
+    // Dropped to end it.
+    _alive: oneshot::Sender<()>,
+}
+
+impl Network {
+    /// To that port, from a free one.
+    pub fn to(target: u16) -> Self {
+        let (fault, faults) = watch::channel(Fault::Nothing);
+        let (alive, ended) = oneshot::channel();
+        let accepted = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&accepted);
+        let (sender, port) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(async move {
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+                let near = listener.local_addr().unwrap();
+                sender.send(near.port()).unwrap();
+                tokio::select! {
+                    () = serve(listener, near, target, faults, &counted) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        Self { port: port.recv().unwrap(), fault, accepted, _alive: alive }
+    }
+
+    /// What a node is told, with that name for the host.
+    pub fn url(&self, host: &str) -> String {
+        format!("redis://{host}:{}", self.port)
+    }
+
+    /// From now on this is wrong, and nothing else.
+    pub fn set(&self, fault: Fault) {
+        self.fault.send_replace(fault);
+    }
+
+    /// Connections taken since it began.
+    pub fn accepted(&self) -> u64 {
+        self.accepted.load(Ordering::SeqCst)
+    }
+}
+
+async fn serve(
+    listener: TcpListener,
+    near: SocketAddr,
+    target: u16,
+    mut faults: watch::Receiver<Fault>,
+    accepted: &AtomicU64,
+) {
+    let mut listener = Some(listener);
+    loop {
+        let fault = *faults.borrow_and_update();
+        if fault == Fault::Refused {
+            listener = None;
+        } else if listener.is_none() {
+            listener = Some(TcpListener::bind(near).await.unwrap());
+        }
+        let next = async {
+            match &listener {
+                Some(listener) => listener.accept().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            taken = next => {
+                let Ok((stream, _)) = taken else { continue };
+                accepted.fetch_add(1, Ordering::SeqCst);
+                if *faults.borrow() == Fault::Slammed {
+                    reset(&stream);
+                } else {
+                    // Who is gone has nobody to tell.
+                    let faults = faults.clone();
+                    tokio::spawn(async move { drop(carry(stream, target, faults).await) });
+                }
+            }
+            changed = faults.changed() => if changed.is_err() { return },
+        }
+    }
+}
+
+/// Has the other side see a reset when this is dropped.
+fn reset(stream: &TcpStream) {
+    // It may be closed already.
+    let _ = stream.set_zero_linger();
+}
+
+/// Bytes a second, if they are few.
+fn trickles(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
+    match *faults.borrow_and_update() {
+        Fault::Trickle(rate) => Some(rate),
+        _ => None,
+    }
+}
+
+/// How a connection ends.
+enum End {
+    /// As one of both sides wanted.
+    Closed,
+    /// The node sees a reset.
+    Reset,
+    /// The node sees nothing.
+    Dead,
+}
+
+/// One connection, for as long as it lasts.
+async fn carry(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>) -> io::Result<()> {
+    let mut far = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await?;
+    near.set_nodelay(true)?;
+    far.set_nodelay(true)?;
+    let mut fate = faults.clone();
+    let sealed = |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
+    let end = {
+        let (from_near, to_near) = near.split();
+        let (from_far, to_far) = far.split();
+        tokio::select! {
+            end = copy(from_near, to_far, faults.clone(), false) => end,
+            end = copy(from_far, to_near, faults, true) => end,
+            fault = fate.wait_for(sealed) => match fault.as_deref() {
+                Ok(Fault::HalfOpen) => End::Dead,
+                _ => End::Reset,
+            },
+        }
+    };
+    match end {
+        End::Closed => {}
+        End::Reset => reset(&near),
+        End::Dead => {
+            drop(far);
+            // Until the node gives it up.
+            while near.read(&mut [0; 1024]).await? > 0 {}
+        }
+    }
+    Ok(())
+}
+
+/// One direction of it.
+async fn copy(
+    mut from: ReadHalf<'_>,
+    mut to: WriteHalf<'_>,
+    mut faults: watch::Receiver<Fault>,
+    replies: bool,
+) -> End {
+    let (sender, mut pieces) = mpsc::channel(PIECES);
+    let seen = faults.clone();
+    let read = async move {
+        let mut buffer = vec![0; PIECE];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            let late = match *seen.borrow() {
+                Fault::Late(late) => late,
+                _ => Duration::ZERO,
+            };
+            let piece = (Instant::now() + late, buffer[..count].to_vec());
+            if sender.send(piece).await.is_err() {
+                break;
+            }
+        }
+        // What is under way still arrives.
+        drop(sender);
+        pending::<()>().await;
+    };
+    let write = async move {
+        while let Some((due, piece)) = pieces.recv().await {
+            sleep_until(due).await;
+            if replies {
+                // Who has gone mends nothing.
+                let _ = faults.wait_for(|fault| *fault != Fault::Silent).await;
+            }
+            let mut rest = piece.as_slice();
+            while let Some(rate) = trickles(&mut faults)
+                && let Some((first, others)) = rest.split_first()
+            {
+                if to.write_all(&[*first]).await.is_err() {
+                    return End::Closed;
+                }
+                rest = others;
+                // At once when it is mended.
+                let _ = timeout(Duration::from_secs(1) / rate, faults.changed()).await;
+            }
+            let cut = replies && *faults.borrow() == Fault::Cut;
+            let whole = if cut { &rest[..rest.len() / 2] } else { rest };
+            if to.write_all(whole).await.is_err() {
+                return End::Closed;
+            }
+            if cut {
+                return End::Reset;
+            }
+        }
+        End::Closed
+    };
+    tokio::select! {
+        () = read => End::Closed,
+        end = write => end,
+    }
+}
