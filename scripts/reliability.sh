@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# What each fault does to tollgate, as a table: scripts/reliability.sh [--write] [TEST…]
+# What each fault does to tollgate, as a table: scripts/reliability.sh [--write] [--from DIR | TEST…]
 #
 # Runs the tests that write rows of the table (all, or those in the given files of server/tests), and
 # prints it; with --write, also puts it into docs/reliability.md, which takes all of them. Each
 # test starts its own Redis and its own nodes. Takes some minutes, in which the machine should
-# have nothing else to do: the figures are of this machine, in an unoptimised build.
+# have nothing else to do: the figures are of this machine, in an unoptimised build. With --from, no
+# test is run: the rows are those that tests have written to DIR, as in
+# TOLLGATE_REPORT=DIR scripts/test.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,6 +14,12 @@ write=
 if [ "${1-}" = --write ]; then
   write=yes
   shift
+fi
+
+rows=
+if [ "${1-}" = --from ]; then
+  rows=${2:?a directory with rows}
+  shift 2
 fi
 
 missing=()
@@ -30,29 +38,32 @@ if [ ${#missing[@]} -gt 0 ]; then
     apt-get install -y -qq --no-install-recommends "${missing[@]}"
 fi
 
-# A test is a file, or a directory.
-tests=("$@")
-if [ ${#tests[@]} = 0 ]; then
-  mapfile -t tests < <(grep -rlE 'report::Row|faults::trial' server/tests --include='*.rs' |
-    grep -v '/support/' | cut -d/ -f3 | sed 's/\.rs$//' | sort -u)
-fi
-only=()
-for test in "${tests[@]}"; do only+=(--test "$test"); done
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
-TOLLGATE_REPORT=$(mktemp -d)
-export TOLLGATE_REPORT
-trap 'rm -rf "$TOLLGATE_REPORT"' EXIT
-
-# One at a time: they would measure one another. All of them, also where one fails.
 failed=
-cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
-  --nocapture --test-threads 1 >&2 || failed=yes
+if [ -z "$rows" ]; then
+  # A test is a file, or a directory.
+  tests=("$@")
+  if [ ${#tests[@]} = 0 ]; then
+    mapfile -t tests < <(grep -rlE 'report::Row|faults::trial' server/tests --include='*.rs' |
+      grep -v '/support/' | cut -d/ -f3 | sed 's/\.rs$//' | sort -u)
+  fi
+  only=()
+  for test in "${tests[@]}"; do only+=(--test "$test"); done
+
+  rows=$work/rows
+  mkdir "$rows"
+  # One at a time: they would measure one another. All of them, also where one fails.
+  TOLLGATE_REPORT=$rows cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
+    --nocapture --test-threads 1 >&2 || failed=yes
+fi
 
 table=$(
   printf '%s\n' \
     '| Fault | Meanwhile | Slowest decision | Recovery | Tokens | Test |' \
     '|---|---|---|---|---|---|'
-  for row in "$TOLLGATE_REPORT"/*.json; do
+  for row in "$rows"/*.json; do
     jq -r '"| \(.fault) | \(.meanwhile) | \(.worst) | \(.recovery) | \(.tokens) | `\(.test)` |"' "$row"
   done
 )
@@ -67,5 +78,5 @@ printf '%s\n' "$table"
   sed '/<!-- faults: begin -->/q' docs/reliability.md
   printf '%s\n' "$table"
   sed -n '/<!-- faults: end -->/,$p' docs/reliability.md
-} >"$TOLLGATE_REPORT/reliability.md"
-cp "$TOLLGATE_REPORT/reliability.md" docs/reliability.md
+} >"$work/reliability.md"
+cp "$work/reliability.md" docs/reliability.md
