@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::batch::{self, Batch, Declared, Question};
 use super::health::{ServerHealth, classify, concerns_one_key};
+use super::pace::{self, Pace};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
 use crate::metrics::Corrupt;
@@ -20,9 +21,6 @@ use crate::store::{Outcome, StoreError};
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
 /// for the whole batch in flight.
 pub(super) const BATCH: usize = batch::MOST;
-
-/// The most questions that wait for one lane; more are turned away at once.
-const WAITING: usize = 4096;
 
 /// How much longer than a question's deadline a lane waits for the store.
 const GRACE: Duration = Duration::from_millis(10);
@@ -146,8 +144,9 @@ pub(super) fn open(
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
-    let queue = Arc::new(Queue::new(WAITING));
-    let lane = Lane { pool, health, timeout, cluster, connection: None, breaks: 0 };
+    let queue = Arc::new(Queue::new(pace::MOST));
+    let lane =
+        Lane { pool, health, timeout, cluster, connection: None, breaks: 0, pace: Pace::default() };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
 }
@@ -169,6 +168,7 @@ struct Lane {
     connection: Option<Connection>,
     /// [`ServerHealth::breaks`] when that was made.
     breaks: u64,
+    pace: Pace,
 }
 
 impl Lane {
@@ -189,7 +189,10 @@ impl Lane {
                 continue;
             }
             match self.decide(&mut batch).await {
-                Ok(()) => batch.clear(),
+                Ok(()) => {
+                    batch.clear();
+                    queue.bound(self.pace.room(self.timeout));
+                }
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
                     self.disconnect();
@@ -444,6 +447,7 @@ impl Lane {
             Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
         };
         let took = started.elapsed();
+        self.pace.took(took);
         match carried {
             Carried { buckets: 0, leases: 0 } => {}
             Carried { buckets: 0, leases } => {

@@ -25,7 +25,7 @@ pub(super) struct Queue<T> {
     /// How many wait, for those who want to know without the lock.
     len: AtomicUsize,
     arrived: Notify,
-    most: usize,
+    most: AtomicUsize,
 }
 
 struct Inner<T> {
@@ -40,7 +40,7 @@ impl<T: Owned> Queue<T> {
     pub(super) fn new(most: usize) -> Self {
         let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
         let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
-        Self { inner, len, arrived: Notify::new(), most }
+        Self { inner, len, arrived: Notify::new(), most: AtomicUsize::new(most) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
@@ -54,8 +54,9 @@ impl<T: Owned> Queue<T> {
             return Some(item);
         }
         let mut gone = None;
-        if inner.items.len() >= self.most {
-            match inner.make_room(item.owner(), self.most) {
+        let most = self.most.load(Ordering::Relaxed);
+        if inner.items.len() >= most {
+            match inner.make_room(item.owner(), most) {
                 Some(other) => gone = Some(other),
                 None => return Some(item),
             }
@@ -66,6 +67,11 @@ impl<T: Owned> Queue<T> {
         drop(inner);
         self.arrived.notify_one();
         gone
+    }
+
+    /// No more than so many may wait from here on; those that do stay.
+    pub(super) fn bound(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// How many wait; may be out of date at once.
@@ -235,6 +241,18 @@ mod tests {
         assert_eq!(queue.push(Item(2, 5)), Some(Item(2, 5)), "both have half");
         assert_eq!(taken(&queue, 10).await.len(), 10);
         assert_eq!(queue.push(Item(1, 10)), None);
+    }
+
+    #[tokio::test]
+    async fn a_bound_that_shrinks_turns_away_who_comes() {
+        let queue = queue(10, (0..10).map(|n| Item(1, n)));
+        queue.bound(4);
+        assert_eq!(queue.push(Item(1, 10)), Some(Item(1, 10)));
+        assert_eq!(queue.push(Item(2, 0)), Some(Item(1, 9)), "the others still get theirs");
+        assert_eq!(taken(&queue, 20).await.len(), 10);
+        queue.bound(5);
+        assert!((0..5).all(|n| queue.push(Item(1, n)).is_none()));
+        assert!(queue.push(Item(1, 5)).is_some());
     }
 
     #[tokio::test]

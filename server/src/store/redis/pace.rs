@@ -1,0 +1,68 @@
+//! How many questions may wait for a lane: as many as are answered in time. Who would have to wait
+//! too long is told so at once, while there is time to ask another node, and not when its time
+//! is over and the store has answered for nothing.
+
+use std::time::Duration;
+
+use super::lane::BATCH;
+
+/// The most that wait, however fast the server is.
+pub(super) const MOST: usize = 4096;
+
+/// The share of its time that a question may wait for its batch. The rest is for the round trip,
+/// and for those that take longer than usual.
+const WAIT: f64 = 0.5;
+
+/// How much the last round trip counts in how long the next one is taken to be.
+const RECENT: f64 = 0.125;
+
+/// How long round trips take at the moment.
+#[derive(Default)]
+pub(super) struct Pace {
+    seconds: f64,
+}
+
+impl Pace {
+    /// Another one took so long.
+    pub(super) fn took(&mut self, time: Duration) {
+        self.seconds += (time.as_secs_f64() - self.seconds) * RECENT;
+    }
+
+    /// How many may wait where each is to be answered within `timeout`.
+    pub(super) fn room(&self, timeout: Duration) -> usize {
+        let batches = timeout.as_secs_f64() * WAIT / self.seconds;
+        // However slow it is, one batch waits while another is in flight.
+        ((batches * BATCH as f64) as usize).clamp(BATCH, MOST)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn as_many_wait_as_are_answered_in_time() {
+        let room = |us: u64| {
+            let mut pace = Pace::default();
+            for _ in 0..100 {
+                pace.took(Duration::from_micros(us));
+            }
+            pace.room(Duration::from_millis(50))
+        };
+        assert_eq!(Pace::default().room(Duration::from_millis(50)), MOST);
+        assert_eq!([room(100), room(300)], [MOST, MOST]);
+        assert!(room(5_000).abs_diff(5 * BATCH) <= 1, "{}", room(5_000));
+        assert_eq!([room(30_000), room(1_000_000)], [BATCH, BATCH]);
+    }
+
+    #[test]
+    fn one_that_was_slow_once_is_not_slow_for_long() {
+        let (mut pace, timeout) = (Pace::default(), Duration::from_millis(50));
+        pace.took(Duration::from_millis(40));
+        assert!(pace.room(timeout) < MOST);
+        for _ in 0..32 {
+            pace.took(Duration::from_micros(300));
+        }
+        assert_eq!(pace.room(timeout), MOST);
+    }
+}
