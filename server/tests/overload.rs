@@ -46,7 +46,16 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(
         &limits.path(),
-        &["--store", &redis.url(), "--store-timeout", "20s", "--threads", "1", "--max-in-flight", "4"],
+        &[
+            "--store",
+            &redis.url(),
+            "--store-timeout",
+            "20s",
+            "--threads",
+            "1",
+            "--max-in-flight",
+            "4",
+        ],
     );
     let client = client(&node).await;
     ask(&client, PATIENCE).await.unwrap().unwrap();

@@ -19,6 +19,8 @@ use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 
+use super::turns::Turns;
+
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -85,7 +87,8 @@ pub async fn serve<F>(
         .max_send_buffer_size(UNSENT)
         .max_pending_accept_reset_streams(GIVEN_UP);
     let mut stop = Box::pin(stop);
-    let greeting = tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(io));
+    let greeting =
+        tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(Turns::new(io)));
     let greeted = tokio::select! {
         greeted = greeting => greeted,
         // Nobody has asked for anything.

@@ -31,6 +31,7 @@ pub mod load;
 mod messages;
 pub mod parent;
 mod status;
+mod turns;
 
 fn code(error: &Error) -> tonic::Code {
     match error {

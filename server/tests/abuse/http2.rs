@@ -100,7 +100,8 @@ fn streams_that_are_opened_and_reset() {
             bytes
         })
     };
-    hold_out("rapid reset", grpc, attack, Some(Duration::ZERO));
+    // Callers who give up are nothing unusual: it costs them their turns, and nobody else theirs.
+    hold_out("rapid reset", grpc, attack, None);
 }
 
 #[test]
