@@ -1,6 +1,10 @@
 //! Clients who mean no good, or are in a bad way: their connections are given up in bounded time,
 //! they take bounded memory, and others are served meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "no runtime is here, and another process is waited for"
+)]
 
 mod http;
 mod http2;

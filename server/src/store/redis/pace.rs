@@ -9,9 +9,9 @@ use super::lane::BATCH;
 /// The most that wait, however fast the server is.
 pub(super) const MOST: usize = 4096;
 
-/// The share of its time that a question may wait for its batch. The rest is for the round trip,
-/// and for those that take longer than usual.
-const WAIT: f64 = 0.5;
+/// The share of its time in which a question is to be answered, as long as round trips take as long
+/// as they do. The rest is for those that take longer.
+const SHARE: f64 = 0.75;
 
 /// How much the last round trip counts in how long the next one is taken to be.
 const RECENT: f64 = 0.125;
@@ -30,7 +30,8 @@ impl Pace {
 
     /// How many may wait where each is to be answered within `timeout`.
     pub(super) fn room(&self, timeout: Duration) -> usize {
-        let batches = timeout.as_secs_f64() * WAIT / self.seconds;
+        // Of the round trips that there is time for, the first is under way already.
+        let batches = timeout.as_secs_f64() * SHARE / self.seconds - 1.0;
         // However slow it is, one batch waits while another is in flight.
         ((batches * BATCH as f64) as usize).clamp(BATCH, MOST)
     }
@@ -51,7 +52,8 @@ mod tests {
         };
         assert_eq!(Pace::default().room(Duration::from_millis(50)), MOST);
         assert_eq!([room(100), room(300)], [MOST, MOST]);
-        assert!(room(5_000).abs_diff(5 * BATCH) <= 1, "{}", room(5_000));
+        // 37.5 ms are seven and a half of these.
+        assert!(room(5_000).abs_diff(13 * BATCH / 2) <= 1, "{}", room(5_000));
         assert_eq!([room(30_000), room(1_000_000)], [BATCH, BATCH]);
     }
 
