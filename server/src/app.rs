@@ -34,10 +34,11 @@ use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers};
 use crate::store::{LeaseStore, Store, StoreError};
 use crate::tls::{self, ClientFiles, Dialer};
-use crate::transport::door::{Asking, Door, HttpListener};
+use crate::transport::door::{Door, HttpListener};
 use crate::transport::parent::ParentClient;
-use crate::transport::{grpc, http};
+use crate::transport::{grpc, http, http_port};
 
+mod bounds;
 mod doors;
 mod workers;
 
@@ -110,6 +111,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     reload: mpsc::Receiver<()>,
 ) -> Result<(), Error> {
+    bounds::raise_open_files(&settings);
     let store =
         settings.store.parse().map_err(|error| Error::Setting(format!("--store: {error}")))?;
     let metrics = Arc::new(Metrics::new());
@@ -300,11 +302,16 @@ impl Node {
             said: None,
         };
         let gauged = leases.clone();
-        let router = http::router(service, leases, about, state, Arc::clone(&metrics), ready);
-        let router = router.into_make_service_with_connect_info::<Asking>();
-        let http = axum::serve(HttpListener::new(listeners.http, door.clone()), router)
-            .with_graceful_shutdown(stop_signal(stopped.clone()))
-            .into_future();
+        let bounds = bounds::Bounds::new(&settings, &metrics);
+        let load = bounds.load("http");
+        let router = http::router(service, leases, about, state, Arc::clone(&metrics), ready, load);
+        let http = http_port::serve(
+            HttpListener::new(listeners.http, door.clone()),
+            router,
+            bounds.places("http"),
+            bounds.patience,
+            stop_signal(stopped.clone()),
+        );
 
         let (mut lanes, mut workers) = (Vec::new(), JoinSet::new());
         for number in 0..settings.threads().get() {
@@ -313,10 +320,12 @@ impl Node {
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
             let worker = Worker { accepted, stopped: stopped.clone(), door: door.clone() };
             let advertise = Arc::clone(&advertise);
+            let taken_on = (bounds.load("grpc"), bounds.patience);
             workers.spawn(worker.start(number, move || {
                 let (buckets, leases) = open();
                 let leases = CapacityService::new(leases, Arc::clone(&shared));
-                grpc::front(AllowService::new(buckets, shared), leases, took, advertise, health)
+                let allow = AllowService::new(buckets, shared);
+                grpc::front(allow, leases, took, advertise, health, taken_on)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
             lanes.push(sender);
@@ -352,7 +361,7 @@ impl Node {
             };
             tokio::join!(tend, limits.watch(), door.watch(), reloads, upkeep, gauges, renewals)
         };
-        let mut accepting = Box::pin(accept(listeners.grpc, lanes));
+        let mut accepting = Box::pin(accept(listeners.grpc, bounds.places("grpc"), lanes));
         let mut background = std::pin::pin!(background);
         let mut http = std::pin::pin!(http);
         announcer.announce().await;
@@ -369,7 +378,8 @@ impl Node {
                 tracing::error!(%error, "a thread that serves gRPC is gone: the node can not go on");
                 result = Err(error);
             }
-            ended = &mut http => return ended.map_err(|error| Error::System("HTTP", error)),
+            // Nobody has told it to.
+            () = &mut http => {}
         }
 
         tracing::info!("stopping: health says no, new connections are refused");
@@ -379,7 +389,7 @@ impl Node {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = &mut background => {}
             () = &mut accepting => {}
-            _ = &mut http => {}
+            () = &mut http => {}
         }
         drop(accepting);
         stop.send_replace(true);
@@ -391,7 +401,8 @@ impl Node {
                 // A thread that is gone without a word has panicked, and said so.
                 ended = ended.and(word(worker).unwrap_or(Err(Error::WorkerEnded)));
             }
-            ended.and(http.await.map_err(|error| Error::System("HTTP", error)))
+            http.await;
+            ended
         };
         tokio::select! {
             ended = finished => {

@@ -5,8 +5,10 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+mod overload;
 mod security;
 
+pub use overload::ConnectionMetrics;
 pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
@@ -51,10 +53,13 @@ const TLS_HANDSHAKES: &str = "tollgate_tls_handshakes_total";
 const TLS_LOADS: &str = "tollgate_tls_loads_total";
 const TLS_FAILURES: &str = "tollgate_tls_reload_failures_total";
 const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
+const SHED: &str = "tollgate_shed_requests_total";
+const CONNECTIONS: &str = "tollgate_connections";
+const CONNECTIONS_REFUSED: &str = "tollgate_connections_refused_total";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 20] = [
+const COUNTERS: [(&str, &str); 22] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -86,10 +91,12 @@ const COUNTERS: [(&str, &str); 20] = [
     (ACCESS_FAILURES, "Access files refused or unreadable; the old one stayed."),
     (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
     (TLS_LOADS, "Certificates taken into use."),
+    (SHED, "Requests turned away because as many as may be were under way, by port."),
+    (CONNECTIONS_REFUSED, "Connections closed at once because as many as may be were open."),
     (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
-const GAUGES: [(&str, &str); 16] = [
+const GAUGES: [(&str, &str); 17] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -104,6 +111,7 @@ const GAUGES: [(&str, &str); 16] = [
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
     (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
     (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
+    (CONNECTIONS, "Connections that are open, by port."),
     (BUILD_INFO, "Always 1; its label says which build this is."),
     (STARTED_AT, "When the node started, in seconds since the epoch."),
 ];

@@ -24,7 +24,9 @@ use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
+use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::front::Front;
+use tollgate_server::transport::load::Load;
 use tonic::service::Routes;
 
 use super::Fallible;
@@ -281,7 +283,8 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
 /// Serves one connection as a node does, but from memory to memory.
 async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics, _) = service(store)?;
-    let front = Arc::new(Front::new(service, metrics.rpc_duration("grpc"), Routes::default()));
+    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(10_000, metrics.shed("grpc")));
+    let front = Arc::new(Front::new(service, took, Routes::default(), load, PATIENCE));
     let (near, far) = tokio::io::duplex(1 << 20);
     let guard = Guard::grpc(None, None);
     tokio::spawn(front.serve(far, std::future::pending(), guard));

@@ -1,5 +1,6 @@
 //! The threads that serve gRPC, and how connections get to them.
 
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
@@ -16,14 +17,23 @@ use crate::store::Store;
 use crate::tls::{Port, Room};
 use crate::transport::door::Door;
 use crate::transport::front::Front;
+use crate::transport::load::{Place, Places};
 
 /// How long a connection may take to its first byte.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// A connection that has sent something, and its place.
+pub(super) type Accepted = (std::net::TcpStream, Place);
+
 /// Accepts connections and deals them out in turn, each once it has sent something: until
 /// then it can be closed, whereas a server waits for it to speak, also when it should stop.
-/// Ends only with its caller.
-pub(super) async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::net::TcpStream>>) {
+/// One for which there is no place is closed at once: left to wait it would look to a load balancer
+/// like one that is served, but slowly. Ends only with its caller.
+pub(super) async fn accept(
+    listener: TcpListener,
+    places: Places,
+    lanes: Vec<mpsc::Sender<Accepted>>,
+) {
     let failures = Repeating::default();
     let (mut silent, mut lane) = (JoinSet::new(), 0);
     loop {
@@ -44,9 +54,14 @@ pub(super) async fn accept(listener: TcpListener, lanes: Vec<mpsc::Sender<std::n
         };
         match accepted {
             Ok(stream) => {
+                let Some(place) = places.take() else {
+                    // Nothing is left of it, not even for the minute that ports are kept.
+                    let _ = stream.set_zero_linger();
+                    continue;
+                };
                 silent.spawn(async move {
                     tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
-                    stream.into_std()
+                    io::Result::Ok((stream.into_std()?, place))
                 });
             }
             Err(error) => {
@@ -80,7 +95,7 @@ pub(super) async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
 
 /// One thread that serves gRPC.
 pub(super) struct Worker {
-    pub(super) accepted: mpsc::Receiver<std::net::TcpStream>,
+    pub(super) accepted: mpsc::Receiver<Accepted>,
     pub(super) stopped: watch::Receiver<bool>,
     pub(super) door: Door,
 }
@@ -116,7 +131,7 @@ impl Worker {
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
         let (door, stop) = (self.door, || stop_signal(self.stopped.clone()));
-        let begin = |connections: &mut JoinSet<()>, accepted, room: Room| {
+        let begin = |connections: &mut JoinSet<()>, (accepted, place), room: Room| {
             // One that is broken already is nobody's request.
             let Ok(stream) = TcpStream::from_std(accepted) else { return };
             let (front, door) = (Arc::clone(&front), door.clone());
@@ -132,6 +147,7 @@ impl Worker {
                 if let Some((stream, guard)) = opened {
                     front.serve(stream, stop, guard).await;
                 }
+                drop::<Place>(place);
             });
         };
         loop {
@@ -169,6 +185,8 @@ mod tests {
     use crate::service::limits::LiveLimits;
     use crate::store::clock::Clock;
     use crate::store::memory::MemoryStore;
+    use crate::transport::connection::PATIENCE;
+    use crate::transport::load::Load;
 
     fn front() -> Front<MemoryStore> {
         let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
@@ -176,7 +194,8 @@ mod tests {
         let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
         let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
         let allow = AllowService::new(MemoryStore::new(), Arc::new(shared));
-        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default())
+        let load = Load::new(1, metrics.shed("grpc"));
+        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default(), load, PATIENCE)
     }
 
     #[tokio::test]

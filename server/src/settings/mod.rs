@@ -6,9 +6,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
+mod bounds;
 mod security;
 mod store_url;
 
+pub use bounds::Bounds;
 pub use security::{Doors, ParentFiles, StoreFiles};
 pub use store_url::StoreUrl;
 
@@ -98,6 +100,10 @@ pub struct Settings {
     /// On SIGTERM, how long requests in flight may take to finish; a second one ends the wait
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = drain_time)]
     pub drain_timeout: Duration,
+
+    /// How much this node takes on.
+    #[command(flatten)]
+    pub bounds: Bounds,
 
     /// Certificates of this node, and who may ask it.
     #[command(flatten)]

@@ -19,6 +19,8 @@ use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 
+use super::turns::Turns;
+
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -39,7 +41,7 @@ pub const PATIENCE: Patience = Patience {
 
 /// How many requests of a connection are worked on at once; its client holds back the others. What
 /// it sends beyond that before it knows is refused, which libraries send again.
-const STREAMS: u32 = 200;
+pub(super) const STREAMS: u32 = 200;
 
 /// How many requests that were given up before they were looked at a connection may have. One that
 /// has more is closed, with all other requests on it; some guard there must be against callers
@@ -50,7 +52,7 @@ const GIVEN_UP: usize = 1024;
 const WINDOW: u32 = 1 << 20;
 
 /// The most bytes of the headers of a request.
-const HEADERS: u32 = 16 << 10;
+pub(super) const HEADERS: u32 = 16 << 10;
 
 /// The most bytes of an answer that wait to be sent.
 const UNSENT: usize = 400 << 10;
@@ -61,15 +63,18 @@ enum Event {
     Stop,
     /// The client is gone.
     Gone,
+    /// It is time to look whether the client takes its answers.
+    Look,
 }
 
 /// Serves a connection until its client closes it, or until `stop` completes and every request
-/// under way is answered. `answer` answers one request, and is dropped if its caller gives up.
+/// under way is answered. `answer` answers one request, and is dropped if its caller gives up;
+/// `None`: it has answered it already.
 pub async fn serve<F>(
     io: impl AsyncRead + AsyncWrite + Unpin,
     patience: Patience,
     stop: impl Future<Output = ()> + Send + 'static,
-    mut answer: impl FnMut(Request<RecvStream>, Answering) -> F,
+    mut answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
 ) where
     F: Future<Output = ()>,
 {
@@ -82,7 +87,8 @@ pub async fn serve<F>(
         .max_send_buffer_size(UNSENT)
         .max_pending_accept_reset_streams(GIVEN_UP);
     let mut stop = Box::pin(stop);
-    let greeting = tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(io));
+    let greeting =
+        tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(Turns::new(io)));
     let greeted = tokio::select! {
         greeted = greeting => greeted,
         // Nobody has asked for anything.
@@ -100,6 +106,13 @@ pub async fn serve<F>(
         stop.await;
         Event::Stop
     }));
+    let look = || async move {
+        tokio::time::sleep(patience.keepalive).await;
+        Event::Look
+    };
+    events.push(Box::pin(look()));
+    // How many requests have come, and how many had when nothing was left but to send answers.
+    let (mut come, mut idle_at) = (0_u64, None);
     poll_fn(|context| {
         loop {
             // All that has come is taken before any of it is answered, so that the answers are
@@ -107,7 +120,10 @@ pub async fn serve<F>(
             loop {
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, respond)))) => {
-                        under_way.push(answer(request, Answering(respond)));
+                        come += 1;
+                        if let Some(answering) = answer(request, Answering(respond)) {
+                            under_way.push(answering);
+                        }
                     }
                     // How a connection ends is its client's business.
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(()),
@@ -128,6 +144,15 @@ pub async fn serve<F>(
                 match event {
                     Event::Stop => connection.graceful_shutdown(),
                     Event::Gone => return Poll::Ready(()),
+                    Event::Look => {
+                        let unsent = under_way.is_empty() && connection.has_streams();
+                        // Answers to pings alone do not show that anybody wants the others.
+                        if unsent && idle_at == Some(come) {
+                            return Poll::Ready(());
+                        }
+                        idle_at = unsent.then_some(come);
+                        events.push(Box::pin(look()));
+                    }
                 }
             }
             if !written {

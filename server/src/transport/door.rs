@@ -5,9 +5,8 @@ use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use axum::extract::connect_info::Connected;
 use axum::http::HeaderMap;
-use axum::serve::{IncomingStream, Listener};
+use axum::serve::Listener;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::{Duration, sleep};
@@ -163,11 +162,5 @@ impl Asking {
 impl fmt::Debug for Asking {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Asking")
-    }
-}
-
-impl Connected<IncomingStream<'_, HttpListener>> for Asking {
-    fn connect_info(stream: IncomingStream<'_, HttpListener>) -> Self {
-        stream.remote_addr().clone()
     }
 }

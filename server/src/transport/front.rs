@@ -23,7 +23,8 @@ use tonic::Status;
 use tonic::service::Routes;
 use tower_service::Service as _;
 
-use super::connection::{self, Answering, PATIENCE, Received};
+use super::connection::{self, Answering, Patience, Received};
+use super::load::Load;
 use super::messages::{self, PREFIX};
 use super::{refusal, turned_away};
 use crate::access::{Caller, Guard, Refusal};
@@ -49,17 +50,38 @@ const KEPT: usize = 64 * 1024;
 /// How long a request may take to its end once it has begun.
 const SLOWEST: Duration = Duration::from_secs(10);
 
+/// How long all else may take, if its caller does not say: to ask for the node's health is free.
+const LONGEST_CALL: Duration = Duration::from_secs(30);
+
 /// What one worker serves its connections with.
 pub struct Front<S> {
     allow: AllowService<S>,
     took: Histogram,
     others: Routes,
+    load: Load,
+    patience: Patience,
+}
+
+/// One of the requests that are counted.
+struct UnderWay<S>(Arc<Front<S>>);
+
+impl<S> Drop for UnderWay<S> {
+    fn drop(&mut self) {
+        self.0.load.end();
+    }
 }
 
 impl<S: Store> Front<S> {
-    /// `took` records how long requests for tokens take; `others` answers everything else.
-    pub fn new(allow: AllowService<S>, took: Histogram, others: Routes) -> Self {
-        Self { allow, took, others }
+    /// `took` records how long requests for tokens take; `others` answers everything else. No more
+    /// is taken on than `load` has room for, and clients are waited for with `patience`.
+    pub fn new(
+        allow: AllowService<S>,
+        took: Histogram,
+        others: Routes,
+        load: Load,
+        patience: Patience,
+    ) -> Self {
+        Self { allow, took, others, load, patience }
     }
 
     /// Serves a connection that `guard` knows until its client closes it, or until `stop`
@@ -71,7 +93,7 @@ impl<S: Store> Front<S> {
         mut guard: Guard,
     ) {
         let answer = |request, answering| Arc::clone(&self).answer(request, answering, &mut guard);
-        connection::serve(io, PATIENCE, stop, answer).await;
+        connection::serve(io, self.patience, stop, answer).await;
     }
 
     // There is one of these for each request under way, and each is moved to where it stays: so
@@ -82,52 +104,26 @@ impl<S: Store> Front<S> {
         request: Request<RecvStream>,
         answering: Answering,
         guard: &mut Guard,
-    ) -> impl Future<Output = ()> + use<S> {
+    ) -> Option<impl Future<Output = ()> + use<S>> {
         let open = request.uri().path().starts_with(HEALTH);
+        // Before anything else is done with it: who is turned away is to cost next to nothing.
+        if !open && !self.load.begin() {
+            answering.headers(self.load.turned_away());
+            return None;
+        }
+        let under_way = (!open).then(|| UnderWay(Arc::clone(&self)));
         let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
-        match caller {
-            Ok(caller) if is_plain_allow(&request) => {
+        Some(match (caller, under_way) {
+            (Ok(caller), Some(under_way)) if is_plain_allow(&request) => {
                 let limit = timeout(request.headers());
                 let body = Received::new(request.into_body());
-                Either::Left(self.answer_allow(limit, body, caller, answering))
+                Either::Left(under_way.answer_allow(limit, body, caller, answering))
             }
-            caller => Either::Right(Box::pin(self.pass_on(request, caller, answering))),
-        }
+            (caller, under_way) => {
+                Either::Right(Box::pin(self.pass_on(under_way, request, caller, answering)))
+            }
+        })
     }
-
-    async fn answer_allow(
-        self: Arc<Self>,
-        limit: Option<Duration>,
-        body: Received,
-        caller: Caller,
-        mut answering: Answering,
-    ) {
-        let started = Instant::now();
-        let mut allowed = pin!(self.allow(body, caller));
-        let answer = pin!(async {
-            match limit {
-                None => allowed.await,
-                Some(limit) => {
-                    let answer = tokio::time::timeout(limit, allowed.as_mut()).await;
-                    answer.unwrap_or_else(|_| Err(too_late()))
-                }
-            }
-        });
-        let answer = answering.unless_given_up(answer);
-        let Some(answer) = answer.await else { return };
-        self.took.record(started.elapsed().as_secs_f64());
-        match answer {
-            Ok(message) => {
-                let mut response = Response::new(());
-                response.headers_mut().insert(CONTENT_TYPE, GRPC);
-                let mut trailers = HeaderMap::with_capacity(1);
-                trailers.insert(GRPC_STATUS, OK);
-                answering.message(response, message, trailers);
-            }
-            Err(status) => answering.headers(status.into_http()),
-        }
-    }
-
     async fn allow(&self, mut body: Received, caller: Caller) -> Result<Bytes, Status> {
         let message = match whole(&mut body) {
             Some(message) => message,
@@ -149,6 +145,7 @@ impl<S: Store> Front<S> {
 
     async fn pass_on(
         self: Arc<Self>,
+        under_way: Option<UnderWay<S>>,
         mut request: Request<RecvStream>,
         caller: Result<Caller, Refusal>,
         mut answering: Answering,
@@ -158,13 +155,55 @@ impl<S: Store> Front<S> {
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
         }
         let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
+        // Who watches the node's health does so for as long as the connection lasts.
+        let limit = if under_way.is_some() { limit.min(LONGEST_CALL) } else { limit };
         let mut others = self.others.clone();
-        let answer = pin!(tokio::time::timeout(limit, others.call(request.map(Received::new))));
+        let (began, called) = (Instant::now(), others.call(request.map(Received::new)));
+        let answer = pin!(tokio::time::timeout(limit, called));
         match answering.unless_given_up(answer).await {
-            Some(Ok(Ok(response))) => answering.body(response).await,
+            Some(Ok(Ok(response))) => {
+                // Who does not take its answer is cut off.
+                let left = limit.saturating_sub(began.elapsed());
+                let _ = tokio::time::timeout(left, answering.body(response)).await;
+            }
             Some(Ok(Err(never))) => match never {},
             Some(Err(_)) => answering.headers(too_late().into_http()),
             None => {}
+        }
+    }
+}
+
+impl<S: Store> UnderWay<S> {
+    async fn answer_allow(
+        self,
+        limit: Option<Duration>,
+        body: Received,
+        caller: Caller,
+        mut answering: Answering,
+    ) {
+        let started = Instant::now();
+        let mut allowed = pin!(self.0.allow(body, caller));
+        let answer = pin!(async {
+            match limit {
+                None => allowed.await,
+                Some(limit) => {
+                    let answer = tokio::time::timeout(limit, allowed.as_mut()).await;
+                    answer.unwrap_or_else(|_| Err(too_late()))
+                }
+            }
+        });
+        let answer = answering.unless_given_up(answer);
+        let Some(answer) = answer.await else { return };
+        self.0.took.record(started.elapsed().as_secs_f64());
+        match answer {
+            Ok(message) => {
+                let mut response = Response::new(());
+                response.headers_mut().insert(CONTENT_TYPE, GRPC);
+                let mut trailers = HeaderMap::with_capacity(1);
+                trailers.insert(GRPC_STATUS, OK);
+                answering.message(response, message, trailers);
+            }
+            Err(status) => answering.headers(status.into_http()),
         }
     }
 }
@@ -287,7 +326,13 @@ mod tests {
         let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
         let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
         let allow = AllowService::new(Silent, Arc::new(shared));
-        let front = Front::new(allow, metrics.rpc_duration("grpc"), Routes::default());
+        let front = Front::new(
+            allow,
+            metrics.rpc_duration("grpc"),
+            Routes::default(),
+            Load::new(1, metrics.shed("grpc")),
+            connection::PATIENCE,
+        );
         let (near, far) = tokio::io::duplex(1 << 16);
         let guard = Guard::grpc(None, None);
         tokio::spawn(Arc::new(front).serve(far, std::future::pending(), guard));
@@ -312,7 +357,7 @@ mod tests {
         assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
     }
 
-    fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard) -> F) -> usize {
+    fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard) -> Option<F>) -> usize {
         size_of::<F>()
     }
 

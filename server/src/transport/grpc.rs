@@ -12,7 +12,9 @@ use tonic::{Request, Response, Status};
 use tonic_health::pb::health_server::{Health, HealthServer};
 
 use super::capacity::Leases;
+use super::connection::Patience;
 use super::front::Front;
+use super::load::Load;
 use super::messages::query;
 use super::{caller, refusal, response, turned_away};
 use crate::service::allow::AllowService;
@@ -40,13 +42,15 @@ impl<S: Store> QuotaService for Quota<S> {
 }
 
 /// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
-/// is the address that clients should dial.
+/// is the address that clients should dial. `bounds` is how much is taken on, and how long
+/// clients are waited for.
 pub fn front<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
     took: Histogram,
     advertise: Arc<str>,
     health: HealthServer<impl Health>,
+    (load, patience): (Load, Patience),
 ) -> Result<Front<B>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
@@ -59,5 +63,5 @@ pub fn front<B: Store, L: LeaseStore>(
         .add_service(health)
         .add_service(reflection)
         .prepare();
-    Ok(Front::new(service, took, others))
+    Ok(Front::new(service, took, others, load, patience))
 }

@@ -2,13 +2,13 @@
 //! a page that shows what goes on.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
-use axum::middleware::{Next, from_fn};
+use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -16,18 +16,27 @@ use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
 use super::door::Asking;
+use super::load::{Load, RETRY_S};
 use super::messages::query;
 pub use super::status::{About, StoreState};
 use super::status::{page, resource as resource_view, status as node_status};
 use super::{response, status};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
+use crate::service::Error;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
 
 /// The largest request body, in bytes.
 const BODY_LIMIT: usize = 2 * 1024 * 1024;
+
+/// How long a request may take, from the end of its headers to its answer.
+const SLOWEST: Duration = Duration::from_secs(10);
+
+/// Where tokens are asked for. All else is for those who look after the node, and is answered
+/// also when it has too much to do.
+const ALLOW: &str = "/v1/allow";
 
 /// Where anybody may ask: load balancers and orchestrators do.
 const OPEN: [&str; 2] = ["/healthz", "/readyz"];
@@ -45,7 +54,7 @@ struct Port<B, L> {
     ready: Box<Readiness>,
 }
 
-/// Everything that the HTTP port serves, to requests that came through an
+/// Everything that the HTTP port serves, with room for as many requests for tokens as `load` has, to requests that came through an
 /// [`HttpListener`](super::door::HttpListener).
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
@@ -54,10 +63,11 @@ pub fn router<B: Store, L: LeaseStore>(
     store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
     ready: Box<Readiness>,
+    load: Load,
 ) -> Router {
     let took = metrics.rpc_duration("http");
     Router::new()
-        .route("/v1/allow", post(allow::<B, L>))
+        .route(ALLOW, post(allow::<B, L>))
         .route("/metrics", get(render::<B, L>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<B, L>))
@@ -65,24 +75,39 @@ pub fn router<B: Store, L: LeaseStore>(
         .route("/debug/status.json", get(status_json::<B, L>))
         .route("/debug/resource.json", get(resource::<B, L>))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
-        .layer(from_fn(find_caller))
+        .layer(from_fn_with_state(Arc::new(load), find_caller))
         .with_state(Arc::new(Port { service, leases, about, store_state, metrics, took, ready }))
 }
 
-/// Finds out who asks, before anything is read or looked up.
+/// Finds out who asks, and whether there is room, before anything is read or looked up.
 async fn find_caller(
+    State(load): State<Arc<Load>>,
     ConnectInfo(asking): ConnectInfo<Asking>,
     mut request: Request,
     next: Next,
 ) -> Response {
     let open = OPEN.contains(&request.uri().path());
     let caller = if open { Ok(Caller::ALLOWED) } else { asking.caller(request.headers()) };
-    match caller {
-        Ok(caller) => {
-            caller.put_on(request.extensions_mut());
-            next.run(request).await
-        }
-        Err(refusal) => turned_away(refusal),
+    let caller = match caller {
+        Ok(caller) => caller,
+        Err(refusal) => return turned_away(refusal),
+    };
+    let counted = request.uri().path() == ALLOW;
+    if counted && !load.begin() {
+        return error(&Error::Overloaded);
+    }
+    let _under_way = counted.then(|| UnderWay(load));
+    caller.put_on(request.extensions_mut());
+    let answer = tokio::time::timeout(SLOWEST, next.run(request)).await;
+    answer.unwrap_or_else(|_| failure(StatusCode::REQUEST_TIMEOUT, "the request does not end"))
+}
+
+/// One of the requests that are counted.
+struct UnderWay(Arc<Load>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
@@ -125,10 +150,18 @@ async fn allow<B: Store, L: LeaseStore>(
     let answer = port.service.allow(&query(&request)).await;
     let answer = match &answer {
         Ok(answer) => Json(response(answer)).into_response(),
-        Err(error) => failure(status(error), &error.to_string()),
+        Err(failed) => error(failed),
     };
     port.took.record(started.elapsed().as_secs_f64());
     answer
+}
+
+fn error(error: &Error) -> Response {
+    let answer = failure(status(error), &error.to_string());
+    match error {
+        Error::Overloaded => ([(header::RETRY_AFTER, RETRY_S)], answer).into_response(),
+        _ => answer,
+    }
 }
 
 fn failure(status: StatusCode, text: &str) -> Response {
@@ -186,6 +219,6 @@ async fn resource<B: Store, L: LeaseStore>(
     match resource_view(&port.leases, &which.id).await {
         Ok(Some(view)) => Json(view).into_response(),
         Ok(None) => failure(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
-        Err(error) => failure(status(&error), &error.to_string()),
+        Err(failed) => error(&failed),
     }
 }

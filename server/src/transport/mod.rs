@@ -8,7 +8,7 @@
 //! | a message that does not decode | INTERNAL, as tonic has it | 400 |
 //! | a request for leases that makes no sense | INVALID_ARGUMENT | 400 |
 //! | a store that does not answer, where nothing can be answered instead | UNAVAILABLE | 503 |
-//! | a node with too much to do | RESOURCE_EXHAUSTED | 503 |
+//! | a node with too much to do | RESOURCE_EXHAUSTED, and when to try again | 503, and `retry-after` |
 //! | nobody knows who asks | UNAUTHENTICATED | 401 |
 //! | who asks may not | PERMISSION_DENIED | 403 |
 //! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
@@ -21,14 +21,17 @@ use crate::service::Error;
 use crate::service::allow::{Answer, Status};
 
 mod capacity;
-mod connection;
+pub mod connection;
 pub mod door;
 pub mod front;
 pub mod grpc;
 pub mod http;
+pub mod http_port;
+pub mod load;
 mod messages;
 pub mod parent;
 mod status;
+mod turns;
 
 fn code(error: &Error) -> tonic::Code {
     match error {
@@ -39,6 +42,9 @@ fn code(error: &Error) -> tonic::Code {
 }
 
 fn refusal(error: &Error) -> tonic::Status {
+    if *error == Error::Overloaded {
+        return load::overloaded_further_on();
+    }
     tonic::Status::new(code(error), error.to_string())
 }
 

@@ -16,6 +16,7 @@ use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::transport::door::Asking;
 use tollgate_server::transport::http::{About, router};
+use tollgate_server::transport::load::Load;
 use tower_service::Service as _;
 
 use super::support::{START, Service};
@@ -62,7 +63,8 @@ fn any_request_over_http() {
     };
     let (state, ready) = (Box::new(|| (true, 1)), Box::new(|| Ok(())));
     let metrics = Arc::new(Metrics::new());
-    let port = router(service.allow, service.capacity, about, state, metrics, ready);
+    let load = Load::new(1, metrics.shed("http"));
+    let port = router(service.allow, service.capacity, about, state, metrics, ready, load);
     let asking = Asking::new(Guard::http(None, None));
     fuzz::run("json", &[], |input| {
         clock.advance(10_000);

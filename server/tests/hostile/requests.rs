@@ -21,8 +21,10 @@ use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::front::Front;
 use tollgate_server::transport::grpc;
+use tollgate_server::transport::load::Load;
 use tonic::Code;
 
 use super::support::{START, Service};
@@ -149,8 +151,10 @@ fn any_message() {
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let (_, health) = tonic_health::server::health_reporter();
-    let took = Metrics::new().rpc_duration("grpc");
-    let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health);
+    let metrics = Metrics::new();
+    let (took, bounds) =
+        (metrics.rpc_duration("grpc"), (Load::new(1, metrics.shed("grpc")), PATIENCE));
+    let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health, bounds);
     let front = Arc::new(front.unwrap());
     let sender = runtime.block_on(serve(front));
     fuzz::run("requests", &[], |input| {

@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 34] = [
+pub const VARIABLES: [&str; 38] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
@@ -25,6 +25,10 @@ pub const VARIABLES: [&str; 34] = [
     "TOLLGATE_THREADS",
     "TOLLGATE_DRAIN_DELAY",
     "TOLLGATE_DRAIN_TIMEOUT",
+    "TOLLGATE_MAX_IN_FLIGHT",
+    "TOLLGATE_MAX_CONNECTIONS",
+    "TOLLGATE_KEEPALIVE",
+    "TOLLGATE_KEEPALIVE_TIMEOUT",
     "TOLLGATE_LOG_FORMAT",
     "TOLLGATE_LOG_LEVEL",
     "TOLLGATE_ADDR",

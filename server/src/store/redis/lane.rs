@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::batch::{self, Batch, Declared, Question};
 use super::health::{ServerHealth, classify, concerns_one_key, elsewhere, pool_error};
+use super::pace::{self, Pace};
 use super::queue::{Owned, Queue};
 use super::script::Scripted;
 use crate::metrics::Corrupt;
@@ -20,9 +21,6 @@ use crate::store::{Outcome, StoreError};
 /// The most questions in one round trip. More make it no cheaper, and whoever comes next waits
 /// for the whole batch in flight.
 pub(super) const BATCH: usize = batch::MOST;
-
-/// The most questions that wait for one lane; more are turned away at once.
-const WAITING: usize = 4096;
 
 /// How much longer than a question's deadline a lane waits for the store.
 const GRACE: Duration = Duration::from_millis(10);
@@ -155,7 +153,7 @@ pub(super) fn open(
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
-    let queue = Arc::new(Queue::new(WAITING, Arc::clone(health.company())));
+    let queue = Arc::new(Queue::new(pace::MOST, Arc::clone(health.company())));
     let lane = Lane {
         pool,
         health,
@@ -165,6 +163,7 @@ pub(super) fn open(
         breaks: 0,
         took: Duration::ZERO,
         late: 0,
+        pace: Pace::default(),
     };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
@@ -191,6 +190,7 @@ struct Lane {
     took: Duration,
     /// So many of them in a row were too late for all who asked.
     late: u32,
+    pace: Pace,
 }
 
 impl Lane {
@@ -211,7 +211,10 @@ impl Lane {
                 continue;
             }
             match self.decide(&mut batch).await {
-                Ok(()) => batch.clear(),
+                Ok(()) => {
+                    batch.clear();
+                    queue.bound(self.pace.room(self.timeout, queue.batch(BATCH)));
+                }
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
                     self.disconnect();
@@ -483,6 +486,7 @@ impl Lane {
         };
         let took = started.elapsed();
         self.took = took;
+        self.pace.took(took);
         match carried {
             Carried { buckets: 0, leases: 0 } => {}
             Carried { buckets: 0, leases } => {

@@ -3,7 +3,7 @@
 //!
 //! `servers` knows where the servers are and `topology` which has what; `connector` is what a
 //! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
-//! connection with its `queue`; a `batch` is what it sends. `keys` has the key schema, `script`
+//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends. `keys` has the key schema, `script`
 //! the calls and replies, `leases` those for leases, `health` what happens when there is no
 //! answer, and `replies`, a test, what none of our scripts replies.
 
@@ -30,6 +30,7 @@ mod keys;
 mod lane;
 mod leases;
 mod login;
+mod pace;
 mod queue;
 mod routes;
 mod script;

@@ -37,7 +37,7 @@ pub(super) struct Queue<T> {
     /// How many wait, for those who want to know without the lock.
     len: AtomicUsize,
     arrived: Notify,
-    most: usize,
+    most: AtomicUsize,
     company: Arc<Company>,
     /// See [`Queue::is_flooded`].
     flooded: AtomicBool,
@@ -96,7 +96,7 @@ impl<T: Owned> Queue<T> {
     pub(super) fn new(most: usize, company: Arc<Company>) -> Self {
         let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
         let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
-        let flooded = AtomicBool::new(false);
+        let (most, flooded) = (AtomicUsize::new(most), AtomicBool::new(false));
         Self { inner, len, arrived: Notify::new(), most, company, flooded }
     }
 
@@ -111,8 +111,9 @@ impl<T: Owned> Queue<T> {
             return Some(item);
         }
         let mut gone = None;
-        if inner.items.len() >= self.most {
-            match inner.make_room(item.owner(), self.most) {
+        let most = self.most.load(Ordering::Relaxed);
+        if inner.items.len() >= most {
+            match inner.make_room(item.owner(), most) {
                 Some(other) => gone = Some(other),
                 None => return Some(item),
             }
@@ -123,6 +124,16 @@ impl<T: Owned> Queue<T> {
         drop(inner);
         self.arrived.notify_one();
         gone
+    }
+
+    /// How many of `most` a batch takes at the moment.
+    pub(super) fn batch(&self, most: usize) -> usize {
+        if self.is_flooded() { most.min(SMALL) } else { most }
+    }
+
+    /// No more than so many may wait from here on; those that do stay.
+    pub(super) fn bound(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
     }
 
     /// How many wait; may be out of date at once.
@@ -150,7 +161,7 @@ impl<T: Owned> Queue<T> {
                 if !inner.items.is_empty() {
                     let flooded = inner.is_flooded(&self.company);
                     self.flooded.store(flooded, Ordering::Relaxed);
-                    inner.take(batch, if flooded { most.min(SMALL) } else { most });
+                    inner.take(batch, self.batch(most));
                     self.len.store(inner.items.len(), Ordering::Relaxed);
                     return true;
                 }
@@ -336,6 +347,18 @@ mod tests {
         assert_eq!(queue.push(Item(2, 5)), Some(Item(2, 5)), "both have half");
         assert_eq!(taken(&queue, 10).await.len(), 10);
         assert_eq!(queue.push(Item(1, 10)), None);
+    }
+
+    #[tokio::test]
+    async fn a_bound_that_shrinks_turns_away_who_comes() {
+        let queue = queue(10, (0..10).map(|n| Item(1, n)));
+        queue.bound(4);
+        assert_eq!(queue.push(Item(1, 10)), Some(Item(1, 10)));
+        assert_eq!(queue.push(Item(2, 0)), Some(Item(1, 9)), "the others still get theirs");
+        assert_eq!(taken(&queue, 20).await.len(), 10);
+        queue.bound(5);
+        assert!((0..5).all(|n| queue.push(Item(1, n)).is_none()));
+        assert!(queue.push(Item(1, 5)).is_some());
     }
 
     #[tokio::test]

@@ -20,7 +20,9 @@ async fn connected<F: Future<Output = ()> + Send + 'static>(
     answer: impl Fn(Request<RecvStream>, Answering) -> F + Send + Sync + 'static,
 ) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
     let (near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(async move { serve(far, PATIENCE, stop, answer).await });
+    let server = tokio::spawn(async move {
+        serve(far, PATIENCE, stop, |request, to| Some(answer(request, to))).await
+    });
     let (sender, connection) = client::handshake(near).await.expect("a handshake");
     (sender, tokio::spawn(connection), server)
 }
@@ -171,7 +173,7 @@ const IMPATIENCE: Patience = Patience {
 #[tokio::test]
 async fn who_does_not_answer_is_gone() {
     let (near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| async {}));
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| Some(async {})));
     let (sender, connection) = client::handshake::<DuplexStream>(near).await.expect("a handshake");
     let mut connection = std::pin::pin!(connection);
     // As long as its client answers it is there.
@@ -184,7 +186,7 @@ async fn who_does_not_answer_is_gone() {
 #[tokio::test]
 async fn half_a_greeting_is_not_waited_for() {
     let (mut near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| async {}));
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| Some(async {})));
     near.write_all(b"PRI * HTTP").await.expect("written");
     server.await.expect("it ends");
 
@@ -193,7 +195,7 @@ async fn half_a_greeting_is_not_waited_for() {
     let stop_signal = async move {
         let _ = stopped.await;
     };
-    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| async {}));
+    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| Some(async {})));
     near.write_all(b"PRI * HTTP").await.expect("written");
     stop.send(()).expect("it listens");
     let ended = tokio::time::timeout(Duration::from_secs(5), server).await;
@@ -271,7 +273,7 @@ async fn a_large_body_goes_as_fast_as_it_is_taken() {
 #[tokio::test]
 async fn what_is_no_http_2_is_closed() {
     let (mut near, far): (DuplexStream, _) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, _| async {}));
+    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, _| Some(async {})));
     near.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
     let mut rest = Vec::new();
     near.read_to_end(&mut rest).await.expect("an end");

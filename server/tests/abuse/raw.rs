@@ -1,0 +1,120 @@
+//! HTTP/2 as a hostile client writes it: frames made by hand, sent whatever comes back.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+pub const DATA: u8 = 0;
+pub const HEADERS: u8 = 1;
+pub const RESET: u8 = 3;
+pub const SETTINGS: u8 = 4;
+pub const PING: u8 = 6;
+pub const CONTINUATION: u8 = 9;
+
+pub const END_STREAM: u8 = 1;
+pub const END_HEADERS: u8 = 4;
+
+/// One frame.
+pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let mut frame = (payload.len() as u32).to_be_bytes()[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(payload);
+    frame
+}
+
+/// Headers, each written out.
+pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
+    let mut block = Vec::new();
+    for (name, value) in headers {
+        block.push(0);
+        for text in [name, value] {
+            assert!(text.len() < 127);
+            block.push(text.len() as u8);
+            block.extend(text.as_bytes());
+        }
+    }
+    block
+}
+
+/// The headers of an `Allow`.
+pub fn allow() -> Vec<u8> {
+    block(&[
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", "/quotaservice.QuotaService/Allow"),
+        (":authority", "node"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ])
+}
+
+/// A request to that namespace's bucket `b`.
+pub fn message(namespace: &str) -> Vec<u8> {
+    let mut message = vec![0x0a, namespace.len() as u8];
+    message.extend(namespace.as_bytes());
+    message.extend([0x12, 1, b'b']);
+    let mut framed = vec![0, 0, 0, 0, message.len() as u8];
+    framed.extend(message);
+    framed
+}
+
+/// One whole request.
+pub fn request(stream: u32, namespace: &str) -> Vec<u8> {
+    let mut bytes = frame(HEADERS, END_HEADERS, stream, &allow());
+    bytes.extend(frame(DATA, END_STREAM, stream, &message(namespace)));
+    bytes
+}
+
+/// What a client begins with.
+pub fn preface() -> Vec<u8> {
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    bytes.extend(frame(SETTINGS, 0, 0, &[]));
+    bytes
+}
+
+/// A connection to the node.
+pub fn connect(node: SocketAddr) -> TcpStream {
+    let stream = TcpStream::connect(node).unwrap();
+    stream.set_nodelay(true).unwrap();
+    // Enough to notice that it was closed while nothing can be written.
+    stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    stream
+}
+
+/// Goes on sending what `next` makes until the node closes the connection; tells how long that
+/// took, `None`: longer than `limit`. `reads`: what comes is read, and thrown away.
+pub fn send_on(
+    stream: &mut TcpStream,
+    limit: Duration,
+    reads: bool,
+    mut next: impl FnMut() -> Vec<u8>,
+) -> Option<Duration> {
+    let (started, mut left) = (Instant::now(), Vec::new());
+    let mut buffer = vec![0; 1 << 16];
+    stream.set_nonblocking(true).unwrap();
+    while started.elapsed() < limit {
+        if left.is_empty() {
+            left = next();
+        }
+        let mut idle = left.is_empty();
+        match stream.write(&left) {
+            Ok(count) => drop(left.drain(..count)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => idle = true,
+            Err(_) => return Some(started.elapsed()),
+        }
+        if reads {
+            match stream.read(&mut buffer) {
+                Ok(0) => return Some(started.elapsed()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return Some(started.elapsed()),
+            }
+        }
+        if idle {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+    None
+}
