@@ -32,6 +32,13 @@ use crate::store::Store;
 
 const ALLOW: &str = "/quotaservice.QuotaService/Allow";
 
+/// What is about leases.
+const LEASES: [&str; 3] = [
+    "/doorman.Capacity/GetCapacity",
+    "/doorman.Capacity/GetServerCapacity",
+    "/doorman.Capacity/ReleaseCapacity",
+];
+
 /// Where anybody may ask: load balancers and orchestrators do.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
@@ -48,6 +55,10 @@ const KEPT: usize = 64 * 1024;
 
 /// How long a request may take to its end once it has begun.
 const SLOWEST: Duration = Duration::from_secs(10);
+
+/// How long all else may take until its answer begins; how long that lasts is not bounded, as
+/// some watch the node's health.
+const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// What one worker serves its connections with.
 pub struct Front<S> {
@@ -153,13 +164,21 @@ impl<S: Store> Front<S> {
         caller: Result<Caller, Refusal>,
         mut answering: Answering,
     ) {
+        let caller = caller.and_then(|caller| {
+            if LEASES.contains(&request.uri().path()) {
+                // Such requests are long: who may lease nothing has none of his read.
+                caller.may_lease(std::iter::empty())?;
+            }
+            Ok(caller)
+        });
         match caller {
             Ok(caller) => caller.put_on(request.extensions_mut()),
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
         }
         let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
         let mut others = self.others.clone();
-        let answer = pin!(tokio::time::timeout(limit, others.call(request.map(Received::new))));
+        let called = others.call(request.map(Received::new));
+        let answer = pin!(tokio::time::timeout(limit.min(LONGEST_CALL), called));
         match answering.unless_given_up(answer).await {
             Some(Ok(Ok(response))) => answering.body(response).await,
             Some(Ok(Err(never))) => match never {},
@@ -170,7 +189,7 @@ impl<S: Store> Front<S> {
 }
 
 fn too_late() -> Status {
-    Status::deadline_exceeded("the caller's deadline is over")
+    Status::deadline_exceeded("the deadline is over")
 }
 
 /// An ordinary unary call.
