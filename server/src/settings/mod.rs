@@ -9,7 +9,7 @@ use std::time::Duration;
 mod security;
 mod store_url;
 
-pub use security::{Doors, ParentFiles, StoreFiles};
+pub use security::{Doors, ParentFiles, StoreFiles, is_elsewhere};
 pub use store_url::StoreUrl;
 
 /// What `tollgate serve` is told.
