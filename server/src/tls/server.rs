@@ -1,7 +1,7 @@
 //! The side that is connected to.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -81,6 +81,8 @@ pub struct Acceptor {
     current: ArcSwap<Configs>,
     room: [Arc<Semaphore>; 2],
     watched: Watched,
+    /// So that what was read last is in use, and not what was read slowly.
+    reloading: Mutex<()>,
     metrics: TlsMetrics,
     failures: Repeating,
     refused: Repeating,
@@ -98,7 +100,8 @@ impl Acceptor {
         let current = ArcSwap::from_pointee(configs);
         let (failures, refused) = (Repeating::default(), Repeating::default());
         let room = [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY)));
-        Ok(Self { files, current, room, watched, metrics, failures, refused })
+        let reloading = Mutex::default();
+        Ok(Self { files, current, room, watched, reloading, metrics, failures, refused })
     }
 
     /// Waits until one more handshake may begin on that port.
@@ -143,6 +146,7 @@ impl Acceptor {
 
     /// Reads the files again. Bad ones are refused, and the old ones stay. Blocks.
     pub fn reload(&self) -> Result<(), Error> {
+        let _alone = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         self.watched.take();
         let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
             self.metrics.failed();
