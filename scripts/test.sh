@@ -12,7 +12,7 @@ export PATH="$PATH:/usr/sbin"
 
 # What must be there, a command or a module of Python, and the package that has it.
 needed=(redis-server:redis-server haproxy:haproxy promtool:prometheus
-  docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc
+  docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc curl:curl
   valgrind:valgrind protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc
   "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf")
 
@@ -60,6 +60,13 @@ cargo fmt --all --check
 
 say "lints"
 cargo clippy --workspace --all-targets --locked -- -D warnings
+
+say "dependencies"
+if command -v cargo-deny >/dev/null; then
+  cargo deny --locked check bans licenses sources
+else
+  echo "not checked: there is no cargo-deny (cargo install cargo-deny --locked)"
+fi
 
 say "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet

@@ -230,6 +230,7 @@ fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> 
     let token = files.parent_token_file.clone();
     let client = ParentClient::new(&settings.parents, dialer.as_ref(), token)
         .map_err(|error| Error::Setting(format!("--parent: {error}")))?;
+    doors::warn_if_token_in_the_clear(files, &settings.parents);
     Ok(Some((client, name)))
 }
 

@@ -66,6 +66,9 @@ pub struct Watched {
     seen: Mutex<Seen>,
 }
 
+/// What some files were when they were found changed.
+pub struct Change(Vec<Stamp>);
+
 struct Seen {
     taken: Vec<Stamp>,
     last: Vec<Stamp>,
@@ -90,9 +93,18 @@ impl Watched {
         seen.last = seen.taken.clone();
     }
 
-    /// Whether they are others than when they were taken, be it that somebody still writes.
-    pub fn have_changed(&self) -> bool {
-        self.now() != self.seen.lock().unwrap_or_else(PoisonError::into_inner).taken
+    /// What they are, if others than when they were taken, be it that somebody still writes: to
+    /// be kept once they are read. What changes while they are is a change again.
+    pub fn change(&self) -> Option<Change> {
+        let now = self.now();
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        (now != seen.taken).then_some(Change(now))
+    }
+
+    /// Takes them as they were then.
+    pub fn keep(&self, change: Change) {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.taken = change.0;
     }
 
     /// Whether they are others than when they were taken, and the same as at the last call. If
@@ -129,6 +141,23 @@ mod tests {
         fs::remove_file(&other).unwrap();
         watched.take();
         assert!(!watched.settled_on_a_change(), "taken");
+    }
+
+    #[test]
+    fn what_changes_while_it_is_read_is_a_change_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one");
+        fs::write(&path, "1").unwrap();
+        let watched = Watched::new([&*path]);
+        assert!(watched.change().is_none());
+        fs::write(&path, "12").unwrap();
+        let change = watched.change().unwrap();
+        assert!(watched.change().is_some(), "not kept");
+        fs::write(&path, "123").unwrap();
+        watched.keep(change);
+        let change = watched.change().unwrap();
+        watched.keep(change);
+        assert!(watched.change().is_none());
     }
 
     #[test]

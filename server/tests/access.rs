@@ -66,6 +66,9 @@ async fn every_role_at_every_grpc_route() {
         (shop, &["db.users"][..], Code::Ok),
         (shop, &["db.users", "queue"], Code::PermissionDenied),
         (shop, &["no-such"], Code::PermissionDenied),
+        // A resource's name may be longer than a namespace's.
+        (shop, &[&*format!("db.{}", "x".repeat(1021))], Code::Ok),
+        (shop, &[&*format!("db.{}", "x".repeat(1022))], Code::PermissionDenied),
         (watcher, &["db.users"], Code::PermissionDenied),
         (watcher, &[], Code::PermissionDenied),
         (admin, &["db.users", "queue"], Code::Ok),
@@ -100,6 +103,10 @@ async fn every_role_at_every_grpc_route() {
         let release = ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(resources) };
         assert_eq!(said(capacity.release_capacity(with(token, release)).await).0, code);
     }
+    // Older clients send empty names, which mean nothing.
+    let release =
+        ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(&["", "db.users", ""]) };
+    assert_eq!(said(capacity.release_capacity(with(shop, release)).await).0, Code::Ok);
     for (token, code) in [(shop, Code::Ok), (watcher, Code::Ok), (None, Code::Unauthenticated)] {
         assert_eq!(said(capacity.discovery(with(token, DiscoveryRequest {})).await).0, code);
         let list = MessageRequest::ListServices(String::new());
@@ -118,20 +125,18 @@ async fn every_role_at_every_grpc_route() {
     assert_eq!(counted("unknown_certificate"), 0.0);
 }
 
-/// A request to `Allow` that is out of the ordinary takes another way through the node: its gRPC
-/// status.
-async fn allow_the_long_way(node: &Node, token: Option<&str>, namespace: &str) -> String {
+/// The gRPC status of a call that no library sends.
+async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> Code {
     let stream = tokio::net::TcpStream::connect(node.grpc).await.unwrap();
     let (sender, connection) = client::handshake(stream).await.unwrap();
     tokio::spawn(connection);
-    let uri = "http://node/quotaservice.QuotaService/Allow";
+    let uri = format!("http://node{path}");
     let mut head = http::Request::post(uri).header(CONTENT_TYPE, "application/grpc+other");
     if let Some(token) = token {
         head = head.header("authorization", format!("Bearer {token}"));
     }
     let mut sender = sender.ready().await.unwrap();
     let (response, mut body) = sender.send_request(head.body(()).unwrap(), false).unwrap();
-    let message = request(namespace, "b", 1).encode_to_vec();
     let prefix = [&[0][..], &(message.len() as u32).to_be_bytes()].concat();
     // Who is not known is told so before the message is read.
     let _ = body.send_data([prefix, message].concat().into(), true);
@@ -144,7 +149,41 @@ async fn allow_the_long_way(node: &Node, token: Option<&str>, namespace: &str) -
         Some(status) => status,
         None => body.trailers().await.unwrap().unwrap()["grpc-status"].clone(),
     };
-    status.to_str().unwrap().to_owned()
+    Code::from_bytes(status.as_bytes())
+}
+
+/// A request to `Allow` that is out of the ordinary takes another way through the node.
+async fn allow_the_long_way(node: &Node, token: Option<&str>, namespace: &str) -> Code {
+    let message = request(namespace, "b", 1).encode_to_vec();
+    raw(node, token, "/quotaservice.QuotaService/Allow", message).await
+}
+
+/// What is sent costs a node nothing where its sender may lease nothing, and little otherwise.
+#[tokio::test]
+async fn requests_for_leases_are_bounded() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let node = callers.node(&limits);
+    let (shop, watcher) = (Some(&*callers.shop), Some(&*callers.watcher));
+    let many = |count: usize| ReleaseCapacityRequest {
+        client_id: "c".to_owned(),
+        resource_id: vec!["queue".to_owned(); count],
+    };
+    let large = vec![0; 1024 * 1024 + 1];
+    for method in ["GetCapacity", "GetServerCapacity", "ReleaseCapacity"] {
+        let path = format!("/doorman.Capacity/{method}");
+        for (token, message, code) in [
+            (watcher, vec![0xff], Code::PermissionDenied),
+            (watcher, large.clone(), Code::PermissionDenied),
+            (shop, vec![0xff], Code::Internal),
+            (shop, large.clone(), Code::OutOfRange),
+        ] {
+            assert_eq!(raw(&node, token, &path, message).await, code, "{method} {token:?}");
+        }
+    }
+    let release = "/doorman.Capacity/ReleaseCapacity";
+    for (count, code) in [(10_000, Code::PermissionDenied), (10_001, Code::InvalidArgument)] {
+        assert_eq!(raw(&node, shop, release, many(count).encode_to_vec()).await, code, "{count}");
+    }
 }
 
 #[tokio::test]
@@ -159,7 +198,7 @@ async fn the_long_way_is_guarded_too() {
         (None, "shop", Code::Unauthenticated),
     ] {
         let status = allow_the_long_way(&node, token, namespace).await;
-        assert_eq!(status, (code as i32).to_string(), "{namespace}");
+        assert_eq!(status, code, "{namespace}");
     }
 }
 

@@ -160,6 +160,11 @@ fn the_commands_show_a_token() {
 
 /// The lines that a node on those addresses has said of being open.
 fn warnings(grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
+    lines("the node is open to the network", grpc, http, more)
+}
+
+/// The lines with that text that a node on those addresses has said.
+fn lines(text: &str, grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     let limits = LimitsFile::new(LIMITS);
     let node = Running::start(
         command()
@@ -169,8 +174,7 @@ fn warnings(grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     );
     node.says("serving");
     let said = node.stop();
-    let open = said.lines().filter(|line| line.contains("the node is open to the network"));
-    open.map(ToOwned::to_owned).collect()
+    said.lines().filter(|line| line.contains(text)).map(ToOwned::to_owned).collect()
 }
 
 #[test]
@@ -190,6 +194,35 @@ fn a_node_that_is_open_says_so_once() {
     let said = warnings(everywhere, everywhere, &access);
     assert_eq!(said.len(), 1);
     assert!(!said[0].contains("--access") && said[0].contains("--tls-cert-file"), "{said:?}");
+}
+
+#[test]
+fn who_sends_a_token_in_the_clear_is_told_once() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("token");
+    fs::write(&file, "tollgate_x\n").unwrap();
+    let file = file.to_str().unwrap();
+    let said = |parents: &[&str], more: &[&str]| {
+        let parents = parents.iter().flat_map(|parent| ["--parent", parent]);
+        let args: Vec<&str> = parents.chain(["--cluster-id", "x"]).chain(more.to_vec()).collect();
+        lines("sent in the clear", "127.0.0.1:0", "127.0.0.1:0", &args)
+    };
+    // Of these addresses nobody has any.
+    let (one, other) = ("192.0.2.1:1", "192.0.2.2:1");
+    let token = ["--parent-token-file", file];
+    let warned = said(&[one, other], &token);
+    assert_eq!(warned.len(), 1, "{warned:?}");
+    assert!(warned[0].contains("WARN") && warned[0].contains("--parent-ca-file"), "{warned:?}");
+    assert!(said(&[one], &[]).is_empty() && said(&["localhost:1"], &token).is_empty());
+    for (args, count) in [
+        (&["allow", "shop", "b", "--timeout", "10ms", "--token-file", file, "--addr", one][..], 1),
+        (&["capacity", "show", "--timeout", "10ms", "--token-file", file, "--http", one], 1),
+        (&["allow", "shop", "b", "--timeout", "10ms", "--addr", one], 0),
+        (&["allow", "shop", "b", "--token-file", file, "--addr", "127.0.0.1:1"], 0),
+    ] {
+        let done = tollgate(args);
+        assert_eq!(done.stderr.matches("in the clear").count(), count, "{args:?} {done:?}");
+    }
 }
 
 #[test]

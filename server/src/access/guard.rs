@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 use super::live::{Access, Callers, Places};
 use crate::config::access::{self as file, Role};
 use crate::config::glob::Glob;
-use crate::domain::names::MAX_NAME_BYTES;
+use crate::domain::names::{MAX_ID_BYTES, MAX_NAME_BYTES};
 use crate::metrics::{AccessMetrics, Refused};
 
 /// The longest token that is looked at, in bytes.
@@ -222,7 +222,7 @@ impl Caller {
 
     /// Whether it may ask for tokens in that namespace.
     pub fn may_ask_in(&self, namespace: &str) -> Result<(), Refusal> {
-        self.check(Role::Ask, |one| any(&one.namespaces, namespace))
+        self.check(Role::Ask, |one| any(&one.namespaces, namespace, MAX_NAME_BYTES))
     }
 
     /// Whether it may ask for leases on, and give back, each of these resources.
@@ -235,12 +235,13 @@ impl Caller {
         }
         // Who may lease nothing may not ask for nothing, either.
         self.check(Role::Ask, |one| one.role == Role::Administer || !one.resources.is_empty())?;
-        resources.try_for_each(|id| self.check(Role::Ask, |one| any(&one.resources, id)))
+        resources
+            .try_for_each(|id| self.check(Role::Ask, |one| any(&one.resources, id, MAX_ID_BYTES)))
     }
 
     /// Whether it may look at who holds leases on that resource.
     pub fn may_see(&self, resource: &str) -> Result<(), Refusal> {
-        self.check(Role::Observe, |one| any(&one.resources, resource))
+        self.check(Role::Observe, |one| any(&one.resources, resource, MAX_ID_BYTES))
     }
 
     /// Whether it may look at what shows all namespaces and resources.
@@ -265,9 +266,9 @@ impl Caller {
     }
 }
 
-/// What is too long to be anybody's name is not worth the time that a glob takes for it.
-fn any(globs: &[Glob], name: &str) -> bool {
-    let short = name.len() <= MAX_NAME_BYTES;
+/// What is too long to be a name is not worth the time that a glob takes for it.
+fn any(globs: &[Glob], name: &str, most_bytes: usize) -> bool {
+    let short = name.len() <= most_bytes;
     globs.iter().any(|glob| glob.is_everything() || (short && glob.matches(name)))
 }
 

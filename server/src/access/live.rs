@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::{ArcSwap, Guard as Loaded};
 use smallvec::SmallVec;
@@ -16,6 +16,10 @@ use crate::metrics::{AccessMetrics, Metrics};
 
 /// Positions of callers. Nearly always there is one.
 pub(super) type Places = SmallVec<[usize; 2]>;
+
+/// The most names of a certificate that are held against the file: each costs time with each
+/// caller, and no certificate in use has more than a few.
+const MOST_NAMES: usize = 64;
 
 /// Why an access file was not taken into use.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +67,7 @@ impl Callers {
 
     /// Everybody who is known by one of these names.
     pub(super) fn by_names(&self, names: &[String]) -> Places {
+        let names = &names[..names.len().min(MOST_NAMES)];
         let known = |caller: &Caller| {
             caller.certificates.iter().any(|glob| names.iter().any(|name| glob.matches(name)))
         };
@@ -80,6 +85,8 @@ pub struct Access {
     path: PathBuf,
     current: ArcSwap<Callers>,
     watched: Watched,
+    /// So that what was read last is in use, and not what was read slowly.
+    reloading: Mutex<()>,
     counts: AccessMetrics,
     failures: Repeating,
     pub(super) refusals: Repeating,
@@ -95,7 +102,8 @@ impl Access {
         report(path, &callers);
         let current = ArcSwap::from_pointee(Callers::new(callers));
         let (path, failures) = (path.to_owned(), Repeating::default());
-        Ok(Self { path, current, watched, counts, failures, refusals: Repeating::default() })
+        let (reloading, refusals) = (Mutex::default(), Repeating::default());
+        Ok(Self { path, current, watched, reloading, counts, failures, refusals })
     }
 
     pub(super) fn current(&self) -> Loaded<Arc<Callers>> {
@@ -108,6 +116,7 @@ impl Access {
 
     /// Reads the file again. A bad one is refused, and callers stay who they are. Blocks.
     pub fn reload(&self) -> Result<(), LoadError> {
+        let _alone = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         self.watched.take();
         let callers = read(&self.path).inspect_err(|error| {
             self.counts.failed();
@@ -145,5 +154,22 @@ fn report(path: &Path, callers: &[Caller]) {
     tracing::info!(path = %path.display(), callers = callers.len(), "access file in use");
     if callers.is_empty() {
         tracing::warn!(path = %path.display(), "the access file names nobody: nobody may ask");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_certificate_so_many_names_count() {
+        let file = "callers: [{ name: x, certificates: ['cn:x'], namespaces: [shop] }]";
+        let callers = Callers::new(parse(file).unwrap());
+        let named = |others: usize| {
+            let mut names = vec!["dns:other".to_owned(); others];
+            names.push("cn:x".to_owned());
+            callers.by_names(&names).len()
+        };
+        assert_eq!((named(0), named(MOST_NAMES - 1), named(MOST_NAMES)), (1, 1, 0));
     }
 }

@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 use super::{Error, Listeners};
 use crate::access::Access;
 use crate::metrics::Metrics;
-use crate::settings::Doors;
+use crate::settings::{Doors, ParentFiles, is_elsewhere};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::door::Door;
 
@@ -52,4 +52,19 @@ pub(super) fn warn_if_open(settings: &Doors, listeners: &Listeners) {
         }
     };
     tracing::warn!(missing, advice = "see docs/security.md", "the node is open to the network");
+}
+
+/// Says so, once, where the token for a parent is sent for all on the way to read.
+pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]) {
+    if files.parent_token_file.is_none() || files.parent_ca_file.is_some() {
+        return;
+    }
+    if let Some(address) = parents.iter().find(|address| is_elsewhere(address)) {
+        tracing::warn!(
+            address,
+            missing = "anybody on the way may read it (--parent-ca-file)",
+            advice = "see docs/security.md",
+            "the token for the parent is sent in the clear"
+        );
+    }
 }

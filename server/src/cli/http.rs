@@ -48,6 +48,7 @@ impl Http {
     pub(super) fn get(&self, path: &str, timeout: Duration) -> io::Result<Page> {
         // Nobody waits for longer, and no clock overflows.
         let timeout = timeout.min(Duration::from_secs(24 * 60 * 60));
+        self.secure.warn_if_in_the_clear(&self.http);
         let authorization = self.secure.authorization().map_err(io::Error::other)?;
         let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
         let socket = self.connect(timeout)?;

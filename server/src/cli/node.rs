@@ -40,6 +40,7 @@ impl Node {
             .map_err(|_| format!("--addr {address:?} is no HOST:PORT"))?
             .timeout(self.timeout)
             .connect_timeout(self.timeout);
+        self.secure.warn_if_in_the_clear(address);
         let dialer = self.secure.dialer()?;
         let channel = match &dialer {
             None => endpoint.connect().await,

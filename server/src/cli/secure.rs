@@ -1,6 +1,7 @@
 //! Whom the commands trust, and what they show.
 
 use std::path::PathBuf;
+use std::sync::Once;
 
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::service::Interceptor;
@@ -9,6 +10,7 @@ use tonic::transport::Channel;
 use tonic::{Request, Status};
 
 use crate::files;
+use crate::settings::is_elsewhere;
 use crate::tls::{ClientFiles, Dialer};
 
 /// The flags that every question to a node has.
@@ -43,6 +45,19 @@ impl Secure {
         let own = self.cert_file.clone().zip(self.key_file.clone());
         let files = ClientFiles { ca, own, server_name: self.server_name.clone() };
         Dialer::new(files).map(Some).map_err(|error| error.to_string())
+    }
+
+    /// Says so, once, if the token will be sent to that address for all on the way to read.
+    pub(super) fn warn_if_in_the_clear(&self, address: &str) {
+        static SAID: Once = Once::new();
+        if self.token_file.is_some() && self.ca_file.is_none() && is_elsewhere(address) {
+            SAID.call_once(|| {
+                eprintln!(
+                    "tollgate: the token goes to {address} in the clear: anybody on the way may \
+                     read it (--ca-file turns on TLS)"
+                );
+            });
+        }
     }
 
     /// What an `authorization` header says, if anything.

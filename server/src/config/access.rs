@@ -162,10 +162,7 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         reader.text(entry.value, &path.key(entry.key), "text");
     }
     let tokens = tokens(reader, &fields, path, met);
-    let certificates = globs(reader, fields.get("certificates"), path, |text| {
-        let kind = CERTIFICATE_KINDS.iter().any(|kind| text.starts_with(kind));
-        (!kind).then_some("must begin with dns:, uri: or cn:, which says what kind of name it is")
-    });
+    let certificates = globs(reader, fields.get("certificates"), path, of_certificates);
     let anyone = fields.get("anyone").filter(|entry| {
         let choices = [("true", true), ("false", false)];
         reader.choice(entry.value, &path.key(entry.key), &choices) == Some(true)
@@ -184,9 +181,8 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         let message = "can't be told from others: give it token_sha256 or certificates";
         reader.fault(fields.line, path, message);
     }
-    let any = |_: &str| None;
-    let namespaces = globs(reader, fields.get("namespaces"), path, any);
-    let resources = globs(reader, fields.get("resources"), path, any);
+    let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
+    let resources = globs(reader, fields.get("resources"), path, Glob::new);
     scope(reader, &fields, path, role);
     let all = |globs: &[Glob]| globs.iter().any(Glob::is_everything);
     let everything = role == Role::Administer || (all(&namespaces) && all(&resources));
@@ -263,7 +259,7 @@ fn globs(
     reader: &mut Reader,
     entry: Option<Entry<'_>>,
     path: &Path<'_>,
-    check: impl Fn(&str) -> Option<&'static str>,
+    read: impl Fn(&str) -> Result<Glob, &'static str>,
 ) -> Vec<Glob> {
     let Some(entry) = entry else { return Vec::new() };
     let path = path.key(entry.key);
@@ -271,13 +267,23 @@ fn globs(
     for (index, item) in reader.items(entry.value, &path).enumerate() {
         let here = path.item(index);
         let Some(text) = reader.text(item, &here, "a glob") else { continue };
-        match (check(text), Glob::new(text)) {
-            (Some(wrong), _) => reader.fault(item.line, &here, wrong),
-            (None, Err(wrong)) => reader.fault(item.line, &here, wrong),
-            (None, Ok(glob)) => globs.push(glob),
+        match read(text) {
+            Err(wrong) => reader.fault(item.line, &here, wrong),
+            Ok(glob) => globs.push(glob),
         }
     }
     globs
+}
+
+fn of_certificates(text: &str) -> Result<Glob, &'static str> {
+    if !CERTIFICATE_KINDS.iter().any(|kind| text.starts_with(kind)) {
+        return Err("must begin with dns:, uri: or cn:, which says what kind of name it is");
+    }
+    match text.starts_with("dns:") {
+        // Such names have no case, and those of certificates are in lower case here.
+        true => Glob::new(&text.to_ascii_lowercase()),
+        false => Glob::new(text),
+    }
 }
 
 /// What is allowed must be said, and only where it has an effect.
@@ -313,7 +319,7 @@ mod tests {
     description: the shop's backends
     token_sha256: [{HASH}, \"{}\"]
     namespaces: [shop, 'cart-*']
-  - {{ name: ops, role: administer, certificates: ['cn:ops', 'uri:spiffe://x/*'] }}
+  - {{ name: ops, role: administer, certificates: ['cn:Ops', 'uri:spiffe://x/*', 'dns:*.Example'] }}
   - {{ name: rest, role: observe, anyone: true, namespaces: ['*'], resources: ['*'] }}
 ",
             HASH.to_uppercase().replace('B', "C")
@@ -336,6 +342,9 @@ mod tests {
         assert!(callers[0].namespaces[1].matches("cart-a") && callers[0].resources.is_empty());
         assert!(callers[1].certificates[1].matches("uri:spiffe://x/y"));
         assert!(!callers[1].certificates[0].matches("dns:ops"));
+        assert!(callers[1].certificates[0].matches("cn:Ops"));
+        assert!(!callers[1].certificates[0].matches("cn:ops"));
+        assert!(callers[1].certificates[2].matches("dns:ops.example"));
     }
 
     #[test]

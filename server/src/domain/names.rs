@@ -5,6 +5,9 @@
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
+/// The longest id of a client, a cluster or a resource, in bytes. It may be any text.
+pub const MAX_ID_BYTES: usize = 1024;
+
 /// What a namespace's default bucket is called. With a space in it this is nobody's name.
 pub const DEFAULT_BUCKET: &str = "default bucket";
 

@@ -18,9 +18,10 @@ use crate::store::{LeaseAsk, LeaseStore, StoreError};
 
 mod check;
 
+pub(crate) use check::check_count;
 pub(super) use check::check_id;
 pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
-use check::{bands, check, check_count, check_holder, check_resources};
+use check::{bands, check, check_holder, check_resources};
 
 /// Resources that go to the store at once.
 const PAGE: usize = 256;

@@ -1,5 +1,6 @@
 //! Settings about whom to trust, and whom to be.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// Certificates of this node, and who may ask it.
@@ -98,4 +99,30 @@ pub struct ParentFiles {
     /// A file with the token to show to the parent; read at each request
     #[arg(long, env = "TOLLGATE_PARENT_TOKEN_FILE", value_name = "FILE")]
     pub parent_token_file: Option<PathBuf>,
+}
+
+/// Whether what is sent to this `HOST:PORT` leaves the machine, as far as the name tells.
+pub fn is_elsewhere(address: &str) -> bool {
+    let bare = address.trim_start_matches("http://").trim_start_matches("https://");
+    let host = bare.rsplit_once(':').map_or(bare, |(host, _)| host);
+    match host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
+        Ok(ip) => !ip.is_loopback() && !ip.is_unspecified(),
+        Err(_) => !host.eq_ignore_ascii_case("localhost"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_leaves_the_machine() {
+        for here in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "LocalHost:1", "http://localhost:1"] {
+            assert!(!is_elsewhere(here), "{here}");
+        }
+        assert!(!is_elsewhere("0.0.0.0:1") && !is_elsewhere("[::]:1"), "asked on loopback");
+        for there in ["10.0.0.1:1", "[2001:db8::1]:1", "node.example:1", "localhost.example:1"] {
+            assert!(is_elsewhere(there), "{there}");
+        }
+    }
 }

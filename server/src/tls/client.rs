@@ -87,11 +87,11 @@ impl Dialer {
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let inner = &*self.0;
         // Half of a change is refused, and looked at again before the next connection.
-        if inner.watched.have_changed() {
+        if let Some(change) = inner.watched.change() {
             match load(&inner.files) {
                 Ok(config) => {
-                    inner.watched.take();
                     inner.current.store(Arc::new(config));
+                    inner.watched.keep(change);
                 }
                 Err(error) => tracing::error!(%error, "new certificate refused, the old one stays"),
             }

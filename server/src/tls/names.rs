@@ -14,15 +14,17 @@ pub(super) fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     Some(certificate.tbs_certificate.validity.not_after.to_unix_duration().as_secs())
 }
 
-/// Its names, each with its kind in front: `dns:` and `uri:` of the alternative names, `cn:` of
-/// the subject. None, if it can't be read.
+/// Its names, each with its kind in front: `dns:` (in lower case, as these have none) and `uri:` of
+/// the alternative names, `cn:` of the subject. None, if it can't be read.
 pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = Certificate::from_der(certificate) else { return Vec::new() };
     let certificate = certificate.tbs_certificate;
     let mut names = Vec::new();
     if let Ok(Some((_, SubjectAltName(alternatives)))) = certificate.get::<SubjectAltName>() {
         names.extend(alternatives.iter().filter_map(|name| match name {
-            GeneralName::DnsName(name) => Some(format!("dns:{name}")),
+            GeneralName::DnsName(name) => {
+                Some(format!("dns:{}", name.as_str().to_ascii_lowercase()))
+            }
             GeneralName::UniformResourceIdentifier(name) => Some(format!("uri:{name}")),
             _ => None,
         }));
@@ -46,14 +48,14 @@ mod tests {
 
     #[test]
     fn names_and_expiry() {
-        let mut params = CertificateParams::new(vec!["a.example".to_owned()]).unwrap();
-        params.subject_alt_names.push(SanType::URI("spiffe://x/shop".try_into().unwrap()));
+        let mut params = CertificateParams::new(vec!["A.Example".to_owned()]).unwrap();
+        params.subject_alt_names.push(SanType::URI("spiffe://x/Shop".try_into().unwrap()));
         params.subject_alt_names.push(SanType::IpAddress([127, 0, 0, 1].into()));
         params.distinguished_name.push(DnType::CommonName, "shöp");
         params.distinguished_name.push(DnType::OrganizationName, "nobody");
         params.not_after = rcgen::date_time_ymd(2033, 5, 18);
         let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        assert_eq!(names(made.der()), ["dns:a.example", "uri:spiffe://x/shop", "cn:shöp"]);
+        assert_eq!(names(made.der()), ["dns:a.example", "uri:spiffe://x/Shop", "cn:shöp"]);
         assert_eq!(expiry_s(made.der()), Some(2_000_000_000 - 12_800));
         let none = CertificateDer::from(vec![1, 2, 3]);
         assert_eq!((names(&none), expiry_s(&none)), (Vec::new(), None));

@@ -1,13 +1,13 @@
 //! The side that is connected to.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
@@ -81,6 +81,8 @@ pub struct Acceptor {
     current: ArcSwap<Configs>,
     room: [Arc<Semaphore>; 2],
     watched: Watched,
+    /// So that what was read last is in use, and not what was read slowly.
+    reloading: Mutex<()>,
     metrics: TlsMetrics,
     failures: Repeating,
     refused: Repeating,
@@ -98,7 +100,8 @@ impl Acceptor {
         let current = ArcSwap::from_pointee(configs);
         let (failures, refused) = (Repeating::default(), Repeating::default());
         let room = [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY)));
-        Ok(Self { files, current, room, watched, metrics, failures, refused })
+        let reloading = Mutex::default();
+        Ok(Self { files, current, room, watched, reloading, metrics, failures, refused })
     }
 
     /// Waits until one more handshake may begin on that port.
@@ -143,6 +146,7 @@ impl Acceptor {
 
     /// Reads the files again. Bad ones are refused, and the old ones stay. Blocks.
     pub fn reload(&self) -> Result<(), Error> {
+        let _alone = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         self.watched.take();
         let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
             self.metrics.failed();
@@ -203,7 +207,13 @@ fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
         }
     };
     // Sees, too, that key and certificate belong together.
-    let config = builder.with_single_cert(chain, key(&files.key)?).map_err(unusable)?;
+    let mut config = builder.with_single_cert(chain, key(&files.key)?).map_err(unusable)?;
+    if files.client_ca.is_some() {
+        // Who resumes a session is taken for whom it was begun by, without another look at the
+        // certificate, which may have expired since.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+    }
     let speaking = |port: Port| {
         let mut config = config.clone();
         config.alpn_protocols = port.protocols();
@@ -225,17 +235,78 @@ mod tests {
 
     use futures_util::future::FutureExt as _;
     use rcgen::generate_simple_self_signed;
+    use rustls::version::{TLS12, TLS13};
+    use rustls::{ClientConfig, ClientConnection, HandshakeKind, ServerConnection};
+    use tempfile::TempDir;
 
     use super::*;
 
-    #[test]
-    fn handshakes_wait_for_room_on_their_own_port() {
+    /// A certificate that has signed itself, for a server or a client.
+    fn files() -> (TempDir, ServerFiles) {
         let dir = tempfile::tempdir().unwrap();
         let made = generate_simple_self_signed(["node.example".to_owned()]).unwrap();
         let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
         fs::write(&cert, made.cert.pem()).unwrap();
         fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-        let files = ServerFiles { cert, key, client_ca: None };
+        (dir, ServerFiles { cert, key, client_ca: None })
+    }
+
+    /// What a connection begins with, all that follows the handshake included.
+    fn begun(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> HandshakeKind {
+        let name = "node.example".try_into().unwrap();
+        let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
+        let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
+        while client.wants_write() || server.wants_write() {
+            let mut sent = Vec::new();
+            while client.write_tls(&mut sent).unwrap() > 0 {}
+            let mut sent = &*sent;
+            while !sent.is_empty() {
+                server.read_tls(&mut sent).unwrap();
+                server.process_new_packets().unwrap();
+            }
+            let mut sent = Vec::new();
+            while server.write_tls(&mut sent).unwrap() > 0 {}
+            let mut sent = &*sent;
+            while !sent.is_empty() {
+                client.read_tls(&mut sent).unwrap();
+                client.process_new_packets().unwrap();
+            }
+        }
+        client.handshake_kind().unwrap()
+    }
+
+    #[test]
+    fn who_shows_a_certificate_shows_it_each_time() {
+        let (_dir, files) = files();
+        let authorities = [ClientAuth::Required, ClientAuth::Optional];
+        let asked = authorities.map(|how| Some((files.cert.clone(), how)));
+        for client_ca in [None].into_iter().chain(asked) {
+            let again = match client_ca {
+                None => HandshakeKind::Resumed,
+                Some(_) => HandshakeKind::Full,
+            };
+            for version in [&TLS12, &TLS13] {
+                let files = ServerFiles { client_ca: client_ca.clone(), ..files.clone() };
+                let client = ClientConfig::builder_with_provider(ring::default_provider().into())
+                    .with_protocol_versions(&[version])
+                    .unwrap()
+                    .with_root_certificates(roots(&files.cert).unwrap())
+                    .with_client_auth_cert(
+                        certificates(&files.cert).unwrap(),
+                        key(&files.key).unwrap(),
+                    )
+                    .unwrap();
+                let (client, (servers, _)) = (Arc::new(client), load(&files).unwrap());
+                let server = &servers[Port::Http.number()];
+                assert_eq!(begun(&client, server), HandshakeKind::Full);
+                assert_eq!(begun(&client, server), again, "{version:?} {client_ca:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn handshakes_wait_for_room_on_their_own_port() {
+        let (_dir, files) = files();
         let acceptor = Acceptor::load(files, &Metrics::new()).unwrap();
         let room = |port| acceptor.room(port).now_or_never();
         let mut begun: Vec<_> = (0..UNDER_WAY).map(|_| room(Port::Grpc).unwrap()).collect();

@@ -16,7 +16,9 @@ use tonic::{Request, Response, Status};
 use super::{caller, refusal, turned_away};
 use crate::domain::lease::{Claim, Holder};
 use crate::domain::sharing::Kind;
-use crate::service::capacity::{CapacityService, Lease, PriorityWants, Request as Asked};
+use crate::service::capacity::{
+    CapacityService, Lease, PriorityWants, Request as Asked, check_count,
+};
 use crate::store::LeaseStore;
 
 pub(super) struct Leases<S> {
@@ -56,6 +58,7 @@ impl<S: LeaseStore> Capacity for Leases<S> {
     ) -> Result<Response<GetCapacityResponse>, Status> {
         let caller = caller(&request)?;
         let request = request.into_inner();
+        check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|one| &*one.resource_id);
         caller.may_lease(ids).map_err(turned_away)?;
         let asked: Vec<_> = request
@@ -90,6 +93,7 @@ impl<S: LeaseStore> Capacity for Leases<S> {
     ) -> Result<Response<GetServerCapacityResponse>, Status> {
         let caller = caller(&request)?;
         let request = request.into_inner();
+        check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|one| &*one.resource_id);
         caller.may_lease(ids).map_err(turned_away)?;
         let asked: Vec<_> = request
@@ -141,7 +145,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
     ) -> Result<Response<ReleaseCapacityResponse>, Status> {
         let caller = caller(&request)?;
         let request = request.get_ref();
-        let resources: Vec<&str> = request.resource_id.iter().map(String::as_str).collect();
+        check_count(request.resource_id.len()).map_err(|error| refusal(&error))?;
+        // Older clients send empty names when they close, which mean nothing.
+        let named = request.resource_id.iter().map(String::as_str).filter(|id| !id.is_empty());
+        let resources: Vec<&str> = named.collect();
         caller.may_lease(resources.iter().copied()).map_err(turned_away)?;
         let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
         released.map_err(|error| refusal(&error))?;

@@ -33,6 +33,13 @@ use crate::store::Store;
 
 const ALLOW: &str = "/quotaservice.QuotaService/Allow";
 
+/// What is about leases.
+const LEASES: [&str; 3] = [
+    "/doorman.Capacity/GetCapacity",
+    "/doorman.Capacity/GetServerCapacity",
+    "/doorman.Capacity/ReleaseCapacity",
+];
+
 /// Where anybody may ask: load balancers and orchestrators do.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
@@ -50,7 +57,8 @@ const KEPT: usize = 64 * 1024;
 /// How long a request may take to its end once it has begun.
 const SLOWEST: Duration = Duration::from_secs(10);
 
-/// How long all else may take, if its caller does not say: to ask for the node's health is free.
+/// How long all else may take, if its caller does not say less: until its answer begins, and, but
+/// for who asks for the node's health, until it has been taken.
 const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// What one worker serves its connections with.
@@ -150,6 +158,13 @@ impl<S: Store> Front<S> {
         caller: Result<Caller, Refusal>,
         mut answering: Answering,
     ) {
+        let caller = caller.and_then(|caller| {
+            if LEASES.contains(&request.uri().path()) {
+                // Such requests are long: who may lease nothing has none of his read.
+                caller.may_lease(std::iter::empty())?;
+            }
+            Ok(caller)
+        });
         match caller {
             Ok(caller) => caller.put_on(request.extensions_mut()),
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
@@ -159,7 +174,7 @@ impl<S: Store> Front<S> {
         let limit = if under_way.is_some() { limit.min(LONGEST_CALL) } else { limit };
         let mut others = self.others.clone();
         let (began, called) = (Instant::now(), others.call(request.map(Received::new)));
-        let answer = pin!(tokio::time::timeout(limit, called));
+        let answer = pin!(tokio::time::timeout(limit.min(LONGEST_CALL), called));
         match answering.unless_given_up(answer).await {
             Some(Ok(Ok(response))) => {
                 // Who does not take its answer is cut off.
@@ -209,7 +224,7 @@ impl<S: Store> UnderWay<S> {
 }
 
 fn too_late() -> Status {
-    Status::deadline_exceeded("the caller's deadline is over")
+    Status::deadline_exceeded("the deadline is over")
 }
 
 /// An ordinary unary call.

@@ -21,6 +21,10 @@ use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
 
+/// The most bytes of a request for leases: as many resources as one may have, with names of 60
+/// characters, take less. Decoded, one of very many empty ones takes fifty times as much.
+const LONGEST: usize = 1024 * 1024;
+
 struct Quota<S> {
     service: AllowService<S>,
     took: Histogram,
@@ -59,7 +63,7 @@ pub fn front<B: Store, L: LeaseStore>(
     let leases = Leases::new(leases, took.clone(), advertise);
     let quota = Quota { service: service.clone(), took: took.clone() };
     let others = Routes::new(QuotaServiceServer::new(quota))
-        .add_service(CapacityServer::new(leases))
+        .add_service(CapacityServer::new(leases).max_decoding_message_size(LONGEST))
         .add_service(health)
         .add_service(reflection)
         .prepare();

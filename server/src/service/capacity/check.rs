@@ -6,10 +6,8 @@ use smallvec::SmallVec;
 
 use super::Request;
 use crate::domain::lease::{Band, Claim, Holder, MAX_BANDS, MAX_SUBCLIENTS};
+pub use crate::domain::names::MAX_ID_BYTES;
 use crate::service::Error;
-
-/// The longest id of a client, a cluster or a resource, in bytes.
-pub const MAX_ID_BYTES: usize = 1024;
 
 /// The most resources in one request.
 pub const MAX_RESOURCES: usize = 10_000;
@@ -80,7 +78,7 @@ pub(in super::super) fn check_id(field: &str, id: &str) -> Result<(), Error> {
     }
 }
 
-pub(super) fn check_count(resources: usize) -> Result<(), Error> {
+pub(crate) fn check_count(resources: usize) -> Result<(), Error> {
     if resources <= MAX_RESOURCES {
         return Ok(());
     }
