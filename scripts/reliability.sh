@@ -22,6 +22,11 @@ if [ "${1-}" = --from ]; then
   shift 2
 fi
 
+[ -z "$write" ] || [ $# = 0 ] || {
+  echo "the table in docs/reliability.md has the rows of all tests: --write takes no names" >&2
+  exit 2
+}
+
 missing=()
 for package in redis-server jq; do
   command -v "$package" >/dev/null || missing+=("$package")

@@ -75,7 +75,7 @@ say "deployment files"
 scripts/check-deploy.sh
 
 say "tests"
-cargo test --workspace --locked
+cargo test --workspace --locked --no-fail-fast
 
 say "instructions of a decision"
 scripts/instructions.sh

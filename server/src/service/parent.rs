@@ -110,7 +110,10 @@ impl<S: LeaseStore> Renewal<S> {
         if let Err(error) = self.try_round(parent, now).await {
             // The store says what is wrong with it itself; another node may have the turn now.
             tracing::debug!(%error, "leases from the parent were not renewed");
-            self.known.values_mut().for_each(|known| known.due = now);
+            // What one resource is refused is no reason to ask for the others again.
+            if error != StoreError::Refused {
+                self.known.values_mut().for_each(|known| known.due = now);
+            }
         }
     }
 
@@ -149,10 +152,14 @@ impl<S: LeaseStore> Renewal<S> {
                 due.push(resource.clone());
             }
         }
+        let mut refused = Ok(());
         for page in due.chunks(PAGE) {
-            self.renew(parent, page, born, now).await?;
+            match self.renew(parent, page, born, now).await {
+                Err(StoreError::Refused) => refused = Err(StoreError::Refused),
+                renewed => renewed?,
+            }
         }
-        Ok(())
+        refused
     }
 
     async fn renew(
@@ -176,6 +183,9 @@ impl<S: LeaseStore> Renewal<S> {
                 // It may be this one's alone, and is no reason to leave out the others.
                 Err(StoreError::Refused) => {
                     refused = Err(StoreError::Refused);
+                    if let Some(known) = self.known.get_mut(resource) {
+                        known.due = Micros(now.0.saturating_add(RETRY_US));
+                    }
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -228,10 +238,13 @@ impl<S: LeaseStore> Renewal<S> {
                 // All is as it was.
                 Err(_) => before[at],
             };
+            let mut pause_us = lease.map_or(RETRY_US, |lease| lease.refresh_s * 1_000_000);
             // Where nobody wanted anything, there is nothing that could hold it.
             if let Some(number) = numbers[at] {
                 match self.store.thaw(resource, number, holds).await {
-                    Err(StoreError::Refused) => refused = Err(StoreError::Refused),
+                    Err(StoreError::Refused) => {
+                        (refused, pause_us) = (Err(StoreError::Refused), RETRY_US);
+                    }
                     thawed => thawed?,
                 }
             }
@@ -239,7 +252,6 @@ impl<S: LeaseStore> Renewal<S> {
                 self.known.remove(resource);
                 continue;
             }
-            let pause_us = lease.map_or(RETRY_US, |lease| lease.refresh_s * 1_000_000);
             let due = Micros(now.0.saturating_add(pause_us));
             let known =
                 Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };

@@ -45,6 +45,10 @@ impl<S: Store> QuotaService for Quota<S> {
     }
 }
 
+/// The most bytes of a request that names one thing, twice what the longest names take with room for
+/// fields that this version does not know.
+const SHORT: usize = 128 << 10;
+
 /// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
 /// is the address that clients should dial. `bounds` is how much is taken on, and how long
 /// clients are waited for.
@@ -62,10 +66,11 @@ pub fn front<B: Store, L: LeaseStore>(
         .build_v1()?;
     let leases = Leases::new(leases, took.clone(), advertise);
     let quota = Quota { service: service.clone(), took: took.clone() };
-    let others = Routes::new(QuotaServiceServer::new(quota))
+    // What is still coming is kept: no more of it than such requests can need.
+    let others = Routes::new(QuotaServiceServer::new(quota).max_decoding_message_size(SHORT))
         .add_service(CapacityServer::new(leases).max_decoding_message_size(LONGEST))
-        .add_service(health)
-        .add_service(reflection)
+        .add_service(health.max_decoding_message_size(SHORT))
+        .add_service(reflection.max_decoding_message_size(SHORT))
         .prepare();
     Ok(Front::new(service, took, others, load, patience))
 }

@@ -301,8 +301,7 @@ impl Shard {
                 again = false;
             }
         };
-        // A new connection takes round trips of its own, of which each may take that long.
-        let limit = (3 * timeout).max(PROBE_TIMEOUT);
+        let limit = timeout.max(PROBE_TIMEOUT);
         match tokio::time::timeout(limit, beat).await {
             // A server that answers too late for decisions is not back yet.
             Ok(Ok((_, took))) if took > timeout && !self.health.is_up() => {

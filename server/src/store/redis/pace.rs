@@ -4,8 +4,6 @@
 
 use std::time::Duration;
 
-use super::lane::BATCH;
-
 /// The most that wait, however fast the server is.
 pub(super) const MOST: usize = 4096;
 
@@ -34,12 +32,13 @@ impl Pace {
         // Of the round trips that there is time for, the first is under way already.
         let batches = timeout.as_secs_f64() * SHARE / self.seconds - 1.0;
         // However slow it is, one batch waits while another is in flight.
-        ((batches * batch as f64) as usize).clamp(BATCH, MOST)
+        ((batches * batch as f64) as usize).clamp(batch, MOST)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::lane::BATCH;
     use super::*;
 
     #[test]
