@@ -101,7 +101,8 @@ fn a_wrong_password() {
         || Scrape::of(node.http).sum("tollgate_store_errors_total", &[("class", "refused")]);
     // Also without anybody asking, so that the alert on it fires and does not resolve itself.
     let before = refused();
-    eventually("the refusals go on", Duration::from_secs(3), || refused() >= before + 10.0);
+    // For two seconds, so that there is a warning besides the first, which came with the start.
+    eventually("the refusals go on", Duration::from_secs(5), || refused() >= before + 20.0);
     let (ready, why) = http(node.http, "GET /readyz", "").unwrap();
     assert_eq!((ready, why.contains("the store has never answered")), (503, true), "{why}");
 
