@@ -54,8 +54,8 @@ struct Port<B, L> {
     ready: Box<Readiness>,
 }
 
-/// Everything that the HTTP port serves, with room for as many requests for tokens as `load` has, to requests that came through an
-/// [`HttpListener`](super::door::HttpListener).
+/// Everything that the HTTP port serves, with room for as many requests for tokens as `load` has,
+/// to requests that came through an [`HttpListener`](super::door::HttpListener).
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,

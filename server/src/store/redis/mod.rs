@@ -3,9 +3,9 @@
 //!
 //! `servers` knows where the servers are and `topology` which has what; `connector` is what a
 //! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
-//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends. `keys` has the key schema, `script`
-//! the calls and replies, `leases` those for leases, `health` what happens when there is no
-//! answer, and `replies`, a test, what none of our scripts replies.
+//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends. `keys` has the
+//! key schema, `script` the calls and replies, `leases` those for leases, `health` what happens
+//! when there is no answer, and `replies`, a test, what none of our scripts replies.
 
 use std::sync::Arc;
 use std::time::Duration;
