@@ -399,7 +399,8 @@ while at <= length do
     local function move(us)
       local below = us % 1
       fraction = fraction + math.ceil(below * FRACTIONS)
-      whole = whole + us - below
+      -- In this order: a time since the epoch has no room for the fraction.
+      whole = whole + (us - below)
       if fraction >= FRACTIONS then
         whole = whole + 1
         fraction = fraction - FRACTIONS
