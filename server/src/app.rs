@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use futures_util::future::FutureExt as _;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -40,8 +41,10 @@ use crate::transport::{grpc, http, http_port};
 
 mod bounds;
 mod doors;
+mod heart;
 mod workers;
 
+use heart::Heart;
 use workers::{Worker, accept, ended_early, word};
 
 /// Connections accepted but not yet taken up by their thread.
@@ -160,6 +163,8 @@ pub async fn run(
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
+            let mut heart = Heart::start(connector, id).await?;
+            limits.settle_once(&layouts).await;
             let tend = async {
                 let sweep = async {
                     loop {
@@ -168,15 +173,16 @@ pub async fn run(
                     }
                 };
                 let settle = limits.settle(&layouts);
-                tokio::join!(connector.tend(&id), prefetching.tend(), settle, sweep);
+                let rest = async { tokio::join!(prefetching.tend(), settle, sweep) };
+                tokio::select! {
+                    error = heart.gone() => error,
+                    (_, _, never) = rest => never,
+                }
             };
-            // A node whose store is there need not begin with the failure policy.
-            connector.greet(&id).await;
-            limits.settle_once(&layouts).await;
             let fallback = Some(Fallback { local, health });
             let ended = node.run(own, open, fallback, tend, shutdown).await;
             prefetching.close().await;
-            connector.leave(&id).await;
+            heart.stop().await;
             ended
         }
     }
@@ -247,13 +253,13 @@ struct Node {
 
 impl Node {
     /// `own` is for the caller's runtime. `tend` looks after the store for as long as the node
-    /// runs.
+    /// runs, which is until it ends, if it does.
     async fn run<B: Store, L: LeaseStore>(
         self,
         own: (B, L),
         open: Open<B, L>,
         fallback: Option<Fallback>,
-        tend: impl Future<Output = ()>,
+        tend: impl Future<Output = Error>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let Self { settings, listeners, metrics, limits, mut reload, parent, door, store } = self;
@@ -360,10 +366,16 @@ impl Node {
                     tokio::time::sleep(TICK).await;
                 }
             };
-            tokio::join!(tend, limits.watch(), door.watch(), reloads, upkeep, gauges, renewals)
+            let rest = async {
+                tokio::join!(limits.watch(), door.watch(), reloads, upkeep, gauges, renewals)
+            };
+            tokio::select! {
+                error = tend => Some(error),
+                _ = rest => None,
+            }
         };
         let mut accepting = Box::pin(accept(listeners.grpc, bounds.places("grpc"), lanes));
-        let mut background = std::pin::pin!(background);
+        let mut background = std::pin::pin!(background.fuse());
         let mut http = std::pin::pin!(http);
         announcer.announce().await;
         tracing::info!(
@@ -372,7 +384,12 @@ impl Node {
         let mut result = Ok(());
         tokio::select! {
             () = shutdown => {}
-            _ = &mut background => {}
+            error = &mut background => {
+                if let Some(error) = error {
+                    tracing::error!(%error, "the node can not go on");
+                    result = Err(error);
+                }
+            }
             () = &mut accepting => {}
             () = announcer.follow() => {}
             error = ended_early(&mut workers) => {

@@ -5,12 +5,19 @@
 
 mod support;
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::cluster::alone;
 use support::forwarder::Forwarder;
 use support::metrics::{Scrape, http};
-use support::{LimitsFile, Node, Redis, eventually};
+use support::{LimitsFile, Node, Redis, START, Service, eventually};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::{Metrics, StoreMetrics};
+use tollgate_server::service::allow::Query;
+use tollgate_server::settings::StoreUrl;
+use tollgate_server::store::StoreError;
+use tollgate_server::store::redis::{Connector, Health, Servers};
 
 const LIMITS: &str = "
 global_default_bucket: { size: 1000, fill_rate: 1000 }
@@ -168,6 +175,35 @@ fn a_slow_network_does_not_make_health_flap() {
     assert!(asked > 500, "{asked} decisions in three seconds");
     forwarder.delay(Duration::ZERO);
     eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
+}
+
+/// Whoever shares the machine may leave a node without a core for longer than a decision may take.
+#[tokio::test]
+async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
+    const TIMEOUT: Duration = Duration::from_millis(50);
+    let redis = Redis::start();
+    let Ok(StoreUrl::Redis(url)) = redis.url().parse() else { panic!("{}", redis.url()) };
+    let classes = StoreError::ALL.map(StoreError::class);
+    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+    let connector = Connector::new(Servers::single(&url).unwrap(), TIMEOUT, Arc::clone(&health));
+    connector.greet("test").await;
+    assert!(health.is_up());
+    let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
+    let mut degraded = 0;
+    for _ in 0..30 {
+        let service = Arc::clone(&service);
+        let asked = tokio::spawn(async move {
+            let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+            service.allow.allow(&query).await
+        });
+        // Long enough for the question to be sent, and then nothing runs on this thread.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        #[allow(clippy::disallowed_methods, reason = "that is what the node is held up by")]
+        std::thread::sleep(TIMEOUT + Duration::from_millis(20));
+        degraded += u32::from(asked.await.unwrap().is_ok_and(|answer| answer.degraded));
+        assert!(health.is_up());
+    }
+    println!("{degraded} of 30 were decided without the store");
 }
 
 fn is_back(line: &serde_json::Value) -> bool {

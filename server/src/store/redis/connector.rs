@@ -31,8 +31,13 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// so that nodes which lost it together don't come together.
 const PROBE: Duration = Duration::from_millis(100);
 
-/// How long a probe may take: making a connection is part of it.
+/// How long a probe may take, and how long it may take to make a connection for it; more where
+/// decisions may.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// So many times a decision's deadline may it take to make a connection: that are as many round
+/// trips, or more.
+const ROUND_TRIPS: u32 = 4;
 
 /// One server that decides.
 pub(super) struct Shard {
@@ -278,15 +283,26 @@ impl Shard {
         let beat = async {
             let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
             let mut again = true;
+            let late = |limit| (StoreError::Timeout, format!("after {limit:?}"));
             loop {
-                let mut connection = pool.get().await.map_err(health::pool_error)?;
+                let limit = PROBE_TIMEOUT.max(timeout * ROUND_TRIPS);
+                let made = tokio::time::timeout(limit, pool.get()).await;
+                let made = made.map_err(|_| late(limit))?;
+                let mut connection = made.map_err(health::pool_error)?;
                 let started = Instant::now();
-                let error: RedisError = match cmd.query_async(&mut connection).await {
-                    Ok(reply) => {
+                let limit = PROBE_TIMEOUT.max(timeout);
+                let reply = tokio::time::timeout(limit, cmd.query_async(&mut connection)).await;
+                let error: RedisError = match reply {
+                    Ok(Ok(reply)) => {
                         let heard = Heard::read(&reply).ok_or_else(odd)?;
                         return Ok((Some(heard), started.elapsed()));
                     }
-                    Err(error) => error,
+                    Ok(Err(error)) => error,
+                    // A reply that comes late must not be taken for the next one.
+                    Err(_) => {
+                        drop(deadpool_redis::Connection::take(connection));
+                        return Err(late(limit));
+                    }
                 };
                 // The slot with the keys that all nodes share is on its way, or has gone.
                 if !self.master.tag.is_empty() && health::elsewhere(&error).is_some() {
@@ -301,15 +317,14 @@ impl Shard {
                 again = false;
             }
         };
-        let limit = timeout.max(PROBE_TIMEOUT);
-        match tokio::time::timeout(limit, beat).await {
+        match beat.await {
             // A server that answers too late for decisions is not back yet.
-            Ok(Ok((_, took))) if took > timeout && !self.health.is_up() => {
+            Ok((_, took)) if took > timeout && !self.health.is_up() => {
                 let detail = format!("a heartbeat took {took:?}");
                 self.health.failed(StoreError::Timeout, 1, &detail);
                 None
             }
-            Ok(Ok((answer, took))) => {
+            Ok((answer, took)) => {
                 self.health.metrics().heartbeat(took);
                 self.health.answered();
                 let Heard { nodes, born, corrupt } = answer?;
@@ -317,12 +332,8 @@ impl Shard {
                 self.keys.known.told(born);
                 Some(nodes)
             }
-            Ok(Err((error, detail))) => {
+            Err((error, detail)) => {
                 self.health.failed(error, 1, &detail);
-                None
-            }
-            Err(_) => {
-                self.health.failed(StoreError::Timeout, 1, &format!("after {limit:?}"));
                 None
             }
         }

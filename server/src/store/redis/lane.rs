@@ -25,9 +25,12 @@ pub(super) const BATCH: usize = batch::MOST;
 /// How much longer than a question's deadline a lane waits for the store.
 const GRACE: Duration = Duration::from_millis(10);
 
-/// So many round trips in a row whose replies nobody waited for any more are the store's fault;
-/// fewer may be this node's own.
+/// So many round trips in a row whose replies nobody waited for any more are the store's fault.
 const LATE: u32 = 3;
+
+/// A lane that sees the deadline pass by that much later was held up itself, as the replies may
+/// have been.
+const PUNCTUAL: Duration = Duration::from_millis(5);
 
 /// How long a lane may idle before it looks whether its connection still works.
 const IDLE: Duration = Duration::from_millis(500);
@@ -129,6 +132,11 @@ impl Entrance {
         self.0.len()
     }
 
+    /// See [`Queue::is_full`].
+    pub(super) fn is_full(&self) -> bool {
+        self.0.is_full()
+    }
+
     /// See [`Queue::is_flooded`].
     pub(super) fn is_flooded(&self) -> bool {
         self.0.is_flooded()
@@ -153,7 +161,7 @@ pub(super) fn open(
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
-    let queue = Arc::new(Queue::new(pace::MOST, Arc::clone(health.company())));
+    let queue = Arc::new(Queue::new(pace::MOST, BATCH, Arc::clone(health.company())));
     let lane = Lane {
         pool,
         health,
@@ -161,9 +169,9 @@ pub(super) fn open(
         cluster,
         connection: None,
         breaks: 0,
-        took: Duration::ZERO,
+        overdue: false,
         late: 0,
-        pace: Pace::default(),
+        pace: Pace::new(timeout),
     };
     tokio::spawn(lane.run(Arc::clone(&queue)));
     Entrance(queue)
@@ -186,8 +194,8 @@ struct Lane {
     connection: Option<Connection>,
     /// [`ServerHealth::breaks`] when that was made.
     breaks: u64,
-    /// How long the last round trip took.
-    took: Duration,
+    /// The last round trip had no reply yet when it should have, and that was seen in time.
+    overdue: bool,
     /// So many of them in a row were too late for all who asked.
     late: u32,
     pace: Pace,
@@ -197,7 +205,7 @@ impl Lane {
     async fn run(mut self, queue: Arc<Queue<Job>>) {
         let mut batch = Vec::with_capacity(BATCH);
         loop {
-            match tokio::time::timeout(IDLE, queue.take(&mut batch, BATCH)).await {
+            match tokio::time::timeout(IDLE, queue.take(&mut batch)).await {
                 Ok(false) => return,
                 Ok(true) => {}
                 Err(_) => {
@@ -213,11 +221,13 @@ impl Lane {
             match self.decide(&mut batch).await {
                 Ok(()) => {
                     batch.clear();
-                    queue.bound(self.pace.room(self.timeout, queue.batch(BATCH)));
+                    queue.resize(self.pace.batch());
+                    queue.bound(self.pace.room(queue.batch()));
                 }
                 Err((error, detail)) => {
                     // Replies that come late must not be taken for those of the next batch.
                     self.disconnect();
+                    queue.resize(self.pace.batch());
                     // Those past their deadline are counted already.
                     let waiting = batch.iter().filter(|job| !job.is_closed()).count();
                     self.health.failed(error, waiting, &detail);
@@ -309,13 +319,13 @@ impl Lane {
         }
         let leases = calls.iter().filter(|(_, script)| *script == Some(Scripted::Lease)).count();
         let mut replies = self.call(&calls, Carried { buckets: together.len(), leases }).await?;
-        let too_late = self.took > self.timeout && jobs.iter().all(Job::is_closed);
+        let too_late = self.overdue && jobs.iter().all(Job::is_closed);
         self.late = if too_late { self.late + 1 } else { 0 };
         if self.late >= LATE {
             self.late = 0;
             // They have been counted.
-            let took = format_args!("replies take {:?}", self.took);
-            self.health.failed(StoreError::Timeout, 0, &took);
+            let late = format_args!("{LATE} replies in a row take longer than {:?}", self.timeout);
+            self.health.failed(StoreError::Timeout, 0, &late);
         }
 
         let mut outcomes: Vec<Option<Result<Outcome, Failure>>> = vec![None; jobs.len()];
@@ -480,12 +490,23 @@ impl Lane {
         };
         // Questions have deadlines of their own. A lane waits a little longer before it gives
         // the store up, so that a node which was held up itself still finds the replies.
-        let replies = match tokio::time::timeout(self.timeout + GRACE, sent).await {
+        let mut sent = std::pin::pin!(sent);
+        self.overdue = false;
+        let in_time = match tokio::time::timeout(self.timeout, &mut sent).await {
+            Ok(replies) => Ok(replies),
+            Err(_) => {
+                self.overdue = started.elapsed() < self.timeout + PUNCTUAL;
+                tokio::time::timeout(GRACE, sent).await
+            }
+        };
+        let replies = match in_time {
             Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
-            Err(_) => return Err((StoreError::Timeout, format!("after {:?}", self.timeout))),
+            Err(_) => {
+                self.pace.gave_up();
+                return Err((StoreError::Timeout, format!("after {:?}", self.timeout)));
+            }
         };
         let took = started.elapsed();
-        self.took = took;
         self.pace.took(took);
         match carried {
             Carried { buckets: 0, leases: 0 } => {}

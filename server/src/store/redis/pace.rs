@@ -1,8 +1,12 @@
-//! How many questions may wait for a lane: as many as are answered in time. Who would have to wait
-//! too long is told so at once, while there is time to ask another node, and not when its time
-//! is over and the store has answered for nothing.
+//! How much is asked of a server at once: as much as it answers in time. Each batch waits at the
+//! server for those of all other lanes, so where many nodes ask much of one server, all of them
+//! ask less at a time. And how many questions may wait for a lane: who would have to wait too long
+//! is told so at once, while there is time to ask another node, and not when its time is over
+//! and the store has answered for nothing.
 
 use std::time::Duration;
+
+use super::lane::BATCH;
 
 /// The most that wait, however fast the server is.
 pub(super) const MOST: usize = 4096;
@@ -14,23 +18,54 @@ const SHARE: f64 = 0.75;
 /// How much the last round trip counts in how long the next one is taken to be.
 const RECENT: f64 = 0.125;
 
-/// How long round trips take at the moment.
-#[derive(Default)]
+/// The smallest batch that round trips are made shorter by. Where they are long because the server
+/// is far away, smaller ones would make them no shorter, and carry less.
+const SMALLEST: f64 = BATCH as f64 / 8.0;
+
+/// How much larger or smaller one batch is than the one before, at most. Small enough for round
+/// trips to tell what that does.
+const STEP: f64 = 1.0 / 16.0;
+
+/// How long round trips to a server take at the moment, and what that allows.
 pub(super) struct Pace {
-    seconds: f64,
+    /// In which a question is to be answered.
+    goal_s: f64,
+    round_trip_s: f64,
+    batch: f64,
 }
 
 impl Pace {
-    /// Another one took so long.
-    pub(super) fn took(&mut self, time: Duration) {
-        self.seconds += (time.as_secs_f64() - self.seconds) * RECENT;
+    /// For questions that are to be answered within `timeout`.
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { goal_s: timeout.as_secs_f64() * SHARE, round_trip_s: 0.0, batch: BATCH as f64 }
     }
 
-    /// How many may wait where each is to be answered within `timeout`, and a round trip carries
-    /// up to `batch`.
-    pub(super) fn room(&self, timeout: Duration, batch: usize) -> usize {
+    /// Another round trip took so long.
+    pub(super) fn took(&mut self, time: Duration) {
+        self.round_trip_s += (time.as_secs_f64() - self.round_trip_s) * RECENT;
+        // Who comes while a batch is in flight waits for that one and for its own.
+        let fits = self.goal_s / 2.0 / self.round_trip_s;
+        self.resize(fits.clamp(1.0 - STEP, 1.0 + STEP));
+    }
+
+    /// Another one took too long to wait for.
+    pub(super) fn gave_up(&mut self) {
+        self.resize(0.5);
+    }
+
+    fn resize(&mut self, factor: f64) {
+        self.batch = (self.batch * factor).clamp(SMALLEST, BATCH as f64);
+    }
+
+    /// The most questions in the next one.
+    pub(super) fn batch(&self) -> usize {
+        self.batch as usize
+    }
+
+    /// How many may wait where a round trip carries up to `batch`.
+    pub(super) fn room(&self, batch: usize) -> usize {
         // Of the round trips that there is time for, the first is under way already.
-        let batches = timeout.as_secs_f64() * SHARE / self.seconds - 1.0;
+        let batches = self.goal_s / self.round_trip_s - 1.0;
         // However slow it is, one batch waits while another is in flight.
         ((batches * batch as f64) as usize).clamp(batch, MOST)
     }
@@ -38,19 +73,20 @@ impl Pace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::BATCH;
     use super::*;
+
+    const TIMEOUT: Duration = Duration::from_millis(50);
 
     #[test]
     fn as_many_wait_as_are_answered_in_time() {
         let room = |us: u64| {
-            let mut pace = Pace::default();
+            let mut pace = Pace::new(TIMEOUT);
             for _ in 0..100 {
                 pace.took(Duration::from_micros(us));
             }
-            pace.room(Duration::from_millis(50), BATCH)
+            pace.room(BATCH)
         };
-        assert_eq!(Pace::default().room(Duration::from_millis(50), BATCH), MOST);
+        assert_eq!(Pace::new(TIMEOUT).room(BATCH), MOST);
         assert_eq!([room(100), room(300)], [MOST, MOST]);
         // 37.5 ms are seven and a half of these.
         assert!(room(5_000).abs_diff(13 * BATCH / 2) <= 1, "{}", room(5_000));
@@ -59,12 +95,45 @@ mod tests {
 
     #[test]
     fn one_that_was_slow_once_is_not_slow_for_long() {
-        let (mut pace, timeout) = (Pace::default(), Duration::from_millis(50));
+        let mut pace = Pace::new(TIMEOUT);
         pace.took(Duration::from_millis(40));
-        assert!(pace.room(timeout, BATCH) < MOST);
+        assert!(pace.room(BATCH) < MOST);
+        pace.gave_up();
+        assert_eq!(pace.batch(), BATCH / 2);
         for _ in 0..32 {
             pace.took(Duration::from_micros(300));
         }
-        assert_eq!(pace.room(timeout, BATCH), MOST);
+        assert_eq!([pace.room(BATCH), pace.batch()], [MOST, BATCH]);
+    }
+
+    /// Many lanes at one server, which takes 8 µs for a question and works on one batch after
+    /// the other: with full batches, a round trip of 64 lanes takes 65 ms.
+    #[test]
+    fn many_lanes_are_answered_in_time_all_the_same() {
+        for (lanes, most_s) in [(4, 0.0045), (16, 0.017), (64, 0.0195), (128, 0.0195)] {
+            let mut pace = Pace::new(TIMEOUT);
+            let round_trip_s = |pace: &Pace| (lanes * pace.batch()) as f64 * 8e-6;
+            for _ in 0..200 {
+                pace.took(Duration::from_secs_f64(round_trip_s(&pace)));
+            }
+            let settled: Vec<f64> = (0..100)
+                .map(|_| {
+                    let took_s = round_trip_s(&pace);
+                    pace.took(Duration::from_secs_f64(took_s));
+                    took_s
+                })
+                .collect();
+            let slowest_s = settled.into_iter().fold(0.0, f64::max);
+            assert!(slowest_s <= most_s, "{lanes} lanes: {slowest_s} s");
+        }
+    }
+
+    #[test]
+    fn far_away_batches_still_carry_something() {
+        let mut pace = Pace::new(TIMEOUT);
+        for _ in 0..100 {
+            pace.took(Duration::from_millis(45));
+        }
+        assert_eq!(pace.batch(), SMALLEST as usize);
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Queue<T> {
     len: AtomicUsize,
     arrived: Notify,
     most: AtomicUsize,
+    /// How many make up a batch.
+    batch: AtomicUsize,
     company: Arc<Company>,
     /// See [`Queue::is_flooded`].
     flooded: AtomicBool,
@@ -92,12 +94,13 @@ struct Inner<T> {
 }
 
 impl<T: Owned> Queue<T> {
-    /// An empty one for at most so many.
-    pub(super) fn new(most: usize, company: Arc<Company>) -> Self {
+    /// An empty one for at most `most`, of which up to `batch` travel together.
+    pub(super) fn new(most: usize, batch: usize, company: Arc<Company>) -> Self {
         let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
         let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
-        let (most, flooded) = (AtomicUsize::new(most), AtomicBool::new(false));
-        Self { inner, len, arrived: Notify::new(), most, company, flooded }
+        let (most, batch) = (AtomicUsize::new(most), AtomicUsize::new(batch));
+        let flooded = AtomicBool::new(false);
+        Self { inner, len, arrived: Notify::new(), most, batch, company, flooded }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner<T>> {
@@ -126,14 +129,25 @@ impl<T: Owned> Queue<T> {
         gone
     }
 
-    /// How many of `most` a batch takes at the moment.
-    pub(super) fn batch(&self, most: usize) -> usize {
-        if self.is_flooded() { most.min(SMALL) } else { most }
+    /// How many travel together at the moment.
+    pub(super) fn batch(&self) -> usize {
+        let batch = self.batch.load(Ordering::Relaxed);
+        if self.is_flooded() { batch.min(SMALL) } else { batch }
+    }
+
+    /// From here on, up to `batch` travel together.
+    pub(super) fn resize(&self, batch: usize) {
+        self.batch.store(batch, Ordering::Relaxed);
     }
 
     /// No more than so many may wait from here on; those that do stay.
     pub(super) fn bound(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
+    }
+
+    /// A whole batch waits already; may be out of date at once.
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= self.batch.load(Ordering::Relaxed)
     }
 
     /// How many wait; may be out of date at once.
@@ -152,16 +166,16 @@ impl<T: Owned> Queue<T> {
         self.arrived.notify_one();
     }
 
-    /// Moves up to `most` into `batch`, as soon as there are any; `false`: there will be no more.
-    /// Loses nothing when it is dropped.
-    pub(super) async fn take(&self, batch: &mut Vec<T>, most: usize) -> bool {
+    /// Moves as many as travel together into `batch`, as soon as there are any; `false`: there
+    /// will be no more. Loses nothing when it is dropped.
+    pub(super) async fn take(&self, batch: &mut Vec<T>) -> bool {
         loop {
             {
                 let mut inner = self.lock();
                 if !inner.items.is_empty() {
                     let flooded = inner.is_flooded(&self.company);
                     self.flooded.store(flooded, Ordering::Relaxed);
-                    inner.take(batch, self.batch(most));
+                    inner.take(batch, self.batch());
                     self.len.store(inner.items.len(), Ordering::Relaxed);
                     return true;
                 }
@@ -262,7 +276,7 @@ mod tests {
     }
 
     fn queue(most: usize, items: impl IntoIterator<Item = Item>) -> Queue<Item> {
-        let queue = Queue::new(most, Arc::new(Company::new()));
+        let queue = Queue::new(most, most, Arc::new(Company::new()));
         for item in items {
             assert_eq!(queue.push(item), None);
         }
@@ -271,7 +285,8 @@ mod tests {
 
     async fn taken(queue: &Queue<Item>, most: usize) -> Vec<Item> {
         let mut batch = Vec::new();
-        assert!(queue.take(&mut batch, most).await);
+        queue.resize(most);
+        assert!(queue.take(&mut batch).await);
         batch
     }
 
@@ -362,12 +377,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn it_is_full_when_a_batch_waits() {
+        let queue = queue(10, (0..4).map(|n| Item(1, n)));
+        assert!(!queue.is_full());
+        queue.resize(4);
+        assert!(queue.is_full());
+        assert_eq!(taken(&queue, 3).await.len(), 3);
+        assert!(!queue.is_full());
+    }
+
+    #[tokio::test]
     async fn a_closed_one_gives_out_what_it_has() {
         let queue = queue(10, [Item(1, 0)]);
         queue.close();
         assert_eq!(queue.push(Item(1, 1)), Some(Item(1, 1)));
         assert_eq!(taken(&queue, 10).await, [Item(1, 0)]);
-        assert!(!queue.take(&mut Vec::new(), 10).await);
+        assert!(!queue.take(&mut Vec::new()).await);
     }
 
     #[test]

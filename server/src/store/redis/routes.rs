@@ -35,9 +35,8 @@ impl Lanes {
     /// who has no room is told so.
     pub(super) fn push(&self, job: Job, in_order: bool) {
         let [first, second] = &self.entrances;
-        let waiting = first.waiting();
-        let full = waiting >= lane::BATCH && !first.is_flooded();
-        let spare = !in_order && full && second.waiting() < waiting;
+        let full = first.is_full() && !first.is_flooded();
+        let spare = !in_order && full && second.waiting() < first.waiting();
         if let Some(gone) = if spare { second } else { first }.push(job) {
             self.shard.health.failed(StoreError::Overloaded, 1, &"the queue is full");
             gone.fail(StoreError::Overloaded);

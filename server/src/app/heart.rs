@@ -1,0 +1,71 @@
+//! The thread of the heartbeat: whether a server is back, and how many nodes there are, is found
+//! out in time whatever else the node has to do.
+
+use std::{io, thread};
+
+use tokio::sync::oneshot;
+
+use super::Error;
+use crate::store::redis::Connector;
+
+/// What looks after the store's servers, until [`stop`](Self::stop).
+pub(super) struct Heart {
+    /// `None`: it was told to.
+    stop: Option<oneshot::Sender<()>>,
+    /// `None`: it has.
+    ended: Option<oneshot::Receiver<()>>,
+}
+
+impl Heart {
+    /// Says first that the node `id` is there: one whose store is there need not begin with the
+    /// failure policy.
+    pub(super) async fn start(connector: Connector, id: String) -> Result<Self, Error> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| Error::System("a runtime", error))?;
+        let (greeted, has_greeted) = oneshot::channel();
+        let (stop, stopped) = oneshot::channel();
+        let (end, ended) = oneshot::channel();
+        let beat = async move {
+            connector.greet(&id).await;
+            // Whoever waited may have gone: that is a stop, too.
+            let _ = greeted.send(());
+            tokio::select! {
+                () = connector.tend(&id) => {}
+                _ = stopped => {}
+            }
+            connector.leave(&id).await;
+        };
+        thread::Builder::new()
+            .name("heartbeat".to_owned())
+            .spawn(move || {
+                runtime.block_on(beat);
+                let _ = end.send(());
+            })
+            .map_err(|error| Error::System("a thread", error))?;
+        // An error means that the thread is gone, which ends the node later on.
+        let _ = has_greeted.await;
+        Ok(Self { stop: Some(stop), ended: Some(ended) })
+    }
+
+    /// Completes if the thread is gone, which nobody has told it to.
+    pub(super) async fn gone(&mut self) -> Error {
+        self.end().await;
+        Error::System("the heartbeat", io::Error::other("its thread is gone"))
+    }
+
+    /// Says that the node is going.
+    pub(super) async fn stop(mut self) {
+        // Without the sender, which is a stop, too.
+        self.stop = None;
+        self.end().await;
+    }
+
+    async fn end(&mut self) {
+        if let Some(ended) = &mut self.ended {
+            let _ = ended.await;
+            self.ended = None;
+        }
+    }
+}
