@@ -144,7 +144,10 @@ pub async fn run(
         }
         url => {
             let classes = StoreError::ALL.map(StoreError::class);
-            let health = Arc::new(Health::new(StoreMetrics::new(&node.metrics, classes)));
+            let health = Arc::new(
+                Health::new(StoreMetrics::new(&node.metrics, classes))
+                    .expecting(node.settings.expected_nodes),
+            );
             let connector = Connector::new(
                 servers(&url, &node.settings)?,
                 node.settings.store_timeout,

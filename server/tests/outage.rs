@@ -122,6 +122,23 @@ fn a_wrong_password() {
 }
 
 #[test]
+fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let url = redis.url();
+    let limits = LimitsFile::new(
+        "namespaces: { local: { on_store_failure: local, buckets: { b: { size: 60, fill_rate: 1/d, \
+         wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
+    );
+    drop(redis);
+    for (nodes, share) in [("1", 60), ("3", 20)] {
+        let node = Node::start(&limits.path(), &["--store", &url, "--expected-nodes", nodes]);
+        let granted = (0..70).filter(|_| ask(&node, "local")["status"] == "OK").count();
+        assert_eq!(granted, share, "of {nodes}");
+    }
+}
+
+#[test]
 fn a_node_that_starts_before_redis() {
     let _alone = alone();
     let mut redis = Redis::start();

@@ -252,6 +252,7 @@ fn help_shows_what_the_environment_says() {
         ("--http-listen", "TOLLGATE_HTTP_LISTEN", "127.0.0.2:2"),
         ("--advertise", "TOLLGATE_ADVERTISE", "lb.example:443"),
         ("--node-id", "TOLLGATE_NODE_ID", "node-from-env"),
+        ("--expected-nodes", "TOLLGATE_EXPECTED_NODES", "5"),
         ("--store-timeout", "TOLLGATE_STORE_TIMEOUT", "77ms"),
         ("--threads", "TOLLGATE_THREADS", "3"),
         ("--drain-delay", "TOLLGATE_DRAIN_DELAY", "11s"),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::num::NonZeroUsize;
+use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -84,6 +84,11 @@ pub struct Settings {
     /// What this node is called among the others [default: the host's name and the process id]
     #[arg(long, env = "TOLLGATE_NODE_ID", value_name = "NAME")]
     pub node_id: Option<String>,
+
+    /// How many nodes there are, for one that starts while the store is away: with the policy local
+    /// it grants one share of so many, until the store has counted
+    #[arg(long, env = "TOLLGATE_EXPECTED_NODES", value_name = "N", default_value = "1")]
+    pub expected_nodes: NonZeroU32,
 
     /// How long a decision waits for the store before the failure policy decides
     #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = store_timeout)]

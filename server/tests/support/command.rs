@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 38] = [
+pub const VARIABLES: [&str; 39] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
@@ -21,6 +21,7 @@ pub const VARIABLES: [&str; 38] = [
     "TOLLGATE_PARENT",
     "TOLLGATE_CLUSTER_ID",
     "TOLLGATE_NODE_ID",
+    "TOLLGATE_EXPECTED_NODES",
     "TOLLGATE_STORE_TIMEOUT",
     "TOLLGATE_THREADS",
     "TOLLGATE_DRAIN_DELAY",

@@ -4,6 +4,7 @@
 //! so that no further decision waits for a store that is gone. One probe a node and server, the
 //! heartbeat, finds out when it is back.
 
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +72,11 @@ impl Health {
         }
     }
 
+    /// Takes it that there are so many nodes until the store has counted them.
+    pub fn expecting(self, nodes: NonZeroU32) -> Self {
+        Self { nodes: AtomicU32::new(nodes.get()), ..self }
+    }
+
     /// The store decides, all of it.
     pub fn is_up(&self) -> bool {
         self.up.load(Ordering::Relaxed)
@@ -81,7 +87,7 @@ impl Health {
         self.ever_up.load(Ordering::Relaxed)
     }
 
-    /// Nodes alive when the store was last heard of, this one included.
+    /// Nodes alive when the store was last heard of, this one included; until then what is expected.
     pub fn nodes(&self) -> u32 {
         self.nodes.load(Ordering::Relaxed)
     }
