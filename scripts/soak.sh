@@ -237,7 +237,7 @@ done
 say "the load ends"
 sleep 15
 after=()
-for pid in "${nodes[@]}"; do after+=("$(files "$pid" || echo 0)"); done
+for pid in "${nodes[@]}"; do after+=("$(files "$pid" || true)"); done
 
 third() { # WHAT OF FROM TO FUNCTION: median or most of the samples of a time
   awk -F, -v what="$1" -v of="$2" -v from="$3" -v to="$4" \
