@@ -48,8 +48,8 @@ const ALONE: Duration = Duration::from_secs(1);
 /// build without optimization, where a round trip beside nothing else takes 1 ms.
 const BESIDE: Duration = Duration::from_millis(200);
 
-/// The same of floods of frames that are dealt with as fast as they come. It is a shortfall: a whole
-/// round of their turns lies between two looks for the input of others.
+/// The same of floods of frames that are dealt with as fast as they come. It is a shortfall: a
+/// whole round of their turns lies between two looks for the input of others.
 const BESIDE_FLOODS: Duration = Duration::from_secs(1);
 
 /// The part of the answers that stalls of the machine may have touched, if those are left out.
@@ -120,8 +120,9 @@ fn hold_out_beside(
     let [before_p99, p99, without] = [&alone, &beside, &quiet].map(|of| took(of, 0.99));
     println!(
         "{name}: given up after {given_up:.1?}; {} kB more for {CONNECTIONS} connections; others: \
-         p50 {p50:.1?}, p99 {p99:.1?} of {} over {time:.1?}, {before_p99:.1?} before; p99 {without:.1?} \
-         without the {left_out} in which this machine stalled for {STALL:?} or more, {:.1?} at most",
+         p50 {p50:.1?}, p99 {p99:.1?} of {} over {time:.1?}, {before_p99:.1?} before; p99 \
+         {without:.1?} without the {left_out} in which this machine stalled for {STALL:?} or \
+         more, {:.1?} at most",
         most - before,
         beside.len(),
         stalls.worst,
