@@ -18,27 +18,9 @@ if [ "${1-}" = --write ]; then
   shift
 fi
 
-# What must be there, and the package that has it.
-needed=(redis-server:redis-server h2load:nghttp2-client cc:gcc)
-
-missing=()
-for pair in "${needed[@]}"; do
-  command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
-done
-
-if [ ${#missing[@]} -gt 0 ]; then
-  say "installing ${missing[*]}"
-  command -v apt-get >/dev/null || {
-    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
-    exit 1
-  }
-  as_root=()
-  [ "$(id -u)" = 0 ] || as_root=(sudo)
-  # RUNLEVEL=1 keeps the packages from starting their services: the bench starts its own.
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}"
-fi
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server h2load:nghttp2-client cc:gcc
 
 command -v cargo >/dev/null || {
   echo "cargo is missing: install Rust 1.88 or newer" >&2

@@ -27,21 +27,9 @@ fi
   exit 2
 }
 
-missing=()
-for package in redis-server jq; do
-  command -v "$package" >/dev/null || missing+=("$package")
-done
-if [ ${#missing[@]} -gt 0 ]; then
-  command -v apt-get >/dev/null || {
-    echo "these packages are missing, and there is no apt-get to install them: ${missing[*]}" >&2
-    exit 1
-  }
-  as_root=()
-  [ "$(id -u)" = 0 ] || as_root=(sudo)
-  "${as_root[@]}" apt-get update -qq
-  "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}"
-fi
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server jq:jq
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

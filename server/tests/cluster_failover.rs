@@ -4,16 +4,15 @@
 
 mod support;
 
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use support::cluster::{alive, alone};
+use support::cluster::alone;
 use support::load::{Canary, Load, Plan, Sample, percentile, resumed};
-use support::metrics::{Scrape, http};
+use support::metrics::{allow, shared_grant};
 use support::redis_cluster::RedisCluster;
 use support::report::Row;
 use support::wire::request;
-use support::{LimitsFile, Node, eventually};
+use support::{LimitsFile, eventually};
 use tollgate_server::store::redis::slot;
 
 /// With next to no refill, so that it can be told to the token what was taken.
@@ -30,37 +29,13 @@ fn counted(bucket: &str) -> String {
     format!("b{{counted:{bucket}}}")
 }
 
-/// Two nodes that know of one another and of all masters, with the default deadline: an outage
-/// must not show in the others' answers.
-fn nodes(cluster: &RedisCluster, limits: &LimitsFile) -> Vec<Node> {
-    let url = cluster.url();
-    let start = |_| Node::start(&limits.path(), &["--store", &url]);
-    let nodes: Vec<Node> = (0..2).map(start).collect();
-    for node in &nodes {
-        let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-        eventually("two nodes on a cluster", 10 * SECOND, || up() && alive(node) == 2.0);
-    }
-    nodes
-}
-
-/// Asks over HTTP for one token, which the store must grant.
-fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Value {
-    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
-    let (status, answer) = http(node, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    serde_json::from_str(&answer).unwrap()
-}
-
-fn shared_grant(answer: &serde_json::Value) -> bool {
-    answer["status"] == "OK" && answer["degraded"] == false
-}
-
 #[test]
 fn a_master_that_dies_takes_only_its_own_keys() {
     let _alone = alone();
     let mut cluster = RedisCluster::start_partial();
     let limits = LimitsFile::new(LIMITS);
-    let nodes = nodes(&cluster, &limits);
+    // With the default deadline: an outage must not show in the others' answers.
+    let nodes = cluster.nodes(&limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let names: Vec<String> = (0..60).map(|at| format!("user-{at}")).collect();
     let dead = cluster.owner(slot(counted(&names[0]).as_bytes())).unwrap();

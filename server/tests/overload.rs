@@ -240,6 +240,49 @@ async fn headers_messages_and_streams_have_bounds() {
     tokio::time::timeout(PATIENCE, late).await.unwrap().unwrap();
 }
 
+/// What a service other than `Allow` may be sent at once, in bytes.
+const SHORT: u32 = 128 << 10;
+
+/// The gRPC status of an answer, which may be in its trailers; `None`: there is no answer.
+async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> {
+    let mut sender = h2(node).await;
+    let asked = http::Request::post(format!("http://node{path}"))
+        .header("content-type", "application/grpc")
+        .header("te", "trailers");
+    let (answer, mut body) = sender.send_request(asked.body(()).unwrap(), false).unwrap();
+    // How long the message is, and nothing of it.
+    let mut prefix = vec![0];
+    prefix.extend(announced.to_be_bytes());
+    body.send_data(prefix.into(), false).unwrap();
+    let status = async {
+        let (head, mut body) = answer.await.unwrap().into_parts();
+        if let Some(status) = head.headers.get("grpc-status") {
+            return status.to_str().unwrap().to_owned();
+        }
+        while body.data().await.is_some() {}
+        let trailers = body.trailers().await.unwrap().unwrap();
+        trailers["grpc-status"].to_str().unwrap().to_owned()
+    };
+    tokio::time::timeout(Duration::from_secs(1), status).await.ok()
+}
+
+/// Room would be kept for a message that is held back: it is refused by its length alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_message_to_health_or_reflection_is_refused_before_it_comes() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &["--threads", "1"]);
+    for (path, ends) in [
+        ("/grpc.health.v1.Health/Check", Code::OutOfRange),
+        ("/grpc.health.v1.Health/Watch", Code::OutOfRange),
+        // The library ends its answers where it can't read on, without a word.
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Code::Ok),
+    ] {
+        let ended = Some((ends as i32).to_string());
+        assert_eq!(grpc_status(&node, path, SHORT + 1).await, ended, "{path}");
+        assert_eq!(grpc_status(&node, path, SHORT).await, None, "{path}: it is waited for");
+    }
+}
+
 #[test]
 fn a_node_raises_its_limit_of_open_files_or_says_that_it_is_too_low() {
     let limits = LimitsFile::new(LIMITS);

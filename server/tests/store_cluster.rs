@@ -4,15 +4,14 @@
 
 mod support;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use support::cluster::{alive, alone};
+use support::cluster::alone;
 use support::fleet::{Fleet, now_us};
 use support::load::{Books, Load, Plan, Sample, percentile};
-use support::metrics::{Scrape, http};
+use support::metrics::{Scrape, allow, http, shared_grant};
 use support::redis_cluster::RedisCluster;
 use support::report::Row;
 use support::wire::{channel, request};
@@ -62,30 +61,6 @@ resources:
   - {{ identifier_glob: \"*\", capacity: 100, algorithm: {{ kind: FAIR_SHARE, lease_length: 60, refresh_interval: 1 }} }}
 "
     ))
-}
-
-/// Two nodes that know of one another and of all masters.
-fn nodes(cluster: &RedisCluster, limits: &LimitsFile, args: &[&str]) -> Vec<Node> {
-    let url = cluster.url();
-    let args = [&["--store", &url], args].concat();
-    let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
-    for node in &nodes {
-        let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-        eventually("two nodes on a cluster", 10 * SECOND, || up() && alive(node) == 2.0);
-    }
-    nodes
-}
-
-/// Asks over HTTP for one token.
-fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Value {
-    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
-    let (status, answer) = http(node, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    serde_json::from_str(&answer).unwrap()
-}
-
-fn shared_grant(answer: &serde_json::Value) -> bool {
-    answer["status"] == "OK" && answer["degraded"] == false
 }
 
 /// Asks for all of a resource.
@@ -158,7 +133,7 @@ fn a_slot_under_way(
         (0..4).map(|at| name_in(stays, &format!("stays{at}x"), holders)).collect();
 
     let limits = limits(&bounded);
-    let nodes = nodes(&cluster, &limits, &PATIENT);
+    let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let http: Vec<_> = nodes.iter().map(|node| node.http).collect();
     leased_at_once(&nodes[0], &staying[0]);
@@ -253,7 +228,7 @@ fn script_flush_on_one_master_fails_nothing() {
     let _alone = alone();
     let cluster = RedisCluster::start();
     let limits = limits("bounded");
-    let nodes = nodes(&cluster, &limits, &PATIENT);
+    let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let load = Load::start(&grpc, CALLERS, |caller, count| {
         Some(request("spread", &format!("b{}", (caller + count) % 30), 1))
@@ -275,7 +250,7 @@ fn a_new_master_is_given_slots() {
     let mut cluster = RedisCluster::start();
     cluster.born(now_us() - HOUR_US);
     let limits = limits("bounded");
-    let nodes = nodes(&cluster, &limits, &PATIENT);
+    let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let names: Vec<String> = (0..12).map(|at| format!("b{at}")).collect();
     let asked = names.clone();
@@ -323,7 +298,7 @@ fn births_of_two_servers_meet() {
         .exec(&mut cluster.connection(young))
         .unwrap();
     let limits = limits("bounded");
-    let nodes = nodes(&cluster, &limits, &PATIENT);
+    let nodes = cluster.nodes(&limits, &PATIENT);
     let moving = cluster.highest_slot(old).unwrap();
     let resource = |slot: u16, at: usize| name_in(slot, &format!("r{at}x"), holders);
     let learns = |at: usize| {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use super::raw::{self, CONTINUATION, END_HEADERS, HEADERS, PING, RESET, SETTINGS};
-use super::{ANSWER, KEEPALIVE, hold_out};
+use super::{ANSWER, BESIDE_FLOODS, KEEPALIVE, hold_out, hold_out_beside};
 
 /// Whoever has not said hello after ten seconds has no connection.
 const GREETING: Duration = Duration::from_secs(10);
@@ -101,7 +101,7 @@ fn streams_that_are_opened_and_reset() {
         })
     };
     // Callers who give up are nothing unusual: it costs them their turns, and nobody else theirs.
-    hold_out("rapid reset", grpc, attack, None);
+    hold_out_beside(BESIDE_FLOODS, "rapid reset", grpc, attack, None);
 }
 
 #[test]
@@ -148,5 +148,6 @@ fn settings_and_pings_whose_answers_are_never_read() {
             bytes
         })
     };
-    hold_out("SETTINGS and PING", grpc, attack, Some(KEEPALIVE + ANSWER));
+    let within = Some(KEEPALIVE + ANSWER);
+    hold_out_beside(BESIDE_FLOODS, "SETTINGS and PING", grpc, attack, within);
 }

@@ -236,10 +236,20 @@ pub fn percentile(durations: &mut [Duration], part: f64) -> Duration {
     durations[at.clamp(1, durations.len()) - 1]
 }
 
-/// Notes for how long this machine leaves a thread waiting that ought to run.
+/// How long all but the rest of them took at most; `part` of 1.
+pub fn took(samples: &[&Sample], part: f64) -> Duration {
+    let mut took: Vec<Duration> = samples.iter().map(|sample| sample.took()).collect();
+    percentile(&mut took, part)
+}
+
+/// A machine that leaves a thread waiting for so long can't tell whether a deadline is kept.
+pub const STALL: Duration = Duration::from_millis(25);
+
+/// Notes when, and for how long, this machine leaves a thread waiting that ought to run. What it
+/// does between two looks is sleep, so that nothing but the machine makes it late.
 pub struct Canary {
     stop: Arc<AtomicBool>,
-    worst: thread::JoinHandle<Duration>,
+    noted: thread::JoinHandle<Stalls>,
 }
 
 impl Canary {
@@ -247,23 +257,52 @@ impl Canary {
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let worst = thread::spawn(move || {
+        let noted = thread::spawn(move || {
             let pause = Duration::from_millis(1);
-            let mut worst = Duration::ZERO;
+            let mut stalls = Stalls::default();
             while !stopped.load(Ordering::Relaxed) {
-                let started = Instant::now();
+                let due = Instant::now() + pause;
                 thread::sleep(pause);
-                worst = worst.max(started.elapsed().saturating_sub(pause));
+                stalls.note(due, Instant::now());
             }
-            worst
+            stalls
         });
-        Self { stop, worst }
+        Self { stop, noted }
+    }
+
+    /// All that it noted.
+    pub fn stalls(self) -> Stalls {
+        self.stop.store(true, Ordering::Relaxed);
+        self.noted.join().unwrap()
     }
 
     /// The longest that it was left waiting.
     pub fn worst(self) -> Duration {
-        self.stop.store(true, Ordering::Relaxed);
-        self.worst.join().unwrap()
+        self.stalls().worst
+    }
+}
+
+/// When a machine stalled.
+#[derive(Default)]
+pub struct Stalls {
+    /// The longest that it left a thread waiting.
+    pub worst: Duration,
+    /// From when a thread ought to have run until it did, where that was [`STALL`] or more.
+    pub long: Vec<(Instant, Instant)>,
+}
+
+impl Stalls {
+    fn note(&mut self, due: Instant, woke: Instant) {
+        let late = woke.saturating_duration_since(due);
+        self.worst = self.worst.max(late);
+        if late >= STALL {
+            self.long.push((due, woke));
+        }
+    }
+
+    /// Whether the machine stalled at some moment between the two.
+    pub fn overlap(&self, from: Instant, to: Instant) -> bool {
+        self.long.iter().any(|(due, woke)| *due <= to && from <= *woke)
     }
 }
 
@@ -280,7 +319,7 @@ pub fn resumed(samples: &[&Sample], targets: usize, back: Instant, noise: Durati
     }
     let later: Vec<_> = samples.iter().filter(|s| s.sent > back + RESUMED).collect();
     let degraded = later.iter().filter(|s| s.degraded()).count();
-    let allowed = if noise < Duration::from_millis(25) { 0 } else { later.len() / 5 };
+    let allowed = if noise < STALL { 0 } else { later.len() / 5 };
     println!("shared {first:.0?} after, then {degraded} of {} without the store", later.len());
     assert!(first <= RESUMED, "not back within a second, but {first:?}");
     assert!(degraded <= allowed, "{degraded} of {} still without the store", later.len());

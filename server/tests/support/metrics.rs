@@ -24,6 +24,19 @@ pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16
     Ok((status, body.to_owned()))
 }
 
+/// Asks over HTTP for one token: what was decided.
+pub fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Value {
+    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
+    let (status, answer) = http(node, "POST /v1/allow", &body).unwrap();
+    assert_eq!(status, 200, "{answer}");
+    serde_json::from_str(&answer).unwrap()
+}
+
+/// It was granted, and by the store.
+pub fn shared_grant(answer: &serde_json::Value) -> bool {
+    answer["status"] == "OK" && answer["degraded"] == false
+}
+
 /// A body that came in chunks, each with its length in front.
 fn whole(mut chunks: &str) -> String {
     let mut body = String::new();

@@ -7,7 +7,9 @@ use redis::{Cmd, Connection, FromRedisValue};
 
 use tollgate_server::store::redis::tag;
 
-use super::{Redis, Servers, eventually, free_port};
+use super::cluster::alive;
+use super::metrics::Scrape;
+use super::{LimitsFile, Node, Redis, Servers, eventually, free_port};
 
 /// Longer than a cluster takes to agree on anything.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -93,6 +95,19 @@ impl RedisCluster {
         });
         self.wait_until_whole();
         self.servers.len() - 1
+    }
+
+    /// Starts two nodes on it, with further arguments, and waits until they know of one another
+    /// and of all masters.
+    pub fn nodes(&self, limits: &LimitsFile, args: &[&str]) -> Vec<Node> {
+        let url = self.url();
+        let args = [&["--store", &url], args].concat();
+        let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
+        for node in &nodes {
+            let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
+            eventually("two nodes on a cluster", PATIENCE, || up() && alive(node) == 2.0);
+        }
+        nodes
     }
 
     /// Waits until every server that runs serves all slots, agrees with the others on who has
