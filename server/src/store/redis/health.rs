@@ -74,6 +74,7 @@ impl Health {
 
     /// Takes it that there are so many nodes until the store has counted them.
     pub fn expecting(self, nodes: NonZeroU32) -> Self {
+        self.metrics.nodes.set(f64::from(nodes.get()));
         Self { nodes: AtomicU32::new(nodes.get()), ..self }
     }
 
