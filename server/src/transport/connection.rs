@@ -24,7 +24,7 @@ use super::turns::Turns;
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// To the end of its first words.
+    /// To the end of its first words, and of a request's body over HTTP.
     pub greeting: Duration,
     /// How often it is asked whether it is still there, …
     pub keepalive: Duration,
