@@ -30,6 +30,8 @@ pub struct Patience {
     pub keepalive: Duration,
     /// … and how long it may take to answer.
     pub answer: Duration,
+    /// All calls but `Allow`, to the end of their answers.
+    pub call: Duration,
 }
 
 /// What clients are used to.
@@ -37,6 +39,7 @@ pub const PATIENCE: Patience = Patience {
     greeting: Duration::from_secs(10),
     keepalive: Duration::from_secs(30),
     answer: Duration::from_secs(10),
+    call: Duration::from_secs(30),
 };
 
 /// How many requests of a connection are worked on at once; its client holds back the others. What

@@ -57,10 +57,6 @@ const KEPT: usize = 64 * 1024;
 /// How long a request may take to its end once it has begun.
 const SLOWEST: Duration = Duration::from_secs(10);
 
-/// How long all else may take, if its caller does not say less: until its answer begins, and, but
-/// for who asks for the node's health, until it has been taken.
-const LONGEST_CALL: Duration = Duration::from_secs(30);
-
 /// What one worker serves its connections with.
 pub struct Front<S> {
     allow: AllowService<S>,
@@ -170,11 +166,12 @@ impl<S: Store> Front<S> {
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
         }
         let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
+        let longest = self.patience.call;
         // Who watches the node's health does so for as long as the connection lasts.
-        let limit = if under_way.is_some() { limit.min(LONGEST_CALL) } else { limit };
+        let limit = if under_way.is_some() { limit.min(longest) } else { limit };
         let mut others = self.others.clone();
         let (began, called) = (Instant::now(), others.call(request.map(Received::new)));
-        let answer = pin!(tokio::time::timeout(limit.min(LONGEST_CALL), called));
+        let answer = pin!(tokio::time::timeout(limit.min(longest), called));
         match answering.unless_given_up(answer).await {
             Some(Ok(Ok(response))) => {
                 // Who does not take its answer is cut off.

@@ -168,6 +168,7 @@ const IMPATIENCE: Patience = Patience {
     greeting: Duration::from_millis(100),
     keepalive: Duration::from_millis(20),
     answer: Duration::from_millis(50),
+    ..PATIENCE
 };
 
 #[tokio::test]
