@@ -42,7 +42,7 @@ impl Bounds {
         Self {
             in_flight: bounds.max_in_flight.map_or(IN_FLIGHT, |all| all.get().div_ceil(threads)),
             connections: connections(settings, open_files()),
-            patience: Patience { keepalive, answer, call, ..PATIENCE },
+            patience: Patience { keepalive, answer, idle: bounds.http_idle, call, ..PATIENCE },
             metrics: Arc::clone(metrics),
         }
     }
@@ -109,5 +109,6 @@ mod tests {
         let settings = Line::try_parse_from(line).expect("settings").settings;
         let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
         assert_eq!(bounds.patience.call, Duration::from_secs(150));
+        assert_eq!(bounds.patience.idle, Duration::from_secs(75));
     }
 }

@@ -30,6 +30,8 @@ pub struct Patience {
     pub keepalive: Duration,
     /// … and how long it may take to answer.
     pub answer: Duration,
+    /// From one request to the next over HTTP/1.1, where nobody can be asked.
+    pub idle: Duration,
     /// All calls but `Allow`, to the end of their answers.
     pub call: Duration,
 }
@@ -39,6 +41,7 @@ pub const PATIENCE: Patience = Patience {
     greeting: Duration::from_secs(10),
     keepalive: Duration::from_secs(30),
     answer: Duration::from_secs(10),
+    idle: Duration::from_secs(75),
     call: Duration::from_secs(30),
 };
 

@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 38] = [
+pub const VARIABLES: [&str; 39] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
@@ -29,6 +29,7 @@ pub const VARIABLES: [&str; 38] = [
     "TOLLGATE_MAX_CONNECTIONS",
     "TOLLGATE_KEEPALIVE",
     "TOLLGATE_KEEPALIVE_TIMEOUT",
+    "TOLLGATE_HTTP_IDLE",
     "TOLLGATE_LOG_FORMAT",
     "TOLLGATE_LOG_LEVEL",
     "TOLLGATE_ADDR",
