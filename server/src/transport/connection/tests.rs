@@ -280,3 +280,40 @@ async fn what_is_no_http_2_is_closed() {
     near.read_to_end(&mut rest).await.expect("an end");
     server.await.expect("it ends");
 }
+
+/// What becomes of a connection beside a request that lasts, if another is answered as well.
+async fn beside_one_that_lasts(window: u32) -> JoinHandle<()> {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let mut first = true;
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), move |_, answering| {
+        let lasts = std::mem::replace(&mut first, false);
+        Some(async move {
+            if lasts {
+                pending::<()>().await;
+            }
+            answering.message(Response::new(()), "what it is".into(), HeaderMap::new());
+        })
+    }));
+    let mut builder = client::Builder::new();
+    let handshake = builder.initial_window_size(window).handshake::<_, Bytes>(near);
+    let (mut sender, connection) = handshake.await.expect("a handshake");
+    tokio::spawn(async move {
+        // It answers pings as it should, for as long as there is a connection.
+        let _ = connection.await;
+    });
+    let (_lasting, _) = sender.send_request(request(), true).expect("sent");
+    let (answer, _) = sender.send_request(request(), true).expect("sent");
+    let mut body = answer.await.expect("an answer").into_body();
+    let closed = async {
+        let _ = body.data().await;
+        pending::<()>().await;
+    };
+    let _ = tokio::time::timeout(Duration::from_millis(500), closed).await;
+    server
+}
+
+#[tokio::test]
+async fn who_takes_no_answers_is_gone_also_beside_one_that_lasts() {
+    assert!(!beside_one_that_lasts(1 << 16).await.is_finished(), "it has taken its answer");
+    assert!(beside_one_that_lasts(0).await.is_finished(), "nobody takes anything");
+}
