@@ -20,7 +20,7 @@ use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -94,8 +94,16 @@ pub async fn serve<F>(
         .max_send_buffer_size(UNSENT)
         .max_pending_accept_reset_streams(GIVEN_UP);
     let mut stop = Box::pin(stop);
-    let greeting =
-        tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(Turns::new(io)));
+    let turn = Turn::default();
+    let greeting = async {
+        let greeting = builder.handshake::<_, Bytes>(Turns::new(io, turn.clone()));
+        let mut greeting = pin!(tokio::time::timeout(patience.greeting, greeting));
+        poll_fn(|context| {
+            turn.begin();
+            greeting.as_mut().poll(context)
+        })
+        .await
+    };
     let greeted = tokio::select! {
         greeted = greeting => greeted,
         // Nobody has asked for anything.
@@ -123,6 +131,7 @@ pub async fn serve<F>(
     // One for each that is under way, and for each answer that waits to be sent.
     let unsent = Arc::new(());
     poll_fn(|context| {
+        turn.begin();
         loop {
             // All that has come is taken before any of it is answered, so that the answers are
             // written at once: it is taking that writes.
