@@ -313,8 +313,9 @@ impl Node {
         };
         let gauged = leases.clone();
         let bounds = bounds::Bounds::new(&settings, &metrics);
-        let load = bounds.load("http");
-        let router = http::router(service, leases, about, state, Arc::clone(&metrics), ready, load);
+        let taken_on = (bounds.load("http"), bounds.patience);
+        let router =
+            http::router(service, leases, about, state, Arc::clone(&metrics), ready, taken_on);
         let http = http_port::serve(
             HttpListener::new(listeners.http, door.clone()),
             router,

@@ -37,10 +37,12 @@ impl Bounds {
         let bounds = &settings.bounds;
         let threads = settings.threads().get();
         let (keepalive, answer) = (bounds.keepalive, bounds.keepalive_timeout);
+        // A call asks the store twice at most: what its caller gives back, and what it gets.
+        let call = PATIENCE.call + settings.store_timeout * 2;
         Self {
             in_flight: bounds.max_in_flight.map_or(IN_FLIGHT, |all| all.get().div_ceil(threads)),
             connections: connections(settings, open_files()),
-            patience: Patience { keepalive, answer, ..PATIENCE },
+            patience: Patience { keepalive, answer, idle: bounds.http_idle, call, ..PATIENCE },
             metrics: Arc::clone(metrics),
         }
     }
@@ -85,5 +87,28 @@ pub(super) fn raise_open_files(settings: &Settings) {
             advice = "raise the limit of open files (ulimit -Hn), or lower --max-connections",
             "there are not enough open files for all connections"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use clap::Parser as _;
+
+    use super::*;
+
+    #[test]
+    fn no_call_is_cut_off_before_the_store_is() {
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            settings: Settings,
+        }
+        let line = ["tollgate", "--limits", "x", "--store-timeout", "60s"];
+        let settings = Line::try_parse_from(line).expect("settings").settings;
+        let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
+        assert_eq!(bounds.patience.call, Duration::from_secs(150));
+        assert_eq!(bounds.patience.idle, Duration::from_secs(75));
     }
 }

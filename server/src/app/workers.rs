@@ -22,6 +22,10 @@ use crate::transport::load::{Place, Places};
 /// How long a connection may take to its first byte.
 const SILENCE: Duration = Duration::from_secs(10);
 
+/// How many turns connections have between two looks for the input of others, where there are
+/// always some that have more to do.
+const TURNS: u32 = 8;
+
 /// A connection that has sent something, and its place.
 pub(super) type Accepted = (std::net::TcpStream, Place);
 
@@ -110,6 +114,7 @@ impl Worker {
         let (done, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
+            .event_interval(TURNS)
             .build()
             .map_err(|error| Error::System("a runtime", error))?;
         thread::Builder::new()

@@ -19,14 +19,18 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// How often a silent connection is asked whether it is still there; over HTTP/1.1 it is
-    /// closed instead
+    /// How often a silent connection is asked whether it is still there
     #[arg(long, env = "TOLLGATE_KEEPALIVE", value_name = "TIME", default_value = "30s", value_parser = patience)]
     pub keepalive: Duration,
 
     /// How long it may take to answer that, and a client to take what it is sent over HTTP/1.1
     #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = patience)]
     pub keepalive_timeout: Duration,
+
+    /// How long a connection over HTTP/1.1 is kept from one request to the next: longer than load
+    /// balancers keep theirs
+    #[arg(long, env = "TOLLGATE_HTTP_IDLE", value_name = "TIME", default_value = "75s", value_parser = patience)]
+    pub http_idle: Duration,
 }
 
 /// How long somebody is waited for.

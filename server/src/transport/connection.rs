@@ -5,6 +5,7 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,17 +20,21 @@ use http_body_util::BodyExt as _;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 
-use super::turns::Turns;
+use super::turns::{Turn, Turns};
 
 /// How long a client is waited for.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// To the end of its first words.
+    /// To the end of its first words, and of a request's body over HTTP.
     pub greeting: Duration,
     /// How often it is asked whether it is still there, …
     pub keepalive: Duration,
     /// … and how long it may take to answer.
     pub answer: Duration,
+    /// From one request to the next over HTTP/1.1, where nobody can be asked.
+    pub idle: Duration,
+    /// All calls but `Allow`, to the end of their answers.
+    pub call: Duration,
 }
 
 /// What clients are used to.
@@ -37,6 +42,8 @@ pub const PATIENCE: Patience = Patience {
     greeting: Duration::from_secs(10),
     keepalive: Duration::from_secs(30),
     answer: Duration::from_secs(10),
+    idle: Duration::from_secs(75),
+    call: Duration::from_secs(30),
 };
 
 /// How many requests of a connection are worked on at once; its client holds back the others. What
@@ -87,8 +94,16 @@ pub async fn serve<F>(
         .max_send_buffer_size(UNSENT)
         .max_pending_accept_reset_streams(GIVEN_UP);
     let mut stop = Box::pin(stop);
-    let greeting =
-        tokio::time::timeout(patience.greeting, builder.handshake::<_, Bytes>(Turns::new(io)));
+    let turn = Turn::default();
+    let greeting = async {
+        let greeting = builder.handshake::<_, Bytes>(Turns::new(io, turn.clone()));
+        let mut greeting = pin!(tokio::time::timeout(patience.greeting, greeting));
+        poll_fn(|context| {
+            turn.begin();
+            greeting.as_mut().poll(context)
+        })
+        .await
+    };
     let greeted = tokio::select! {
         greeted = greeting => greeted,
         // Nobody has asked for anything.
@@ -113,7 +128,10 @@ pub async fn serve<F>(
     events.push(Box::pin(look()));
     // How many requests have come, and how many had when nothing was left but to send answers.
     let (mut come, mut idle_at) = (0_u64, None);
+    // One for each that is under way, and for each answer that waits to be sent.
+    let unsent = Arc::new(());
     poll_fn(|context| {
+        turn.begin();
         loop {
             // All that has come is taken before any of it is answered, so that the answers are
             // written at once: it is taking that writes.
@@ -121,7 +139,8 @@ pub async fn serve<F>(
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, respond)))) => {
                         come += 1;
-                        if let Some(answering) = answer(request, Answering(respond)) {
+                        let answering = Answering { respond, unsent: Arc::clone(&unsent) };
+                        if let Some(answering) = answer(request, answering) {
                             under_way.push(answering);
                         }
                     }
@@ -145,12 +164,14 @@ pub async fn serve<F>(
                     Event::Stop => connection.graceful_shutdown(),
                     Event::Gone => return Poll::Ready(()),
                     Event::Look => {
-                        let unsent = under_way.is_empty() && connection.has_streams();
+                        // Also beside one that lasts, as those do who watch the node's health.
+                        let wait = Arc::strong_count(&unsent) - 1 > under_way.len()
+                            || under_way.is_empty() && connection.has_streams();
                         // Answers to pings alone do not show that anybody wants the others.
-                        if unsent && idle_at == Some(come) {
+                        if wait && idle_at == Some(come) {
                             return Poll::Ready(());
                         }
-                        idle_at = unsent.then_some(come);
+                        idle_at = wait.then_some(come);
                         events.push(Box::pin(look()));
                     }
                 }
@@ -175,7 +196,22 @@ async fn keep_alive(mut pings: PingPong, patience: Patience) -> Event {
 }
 
 /// The way back to the caller of one request.
-pub struct Answering(SendResponse<Bytes>);
+pub struct Answering {
+    respond: SendResponse<Bytes>,
+    unsent: Arc<()>,
+}
+
+/// A message that is counted until it is sent.
+struct Unsent {
+    message: Bytes,
+    _counted: Arc<()>,
+}
+
+impl AsRef<[u8]> for Unsent {
+    fn as_ref(&self) -> &[u8] {
+        &self.message
+    }
+}
 
 impl Answering {
     /// Waits for something, but not after the caller has given up: then there is `None`.
@@ -185,7 +221,7 @@ impl Answering {
     ) -> Option<T> {
         poll_fn(|context| match future.as_mut().poll(context) {
             Poll::Ready(done) => Poll::Ready(Some(done)),
-            Poll::Pending => self.0.poll_reset(context).map(|_| None),
+            Poll::Pending => self.respond.poll_reset(context).map(|_| None),
         })
         .await
     }
@@ -193,12 +229,13 @@ impl Answering {
     /// Sends headers and nothing else. A caller who has given up meanwhile gets nothing, here and
     /// below.
     pub fn headers(mut self, response: Response<()>) {
-        let _ = self.0.send_response(response, true);
+        let _ = self.respond.send_response(response, true);
     }
 
     /// Sends headers, one message, and what comes after it.
     pub fn message(mut self, response: Response<()>, message: Bytes, trailers: http::HeaderMap) {
-        if let Ok(mut stream) = self.0.send_response(response, false)
+        let message = Bytes::from_owner(Unsent { message, _counted: self.unsent });
+        if let Ok(mut stream) = self.respond.send_response(response, false)
             && stream.send_data(message, false).is_ok()
         {
             let _ = stream.send_trailers(trailers);
@@ -212,7 +249,8 @@ impl Answering {
     {
         let (parts, mut body) = response.into_parts();
         let ended = body.is_end_stream();
-        let Ok(mut stream) = self.0.send_response(Response::from_parts(parts, ()), ended) else {
+        let Ok(mut stream) = self.respond.send_response(Response::from_parts(parts, ()), ended)
+        else {
             return;
         };
         if !ended && send(&mut body, &mut stream).await.is_err() {

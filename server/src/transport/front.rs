@@ -40,8 +40,14 @@ const LEASES: [&str; 3] = [
     "/doorman.Capacity/ReleaseCapacity",
 ];
 
-/// Where anybody may ask: load balancers and orchestrators do.
+/// Where anybody may ask: load balancers and orchestrators do. Nothing else is there.
 const HEALTH: &str = "/grpc.health.v1.Health/";
+const CHECK: &str = "/grpc.health.v1.Health/Check";
+const WATCH: &str = "/grpc.health.v1.Health/Watch";
+
+/// How many may watch the node's health at once over one connection: one for each service and
+/// caller behind it, but not so many that a balancer had better ask.
+const WATCHES: usize = 16;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -56,10 +62,6 @@ const KEPT: usize = 64 * 1024;
 
 /// How long a request may take to its end once it has begun.
 const SLOWEST: Duration = Duration::from_secs(10);
-
-/// How long all else may take, if its caller does not say less: until its answer begins, and, but
-/// for who asks for the node's health, until it has been taken.
-const LONGEST_CALL: Duration = Duration::from_secs(30);
 
 /// What one worker serves its connections with.
 pub struct Front<S> {
@@ -77,6 +79,23 @@ impl<S> Drop for UnderWay<S> {
     fn drop(&mut self) {
         self.0.load.end();
     }
+}
+
+/// Who watches the node's health over one connection.
+#[derive(Default)]
+struct Watches(Arc<()>);
+
+/// One of them.
+struct Watch(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+
+impl Watches {
+    fn one_more(&self) -> Option<Watch> {
+        (Arc::strong_count(&self.0) <= WATCHES).then(|| Watch(Arc::clone(&self.0)))
+    }
+}
+
+fn watched_enough() -> Status {
+    Status::resource_exhausted("this connection watches the health already: use Check")
 }
 
 impl<S: Store> Front<S> {
@@ -100,7 +119,9 @@ impl<S: Store> Front<S> {
         stop: impl Future<Output = ()> + Send + 'static,
         mut guard: Guard,
     ) {
-        let answer = |request, answering| Arc::clone(&self).answer(request, answering, &mut guard);
+        let watches = Watches::default();
+        let answer =
+            |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &watches);
         connection::serve(io, self.patience, stop, answer).await;
     }
 
@@ -112,6 +133,7 @@ impl<S: Store> Front<S> {
         request: Request<RecvStream>,
         answering: Answering,
         guard: &mut Guard,
+        watches: &Watches,
     ) -> Option<impl Future<Output = ()> + use<S>> {
         let open = request.uri().path().starts_with(HEALTH);
         // Before anything else is done with it: who is turned away is to cost next to nothing.
@@ -119,6 +141,20 @@ impl<S: Store> Front<S> {
             answering.headers(self.load.turned_away());
             return None;
         }
+        let watch = match request.uri().path() {
+            WATCH => match watches.one_more() {
+                Some(watch) => Some(watch),
+                None => {
+                    answering.headers(watched_enough().into_http());
+                    return None;
+                }
+            },
+            path if open && path != CHECK => {
+                answering.headers(Status::unimplemented("").into_http());
+                return None;
+            }
+            _ => None,
+        };
         let under_way = (!open).then(|| UnderWay(Arc::clone(&self)));
         let caller = if open { Ok(Caller::ALLOWED) } else { guard.caller(request.headers()) };
         Some(match (caller, under_way) {
@@ -128,10 +164,12 @@ impl<S: Store> Front<S> {
                 Either::Left(under_way.answer_allow(limit, body, caller, answering))
             }
             (caller, under_way) => {
-                Either::Right(Box::pin(self.pass_on(under_way, request, caller, answering)))
+                let counted = (under_way, watch);
+                Either::Right(Box::pin(self.pass_on(counted, request, caller, answering)))
             }
         })
     }
+
     async fn allow(&self, mut body: Received, caller: Caller) -> Result<Bytes, Status> {
         let message = match whole(&mut body) {
             Some(message) => message,
@@ -153,7 +191,7 @@ impl<S: Store> Front<S> {
 
     async fn pass_on(
         self: Arc<Self>,
-        under_way: Option<UnderWay<S>>,
+        (_under_way, watch): (Option<UnderWay<S>>, Option<Watch>),
         mut request: Request<RecvStream>,
         caller: Result<Caller, Refusal>,
         mut answering: Answering,
@@ -170,11 +208,12 @@ impl<S: Store> Front<S> {
             Err(refusal) => return answering.headers(turned_away(refusal).into_http()),
         }
         let limit = timeout(request.headers()).unwrap_or(Duration::MAX);
+        let longest = self.patience.call;
         // Who watches the node's health does so for as long as the connection lasts.
-        let limit = if under_way.is_some() { limit.min(LONGEST_CALL) } else { limit };
+        let limit = if watch.is_some() { limit } else { limit.min(longest) };
         let mut others = self.others.clone();
         let (began, called) = (Instant::now(), others.call(request.map(Received::new)));
-        let answer = pin!(tokio::time::timeout(limit.min(LONGEST_CALL), called));
+        let answer = pin!(tokio::time::timeout(limit.min(longest), called));
         match answering.unless_given_up(answer).await {
             Some(Ok(Ok(response))) => {
                 // Who does not take its answer is cut off.
@@ -313,94 +352,4 @@ fn unwrapped(mut whole: Bytes) -> Result<Bytes, Status> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::metrics::Metrics;
-    use crate::service::Shared;
-    use crate::service::limits::LiveLimits;
-    use crate::store::clock::Clock;
-    use crate::store::memory::MemoryStore;
-    use crate::store::prefetch::Prefetching;
-    use crate::store::redis::RedisStore;
-    use crate::store::{Ask, Outcomes};
-
-    /// A store that has no answer for as long as anyone waits.
-    #[derive(Clone)]
-    struct Silent;
-
-    impl Store for Silent {
-        async fn decide(&self, _: &[Ask<'_>]) -> Outcomes {
-            std::future::pending().await
-        }
-    }
-
-    #[tokio::test]
-    async fn a_deadline_ends_the_wait_whatever_the_store_does() {
-        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
-        let metrics = Arc::new(Metrics::new());
-        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-        let allow = AllowService::new(Silent, Arc::new(shared));
-        let front = Front::new(
-            allow,
-            metrics.rpc_duration("grpc"),
-            Routes::default(),
-            Load::new(1, metrics.shed("grpc")),
-            connection::PATIENCE,
-        );
-        let (near, far) = tokio::io::duplex(1 << 16);
-        let guard = Guard::grpc(None, None);
-        tokio::spawn(Arc::new(front).serve(far, std::future::pending(), guard));
-        let (mut sender, connection) = h2::client::handshake(near).await.expect("a handshake");
-        tokio::spawn(connection);
-        let request = Request::post(format!("http://node{ALLOW}"))
-            .header(CONTENT_TYPE, GRPC)
-            .header("grpc-timeout", "50m")
-            .body(())
-            .expect("a request");
-        let (response, mut body) = sender.send_request(request, false).expect("sent");
-        let request = AllowRequest {
-            namespace: "payments".to_owned(),
-            bucket_name: "refunds".to_owned(),
-            ..AllowRequest::default()
-        };
-        let mut message = vec![0; PREFIX];
-        message.extend(request.encode_to_vec());
-        message[PREFIX - 1] = (message.len() - PREFIX) as u8;
-        body.send_data(Bytes::from(message), true).expect("sent");
-        let response = response.await.expect("an answer");
-        assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
-    }
-
-    fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard) -> Option<F>) -> usize {
-        size_of::<F>()
-    }
-
-    /// Each is moved to where it stays, and read from there: it was 25 kB once, and that was a
-    /// third of a node's time.
-    #[test]
-    fn a_request_under_way_is_small() {
-        let embedded = size(Front::<MemoryStore>::answer);
-        let redis = size(Front::<Prefetching<RedisStore>>::answer);
-        assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
-    }
-
-    #[test]
-    fn timeouts_as_grpc_writes_them() {
-        let read = |text: &str| {
-            let mut headers = HeaderMap::new();
-            headers.insert("grpc-timeout", text.parse().expect("a header"));
-            timeout(&headers)
-        };
-        assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
-        assert_eq!(read("3M"), Some(Duration::from_secs(180)));
-        assert_eq!(read("4S"), Some(Duration::from_secs(4)));
-        assert_eq!(read("50m"), Some(Duration::from_millis(50)));
-        assert_eq!(read("99999999u"), Some(Duration::from_micros(99_999_999)));
-        assert_eq!(read("0n"), Some(Duration::ZERO));
-        for wrong in ["", "S", "5", "5x", "-1S", "123456789S", "1.5S", "+5S"] {
-            assert_eq!(read(wrong), None, "{wrong}");
-        }
-        assert_eq!(timeout(&HeaderMap::new()), None);
-    }
-}
+mod tests;

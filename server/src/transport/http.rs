@@ -2,10 +2,12 @@
 //! a page that shows what goes on.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use axum::body::Bytes;
-use axum::extract::{ConnectInfo, DefaultBodyLimit, FromRequestParts, Query, Request, State};
+use axum::extract::{
+    ConnectInfo, DefaultBodyLimit, FromRequest as _, FromRequestParts, Query, Request, State,
+};
 use axum::http::request::Parts;
 use axum::http::{StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -15,6 +17,7 @@ use axum::{Json, Router};
 use serde_json::Value;
 use tollgate_proto::quotaservice::AllowRequest;
 
+use super::connection::Patience;
 use super::door::Asking;
 use super::load::{Load, RETRY_S};
 use super::messages::query;
@@ -28,11 +31,9 @@ use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
 
-/// The largest request body, in bytes.
-const BODY_LIMIT: usize = 2 * 1024 * 1024;
-
-/// How long a request may take, from the end of its headers to its answer.
-const SLOWEST: Duration = Duration::from_secs(10);
+/// The largest request body, in bytes: a name of a megabyte is answered as over gRPC, and all else
+/// that a request has takes less than two kilobytes, every character of it escaped.
+const BODY_LIMIT: usize = (1 << 20) + (4 << 10);
 
 /// Where tokens are asked for. All else is for those who look after the node, and is answered
 /// also when it has too much to do.
@@ -52,10 +53,12 @@ struct Port<B, L> {
     metrics: Arc<Metrics>,
     took: metrics::Histogram,
     ready: Box<Readiness>,
+    patience: Patience,
 }
 
 /// Everything that the HTTP port serves, with room for as many requests for tokens as `load` has,
-/// to requests that came through an [`HttpListener`](super::door::HttpListener).
+/// whose bodies are waited for with `patience`, to requests that came through an
+/// [`HttpListener`](super::door::HttpListener).
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
@@ -63,9 +66,10 @@ pub fn router<B: Store, L: LeaseStore>(
     store_state: Box<StoreState>,
     metrics: Arc<Metrics>,
     ready: Box<Readiness>,
-    load: Load,
+    (load, patience): (Load, Patience),
 ) -> Router {
     let took = metrics.rpc_duration("http");
+    let port = Port { service, leases, about, store_state, metrics, took, ready, patience };
     Router::new()
         .route(ALLOW, post(allow::<B, L>))
         .route("/metrics", get(render::<B, L>))
@@ -76,7 +80,7 @@ pub fn router<B: Store, L: LeaseStore>(
         .route("/debug/resource.json", get(resource::<B, L>))
         .layer(DefaultBodyLimit::max(BODY_LIMIT))
         .layer(from_fn_with_state(Arc::new(load), find_caller))
-        .with_state(Arc::new(Port { service, leases, about, store_state, metrics, took, ready }))
+        .with_state(Arc::new(port))
 }
 
 /// Finds out who asks, and whether there is room, before anything is read or looked up.
@@ -98,8 +102,7 @@ async fn find_caller(
     }
     let _under_way = counted.then(|| UnderWay(load));
     caller.put_on(request.extensions_mut());
-    let answer = tokio::time::timeout(SLOWEST, next.run(request)).await;
-    answer.unwrap_or_else(|_| failure(StatusCode::REQUEST_TIMEOUT, "the request does not end"))
+    next.run(request).await
 }
 
 /// One of the requests that are counted.
@@ -134,8 +137,15 @@ fn turned_away(refusal: Refusal) -> Response {
 async fn allow<B: Store, L: LeaseStore>(
     State(port): State<Arc<Port<B, L>>>,
     caller: Caller,
-    body: Bytes,
+    request: Request,
 ) -> Response {
+    // For the answer there is the store's deadline.
+    let body = Bytes::from_request(request, &port);
+    let body = match tokio::time::timeout(port.patience.greeting, body).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(refused)) => return refused.into_response(),
+        Err(_) => return failure(StatusCode::REQUEST_TIMEOUT, "the request does not end"),
+    };
     let started = Instant::now();
     let request: AllowRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
@@ -220,5 +230,95 @@ async fn resource<B: Store, L: LeaseStore>(
         Ok(Some(view)) => Json(view).into_response(),
         Ok(None) => failure(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
         Err(failed) => error(&failed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::pin::Pin;
+    use std::task::{Context, Poll};
+    use std::time::Duration;
+
+    use axum::body::Body;
+    use http_body::Frame;
+    use tower_service::Service as _;
+
+    use super::*;
+    use crate::access::Guard;
+    use crate::service::Shared;
+    use crate::service::limits::LiveLimits;
+    use crate::store::clock::Clock;
+    use crate::store::memory::MemoryStore;
+    use crate::store::{Ask, Outcomes};
+    use crate::transport::connection::PATIENCE;
+
+    /// A store that takes its time.
+    #[derive(Clone)]
+    struct Slow(MemoryStore);
+
+    impl Store for Slow {
+        async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            self.0.decide(asks).await
+        }
+    }
+
+    /// A body that does not come.
+    struct Awaited;
+
+    impl http_body::Body for Awaited {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            Poll::Pending
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_is_waited_for_and_an_answer_for_longer() {
+        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+        let metrics = Arc::new(Metrics::new());
+        let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
+        let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+        let (shared, text) = (Arc::new(shared), String::new);
+        let about = About {
+            id: text(),
+            started: Instant::now(),
+            grpc: text(),
+            http: text(),
+            advertise: text(),
+            threads: 1,
+            store: text(),
+            parents: Vec::new(),
+        };
+        let store = MemoryStore::new();
+        let mut port = router(
+            AllowService::new(Slow(store.clone()), Arc::clone(&shared)),
+            CapacityService::new(store, shared),
+            about,
+            Box::new(|| (true, 1)),
+            Arc::clone(&metrics),
+            Box::new(|| Ok(())),
+            (
+                Load::new(1, metrics.shed("http")),
+                Patience { greeting: Duration::from_millis(100), ..PATIENCE },
+            ),
+        );
+        let mut ask = async |body| {
+            let mut request = Request::post(ALLOW).body(body).expect("a request");
+            let asking = Asking::new(Guard::http(None, None));
+            request.extensions_mut().insert(ConnectInfo(asking));
+            let answer = tokio::time::timeout(Duration::from_secs(10), port.call(request));
+            let Ok(answer) = answer.await.expect("an answer");
+            answer.status()
+        };
+        let body = r#"{"namespace":"payments","bucketName":"refunds"}"#;
+        assert_eq!(ask(Body::from(body)).await, StatusCode::OK);
+        assert_eq!(ask(Body::new(Awaited)).await, StatusCode::REQUEST_TIMEOUT);
     }
 }

@@ -86,6 +86,7 @@ fn hold_out_beside(
     let limits = LimitsFile::new(LIMITS);
     let (keepalive, answer) = (format!("{KEEPALIVE:?}"), format!("{ANSWER:?}"));
     let args = ["--threads", "1", "--keepalive", &keepalive, "--keepalive-timeout", &answer];
+    let args = [&args[..], &["--http-idle", &keepalive]].concat();
     let node = Node::start(&limits.path(), &args);
     let plan =
         Plan { callers: 4, connections: 1, pace: Duration::from_millis(20), failover: false };

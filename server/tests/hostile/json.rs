@@ -14,6 +14,7 @@ use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::door::Asking;
 use tollgate_server::transport::http::{About, router};
 use tollgate_server::transport::load::Load;
@@ -64,7 +65,8 @@ fn any_request_over_http() {
     let (state, ready) = (Box::new(|| (true, 1)), Box::new(|| Ok(())));
     let metrics = Arc::new(Metrics::new());
     let load = Load::new(1, metrics.shed("http"));
-    let port = router(service.allow, service.capacity, about, state, metrics, ready, load);
+    let port =
+        router(service.allow, service.capacity, about, state, metrics, ready, (load, PATIENCE));
     let asking = Asking::new(Guard::http(None, None));
     fuzz::run("json", &[], |input| {
         clock.advance(10_000);

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use h2::client::{self, SendRequest};
 use http::{HeaderMap, Method};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
@@ -168,6 +168,7 @@ const IMPATIENCE: Patience = Patience {
     greeting: Duration::from_millis(100),
     keepalive: Duration::from_millis(20),
     answer: Duration::from_millis(50),
+    ..PATIENCE
 };
 
 #[tokio::test]
@@ -278,4 +279,129 @@ async fn what_is_no_http_2_is_closed() {
     let mut rest = Vec::new();
     near.read_to_end(&mut rest).await.expect("an end");
     server.await.expect("it ends");
+}
+
+/// What becomes of a connection beside a request that lasts, if another is answered as well.
+async fn beside_one_that_lasts(window: u32) -> JoinHandle<()> {
+    let (near, far) = tokio::io::duplex(1 << 16);
+    let mut first = true;
+    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), move |_, answering| {
+        let lasts = std::mem::replace(&mut first, false);
+        Some(async move {
+            if lasts {
+                pending::<()>().await;
+            }
+            answering.message(Response::new(()), "what it is".into(), HeaderMap::new());
+        })
+    }));
+    let mut builder = client::Builder::new();
+    let handshake = builder.initial_window_size(window).handshake::<_, Bytes>(near);
+    let (mut sender, connection) = handshake.await.expect("a handshake");
+    tokio::spawn(async move {
+        // It answers pings as it should, for as long as there is a connection.
+        let _ = connection.await;
+    });
+    let (_lasting, _) = sender.send_request(request(), true).expect("sent");
+    let (answer, _) = sender.send_request(request(), true).expect("sent");
+    let mut body = answer.await.expect("an answer").into_body();
+    let closed = async {
+        let _ = body.data().await;
+        pending::<()>().await;
+    };
+    let _ = tokio::time::timeout(Duration::from_millis(500), closed).await;
+    server
+}
+
+#[tokio::test]
+async fn who_takes_no_answers_is_gone_also_beside_one_that_lasts() {
+    assert!(!beside_one_that_lasts(1 << 16).await.is_finished(), "it has taken its answer");
+    assert!(beside_one_that_lasts(0).await.is_finished(), "nobody takes anything");
+}
+
+/// How many requests it has under way at a time.
+const TOGETHER: u32 = 100;
+
+/// A client that asks again as soon as it is answered.
+struct Eager {
+    /// What it sends next.
+    next: Vec<u8>,
+    asked: u32,
+    most: u32,
+    /// What has come.
+    answers: Vec<u8>,
+    answered: u32,
+}
+
+impl AsyncRead for Eager {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let room = TOGETHER - (self.asked - self.answered);
+        for _ in 0..room.min(self.most - self.asked) {
+            // GET http / as HPACK's table has them.
+            let id = (2 * self.asked + 1).to_be_bytes();
+            self.next.extend([&b"\0\0\x03\x01\x05"[..], &id, b"\x82\x86\x84"].concat());
+            self.asked += 1;
+        }
+        if self.next.is_empty() && self.answered < self.most {
+            let _ = pin!(tokio::task::yield_now()).poll(context);
+            return Poll::Pending;
+        }
+        let length = self.next.len().min(buffer.remaining());
+        buffer.put_slice(&self.next.drain(..length).collect::<Vec<_>>());
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Eager {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        self.answers.extend(bytes);
+        while let [0, 0, length, kind, ..] = self.answers[..]
+            && self.answers.len() >= 9 + usize::from(length)
+        {
+            self.answered += u32::from(kind == 1);
+            self.answers.drain(..9 + usize::from(length));
+        }
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test]
+async fn answers_that_come_at_once_make_no_turn_longer() {
+    const REQUESTS: u32 = 20_000;
+    // SETTINGS with nothing in them.
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let next = greeting.to_vec();
+    let io = Eager { next, asked: 0, most: REQUESTS, answers: Vec::new(), answered: 0 };
+    let answered = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&answered);
+    let server = serve(io, PATIENCE, pending(), |_, to| {
+        count.fetch_add(1, Ordering::Relaxed);
+        to.headers(Response::new(()));
+        Some(async {})
+    });
+    let (mut server, mut most) = (pin!(server), 0);
+    poll_fn(|context| {
+        let before = answered.load(Ordering::Relaxed);
+        let polled = server.as_mut().poll(context);
+        most = most.max(answered.load(Ordering::Relaxed) - before);
+        polled
+    })
+    .await;
+    assert_eq!(answered.load(Ordering::Relaxed), REQUESTS as usize, "it gets through all of it");
+    assert!(most <= 4 * TOGETHER as usize, "{most} in one turn, which is four reads");
 }
