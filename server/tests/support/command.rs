@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 39] = [
+pub const VARIABLES: [&str; 40] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
