@@ -14,7 +14,7 @@ use tokio::task::yield_now;
 /// How often a connection is read in one turn, 8 kB at a time: for all requests that may be under way
 /// on one. Requests that are answered at once make room for others, so that it is this that bounds
 /// the answers of a turn, too.
-const READS: u8 = 4;
+const READS: u8 = 2;
 
 /// The turn of one connection: how often it may still be read. Clones are the same.
 #[derive(Clone, Default)]

@@ -116,7 +116,9 @@ async fn only_so_many_watch_the_health_over_one_connection() {
 
 #[tokio::test]
 async fn nothing_else_is_found_beside_the_health() {
-    let (mut sender, front) = client(Silent, Routes::default(), connection::PATIENCE).await;
+    // Whatever gets as far as that is answered otherwise.
+    let others = axum::Router::new().fallback(async || "here");
+    let (mut sender, front) = client(Silent, others.into(), connection::PATIENCE).await;
     // There is no more room: it needs none, whatever it is.
     assert!(front.load.begin());
     for path in ["List", "check", "Watch/", ""] {
