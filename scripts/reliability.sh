@@ -48,7 +48,7 @@ if [ -z "$rows" ]; then
   rows=$work/rows
   mkdir "$rows"
   # One at a time: they would measure one another. All of them, also where one fails.
-  TOLLGATE_REPORT=$rows cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
+  TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
     --nocapture --test-threads 1 >&2 || failed=yes
 fi
 

@@ -14,6 +14,7 @@ use support::load::{Books, Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, allow, http, shared_grant};
 use support::redis_cluster::RedisCluster;
 use support::report::Row;
+use support::rights::FewRights;
 use support::wire::{channel, request};
 use support::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -340,13 +341,11 @@ fn births_of_two_servers_meet() {
 #[test]
 fn a_user_with_few_rights() {
     let _alone = alone();
-    let cluster = RedisCluster::start_with(3, 0);
-    let rights = "on >secret ~* -@all +@read +@write +@scripting +@connection +time +cluster|slots \
-                  +cluster|info";
+    let (cluster, mut servers) = (RedisCluster::start_with(3, 0), Vec::new());
     for number in 0..3 {
-        let mut user = redis::cmd("ACL");
-        user.arg("SETUSER").arg("tollgate").arg(rights.split(' ').collect::<Vec<_>>());
-        user.exec(&mut cluster.connection(number)).unwrap();
+        let of_a_cluster = " +cluster|slots +cluster|info";
+        let few = FewRights::given(cluster.connection(number), of_a_cluster);
+        servers.push(few);
     }
     cluster.born(now_us() - HOUR_US);
     let limits = limits("bounded");
@@ -361,6 +360,7 @@ fn a_user_with_few_rights() {
     leased_at_once(&node, "r");
     assert_eq!(listed(&node), ["r"]);
     assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
+    servers.iter_mut().for_each(FewRights::were_enough);
 }
 
 /// Many questions at the same time, to as many buckets.

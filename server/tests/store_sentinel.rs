@@ -11,6 +11,7 @@ use support::fleet::{Fleet, Holdings, now_us};
 use support::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
 use support::metrics::{Scrape, http};
 use support::report::Row;
+use support::rights::FewRights;
 use support::sentinel::Sentinels;
 use support::wire::request;
 use support::{LimitsFile, Node, eventually};
@@ -71,21 +72,12 @@ fn a_url_of_sentinels_is_served() {
 fn a_user_with_few_rights() {
     let _alone = alone();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
-    let user = |mut connection: redis::Connection, rights: &str| {
-        let mut user = redis::cmd("ACL");
-        user.arg("SETUSER").arg("tollgate").arg(rights.split(' ').collect::<Vec<_>>());
-        user.exec(&mut connection).unwrap();
-    };
-    user(
-        sentinels.connection(),
-        "on >secret ~* -@all +@read +@write +@scripting +@connection +time +role",
-    );
+    let mut asked = vec![FewRights::given(sentinels.connection(), " +role")];
     for port in sentinels.ports() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
-        user(
-            client.get_connection().unwrap(),
-            "on >other ~* -@all +@connection +sentinel|get-master-addr-by-name +sentinel|master",
-        );
+        let rights = "reset on >other +@connection -@dangerous +sentinel|get-master-addr-by-name \
+                      +sentinel|master";
+        asked.push(FewRights::exactly(client.get_connection().unwrap(), rights));
     }
     let url = sentinels.url().replace("://", "://tollgate:secret@");
     let url = format!("{url}?sentinel_user=tollgate&sentinel_password=other");
@@ -97,6 +89,7 @@ fn a_user_with_few_rights() {
         answer.contains(r#""degraded":false"#)
     });
     assert!(calls(&sentinels));
+    asked.iter_mut().for_each(FewRights::were_enough);
 }
 
 /// What each policy answers while there is no master, and what a bucket without a refill worth

@@ -13,6 +13,7 @@ use redis::{ClientTlsConfig, TlsCertificates};
 use support::certs::{Ca, Pair, text};
 use support::cluster::alone;
 use support::command::{Running, command, tollgate};
+use support::rights::FewRights;
 use support::sentinel::Sentinels;
 use support::wire::{PATIENCE, Page, http};
 use support::{LimitsFile, Redis, eventually, free_port};
@@ -213,7 +214,8 @@ fn a_password_that_is_replaced() {
     let mut user = |rights: &[&str]| {
         redis::cmd("ACL").arg("SETUSER").arg("tollgate").arg(rights).exec(&mut connection).unwrap();
     };
-    user(&["on", ">first-secret", "~*", "+@all"]);
+    let mut few = FewRights::given(redis.connection(), "");
+    user(&["resetpass", ">first-secret"]);
     let (name, password) = (ca.path("user"), ca.path("password"));
     fs::write(&name, "tollgate\n").unwrap();
     fs::write(&password, "first-secret\n").unwrap();
@@ -232,6 +234,7 @@ fn a_password_that_is_replaced() {
     );
     node.says("the store answers");
     assert_eq!(ask(http).json()["degraded"], false);
+    few.were_enough();
     let mut connection = redis.connection();
     let mut kill = || {
         let mut kill = redis::cmd("CLIENT");

@@ -38,6 +38,7 @@ pub mod mixed;
 pub mod plants;
 pub mod redis_cluster;
 pub mod report;
+pub mod rights;
 pub mod sentinel;
 pub mod wire;
 

@@ -263,9 +263,13 @@ impl ServerHealth {
                 }
                 StoreError::Overloaded => "add nodes, or look at why Redis answers slowly",
             };
+            let then = match error {
+                StoreError::Overloaded => "some are turned away",
+                _ => "the failure policy decides",
+            };
             tracing::warn!(
                 server = %self.name, class = error.class(), detail = %Shown(detail), held_back, advice,
-                "no answer from the store: the failure policy decides"
+                "no answer from the store: {then}"
             );
         }
     }
