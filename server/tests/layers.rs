@@ -56,6 +56,8 @@ fn sources() -> Vec<(String, PathBuf, String)> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
+            } else if path.file_name().unwrap().to_str().unwrap().ends_with("tests.rs") {
+                // Only compiled for tests, too.
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let relative = path.strip_prefix(&src).unwrap().to_path_buf();
                 let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();

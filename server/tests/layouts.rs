@@ -85,7 +85,8 @@ fn a_node_looks_for_other_states_only_after_a_change() {
     };
     let redis = Redis::start();
     let file = LimitsFile::new(&limits(1000, ""));
-    let node = || Node::start(&file.path(), &["--store", &redis.url()]);
+    let patient = ["--store", &redis.url(), "--store-timeout", "2s"];
+    let node = || Node::start(&file.path(), &patient);
 
     let first = node();
     assert_eq!(tokens_left(&first), 990.0);

@@ -1,12 +1,16 @@
 //! The thread of the heartbeat: whether a server is back, and how many nodes there are, is found
 //! out in time whatever else the node has to do.
 
+use std::time::Duration;
 use std::{io, thread};
 
 use tokio::sync::oneshot;
 
 use super::Error;
 use crate::store::redis::Connector;
+
+/// How long saying that the node is going may take.
+const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What looks after the store's servers, until [`stop`](Self::stop).
 pub(super) struct Heart {
@@ -35,7 +39,8 @@ impl Heart {
                 () = connector.tend(&id) => {}
                 _ = stopped => {}
             }
-            connector.leave(&id).await;
+            // The others find out by themselves when it can't be said.
+            let _ = tokio::time::timeout(FAREWELL, connector.leave(&id)).await;
         };
         thread::Builder::new()
             .name("heartbeat".to_owned())

@@ -213,8 +213,8 @@ impl Connector {
             .map_err(|error| error.to_string())
     }
 
-    /// Says for the first time that this node is alive. Takes a quarter of a second or so a
-    /// server at most, or the deadline of decisions where that is longer.
+    /// Says for the first time that this node is alive. Takes half a second or so a server
+    /// at most, or some deadlines of decisions where those are longer.
     pub async fn greet(&self, node_id: &str) {
         self.refresh(self.version()).await;
         self.beat(node_id, NODE_TTL, |_| true).await;

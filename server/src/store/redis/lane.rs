@@ -502,12 +502,12 @@ impl Lane {
         let replies = match in_time {
             Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
             Err(_) => {
-                self.pace.gave_up();
+                self.pace.gave_up(carried.buckets + carried.leases);
                 return Err((StoreError::Timeout, format!("after {:?}", self.timeout)));
             }
         };
         let took = started.elapsed();
-        self.pace.took(took);
+        self.pace.took(took, carried.buckets + carried.leases);
         match carried {
             Carried { buckets: 0, leases: 0 } => {}
             Carried { buckets: 0, leases } => {

@@ -20,7 +20,7 @@ const RECENT: f64 = 0.125;
 
 /// The smallest batch that round trips are made shorter by. Where they are long because the server
 /// is far away, smaller ones would make them no shorter, and carry less.
-const SMALLEST: f64 = BATCH as f64 / 8.0;
+const SMALLEST: f64 = BATCH as f64 / 4.0;
 
 /// How much larger or smaller one batch is than the one before, at most. Small enough for round
 /// trips to tell what that does.
@@ -40,21 +40,23 @@ impl Pace {
         Self { goal_s: timeout.as_secs_f64() * SHARE, round_trip_s: 0.0, batch: BATCH as f64 }
     }
 
-    /// Another round trip took so long.
-    pub(super) fn took(&mut self, time: Duration) {
+    /// Another round trip, with so many questions, took so long.
+    pub(super) fn took(&mut self, time: Duration, carried: usize) {
         self.round_trip_s += (time.as_secs_f64() - self.round_trip_s) * RECENT;
-        // Who comes while a batch is in flight waits for that one and for its own.
-        let fits = self.goal_s / 2.0 / self.round_trip_s;
-        self.resize(fits.clamp(1.0 - STEP, 1.0 + STEP));
+        let fits = self.goal_s / self.round_trip_s;
+        self.resize(fits.clamp(1.0 - STEP, 1.0 + STEP), carried);
     }
 
     /// Another one took too long to wait for.
-    pub(super) fn gave_up(&mut self) {
-        self.resize(0.5);
+    pub(super) fn gave_up(&mut self, carried: usize) {
+        self.resize(0.5, carried);
     }
 
-    fn resize(&mut self, factor: f64) {
-        self.batch = (self.batch * factor).clamp(SMALLEST, BATCH as f64);
+    fn resize(&mut self, factor: f64, carried: usize) {
+        // What carries less than it may becomes no shorter by a lower bound.
+        if factor > 1.0 || carried >= self.batch() {
+            self.batch = (self.batch * factor).clamp(SMALLEST, BATCH as f64);
+        }
     }
 
     /// The most questions in the next one.
@@ -66,8 +68,9 @@ impl Pace {
     pub(super) fn room(&self, batch: usize) -> usize {
         // Of the round trips that there is time for, the first is under way already.
         let batches = self.goal_s / self.round_trip_s - 1.0;
-        // However slow it is, one batch waits while another is in flight.
-        ((batches * batch as f64) as usize).clamp(batch, MOST)
+        // However slow it is, a whole batch waits while another is in flight: one caller may ask
+        // for that much at once.
+        ((batches * batch as f64) as usize).clamp(BATCH, MOST)
     }
 }
 
@@ -82,7 +85,7 @@ mod tests {
         let room = |us: u64| {
             let mut pace = Pace::new(TIMEOUT);
             for _ in 0..100 {
-                pace.took(Duration::from_micros(us));
+                pace.took(Duration::from_micros(us), BATCH);
             }
             pace.room(BATCH)
         };
@@ -96,12 +99,13 @@ mod tests {
     #[test]
     fn one_that_was_slow_once_is_not_slow_for_long() {
         let mut pace = Pace::new(TIMEOUT);
-        pace.took(Duration::from_millis(40));
+        pace.took(Duration::from_millis(40), 1);
         assert!(pace.room(BATCH) < MOST);
-        pace.gave_up();
+        assert_eq!(pace.batch(), BATCH, "it carried little");
+        pace.gave_up(BATCH);
         assert_eq!(pace.batch(), BATCH / 2);
         for _ in 0..32 {
-            pace.took(Duration::from_micros(300));
+            pace.took(Duration::from_micros(300), 1);
         }
         assert_eq!([pace.room(BATCH), pace.batch()], [MOST, BATCH]);
     }
@@ -110,16 +114,16 @@ mod tests {
     /// the other: with full batches, a round trip of 64 lanes takes 65 ms.
     #[test]
     fn many_lanes_are_answered_in_time_all_the_same() {
-        for (lanes, most_s) in [(4, 0.0045), (16, 0.017), (64, 0.0195), (128, 0.0195)] {
+        for (lanes, most_s) in [(4, 0.0045), (16, 0.017), (64, 0.039), (128, 0.039)] {
             let mut pace = Pace::new(TIMEOUT);
             let round_trip_s = |pace: &Pace| (lanes * pace.batch()) as f64 * 8e-6;
             for _ in 0..200 {
-                pace.took(Duration::from_secs_f64(round_trip_s(&pace)));
+                pace.took(Duration::from_secs_f64(round_trip_s(&pace)), pace.batch());
             }
             let settled: Vec<f64> = (0..100)
                 .map(|_| {
                     let took_s = round_trip_s(&pace);
-                    pace.took(Duration::from_secs_f64(took_s));
+                    pace.took(Duration::from_secs_f64(took_s), pace.batch());
                     took_s
                 })
                 .collect();
@@ -132,8 +136,9 @@ mod tests {
     fn far_away_batches_still_carry_something() {
         let mut pace = Pace::new(TIMEOUT);
         for _ in 0..100 {
-            pace.took(Duration::from_millis(45));
+            pace.took(Duration::from_millis(45), BATCH);
         }
         assert_eq!(pace.batch(), SMALLEST as usize);
+        assert_eq!(pace.room(pace.batch()), BATCH);
     }
 }
