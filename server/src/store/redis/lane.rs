@@ -463,13 +463,15 @@ impl Lane {
             Some(connection) => connection,
             none => {
                 let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
-                let mut made = std::pin::pin!(pool.get());
+                let (mut made, started) = (std::pin::pin!(pool.get()), Instant::now());
                 let made = match tokio::time::timeout(self.timeout, &mut made).await {
                     Ok(made) => made,
                     Err(_) => {
                         // Whoever asks next need not wait for it; the lane still does.
-                        let waited = format!("no connection after {:?}", self.timeout);
-                        self.health.failed(StoreError::Timeout, 0, &waited);
+                        if started.elapsed() < self.timeout + PUNCTUAL {
+                            let waited = format!("no connection after {:?}", self.timeout);
+                            self.health.failed(StoreError::Timeout, 0, &waited);
+                        }
                         made.await
                     }
                 };
