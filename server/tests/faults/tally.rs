@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::support::Redis;
 use super::support::load::Sample;
+use super::trial::TOKENS;
 
 /// Of `LIMITS`: tokens a second of such a bucket, and what it holds.
 const RATE: f64 = 0.001;
@@ -41,13 +42,13 @@ impl Tally {
         for (sample, state) in of.iter().zip(states) {
             let tokens = sample.answer.as_ref().map_or(0, |answer| answer.tokens_granted);
             let taken = state.map_or(0.0, |state| taken(&state, now));
-            let times = (taken / 2.0).round() as usize;
+            let times = (taken / TOKENS as f64).round() as usize;
             tally.twice += usize::from(times > 1);
             if sample.degraded() {
                 tally.degraded += 1;
                 tally.unknown += times;
             } else {
-                assert_eq!(tokens, 2, "{:?}", sample.answer);
+                assert_eq!(tokens, TOKENS, "{:?}", sample.answer);
                 tally.uncounted += usize::from(times == 0);
             }
         }

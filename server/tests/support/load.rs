@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
@@ -155,7 +156,11 @@ impl Caller {
         while !self.stop.load(Ordering::Relaxed) {
             if !self.plan.pace.is_zero() {
                 tokio::time::sleep_until(due).await;
-                due = tokio::time::Instant::now().max(due + self.plan.pace);
+                // Who comes late leaves out the turns that it missed, and is still not in step with
+                // others that were late: a stall would make a crowd of them, for good.
+                let late = tokio::time::Instant::now().saturating_duration_since(due);
+                let turns = late.as_nanos() / self.plan.pace.as_nanos() + 1;
+                due += self.plan.pace * u32::try_from(turns).unwrap_or(u32::MAX);
             }
             let Some(request) = next(samples.len()) else { break };
             let (namespace, bucket) = (request.namespace.clone(), request.bucket_name.clone());
@@ -245,41 +250,60 @@ pub fn took(samples: &[&Sample], part: f64) -> Duration {
 /// A machine that leaves a thread waiting for so long can't tell whether a deadline is kept.
 pub const STALL: Duration = Duration::from_millis(25);
 
-/// Notes when, and for how long, this machine leaves a thread waiting that ought to run. What it
-/// does between two looks is sleep, so that nothing but the machine makes it late.
+/// Notes when, and for how long, this machine leaves a thread waiting that ought to run: one on each
+/// CPU, as a host may take away one of them. What they do between two looks is sleep, so that
+/// nothing but the machine makes them late.
 pub struct Canary {
     stop: Arc<AtomicBool>,
-    noted: thread::JoinHandle<Stalls>,
+    noted: Vec<thread::JoinHandle<Stalls>>,
 }
 
 impl Canary {
     /// Starts noting.
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        let noted = thread::spawn(move || {
-            let pause = Duration::from_millis(1);
-            let mut stalls = Stalls::default();
-            while !stopped.load(Ordering::Relaxed) {
-                let due = Instant::now() + pause;
-                thread::sleep(pause);
-                stalls.note(due, Instant::now());
-            }
-            stalls
+        let may = sched_getaffinity(None).unwrap();
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| may.is_set(cpu));
+        let noted = cpus.map(|cpu| {
+            let stopped = Arc::clone(&stop);
+            thread::spawn(move || {
+                let mut here = CpuSet::new();
+                here.set(cpu);
+                sched_setaffinity(None, &here).unwrap();
+                watch(&stopped)
+            })
         });
-        Self { stop, noted }
+        Self { noted: noted.collect(), stop }
     }
 
     /// All that it noted.
     pub fn stalls(self) -> Stalls {
         self.stop.store(true, Ordering::Relaxed);
-        self.noted.join().unwrap()
+        let mut all = Stalls::default();
+        for one in self.noted {
+            let one = one.join().unwrap();
+            all.worst = all.worst.max(one.worst);
+            all.long.extend(one.long);
+        }
+        all
     }
 
     /// The longest that it was left waiting.
     pub fn worst(self) -> Duration {
         self.stalls().worst
     }
+}
+
+/// How late this thread is when it has slept.
+fn watch(stopped: &AtomicBool) -> Stalls {
+    let pause = Duration::from_millis(1);
+    let mut stalls = Stalls::default();
+    while !stopped.load(Ordering::Relaxed) {
+        let due = Instant::now() + pause;
+        thread::sleep(pause);
+        stalls.note(due, Instant::now());
+    }
+    stalls
 }
 
 /// When a machine stalled.
@@ -300,9 +324,10 @@ impl Stalls {
         }
     }
 
-    /// Whether the machine stalled at some moment between the two.
+    /// Whether the machine stalled at some moment between the two, or worked off then what had
+    /// come meanwhile: that takes a machine half of whose time is used as long as it stalled.
     pub fn overlap(&self, from: Instant, to: Instant) -> bool {
-        self.long.iter().any(|(due, woke)| *due <= to && from <= *woke)
+        self.long.iter().any(|&(due, woke)| due <= to && from <= woke + (woke - due))
     }
 }
 
