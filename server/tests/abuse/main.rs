@@ -58,6 +58,9 @@ const LEFT_OUT: f64 = 0.1;
 /// How many connections of a kind there are at once.
 const CONNECTIONS: usize = 8;
 
+/// For how long it is gone about at least.
+const LEAST: Duration = Duration::from_secs(1);
+
 /// A way to go about it: gives back after how long the node closed the connection.
 pub type Attack = fn(SocketAddr, Duration) -> Option<Duration>;
 
@@ -95,12 +98,17 @@ fn hold_out_beside(
     load.go_on(ALONE);
     let before = rss_kb(node.pid());
     let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
+    let started = Instant::now();
     let one = move || {
         // They are elsewhere in truth: what they write with is not taken from the node.
         nice(19).unwrap();
-        attack(target, limit)
+        let given_up = attack(target, limit);
+        // Who is turned out at once comes again, or nobody has the time to notice.
+        while started.elapsed() < LEAST {
+            attack(target, limit);
+        }
+        given_up
     };
-    let started = Instant::now();
     let attackers: Vec<_> = (0..CONNECTIONS).map(|_| thread::spawn(one)).collect();
     let mut most = before;
     while attackers.iter().any(|attacker| !attacker.is_finished()) {
