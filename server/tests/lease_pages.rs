@@ -1,0 +1,153 @@
+//! Requests for many resources, to nodes whose way to Redis is long: each page of one fits into
+//! the queues. And requests whose callers go away before the answer.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use support::cluster::alone;
+use support::faults::{Fault, Network};
+use support::wire::{Samples, channel, get};
+use support::{LimitsFile, Node, Redis, eventually};
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{
+    GetCapacityRequest, Lease, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
+};
+use tonic::Status;
+use tonic::transport::Channel;
+
+type Client = CapacityClient<Channel>;
+
+const LIMITS: &str = "
+resources:
+  - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
+";
+
+/// More than two lanes have room for where round trips are long.
+const MANY: usize = 256;
+
+/// A store that has lived for long, at the other end of a network, and a node of one thread.
+struct Far {
+    redis: Redis,
+    network: Network,
+    node: Node,
+    _limits: LimitsFile,
+}
+
+impl Far {
+    fn start(timeout: &str) -> Self {
+        let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
+        let network = Network::to(redis.port());
+        let url = network.url("127.0.0.1");
+        let args = ["--store", &url, "--store-timeout", timeout, "--threads", "1"];
+        let node = Node::start(&limits.path(), &args);
+        eventually("the store is found", Duration::from_secs(5), || up(&node));
+        Self { redis, network, node, _limits: limits }
+    }
+}
+
+/// Runs a test while no other one measures time.
+fn on_its_own(test: impl Future<Output = ()>) {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(test);
+}
+
+fn up(node: &Node) -> bool {
+    Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
+}
+
+async fn ask(
+    client: &mut Client,
+    name: &str,
+    resources: impl Iterator<Item = String>,
+    (wants, has): (f64, Option<Lease>),
+) -> Result<Vec<ResourceResponse>, Status> {
+    let one = |resource_id| ResourceRequest { resource_id, priority: 0, has, wants };
+    let request =
+        GetCapacityRequest { client_id: name.to_owned(), resource: resources.map(one).collect() };
+    Ok(client.get_capacity(request).await?.into_inner().response)
+}
+
+/// Looks, refreshes and gives back, again and again, until the lanes know how long it takes. A
+/// machine that stalls may have a deadline pass now and then; what has no room has none ever.
+#[test]
+fn a_page_fits_into_the_queues_however_long_round_trips_take() {
+    on_its_own(async {
+        const ROUNDS: usize = 15;
+        const LOOKS: usize = 5;
+        // Three quarters of the deadline are less than two round trips.
+        let far = Far::start("100ms");
+        let mut client = CapacityClient::new(channel(far.node.grpc).await);
+        let names = || (0..MANY).map(|number| format!("r{number}"));
+        far.network.set(Fault::Late(Duration::from_millis(20)));
+        let (mut leased, mut seen, mut released) = (0, 0, 0);
+        for round in 0..ROUNDS {
+            let answer = ask(&mut client, "a", names(), (7.0, None)).await;
+            leased += usize::from(answer.is_ok_and(|leases| {
+                let whole = |one: &ResourceResponse| one.gets.capacity == 7.0 && !one.degraded();
+                leases.len() == MANY && leases.iter().all(whole)
+            }));
+            if round % (ROUNDS / LOOKS) == 0 {
+                let status = get(&far.node, "/debug/status.json").json();
+                seen += usize::from(status["resources_error"].is_null());
+            }
+            let request = ReleaseCapacityRequest {
+                client_id: "a".to_owned(),
+                resource_id: names().collect(),
+            };
+            released += usize::from(client.release_capacity(request).await.is_ok());
+        }
+        println!("of {ROUNDS}: {leased} leased, {released} released; of {LOOKS}: {seen} seen");
+        for (whole, all) in [(leased, ROUNDS), (released, ROUNDS), (seen, LOOKS)] {
+            assert!(whole * 5 >= all * 4, "{whole} of {all}");
+        }
+    });
+}
+
+/// Their callers have gone while Redis decides: the store has what it has decided, and the
+/// refreshes that follow get what is theirs.
+#[test]
+fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
+    on_its_own(async {
+        const WAIT: Duration = Duration::from_millis(40);
+        let far = Far::start("2s");
+        let mut client = CapacityClient::new(channel(far.node.grpc).await);
+        let one = || std::iter::once("r".to_owned());
+        let first = ask(&mut client, "a", one(), (80.0, None)).await.unwrap().remove(0);
+        assert_eq!((first.gets.capacity, first.degraded), (80.0, None));
+
+        far.network.set(Fault::Late(2 * WAIT));
+        let mut given_up = 0;
+        for wants in 1..=20 {
+            let (mut client, has) = (client.clone(), Some(first.gets));
+            let refresh = ask(&mut client, "a", one(), (f64::from(wants), has));
+            given_up += usize::from(tokio::time::timeout(WAIT, refresh).await.is_err());
+        }
+        assert_eq!(given_up, 20, "no answer is there before its question");
+        far.network.set(Fault::Nothing);
+        assert!(up(&far.node) && get(&far.node, "/readyz").status == 200);
+
+        // Whatever of them was decided, no more than there is can be had by both, …
+        let started = Instant::now();
+        loop {
+            let [a, b] = ["a", "b"].map(|name| (name, client.clone()));
+            let mut held = Vec::new();
+            for (name, mut client) in [a, b] {
+                let answer = ask(&mut client, name, one(), (80.0, None)).await.unwrap().remove(0);
+                assert_eq!(answer.degraded, None);
+                held.push(answer.gets.capacity);
+            }
+            // … and soon each has its share.
+            if held == [50.0, 50.0] {
+                break;
+            }
+            assert!(held.iter().sum::<f64>() <= 100.0, "{held:?}");
+            assert!(started.elapsed() < Duration::from_secs(5), "{held:?}");
+        }
+        let holders: usize =
+            redis::cmd("ZCARD").arg("e{r}").query(&mut far.redis.connection()).unwrap();
+        assert_eq!(holders, 2);
+    });
+}
