@@ -6,6 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use support::callers::{Callers, LIMITS};
 use support::cluster::alone;
 use support::faults::{Fault, Network};
 use support::wire::{Samples, channel, get};
@@ -18,11 +19,6 @@ use tonic::Status;
 use tonic::transport::Channel;
 
 type Client = CapacityClient<Channel>;
-
-const LIMITS: &str = "
-resources:
-  - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
-";
 
 /// More than two lanes have room for where round trips are long.
 const MANY: usize = 256;
@@ -150,4 +146,45 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
             redis::cmd("ZCARD").arg("e{r}").query(&mut far.redis.connection()).unwrap();
         assert_eq!(holders, 2);
     });
+}
+
+/// One that the parent does not lease to this cluster, and one of which its clients want more than
+/// there are numbers for, in a page with many others.
+#[test]
+fn what_a_parent_refuses_keeps_no_other_resource_from_its_lease() {
+    on_its_own(refused_beside_others());
+}
+
+async fn refused_beside_others() {
+    const OTHERS: usize = 150;
+    let (limits, callers, redis) = (LimitsFile::new(LIMITS), Callers::new(), Redis::start());
+    let root = callers.node(&limits);
+    // It has lived for long: what it does not know is not there.
+    redis::cmd("SET").arg("o").arg(1).exec(&mut redis.connection()).unwrap();
+    let token = callers.dir.path().join("token");
+    std::fs::write(&token, &callers.shop).unwrap();
+    let (url, parent) = (redis.url(), root.grpc.to_string());
+    let args = ["--store", &url, "--store-timeout", "2s", "--cluster-id", "south"];
+    let token = ["--parent", &parent, "--parent-token-file", token.to_str().unwrap()];
+    let node = Node::start(&limits.path(), &[&args[..], &token].concat());
+    let mut client = CapacityClient::new(channel(node.grpc).await);
+    let one = |name: &str| std::iter::once(name.to_owned());
+    let others = || (0..OTHERS).map(|number| format!("db.{number}"));
+
+    let started = Instant::now();
+    loop {
+        for name in ["a", "b"] {
+            ask(&mut client, name, one("db.vast"), (1e308, None)).await.unwrap();
+        }
+        let secret = ask(&mut client, "a", one("secret"), (7.0, None)).await.unwrap();
+        assert_eq!(secret[0].gets.capacity, 0.0, "it has none to give");
+        let leases = ask(&mut client, "a", others(), (7.0, None)).await.unwrap();
+        if leases.iter().all(|one| one.gets.capacity == 7.0) {
+            break;
+        }
+        let without = leases.iter().filter(|one| one.gets.capacity == 0.0).count();
+        assert!(started.elapsed() < Duration::from_secs(20), "{without} have nothing");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    println!("all {OTHERS} are leased after {:.1?}", started.elapsed());
 }
