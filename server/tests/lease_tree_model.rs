@@ -93,7 +93,10 @@ impl Parent for Link<'_> {
         }
         match self.fate {
             Fate::Answered => Ok(leases),
-            fate => Err(ParentError { text: format!("{fate:?}"), heard: fate == Fate::Lost }),
+            fate => {
+                let (text, heard) = (format!("{fate:?}"), fate == Fate::Lost);
+                Err(ParentError { text, heard, refused: false })
+            }
         }
     }
 }

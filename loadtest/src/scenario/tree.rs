@@ -169,7 +169,7 @@ struct Below<'t>(Option<&'t CapacityService<MemoryStore>>);
 impl Parent for Below<'_> {
     async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         // Nothing is listening there: the request never arrives.
-        let failed = |text: String| ParentError { text, heard: false };
+        let failed = |text: String| ParentError { text, heard: false, refused: false };
         let service = self.0.ok_or_else(|| failed("it can't be reached".to_owned()))?;
         let requests: Vec<_> = requests.iter().map(request).collect();
         let leases = service.get(Holder::Server(cluster), &requests).await;

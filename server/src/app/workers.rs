@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 
@@ -97,6 +98,10 @@ pub(super) async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
     result.err().unwrap_or(Error::WorkerEnded)
 }
 
+fn runtime() -> io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS).build()
+}
+
 /// One thread that serves gRPC.
 pub(super) struct Worker {
     pub(super) accepted: mpsc::Receiver<Accepted>,
@@ -112,11 +117,7 @@ impl Worker {
         front: impl FnOnce() -> Result<Front<S>, Error> + Send + 'static,
     ) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
         let (done, ended) = oneshot::channel();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .event_interval(TURNS)
-            .build()
-            .map_err(|error| Error::System("a runtime", error))?;
+        let runtime = runtime().map_err(|error| Error::System("a runtime", error))?;
         thread::Builder::new()
             .name(format!("grpc-{number}"))
             .spawn(move || {
@@ -181,6 +182,13 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::future::poll_fn;
+    use std::io::Write as _;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::Poll;
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::UnixStream;
     use tonic::service::Routes;
 
     use super::*;
@@ -221,5 +229,31 @@ mod tests {
         workers.spawn(start(2, || panic!("as a test")));
         assert!(matches!(ended_early(&mut workers).await, Error::WorkerEnded));
         assert_eq!(workers.len(), 1, "the first goes on");
+    }
+
+    #[test]
+    fn input_is_looked_for_after_a_few_turns_of_others() {
+        let (mut sender, receiver) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        receiver.set_nonblocking(true).expect("as tokio wants it");
+        runtime().expect("a runtime").block_on(async {
+            let mut receiver = UnixStream::from_std(receiver).expect("registered");
+            let turns = Arc::new(AtomicU32::new(0));
+            let counted = Arc::clone(&turns);
+            // It always has more to do.
+            tokio::spawn(poll_fn(move |context| {
+                counted.fetch_add(1, Ordering::Relaxed);
+                context.waker().wake_by_ref();
+                Poll::<()>::Pending
+            }));
+            for _ in 0..100 {
+                let mut input = pin!(receiver.read_u8());
+                assert!(input.as_mut().now_or_never().is_none(), "there is none yet");
+                sender.write_all(&[7]).expect("sent");
+                let before = turns.load(Ordering::Relaxed);
+                assert_eq!(input.await.expect("received"), 7);
+                let waited = turns.load(Ordering::Relaxed) - before;
+                assert!(waited <= 10, "it has waited for {waited} turns of another");
+            }
+        });
     }
 }

@@ -14,7 +14,7 @@ use crate::domain::lease::{Band, Claim, Grant, Holder, Rules, Wish};
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
 use crate::metrics::{CapacityMetrics, LeaseEnding};
-use crate::store::{LeaseAsk, LeaseStore, StoreError};
+use crate::store::{AT_ONCE, LeaseAsk, LeaseStore, StoreError};
 
 mod check;
 
@@ -22,9 +22,6 @@ pub(crate) use check::check_count;
 pub(super) use check::check_id;
 pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
 use check::{bands, check, check_holder, check_resources};
-
-/// Resources that go to the store at once.
-const PAGE: usize = 256;
 
 /// The lease on a resource that no template matches, in seconds, …
 const UNMATCHED_LEASE_S: i64 = 300;
@@ -119,7 +116,7 @@ impl<S> CapacityService<S> {
 
 impl<S: LeaseStore> CapacityService<S> {
     /// Answers a request for any number of resources, in their order. Takes no longer than the
-    /// store's deadline, or than that for each 256 resources.
+    /// store's deadline for each [`AT_ONCE`] resources.
     pub async fn get(
         &self,
         holder: Holder<'_>,
@@ -132,11 +129,11 @@ impl<S: LeaseStore> CapacityService<S> {
         let snapshot = self.shared.limits.current();
         let now = self.shared.clock.now();
         let mut leases = Vec::with_capacity(requests.len());
-        for (page, requests) in requests.chunks(PAGE).enumerate() {
+        for (page, requests) in requests.chunks(AT_ONCE).enumerate() {
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
             let mut returned = Vec::new();
             for (at, request) in requests.iter().enumerate() {
-                match self.plan(page * PAGE + at, request, &snapshot, now)? {
+                match self.plan(page * AT_ONCE + at, request, &snapshot, now)? {
                     Some(plan) if gives_back(holder, request) => returned.push(plan),
                     Some(plan) => plans.push(plan),
                     None => self.shared.unmatched.count(LeaseEnding::Full),

@@ -36,6 +36,10 @@ const MOST: usize = 10_000;
 /// Resources in one request to the parent.
 const PAGE: usize = 100;
 
+/// About how many requests one of those may become where the parent refuses it: enough to find some
+/// resources among a hundred, few enough for a parent that refuses them all.
+const PARTS: usize = 32;
+
 /// How long to wait after a parent gave no answer.
 const RETRY_US: i64 = 1_000_000;
 
@@ -64,6 +68,8 @@ pub struct ParentError {
     pub text: String,
     /// The parent may have got the request, and acted on it.
     pub heard: bool,
+    /// It refuses the request for what is in it, all of it.
+    pub refused: bool,
 }
 
 /// One answer a request, in the order of the requests.
@@ -162,6 +168,35 @@ impl<S: LeaseStore> Renewal<S> {
         refused
     }
 
+    /// Asks for all of them, and where the parent refuses that, for half of them at a time: one
+    /// that it does not lease to this cluster, or can't, is to keep no other from its lease.
+    async fn ask(&self, parent: &impl Parent, requests: &[ParentRequest]) -> Answers {
+        let mut answers = Answers::with_capacity(requests.len());
+        let (mut parts, mut asked) = (vec![requests], 0);
+        while let Some(part) = parts.pop() {
+            if asked > 0 {
+                // A turn lasts for one answer. Who takes over all the same asks again, which does
+                // no harm.
+                let _ = self.store.take_renewal(&self.node, TURN).await;
+            }
+            asked += 1;
+            match parent.ask(&self.cluster, part).await {
+                Ok(some) if some.len() == part.len() => answers.extend(some),
+                Ok(_) => {
+                    let text = "it answered for other resources than asked".to_owned();
+                    let error = ParentError { text, heard: true, refused: false };
+                    answers.extend(vec![Err(error); part.len()]);
+                }
+                Err(error) if error.refused && part.len() > 1 && asked < PARTS => {
+                    let (first, second) = part.split_at(part.len() / 2);
+                    parts.extend([second, first]);
+                }
+                Err(error) => answers.extend(vec![Err(error); part.len()]),
+            }
+        }
+        answers
+    }
+
     async fn renew(
         &mut self,
         parent: &impl Parent,
@@ -207,14 +242,7 @@ impl<S: LeaseStore> Renewal<S> {
         if requests.is_empty() {
             return refused;
         }
-        let answers = match parent.ask(&self.cluster, &requests).await {
-            Ok(answers) if answers.len() == requests.len() => answers,
-            Ok(_) => {
-                let text = "it answered for other resources than asked".to_owned();
-                vec![Err(ParentError { text, heard: true }); requests.len()]
-            }
-            Err(error) => vec![Err(error); requests.len()],
-        };
+        let answers = self.ask(parent, &requests).await;
         if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
             && let Some(held_back) = self.failures.pass()
         {

@@ -19,6 +19,10 @@ pub mod memory;
 pub mod prefetch;
 pub mod redis;
 
+/// The most questions in one call: as many as a store shared by nodes has room for however slow it
+/// is. Of more, some may be turned away as [`StoreError::Overloaded`] though nobody else asks.
+pub const AT_ONCE: usize = 126;
+
 /// One question to a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
@@ -175,7 +179,8 @@ pub type Outcomes = SmallVec<[Result<Outcome, StoreError>; 1]>;
 
 /// Where buckets live.
 pub trait Store: Clone + Send + Sync + 'static {
-    /// Decides every question of a batch, each atomically, within the store's deadline.
+    /// Decides every question of a batch (see [`AT_ONCE`]), each atomically, within the store's
+    /// deadline.
     /// Questions to one bucket are decided in the order of the batch; only where Redis has
     /// lost its scripts may one come after a later one.
     fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
@@ -246,9 +251,10 @@ fn freeze_number() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Where leases live. Each call takes no longer than the store's deadline.
+/// Where leases live. Each call takes no longer than the store's deadline; one about any number of
+/// resources, no longer than that for each page of them.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
-    /// Decides every request of a batch, each atomically.
+    /// Decides every request of a batch (see [`AT_ONCE`]), each atomically.
     fn lease(&self, asks: &[LeaseAsk<'_>]) -> impl Future<Output = Grants> + Send;
 
     /// Gives back what `holder` holds of these resources.

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
 use super::members::Members;
-use super::{Ask, Deal, Outcome, Outcomes, Store, StoreError, Verdict};
+use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Store, StoreError, Verdict};
 use crate::domain::ahead::{Stash, View, parts};
 use crate::domain::bucket::{Place, Terms};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
@@ -254,7 +254,7 @@ impl<S: Store> Prefetching<S> {
     }
 
     /// Gives back everything, and takes nothing ahead from here on. Takes no longer than a
-    /// decision.
+    /// decision for each [`AT_ONCE`] buckets.
     pub async fn close(&self) {
         self.ahead.closed.store(true, Ordering::Relaxed);
         let now = self.ahead.members.view().now;
@@ -262,9 +262,12 @@ impl<S: Store> Prefetching<S> {
     }
 
     async fn give_back(&self, all: Vec<Return>) {
-        if all.is_empty() {
-            return;
+        for some in all.chunks(AT_ONCE) {
+            self.give_back_at_once(some).await;
         }
+    }
+
+    async fn give_back_at_once(&self, all: &[Return]) {
         let nodes = self.ahead.members.view().nodes;
         let beside = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
         let terms: Vec<Terms> = all.iter().map(|back| beside(&back.bucket)).collect();

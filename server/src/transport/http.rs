@@ -285,22 +285,12 @@ mod tests {
         let metrics = Arc::new(Metrics::new());
         let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
         let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-        let (shared, text) = (Arc::new(shared), String::new);
-        let about = About {
-            id: text(),
-            started: Instant::now(),
-            grpc: text(),
-            http: text(),
-            advertise: text(),
-            threads: 1,
-            store: text(),
-            parents: Vec::new(),
-        };
+        let shared = Arc::new(shared);
         let store = MemoryStore::new();
         let mut port = router(
             AllowService::new(Slow(store.clone()), Arc::clone(&shared)),
             CapacityService::new(store, shared),
-            about,
+            About::default(),
             Box::new(|| (true, 1)),
             Arc::clone(&metrics),
             Box::new(|| Ok(())),

@@ -9,6 +9,7 @@ use tollgate_proto::doorman::{
     GetServerCapacityRequest, Lease, PriorityBandAggregate, ServerCapacityResourceRequest,
     ServerCapacityResourceResponse, algorithm,
 };
+use tonic::Code;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 
@@ -103,7 +104,9 @@ impl Parent for ParentClient {
             Ok(Err(status)) => {
                 self.next.store(at + 1, Ordering::Relaxed);
                 let text = format!("{address}: {:?}: {}", status.code(), status.message());
-                Err(if is_connect(&status) { unheard(text) } else { heard(text) })
+                let refused = is_refusal(status.code());
+                let heard = !is_connect(&status);
+                Err(ParentError { text, heard, refused })
             }
             Err(_) => {
                 self.next.store(at + 1, Ordering::Relaxed);
@@ -114,11 +117,16 @@ impl Parent for ParentClient {
 }
 
 fn heard(text: String) -> ParentError {
-    ParentError { text, heard: true }
+    ParentError { text, heard: true, refused: false }
 }
 
 fn unheard(text: String) -> ParentError {
-    ParentError { text, heard: false }
+    ParentError { text, heard: false, refused: false }
+}
+
+/// Something in the request is not allowed, makes no sense, or makes it too long.
+fn is_refusal(code: Code) -> bool {
+    matches!(code, Code::PermissionDenied | Code::InvalidArgument | Code::OutOfRange)
 }
 
 /// No connection came about that the request could have gone over.

@@ -38,6 +38,23 @@ pub struct About {
     pub parents: Vec<String>,
 }
 
+/// A node that has nothing to say of itself, and starts now.
+impl Default for About {
+    fn default() -> Self {
+        let text = String::new;
+        Self {
+            id: text(),
+            started: Instant::now(),
+            grpc: text(),
+            http: text(),
+            advertise: text(),
+            threads: 1,
+            store: text(),
+            parents: Vec::new(),
+        }
+    }
+}
+
 /// How the store is at the moment: whether it decides, and how many nodes share it.
 pub type StoreState = dyn Fn() -> (bool, u32) + Send + Sync;
 

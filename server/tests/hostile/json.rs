@@ -3,7 +3,6 @@
 //! An input is as on the wire: a line with the method and the path, headers, an empty line, a body.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -51,20 +50,10 @@ fn any_request_over_http() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
-    let text = String::new;
-    let about = About {
-        id: text(),
-        started: Instant::now(),
-        grpc: text(),
-        http: text(),
-        advertise: text(),
-        threads: 1,
-        store: text(),
-        parents: Vec::new(),
-    };
     let (state, ready) = (Box::new(|| (true, 1)), Box::new(|| Ok(())));
     let metrics = Arc::new(Metrics::new());
     let load = Load::new(1, metrics.shed("http"));
+    let about = About::default();
     let port =
         router(service.allow, service.capacity, about, state, metrics, ready, (load, PATIENCE));
     let asking = Asking::new(Guard::http(None, None));

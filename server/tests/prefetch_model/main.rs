@@ -12,18 +12,21 @@ mod world;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use support::metrics::Scrape;
 use support::{START, Service};
-use tollgate_server::domain::bucket::BucketLimit;
+use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Store};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
@@ -183,4 +186,72 @@ async fn what_can_never_be_granted_says_so_and_soft_limits_go_by_what_is_left() 
     assert_eq!(ask(30).await, (Status::Ok, 30.0, 0, false));
     assert_eq!(ask(1).await, (Status::Ok, 29.0, 0, true));
     assert_eq!(ask(60).await, (Status::Timeout, 29.0, 31_000, false));
+}
+
+/// Counts the most questions in one call.
+#[derive(Clone)]
+struct Counted(MemoryStore, Arc<AtomicUsize>);
+
+impl Store for Counted {
+    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+        self.1.fetch_max(asks.len(), Ordering::Relaxed);
+        self.0.decide(asks).await
+    }
+}
+
+#[tokio::test]
+async fn no_more_goes_back_at_once_than_there_is_room_for() {
+    let (clock, metrics) = (ManualClock::new(START), Arc::new(Metrics::new()));
+    let members = Arc::new(Members::new(clock.clone().into()));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&metrics)));
+    let most = Arc::new(AtomicUsize::new(0));
+    let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
+    let store = Prefetching::new(counted, ahead);
+    let limit = BucketLimit {
+        size_tokens: 10_000,
+        fill_rate: 0.001,
+        wait_timeout_ms: 0,
+        max_debt_ms: 0,
+        prefetch_tokens: 1000,
+        ..BucketLimit::default()
+    };
+    let (terms, names) = (limit.terms(), (0..2 * AT_ONCE + 1).map(|at| format!("b{at}")));
+    let names: Vec<String> = names.collect();
+    let everywhere = async |count| {
+        for name in &names {
+            for _ in 0..count {
+                let ask = Ask {
+                    namespace: "ns",
+                    name,
+                    place: Place::Configured { bounded: false },
+                    terms: &terms,
+                    max_idle_ms: None,
+                    tokens: 1,
+                    deal: Deal::Take { max_wait_ms: 0 },
+                    prefetch_tokens: limit.prefetch_tokens,
+                    moved: false,
+                    rewrite: false,
+                };
+                store.decide(&[ask]).await.pop().unwrap().unwrap();
+            }
+            // What is taken ahead lands.
+            tokio::task::yield_now().await;
+        }
+    };
+    everywhere(1).await;
+    for _ in 0..6 {
+        members.heard(1, Duration::ZERO);
+        clock.advance(SECOND);
+    }
+    members.heard(1, Duration::ZERO);
+    everywhere(20).await;
+    let tokens = |fate| {
+        let page = Scrape::text(metrics.render());
+        page.sum("tollgate_prefetch_tokens_total", &[("fate", fate)])
+    };
+    assert!(tokens("taken") > tokens("served"), "they are held");
+    most.store(0, Ordering::Relaxed);
+    store.close().await;
+    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "there is more than a page");
+    assert_eq!(tokens("taken"), tokens("served") + tokens("given_back"));
 }

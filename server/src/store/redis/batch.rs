@@ -10,7 +10,7 @@ use super::keys::Keys;
 use super::script::Scripted;
 use crate::domain::bucket::Place;
 use crate::domain::time::Micros;
-use crate::store::{Ask, Outcome, Verdict};
+use crate::store::{AT_ONCE, Ask, Outcome, Verdict};
 
 const COUNTED: u32 = 1;
 const CONFIGURED: u32 = 2;
@@ -22,6 +22,9 @@ const ELSEWHERE: u8 = 255;
 
 /// The most questions in a batch: more equal ones could not be told apart in an answer's byte.
 pub(super) const MOST: usize = 126;
+
+/// A queue always has room for a batch: see `pace`.
+const _: () = assert!(AT_ONCE <= MOST);
 
 /// Terms as the script takes them.
 type Terms = [f64; 8];

@@ -8,12 +8,15 @@ use smallvec::SmallVec;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::lane::Manner;
+use super::queue::SMALL;
 use super::script::{self, Scripted};
 use super::{RedisStore, StoreError, To};
 use crate::domain::lease::{Holder, ParentLease, Totals};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::{Corrupt, StoreMetrics};
-use crate::store::{Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number};
+use crate::store::{
+    AT_ONCE, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number,
+};
 
 mod packed;
 
@@ -29,7 +32,7 @@ const PARENTS_RULE: f64 = 4.0;
 /// What `lua/parent.lua` replies where what is stored makes no sense.
 const CORRUPT: i64 = 2;
 
-/// Commands in one batch when many things are read.
+/// Holders of one resource that one command reads.
 const PAGE: usize = 128;
 
 /// What the script is to do.
@@ -186,10 +189,11 @@ impl LeaseStore for RedisStore {
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
         let (now, holder) = (self.manual_now(), field(holder));
-        for page in resources.chunks(PAGE) {
+        for page in resources.chunks(AT_ONCE) {
             let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
             let cmd = |at: usize, to: To<'_>| other(Operation::Release, page[at], &holder, now, to);
-            let replies = self.0.values(&slots, Some(Scripted::Lease), cmd).await;
+            let owner = |at: usize| self.0.owner_named(page[at]);
+            let replies = self.0.values_of(owner, &slots, Some(Scripted::Lease), cmd).await;
             for reply in replies {
                 reply?;
             }
@@ -221,7 +225,8 @@ impl LeaseStore for RedisStore {
     async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
         let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
-        for page in names.chunks(PAGE) {
+        // All of these are nobody's. However much others ask meanwhile, so many travel together.
+        for page in names.chunks(SMALL / 2) {
             let read = |at: usize, _: To<'_>| {
                 let keys = ResourceKeys::new(&page[at / 2]);
                 let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };

@@ -405,3 +405,70 @@ async fn answers_that_come_at_once_make_no_turn_longer() {
     assert_eq!(answered.load(Ordering::Relaxed), REQUESTS as usize, "it gets through all of it");
     assert!(most <= 2 * TOGETHER as usize, "{most} in one turn, which is two reads");
 }
+
+/// A client that never ceases to send PINGs, and takes whatever comes.
+struct Endless {
+    /// What it sends next.
+    next: Vec<u8>,
+    reads: Arc<AtomicUsize>,
+    bytes: Arc<AtomicUsize>,
+}
+
+impl AsyncRead for Endless {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let room = buffer.remaining();
+        while self.next.len() < room {
+            self.next.extend(b"\0\0\x08\x06\0\0\0\0\0a number");
+        }
+        buffer.put_slice(&self.next.drain(..room).collect::<Vec<_>>());
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(room, Ordering::Relaxed);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Endless {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<std::io::Result<usize>> {
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// The others of its thread wait for as long as it takes to work on that.
+#[tokio::test]
+async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
+    let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let next = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let io = Endless { next, reads: Arc::clone(&reads), bytes: Arc::clone(&bytes) };
+    let mut server = pin!(serve(io, PATIENCE, pending(), |_, _| Some(async {})));
+    let counted = || [&reads, &bytes].map(|count| count.load(Ordering::Relaxed));
+    let mut poll = async || {
+        let polled = poll_fn(|context| Poll::Ready(server.as_mut().poll(context))).await;
+        assert!(polled.is_pending(), "it never ends");
+    };
+    // The greeting has a turn of its own.
+    poll().await;
+    for turn in 0..100 {
+        let before = counted();
+        poll().await;
+        let after = counted();
+        assert!(after[0] - before[0] <= 2, "turn {turn}: {} reads", after[0] - before[0]);
+        assert!(after[1] - before[1] <= 16 << 10, "turn {turn}: {} bytes", after[1] - before[1]);
+    }
+    assert!(counted()[0] >= 100, "{:?} reads and bytes in all", counted());
+}
