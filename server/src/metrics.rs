@@ -49,9 +49,11 @@ const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds
 const ACCESS_REFUSED: &str = "tollgate_access_refused_total";
 const ACCESS_LOADS: &str = "tollgate_access_loads_total";
 const ACCESS_FAILURES: &str = "tollgate_access_reload_failures_total";
+const ACCESS_CURRENT: &str = "tollgate_access_last_reload_successful";
 const TLS_HANDSHAKES: &str = "tollgate_tls_handshakes_total";
 const TLS_LOADS: &str = "tollgate_tls_loads_total";
 const TLS_FAILURES: &str = "tollgate_tls_reload_failures_total";
+const TLS_CURRENT: &str = "tollgate_tls_last_reload_successful";
 const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const SHED: &str = "tollgate_shed_requests_total";
 const CONNECTIONS: &str = "tollgate_connections";
@@ -96,7 +98,7 @@ const COUNTERS: [(&str, &str); 22] = [
     (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
-const GAUGES: [(&str, &str); 17] = [
+const GAUGES: [(&str, &str); 19] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -110,6 +112,14 @@ const GAUGES: [(&str, &str); 17] = [
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
     (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
+    (
+        ACCESS_CURRENT,
+        "1 while the access file is in use as it is, 0 once its last change was refused.",
+    ),
+    (
+        TLS_CURRENT,
+        "1 while the certificate's files are in use, 0 once their last change was refused.",
+    ),
     (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
     (CONNECTIONS, "Connections that are open, by port."),
     (BUILD_INFO, "Always 1; its label says which build this is."),

@@ -29,6 +29,8 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
     let (taken, refused) = ("tollgate_access_loads_total", "tollgate_access_reload_failures_total");
+    let current = "tollgate_access_last_reload_successful";
+    assert_eq!(loads(current), 1.0);
 
     // The same token, elsewhere.
     callers.write(&before.replace("sh*", "bank"));
@@ -41,6 +43,7 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     eventually("the fault is counted", PATIENCE, || loads(refused) == 1.0);
     node.signal("HUP");
     eventually("it is counted again", PATIENCE, || loads(refused) == 2.0);
+    assert_eq!(loads(current), 0.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
     // The token is taken away.
@@ -51,6 +54,7 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
         .collect();
     callers.write(&without);
     eventually("the change is taken", PATIENCE, || loads(taken) == 3.0);
+    assert_eq!(loads(current), 1.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Unauthenticated);
 
     // Whoever shows nothing may be somebody, too; a wrong token is still none.
