@@ -370,7 +370,8 @@ impl Node {
             };
             let renewals = async {
                 let Some((parent, cluster)) = parent else { return };
-                let mut renewal = Renewal::new(opened, settings.node_id(), cluster);
+                let renewal = Renewal::new(opened, settings.node_id(), cluster);
+                let mut renewal = renewal.gauged_by(metrics.parent_up());
                 loop {
                     renewal.round(&parent, clock.now()).await;
                     tokio::time::sleep(TICK).await;
