@@ -293,6 +293,7 @@ impl Node {
 
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
+        doors::warn_if_nowhere(&advertise);
         // For what is not urgent: HTTP, gauges, the parent.
         let (buckets, opened) = own;
         let service = AllowService::new(buckets, Arc::clone(&shared));

@@ -7,6 +7,7 @@ use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Instant;
 
+use support::command::{Running, command};
 use support::metrics::Scrape;
 use support::wire::{PATIENCE, client, request};
 use support::{LimitsFile, Node, Redis, eventually, signal};
@@ -109,4 +110,31 @@ fn connections_that_are_closed() {
         lines.sum("closed") as f64 == refused && lines.all.len() >= 2
     });
     lines.are("--max-connections");
+}
+
+#[test]
+fn an_address_that_nobody_can_dial() {
+    let limits = LimitsFile::new(LIMITS);
+    let warnings = |grpc: &str, more: &[&str]| {
+        let node = Running::start(
+            command()
+                .args(["serve", "--grpc-listen", grpc, "--http-listen", "127.0.0.1:0", "--limits"])
+                .arg(limits.path())
+                .args(more),
+        );
+        node.says("serving");
+        let said = node.stop();
+        let about = said.lines().filter(|line| line.contains("Discovery"));
+        about.map(ToOwned::to_owned).collect::<Vec<_>>()
+    };
+    let (here, everywhere) = ("127.0.0.1:0", "0.0.0.0:0");
+    for (grpc, more) in
+        [(everywhere, &[][..]), ("[::]:0", &[]), (here, &["--advertise", "0.0.0.0:10990"])]
+    {
+        let said = warnings(grpc, more);
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains("WARN") && said[0].contains("--advertise HOST:PORT"), "{said:?}");
+    }
+    assert!(warnings(here, &[]).is_empty());
+    assert!(warnings(everywhere, &["--advertise", "lb.example:443"]).is_empty());
 }
