@@ -32,7 +32,7 @@ use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
-use crate::store::redis::{Connector, Health, LoginFiles, Servers};
+use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
 use crate::store::{LeaseStore, Store, StoreError};
 use crate::tls::{self, ClientFiles, Dialer};
 use crate::transport::door::{Door, HttpListener};
@@ -146,7 +146,8 @@ pub async fn run(
             let classes = StoreError::ALL.map(StoreError::class);
             let health = Arc::new(
                 Health::new(StoreMetrics::new(&node.metrics, classes))
-                    .expecting(node.settings.expected_nodes),
+                    .expecting(node.settings.expected_nodes)
+                    .over_tls(url.is_over_tls()),
             );
             let connector = Connector::new(
                 servers(&url, &node.settings)?,
@@ -200,6 +201,11 @@ fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
         ca: files.store_ca_file.clone(),
         own: files.store_cert_file.clone().zip(files.store_key_file.clone()),
     };
+    if !url.is_over_tls() && (files.ca.is_some() || files.own.is_some()) {
+        let setting = if files.ca.is_some() { "--store-ca-file" } else { "--store-cert-file" };
+        let text = format!("{setting}: --store is not over TLS: write rediss:// in it");
+        return Err(Error::Setting(text));
+    }
     let servers = match url {
         StoreUrl::Memory => return Err(Error::Setting("--store: memory: has no servers".into())),
         StoreUrl::Redis(url) => Servers::single(url),
@@ -214,7 +220,7 @@ fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
         let what = text.split(" - ").next().unwrap_or_default();
         Error::Setting(format!("--store: {what}"))
     })?;
-    servers.with_files(&files).map_err(|error| Error::Setting(format!("--store: {error}")))
+    servers.with_files(&files).map_err(|error| Error::Setting(wrong_setting(&error)))
 }
 
 /// Makes a store for buckets and one for leases, whose connections live on the current runtime.
@@ -287,6 +293,7 @@ impl Node {
 
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
+        doors::warn_if_nowhere(&advertise);
         // For what is not urgent: HTTP, gauges, the parent.
         let (buckets, opened) = own;
         let service = AllowService::new(buckets, Arc::clone(&shared));
@@ -364,7 +371,8 @@ impl Node {
             };
             let renewals = async {
                 let Some((parent, cluster)) = parent else { return };
-                let mut renewal = Renewal::new(opened, settings.node_id(), cluster);
+                let renewal = Renewal::new(opened, settings.node_id(), cluster);
+                let mut renewal = renewal.gauged_by(metrics.parent_up());
                 loop {
                     renewal.round(&parent, clock.now()).await;
                     tokio::time::sleep(TICK).await;

@@ -31,6 +31,7 @@ const BATCH: &str = "tollgate_store_batch_decisions";
 const STORE_ERRORS: &str = "tollgate_store_errors_total";
 const STORE_CORRUPT: &str = "tollgate_store_corrupt_values_total";
 const STORE_UP: &str = "tollgate_store_up";
+const PARENT_UP: &str = "tollgate_parent_up";
 const NODES_ALIVE: &str = "tollgate_nodes_alive";
 const LIMITS_VERSION: &str = "tollgate_limits_version";
 const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
@@ -49,9 +50,11 @@ const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds
 const ACCESS_REFUSED: &str = "tollgate_access_refused_total";
 const ACCESS_LOADS: &str = "tollgate_access_loads_total";
 const ACCESS_FAILURES: &str = "tollgate_access_reload_failures_total";
+const ACCESS_CURRENT: &str = "tollgate_access_last_reload_successful";
 const TLS_HANDSHAKES: &str = "tollgate_tls_handshakes_total";
 const TLS_LOADS: &str = "tollgate_tls_loads_total";
 const TLS_FAILURES: &str = "tollgate_tls_reload_failures_total";
+const TLS_CURRENT: &str = "tollgate_tls_last_reload_successful";
 const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const SHED: &str = "tollgate_shed_requests_total";
 const CONNECTIONS: &str = "tollgate_connections";
@@ -96,7 +99,7 @@ const COUNTERS: [(&str, &str); 22] = [
     (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
-const GAUGES: [(&str, &str); 17] = [
+const GAUGES: [(&str, &str); 20] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -106,10 +109,19 @@ const GAUGES: [(&str, &str); 17] = [
     (LEARNING, "Of how many of them the store is learning the leases."),
     (LEARNING_UNTIL, "Until when it does for the last of them, in seconds since the epoch; or 0."),
     (STORE_UP, "1 while the store decides, 0 while the failure policy does."),
+    (PARENT_UP, "0 while the parent gives this node no lease that it asks for; else 1."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
     (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
+    (
+        ACCESS_CURRENT,
+        "1 while the access file is in use as it is, 0 once its last change was refused.",
+    ),
+    (
+        TLS_CURRENT,
+        "1 while the certificate's files are in use, 0 once their last change was refused.",
+    ),
     (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
     (CONNECTIONS, "Connections that are open, by port."),
     (BUILD_INFO, "Always 1; its label says which build this is."),
@@ -173,6 +185,13 @@ impl Metrics {
     /// For the embedded store: how many buckets are in use.
     pub fn embedded_buckets(&self) -> Gauge {
         self.gauge(EMBEDDED_BUCKETS, &[])
+    }
+
+    /// For a node with a parent: 0 while that gives no lease that it is asked for; 1 to begin with.
+    pub fn parent_up(&self) -> Gauge {
+        let up = self.gauge(PARENT_UP, &[]);
+        up.set(1.0);
+        up
     }
 
     /// For requests that came over `transport`.

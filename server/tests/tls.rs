@@ -282,11 +282,14 @@ fn files_that_can_not_be_read_are_named() {
     let limits = limits.path();
     let (root, pair) = (ca.file(), ca.server("own"));
     for (more, why) in [
-        (&["--store-password-file", "/no/such"][..], "can't read /no/such"),
-        (&["--store-user-file", "/no/such"], "can't read /no/such"),
-        (&["--store-password-file", text(&two)], "must hold one line"),
-        (&["--store-ca-file", "/no/such"], "can't read /no/such"),
-        (&["--store-ca-file", text(&root)], "rediss://"),
+        (
+            &["--store-password-file", "/no/such"][..],
+            "tollgate: --store-password-file: can't read /no/such: No such file or directory",
+        ),
+        (&["--store-password-file", "/"], "tollgate: --store-password-file: can't read /: "),
+        (&["--store-user-file", "/no/such"], "tollgate: --store-user-file: can't read /no/such: "),
+        (&["--store-password-file", text(&two)], "two: must hold one line"),
+        (&["--store-ca-file", text(&root)], "tollgate: --store-ca-file: --store is not over TLS"),
         (&["--store-cert-file", text(&pair.cert)], "--store-key-file"),
     ] {
         let start = ["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
@@ -295,4 +298,114 @@ fn files_that_can_not_be_read_are_named() {
         assert_eq!(done.code, 2, "{done:?}");
         assert!(done.stderr.contains(why) && !done.stderr.contains("secret"), "{why}: {done:?}");
     }
+    let own = ["--store-cert-file", text(&pair.cert), "--store-key-file"];
+    for (more, why) in [
+        (&["--store-ca-file", "/no/such"][..], "--store-ca-file: can't read /no/such: "),
+        (&["--store-ca-file", text(&two)], "--store-ca-file: there is no certificate in "),
+        (&[own[0], own[1], own[2], text(&two)], "--store-key-file: there is no private key in "),
+    ] {
+        let start = ["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let args = ["--limits", text(&limits), "--store", "rediss://127.0.0.1:1"];
+        let done = tollgate(&[&start[..], &args, more].concat());
+        assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{done:?}");
+        assert!(done.stderr.contains(&format!("\ntollgate: {why}")), "{why}: {done:?}");
+    }
+}
+
+/// The line of a node's log that has all of these in it.
+fn says_in_a_line(node: &Running, parts: &[&str]) {
+    let found = |line: &str| parts.iter().all(|part| line.contains(part));
+    eventually(&format!("{parts:?}"), PATIENCE, || node.said().lines().any(found));
+}
+
+#[test]
+fn what_is_wrong_with_tls_is_said_with_what_to_do() {
+    let (ca, other, limits) = (Ca::new(), Ca::new(), LimitsFile::new(LIMITS));
+    let (root, stranger) = (ca.file(), other.file());
+    let open = ["--tls-auth-clients", "no"];
+    let asks = ["--tls-auth-clients", "yes", "--tls-ca-cert-file", text(&root)];
+    let start = |own: &Pair, more: &[&str]| TlsRedis::start_with(ca.dir(), &as_pair(own), more);
+    let (own, named) = (ca.server("redis"), ca.client("named", &["dns:redis.example"]));
+    let (secure, misnamed, asking) = (start(&own, &open), start(&named, &open), start(&own, &asks));
+    let plain = Redis::start();
+    let at = |scheme: &str, port: u16| format!("{scheme}://127.0.0.1:{port}");
+    let trusting = ["--store-ca-file", text(&root)];
+    let strange = other.client("strange", &["cn:node"]);
+    let strange =
+        ["--store-cert-file", text(&strange.cert), "--store-key-file", text(&strange.key)];
+    let signer = "name who has signed Redis' certificate with --store-ca-file";
+    let cases: [(String, Vec<&str>, [&str; 2]); 9] = [
+        (
+            at("rediss", secure.port),
+            vec!["--store-ca-file", text(&stranger)],
+            ["invalid peer certificate", signer],
+        ),
+        (
+            at("rediss-cluster", secure.port),
+            vec!["--store-ca-file", text(&stranger)],
+            ["invalid peer certificate", signer],
+        ),
+        (
+            at("rediss", misnamed.port),
+            trusting.to_vec(),
+            ["redis.example", "call Redis in --store by a name that is in its certificate"],
+        ),
+        (
+            at("redis", secure.port),
+            Vec::new(),
+            ["class=\"unreachable\"", "see that this port of Redis speaks no TLS"],
+        ),
+        (at("redis-cluster", secure.port), Vec::new(), ["", "speak no TLS at these ports"]),
+        (
+            at("rediss-cluster", free_port()),
+            trusting.to_vec(),
+            ["", "and speak TLS at these ports"],
+        ),
+        // What Redis makes of a handshake depends on the bytes in it that are random.
+        (plain.url().replace("redis://", "rediss://"), trusting.to_vec(), ["", "port for TLS"]),
+        (
+            at("rediss", asking.port),
+            trusting.to_vec(),
+            ["CertificateRequired", "with --store-cert-file and --store-key-file: it wants one"],
+        ),
+        (
+            at("rediss", asking.port),
+            [&trusting[..], &strange].concat(),
+            ["received fatal alert", "signed by who is in its tls-ca-cert-file"],
+        ),
+    ];
+    let nodes: Vec<_> = cases
+        .iter()
+        .map(|(url, more, _)| {
+            let more = [&["--store", url][..], more].concat();
+            node_with(&limits, Path::new("/dev/null"), &more).0
+        })
+        .collect();
+    for (node, (_, _, parts)) in nodes.into_iter().zip(&cases) {
+        says_in_a_line(&node, &[&parts[..], &["advice="]].concat());
+        node.stop();
+    }
+}
+
+#[test]
+fn a_password_file_that_goes_away() {
+    let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
+    let password = ca.path("password");
+    fs::write(&password, "secret").unwrap();
+    let mut connection = redis.connection();
+    let mut user = redis::cmd("ACL");
+    user.arg(&["SETUSER", "tollgate", "on", ">secret", "~*", "+@all"]);
+    user.exec(&mut connection).unwrap();
+    let url = redis.url().replace("://", "://tollgate@");
+    let more = ["--store", &*url, "--store-password-file", text(&password)];
+    let (node, http) = node_with(&limits, Path::new("/dev/null"), &more);
+    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    fs::remove_file(&password).unwrap();
+    let mut kill = redis::cmd("CLIENT");
+    kill.arg(&["KILL", "USER", "tollgate"]).exec(&mut connection).unwrap();
+    let what = "--store-password-file: can't read ";
+    says_in_a_line(&node, &[what, "advice=\"put the file right: it is read at each new"]);
+    fs::write(&password, "secret").unwrap();
+    eventually("it answers again", PATIENCE, || ask(http).json()["degraded"] == false);
+    assert!(!node.stop().contains("secret"));
 }

@@ -98,6 +98,7 @@ fn metric(http: SocketAddr, dialer: &Dialer, series: &str) -> f64 {
 const EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const LOADS: &str = "tollgate_tls_loads_total";
 const FAILURES: &str = "tollgate_tls_reload_failures_total";
+const CURRENT: &str = "tollgate_tls_last_reload_successful";
 
 #[tokio::test]
 async fn both_ports_speak_tls_and_nothing_else() {
@@ -315,6 +316,25 @@ async fn certificates_are_replaced_under_load() {
         event["message"] == "new certificate refused, the old one stays"
     };
     assert!(said.iter().filter(refused).count() >= 2, "{said:#?}");
+}
+
+/// What the alert goes by: a pair that does not fit because only one of its files is there yet is
+/// forgotten as soon as the other one is.
+#[test]
+fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let in_use = ca.expiring("in-use", 10 * DAY, false);
+    let node = node(&limits, &in_use, &[]);
+    let dialer = ca.dialer(None);
+    let metric = |series| metric(node.http, &dialer, series);
+    assert_eq!((metric(CURRENT), metric(FAILURES)), (1.0, 0.0));
+    let next = ca.expiring("next", 20 * DAY, false);
+    fs::copy(&next.cert, &in_use.cert).unwrap();
+    eventually("it is refused", PATIENCE, || metric(FAILURES) >= 1.0);
+    assert_eq!(metric(CURRENT), 0.0);
+    fs::copy(&next.key, &in_use.key).unwrap();
+    eventually("it is taken", PATIENCE, || metric(LOADS) == 2.0);
+    assert_eq!(metric(CURRENT), 1.0);
 }
 
 /// A connection with the beginning of a handshake: 512 bytes are to follow.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
+use crate::logging::Repeating;
 use crate::metrics::{ConnectionMetrics, Metrics};
 use crate::settings::Settings;
 use crate::transport::connection::{PATIENCE, Patience};
@@ -30,6 +31,8 @@ pub(super) struct Bounds {
     /// How long clients are waited for.
     pub(super) patience: Patience,
     metrics: Arc<Metrics>,
+    /// Of requests that are turned away, whichever thread it is that does.
+    log: Arc<Repeating>,
 }
 
 impl Bounds {
@@ -44,12 +47,13 @@ impl Bounds {
             connections: connections(settings, open_files()),
             patience: Patience { keepalive, answer, idle: bounds.http_idle, call, ..PATIENCE },
             metrics: Arc::clone(metrics),
+            log: Arc::default(),
         }
     }
 
     /// For one thread.
     pub(super) fn load(&self, transport: &'static str) -> Load {
-        Load::new(self.in_flight, self.metrics.shed(transport))
+        Load::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
     }
 
     /// For one port.

@@ -1,5 +1,6 @@
 //! Who gets in, by the settings.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::TcpListener;
@@ -52,6 +53,17 @@ pub(super) fn warn_if_open(settings: &Doors, listeners: &Listeners) {
         }
     };
     tracing::warn!(missing, advice = "see docs/security.md", "the node is open to the network");
+}
+
+/// Says so, once, where clients are told to dial an address that is none.
+pub(super) fn warn_if_nowhere(advertise: &str) {
+    if advertise.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
+        tracing::warn!(
+            advertise,
+            advice = "say with --advertise HOST:PORT what clients should dial",
+            "clients that ask where to dial (Discovery) are told an address that nobody can"
+        );
+    }
 }
 
 /// Says so, once, where the token for a parent is sent for all on the way to read.

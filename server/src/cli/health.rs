@@ -15,7 +15,9 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     let page = args.http.get("/readyz", TIMEOUT);
-    let page = page.map_err(|error| format!("{}: {error}", args.http.address()))?;
+    let page = page.map_err(|error| {
+        args.http.why(&error).unwrap_or_else(|| format!("{}: {error}", args.http.address()))
+    })?;
     super::print(&page.body)?;
     Ok(ExitCode::from(u8::from(page.status != 200)))
 }

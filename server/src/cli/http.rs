@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rustls::{ClientConnection, StreamOwned};
 
 use super::secure::Secure;
+use super::why;
 
 /// The longest answer that is read, in bytes.
 const LIMIT: usize = 256 * 1024 * 1024;
@@ -43,6 +44,20 @@ impl Http {
         &self.http
     }
 
+    /// The text for an error in place of an answer, where it is for TLS. May block, to find out.
+    pub(super) fn why(&self, error: &io::Error) -> Option<String> {
+        use ErrorKind as Kind;
+        if let Some(error) = why::error_of_tls(error) {
+            return Some(why::wrong(&self.http, error));
+        }
+        match error.kind() {
+            Kind::InvalidData | Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe => {
+                why::silent(&self.http, self.secure.dialer().ok()?.as_ref())
+            }
+            _ => None,
+        }
+    }
+
     /// Asks for a path, which must be well formed. `timeout` is for each address of the host
     /// to connect, and then for the whole answer.
     pub(super) fn get(&self, path: &str, timeout: Duration) -> io::Result<Page> {
@@ -51,7 +66,7 @@ impl Http {
         self.secure.warn_if_in_the_clear(&self.http);
         let authorization = self.secure.authorization().map_err(io::Error::other)?;
         let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
-        let socket = self.connect(timeout)?;
+        let socket = connect(&self.http, timeout)?;
         let deadline = Instant::now() + timeout;
         socket.set_write_timeout(Some(timeout))?;
         socket.set_read_timeout(Some(timeout))?;
@@ -93,17 +108,18 @@ impl Http {
         let connection = ClientConnection::new(Arc::new(dialer.config()), name);
         Ok(Box::new(StreamOwned::new(connection.map_err(io::Error::other)?, socket)))
     }
+}
 
-    fn connect(&self, timeout: Duration) -> io::Result<TcpStream> {
-        let mut last = invalid("the host has no address");
-        for address in self.http.to_socket_addrs()? {
-            match TcpStream::connect_timeout(&reachable(address), timeout) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
-            }
+/// Connects to `HOST:PORT`; `timeout` is for each address of the host.
+pub(super) fn connect(host_port: &str, timeout: Duration) -> io::Result<TcpStream> {
+    let mut last = invalid("the host has no address");
+    for address in host_port.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&reachable(address), timeout) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => last = error,
         }
-        Err(last)
     }
+    Err(last)
 }
 
 trait Stream: Read + Write {}

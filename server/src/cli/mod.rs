@@ -18,6 +18,7 @@ mod secure;
 mod serve;
 mod text;
 mod token;
+mod why;
 
 #[derive(Parser)]
 #[command(

@@ -1,12 +1,14 @@
 //! Which node the commands talk to over gRPC, and what they say when it does not answer.
 
+use std::error::Error;
+use std::io;
 use std::time::Duration;
 
-use tonic::Status;
 use tonic::transport::Endpoint;
+use tonic::{Status, TimeoutExpired};
 
 use super::secure::{Line, Secure};
-use super::text;
+use super::{text, why};
 use crate::settings::duration;
 
 /// The flags that every question over gRPC has.
@@ -47,18 +49,34 @@ impl Node {
             // Whether anybody answers is to be said now, not at the first request.
             Some(dialer) => dialer.connect(endpoint).await,
         };
-        let channel = channel.map_err(|error| match dialer {
-            None => {
+        let channel = channel.map_err(|error| match why::error_of_tls(&error) {
+            Some(error) => why::wrong(address, error),
+            None if dialer.is_none() || is_refused(&error) => {
                 format!("nobody answers at {address}; is `tollgate serve` running there?")
             }
-            Some(_) => format!("no TLS with {address}: {}", cause(&error)),
+            None => format!("no TLS with {address}: {}", cause(&error)),
         })?;
         self.secure.line(channel)
     }
 
-    /// The text for an error in place of `what`: a decision, a lease.
+    /// The text for an error in place of `what`: a decision, a lease. Where the connection broke
+    /// it may block, to find out why.
     pub(super) fn failed(&self, what: &str, status: &Status) -> String {
         let code = status.code();
+        // Of one that is only slow there is nothing to find out.
+        if let Some(error) = status.source().filter(|error| !is_timeout(*error)) {
+            let address = self.address();
+            let why = match why::error_of_tls(error) {
+                Some(error) => Some(why::wrong(address, error)),
+                None => {
+                    let dialer = self.secure.dialer().ok();
+                    dialer.and_then(|dialer| why::silent(address, dialer.as_ref()))
+                }
+            };
+            if let Some(why) = why {
+                return format!("no {what}: {why}");
+            }
+        }
         let message = match status.message() {
             "" => code.description().to_owned(),
             message => text::shown(message),
@@ -67,8 +85,19 @@ impl Node {
     }
 }
 
+/// Whether nobody listens there.
+fn is_refused(error: &(dyn Error + 'static)) -> bool {
+    let own = error.downcast_ref::<io::Error>();
+    own.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        || error.source().is_some_and(is_refused)
+}
+
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    error.is::<TimeoutExpired>() || error.source().is_some_and(is_timeout)
+}
+
 /// The innermost reason of an error.
-fn cause(error: &dyn std::error::Error) -> String {
+fn cause(error: &dyn Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
         innermost = source;

@@ -93,22 +93,34 @@ pub struct Caller {
 }
 
 impl fmt::Display for Caller {
-    /// Who it is, and what it may do, in one line.
+    /// Who it is, what it may do, and what it is known by, in a line each; globs as in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let listed = |globs: &[Glob]| {
+            let globs: Vec<_> = globs.iter().map(Glob::as_str).collect();
+            if globs.is_empty() { "none".to_owned() } else { format!("{globs:?}") }
+        };
         write!(f, "{}: {}", self.name, self.role.name())?;
-        if self.role != Role::Administer {
-            let count = |globs: &[Glob], what: &str| match globs {
-                [] => format!("no {what}"),
-                globs if globs.iter().any(Glob::is_everything) => format!("all {what}"),
-                globs => format!("{} of {what}", globs.len()),
-            };
-            let scopes =
-                [count(&self.namespaces, "namespaces"), count(&self.resources, "resources")];
-            write!(f, ", {}", scopes.join(", "))?;
+        match self.role {
+            Role::Administer => write!(f, "\n    everything")?,
+            Role::Ask | Role::Observe => {
+                write!(f, "\n    namespaces  {}", listed(&self.namespaces))?;
+                write!(f, "\n    resources   {}", listed(&self.resources))?;
+            }
         }
-        let (tokens, certificates) = (self.tokens.len(), self.certificates.len());
-        write!(f, "; by {tokens} tokens, {certificates} names of certificates")?;
-        if self.anyone { write!(f, ", or nothing") } else { Ok(()) }
+        let known_by = [
+            match self.tokens.len() {
+                0 => None,
+                1 => Some("1 token".to_owned()),
+                count => Some(format!("{count} tokens")),
+            },
+            (!self.certificates.is_empty())
+                .then(|| format!("certificates {}", listed(&self.certificates))),
+            self.anyone.then(|| "showing nothing that is known".to_owned()),
+        ];
+        let known_by: Vec<_> = known_by.into_iter().flatten().collect();
+        // An empty list of tokens is no fault: somebody may be without one for a while.
+        let known_by = if known_by.is_empty() { "nothing".into() } else { known_by.join(", or ") };
+        write!(f, "\n    known by    {known_by}")
     }
 }
 

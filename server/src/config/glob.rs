@@ -10,7 +10,10 @@ pub const REST: &str = "*";
 
 /// A well-formed glob, ready to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Glob(Kind);
+pub struct Glob {
+    text: Box<str>,
+    kind: Kind,
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Kind {
@@ -43,7 +46,7 @@ impl Glob {
             return Err(EMPTY);
         }
         if glob == REST {
-            return Ok(Self(Kind::Everything));
+            return Ok(Self { text: glob.into(), kind: Kind::Everything });
         }
         let mut pieces = Vec::new();
         let mut chars = glob.chars().peekable();
@@ -60,18 +63,23 @@ impl Glob {
                 pieces.push(piece);
             }
         }
-        Ok(Self(Kind::Pieces(pieces.into())))
+        Ok(Self { text: glob.into(), kind: Kind::Pieces(pieces.into()) })
+    }
+
+    /// As it was written.
+    pub fn as_str(&self) -> &str {
+        &self.text
     }
 
     /// It is the lone `*`, which matches every name.
     pub fn is_everything(&self) -> bool {
-        self.0 == Kind::Everything
+        self.kind == Kind::Everything
     }
 
     /// Whether all of `name` matches. Takes at most as many steps as `name` is long times the
     /// length of the glob.
     pub fn matches(&self, name: &str) -> bool {
-        let Kind::Pieces(pieces) = &self.0 else { return true };
+        let Kind::Pieces(pieces) = &self.kind else { return true };
         let (mut at, mut rest) = (0, name.chars());
         // The last run so far: the piece after it, and the text that it has not taken. Only that
         // run is ever made longer. An earlier one need not be: only a literal `/` matches a `/`,

@@ -3,8 +3,8 @@
 use metrics::{Counter, Gauge};
 
 use super::{
-    ACCESS_FAILURES, ACCESS_LOADS, ACCESS_REFUSED, Metrics, TLS_EXPIRY, TLS_FAILURES,
-    TLS_HANDSHAKES, TLS_LOADS,
+    ACCESS_CURRENT, ACCESS_FAILURES, ACCESS_LOADS, ACCESS_REFUSED, Metrics, TLS_CURRENT,
+    TLS_EXPIRY, TLS_FAILURES, TLS_HANDSHAKES, TLS_LOADS,
 };
 
 /// Why a request was refused for who asked.
@@ -51,6 +51,7 @@ pub struct AccessMetrics {
     refused: [[Counter; 5]; 2],
     loads: Counter,
     failures: Counter,
+    current: Gauge,
 }
 
 impl AccessMetrics {
@@ -69,6 +70,7 @@ impl AccessMetrics {
             refused: PORTS.map(|port| Refused::ALL.map(|reason| counter(port, reason))),
             loads: metrics.counter(ACCESS_LOADS, &[]),
             failures: metrics.counter(ACCESS_FAILURES, &[]),
+            current: metrics.gauge(ACCESS_CURRENT, &[]),
         }
     }
 
@@ -79,11 +81,13 @@ impl AccessMetrics {
 
     /// A file was taken into use.
     pub fn loaded(&self) {
+        self.current.set(1.0);
         self.loads.increment(1);
     }
 
     /// A file was refused.
     pub fn failed(&self) {
+        self.current.set(0.0);
         self.failures.increment(1);
     }
 }
@@ -108,6 +112,7 @@ pub struct TlsMetrics {
     handshakes: [[Counter; 3]; 2],
     loads: Counter,
     failures: Counter,
+    current: Gauge,
     expiry: Gauge,
 }
 
@@ -121,6 +126,7 @@ impl TlsMetrics {
             handshakes: PORTS.map(|port| Handshake::WORDS.map(|outcome| counter(port, outcome))),
             loads: metrics.counter(TLS_LOADS, &[]),
             failures: metrics.counter(TLS_FAILURES, &[]),
+            current: metrics.gauge(TLS_CURRENT, &[]),
             expiry: metrics.gauge(TLS_EXPIRY, &[]),
         }
     }
@@ -132,12 +138,14 @@ impl TlsMetrics {
 
     /// A certificate was taken into use that expires then, in seconds since the epoch.
     pub fn loaded(&self, expiry_s: u64) {
+        self.current.set(1.0);
         self.loads.increment(1);
         self.expiry.set(expiry_s as f64);
     }
 
     /// One was refused.
     pub fn failed(&self) {
+        self.current.set(0.0);
         self.failures.increment(1);
     }
 }

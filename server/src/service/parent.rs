@@ -11,6 +11,8 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
 
+use metrics::Gauge;
+
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
@@ -103,17 +105,32 @@ pub struct Renewal<S> {
     /// The resources asked for. Only for the node whose turn it is.
     known: HashMap<String, Known>,
     failures: Repeating,
+    /// Whether the parent answered all that it was asked in this round; `None`: nothing.
+    answered: Option<bool>,
+    up: Gauge,
 }
 
 impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        Self { store, node, cluster, known: HashMap::new(), failures: Repeating::default() }
+        let (known, failures, answered) = (HashMap::new(), Repeating::default(), None);
+        Self { store, node, cluster, known, failures, answered, up: Gauge::noop() }
+    }
+
+    /// The same; `up` is 0 while the parent gives no lease that this node asks it for, and 1 also
+    /// while another node is the one to ask.
+    pub fn gauged_by(self, up: Gauge) -> Self {
+        Self { up, ..self }
     }
 
     /// Renews what is due at `now`, if it is this node's turn.
     pub async fn round(&mut self, parent: &impl Parent, now: Micros) {
-        if let Err(error) = self.try_round(parent, now).await {
+        self.answered = None;
+        let done = self.try_round(parent, now).await;
+        if let Some(answered) = self.answered {
+            self.up.set(f64::from(u8::from(answered)));
+        }
+        if let Err(error) = done {
             // The store says what is wrong with it itself; another node may have the turn now.
             tracing::debug!(%error, "leases from the parent were not renewed");
             // What one resource is refused is no reason to ask for the others again.
@@ -126,6 +143,7 @@ impl<S: LeaseStore> Renewal<S> {
     async fn try_round(&mut self, parent: &impl Parent, now: Micros) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
             self.known.clear();
+            self.up.set(1.0);
             return Ok(());
         }
         let held = self.store.resource_names(MOST).await?;
@@ -243,6 +261,8 @@ impl<S: LeaseStore> Renewal<S> {
             return refused;
         }
         let answers = self.ask(parent, &requests).await;
+        let answered = answers.iter().any(Result::is_ok);
+        self.answered = Some(answered && self.answered.unwrap_or(true));
         if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
             && let Some(held_back) = self.failures.pass()
         {

@@ -39,6 +39,18 @@ pub enum StoreUrl {
     },
 }
 
+impl StoreUrl {
+    /// Whether its servers are asked over TLS.
+    pub fn is_over_tls(&self) -> bool {
+        let url = match self {
+            Self::Memory => None,
+            Self::Redis(url) | Self::Sentinel { server: url, .. } => Some(url),
+            Self::Cluster { seeds } => seeds.first(),
+        };
+        url.is_some_and(|url| url.starts_with("rediss:"))
+    }
+}
+
 impl FromStr for StoreUrl {
     type Err = String;
 
@@ -310,6 +322,22 @@ mod tests {
         ] {
             let shown = shown(secret).unwrap();
             assert!(!shown.contains("hunter2") && shown.contains("***"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn over_tls_or_not() {
+        for (text, expected) in [
+            ("memory:", false),
+            ("redis://h", false),
+            ("rediss://h", true),
+            ("redis+unix:///run/redis", false),
+            ("redis-cluster://h", false),
+            ("rediss-cluster://h,i", true),
+            ("redis-sentinel://h/m", false),
+            ("rediss-sentinel://h/m", true),
+        ] {
+            assert_eq!(text.parse::<StoreUrl>().unwrap().is_over_tls(), expected, "{text}");
         }
     }
 

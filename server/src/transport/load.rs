@@ -12,6 +12,7 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
+use crate::logging::Repeating;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
 
@@ -28,6 +29,7 @@ pub struct Load {
     under_way: AtomicUsize,
     told: AtomicUsize,
     shed: Counter,
+    log: Arc<Repeating>,
     answers: [HeaderMap; 4],
 }
 
@@ -35,7 +37,13 @@ impl Load {
     /// None yet, and never more than `most`. `shed` counts who is turned away.
     pub fn new(most: usize, shed: Counter) -> Self {
         let answers = RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
-        Self { most, under_way: AtomicUsize::new(0), told: AtomicUsize::new(0), shed, answers }
+        let (under_way, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { most, under_way, told, shed, log: Arc::default(), answers }
+    }
+
+    /// The same; it and all others with that `log` write no more than one line a second together.
+    pub fn sharing_log(self, log: &Arc<Repeating>) -> Self {
+        Self { log: Arc::clone(log), ..self }
     }
 
     /// Counts one more, until [`end`](Self::end); `false`: it is turned away.
@@ -44,6 +52,14 @@ impl Load {
         if !room {
             self.end();
             self.shed.increment(1);
+            if let Some(held_back) = self.log.pass() {
+                tracing::warn!(
+                    turned_away = held_back + 1,
+                    advice =
+                        "see who asks for so much, add nodes or cores, or raise --max-in-flight",
+                    "requests are turned away: as many as may be are under way"
+                );
+            }
         }
         room
     }
@@ -83,6 +99,7 @@ pub(super) fn overloaded_further_on() -> Status {
 pub struct Places {
     free: Arc<Semaphore>,
     metrics: ConnectionMetrics,
+    log: Arc<Repeating>,
 }
 
 /// The place of one connection, until it is dropped.
@@ -95,7 +112,7 @@ impl Places {
     /// For so many.
     pub fn new(most: usize, metrics: ConnectionMetrics) -> Self {
         let most = most.min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(most)), metrics }
+        Self { free: Arc::new(Semaphore::new(most)), metrics, log: Arc::default() }
     }
 
     /// One of them; `None`: there is none left.
@@ -107,6 +124,13 @@ impl Places {
             }
             Err(_) => {
                 self.metrics.refused.increment(1);
+                if let Some(held_back) = self.log.pass() {
+                    tracing::warn!(
+                        closed = held_back + 1,
+                        advice = "see who opens them (ss -tn), or raise --max-connections",
+                        "connections are closed at once: as many as may be are open"
+                    );
+                }
                 None
             }
         }

@@ -91,7 +91,9 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     let address = args.http.address();
     let page = args.http.get(&path, args.timeout);
     let page = page.map_err(|error| {
-        format!("no answer from {address}: {error}; does `tollgate serve` serve HTTP there?")
+        args.http.why(&error).unwrap_or_else(|| {
+            format!("no answer from {address}: {error}; does `tollgate serve` serve HTTP there?")
+        })
     })?;
     let failed = |error: String| format!("{address}: {error}");
     let nobody = page.status == 404 && args.resource.is_some() && failure(&page).is_some();

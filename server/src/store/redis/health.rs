@@ -13,9 +13,9 @@ use arc_swap::ArcSwap;
 use deadpool_redis::PoolError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::NODE_TTL;
 use super::lane::Elsewhere;
 use super::queue::Company;
+use super::{NODE_TTL, advice};
 use crate::logging::{Repeating, Shown};
 use crate::metrics::StoreMetrics;
 use crate::store::StoreError;
@@ -33,6 +33,7 @@ pub struct Health {
     recoveries: Repeating,
     metrics: StoreMetrics,
     members: Arc<Members>,
+    over_tls: bool,
 }
 
 /// The same of one server.
@@ -69,6 +70,7 @@ impl Health {
             recoveries: Repeating::default(),
             metrics,
             members: Arc::new(Members::new(Clock::system())),
+            over_tls: false,
         }
     }
 
@@ -76,6 +78,11 @@ impl Health {
     pub fn expecting(self, nodes: NonZeroU32) -> Self {
         self.metrics.nodes.set(f64::from(nodes.get()));
         Self { nodes: AtomicU32::new(nodes.get()), ..self }
+    }
+
+    /// Its servers are asked over TLS: for who is to be told why they give no answer.
+    pub fn over_tls(self, over_tls: bool) -> Self {
+        Self { over_tls, ..self }
     }
 
     /// The store decides, all of it.
@@ -178,9 +185,10 @@ impl Health {
     pub(super) fn nowhere(&self, questions: usize, detail: &dyn std::fmt::Display) {
         self.count(StoreError::Unreachable, questions);
         if let Some(held_back) = self.failures.pass() {
+            let detail = detail.to_string();
+            let advice = advice::of_all(&detail, self.over_tls, !self.ever_up());
             tracing::warn!(
-                detail = %Shown(detail), held_back,
-                advice = "see that the servers named in --store run, and agree on who has what",
+                detail = %Shown(detail), held_back, advice,
                 "it is not known which server to ask: the failure policy decides"
             );
         }
@@ -251,18 +259,8 @@ impl ServerHealth {
             self.whole.reconsider();
         }
         if let Some(held_back) = self.whole.failures.pass() {
-            let advice = match error {
-                StoreError::Timeout => {
-                    "look at the load and latency of Redis and of the network to it, or raise \
-                     --store-timeout"
-                }
-                StoreError::Unreachable => "see that Redis runs, and that --store names it",
-                StoreError::Refused => {
-                    "read what Redis says: it may be loading, read-only, out of memory, or want \
-                     another user or password"
-                }
-                StoreError::Overloaded => "add nodes, or look at why Redis answers slowly",
-            };
+            let detail = detail.to_string();
+            let advice = advice::of(error, &detail, self.whole.over_tls, !self.whole.ever_up());
             let then = match error {
                 StoreError::Overloaded => "some are turned away",
                 _ => "the failure policy decides",

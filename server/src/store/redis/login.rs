@@ -1,11 +1,13 @@
 //! User and password from files, read at each new connection: who rotates them replaces the
 //! file, and connections that are there go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
 
 use redis::{BasicAuth, ConnectionInfo, ErrorKind, RedisError, RedisResult};
 use redis::{ClientTlsConfig, StreamingCredentialsProvider, TlsCertificates};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_stream::Stream;
 
 use crate::files;
@@ -32,12 +34,15 @@ impl LoginFiles {
         if self.ca.is_none() && self.own.is_none() {
             return Ok(None);
         }
-        let root_cert = self.ca.as_deref().map(files::read).transpose().map_err(unreadable)?;
+        let root_cert = match &self.ca {
+            None => None,
+            Some(path) => Some(certificate("--store-ca-file", path)?),
+        };
         let client_tls = match &self.own {
             None => None,
             Some((cert, key)) => Some(ClientTlsConfig {
-                client_cert: files::read(cert).map_err(unreadable)?,
-                client_key: files::read(key).map_err(unreadable)?,
+                client_cert: certificate("--store-cert-file", cert)?,
+                client_key: private_key("--store-key-file", key)?,
             }),
         };
         Ok(Some(TlsCertificates { client_tls, root_cert }))
@@ -59,9 +64,37 @@ impl LoginFiles {
     }
 }
 
-fn unreadable(error: std::io::Error) -> RedisError {
-    // It names the file, and nothing that is in it.
-    RedisError::from((ErrorKind::InvalidClientConfig, "a file of the store", error.to_string()))
+/// What an error about a file begins with.
+pub(super) const UNUSABLE: &str = "a file can't be used";
+
+/// The file that a setting names can't be used. `why` says nothing of what is in it.
+fn unusable(setting: &str, why: impl std::fmt::Display) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, UNUSABLE, format!("{setting}: {why}")))
+}
+
+/// What is wrong with settings of the store: with one of the files, or else with `--store`.
+pub fn wrong_setting(error: &RedisError) -> String {
+    match error.detail() {
+        Some(detail) if error.to_string().starts_with(UNUSABLE) => detail.to_owned(),
+        _ => format!("--store: {error}"),
+    }
+}
+
+fn certificate(setting: &str, path: &Path) -> RedisResult<Vec<u8>> {
+    let pem = files::read(path).map_err(|error| unusable(setting, error))?;
+    // Of a file without any, nobody would hear: nobody would be trusted.
+    match CertificateDer::pem_slice_iter(&pem).next() {
+        Some(Ok(_)) => Ok(pem),
+        _ => Err(unusable(setting, format!("there is no certificate in {}", path.display()))),
+    }
+}
+
+fn private_key(setting: &str, path: &Path) -> RedisResult<Vec<u8>> {
+    let pem = files::read(path).map_err(|error| unusable(setting, error))?;
+    match PrivateKeyDer::from_pem_slice(&pem) {
+        Ok(_) => Ok(pem),
+        Err(_) => Err(unusable(setting, format!("there is no private key in {}", path.display()))),
+    }
 }
 
 /// Who logs in.
@@ -75,12 +108,13 @@ pub(super) struct Login {
 
 impl Login {
     fn read(&self) -> RedisResult<BasicAuth> {
-        let read = |file: &Option<PathBuf>, otherwise: &String| match file {
-            Some(path) => files::read_secret(path).map_err(unreadable),
+        let read = |setting, file: &Option<PathBuf>, otherwise: &String| match file {
+            Some(path) => files::read_secret(path).map_err(|error| unusable(setting, error)),
             None => Ok(otherwise.clone()),
         };
-        let user = read(&self.files.user, &self.user)?;
-        Ok(BasicAuth::new(user, read(&self.files.password, &self.password)?))
+        let user = read("--store-user-file", &self.files.user, &self.user)?;
+        let password = read("--store-password-file", &self.files.password, &self.password)?;
+        Ok(BasicAuth::new(user, password))
     }
 }
 

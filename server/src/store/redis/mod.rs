@@ -22,6 +22,7 @@ use crate::domain::bucket::Place;
 use crate::domain::time::ManualClock;
 use crate::metrics::Corrupt;
 
+mod advice;
 mod batch;
 mod connector;
 mod handover;
@@ -43,7 +44,7 @@ use connector::Shard;
 pub use health::Health;
 use keys::ServerKeys;
 use lane::{Elsewhere, Failure, Job, Manner, What};
-pub use login::LoginFiles;
+pub use login::{LoginFiles, wrong_setting};
 use routes::{Lanes, Router, Routes};
 use script::Scripted;
 pub use servers::{Servers, Unknown};
