@@ -166,8 +166,20 @@ pub async fn run(
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
-            let mut heart = Heart::start(connector, id).await?;
-            limits.settle_once(&layouts).await;
+            let mut heart = Heart::start(connector, id)?;
+            let mut shutdown = std::pin::pin!(shutdown);
+            let hears = async {
+                heart.greeted().await;
+                limits.settle_once(&layouts).await;
+            };
+            tokio::select! {
+                () = hears => {}
+                () = &mut shutdown => {
+                    heart.stop().await;
+                    tracing::info!("stopped before it served anyone");
+                    return Ok(());
+                }
+            }
             let tend = async {
                 let sweep = async {
                     loop {

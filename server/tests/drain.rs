@@ -4,8 +4,9 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -243,4 +244,36 @@ fn a_second_signal_ends_it_at_once() {
         node.signal(second);
         assert_eq!(ended(&mut node, PATIENCE).code(), Some(130), "SIG{first}, SIG{second}");
     }
+}
+
+/// The store takes connections, and what would tell it that a node is there never ends.
+#[test]
+fn a_node_that_waits_for_its_store_at_the_start_can_be_stopped() {
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    redis::cmd("CLIENT").arg(&["PAUSE", "120000", "WRITE"]).exec(&mut inside).unwrap();
+    let limits = LimitsFile::new(LIMITS);
+    let mut node = Command::new(env!("CARGO_BIN_EXE_tollgate"))
+        .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .args(["--store", &redis.url(), "--store-timeout", "60s", "--limits"])
+        .arg(limits.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("it has asked", PATIENCE, || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut inside).unwrap();
+        list.contains("cmd=eval ")
+    });
+    let signalled = Instant::now();
+    signal(node.id(), "TERM");
+    let mut ended = None;
+    eventually("the node ends", Duration::from_secs(5), || {
+        ended = node.try_wait().unwrap();
+        ended.is_some()
+    });
+    println!("after {:.0?}", signalled.elapsed());
+    assert_eq!(ended.unwrap().code(), Some(0));
+    let said = BufReader::new(node.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<String> = said.collect();
+    assert!(!said.iter().any(|line| line.contains("serving")), "{said:#?}");
 }
