@@ -56,6 +56,9 @@ const UPKEEP: Duration = Duration::from_secs(1);
 /// How often the gauges of resources are brought up to date.
 const GAUGES: Duration = Duration::from_secs(2);
 
+/// How long giving back tokens that were taken ahead may take: as long as they may be held.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
 /// Why a node does not start, or stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -196,7 +199,7 @@ pub async fn run(
             };
             let fallback = Some(Fallback { local, health });
             let ended = node.run(own, open, fallback, tend, shutdown).await;
-            prefetching.close().await;
+            let _ = tokio::time::timeout(GIVE_BACK, prefetching.close()).await;
             heart.stop().await;
             ended
         }

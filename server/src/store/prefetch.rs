@@ -254,7 +254,7 @@ impl<S: Store> Prefetching<S> {
     }
 
     /// Gives back everything, and takes nothing ahead from here on. Takes no longer than a
-    /// decision.
+    /// decision; what is not given back when the future is dropped is lost.
     pub async fn close(&self) {
         self.ahead.closed.store(true, Ordering::Relaxed);
         let now = self.ahead.members.view().now;
