@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
 use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, RedisError};
-use tokio::task::JoinSet;
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::health::{self, Health, ServerHealth};
 use super::keys::{Birth, ServerKeys};
@@ -99,16 +100,29 @@ struct Inner {
     /// Held while the shards are brought up to date. Has the tags that servers had until then,
     /// whose registers of resources are to be handed over.
     retired: Mutex<Vec<&'static str>>,
+    /// The runtime of the heartbeats, while there are any.
+    tended: Mutex<Option<Handle>>,
+}
+
+/// Takes back that the heartbeats go on.
+struct Tended<'a>(&'a Inner);
+
+impl Drop for Tended<'_> {
+    fn drop(&mut self) {
+        *self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl Connector {
     /// To the store that consists of `servers`; a decision waits for it for `timeout` at most.
     /// Connects to nothing yet.
     pub fn new(servers: Servers, timeout: Duration, health: Arc<Health>) -> Self {
+        let servers = servers.with_deadline(timeout);
         let shards = Shards { topology: servers.current(), all: Vec::new() };
         let shards = ArcSwap::from_pointee(shards);
-        let connector =
-            Self(Arc::new(Inner { servers, health, timeout, shards, retired: Mutex::default() }));
+        let (retired, tended) = (Mutex::default(), Mutex::default());
+        let inner = Inner { servers, health, timeout, shards, retired, tended };
+        let connector = Self(Arc::new(inner));
         connector.renew();
         connector
     }
@@ -225,6 +239,17 @@ impl Connector {
         self.shards();
     }
 
+    /// The same on a task of its own. That is on the runtime of the heartbeats, if they go on: a
+    /// connection that is kept for the next refresh must not wait for a thread that serves requests.
+    pub(super) fn refresh_aside(&self, seen: u64) -> JoinHandle<()> {
+        let connector = self.clone();
+        let refresh = async move { connector.refresh(seen).await };
+        match &*self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(heart) => heart.spawn(refresh),
+            None => tokio::spawn(refresh),
+        }
+    }
+
     /// A pool of connections to one server; an error in words.
     pub(super) fn pool(&self, server: &ConnectionInfo, size: usize) -> Result<Pool, String> {
         let mut config = AsyncConnectionConfig::new()
@@ -255,6 +280,9 @@ impl Connector {
     /// Says that this node is alive, learns how many others are, and finds out when a server
     /// that failed is back, or another has taken its place; until the future is dropped.
     pub async fn tend(&self, node_id: &str) {
+        let here = Some(Handle::current());
+        *self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) = here;
+        let _tended = Tended(&self.0);
         tokio::join!(self.follow(), self.probe(node_id));
     }
 
@@ -440,5 +468,52 @@ impl Shard {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Metrics, StoreMetrics};
+
+    /// A thread that serves requests asks for a refresh, and then runs nothing else.
+    #[test]
+    fn a_refresh_does_not_wait_for_who_asks_for_it() {
+        let classes = StoreError::ALL.map(StoreError::class);
+        let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+        // Nobody listens there.
+        let servers = Servers::single("redis://127.0.0.1:1").expect("a URL");
+        let connector = Connector::new(servers, Duration::from_millis(50), health);
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let (heart, worker) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let tended = connector.clone();
+        let beats = std::thread::spawn(move || {
+            heart.block_on(async {
+                tokio::select! {
+                    () = tended.tend("test") => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let until = |holds: &dyn Fn() -> bool| {
+            let started = Instant::now();
+            while !holds() {
+                assert!(started.elapsed() < Duration::from_secs(10), "it does not come");
+                std::thread::yield_now();
+            }
+        };
+        let goes_on = || connector.0.tended.lock().is_ok_and(|tended| tended.is_some());
+        until(&goes_on);
+        let refresh = {
+            let _entered = worker.enter();
+            connector.refresh_aside(0)
+        };
+        until(&|| refresh.is_finished());
+
+        drop(stop);
+        beats.join().expect("it ends");
+        assert!(!goes_on());
+        worker.block_on(async { connector.refresh_aside(0).await }).expect("it goes on without");
     }
 }
