@@ -240,7 +240,7 @@ impl Connector {
     }
 
     /// The same on a task of its own. That is on the runtime of the heartbeats, if they go on: a
-    /// connection that is kept for the next refresh must not wait for a thread that serves requests.
+    /// connection that is kept for the next one must not wait for a thread that serves requests.
     pub(super) fn refresh_aside(&self, seen: u64) -> JoinHandle<()> {
         let connector = self.clone();
         let refresh = async move { connector.refresh(seen).await };

@@ -135,8 +135,8 @@ impl Servers {
     }
 
     /// The same servers, of which each has as much time to say where the masters are as a few
-    /// decisions have that wait for `timeout`, if that is more than a quarter of a second, and up to
-    /// a whole one.
+    /// decisions have that wait for `timeout`, if that is more than a quarter of a second, and up
+    /// to a whole one.
     #[must_use]
     pub fn with_deadline(mut self, timeout: Duration) -> Self {
         self.patience = (timeout * (ROUND_TRIPS + 1)).clamp(ANSWER, LONGEST);
