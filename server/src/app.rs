@@ -198,6 +198,10 @@ pub async fn run(
                 }
             };
             let fallback = Some(Fallback { local, health });
+            let shutdown = async {
+                shutdown.await;
+                prefetching.end();
+            };
             let ended = node.run(own, open, fallback, tend, shutdown).await;
             let _ = tokio::time::timeout(GIVE_BACK, prefetching.close()).await;
             heart.stop().await;

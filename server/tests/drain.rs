@@ -181,6 +181,38 @@ async fn what_was_taken_ahead_is_given_back() {
     panic!("tokens are missing each time");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_drains_takes_nothing_ahead() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(AHEAD);
+    let url = redis.url();
+    let args = ["--store", &url, "--store-timeout", "10s"];
+    let drain = ["--drain-delay", "4s", "--drain-timeout", "60s"];
+    let mut node = Node::start(&limits.path(), &[args, drain].concat());
+    store_answers(&node);
+    let callers = Callers::start(&node).await;
+    tokio::time::sleep(QUIET).await;
+    let fate = |fate| {
+        let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
+        Samples::of(&node).get("tollgate_prefetch_tokens_total", &labels)
+    };
+    eventually("tokens are taken ahead", PATIENCE, || fate("taken").is_some_and(|n| n > 1000.0));
+    node.signal("TERM");
+    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    let (taken, granted) = (fate("taken").unwrap(), callers.granted());
+    eventually("load", PATIENCE, || callers.granted() > granted + 300);
+    // What was on its way may have arrived since.
+    let most = taken + 5000.0;
+    let later = fate("taken").unwrap();
+    eventually("more load", PATIENCE, || callers.granted() > granted + 1500);
+    let (latest, lost) = (fate("taken").unwrap(), fate("lost").unwrap());
+    assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    let granted = callers.finish().await;
+    let missing = 300_000.0 - 5000.0 - granted - left(&limits, &args).await;
+    assert!((-2.0..1.0).contains(&missing), "of {granted} granted {missing} are missing");
+}
+
 /// The store takes connections and answers nothing, just when tokens are to go back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_hangs_does_not_hold_up_the_exit() {
