@@ -56,6 +56,9 @@ const UPKEEP: Duration = Duration::from_secs(1);
 /// How often the gauges of resources are brought up to date.
 const GAUGES: Duration = Duration::from_secs(2);
 
+/// How long giving back tokens that were taken ahead may take: as long as they may be held.
+const GIVE_BACK: Duration = Duration::from_secs(1);
+
 /// Why a node does not start, or stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -167,8 +170,20 @@ pub async fn run(
             let id = node.settings.node_id();
             let local = MemoryStore::new();
             let swept = local.clone();
-            let mut heart = Heart::start(connector, id).await?;
-            limits.settle_once(&layouts).await;
+            let mut heart = Heart::start(connector, id)?;
+            let mut shutdown = std::pin::pin!(shutdown);
+            let hears = async {
+                heart.greeted().await;
+                limits.settle_once(&layouts).await;
+            };
+            tokio::select! {
+                () = hears => {}
+                () = &mut shutdown => {
+                    heart.stop().await;
+                    tracing::info!("stopped before it served anyone");
+                    return Ok(());
+                }
+            }
             let tend = async {
                 let sweep = async {
                     loop {
@@ -184,8 +199,12 @@ pub async fn run(
                 }
             };
             let fallback = Some(Fallback { local, health });
+            let shutdown = async {
+                shutdown.await;
+                prefetching.end();
+            };
             let ended = node.run(own, open, fallback, tend, shutdown).await;
-            prefetching.close().await;
+            let _ = tokio::time::timeout(GIVE_BACK, prefetching.close()).await;
             heart.stop().await;
             ended
         }

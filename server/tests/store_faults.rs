@@ -9,15 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use support::cluster::alone;
+use support::faults::{Fault, Network};
 use support::forwarder::Forwarder;
-use support::metrics::{Scrape, http};
+use support::load::Canary;
+use support::metrics::{Scrape, allow, http, shared_grant};
+use support::redis_cluster::RedisCluster;
 use support::{LimitsFile, Node, Redis, START, Service, eventually};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::allow::Query;
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::StoreError;
-use tollgate_server::store::redis::{Connector, Health, Servers};
+use tollgate_server::store::redis::{Connector, Health, Servers, slot};
 
 const LIMITS: &str = "
 global_default_bucket: { size: 1000, fill_rate: 1000 }
@@ -219,4 +222,104 @@ async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
 
 fn is_back(line: &serde_json::Value) -> bool {
     line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
+}
+
+fn is_up(node: &Node) -> bool {
+    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
+}
+
+/// A deadline that lets far more than a second go by until a probe has waited for all that it may.
+const LONG: [&str; 2] = ["--store-timeout", "500ms"];
+
+/// The far end is gone, and back just after a probe has gone to where nobody is.
+#[test]
+fn a_probe_that_hangs_does_not_delay_the_next() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    for _ in 0..3 {
+        node.logged();
+        network.set(Fault::HalfOpen);
+        shared(&node, "nowhere x");
+        eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+        let probed = network.accepted() + 6;
+        eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
+        network.set(Fault::Nothing);
+        let (mended, canary) = (Instant::now(), Canary::start());
+        eventually("it is back", Duration::from_secs(10), || shared(&node, "nowhere x"));
+        let (took, stalled) = (mended.elapsed(), canary.worst());
+        println!("shared {took:.0?} after it was mended; stalls up to {stalled:.0?}");
+        assert!(took <= Duration::from_secs(1) + 2 * stalled, "{took:?}, {stalled:?}");
+        // What hung meanwhile is not taken for another outage.
+        let calm = Instant::now();
+        while calm.elapsed() < Duration::from_millis(1500) {
+            let shared = shared(&node, "nowhere x");
+            assert!(
+                shared && is_up(&node),
+                "{shared} after {:?}: {:#?}",
+                mended.elapsed(),
+                node.logged()
+            );
+        }
+        let back = node.logged().iter().filter(|line| is_back(line)).count();
+        assert_eq!(back, 1);
+    }
+}
+
+/// Its answers take longer than those of a server that is near may, and come in time for decisions.
+#[test]
+fn a_server_that_is_far_away_is_found_again() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    network.set(Fault::HalfOpen);
+    shared(&node, "nowhere x");
+    eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+    network.set(Fault::Late(Duration::from_millis(150)));
+    eventually("it is found", Duration::from_secs(20), || is_up(&node));
+    eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
+}
+
+/// Of three masters one takes questions and does not answer, and another one fails and is back.
+#[test]
+fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let _alone = alone();
+    let cluster = RedisCluster::start_with(3, 0);
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--store", &cluster.url(), "--store-timeout", "10s"];
+    let node = Node::start(&limits.path(), &args);
+    eventually("the store is up", 10 * SECOND, || is_up(&node));
+    let name_at = |number: usize| {
+        let mut names = (0..).map(|n| format!("user-{n}"));
+        let key = |name: &str| slot(format!("b{{spread:{name}}}").as_bytes());
+        names.find(|name| cluster.owner(key(name)) == Some(number)).unwrap()
+    };
+    let mut hung = cluster.connection(0);
+    redis::cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).exec(&mut hung).unwrap();
+    eventually("a heartbeat hangs", 5 * SECOND, || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut hung).unwrap();
+        list.lines().any(|line| line.contains("cmd=eval") && flags(line).contains('b'))
+    });
+    let (name, mut other) = (name_at(1), cluster.connection(1));
+    let mut may = |right: &str| {
+        redis::cmd("ACL").arg(&["SETUSER", "default", right]).exec(&mut other).unwrap();
+    };
+    let shared = || shared_grant(&allow(node.http, "spread", &name));
+    assert!(shared());
+    for _ in 0..3 {
+        may("-evalsha");
+        may("-eval");
+        eventually("it is refused", 5 * SECOND, || !shared());
+        may("+evalsha");
+        may("+eval");
+        eventually("it is back", 3 * SECOND, &shared);
+    }
+}
+
+/// Of a line of `CLIENT LIST`.
+fn flags(line: &str) -> &str {
+    line.split(' ').find_map(|word| word.strip_prefix("flags=")).unwrap()
 }

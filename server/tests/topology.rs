@@ -7,6 +7,7 @@ mod support;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use support::faults::{Fault, Network};
 use support::redis_cluster::RedisCluster;
 use support::sentinel::Sentinels;
 use support::{Redis, free_port};
@@ -235,7 +236,8 @@ fn slots_of(cluster: &RedisCluster, words: &str) {
 #[tokio::test]
 async fn a_server_that_hangs_delays_but_hides_nothing() {
     let cluster = RedisCluster::start_with(3, 0);
-    let known = servers(&cluster.url());
+    // It may take its time, but not that of the others.
+    let known = servers(&cluster.url()).with_deadline(Duration::from_secs(1));
     known.refresh(0).await.unwrap();
     // One of them is the one that is asked first.
     for number in 0..3 {
@@ -246,6 +248,21 @@ async fn a_server_that_hangs_delays_but_hides_nothing() {
         assert_eq!(told.unwrap().version(), 1);
         assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
     }
+}
+
+#[tokio::test]
+async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
+    let cluster = RedisCluster::start_with(1, 0);
+    let network = Network::to(cluster.ports()[0]);
+    network.set(Fault::Late(Duration::from_millis(150)));
+    let of = |timeout| {
+        let servers = Servers::cluster(&[network.url("127.0.0.1")]).unwrap();
+        servers.with_deadline(timeout)
+    };
+    let (error, detail) = of(Duration::from_millis(50)).refresh(0).await.unwrap_err();
+    assert_eq!(error, StoreError::Timeout, "{detail}");
+    let told = of(Duration::from_millis(400)).refresh(0).await.unwrap();
+    assert_eq!(told.masters().len(), 1);
 }
 
 #[tokio::test]

@@ -14,6 +14,8 @@ const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What looks after the store's servers, until [`stop`](Self::stop).
 pub(super) struct Heart {
+    /// `None`: it has said that the node is there.
+    greeted: Option<oneshot::Receiver<()>>,
     /// `None`: it was told to.
     stop: Option<oneshot::Sender<()>>,
     /// `None`: it has.
@@ -21,9 +23,8 @@ pub(super) struct Heart {
 }
 
 impl Heart {
-    /// Says first that the node `id` is there: one whose store is there need not begin with the
-    /// failure policy.
-    pub(super) async fn start(connector: Connector, id: String) -> Result<Self, Error> {
+    /// Says first that the node `id` is there; see [`greeted`](Self::greeted).
+    pub(super) fn start(connector: Connector, id: String) -> Result<Self, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -32,11 +33,14 @@ impl Heart {
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let beat = async move {
-            connector.greet(&id).await;
-            // Whoever waited may have gone: that is a stop, too.
-            let _ = greeted.send(());
+            let goes_on = async {
+                connector.greet(&id).await;
+                // Nobody may wait for it.
+                let _ = greeted.send(());
+                connector.tend(&id).await;
+            };
             tokio::select! {
-                () = connector.tend(&id) => {}
+                () = goes_on => {}
                 _ = stopped => {}
             }
             // The others find out by themselves when it can't be said.
@@ -49,9 +53,17 @@ impl Heart {
                 let _ = end.send(());
             })
             .map_err(|error| Error::System("a thread", error))?;
-        // An error means that the thread is gone, which ends the node later on.
-        let _ = has_greeted.await;
-        Ok(Self { stop: Some(stop), ended: Some(ended) })
+        Ok(Self { greeted: Some(has_greeted), stop: Some(stop), ended: Some(ended) })
+    }
+
+    /// Waits until the store has been told that the node is there, or has not answered: one whose
+    /// store is there need not begin with the failure policy.
+    pub(super) async fn greeted(&mut self) {
+        if let Some(greeted) = &mut self.greeted {
+            // An error means that the thread is gone, which ends the node later on.
+            let _ = greeted.await;
+            self.greeted = None;
+        }
     }
 
     /// Completes if the thread is gone, which nobody has told it to.

@@ -34,6 +34,9 @@ pub struct Ahead {
     metrics: Arc<Metrics>,
     hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
+    /// Nothing more is taken.
+    ending: AtomicBool,
+    /// Nothing more is held.
     closed: AtomicBool,
 }
 
@@ -107,6 +110,7 @@ impl Ahead {
             metrics,
             hasher: DefaultHashBuilder::default(),
             shards: Default::default(),
+            ending: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }
@@ -143,7 +147,7 @@ impl Ahead {
             }
         });
         let most = ask.terms.ahead_tokens(ask.prefetch_tokens, view.nodes);
-        let may_take = view.may_take && !self.closed.load(Ordering::Relaxed);
+        let may_take = view.may_take && !self.ending.load(Ordering::Relaxed);
         let wanted = may_take.then(|| entry.stash.refill(most, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
@@ -253,9 +257,17 @@ impl<S: Store> Prefetching<S> {
         self.give_back(self.ahead.collect(|stash| stash.spare(now))).await;
     }
 
+    /// Takes nothing ahead from here on, so that what is on its way is there by the time that all
+    /// goes back.
+    pub fn end(&self) {
+        self.ahead.ending.store(true, Ordering::Relaxed);
+    }
+
     /// Gives back everything, and takes nothing ahead from here on. Takes no longer than a
-    /// decision for each [`AT_ONCE`] buckets.
+    /// decision for each [`AT_ONCE`] buckets; what is not given back when the future is dropped is
+    /// lost.
     pub async fn close(&self) {
+        self.end();
         self.ahead.closed.store(true, Ordering::Relaxed);
         let now = self.ahead.members.view().now;
         self.give_back(self.ahead.collect(|stash| stash.empty(now))).await;

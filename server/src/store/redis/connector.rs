@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
 use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, RedisError};
-use tokio::task::JoinSet;
+use tokio::runtime::Handle;
+use tokio::task::{JoinHandle, JoinSet};
 
 use super::health::{self, Health, ServerHealth};
 use super::keys::{Birth, ServerKeys};
@@ -31,13 +32,36 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 /// so that nodes which lost it together don't come together.
 const PROBE: Duration = Duration::from_millis(100);
 
-/// How long a probe may take, and how long it may take to make a connection for it; more where
-/// decisions may.
+/// How long a probe may take, and how long it may take to make a connection for it; one that is
+/// patient more where decisions may.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// So many times a decision's deadline may it take to make a connection: that are as many round
 /// trips, or more.
-const ROUND_TRIPS: u32 = 4;
+pub(super) const ROUND_TRIPS: u32 = 4;
+
+/// How many probes of a server may be under way: one that is patient, and one beside it.
+const PROBES: usize = 2;
+
+/// How long a heartbeat waits.
+#[derive(Clone, Copy, PartialEq)]
+struct Patience {
+    /// For a connection.
+    connect: Duration,
+    /// For the answer.
+    answer: Duration,
+}
+
+impl Patience {
+    /// So that a server which is back is found soon, also where a probe before it still hangs.
+    const SHORT: Self = Self { connect: PROBE_TIMEOUT, answer: PROBE_TIMEOUT };
+
+    /// So that a server whose answers come just in time for decisions is found, too.
+    fn long(timeout: Duration) -> Self {
+        let connect = PROBE_TIMEOUT.max(timeout * ROUND_TRIPS);
+        Self { connect, answer: PROBE_TIMEOUT.max(timeout) }
+    }
+}
 
 /// One server that decides.
 pub(super) struct Shard {
@@ -47,7 +71,11 @@ pub(super) struct Shard {
     /// For heartbeats. Stores have pools of their own, so that a connection stays on the
     /// runtime that drives it.
     pool: Result<Pool, String>,
+    /// Held by the patient heartbeat under way, and by the other one.
+    turns: [Arc<Turn>; PROBES],
 }
+
+type Turn = tokio::sync::Mutex<()>;
 
 /// All of them, as of one topology.
 pub(super) struct Shards {
@@ -55,6 +83,10 @@ pub(super) struct Shards {
     /// In the order of the topology's masters.
     pub(super) all: Vec<Arc<Shard>>,
 }
+
+/// Heartbeats under way: how many nodes the server counts, if it has answered, and when it was
+/// asked.
+type Beats = JoinSet<(Option<u32>, Instant)>;
 
 /// Knows the servers of one store; clones share what they know.
 #[derive(Clone)]
@@ -68,16 +100,29 @@ struct Inner {
     /// Held while the shards are brought up to date. Has the tags that servers had until then,
     /// whose registers of resources are to be handed over.
     retired: Mutex<Vec<&'static str>>,
+    /// The runtime of the heartbeats, while there are any.
+    tended: Mutex<Option<Handle>>,
+}
+
+/// Takes back that the heartbeats go on.
+struct Tended<'a>(&'a Inner);
+
+impl Drop for Tended<'_> {
+    fn drop(&mut self) {
+        *self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
 }
 
 impl Connector {
     /// To the store that consists of `servers`; a decision waits for it for `timeout` at most.
     /// Connects to nothing yet.
     pub fn new(servers: Servers, timeout: Duration, health: Arc<Health>) -> Self {
+        let servers = servers.with_deadline(timeout);
         let shards = Shards { topology: servers.current(), all: Vec::new() };
         let shards = ArcSwap::from_pointee(shards);
-        let connector =
-            Self(Arc::new(Inner { servers, health, timeout, shards, retired: Mutex::default() }));
+        let (retired, tended) = (Mutex::default(), Mutex::default());
+        let inner = Inner { servers, health, timeout, shards, retired, tended };
+        let connector = Self(Arc::new(inner));
         connector.renew();
         connector
     }
@@ -181,7 +226,8 @@ impl Connector {
             master: master.clone(),
             keys,
             health: self.0.health.server(&master.name),
-            pool: self.pool(&master.info, 1),
+            pool: self.pool(&master.info, PROBES),
+            turns: Default::default(),
         })
     }
 
@@ -191,6 +237,17 @@ impl Connector {
             self.health().nowhere(0, &detail);
         }
         self.shards();
+    }
+
+    /// The same on a task of its own. That is on the runtime of the heartbeats, if they go on: a
+    /// connection that is kept for the next one must not wait for a thread that serves requests.
+    pub(super) fn refresh_aside(&self, seen: u64) -> JoinHandle<()> {
+        let connector = self.clone();
+        let refresh = async move { connector.refresh(seen).await };
+        match &*self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(heart) => heart.spawn(refresh),
+            None => tokio::spawn(refresh),
+        }
     }
 
     /// A pool of connections to one server; an error in words.
@@ -223,20 +280,63 @@ impl Connector {
     /// Says that this node is alive, learns how many others are, and finds out when a server
     /// that failed is back, or another has taken its place; until the future is dropped.
     pub async fn tend(&self, node_id: &str) {
+        let here = Some(Handle::current());
+        *self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) = here;
+        let _tended = Tended(&self.0);
+        tokio::join!(self.follow(), self.probe(node_id));
+    }
+
+    /// Finds out where the servers are now, again and again. Beside the heartbeats: who does not
+    /// say where they are delays nobody who can say that it is there.
+    async fn follow(&self) {
         let mut due = Instant::now();
         loop {
             let now = Instant::now();
             if now >= due || !self.health().is_up() {
                 self.refresh(self.version()).await;
             }
-            // A server that fails is to be noticed by the next probe, not the next heartbeat.
-            let all = now >= due;
-            self.beat(node_id, NODE_TTL, |shard| all || !shard.health.is_up()).await;
             self.hand_over().await;
-            if all {
+            if now >= due {
                 due = now + HEARTBEAT;
             }
             tokio::time::sleep(jittered(PROBE)).await;
+        }
+    }
+
+    /// Sends heartbeats, again and again. One that gets no answer holds up no other.
+    async fn probe(&self, node_id: &str) {
+        let (mut beats, mut due, mut seen) = (JoinSet::new(), Instant::now(), self.version());
+        loop {
+            let (now, version) = (Instant::now(), self.version());
+            // Those that are new are told soon that this node is there.
+            let all = now >= due || version != seen;
+            if all {
+                (due, seen) = (now + HEARTBEAT, version);
+            }
+            let pause = tokio::time::sleep(jittered(PROBE));
+            // A server that fails is to be noticed by the next probe, not the next heartbeat.
+            for shard in &self.shards().all {
+                if all || !shard.health.is_up() {
+                    shard.begin(&mut beats, node_id, self.0.timeout);
+                }
+            }
+            let (mut most, mut first) = (None, now);
+            let answers = async {
+                while let Some(beat) = beats.join_next().await {
+                    if let Ok((Some(nodes), started)) = beat {
+                        (most, first) = (most.max(Some(nodes)), first.min(started));
+                    }
+                }
+            };
+            tokio::pin!(pause);
+            tokio::select! {
+                () = answers => {}
+                () = &mut pause => {}
+            }
+            if let Some(nodes) = most {
+                self.health().count_nodes(nodes, first.elapsed());
+            }
+            pause.await;
         }
     }
 
@@ -250,7 +350,8 @@ impl Connector {
         let mut beats = JoinSet::new();
         for shard in self.shards().all.iter().filter(|shard| which(shard)) {
             let (shard, node_id, timeout) = (Arc::clone(shard), node_id.to_owned(), self.0.timeout);
-            beats.spawn(async move { shard.heartbeat(&node_id, ttl, timeout).await });
+            let patience = Patience::long(timeout);
+            beats.spawn(async move { shard.heartbeat(&node_id, ttl, timeout, patience).await });
         }
         let started = Instant::now();
         let counts = beats.join_all().await;
@@ -276,8 +377,33 @@ impl Shard {
         tokio::time::timeout(PROBE_TIMEOUT, asked).await.ok()?
     }
 
+    /// Begins a heartbeat, unless those that may be under way are. Where a patient one hangs,
+    /// short ones go beside it, as the server may be back meanwhile.
+    fn begin(self: &Arc<Self>, beats: &mut Beats, node_id: &str, timeout: Duration) {
+        let long = Patience::long(timeout);
+        let short = (long != Patience::SHORT && !self.health.is_up()).then_some(Patience::SHORT);
+        for (patience, turn) in [Some(long), short].into_iter().zip(&self.turns) {
+            let Some(patience) = patience else { return };
+            let Ok(turn) = Arc::clone(turn).try_lock_owned() else { continue };
+            let (shard, node_id, started) = (Arc::clone(self), node_id.to_owned(), Instant::now());
+            beats.spawn(async move {
+                let nodes = shard.heartbeat(&node_id, NODE_TTL, timeout, patience).await;
+                drop(turn);
+                (nodes, started)
+            });
+            return;
+        }
+    }
+
     /// Tells how many nodes the server counts, if it answers.
-    async fn heartbeat(&self, node_id: &str, ttl: Duration, timeout: Duration) -> Option<u32> {
+    async fn heartbeat(
+        &self,
+        node_id: &str,
+        ttl: Duration,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Option<u32> {
+        let answers = self.health.answers();
         let odd = || (StoreError::Refused, "a reply that no script of ours makes".to_owned());
         let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64);
         let beat = async {
@@ -285,12 +411,12 @@ impl Shard {
             let mut again = true;
             let late = |limit| (StoreError::Timeout, format!("after {limit:?}"));
             loop {
-                let limit = PROBE_TIMEOUT.max(timeout * ROUND_TRIPS);
+                let limit = patience.connect;
                 let made = tokio::time::timeout(limit, pool.get()).await;
                 let made = made.map_err(|_| late(limit))?;
                 let mut connection = made.map_err(health::pool_error)?;
                 let started = Instant::now();
-                let limit = PROBE_TIMEOUT.max(timeout);
+                let limit = patience.answer;
                 let reply = tokio::time::timeout(limit, cmd.query_async(&mut connection)).await;
                 let error: RedisError = match reply {
                     Ok(Ok(reply)) => {
@@ -332,10 +458,62 @@ impl Shard {
                 self.keys.known.told(born);
                 Some(nodes)
             }
+            // It hung when the server did; another one has found it back.
+            Err((StoreError::Timeout, _)) if self.health.answers() != answers => {
+                self.health.late(1);
+                None
+            }
             Err((error, detail)) => {
                 self.health.failed(error, 1, &detail);
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{Metrics, StoreMetrics};
+
+    /// A thread that serves requests asks for a refresh, and then runs nothing else.
+    #[test]
+    fn a_refresh_does_not_wait_for_who_asks_for_it() {
+        let classes = StoreError::ALL.map(StoreError::class);
+        let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+        // Nobody listens there.
+        let servers = Servers::single("redis://127.0.0.1:1").expect("a URL");
+        let connector = Connector::new(servers, Duration::from_millis(50), health);
+        let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let (heart, worker) = (runtime().expect("a runtime"), runtime().expect("a runtime"));
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let tended = connector.clone();
+        let beats = std::thread::spawn(move || {
+            heart.block_on(async {
+                tokio::select! {
+                    () = tended.tend("test") => {}
+                    _ = stopped => {}
+                }
+            });
+        });
+        let until = |holds: &dyn Fn() -> bool| {
+            let started = Instant::now();
+            while !holds() {
+                assert!(started.elapsed() < Duration::from_secs(10), "it does not come");
+                std::thread::yield_now();
+            }
+        };
+        let goes_on = || connector.0.tended.lock().is_ok_and(|tended| tended.is_some());
+        until(&goes_on);
+        let refresh = {
+            let _entered = worker.enter();
+            connector.refresh_aside(0)
+        };
+        until(&|| refresh.is_finished());
+
+        drop(stop);
+        beats.join().expect("it ends");
+        assert!(!goes_on());
+        worker.block_on(async { connector.refresh_aside(0).await }).expect("it goes on without");
     }
 }

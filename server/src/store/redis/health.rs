@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use deadpool_redis::PoolError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
+use tokio::sync::Notify;
 
 use super::lane::Elsewhere;
 use super::queue::Company;
@@ -43,6 +44,8 @@ pub(super) struct ServerHealth {
     name: Box<str>,
     up: AtomicBool,
     breaks: AtomicU64,
+    answers: AtomicU64,
+    back: Notify,
     company: Arc<Company>,
 }
 
@@ -132,6 +135,8 @@ impl Health {
                 name: name.into(),
                 up: AtomicBool::new(self.ever_up()),
                 breaks: AtomicU64::new(0),
+                answers: AtomicU64::new(0),
+                back: Notify::new(),
                 company: Arc::new(Company::new()),
             })
         })
@@ -215,12 +220,24 @@ impl ServerHealth {
         &self.company
     }
 
+    /// How many heartbeats it has answered.
+    pub(super) fn answers(&self) -> u64 {
+        self.answers.load(Ordering::Relaxed)
+    }
+
     /// It has answered a heartbeat.
     pub(super) fn answered(&self) {
+        self.answers.fetch_add(1, Ordering::Relaxed);
         self.whole.ever_up.store(true, Ordering::Relaxed);
         if !self.up.swap(true, Ordering::Relaxed) {
             self.whole.reconsider();
+            self.back.notify_waiters();
         }
+    }
+
+    /// Waits until a heartbeat finds the server back.
+    pub(super) async fn back(&self) {
+        self.back.notified().await;
     }
 
     /// So many questions were not answered by their deadline. Whether the server is to blame,

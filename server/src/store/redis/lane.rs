@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deadpool_redis::redis::aio::ConnectionLike;
-use deadpool_redis::{Connection, Pool};
+use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::sync::oneshot;
 
@@ -248,14 +248,18 @@ impl Lane {
         let ping = redis::cmd("PING");
         if let Some(connection) = &mut self.connection {
             let answer = ping.query_async::<Value>(connection);
-            if matches!(tokio::time::timeout(self.timeout, answer).await, Ok(Ok(_))) {
+            let works = tokio::select! {
+                answer = tokio::time::timeout(self.timeout, answer) => matches!(answer, Ok(Ok(_))),
+                () = self.health.back() => false,
+            };
+            if works {
                 return;
             }
             self.disconnect();
         }
         // What this finds is for the heartbeat to judge.
         let Ok(pool) = &self.pool else { return };
-        self.connection = pool.get().await.ok();
+        self.connection = connect(pool, &self.health).await.ok();
         self.breaks = self.health.breaks();
     }
 
@@ -463,7 +467,8 @@ impl Lane {
             Some(connection) => connection,
             none => {
                 let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
-                let (mut made, started) = (std::pin::pin!(pool.get()), Instant::now());
+                let (mut made, started) =
+                    (std::pin::pin!(connect(pool, &self.health)), Instant::now());
                 let made = match tokio::time::timeout(self.timeout, &mut made).await {
                     Ok(made) => made,
                     Err(_) => {
@@ -518,6 +523,17 @@ impl Lane {
             Carried { buckets, leases } => self.health.metrics().round_trip(buckets + leases, took),
         }
         Ok(replies)
+    }
+}
+
+/// Makes a connection, and begins anew when the server is found back: what was begun before may
+/// lead to where nobody is any more.
+async fn connect(pool: &Pool, health: &ServerHealth) -> Result<Connection, PoolError> {
+    loop {
+        tokio::select! {
+            made = pool.get() => return made,
+            () = health.back() => {}
+        }
     }
 }
 

@@ -14,7 +14,6 @@ use hashbrown::DefaultHashBuilder;
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
-use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
@@ -298,7 +297,7 @@ impl Inner {
                 Elsewhere::Unknown if before == Manner::Together => lanes,
                 Elsewhere::Unknown => {
                     // It goes on for others' sake where it takes longer than this one may.
-                    let refreshed = self.refresh(seen);
+                    let refreshed = self.connector.refresh_aside(seen);
                     if tokio::time::timeout_at(deadline, refreshed).await.is_err() {
                         lanes.shard.health.late(1);
                         return Err(StoreError::Timeout);
@@ -309,7 +308,7 @@ impl Inner {
                 }
                 Elsewhere::Moved(address) => {
                     // Whoever comes next is to know; this one knows already.
-                    drop(self.refresh(seen));
+                    drop(self.connector.refresh_aside(seen));
                     self.router.lanes_at(&self.connector, &lanes, &address, slot)?
                 }
                 Elsewhere::Asked(address) => {
@@ -330,12 +329,6 @@ impl Inner {
             };
             lanes = next;
         }
-    }
-
-    /// Asks where everything is now, on a task of its own. `seen`: the version that is known.
-    fn refresh(&self, seen: u64) -> JoinHandle<()> {
-        let connector = self.connector.clone();
-        tokio::spawn(async move { connector.refresh(seen).await })
     }
 
     /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by

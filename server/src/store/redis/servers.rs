@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError, Role, Value,
@@ -23,13 +24,18 @@ use redis::{
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::connector::ROUND_TRIPS;
 use super::health::classify;
 use super::login::{Login, LoginFiles};
 use super::topology::{self, Topology};
 use crate::store::StoreError;
 
-/// How long one server may take to answer.
+/// How long one server may take to answer before another one is asked beside it, and all that it
+/// may take where decisions may not take longer.
 const ANSWER: Duration = Duration::from_millis(250);
+
+/// The longest that one may take, as where nobody answers that holds up the next refresh.
+const LONGEST: Duration = Duration::from_secs(1);
 
 /// The shortest time from the end of a refresh to the beginning of the next.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -43,6 +49,8 @@ pub type Unknown = (StoreError, String);
 pub struct Servers {
     source: Source,
     login: Option<Login>,
+    /// How long one server may take to answer.
+    patience: Duration,
     current: ArcSwap<Topology>,
     version: AtomicU64,
     asking: Mutex<Asking>,
@@ -71,9 +79,12 @@ struct Asking {
     epoch: u64,
     /// How many refreshes there were.
     turn: usize,
-    /// To the server of a cluster that answered, and its name.
-    connection: Option<(Box<str>, MultiplexedConnection)>,
+    /// To the server of a cluster that answered.
+    connection: Option<Kept>,
 }
+
+/// A connection to a server, and its name.
+type Kept = (Box<str>, MultiplexedConnection);
 
 impl std::fmt::Debug for Asking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -116,10 +127,20 @@ impl Servers {
         Self {
             source,
             login: None,
+            patience: ANSWER,
             version: AtomicU64::new(topology.version()),
             current: ArcSwap::from_pointee(topology),
             asking: Mutex::default(),
         }
+    }
+
+    /// The same servers, of which each has as much time to say where the masters are as a few
+    /// decisions have that wait for `timeout`, if that is more than a quarter of a second, and up
+    /// to a whole one.
+    #[must_use]
+    pub fn with_deadline(mut self, timeout: Duration) -> Self {
+        self.patience = (timeout * (ROUND_TRIPS + 1)).clamp(ANSWER, LONGEST);
+        self
     }
 
     /// The same servers, connected to as these files say. Sentinels, too, are shown the
@@ -174,7 +195,8 @@ impl Servers {
 
     /// Asks the servers where the masters are, unless something newer than version `seen` is
     /// known already, and gives back what then is known. Waits for a refresh under way, or until
-    /// 50 ms have gone by since the last one; each server that is asked has a quarter of a second.
+    /// 50 ms have gone by since the last one. One server is asked after the other, and beside it
+    /// where it takes longer than a quarter of a second.
     ///
     /// That nothing has changed is no error; that nobody answered is.
     pub async fn refresh(&self, seen: u64) -> Result<Arc<Topology>, Unknown> {
@@ -212,23 +234,38 @@ impl Servers {
     async fn ask_in_turn(&self, asking: &mut Asking) -> Result<Told, Unknown> {
         let mut best: Option<Told> = None;
         let mut failed = (StoreError::Unreachable, "there is no server to ask".to_owned());
-        for server in self.order(asking) {
-            let server_name = topology::name(server.addr());
-            let error = match tokio::time::timeout(ANSWER, self.ask(&server, asking)).await {
-                Ok(Ok(told)) => {
+        let (mut order, mut under_way) = (self.order(asking).into_iter(), FuturesUnordered::new());
+        loop {
+            if let Some(server) = order.next() {
+                let name = topology::name(server.addr());
+                let kept = asking.connection.take().filter(|(kept, _)| *kept == name);
+                under_way.push(async move {
+                    match tokio::time::timeout(self.patience, self.ask(&server, kept)).await {
+                        Ok(Ok(answer)) => Ok(answer),
+                        Ok(Err((class, detail))) => Err((class, format!("{name}: {detail}"))),
+                        Err(_) => {
+                            let detail = format!("{name}: no answer in {:?}", self.patience);
+                            Err((StoreError::Timeout, detail))
+                        }
+                    }
+                });
+            }
+            match tokio::time::timeout(ANSWER, under_way.next()).await {
+                Ok(None) => break,
+                Ok(Some(Ok((told, connection)))) => {
                     let certain = told.connected && told.epoch >= asking.epoch;
                     if best.as_ref().is_none_or(|best| told.epoch > best.epoch) {
                         best = Some(told);
+                        asking.connection = connection;
                     }
                     if certain {
                         break;
                     }
-                    continue;
                 }
-                Ok(Err((class, detail))) => (class, format!("{server_name}: {detail}")),
-                Err(_) => (StoreError::Timeout, format!("{server_name}: no answer in {ANSWER:?}")),
-            };
-            failed = error;
+                Ok(Some(Err(error))) => failed = error,
+                // It may still answer, beside the next one.
+                Err(_) => {}
+            }
         }
         best.ok_or(failed)
     }
@@ -268,7 +305,12 @@ impl Servers {
         }
     }
 
-    async fn ask(&self, server: &ConnectionInfo, asking: &mut Asking) -> Result<Told, Unknown> {
+    /// What a server says, and a connection to it, if that is to be kept.
+    async fn ask(
+        &self,
+        server: &ConnectionInfo,
+        kept: Option<Kept>,
+    ) -> Result<(Told, Option<Kept>), Unknown> {
         let of = |error: RedisError| (classify(&error), error.to_string());
         match &self.source {
             Source::Sentinel { master, server: like, .. } => {
@@ -281,22 +323,18 @@ impl Servers {
                     let detail = format!("{} is not yet a master", topology::name(info.addr()));
                     return Err((StoreError::Unreachable, detail));
                 }
-                Ok(Told { topology, epoch, connected: true })
+                Ok((Told { topology, epoch, connected: true }, None))
             }
             _ => {
-                let name = topology::name(server.addr());
-                let kept = asking.connection.take().filter(|(kept, _)| *kept == name);
                 if let Some((name, mut connection)) = kept
                     && let Ok(told) = ask_cluster(server, &mut connection).await
                 {
-                    asking.connection = Some((name, connection));
-                    return Ok(told);
+                    return Ok((told, Some((name, connection))));
                 }
                 // One that was kept may have died of idleness, or with the runtime that made it.
                 let mut connection = connect(server, self.login()).await.map_err(of)?;
                 let told = ask_cluster(server, &mut connection).await.map_err(of)?;
-                asking.connection = Some((name, connection));
-                Ok(told)
+                Ok((told, Some((topology::name(server.addr()), connection))))
             }
         }
     }
