@@ -222,7 +222,8 @@ fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
     };
     if !url.is_over_tls() && (files.ca.is_some() || files.own.is_some()) {
         let setting = if files.ca.is_some() { "--store-ca-file" } else { "--store-cert-file" };
-        let text = format!("{setting}: --store is not over TLS: write rediss:// in it");
+        let text =
+            format!("{setting}: --store is not over TLS: see that its scheme begins with rediss");
         return Err(Error::Setting(text));
     }
     let servers = match url {

@@ -3,7 +3,8 @@
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::EnvFilter;
@@ -68,24 +69,29 @@ impl<T: fmt::Display> fmt::Display for Shown<T> {
 
 /// Lets one line a second through, and says how many it held back.
 #[derive(Default)]
-pub struct Repeating(Mutex<Held>);
-
-#[derive(Default)]
-struct Held {
-    last: Option<Instant>,
-    held_back: u64,
+pub struct Repeating {
+    held_back: AtomicU64,
+    last: Mutex<Option<Instant>>,
 }
 
 impl Repeating {
-    /// `Some(n)`: write a line now, n were held back since the last; `None`: don't.
+    /// `Some(n)`: write a line now, n were held back since the last; `None`: don't. Nobody waits for
+    /// another thread here.
     pub fn pass(&self) -> Option<u64> {
-        let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
-            held.held_back += 1;
+        let mut last = match self.last.try_lock() {
+            Ok(last) => last,
+            Err(TryLockError::Poisoned(last)) => last.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.held_back.fetch_add(1, Ordering::Relaxed);
+                return None;
+            }
+        };
+        if last.is_some_and(|last| last.elapsed() < Duration::from_secs(1)) {
+            self.held_back.fetch_add(1, Ordering::Relaxed);
             return None;
         }
-        held.last = Some(Instant::now());
-        Some(std::mem::take(&mut held.held_back))
+        *last = Some(Instant::now());
+        Some(self.held_back.swap(0, Ordering::Relaxed))
     }
 }
 

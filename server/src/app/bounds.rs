@@ -40,7 +40,8 @@ impl Bounds {
         let bounds = &settings.bounds;
         let threads = settings.threads().get();
         let (keepalive, answer) = (bounds.keepalive, bounds.keepalive_timeout);
-        // A call asks the store twice at most: what its caller gives back, and what it gets.
+        // A call of a page asks the store twice at most: what its caller gives back, and what it
+        // gets. One of many pages has the rest of the time for them.
         let call = PATIENCE.call + settings.store_timeout * 2;
         Self {
             in_flight: bounds.max_in_flight.map_or(IN_FLIGHT, |all| all.get().div_ceil(threads)),

@@ -116,7 +116,7 @@ impl<S> CapacityService<S> {
 
 impl<S: LeaseStore> CapacityService<S> {
     /// Answers a request for any number of resources, in their order. Takes no longer than the
-    /// store's deadline for each [`AT_ONCE`] resources.
+    /// store's deadline for each [`AT_ONCE`] resources, and as long again where some are given back.
     pub async fn get(
         &self,
         holder: Holder<'_>,

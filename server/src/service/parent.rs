@@ -7,6 +7,7 @@
 //! of less. Where an answer is lost, that much is all that the cluster still has. So the leases
 //! of all clients of a tree never add up to more than the root has.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::future::Future;
 use std::time::Duration;
@@ -38,12 +39,14 @@ const MOST: usize = 10_000;
 /// Resources in one request to the parent.
 const PAGE: usize = 100;
 
-/// About how many requests one of those may become where the parent refuses it: enough to find some
-/// resources among a hundred, few enough for a parent that refuses them all.
+/// The most requests of a round about resources with which the parent has refused one.
 const PARTS: usize = 32;
 
 /// How long to wait after a parent gave no answer.
 const RETRY_US: i64 = 1_000_000;
+
+/// How long to wait after it refused a resource.
+const REFUSED_US: i64 = 10_000_000;
 
 /// The longest time that a parent may name, as in limits.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
@@ -70,7 +73,7 @@ pub struct ParentError {
     pub text: String,
     /// The parent may have got the request, and acted on it.
     pub heard: bool,
-    /// It refuses the request for what is in it, all of it.
+    /// It refuses the request for what is in it, all of it, and has not acted on any of it.
     pub refused: bool,
 }
 
@@ -95,6 +98,10 @@ struct Known {
     lease: Option<ParentLease>,
     /// It gave no answer when it was asked last.
     failed: bool,
+    /// With how many at most it is asked for at once: with ever fewer, down to itself, where the
+    /// parent refuses such a request, and with [`PAGE`] again once it has not. So one that the
+    /// parent does not lease to this cluster, or can't, keeps no other from its lease for long.
+    together: usize,
 }
 
 /// Renews a cluster's leases from its parent.
@@ -105,7 +112,7 @@ pub struct Renewal<S> {
     /// The resources asked for. Only for the node whose turn it is.
     known: HashMap<String, Known>,
     failures: Repeating,
-    /// Whether the parent answered all that it was asked in this round; `None`: nothing.
+    /// Whether the parent gave any lease in this round; `None`: none was to be expected.
     answered: Option<bool>,
     up: Gauge,
 }
@@ -127,7 +134,9 @@ impl<S: LeaseStore> Renewal<S> {
     pub async fn round(&mut self, parent: &impl Parent, now: Micros) {
         self.answered = None;
         let done = self.try_round(parent, now).await;
-        if let Some(answered) = self.answered {
+        // Who can't ask, or has nothing to ask for, has no parent that is missed.
+        let idle = done.is_err() || self.known.is_empty();
+        if let Some(answered) = self.answered.or(idle.then_some(true)) {
             self.up.set(f64::from(u8::from(answered)));
         }
         if let Err(error) = done {
@@ -143,7 +152,6 @@ impl<S: LeaseStore> Renewal<S> {
     async fn try_round(&mut self, parent: &impl Parent, now: Micros) -> Result<(), StoreError> {
         if !self.store.take_renewal(&self.node, TURN).await? {
             self.known.clear();
-            self.up.set(1.0);
             return Ok(());
         }
         let held = self.store.resource_names(MOST).await?;
@@ -176,8 +184,22 @@ impl<S: LeaseStore> Renewal<S> {
                 due.push(resource.clone());
             }
         }
-        let mut refused = Ok(());
-        for page in due.chunks(PAGE) {
+        // Those first that nothing is wrong with; of the others the largest requests, as most in
+        // them are not to blame.
+        due.sort_by_key(|resource| {
+            let due = self.known.get(resource).map_or(now, |known| known.due);
+            (Reverse(self.together(resource)), due)
+        });
+        let (mut refused, mut parts, mut rest) = (Ok(()), 0, due.as_slice());
+        while let Some(first) = rest.first() {
+            let together = self.together(first);
+            parts += usize::from(together < PAGE);
+            if parts > PARTS {
+                break;
+            }
+            let alike = rest.iter().take(together).take_while(|r| self.together(r) == together);
+            let (page, others) = rest.split_at(alike.count());
+            rest = others;
             match self.renew(parent, page, born, now).await {
                 Err(StoreError::Refused) => refused = Err(StoreError::Refused),
                 renewed => renewed?,
@@ -186,33 +208,9 @@ impl<S: LeaseStore> Renewal<S> {
         refused
     }
 
-    /// Asks for all of them, and where the parent refuses that, for half of them at a time: one
-    /// that it does not lease to this cluster, or can't, is to keep no other from its lease.
-    async fn ask(&self, parent: &impl Parent, requests: &[ParentRequest]) -> Answers {
-        let mut answers = Answers::with_capacity(requests.len());
-        let (mut parts, mut asked) = (vec![requests], 0);
-        while let Some(part) = parts.pop() {
-            if asked > 0 {
-                // A turn lasts for one answer. Who takes over all the same asks again, which does
-                // no harm.
-                let _ = self.store.take_renewal(&self.node, TURN).await;
-            }
-            asked += 1;
-            match parent.ask(&self.cluster, part).await {
-                Ok(some) if some.len() == part.len() => answers.extend(some),
-                Ok(_) => {
-                    let text = "it answered for other resources than asked".to_owned();
-                    let error = ParentError { text, heard: true, refused: false };
-                    answers.extend(vec![Err(error); part.len()]);
-                }
-                Err(error) if error.refused && part.len() > 1 && asked < PARTS => {
-                    let (first, second) = part.split_at(part.len() / 2);
-                    parts.extend([second, first]);
-                }
-                Err(error) => answers.extend(vec![Err(error); part.len()]),
-            }
-        }
-        answers
+    /// With how many at most that resource is asked for at once.
+    fn together(&self, resource: &str) -> usize {
+        self.known.get(resource).map_or(PAGE, |known| known.together)
     }
 
     async fn renew(
@@ -260,18 +258,15 @@ impl<S: LeaseStore> Renewal<S> {
         if requests.is_empty() {
             return refused;
         }
-        let answers = self.ask(parent, &requests).await;
-        let answered = answers.iter().any(Result::is_ok);
-        self.answered = Some(answered && self.answered.unwrap_or(true));
-        if let Some(error) = answers.iter().find_map(|answer| answer.as_ref().err())
-            && let Some(held_back) = self.failures.pass()
-        {
-            tracing::warn!(
-                error = %Shown(error), held_back,
-                advice = "see that the parent runs, and that --parent names it",
-                "no lease from the parent: the last one holds until it expires"
-            );
-        }
+        let answers = match parent.ask(&self.cluster, &requests).await {
+            Ok(answers) if answers.len() == requests.len() => answers,
+            Ok(_) => {
+                let text = "it answered for other resources than asked".to_owned();
+                vec![Err(ParentError { text, heard: true, refused: false }); requests.len()]
+            }
+            Err(error) => vec![Err(error); requests.len()],
+        };
+        self.tell(&requests, &answers);
         for ((at, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
             let lease = answer.as_ref().ok().map(|lease| bounded(*lease, now));
             let known = self.known.get(resource).and_then(|known| known.lease);
@@ -286,7 +281,14 @@ impl<S: LeaseStore> Renewal<S> {
                 // All is as it was.
                 Err(_) => before[at],
             };
-            let mut pause_us = lease.map_or(RETRY_US, |lease| lease.refresh_s * 1_000_000);
+            let denied = answer.as_ref().is_err_and(|error| error.refused);
+            let mut pause_us = match lease {
+                Some(lease) => lease.refresh_s * 1_000_000,
+                None if denied && requests.len() == 1 => REFUSED_US,
+                // It is asked for again, with fewer, as soon as may be.
+                None if denied => 0,
+                None => RETRY_US,
+            };
             // Where nobody wanted anything, there is nothing that could hold it.
             if let Some(number) = numbers[at] {
                 match self.store.thaw(resource, number, holds).await {
@@ -296,16 +298,58 @@ impl<S: LeaseStore> Renewal<S> {
                     thawed => thawed?,
                 }
             }
-            if lease.is_some() && numbers[at].is_none() {
+            // Nor is there anything to give back that is none of ours (any more).
+            let gone = known.is_none_or(|known| known.expiry_s <= now.as_secs());
+            let alone = denied && requests.len() == 1;
+            if numbers[at].is_none() && (lease.is_some() || alone || gone) {
                 self.known.remove(resource);
                 continue;
             }
             let due = Micros(now.0.saturating_add(pause_us));
-            let known =
-                Known { due, lease: lease.or(before[at]).or(known), failed: lease.is_none() };
+            let together = match lease {
+                Some(_) => PAGE,
+                None if denied => (requests.len() / 2).max(1),
+                None => self.together(resource),
+            };
+            let (lease, failed) = (lease.or(before[at]).or(known), lease.is_none());
+            let known = Known { due, lease, failed, together };
             self.known.insert(resource.clone(), known);
         }
         refused
+    }
+
+    /// What the operator is to know of these answers.
+    fn tell(&mut self, requests: &[ParentRequest], answers: &Answers) {
+        let errors = || {
+            let pairs = requests.iter().zip(answers);
+            pairs.filter_map(|(request, answer)| Some((request, answer.as_ref().err()?)))
+        };
+        if answers.iter().any(Result::is_ok) {
+            self.answered = Some(true);
+        } else if errors().any(|(_, error)| !error.refused)
+            // It refuses all that there is.
+            || self.known.values().all(|known| known.failed)
+        {
+            self.answered = self.answered.or(Some(false));
+        }
+        if let Some((_, error)) = errors().find(|(_, error)| !error.refused) {
+            if let Some(held_back) = self.failures.pass() {
+                tracing::warn!(
+                    error = %Shown(error), held_back,
+                    advice = "see that the parent runs, and that --parent names it",
+                    "no lease from the parent: the last one holds until it expires"
+                );
+            }
+        } else if let ([request], Some((_, error))) = (requests, errors().next())
+            && let Some(held_back) = self.failures.pass()
+        {
+            tracing::warn!(
+                error = %Shown(error), resource = %Shown(&request.resource), held_back,
+                advice = "see what the parent's access file allows this cluster, and what its \
+                          clients want of the resource",
+                "the parent refuses a resource: it is asked for again every ten seconds"
+            );
+        }
     }
 }
 
@@ -360,40 +404,4 @@ fn folded(mut bands: Vec<Band>) -> Vec<Band> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_of_a_parent_are_bounded() {
-        let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
-        for (said, expiry_s, span_s) in [
-            (i64::MIN, 0, 1),
-            (0, 0, 1),
-            (60, 60, 60),
-            (i64::MAX, 1_700_000_000 + 126_230_400, 126_230_400),
-        ] {
-            let lease = |expiry_s, refresh_s, lease_s| {
-                let (capacity, safe_capacity) = (5.0, 1.0);
-                ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
-            };
-            assert_eq!(bounded(lease(said, said, said), now), lease(expiry_s, span_s, span_s));
-        }
-    }
-
-    #[test]
-    fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
-        let band = |priority| Band {
-            priority,
-            subclients: if priority < 110 { 2 } else { u32::MAX },
-            wants: 3.0,
-        };
-        let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
-        let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
-        assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
-        let mut expected: Vec<_> = (0..100).map(band).collect();
-        expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
-        assert_eq!(bands(103), expected);
-        expected[99] = Band { priority: 99, subclients: MAX_SUBCLIENTS, wants: 75.0 };
-        assert_eq!(bands(124), expected);
-    }
-}
+mod tests;

@@ -257,8 +257,8 @@ impl<S: Store> Prefetching<S> {
         self.give_back(self.ahead.collect(|stash| stash.spare(now))).await;
     }
 
-    /// Takes nothing ahead from here on, so that what is on its way is there by the time that all
-    /// goes back.
+    /// Takes nothing ahead from here on. What is on its way comes back if it is there before the
+    /// thread that takes it ends, as it is after any `--drain-delay`; else it is lost.
     pub fn end(&self) {
         self.ahead.ending.store(true, Ordering::Relaxed);
     }

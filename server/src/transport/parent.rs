@@ -105,7 +105,8 @@ impl Parent for ParentClient {
                 self.next.store(at + 1, Ordering::Relaxed);
                 let text = format!("{address}: {:?}: {}", status.code(), status.message());
                 let refused = is_refusal(status.code());
-                let heard = !is_connect(&status);
+                // What it refuses, it has not acted on.
+                let heard = !refused && !is_connect(&status);
                 Err(ParentError { text, heard, refused })
             }
             Err(_) => {

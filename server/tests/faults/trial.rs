@@ -157,7 +157,9 @@ impl Trial<'_> {
             if attempt == ATTEMPTS {
                 let (what, slack) = (self.fault, seen.allowed());
                 let strict = std::env::var_os(STRICT).is_some();
-                let wider = Bounds { took: bounds.took + slack, unshared: seen.samples.len() / 20 };
+                let stalled = seen.stalls.worst >= STALL;
+                let unshared = if stalled { seen.samples.len() / 20 } else { 0 };
+                let wider = Bounds { took: bounds.took + slack, unshared };
                 let fair = self.in_time(&seen, wider, |_| true);
                 println!("{what}: missed with {wider:?}: {fair:?}");
                 if voids < ATTEMPTS && fair.is_empty() && !strict {

@@ -2,6 +2,7 @@
 //! heartbeats that find it out.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -102,6 +103,17 @@ struct Inner {
     retired: Mutex<Vec<&'static str>>,
     /// The runtime of the heartbeats, while there are any.
     tended: Mutex<Option<Handle>>,
+    /// A refresh that nobody waits for is under way.
+    refreshing: AtomicBool,
+}
+
+/// Takes back that a refresh is under way.
+struct Refreshing(Connector);
+
+impl Drop for Refreshing {
+    fn drop(&mut self) {
+        self.0.0.refreshing.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Takes back that the heartbeats go on.
@@ -120,8 +132,8 @@ impl Connector {
         let servers = servers.with_deadline(timeout);
         let shards = Shards { topology: servers.current(), all: Vec::new() };
         let shards = ArcSwap::from_pointee(shards);
-        let (retired, tended) = (Mutex::default(), Mutex::default());
-        let inner = Inner { servers, health, timeout, shards, retired, tended };
+        let (retired, tended, refreshing) = Default::default();
+        let inner = Inner { servers, health, timeout, shards, retired, tended, refreshing };
         let connector = Self(Arc::new(inner));
         connector.renew();
         connector
@@ -243,11 +255,24 @@ impl Connector {
     /// connection that is kept for the next one must not wait for a thread that serves requests.
     pub(super) fn refresh_aside(&self, seen: u64) -> JoinHandle<()> {
         let connector = self.clone();
-        let refresh = async move { connector.refresh(seen).await };
+        self.aside(async move { connector.refresh(seen).await })
+    }
+
+    fn aside(&self, refresh: impl Future<Output = ()> + Send + 'static) -> JoinHandle<()> {
         match &*self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) {
             Some(heart) => heart.spawn(refresh),
             None => tokio::spawn(refresh),
         }
+    }
+
+    /// The same for one who does not wait for it. However many there are of them, one is under way.
+    pub(super) fn refresh_soon(&self, seen: u64) {
+        if self.0.refreshing.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let under_way = Refreshing(self.clone());
+        let refresh = async move { under_way.0.refresh(seen).await };
+        drop(self.aside(refresh));
     }
 
     /// A pool of connections to one server; an error in words.
@@ -283,7 +308,7 @@ impl Connector {
         let here = Some(Handle::current());
         *self.0.tended.lock().unwrap_or_else(PoisonError::into_inner) = here;
         let _tended = Tended(&self.0);
-        tokio::join!(self.follow(), self.probe(node_id));
+        tokio::join!(self.follow(), self.probe(node_id), self.move_registers());
     }
 
     /// Finds out where the servers are now, again and again. Beside the heartbeats: who does not
@@ -295,10 +320,18 @@ impl Connector {
             if now >= due || !self.health().is_up() {
                 self.refresh(self.version()).await;
             }
-            self.hand_over().await;
             if now >= due {
                 due = now + HEARTBEAT;
             }
+            tokio::time::sleep(jittered(PROBE)).await;
+        }
+    }
+
+    /// Hands over registers, again and again. It waits for servers that may hang, and whoever looks
+    /// for those that take their places does not.
+    async fn move_registers(&self) {
+        loop {
+            self.hand_over().await;
             tokio::time::sleep(jittered(PROBE)).await;
         }
     }

@@ -8,7 +8,6 @@ use smallvec::SmallVec;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::lane::Manner;
-use super::queue::SMALL;
 use super::script::{self, Scripted};
 use super::{RedisStore, StoreError, To};
 use crate::domain::lease::{Holder, ParentLease, Totals};
@@ -225,8 +224,7 @@ impl LeaseStore for RedisStore {
     async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
         let Listing { items: names, left_out } = self.resource_names(most).await?;
         let mut items = Vec::with_capacity(names.len());
-        // All of these are nobody's. However much others ask meanwhile, so many travel together.
-        for page in names.chunks(SMALL / 2) {
+        for page in names.chunks(AT_ONCE / 2) {
             let read = |at: usize, _: To<'_>| {
                 let keys = ResourceKeys::new(&page[at / 2]);
                 let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
@@ -235,7 +233,9 @@ impl LeaseStore for RedisStore {
                 get
             };
             let slots: Vec<u16> = page.iter().flat_map(|name| [self.slot(name); 2]).collect();
-            let replies = self.0.values(&slots, None, read).await;
+            // Nobody's, all of them would count as a flood while others ask.
+            let owner = |at: usize| self.0.owner_named(&page[at / 2]);
+            let replies = self.0.values_of(owner, &slots, None, read).await;
             for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
                 let [sums, parent] = found else { continue };
                 let (sums, parent) =

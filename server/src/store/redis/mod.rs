@@ -308,7 +308,7 @@ impl Inner {
                 }
                 Elsewhere::Moved(address) => {
                     // Whoever comes next is to know; this one knows already.
-                    drop(self.connector.refresh_aside(seen));
+                    self.connector.refresh_soon(seen);
                     self.router.lanes_at(&self.connector, &lanes, &address, slot)?
                 }
                 Elsewhere::Asked(address) => {

@@ -20,7 +20,7 @@ use tokio::sync::Notify;
 
 /// The most in a batch while one owner floods: a round trip of these takes a third of the time of
 /// a full one, and a decision in it a tenth more.
-pub(super) const SMALL: usize = 32;
+const SMALL: usize = 32;
 
 /// Whoever has asked within this time may ask again at any moment.
 const LATELY_MS: u64 = 200;

@@ -1,0 +1,174 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use super::*;
+use crate::domain::lease::{Holder, Rules, Wish};
+use crate::domain::sharing::Kind;
+use crate::domain::time::ManualClock;
+use crate::store::LeaseAsk;
+use crate::store::memory::MemoryStore;
+
+#[test]
+fn times_of_a_parent_are_bounded() {
+    let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
+    for (said, expiry_s, span_s) in [
+        (i64::MIN, 0, 1),
+        (0, 0, 1),
+        (60, 60, 60),
+        (i64::MAX, 1_700_000_000 + 126_230_400, 126_230_400),
+    ] {
+        let lease = |expiry_s, refresh_s, lease_s| {
+            let (capacity, safe_capacity) = (5.0, 1.0);
+            ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
+        };
+        assert_eq!(bounded(lease(said, said, said), now), lease(expiry_s, span_s, span_s));
+    }
+}
+
+#[test]
+fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
+    let band = |priority| Band {
+        priority,
+        subclients: if priority < 110 { 2 } else { u32::MAX },
+        wants: 3.0,
+    };
+    let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
+    let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
+    assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
+    let mut expected: Vec<_> = (0..100).map(band).collect();
+    expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
+    assert_eq!(bands(103), expected);
+    expected[99] = Band { priority: 99, subclients: MAX_SUBCLIENTS, wants: 75.0 };
+    assert_eq!(bands(124), expected);
+}
+
+/// Refuses any request that names a resource of an odd number, and leases all else.
+#[derive(Default)]
+struct Picky {
+    asked: AtomicUsize,
+}
+
+impl Picky {
+    /// So many requests since the last time.
+    fn asked(&self) -> usize {
+        self.asked.swap(0, Ordering::Relaxed)
+    }
+}
+
+fn is_odd(resource: &str) -> bool {
+    resource.ends_with(['1', '3', '5', '7', '9'])
+}
+
+impl Parent for Picky {
+    async fn ask(&self, _: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if requests.iter().any(|request| is_odd(&request.resource)) {
+            return Err(ParentError { text: "no".to_owned(), heard: false, refused: true });
+        }
+        let lease = ParentLease {
+            capacity: 5.0,
+            expiry_s: i64::MAX,
+            refresh_s: 3600,
+            safe_capacity: 0.0,
+            kind: Kind::FairShare,
+            lease_s: 7200,
+        };
+        Ok(vec![Ok(lease); requests.len()])
+    }
+}
+
+/// So many resources, of which it refuses half, in turn: no page is without one.
+#[tokio::test]
+async fn what_a_parent_refuses_is_asked_for_by_itself() {
+    const RESOURCES: usize = 200;
+    let clock = ManualClock::new(Micros(1_700_000_000_000_000));
+    let store = MemoryStore::with_clock(clock.clone());
+    let names: Vec<String> = (0..RESOURCES).map(|number| format!("r.{number:03}")).collect();
+    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
+    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    for resource in &names {
+        let asks = [LeaseAsk { resource, rules, wish }];
+        assert!(store.lease(&asks).await[0].is_ok());
+    }
+
+    let (up, parent) = (Arc::new(AtomicU64::new(2.0_f64.to_bits())), Picky::default());
+    let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
+        .gauged_by(Gauge::from_arc(Arc::clone(&up)));
+    let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
+    let mut rounds = 0;
+    loop {
+        renewal.round(&parent, clock.now()).await;
+        assert!(parent.asked() <= PARTS + RESOURCES.div_ceil(PAGE), "round {rounds}");
+        clock.advance(TICK.as_micros() as i64);
+        rounds += 1;
+        let all = store.resources(RESOURCES).await.expect("it is in memory").items;
+        assert_eq!(all.len(), RESOURCES);
+        let leased = |(name, totals): &(String, crate::domain::lease::Totals)| {
+            assert!(totals.parent.is_none() || !is_odd(name), "{name}");
+            totals.parent.is_some()
+        };
+        if all.iter().filter(|one| leased(one)).count() == RESOURCES / 2 {
+            break;
+        }
+        assert!(rounds < 60, "15 seconds");
+    }
+    assert_eq!(is_up(), 1.0, "it leases some");
+
+    // From here on it hears of each of those every ten seconds, and that is no outage.
+    let ten_s = 10_000_000 / TICK.as_micros() as i64;
+    let mut asked = 0;
+    for _ in 0..2 * ten_s {
+        renewal.round(&parent, clock.now()).await;
+        asked += parent.asked();
+        clock.advance(TICK.as_micros() as i64);
+        assert_eq!(is_up(), 1.0);
+    }
+    assert!((RESOURCES / 2..=RESOURCES + 10).contains(&asked), "{asked}");
+
+    // Who wants nothing any more is not remembered: there is nothing to give back.
+    let odd: Vec<&str> = names.iter().map(String::as_str).filter(|name| is_odd(name)).collect();
+    store.release(Holder::Client("a"), &odd).await.expect("it is in memory");
+    for _ in 0..2 * ten_s {
+        renewal.round(&parent, clock.now()).await;
+        clock.advance(TICK.as_micros() as i64);
+    }
+    assert_eq!(renewal.known.len(), RESOURCES - odd.len());
+    parent.asked();
+    renewal.round(&parent, clock.now()).await;
+    assert_eq!(parent.asked(), 0);
+}
+
+/// Nobody is there.
+struct Nobody;
+
+impl Parent for Nobody {
+    async fn ask(&self, _: &str, _: &[ParentRequest]) -> Result<Answers, ParentError> {
+        Err(ParentError { text: "nobody is there".to_owned(), heard: false, refused: false })
+    }
+}
+
+#[tokio::test]
+async fn a_parent_is_missed_as_long_as_something_is_wanted() {
+    let clock = ManualClock::new(Micros(1_700_000_000_000_000));
+    let store = MemoryStore::with_clock(clock.clone());
+    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
+    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseAsk { resource: "r", rules, wish }]).await[0].is_ok());
+    let up = Arc::new(AtomicU64::new(2.0_f64.to_bits()));
+    let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
+        .gauged_by(Gauge::from_arc(Arc::clone(&up)));
+    let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
+    for _ in 0..20 {
+        renewal.round(&Nobody, clock.now()).await;
+        assert_eq!(is_up(), 0.0);
+        clock.advance(TICK.as_micros() as i64);
+    }
+    store.release(Holder::Client("a"), &["r"]).await.expect("it is in memory");
+    for _ in 0..20 {
+        renewal.round(&Nobody, clock.now()).await;
+        clock.advance(TICK.as_micros() as i64);
+    }
+    assert_eq!((is_up(), renewal.known.len()), (1.0, 0));
+}
