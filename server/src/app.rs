@@ -432,7 +432,10 @@ impl Node {
             () = &mut http => {}
         }
 
-        tracing::info!("stopping: health says no, new connections are refused");
+        tracing::info!(
+            drain_delay = ?settings.drain_delay,
+            "stopping: health says no, and after the delay new connections are refused"
+        );
         draining.store(true, Ordering::Relaxed);
         announcer.announce().await;
         tokio::select! {

@@ -390,9 +390,11 @@ impl CapacityMetrics {
         Self::of(metrics, template, algorithm, Counter::noop())
     }
 
-    /// For resources that no template matches.
-    pub fn unmatched(metrics: &Metrics) -> Self {
-        Self::of(metrics, "", "", metrics.counter(UNMATCHED, &[]))
+    /// For resources that no template matches. Where a parent bounds those all the same, nobody is
+    /// to be told of them.
+    pub fn unmatched(metrics: &Metrics, from_parent: bool) -> Self {
+        let counter = metrics.counter(UNMATCHED, &[]);
+        Self::of(metrics, "", "", if from_parent { Counter::noop() } else { counter })
     }
 
     fn of(metrics: &Metrics, template: &str, algorithm: &str, unmatched: Counter) -> Self {

@@ -169,6 +169,7 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         let choices = [Role::Ask, Role::Observe, Role::Administer].map(|role| (role.name(), role));
         reader.choice(entry.value, &path.key(entry.key), &choices)
     });
+    let unknown = role.is_none() && fields.get("role").is_some();
     let role = role.unwrap_or_default();
     if let Some(entry) = fields.get("description") {
         reader.text(entry.value, &path.key(entry.key), "text");
@@ -195,7 +196,10 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
     }
     let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
-    scope(reader, &fields, path, role);
+    // What a role that is none of ours may do nobody knows.
+    if !unknown {
+        scope(reader, &fields, path, role);
+    }
     let all = |globs: &[Glob]| globs.iter().any(Glob::is_everything);
     let everything = role == Role::Administer || (all(&namespaces) && all(&resources));
     Caller {

@@ -71,7 +71,7 @@ impl Shared {
             from_parent,
             renewed: Renewed::default(),
             nowhere: BucketMetrics::new(metrics, "", "", false),
-            unmatched: CapacityMetrics::unmatched(metrics),
+            unmatched: CapacityMetrics::unmatched(metrics, from_parent),
         }
     }
 

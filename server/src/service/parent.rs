@@ -114,6 +114,8 @@ pub struct Renewal<S> {
     failures: Repeating,
     /// Whether the parent gave any lease in this round; `None`: none was to be expected.
     answered: Option<bool>,
+    /// When it was last expected to, it gave none.
+    missed: bool,
     up: Gauge,
 }
 
@@ -121,7 +123,8 @@ impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
     pub fn new(store: S, node: String, cluster: String) -> Self {
         let (known, failures, answered) = (HashMap::new(), Repeating::default(), None);
-        Self { store, node, cluster, known, failures, answered, up: Gauge::noop() }
+        let (missed, up) = (false, Gauge::noop());
+        Self { store, node, cluster, known, failures, answered, missed, up }
     }
 
     /// The same; `up` is 0 while the parent gives no lease that this node asks it for, and 1 also
@@ -138,6 +141,9 @@ impl<S: LeaseStore> Renewal<S> {
         let idle = done.is_err() || self.known.is_empty();
         if let Some(answered) = self.answered.or(idle.then_some(true)) {
             self.up.set(f64::from(u8::from(answered)));
+            if std::mem::replace(&mut self.missed, !answered) && self.answered == Some(true) {
+                tracing::info!("the parent gives leases again");
+            }
         }
         if let Err(error) = done {
             // The store says what is wrong with it itself; another node may have the turn now.

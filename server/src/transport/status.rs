@@ -150,7 +150,7 @@ pub(super) fn page(status: &Value, now_s: i64) -> String {
         let _ = write!(html, "<p class=bad>{}</p>", escape(error));
     }
     let resources = status["resources"].as_array().map_or(&[][..], Vec::as_slice);
-    if resources.is_empty() {
+    if resources.is_empty() && status["resources_error"].is_null() {
         html.push_str("<p>Nobody holds a lease.</p>");
     } else {
         table(&mut html, resources, now_s);

@@ -140,7 +140,7 @@ fn get_that_gets_nothing_says_why() {
 refresh   ask again in 5 s
 learning  until T, in 60 s: the store is new, or has lost
           its leases, and learns them from the clients; until then each gets
-          what it says it has (--has), here 0; ask again after that
+          what it says it has (--has, --expires), here 0; ask again after that
           for a share
 ";
     let done = node.capacity(&["get", "a", "r", "10"]);

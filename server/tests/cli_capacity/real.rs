@@ -102,12 +102,20 @@ fn a_node_that_learns_says_so() {
     let done = capacity(node.grpc, &["get", "a", "young", "10"]);
     says(&done, 1, "NOTHING: gets 0 of the 10 that it wants\nrefresh   ask again in 5 s\n");
     says(&done, 1, "\nlearning  until ");
-    says(&done, 1, "\n          what it says it has (--has), here 0; ask again after that\n");
+    says(
+        &done,
+        1,
+        "\n          what it says it has (--has, --expires), here 0; ask again after that\n",
+    );
     let expires = (now_s() + 100).to_string();
     let args = ["get", "a", "young", "10", "--has", "4", "--expires", &expires];
     let done = capacity(node.grpc, &args);
     says(&done, 0, "LESS: gets 4 of the 10 that it wants\n");
-    says(&done, 0, "\n          what it says it has (--has), here 4; ask again after that\n");
+    says(
+        &done,
+        0,
+        "\n          what it says it has (--has, --expires), here 4; ask again after that\n",
+    );
     let json = capacity(node.grpc, &[&args[..], &["--json"]].concat());
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     let until: i64 = json["response"][0]["learningUntil"].as_str().unwrap().parse().unwrap();

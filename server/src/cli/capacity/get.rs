@@ -95,7 +95,7 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
                 .to_owned(),
         );
         lines.push(format!(
-            "          what it says it has (--has), here {has}; ask again after that"
+            "          what it says it has (--has, --expires), here {has}; ask again after that"
         ));
         lines.push("          for a share".to_owned());
     }
@@ -105,7 +105,7 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
                 .to_owned(),
         );
         lines.push(
-            "          does, a client keeps what it says it has (--has) and gets no more"
+            "          does, a client keeps what it says it has (--has, --expires) and gets no more"
                 .to_owned(),
         );
     }
@@ -182,7 +182,7 @@ others    `tollgate capacity show db.users` tells who has what
 refresh   ask again in 5 s
 learning  until 13:59:20 UTC, in 60 s: the store is new, or has lost
           its leases, and learns them from the clients; until then each gets
-          what it says it has (--has), here 0; ask again after that
+          what it says it has (--has, --expires), here 0; ask again after that
           for a share
 ";
         assert_eq!(text(100.0, &learning, NOW), expected);
@@ -191,7 +191,7 @@ learning  until 13:59:20 UTC, in 60 s: the store is new, or has lost
 expires   14:03:20 UTC, in 300 s; the lease is gone then
 refresh   every 5 s: ask again that often, adding --has 10 --expires 1771077800
 degraded  decided without the shared store, which does not answer: until it
-          does, a client keeps what it says it has (--has) and gets no more
+          does, a client keeps what it says it has (--has, --expires) and gets no more
 ";
         assert_eq!(text(10.0, &degraded, NOW), expected);
     }
