@@ -114,6 +114,8 @@ pub struct Renewal<S> {
     failures: Repeating,
     /// Whether the parent gave any lease in this round; `None`: none was to be expected.
     answered: Option<bool>,
+    /// Somebody holds or wants a lease, and it is this node's turn to ask.
+    wanted: bool,
     /// When it was last expected to, it gave none.
     missed: bool,
     up: Gauge,
@@ -123,8 +125,8 @@ impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
     pub fn new(store: S, node: String, cluster: String) -> Self {
         let (known, failures, answered) = (HashMap::new(), Repeating::default(), None);
-        let (missed, up) = (false, Gauge::noop());
-        Self { store, node, cluster, known, failures, answered, missed, up }
+        let (wanted, missed, up) = (false, false, Gauge::noop());
+        Self { store, node, cluster, known, failures, answered, wanted, missed, up }
     }
 
     /// The same; `up` is 0 while the parent gives no lease that this node asks it for, and 1 also
@@ -135,11 +137,11 @@ impl<S: LeaseStore> Renewal<S> {
 
     /// Renews what is due at `now`, if it is this node's turn.
     pub async fn round(&mut self, parent: &impl Parent, now: Micros) {
-        self.answered = None;
+        (self.answered, self.wanted) = (None, false);
         let done = self.try_round(parent, now).await;
         // Who can't ask, or has nothing to ask for, has no parent that is missed.
-        let idle = done.is_err() || self.known.is_empty();
-        if let Some(answered) = self.answered.or(idle.then_some(true)) {
+        let idle = !self.wanted || done.is_err() && self.answered.is_none();
+        if let Some(answered) = if idle { Some(true) } else { self.answered } {
             self.up.set(f64::from(u8::from(answered)));
             if std::mem::replace(&mut self.missed, !answered) && self.answered == Some(true) {
                 tracing::info!("the parent gives leases again");
@@ -161,6 +163,7 @@ impl<S: LeaseStore> Renewal<S> {
             return Ok(());
         }
         let held = self.store.resource_names(MOST).await?;
+        self.wanted = !held.items.is_empty();
         if held.left_out > 0
             && let Some(held_back) = self.failures.pass()
         {
@@ -304,10 +307,10 @@ impl<S: LeaseStore> Renewal<S> {
                     thawed => thawed?,
                 }
             }
-            // Nor is there anything to give back that is none of ours (any more).
-            let gone = known.is_none_or(|known| known.expiry_s <= now.as_secs());
+            // Nor is there anything to give back that was never ours. Of what was, the safe capacity
+            // is still to be known when it has expired.
             let alone = denied && requests.len() == 1;
-            if numbers[at].is_none() && (lease.is_some() || alone || gone) {
+            if numbers[at].is_none() && (lease.is_some() || alone || known.is_none()) {
                 self.known.remove(resource);
                 continue;
             }
