@@ -31,9 +31,6 @@ const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rat
 /// The same, of which a node that is asked much takes some ahead.
 const AHEAD: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d, max_tokens_per_request: 10, prefetch: 5000 } } } }";
 
-/// For so long a node takes nothing ahead of a bucket that is new to it, and a little more.
-const QUIET: Duration = Duration::from_millis(4500);
-
 /// The services that health reports on.
 const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
 
@@ -147,6 +144,29 @@ async fn left(limits: &LimitsFile, args: &[&str]) -> f64 {
     answer.tokens_available + 1.0
 }
 
+/// How many of the tokens taken ahead had that fate; `None`: none were yet.
+fn ahead(node: &Node, fate: &str) -> Option<f64> {
+    let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
+    Samples::of(node).get("tollgate_prefetch_tokens_total", &labels)
+}
+
+/// A node under load, once more than so many tokens taken ahead had that fate. Of a bucket that is
+/// new to it, it takes none for four seconds.
+async fn taken_ahead(
+    limits: &LimitsFile,
+    args: &[&str],
+    fate: &str,
+    tokens: f64,
+) -> (Node, Callers) {
+    let node = Node::start(&limits.path(), args);
+    store_answers(&node);
+    let callers = Callers::start(&node).await;
+    eventually("tokens are taken ahead", PATIENCE, || {
+        ahead(&node, fate).is_some_and(|count| count > tokens)
+    });
+    (node, callers)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_taken_ahead_is_given_back() {
     // A machine that stalls at the wrong moment may end a thread while it takes more.
@@ -155,17 +175,7 @@ async fn what_was_taken_ahead_is_given_back() {
         let redis = Redis::start();
         let limits = LimitsFile::new(AHEAD);
         let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
-        let mut node = Node::start(&limits.path(), &args);
-        store_answers(&node);
-        let callers = Callers::start(&node).await;
-        tokio::time::sleep(QUIET).await;
-        let fate = |fate| {
-            let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
-            Samples::of(&node).get("tollgate_prefetch_tokens_total", &labels)
-        };
-        eventually("tokens are taken ahead", PATIENCE, || {
-            fate("served").is_some_and(|tokens| tokens > 1000.0)
-        });
+        let (mut node, callers) = taken_ahead(&limits, &args, "served", 1000.0).await;
         node.signal("TERM");
         assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
         let granted = callers.finish().await;
@@ -188,15 +198,9 @@ async fn a_node_that_drains_takes_nothing_ahead() {
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "10s"];
     let drain = ["--drain-delay", "4s", "--drain-timeout", "60s"];
-    let mut node = Node::start(&limits.path(), &[args, drain].concat());
-    store_answers(&node);
-    let callers = Callers::start(&node).await;
-    tokio::time::sleep(QUIET).await;
-    let fate = |fate| {
-        let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
-        Samples::of(&node).get("tollgate_prefetch_tokens_total", &labels)
-    };
-    eventually("tokens are taken ahead", PATIENCE, || fate("taken").is_some_and(|n| n > 1000.0));
+    let args = [&args[..], &drain].concat();
+    let (mut node, callers) = taken_ahead(&limits, &args, "taken", 1000.0).await;
+    let fate = |fate| ahead(&node, fate);
     node.signal("TERM");
     eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
     let (taken, granted) = (fate("taken").unwrap(), callers.granted());
@@ -219,15 +223,7 @@ async fn a_store_that_hangs_does_not_hold_up_the_exit() {
     let redis = Redis::start();
     let limits = LimitsFile::new(AHEAD);
     let args = ["--store", &redis.url(), "--store-timeout", "60s", "--drain-timeout", "0s"];
-    let mut node = Node::start(&limits.path(), &args);
-    store_answers(&node);
-    let callers = Callers::start(&node).await;
-    tokio::time::sleep(QUIET).await;
-    let taken = || {
-        let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", "taken")];
-        Samples::of(&node).get("tollgate_prefetch_tokens_total", &labels)
-    };
-    eventually("tokens are taken ahead", PATIENCE, || taken().is_some_and(|count| count > 0.0));
+    let (mut node, callers) = taken_ahead(&limits, &args, "taken", 0.0).await;
     // In one go: what the node holds is soon asked for.
     let both = format!("kill -STOP {}; kill -TERM {}", redis.pid(), node.pid());
     assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
