@@ -7,11 +7,11 @@
 -- KEYS[2]  by wants: a sorted set of the holders by wants per subclient
 -- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
 -- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
---          Where fewer are declared, the others are at the end of ARGV: while Redis Cluster moves a
+--          Where fewer are declared, the others are in ARGV: while Redis Cluster moves a
 --          slot, it refuses a call that declares several keys of which one is not there. Only the
 --          first is declared to the server that a slot goes to, which is asked when the old one has
 --          none of them any more; and the fourth only where there is a parent.
--- ARGV[1]  13 packed doubles:
+-- ARGV[1]  14 packed doubles:
 --          1 operation: 0 ask, 1 release,      7 claimed capacity; inf: all it was leased
 --            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
 --          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
@@ -21,7 +21,7 @@
 --          4 seconds from grant to expiry   12 the birth, if ARGV[5] is new only because the server
 --          5 seconds to learn after birth      has given away the slot of the one before; or 0
 --          6 what the holder wants, before  13 the birth, as last known; or 0
---            any bound
+--            any bound                      14 1: a resource that is not there is not made
 -- ARGV[2]  the holder: a client's id, or \254 and the id of a cluster of servers; '' to drop
 -- ARGV[3]  what it wants: for each priority 8 opaque bytes, a 4-byte count of subclients and
 --          a double
@@ -30,6 +30,8 @@
 -- ARGV[6]  the key that has the resources: a sorted set of all by when their keys expire, in
 --          seconds
 -- ARGV[7…] keys that are not declared
+-- ARGV[#]  how many expired leases the call may drop. It bounds all work that is done for others,
+--          so that the calls of one round trip take no longer together than one alone.
 -- ARGV[5] and ARGV[6] belong to the server and not to the resource, so that they share no hash tag with
 -- it, and are no KEYS. Their slot may be under way to another server, with them: then the birth is
 -- what was last known, and the resource is put among the others at the next opportunity. Where they
@@ -44,19 +46,20 @@
 -- Reply to ask: 7 packed doubles: has, expiry in seconds, learning until in microseconds
 -- (0: not learning), capacity, rule, seconds of the parent's refresh interval (-1: none),
 -- subclients; and an eighth, only where something was replaced that no node can have written, or
--- was left of what has been evicted: 1 the record of the resource, 2 the register of resources,
--- 4 the birth, or their sum. Reply to the others: 1 if there was a lease to release, 0 if not.
+-- was left of what has been evicted, or the resource was made: 1 the record of the resource, 2 the
+-- register of resources, 4 the birth, 8 the resource was made, or their sum. The reply is '' where
+-- the resource is not there and is not to be made. Reply to the others: 1 if there was a lease to release, 0 if not.
 --
 -- A record whose parts make no sense, each or together, is dropped as a whole by the next who asks:
 -- nobody knows any more what is leased, so the resource learns it from its clients, as if the store
 -- had been born at that moment. Who does anything else leaves it to that one.
 
--- Of bands; nearly all leases have one.
-local DROP_LIMIT = 1000
+-- Of bands; nearly all leases have one. Effort::shared_by
+local DROP_LIMIT = tonumber(ARGV[#ARGV])
 local DROP_PAGE = 100
-local SWEEP_LIMIT = 300
+local SWEEP_LIMIT = math.min(300, DROP_LIMIT)
 -- Of places in the order by wants, and of what has to be read of servers to pass them.
-local CROSS_LIMIT = 256
+local CROSS_LIMIT = math.max(32, math.ceil(DROP_LIMIT * 256 / 1000))
 -- So many bytes of a server's wants count as much as a place.
 local CROSS_BYTES = 240
 local PAGE = 32
@@ -78,10 +81,10 @@ local again = ...
 local call, min, max = redis.call, math.min, math.max
 local pack, unpacked = struct.pack, struct.unpack
 local holders, by_wants, by_expiry = KEYS[1], KEYS[2] or ARGV[7], KEYS[3] or ARGV[8]
-local upstream = KEYS[4] or ARGV[#ARGV]
+local upstream = KEYS[4] or ARGV[#ARGV - 1]
 local id = ARGV[2]
 local op, rule, capacity, lease_s, learning_s, wanted, claimed, claim_expiry, learn_for, from_parent, now,
-  inherited, last_known = unpacked('<ddddddddddddd', ARGV[1])
+  inherited, last_known, existing_only = unpacked('<dddddddddddddd', ARGV[1])
 if now == 0 then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -159,7 +162,10 @@ if found[1] then
   end
 elseif op > 0 then
   return 0
+elseif existing_only == 1 and not again then
+  return ''
 else
+  if not again then strange = 8 end
   local known = ARGV[5] ~= '' and redis.pcall('GET', ARGV[5])
   if ARGV[5] == '' or type(known) == 'table' then
     born = last_known > 0 and last_known or now
@@ -345,7 +351,7 @@ if op > 0 then
 end
 
 -- What there is to share, and by which rule.
-local parent_refresh, last_expiry = -1, math.huge
+local parent_refresh, last_expiry, most_held = -1, math.huge, capacity
 if from_parent == 1 then
   local lease = call('HGET', upstream, '')
   if lease then
@@ -364,12 +370,15 @@ if from_parent == 1 then
     else
       capacity = safe
     end
+    most_held = capacity
     if frozen_until > now then capacity = min(capacity, frozen) end
   else
-    capacity = 0
+    capacity, most_held = 0, math.huge
     if rule == 4 then rule = 3 end
   end
 end
+-- Kind::most_held
+if rule == 0 then most_held = math.huge end
 local shares = rule >= 2
 
 -- The holder's wants, each bounded so that the sums stay finite and exact.
@@ -545,7 +554,7 @@ if total > capacity and ghosts == 0 then
           if up then high = math.huge else low = -math.huge end
           return
         end
-        size = PAGE
+        size = min(PAGE, CROSS_LIMIT - moved)
       end
     end
     cross(target >= high)
@@ -561,7 +570,7 @@ if claim_expiry <= now_s then claimed = 0 end
 if claimed == math.huge then claimed = old_has end
 local granted
 if learning > 0 then
-  granted = claimed
+  granted = min(claimed, most_held)
 elseif rule == 0 then
   granted = wanted
 elseif rule == 1 then

@@ -6,7 +6,7 @@
 #   scripts/check-deploy.sh
 #
 # On Debian and Ubuntu the tools come from:
-#   apt-get install docker-compose haproxy prometheus jq shellcheck yamllint
+#   apt-get install docker-compose haproxy openssl prometheus jq shellcheck yamllint
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -45,6 +45,7 @@ need() {
 # haproxy lives where an ordinary user's PATH does not look.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 need haproxy haproxy
+need openssl openssl
 need promtool prometheus
 need jq jq
 need shellcheck shellcheck
@@ -80,6 +81,17 @@ check_haproxy() {
   ! grep -F '[WARNING]' "$scratch/haproxy"
 }
 run "config/haproxy.cfg" check_haproxy
+
+# The same with all of its TLS.
+check_haproxy_tls() (
+  openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=lb \
+    -keyout "$scratch/lb.key" -out "$scratch/lb.crt" || return 1
+  cat "$scratch/lb.crt" "$scratch/lb.key" >"$scratch/lb.pem"
+  export TOLLGATE_LB_CERT=$scratch/lb.pem TOLLGATE_LB_NODES_CERT=$scratch/lb.pem
+  export TOLLGATE_LB_NODES_CA=$scratch/lb.crt TOLLGATE_LB_NODES_NAME=nodes.example
+  check_haproxy
+)
+run "config/haproxy.cfg with TLS" check_haproxy_tls
 
 # Every variable that the file wants, Compose sets.
 step "variables of config/haproxy.cfg in docker-compose.yml"

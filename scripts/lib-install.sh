@@ -25,10 +25,13 @@ install_missing() {
     exit 1
   }
   [ "$(id -u)" = 0 ] || as_root=(sudo)
-  "${as_root[@]}" apt-get update -qq >&2
+  # A mirror may fail for a moment, and another process may hold the lock.
+  local patient=(-qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300)
+  # An index that can't be renewed may still do: whether it does, the installation tells.
+  "${as_root[@]}" apt-get update "${patient[@]}" >&2 || echo "apt-get update failed" >&2
   # RUNLEVEL=1 keeps the packages from starting their services: scripts start their own.
   "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
-    apt-get install -y -qq --no-install-recommends "${missing[@]}" >&2
+    apt-get install "${patient[@]}" -y --no-install-recommends "${missing[@]}" >&2
   for pair in "$@"; do
     there "${pair%%:*}" || {
       echo "${pair##*:} is installed, and yet this fails: ${pair%%:*}" >&2

@@ -15,7 +15,8 @@ export PATH="$PATH:/usr/sbin"
 install_missing redis-server:redis-server haproxy:haproxy promtool:prometheus \
   docker-compose:docker-compose jq:jq shellcheck:shellcheck yamllint:yamllint cc:gcc curl:curl \
   valgrind:valgrind protoc:protobuf-compiler grpc_python_plugin:protobuf-compiler-grpc \
-  "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf"
+  "import grpc, google.protobuf:python3-grpcio" "import grpc, google.protobuf:python3-protobuf" \
+  "import requests:python3-requests" node:nodejs
 
 command -v cargo >/dev/null || {
   echo "cargo is missing: install Rust 1.88 or newer, with rustfmt and clippy" >&2

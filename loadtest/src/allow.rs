@@ -185,13 +185,20 @@ pub struct SecureArgs {
     /// Who signs the nodes' certificates (PEM): turns on TLS.
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
+    /// The certificate to show to the nodes (PEM).
+    #[arg(long, value_name = "FILE", requires_all = ["key_file", "ca_file"])]
+    pub cert_file: Option<PathBuf>,
+    /// Its key (PEM).
+    #[arg(long, value_name = "FILE", requires = "cert_file")]
+    pub key_file: Option<PathBuf>,
 }
 
 impl SecureArgs {
     /// What the files have.
     pub(crate) fn read(&self) -> Result<Secure, RunError> {
         let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
-        let files = |ca| ClientFiles { ca, own: None, server_name: None };
+        let own = self.cert_file.clone().zip(self.key_file.clone());
+        let files = |ca| ClientFiles { ca, own, server_name: None };
         let dialer = self.ca_file.clone().map(|ca| Dialer::new(files(ca))).transpose();
         let token = self.token_file.as_deref().map(read_secret).transpose();
         let authorization = match token.map_err(|error| wrong(&error))? {

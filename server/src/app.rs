@@ -1,11 +1,12 @@
 //! The composition root: the one place that names concrete stores. Starts a node, and stops
 //! it without losing a request.
 //!
-//! One thread, the caller's, accepts connections and does what is not urgent: HTTP, limits,
-//! heartbeats. The others serve gRPC, each on a runtime of its own with connections of its
-//! own to the store, so that cores hardly talk. Connections are dealt out to them in turn:
-//! with SO_REUSEPORT the kernel would deal by hash, and a few long-lived connections, which
-//! is what gRPC clients make, could all land on one core.
+//! The caller's thread does what nobody waits for: limits, gauges, sweeps, leases of the parent.
+//! One thread accepts connections for both ports, one serves HTTP, and the others serve gRPC. Each
+//! of those that serve has a runtime and connections to the store of its own, so that cores
+//! hardly talk. Connections are dealt out to the gRPC threads in turn: with SO_REUSEPORT the
+//! kernel would deal by hash, and a few long-lived connections, which is what gRPC clients make,
+//! could all land on one core.
 
 use std::future::Future;
 use std::io;
@@ -19,14 +20,16 @@ use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::access::LoadError as AccessError;
+use crate::logging;
 use crate::metrics::{Metrics, StoreMetrics};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::limits::{LiveLimits, LoadError};
 use crate::service::parent::{Renewal, TICK};
+use crate::service::status::NodeView;
 use crate::service::{Fallback, Shared};
 use crate::settings::{Settings, StoreUrl};
 use crate::store::clock::Clock;
@@ -34,18 +37,22 @@ use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
 use crate::store::{LeaseStore, Store, StoreError};
-use crate::tls::{self, ClientFiles, Dialer};
-use crate::transport::door::{Door, HttpListener};
+use crate::tls::{self, ClientFiles, Dialer, Port};
+use crate::transport::door::Door;
+use crate::transport::http_port::HttpPort;
+use crate::transport::load::Bounds;
 use crate::transport::parent::ParentClient;
-use crate::transport::{grpc, http, http_port};
+use crate::transport::{grpc, http};
 
+mod accept;
 mod bounds;
 mod doors;
 mod heart;
 mod workers;
 
+use accept::{Accepting, Gate};
 use heart::Heart;
-use workers::{Worker, accept, ended_early, word};
+use workers::{Worker, ended_early, word};
 
 /// Connections accepted but not yet taken up by their thread.
 const ACCEPTED: usize = 128;
@@ -84,7 +91,7 @@ pub enum Error {
     #[error("{0}")]
     Grpc(String),
     /// Nothing had told it to.
-    #[error("a thread that serves gRPC has ended by itself")]
+    #[error("a thread that serves connections has ended by itself")]
     WorkerEnded,
 }
 
@@ -125,6 +132,7 @@ pub async fn run(
     let parent = parent(&settings)?;
     let door = doors::open(&settings.doors, &metrics)?;
     doors::warn_if_open(&settings.doors, &listeners);
+    doors::warn_if_keys_are_readable(&settings);
     let store_name = store.to_string();
     let node =
         Node { settings, listeners, metrics, limits, reload, parent, door, store: store_name };
@@ -136,14 +144,14 @@ pub async fn run(
             let (swept, opened) = (memory.clone(), memory);
             let tend = async move {
                 loop {
-                    swept.sweep();
+                    swept.sweep().await;
                     gauge.set(swept.buckets() as f64);
                     tokio::time::sleep(UPKEEP).await;
                 }
             };
             // Nothing is nearer than this store: nobody needs to take tokens ahead.
             let open = Arc::new(move || (opened.clone(), opened.clone()));
-            node.run(open(), open, None, tend, shutdown).await
+            node.run(open().1, open, None, tend, shutdown).await
         }
         url => {
             let classes = StoreError::ALL.map(StoreError::class);
@@ -164,10 +172,10 @@ pub async fn run(
                 let store = opener.open();
                 (Prefetching::new(store.clone(), Arc::clone(&ahead)), store)
             });
-            let own = open();
-            let (prefetching, layouts) = own.clone();
+            let (prefetching, own) = open();
+            let layouts = own.clone();
             let limits = Arc::clone(&node.limits);
-            let id = node.settings.node_id();
+            let id = NodeView::of_this_build(node.settings.node_id()).registered();
             let local = MemoryStore::new();
             let swept = local.clone();
             let mut heart = Heart::start(connector, id)?;
@@ -187,7 +195,7 @@ pub async fn run(
             let tend = async {
                 let sweep = async {
                     loop {
-                        swept.sweep();
+                        swept.sweep().await;
                         tokio::time::sleep(UPKEEP).await;
                     }
                 };
@@ -281,11 +289,11 @@ struct Node {
 }
 
 impl Node {
-    /// `own` is for the caller's runtime. `tend` looks after the store for as long as the node
+    /// `own` is the store of leases for the caller's runtime. `tend` looks after the store for as long as the node
     /// runs, which is until it ends, if it does.
     async fn run<B: Store, L: LeaseStore>(
         self,
-        own: (B, L),
+        own: L,
         open: Open<B, L>,
         fallback: Option<Fallback>,
         tend: impl Future<Output = Error>,
@@ -302,8 +310,11 @@ impl Node {
             &metrics,
         ));
         let draining = Arc::new(AtomicBool::new(false));
-        let (reporter, health_service) = tonic_health::server::health_reporter();
+        let reporter = HealthReporter::new();
+        let health_service = reporter.clone();
         let (stop, stopped) = watch::channel(false);
+        let (stop_grpc, grpc_stopped) = watch::channel(false);
+        let (stop_http, http_stopped) = watch::channel(false);
 
         let unknown = |error| Error::System("a bound address", error);
         let addresses = (
@@ -314,10 +325,9 @@ impl Node {
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
         doors::warn_if_nowhere(&advertise);
-        // For what is not urgent: HTTP, gauges, the parent.
-        let (buckets, opened) = own;
-        let service = AllowService::new(buckets, Arc::clone(&shared));
-        let leases = CapacityService::new(opened.clone(), Arc::clone(&shared));
+        // For what nobody waits for: gauges, the status page, the parent.
+        let leases = CapacityService::new(own.clone(), Arc::clone(&shared));
+        let outage = health.clone();
         let about = http::About {
             id: settings.node_id(),
             started: Instant::now(),
@@ -327,6 +337,8 @@ impl Node {
             threads: settings.threads().get(),
             store,
             parents: settings.parents.clone(),
+            down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
+            door: door.clone(),
         };
         let seen = health.clone();
         let state: Box<http::StoreState> = Box::new(move || {
@@ -340,30 +352,45 @@ impl Node {
         };
         let gauged = leases.clone();
         let bounds = bounds::Bounds::new(&settings, &metrics);
-        let taken_on = (bounds.load("http"), bounds.patience);
-        let router =
-            http::router(service, leases, about, state, Arc::clone(&metrics), ready, taken_on);
-        let http = http_port::serve(
-            HttpListener::new(listeners.http, door.clone()),
-            router,
-            bounds.places("http"),
-            bounds.patience,
-            stop_signal(stopped.clone()),
-        );
+        let (status, make_status) = http::status_pages(about, state, leases);
 
-        let (mut lanes, mut workers) = (Vec::new(), JoinSet::new());
+        let mut workers = JoinSet::new();
+        let (http_lane, accepted) = mpsc::channel(ACCEPTED);
+        let worker =
+            Worker { port: Port::Http, accepted, stopped: http_stopped, door: door.clone() };
+        let Bounds { load, patience, budget } = bounds.of_a_thread("http");
+        let hosts = doors::hosts(&settings.doors, addresses.1, &advertise);
+        let admission = http::Admission { load, hosts, patience };
+        let (open_http, shared_http) = (Arc::clone(&open), Arc::clone(&shared));
+        let (metrics_http, draining_http) = (Arc::clone(&metrics), Arc::clone(&draining));
+        workers.spawn(worker.start("http".to_owned(), move || {
+            let (buckets, leases) = open_http();
+            let leases = CapacityService::new(leases, Arc::clone(&shared_http));
+            let allow = AllowService::new(buckets, shared_http);
+            let took = metrics_http.rpc_duration("http");
+            let (metrics, make_metrics) = http::metrics_page(metrics_http);
+            tokio::spawn(make_metrics);
+            let pages = http::Pages { metrics, status };
+            let router = http::router(allow, leases, pages, took, ready, admission);
+            Ok(HttpPort::new(router, patience, budget, draining_http))
+        })?);
+
+        let mut lanes = Vec::new();
         for number in 0..settings.threads().get() {
             let (sender, accepted) = mpsc::channel(ACCEPTED);
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
             let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
-            let worker = Worker { accepted, stopped: stopped.clone(), door: door.clone() };
+            let (stopped, door) = (grpc_stopped.clone(), door.clone());
+            let worker = Worker { port: Port::Grpc, accepted, stopped, door };
             let advertise = Arc::clone(&advertise);
-            let taken_on = (bounds.load("grpc"), bounds.patience);
-            workers.spawn(worker.start(number, move || {
+            let taken_on = bounds.of_a_thread("grpc");
+            workers.spawn(worker.start(format!("grpc-{number}"), move || {
                 let (buckets, leases) = open();
                 let leases = CapacityService::new(leases, Arc::clone(&shared));
                 let allow = AllowService::new(buckets, shared);
+                let health = HealthService::from_health_reporter(health);
                 grpc::front(allow, leases, took, advertise, health, taken_on)
+                    .map(Arc::new)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
             lanes.push(sender);
@@ -371,9 +398,11 @@ impl Node {
 
         let background = async {
             let upkeep = async {
+                let faults = metrics.http2_faults();
                 loop {
                     tokio::time::sleep(UPKEEP).await;
                     metrics.upkeep();
+                    faults.absolute(logging::http2_faults());
                 }
             };
             let reloads = async {
@@ -391,7 +420,7 @@ impl Node {
             };
             let renewals = async {
                 let Some((parent, cluster)) = parent else { return };
-                let renewal = Renewal::new(opened, settings.node_id(), cluster);
+                let renewal = Renewal::new(own, settings.node_id(), cluster);
                 let mut renewal = renewal.gauged_by(metrics.parent_up());
                 loop {
                     renewal.round(&parent, clock.now()).await;
@@ -399,19 +428,23 @@ impl Node {
                 }
             };
             let rest = async {
-                tokio::join!(limits.watch(), door.watch(), reloads, upkeep, gauges, renewals)
+                let watch = async { tokio::join!(limits.watch(), door.watch(), reloads) };
+                tokio::join!(watch, upkeep, gauges, renewals, make_status)
             };
             tokio::select! {
                 error = tend => Some(error),
                 _ = rest => None,
             }
         };
-        let mut accepting = Box::pin(accept(listeners.grpc, bounds.places("grpc"), lanes));
+        let threads = lanes.len();
+        let grpc_gate = Gate { places: bounds.places("grpc"), lanes, stop: stop_grpc };
+        let http_gate =
+            Gate { places: bounds.places("http"), lanes: vec![http_lane], stop: stop_http };
+        let mut accepting = Accepting::start(listeners, grpc_gate, http_gate, stopped)?;
         let mut background = std::pin::pin!(background.fuse());
-        let mut http = std::pin::pin!(http);
         announcer.announce().await;
         tracing::info!(
-            grpc = %addresses.0, http = %addresses.1, advertise = &*advertise, threads = workers.len(), "serving"
+            grpc = %addresses.0, http = %addresses.1, advertise = &*advertise, threads, "serving"
         );
         let mut result = Ok(());
         tokio::select! {
@@ -422,14 +455,15 @@ impl Node {
                     result = Err(error);
                 }
             }
-            () = &mut accepting => {}
             () = announcer.follow() => {}
-            error = ended_early(&mut workers) => {
-                tracing::error!(%error, "a thread that serves gRPC is gone: the node can not go on");
+            error = accepting.gone() => {
+                tracing::error!(%error, "the node can not go on");
                 result = Err(error);
             }
-            // Nobody has told it to.
-            () = &mut http => {}
+            error = ended_early(&mut workers) => {
+                tracing::error!(%error, "a thread that serves is gone: the node can not go on");
+                result = Err(error);
+            }
         }
 
         tracing::info!(
@@ -441,10 +475,8 @@ impl Node {
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = &mut background => {}
-            () = &mut accepting => {}
-            () = &mut http => {}
         }
-        drop(accepting);
+        // Closes the ports; who serves them stops after that.
         stop.send_replace(true);
         // Ends the streams of those who watch the health, which would not end by themselves.
         announcer.end().await;
@@ -454,7 +486,6 @@ impl Node {
                 // A thread that is gone without a word has panicked, and said so.
                 ended = ended.and(word(worker).unwrap_or(Err(Error::WorkerEnded)));
             }
-            http.await;
             ended
         };
         tokio::select! {

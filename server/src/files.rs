@@ -9,7 +9,13 @@ use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+
+mod refused;
+mod reread;
+
+pub use refused::{Refusal, Refused};
+pub use reread::Reread;
 
 /// How often files are looked at.
 pub const LOOK: Duration = Duration::from_millis(500);
@@ -51,13 +57,26 @@ pub fn read_secret(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// What a file was when it was looked at: a change of any of it is a change. The inode is for
-/// tools that give all files the same time.
-type Stamp = Option<(SystemTime, u64, u64)>;
+/// Whether everybody on this machine may read a file. `false` if that can't be found out.
+pub fn is_world_readable(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.mode() & 0o004 != 0)
+}
 
-fn stamp(path: &Path) -> Stamp {
+/// The state of a file. A difference means that the file must be read again. The inode is for
+/// tools that give all files the same time. The time of the last status change is for `chmod` and
+/// `chown`, which may make a file readable. `None`: there is no file, or its folder is closed.
+pub type Stamp = Option<[i128; 4]>;
+
+/// The state of a file now.
+pub fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
+    let time_ns = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
+    Some([
+        time_ns(metadata.mtime(), metadata.mtime_nsec()),
+        time_ns(metadata.ctime(), metadata.ctime_nsec()),
+        metadata.len().into(),
+        metadata.ino().into(),
+    ])
 }
 
 /// Some files that belong together, and what they were when they were last taken.
@@ -123,6 +142,8 @@ impl Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
 
     #[test]
@@ -141,6 +162,19 @@ mod tests {
         fs::remove_file(&other).unwrap();
         watched.take();
         assert!(!watched.settled_on_a_change(), "taken");
+    }
+
+    #[test]
+    fn a_change_of_who_may_read_is_a_change() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("one");
+        fs::write(&path, "1").unwrap();
+        let watched = Watched::new([&*path]);
+        let before = fs::metadata(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o400)).unwrap();
+        let after = fs::metadata(&path).unwrap();
+        assert_eq!(before.modified().unwrap(), after.modified().unwrap());
+        assert!(watched.change().is_some());
     }
 
     #[test]

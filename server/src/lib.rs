@@ -9,7 +9,7 @@
 //! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
 //! | `access` | who asks, and whether they may | `config`, `domain`, `files`, `logging`, `metrics` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
-//! | `service` | one use case a file | `store`, `config`, `domain`, `metrics`, `logging` |
+//! | `service` | one use case a file | `store`, `config`, `domain`, `files`, `metrics`, `logging` |
 //! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
 //! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |

@@ -7,8 +7,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -32,15 +36,47 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
         ));
     }
     let filter = EnvFilter::try_new(level).map_err(|error| format!("--log-level: {error}"))?;
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let lines = tracing_subscriber::fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => builder.try_init(),
-        LogFormat::Json => builder.json().flatten_event(true).try_init(),
+    let lines = match format {
+        LogFormat::Text => lines.boxed(),
+        LogFormat::Json => lines.json().flatten_event(true).boxed(),
+    };
+    let all = tracing_subscriber::registry().with(lines.with_filter(filter)).with(http2(&FAULTS));
+    all.try_init().map_err(|error| error.to_string())
+}
+
+/// What the HTTP libraries warn of is counted here.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+
+/// How often the HTTP libraries have warned of something, whether it was logged or not.
+pub fn http2_faults() -> u64 {
+    FAULTS.load(Ordering::Relaxed)
+}
+
+/// Counts warnings and errors of the HTTP libraries, and lets one a second through. Clients cause
+/// them, thousands a second if they like, and need no rights for that.
+fn http2<S: Subscriber + for<'a> LookupSpan<'a>>(counted: &'static AtomicU64) -> impl Layer<S> {
+    let warnings = ["h2", "hyper", "hyper_util"].map(|library| (library, Level::WARN));
+    Http2 { counted, shown: Repeating::default() }
+        .with_filter(Targets::new().with_targets(warnings))
+}
+
+struct Http2 {
+    counted: &'static AtomicU64,
+    shown: Repeating,
+}
+
+impl<S: Subscriber> Layer<S> for Http2 {
+    fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
+        // Only those of the libraries come here, unless another layer asks for all.
+        if *event.metadata().level() > Level::WARN {
+            return true;
+        }
+        self.counted.fetch_add(1, Ordering::Relaxed);
+        self.shown.pass().is_some()
     }
-    .map_err(|error| error.to_string())
 }
 
 /// The most characters of a text that a line of the log repeats.
@@ -97,7 +133,46 @@ impl Repeating {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+
+    #[test]
+    fn warnings_of_the_http_libraries_are_counted_and_one_a_second_is_shown() {
+        static COUNTED: AtomicU64 = AtomicU64::new(0);
+        let shown = Arc::new(Mutex::new(Vec::new()));
+        let written = Arc::clone(&shown);
+        let lines = tracing_subscriber::fmt::layer()
+            .with_writer(move || Lines(Arc::clone(&written)))
+            .with_filter(EnvFilter::new("info"));
+        let all = tracing_subscriber::registry().with(lines).with(http2(&COUNTED));
+        tracing::subscriber::with_default(all, || {
+            for number in 0..1000 {
+                tracing::warn!(target: "h2::proto::streams", number, "a fault");
+                tracing::debug!(target: "h2::proto::streams", "nobody asked for it");
+                tracing::warn!(target: "tollgate_server", number, "our own");
+            }
+        });
+        let shown = String::from_utf8(shown.lock().expect("not poisoned").clone()).expect("text");
+        let count = |text| shown.matches(text).count();
+        assert_eq!(COUNTED.load(Ordering::Relaxed), 1000);
+        assert_eq!((count("our own"), count("nobody")), (1000, 0));
+        assert!((1..=10).contains(&count("a fault")), "{}", count("a fault"));
+    }
+
+    /// Gathers what is written.
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("not poisoned").extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
 
     #[test]
     fn what_comes_from_elsewhere_stays_on_its_line() {

@@ -7,14 +7,17 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 mod overload;
 mod security;
+mod series;
 
-pub use overload::ConnectionMetrics;
+pub use overload::{BudgetMetrics, ConnectionMetrics};
 pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
+pub use series::Defined;
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use series::Series;
 
 const DECISIONS: &str = "tollgate_decisions_total";
 const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
@@ -36,11 +39,13 @@ const NODES_ALIVE: &str = "tollgate_nodes_alive";
 const LIMITS_VERSION: &str = "tollgate_limits_version";
 const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
 const LIMITS_FAILURES: &str = "tollgate_limits_reload_failures_total";
+const LIMITS_CURRENT: &str = "tollgate_limits_last_reload_successful";
 const LIMITS_LOADED_AT: &str = "tollgate_limits_last_load_timestamp_seconds";
 const EMBEDDED_BUCKETS: &str = "tollgate_embedded_buckets";
 const LEASES: &str = "tollgate_lease_decisions_total";
 const UNMATCHED: &str = "tollgate_lease_unmatched_total";
 const RESOURCES: &str = "tollgate_resources";
+const RESOURCES_REFUSED: &str = "tollgate_resources_refused_total";
 const CAPACITY: &str = "tollgate_resource_capacity";
 const WANTS: &str = "tollgate_resource_wants";
 const HAS: &str = "tollgate_resource_has";
@@ -57,12 +62,15 @@ const TLS_FAILURES: &str = "tollgate_tls_reload_failures_total";
 const TLS_CURRENT: &str = "tollgate_tls_last_reload_successful";
 const TLS_EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
 const SHED: &str = "tollgate_shed_requests_total";
+const BUFFERED: &str = "tollgate_buffered_bytes";
+const PAUSES: &str = "tollgate_buffer_pauses_total";
 const CONNECTIONS: &str = "tollgate_connections";
 const CONNECTIONS_REFUSED: &str = "tollgate_connections_refused_total";
+const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-const COUNTERS: [(&str, &str); 22] = [
+const COUNTERS: [(&str, &str); 25] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
@@ -81,6 +89,10 @@ const COUNTERS: [(&str, &str); 22] = [
     ),
     (LEASES, "Leases asked for, by the template and algorithm that decided and by outcome."),
     (UNMATCHED, "Leases asked for on resources that no template matches."),
+    (
+        RESOURCES_REFUSED,
+        "Leases on 0, by template: the resource was new, and there were max_resources already.",
+    ),
     (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
     (
         STORE_CORRUPT,
@@ -95,11 +107,16 @@ const COUNTERS: [(&str, &str); 22] = [
     (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
     (TLS_LOADS, "Certificates taken into use."),
     (SHED, "Requests turned away because as many as may be were under way, by port."),
+    (PAUSES, "Requests and answers that waited because their connection buffered too much."),
     (CONNECTIONS_REFUSED, "Connections closed at once because as many as may be were open."),
+    (
+        HTTP2_FAULTS,
+        "Warnings of the HTTP libraries, nearly all of them of what a client did wrong.",
+    ),
     (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
-const GAUGES: [(&str, &str); 20] = [
+const GAUGES: [(&str, &str); 22] = [
     (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
     (RESOURCES, "Resources of a template that somebody holds a lease on."),
     (CAPACITY, "Their capacity together."),
@@ -112,6 +129,10 @@ const GAUGES: [(&str, &str); 20] = [
     (PARENT_UP, "0 while the parent gives this node no lease that it asks for; else 1."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
+    (
+        LIMITS_CURRENT,
+        "1 while the limits file is in use as it is, 0 once its last change was refused.",
+    ),
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
     (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
     (
@@ -123,13 +144,14 @@ const GAUGES: [(&str, &str); 20] = [
         "1 while the certificate's files are in use, 0 once their last change was refused.",
     ),
     (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
+    (BUFFERED, "Bytes of requests and answers that are buffered for clients."),
     (CONNECTIONS, "Connections that are open, by port."),
     (BUILD_INFO, "Always 1; its label says which build this is."),
     (STARTED_AT, "When the node started, in seconds since the epoch."),
 ];
 
 const HISTOGRAMS: [(&str, &str); 3] = [
-    (RPC_DURATION, "Time from a decoded request to its answer, in seconds."),
+    (RPC_DURATION, "Time from the end of a request to its answer, in seconds."),
     (ROUND_TRIP, "Time from sending a batch to the store to its last reply, in seconds."),
     (BATCH, "Decisions in one round trip to the store."),
 ];
@@ -140,8 +162,10 @@ const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 
 
 /// A node's metrics: makes handles, and renders what they counted.
 pub struct Metrics {
+    /// Histograms only.
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
+    series: Series,
 }
 
 impl Metrics {
@@ -156,16 +180,10 @@ impl Metrics {
             .and_then(|builder| buckets(builder, BATCH, &BATCHES))
             .unwrap_or_else(|_| PrometheusBuilder::new())
             .build_recorder();
-        for (name, help) in COUNTERS {
-            recorder.describe_counter(name.into(), None, SharedString::const_str(help));
-        }
-        for (name, help) in GAUGES {
-            recorder.describe_gauge(name.into(), None, SharedString::const_str(help));
-        }
         for (name, help) in HISTOGRAMS {
             recorder.describe_histogram(name.into(), None, SharedString::const_str(help));
         }
-        let metrics = Self { handle: recorder.handle(), recorder };
+        let metrics = Self { handle: recorder.handle(), recorder, series: Series::new() };
         metrics.gauge(BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         metrics.gauge(STARTED_AT, &[]).set(seconds_since_epoch());
         metrics
@@ -173,7 +191,19 @@ impl Metrics {
 
     /// Everything, in Prometheus' text format.
     pub fn render(&self) -> String {
-        self.handle.render()
+        let help = |name: &str| {
+            let mut described = COUNTERS.iter().chain(&GAUGES);
+            described.find(|(described, _)| *described == name).map_or("", |(_, help)| help)
+        };
+        let mut text = self.handle.render();
+        self.series.render(&mut text, help);
+        text
+    }
+
+    /// Removes the series of buckets and templates that are not defined any more. A handle that
+    /// somebody still holds of them counts nowhere from then on.
+    pub fn forget_all_but(&self, defined: &Defined) {
+        self.series.retain(defined);
     }
 
     /// Folds what histograms have gathered. Call it every few seconds: between calls each
@@ -200,11 +230,11 @@ impl Metrics {
     }
 
     fn counter(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Counter {
-        self.recorder.register_counter(&key(name, labels), &METADATA)
+        self.series.counter(&key(name, labels))
     }
 
     fn gauge(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Gauge {
-        self.recorder.register_gauge(&key(name, labels), &METADATA)
+        self.series.gauge(&key(name, labels))
     }
 
     fn histogram(&self, name: &'static str, labels: &[(&'static str, &str)]) -> Histogram {
@@ -221,10 +251,14 @@ impl Default for Metrics {
 static METADATA: Metadata<'static> = Metadata::new("tollgate", Level::INFO, None);
 
 fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
-    // The exporter takes two backslashes, and one before a quote, for an escape that is there
-    // already: names that differ only so would end up as one series.
-    let labels = labels.iter().map(|(label, value)| Label::new(*label, value.replace('\\', r"\\")));
+    let labels = labels.iter().map(|(label, value)| Label::new(*label, label_value(value)));
     Key::from_parts(name, labels.collect::<Vec<_>>())
+}
+
+/// The exporter takes two backslashes, and one before a quote, for an escape that is there
+/// already: names that differ only so would end up as one series.
+fn label_value(text: &str) -> String {
+    text.replace('\\', r"\\")
 }
 
 #[expect(clippy::disallowed_methods, reason = "timestamps for people, which nothing decides by")]
@@ -382,6 +416,8 @@ pub struct CapacityMetrics {
     endings: [Counter; 5],
     gauges: [Gauge; 7],
     unmatched: Counter,
+    /// Resources that were not made because there were too many.
+    pub refused: Counter,
 }
 
 impl CapacityMetrics {
@@ -406,6 +442,7 @@ impl CapacityMetrics {
             gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING, LEARNING_UNTIL]
                 .map(gauge),
             unmatched,
+            refused: metrics.counter(RESOURCES_REFUSED, &[labels[0]]),
         }
     }
 
@@ -513,6 +550,7 @@ pub struct LimitsMetrics {
     version: Gauge,
     loads: Counter,
     failures: Counter,
+    current: Gauge,
     loaded_at: Gauge,
 }
 
@@ -523,6 +561,7 @@ impl LimitsMetrics {
             version: metrics.gauge(LIMITS_VERSION, &[]),
             loads: metrics.counter(LIMITS_LOADS, &[]),
             failures: metrics.counter(LIMITS_FAILURES, &[]),
+            current: metrics.gauge(LIMITS_CURRENT, &[]),
             loaded_at: metrics.gauge(LIMITS_LOADED_AT, &[]),
         }
     }
@@ -530,12 +569,14 @@ impl LimitsMetrics {
     /// Limits of that version were taken into use.
     pub fn loaded(&self, version: u32) {
         self.version.set(f64::from(version));
+        self.current.set(1.0);
         self.loads.increment(1);
         self.loaded_at.set(seconds_since_epoch());
     }
 
     /// A file was refused.
     pub fn failed(&self) {
+        self.current.set(0.0);
         self.failures.increment(1);
     }
 }

@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use h2::client;
 use http::header::CONTENT_TYPE;
 use prost::Message;
-use support::callers::{Callers, LIMITS, allow, http as ask_http, refusals, said, with};
+use support::callers::{Callers, LIMITS, allow, http as ask_http, refusals, said, token, with};
 use support::wire::{PATIENCE, channel, request};
 use support::{LimitsFile, Node};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -123,6 +123,115 @@ async fn every_role_at_every_grpc_route() {
     assert!(counted("no_credentials") >= 5.0);
     assert!(counted("scope") >= 9.0 && counted("role") >= 6.0);
     assert_eq!(counted("unknown_certificate"), 0.0);
+}
+
+fn server_asks(
+    server: &str,
+    resource: &str,
+    clients: &[i64],
+    wants: f64,
+) -> GetServerCapacityRequest {
+    let band = |(priority, &num_clients)| PriorityBandAggregate { num_clients, wants, priority };
+    let resource = ServerCapacityResourceRequest {
+        resource_id: resource.to_owned(),
+        wants: (0..).zip(clients).map(band).collect(),
+        ..ServerCapacityResourceRequest::default()
+    };
+    GetServerCapacityRequest { server_id: server.to_owned(), resource: vec![resource] }
+}
+
+fn client_asks(client: &str, resource: &str, wants: f64) -> GetCapacityRequest {
+    let resource_id = resource.to_owned();
+    let resource = ResourceRequest { resource_id, wants, ..ResourceRequest::default() };
+    GetCapacityRequest { client_id: client.to_owned(), resource: vec![resource] }
+}
+
+/// To speak for many clients is a right of its own, and bounded.
+#[tokio::test]
+async fn who_lends_to_other_clusters_has_a_right_to() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let [(plain, plain_hash), (few, few_hash)] = [token(), token()];
+    let (admin, admin_hash) = token();
+    callers.write(&format!(
+        "callers:
+  - {{ name: plain, token_sha256: [{plain_hash}], resources: ['db.*'] }}
+  - {{ name: few, token_sha256: [{few_hash}], resources: ['db.*'], lend: {{ max_clients: 3 }} }}
+  - {{ name: admin, role: administer, token_sha256: [{admin_hash}] }}
+"
+    ));
+    let node = callers.node(&limits);
+    let mut capacity = CapacityClient::new(channel(node.grpc).await);
+    let (plain, few, admin) = (Some(&*plain), Some(&*few), Some(&*admin));
+    let needs = "GetServerCapacity is for lower clusters: this caller needs \
+                 `lend: { max_clients: N }` in the node's access file";
+    // Of a resource that a caller may not lease it is told no more than before.
+    for (token, resource, text) in [
+        (plain, "db.a", Some(needs)),
+        (plain, "queue", Some(FORBIDDEN)),
+        (few, "queue", Some(FORBIDDEN)),
+        (few, "db.b", None),
+        (admin, "queue", None),
+    ] {
+        let asked = with(token, server_asks("s", resource, &[1], 1.0));
+        let expected = match text {
+            Some(text) => (Code::PermissionDenied, text.to_owned()),
+            None => (Code::Ok, String::new()),
+        };
+        assert_eq!(said(capacity.get_server_capacity(asked).await), expected, "{resource}");
+    }
+    assert_eq!(refusals(&node, admin.unwrap(), "grpc", "lend"), 1.0);
+
+    // However many clients it speaks for, whatever they want, three count.
+    let mut gets = Vec::new();
+    for _ in 0..2 {
+        let honest = with(plain, client_asks("honest", "db.c", 100.0));
+        let honest = capacity.get_capacity(honest).await.unwrap().into_inner();
+        let server = server_asks("s", "db.c", &[i64::MAX, i64::MAX], 1e18);
+        let server = capacity.get_server_capacity(with(few, server)).await.unwrap().into_inner();
+        gets = vec![honest.response[0].gets.capacity, server.response[0].gets.capacity];
+    }
+    assert_eq!(gets, [25.0, 75.0]);
+}
+
+/// Leases of others are neither refreshed nor given back under their names.
+#[tokio::test]
+async fn client_ids_are_the_callers_own() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let [(shop, shop_hash), (free, free_hash)] = [token(), token()];
+    callers.write(&format!(
+        "callers:
+  - {{ name: 'sh*p', token_sha256: [{shop_hash}], resources: ['*'], client_ids: '{{caller}}/*', lend: {{ max_clients: 9 }} }}
+  - {{ name: free, token_sha256: [{free_hash}], resources: ['*'] }}
+"
+    ));
+    let node = callers.node(&limits);
+    let mut capacity = CapacityClient::new(channel(node.grpc).await);
+    let long = format!("sh*p/{}", "x".repeat(1020));
+    for (id, allowed) in [
+        ("sh*p/1", true),
+        ("sh*p/", true),
+        ("shop/1", false),
+        ("sh*p", false),
+        ("sh*p/1/2", false),
+        ("free/1", false),
+        ("", false),
+        (&long, false),
+    ] {
+        let code = if allowed { Code::Ok } else { Code::PermissionDenied };
+        let text = if allowed { "" } else { FORBIDDEN };
+        let expected = (code, text.to_owned());
+        let token = Some(&*shop);
+        let got = capacity.get_capacity(with(token, client_asks(id, "r", 1.0))).await;
+        assert_eq!(said(got), expected, "{id}");
+        let resource_id = vec!["r".to_owned()];
+        let release = ReleaseCapacityRequest { client_id: id.to_owned(), resource_id };
+        let released = capacity.release_capacity(with(token, release)).await;
+        assert_eq!(said(released), expected, "{id}");
+        let server = with(token, server_asks(id, "r", &[1], 1.0));
+        assert_eq!(said(capacity.get_server_capacity(server).await), expected, "{id}");
+    }
+    let any = with(Some(&*free), client_asks("sh*p/1", "r", 1.0));
+    assert_eq!(said(capacity.get_capacity(any).await).0, Code::Ok, "where no key says otherwise");
 }
 
 /// The gRPC status of a call that no library sends.
@@ -263,7 +372,8 @@ fn what_a_header_may_be() {
     let status = |headers: &str| {
         let mut stream = TcpStream::connect(node.http).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head = format!("GET /x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n");
+        let head =
+            format!("GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
         stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();

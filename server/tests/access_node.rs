@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -100,6 +101,12 @@ batch: ask
     namespaces  none
     resources   ["db.*"]
     known by    certificates ["uri:spiffe://example.org/batch", "dns:*.batch.example.org"]
+south: ask
+    namespaces  none
+    resources   ["db.*"]
+    client ids  "south"
+    lends       to clusters of at most 10000 clients
+    known by    1 token
 prometheus: observe
     namespaces  ["*"]
     resources   ["*"]
@@ -241,6 +248,30 @@ fn who_sends_a_token_in_the_clear_is_told_once() {
     ] {
         let done = tollgate(args);
         assert_eq!(done.stderr.matches("in the clear").count(), count, "{args:?} {done:?}");
+    }
+}
+
+#[test]
+fn a_private_key_that_everybody_may_read_draws_a_warning() {
+    let dir = TempDir::new().unwrap();
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
+    fs::write(&cert, own.cert.pem()).unwrap();
+    fs::write(&key, own.signing_key.serialize_pem()).unwrap();
+    let [cert, key_file] = [&cert, &key].map(|path| path.to_str().unwrap());
+    for (mode, count) in [(0o644, 2), (0o604, 2), (0o640, 0), (0o600, 0)] {
+        fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+        let args = [
+            ["--tls-cert-file", cert, "--tls-key-file", key_file],
+            ["--parent", "127.0.0.1:1", "--cluster-id", "x"],
+            ["--parent-ca-file", cert, "--parent-cert-file", cert],
+            ["--parent-key-file", key_file, "--log-level", "info"],
+        ];
+        let loopback = "127.0.0.1:0";
+        let said = lines("may read a private key", loopback, loopback, args.as_flattened());
+        assert_eq!(said.len(), count, "{mode:o} {said:?}");
+        let flags = ["--tls-key-file", "--parent-key-file"];
+        assert!(said.iter().zip(flags).all(|(line, flag)| line.contains(flag)), "{said:?}");
     }
 }
 

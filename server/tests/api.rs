@@ -289,6 +289,42 @@ async fn health_answers_for_the_node_and_the_service() {
         assert_eq!(answer.status().as_str_name(), "SERVING", "{service:?}");
     }
     assert_eq!(health.check(asked("other")).await.unwrap_err().code(), Code::NotFound);
+    let mut watched = health.watch(asked("other")).await.unwrap().into_inner();
+    let answer = watched.message().await.unwrap().unwrap();
+    assert_eq!(answer.status().as_str_name(), "SERVICE_UNKNOWN");
+    let next = tokio::time::timeout(Duration::from_millis(200), watched.message());
+    assert!(next.await.is_err(), "it stays open");
+}
+
+#[tokio::test]
+async fn a_unary_call_has_one_message_whatever_the_method() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let channel = channel(node.grpc).await;
+    for path in [
+        "/quotaservice.QuotaService/Allow",
+        "/doorman.Capacity/GetCapacity",
+        "/doorman.Capacity/GetServerCapacity",
+        "/doorman.Capacity/ReleaseCapacity",
+        "/doorman.Capacity/Discovery",
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+    ] {
+        for messages in [vec![], vec![vec![], vec![]]] {
+            let count = messages.len();
+            let mut grpc = tonic::client::Grpc::new(channel.clone());
+            grpc.ready().await.unwrap();
+            let asked = Request::new(tokio_stream::iter(messages));
+            let answer = grpc.client_streaming(asked, path.parse().unwrap(), Raw).await;
+            let status = answer.map(|answer: tonic::Response<Bytes>| answer.into_inner());
+            let status = status.unwrap_err();
+            assert_eq!(status.code(), Code::Unimplemented, "{path}, {count}: {status:?}");
+            let text = if count == 0 { "no message" } else { "more than one message" };
+            assert!(status.message().starts_with(text), "{path}, {count}: {status:?}");
+        }
+    }
+    let status = send_raw(&channel, "/doorman.Capacity/Nothing", vec![]).await.unwrap_err();
+    assert_eq!(status.message(), "unknown method /doorman.Capacity/Nothing");
 }
 
 #[tokio::test]
@@ -318,6 +354,7 @@ async fn reflection_lists_and_describes_the_services() {
             "doorman.Capacity",
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
+            "grpc.reflection.v1alpha.ServerReflection",
             "quotaservice.QuotaService",
         ]
     );
@@ -326,6 +363,43 @@ async fn reflection_lists_and_describes_the_services() {
     };
     let text = String::from_utf8_lossy(&files.file_descriptor_proto[0]);
     assert!(text.contains("quotaservice.proto") && text.contains("max_wait_millis_override"));
+}
+
+#[tokio::test]
+async fn reflection_answers_an_unknown_symbol_and_goes_on() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let symbol = |name: &str| ServerReflectionRequest {
+        host: "h".to_owned(),
+        message_request: Some(MessageRequest::FileContainingSymbol(name.to_owned())),
+    };
+    let questions = ["no.such.Thing", "google.rpc.RetryInfo", "google.rpc.Status"].map(symbol);
+    let mut reflection = ServerReflectionClient::new(channel(node.grpc).await);
+    let asked = tokio_stream::iter(questions.clone());
+    let stream = reflection.server_reflection_info(asked).await.unwrap().into_inner();
+    let answers: Vec<_> = stream.map(Result::unwrap).collect().await;
+    assert_eq!(answers.len(), 3, "{answers:?}");
+    let Some(MessageResponse::ErrorResponse(error)) = &answers[0].message_response else {
+        panic!("{answers:?}");
+    };
+    assert_eq!(error.error_code, Code::NotFound as i32);
+    assert!(error.error_message.contains("no.such.Thing"), "{error:?}");
+    assert_eq!(answers[0].original_request.as_ref(), Some(&questions[0]));
+    for answer in &answers[1..] {
+        let Some(MessageResponse::FileDescriptorResponse(_)) = &answer.message_response else {
+            panic!("{answer:?}");
+        };
+    }
+
+    // The older version has the same messages.
+    let path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+    let question = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let channel = channel(node.grpc).await;
+    let answer = send_raw(&channel, path, question.encode_to_vec()).await.unwrap();
+    assert!(String::from_utf8_lossy(&answer).contains("quotaservice.QuotaService"));
 }
 
 #[test]

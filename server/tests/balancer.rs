@@ -9,11 +9,13 @@ use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
 use support::balancer::Balancer;
+use support::certs::{Ca, text};
 use support::cluster::{Cluster, alone};
-use support::eventually;
+use support::command::tollgate;
 use support::load::{Load, Plan, Sample, percentile};
 use support::metrics::{Scrape, http};
 use support::wire::request;
+use support::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
 namespaces:
@@ -131,6 +133,59 @@ fn the_http_frontend() {
     let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
     // Of one node it would be, and of another the next time.
-    assert_eq!(http(balancer.http, "GET /metrics", "").unwrap().0, 404);
+    for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
+        assert_eq!(http(balancer.http, &format!("GET {path}"), "").unwrap().0, 404, "{path}");
+    }
+    let at = balancer.http.to_string();
+    for ask in [&["capacity", "show"][..], &["capacity", "show", "x"]] {
+        let done = tollgate(&[ask, &["--http", &at]].concat());
+        assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{ask:?}");
+        assert!(done.stderr.contains("ask a node itself (--http)"), "{ask:?} {done:?}");
+    }
     assert_eq!(http(balancer.stats, "GET /healthz", "").unwrap().0, 200);
+}
+
+/// As `docs/security.md` describes it: TLS from callers to the balancer, and from the balancer to
+/// nodes that want to see a certificate.
+#[test]
+fn tls_on_each_leg() {
+    const NAME: &str = "nodes.example";
+    let _alone = alone();
+    let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
+    let root = ca.file();
+    let own = ca.named_server("node", NAME);
+    let nodes: Vec<Node> = (0..3)
+        .map(|_| {
+            let tls = ["--tls-cert-file", text(&own.cert), "--tls-key-file", text(&own.key)];
+            let more = ["--tls-client-ca-file", text(&root), "--store", &redis.url()];
+            Node::start(&limits.path(), &[tls, more].concat())
+        })
+        .collect();
+    let cert = ca.server("balancer").in_one_file();
+    let shown = ca.client("to-nodes", &["cn:balancer"]).in_one_file();
+    let variables = |name| {
+        [
+            ("TOLLGATE_LB_CERT", text(&cert)),
+            ("TOLLGATE_LB_NODES_CA", text(&root)),
+            ("TOLLGATE_LB_NODES_CERT", text(&shown)),
+            ("TOLLGATE_LB_NODES_NAME", name),
+        ]
+    };
+    let balancer = Balancer::start_before(&nodes, &variables(NAME));
+    balancer.wait_until_all_are_in();
+    let (grpc, http) = (balancer.grpc.to_string(), balancer.http.to_string());
+    for _ in 0..9 {
+        let allow = ["allow", "ns", "b", "--addr", &grpc, "--ca-file", text(&root)];
+        let done = tollgate(&allow);
+        assert_eq!(done.code, 0, "{done:?}");
+    }
+    assert_eq!(tollgate(&["health", "--http", &http, "--ca-file", text(&root)]).code, 0);
+    let done = tollgate(&["capacity", "show", "--http", &http, "--ca-file", text(&root)]);
+    assert!(done.stderr.contains("ask a node itself (--http)"), "{done:?}");
+
+    // Of nodes whose certificates have another name it uses none.
+    let strict = Balancer::start_before(&nodes, &variables("other.example"));
+    eventually("haproxy has checked every node", Duration::from_secs(10), || {
+        strict.checked().is_some_and(|all| all == ["L6RSP"; 6])
+    });
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use support::command::run;
-use support::{Node, Redis};
+use support::{LimitsFile, Node, Redis};
 use tempfile::TempDir;
 
 fn tests() -> PathBuf {
@@ -89,4 +89,12 @@ fn a_python_client_of_a_node_on_redis() {
     let arguments = ["--store", &redis.url(), "--advertise", "lb.example:443"];
     let node = Node::start(&tests().join("limits.yaml"), &arguments);
     worked_examples(&node, "lb.example:443");
+}
+
+#[test]
+fn compression_long_requests_and_deadlines_in_python() {
+    let limits = LimitsFile::new("namespaces: { shop: { default_bucket: { size: 1000 } } }");
+    let node = Node::start(&limits.path(), &[]);
+    let printed = succeeds(python().arg(tests().join("edge.py")).arg(node.grpc.to_string()));
+    assert!(printed.contains(" checked"), "{printed}");
 }

@@ -13,9 +13,9 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::TestRunner;
 use support::redis_cluster::RedisCluster;
-use support::{Redis, START, Servers, redis_store};
+use support::{Redis, START, Servers, random, redis_store};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
@@ -186,8 +186,7 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
     let shared = runtime.block_on(redis_store(servers, clock.clone()));
     let sweep = redis::Script::new(SWEEP);
 
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(10_000);
-    let config = Config { cases: cases / part, failure_persistence: None, ..Config::default() };
+    let config = random::config("differential", random::cases(10_000) / part);
     let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
     TestRunner::new(config)
         .run(&trace(), |(rules, steps)| {
@@ -201,7 +200,7 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
             for (at, step) in steps.iter().enumerate() {
                 if step.pause_us < 0 {
                     // What has expired must not come back, in one store only, by a step back.
-                    memory.sweep_buckets();
+                    runtime.block_on(memory.sweep_buckets());
                     let now_ms = clock.now().as_millis();
                     for mut master in servers.masters() {
                         sweep.arg(now_ms).invoke::<()>(&mut master).unwrap();
@@ -271,6 +270,7 @@ fn ask<'a>(
     };
     let own = rules.limit.wait_timeout_ms;
     Ask {
+        caller: None,
         namespace,
         name: NAMES.get(question.name).unwrap_or(&"any"),
         place,

@@ -197,18 +197,19 @@ async fn a_node_that_drains_takes_nothing_ahead() {
     let limits = LimitsFile::new(AHEAD);
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "10s"];
-    let drain = ["--drain-delay", "4s", "--drain-timeout", "60s"];
+    // Time enough for the load below, also on a busy machine.
+    let drain = ["--drain-delay", "8s", "--drain-timeout", "60s"];
     let args = [&args[..], &drain].concat();
     let (mut node, callers) = taken_ahead(&limits, &args, "taken", 1000.0).await;
     let fate = |fate| ahead(&node, fate);
     node.signal("TERM");
     eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
     let (taken, granted) = (fate("taken").unwrap(), callers.granted());
-    eventually("load", PATIENCE, || callers.granted() > granted + 300);
+    eventually("load", PATIENCE, || callers.granted() > granted + 100);
     // What was on its way may have arrived since.
     let most = taken + 5000.0;
     let later = fate("taken").unwrap();
-    eventually("more load", PATIENCE, || callers.granted() > granted + 1500);
+    eventually("more load", PATIENCE, || callers.granted() > granted + 500);
     let (latest, lost) = (fate("taken").unwrap(), fate("lost").unwrap());
     assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
     assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
@@ -320,7 +321,7 @@ async fn idle_connections_do_not_hold_up_the_exit() {
         let _silent = [node.grpc, node.http].map(|address| TcpStream::connect(address).unwrap());
         // Used once, and kept.
         let mut kept = TcpStream::connect(node.http).unwrap();
-        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let mut answer = [0; 12];
         kept.read_exact(&mut answer).unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200");
@@ -337,7 +338,8 @@ async fn the_drain_timeout_bounds_it() {
     let mut node = Node::start(&limits.path(), &["--drain-timeout", "700ms"]);
     // A body that never comes, and a stream that never ends.
     let mut half = TcpStream::connect(node.http).unwrap();
-    half.write_all(b"POST /v1/allow HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{").unwrap();
+    half.write_all(b"POST /v1/allow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        .unwrap();
     let mut reflection = ServerReflectionClient::new(channel(node.grpc).await);
     let question = ServerReflectionRequest {
         host: String::new(),

@@ -14,10 +14,12 @@ use support::cluster::alone;
 use support::metrics::Scrape;
 use support::{LimitsFile, Node, Redis, START, Service, eventually, redis_store_counted, signal};
 use tokio::task::JoinSet;
+use tollgate_server::domain::lease::Holder;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::Error;
 use tollgate_server::service::allow::{Query, Status};
+use tollgate_server::service::capacity::{PriorityWants, Request};
 use tollgate_server::store::redis::RedisStore;
 
 /// A bucket that has no other layout, …
@@ -159,6 +161,114 @@ async fn a_full_queue_turns_away_who_floods() {
     assert_eq!((granted(&flooding) + refused, refused as f64), (FLOOD, turned_away));
     // Ten of them for the others' sake.
     assert!((FLOOD + 10 - WAITING - IN_FLIGHT..=FLOOD + 10 - WAITING).contains(&refused));
+}
+
+/// Two templates, and a namespace.
+const TEMPLATES: &str = "
+namespaces:
+  quiet: { default_bucket: { size: 100000, fill_rate: 1 } }
+resources:
+  - { identifier_glob: \"flood.*\", capacity: 100, algorithm: &a { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5 } }
+  - { identifier_glob: \"other.*\", capacity: 100, algorithm: *a }
+";
+
+/// Requests for leases, with so many resources each. They wait once this is over.
+async fn ask_leases(
+    service: &Arc<Service<RedisStore>>,
+    place: &Arc<AtomicUsize>,
+    requests: Vec<Vec<String>>,
+) -> JoinSet<Answered> {
+    let mut asked = JoinSet::new();
+    for names in requests {
+        let (service, place) = (Arc::clone(service), Arc::clone(place));
+        asked.spawn(async move {
+            let wants = PriorityWants { priority: 0, clients: 1, wants: 1.0 };
+            let request = |name| Request {
+                resource: name,
+                wants: [wants].into(),
+                has: None,
+                most_clients: 1,
+            };
+            let requests: Vec<_> = names.iter().map(|name| request(name)).collect();
+            let leases = service.capacity.get(Holder::Client("client"), &requests).await;
+            let status = leases.map(|_| Status::Ok);
+            Answered { place: place.fetch_add(1, Ordering::Relaxed), status }
+        });
+    }
+    tokio::task::yield_now().await;
+    asked
+}
+
+/// What became of ten honest requests each: for tokens, for leases by another template, and for
+/// leases by the same template on resources that are in use.
+struct Honest([Vec<Answered>; 3]);
+
+impl Honest {
+    /// How many of all were answered before the last of each.
+    fn last(&self) -> [usize; 3] {
+        let last = |answers: &Vec<Answered>| answers.iter().map(|one| one.place).max().unwrap();
+        [last(&self.0[0]), last(&self.0[1]), last(&self.0[2])]
+    }
+
+    fn granted(&self) -> [usize; 3] {
+        [granted(&self.0[0]), granted(&self.0[1]), granted(&self.0[2])]
+    }
+}
+
+/// Lets so many requests for leases on new resources wait for a store that is held up, then honest
+/// ones, and lets it go.
+async fn flood_of_new_resources(requests: usize, names: usize) -> (Vec<Answered>, Honest) {
+    let (redis, clock, metrics) = (Redis::start(), ManualClock::new(START), Metrics::new());
+    let store = redis_store_counted(&redis, clock.clone(), &metrics).await;
+    let service = Arc::new(Service::new(store, clock, TEMPLATES));
+    let place = Arc::default();
+    let one_each = |of: &str| (0..10).map(|number| vec![format!("{of}.{number}")]).collect();
+    let (same, other): (Vec<_>, Vec<_>) = (one_each("flood.honest"), one_each("other.honest"));
+    for _ in 0..2 {
+        ask(&service, &place, "quiet", 4).await.join_all().await;
+        ask_leases(&service, &place, same.clone()).await.join_all().await;
+        ask_leases(&service, &place, other.clone()).await.join_all().await;
+    }
+
+    signal(redis.pid(), "STOP");
+    place.store(0, Ordering::Relaxed);
+    let new = |number| (0..names).map(|name| format!("flood.{number}.{name}")).collect();
+    let flood = ask_leases(&service, &place, (0..requests).map(new).collect()).await;
+    let quiet = ask(&service, &place, "quiet", 10).await;
+    let other = ask_leases(&service, &place, other).await;
+    let same = ask_leases(&service, &place, same).await;
+    signal(redis.pid(), "CONT");
+    let honest = [quiet.join_all().await, other.join_all().await, same.join_all().await];
+    (flood.join_all().await, Honest(honest))
+}
+
+#[tokio::test]
+async fn new_resources_of_many_requests_weigh_as_one() {
+    let (flood, honest) = flood_of_new_resources(5000, 1).await;
+    assert_eq!((granted(&flood), honest.granted()), (5000, [10, 10, 10]));
+    let last = honest.last();
+    println!("of 5030, the last of the tens are numbers {last:?}");
+    assert!(last.iter().all(|last| *last < 3 * IN_FLIGHT), "{last:?}");
+}
+
+#[tokio::test]
+async fn new_resources_of_long_requests_weigh_as_one() {
+    // Each has one page of its names under way: more than a whole queue of them.
+    let (flood, honest) = flood_of_new_resources(70, 1000).await;
+    assert_eq!(honest.granted(), [10, 10, 10]);
+    let last = honest.last();
+    println!("{} of 70 served; the last of the tens are numbers {last:?}", granted(&flood));
+    // Those that there was no room for are answered before; all that are served have seven pages
+    // still to go.
+    let turned_away = flood.iter().filter(|one| one.status == Err(Error::Overloaded)).count();
+    assert!(last.iter().all(|last| *last < turned_away + 30), "{last:?}, {turned_away}");
+}
+
+#[tokio::test]
+async fn a_full_queue_turns_away_new_resources() {
+    let (flood, honest) = flood_of_new_resources(12_000, 1).await;
+    assert_eq!(honest.granted(), [10, 10, 10]);
+    assert!(granted(&flood) < 12_000, "there was room for all of them");
 }
 
 /// Buckets that are never short, and full again within a second.

@@ -31,7 +31,7 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
     ("access", &["config", "domain", "files", "logging", "metrics"]),
     ("tls", &["files", "logging", "metrics"]),
     ("files", &[]),
-    ("service", &["config", "domain", "logging", "metrics", "store"]),
+    ("service", &["config", "domain", "files", "logging", "metrics", "store"]),
     ("store", &["domain", "files", "logging", "metrics"]),
     ("config", &["domain"]),
     ("domain", &[]),

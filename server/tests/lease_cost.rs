@@ -438,13 +438,13 @@ async fn cluster_asks(
     bands: &[Band],
 ) -> f64 {
     let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    timed.us(&[LeaseAsk { resource: "clusters", rules, wish }]).await
+    timed.us(&[LeaseAsk::new("clusters", rules, wish)]).await
 }
 
 /// A cluster asks, whatever it takes.
 async fn cluster_comes(store: &RedisStore, rules: Rules, id: &str, bands: &[Band]) {
     let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk { resource: "clusters", rules, wish }]).await[0].is_ok());
+    assert!(store.lease(&[LeaseAsk::new("clusters", rules, wish)]).await[0].is_ok());
 }
 
 fn clusters_rules(from_parent: bool, capacity: f64) -> Rules {

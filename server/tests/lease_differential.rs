@@ -4,7 +4,7 @@
 //! After each step the named invariants must hold.
 //!
 //! `PROPTEST_CASES` sets the number of traces (1,000); over a Redis Cluster there are a tenth as
-//! many. Those in `lease_differential.seeds` come first; what fails is added to them.
+//! many. Those in `seeds/lease_differential` come first; what fails is added to them.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod support;
@@ -13,9 +13,9 @@ use std::cell::Cell;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, FileFailurePersistence, TestRunner};
+use proptest::test_runner::TestRunner;
 use support::redis_cluster::RedisCluster;
-use support::{Redis, START, Servers, redis_store};
+use support::{Redis, START, Servers, random, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -185,7 +185,7 @@ async fn run(
                 });
                 let wish =
                     Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: *learn_for_us };
-                let ask = [LeaseAsk { resource: "r", rules, wish }];
+                let ask = [LeaseAsk::new("r", rules, wish)];
                 let before = memory.leases("r", 1).await.unwrap().map_or(0.0, |(all, _)| all.has);
                 let one = memory.lease(&ask).await.pop().unwrap().unwrap();
                 let two = redis.lease(&ask).await.pop().unwrap().unwrap();
@@ -312,15 +312,8 @@ fn grant_alike(servers: &impl Servers, part: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
     let store = runtime.block_on(redis_store(servers, clock.clone()));
-    let cases = std::env::var("PROPTEST_CASES").map_or(1000, |cases| cases.parse().unwrap());
-    let cases = cases / part;
-    let seeds = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/lease_differential.seeds");
-    let config = Config {
-        cases,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(seeds))),
-        max_shrink_iters: 500,
-        ..Config::default()
-    };
+    let cases = random::cases(1000) / part;
+    let config = random::config("lease_differential", cases);
     let steps = Cell::new(0);
     let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {
         servers.empty();
@@ -347,7 +340,7 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
             Rules { kind: None, capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
         let bands = &[Band { priority: 0, subclients: 1, wants }];
         let wish = Wish { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
-        store.lease(&[LeaseAsk { resource: "r", rules, wish }]).await.pop().unwrap().unwrap()
+        store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
     };
     let leased = async || store.leases("r", 1).await.unwrap().unwrap().0.parent;
     let freeze = async || store.freeze("r", time).await.unwrap().unwrap();

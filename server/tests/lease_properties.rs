@@ -13,7 +13,7 @@ use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
 use support::leases::Random;
 use support::redis_cluster::RedisCluster;
-use support::{Redis, START, Servers, redis_store};
+use support::{Redis, START, Servers, random, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -198,7 +198,7 @@ impl<'a, S: LeaseStore> World<'a, S> {
         let claim = self.clients[at].server.then_some(claim);
         let (holder, bands) = (self.holder(at), &self.clients[at].bands[..]);
         let wish = Wish { holder, bands, claim, learn_for_us: 0 };
-        let ask = LeaseAsk { resource: self.resource, rules: self.rules, wish };
+        let ask = LeaseAsk::new(self.resource, self.rules, wish);
         let grant = self.store.lease(&[ask]).await.pop().unwrap().unwrap();
         prop_assert!(grant.has >= 0.0 && grant.has <= self.clients[at].wants(), "{grant:?}");
         prop_assert_eq!(grant.expiry_s, now_s + LEASE_S);
@@ -271,8 +271,7 @@ async fn hold<S: LeaseStore>(
 }
 
 fn config(cases: u32) -> Config {
-    let cases = std::env::var("PROPTEST_CASES").map_or(cases, |cases| cases.parse().unwrap());
-    Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() }
+    random::config("lease_properties", random::cases(cases))
 }
 
 fn runtime() -> tokio::runtime::Runtime {

@@ -12,10 +12,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, TestRunner};
-use support::{LimitsFile, START};
+use proptest::test_runner::TestRunner;
+use support::{LimitsFile, START, random};
 use tokio::sync::Mutex;
-use tollgate_server::domain::lease::{Claim, Holder, ParentLease};
+use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::Shared;
@@ -107,7 +107,12 @@ fn wire(request: &ParentRequest) -> Request<'_> {
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request { resource: &request.resource, wants: bands.collect(), has: request.has }
+    Request {
+        resource: &request.resource,
+        wants: bands.collect(),
+        has: request.has,
+        most_clients: MAX_SUBCLIENTS,
+    }
 }
 
 fn parent_lease(lease: &Lease) -> ParentLease {
@@ -157,7 +162,8 @@ impl World {
         let lease = if wants > 0.0 {
             let has = lease.map(|held| Claim { capacity: held.capacity, expiry_s: held.expiry_s });
             let wants = [PriorityWants { priority: client as i64 % 2, clients: 1, wants }].into();
-            let request = [Request { resource: RESOURCE, wants, has }];
+            let request =
+                [Request { resource: RESOURCE, wants, has, most_clients: MAX_SUBCLIENTS }];
             Some(service.get(Holder::Client(&name), &request).await.unwrap()[0])
         } else {
             service.release(Holder::Client(&name), &[RESOURCE]).await.unwrap();
@@ -267,9 +273,8 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn no_more_than_the_root_has() {
-    let cases = std::env::var("PROPTEST_CASES").map_or(1000, |cases| cases.parse().unwrap());
-    let config =
-        Config { cases, failure_persistence: None, max_shrink_iters: 2000, ..Config::default() };
+    let cases = random::cases(1000);
+    let config = random::config("lease_tree_model", cases);
     let (runtime, most) = (runtime(), Cell::new(0.0));
     let kinds = select(vec!["FAIR_SHARE", "PROPORTIONAL_SHARE"]);
     let held = TestRunner::new(config).run(&(kinds, trace()), |(kind, trace)| {

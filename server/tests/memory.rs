@@ -25,6 +25,7 @@ fn one_token<'a>(
     max_idle_ms: Option<u64>,
 ) -> Ask<'a> {
     Ask {
+        caller: None,
         namespace: NAMESPACE,
         name,
         place: Place::Dynamic { max_buckets },
@@ -105,8 +106,34 @@ async fn a_million_buckets_in_the_embedded_store() {
     assert_eq!(store.buckets(), BUCKETS);
     // One token of fifty a second, and a step of the grid that expiries are on.
     clock.advance(20_000 + 131_072 + 1000);
-    store.sweep();
+    store.sweep().await;
     assert_eq!(store.buckets(), 0);
+}
+
+/// Others on the thread have their turns while very many buckets are cleared away.
+#[tokio::test]
+async fn a_sweep_lets_others_have_their_turns() {
+    const COUNT: usize = 100_000;
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::with_clock(clock.clone());
+    let terms = BucketLimit::default().terms();
+    for number in 0..COUNT {
+        store.decide_one(&one_token(&format!("user-{number}"), &terms, None, None));
+    }
+    clock.advance(20_000 + 131_072 + 1000);
+    let mut turns = 0;
+    let others = async {
+        loop {
+            turns += 1;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = store.sweep() => {}
+        () = others => {}
+    }
+    assert_eq!(store.buckets(), 0);
+    assert!(turns >= COUNT / 200, "{turns} turns");
 }
 
 /// Both kinds of namespaces at once: a register costs what the README says.

@@ -4,15 +4,17 @@
 mod support;
 
 use std::io::{ErrorKind, Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use h2::client::SendRequest;
+use http::StatusCode;
 use support::metrics::Scrape;
-use support::wire::{PATIENCE, channel, client, get, post, request};
+use support::wire::{PATIENCE, channel, client, get, http, post, request};
 use support::{LimitsFile, Node, Redis, eventually, signal};
+use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowRequest;
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
@@ -60,8 +62,14 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     let client = client(&node).await;
     ask(&client, PATIENCE).await.unwrap().unwrap();
     signal(redis.pid(), "STOP");
-    let held: Vec<_> = (0..4).map(|_| ask(&client, PATIENCE)).collect();
-    // They arrive in the order of their sending, on one connection.
+    // Of five, one is turned away. Then the other four are known to take all the room.
+    let mut held = JoinSet::new();
+    for _ in 0..5 {
+        let asked = ask(&client, PATIENCE);
+        held.spawn(async move { asked.await.unwrap() });
+    }
+    let first = held.join_next().await.unwrap().unwrap().unwrap_err();
+    assert_eq!(first.code(), Code::ResourceExhausted, "{first:?}");
     let started = Instant::now();
     for _ in 0..20 {
         let status = ask(&client, PATIENCE).await.unwrap().unwrap_err();
@@ -72,7 +80,7 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
         assert_eq!(pushback.to_str().unwrap(), delay.as_millis().to_string());
     }
     println!("20 turned away in {:?}", started.elapsed());
-    assert!(held.iter().all(|one| !one.is_finished()), "those wait for the store");
+    assert!(held.try_join_next().is_none(), "those wait for the store");
     // Whoever looks after the node is answered all the same.
     let mut health = HealthClient::new(channel(node.grpc).await);
     health.check(HealthCheckRequest::default()).await.unwrap();
@@ -80,32 +88,26 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     let shed = |transport| {
         Scrape::of(node.http).sum("tollgate_shed_requests_total", &[("transport", transport)])
     };
-    assert_eq!((shed("grpc"), shed("http")), (20.0, 0.0));
+    assert_eq!((shed("grpc"), shed("http")), (21.0, 0.0));
 
     // The JSON API has as much room of its own.
-    let http = node.http;
-    let waiting: Vec<_> = (0..4).map(|_| half_asked(http)).collect();
-    eventually("there is no more room", PATIENCE, || {
-        let page = post(&node, JSON);
-        page.status == 503 && page.head.contains("\r\nretry-after: 1")
-    });
-    assert!(shed("http") >= 1.0);
-    signal(redis.pid(), "CONT");
-    for one in held {
-        assert_eq!(one.await.unwrap().unwrap(), Status::Ok);
+    let address = node.http;
+    let mut waiting = JoinSet::new();
+    for _ in 0..5 {
+        waiting.spawn_blocking(move || http(address, "POST", "/v1/allow", JSON.as_bytes()));
     }
-    drop(waiting);
+    let page = waiting.join_next().await.unwrap().unwrap();
+    assert!(page.status == 503 && page.head.contains("\r\nretry-after: 1"), "{page:?}");
+    assert_eq!((shed("grpc"), shed("http")), (21.0, 1.0));
+    signal(redis.pid(), "CONT");
+    for one in held.join_all().await {
+        assert_eq!(one.unwrap(), Status::Ok);
+    }
+    for page in waiting.join_all().await {
+        assert_eq!(page.status, 200, "{page:?}");
+    }
     assert_eq!(ask(&client, PATIENCE).await.unwrap().unwrap(), Status::Ok);
     eventually("there is room again", PATIENCE, || post(&node, JSON).status == 200);
-}
-
-/// A JSON request whose answer nobody waits for yet.
-fn half_asked(address: SocketAddr) -> TcpStream {
-    let mut stream = TcpStream::connect(address).unwrap();
-    let length = JSON.len();
-    write!(stream, "POST /v1/allow HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n{JSON}")
-        .unwrap();
-    stream
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -115,19 +117,30 @@ async fn what_nobody_waits_for_is_not_sent_on() {
         &limits.path(),
         &["--store", &redis.url(), "--store-timeout", "20s", "--threads", "1"],
     );
-    let client = client(&node).await;
+    let channel = channel(node.grpc).await;
+    let client = QuotaServiceClient::new(channel.clone());
     assert_eq!(left(&client).await, 999.0);
     signal(redis.pid(), "STOP");
-    // The first lane sends these, and all others wait for it to come back.
-    let first = ask(&client, PATIENCE);
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    // The first lane sends this one, and all others wait for it to come back. What was sent after it
+    // on the same connection and is answered tells that it has arrived, and then that the only
+    // thread has had another turn, in which the lane sends.
+    let mut health = HealthClient::new(channel.clone());
+    let mut asker = client.clone();
+    let mut first = std::pin::pin!(asker.allow(request("shop", "b", 1)));
+    for _ in 0..2 {
+        tokio::select! {
+            biased;
+            answer = &mut first => panic!("the store is stopped, but: {answer:?}"),
+            checked = health.check(HealthCheckRequest::default()) => drop(checked.unwrap()),
+        }
+    }
     let hurried: Vec<_> = (0..50).map(|_| ask(&client, Duration::from_millis(50))).collect();
     for one in hurried {
         let code = one.await.unwrap().unwrap_err().code();
         assert!(matches!(code, Code::DeadlineExceeded | Code::Cancelled), "{code:?}");
     }
     signal(redis.pid(), "CONT");
-    assert_eq!(first.await.unwrap().unwrap(), Status::Ok);
+    assert_eq!(first.await.unwrap().get_ref().status(), Status::Ok);
     assert_eq!(left(&client).await, 997.0, "only who still waited has taken anything");
 }
 
@@ -199,12 +212,20 @@ async fn headers_messages_and_streams_have_bounds() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--threads", "1"]);
 
-    // Headers of 20 kB: too large, and only that request is refused.
+    // Headers of 20 kB: too large, and only that request is refused, with a text.
     let mut sender = h2(&node).await;
     let large = head().header("x-large", "x".repeat(20 << 10)).body(()).unwrap();
     let (answer, _) = sender.send_request(large, true).unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap();
-    println!("large headers: {answer:?}");
+    let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+    assert_eq!(
+        (answer.status(), &answer.headers()["grpc-status"]),
+        (StatusCode::OK, &"8".parse().unwrap())
+    );
+    assert!(answer.headers().contains_key("grpc-message"), "{answer:?}");
+    // Beyond 64 kB they are not even read.
+    let large = head().header("x-large", "x".repeat(70 << 10)).body(()).unwrap();
+    let answer = sender.send_request(large, true).map(|(answer, _)| answer);
+    let answer = tokio::time::timeout(PATIENCE, answer.unwrap()).await.unwrap();
     assert!(answer.is_err() || answer.is_ok_and(|answer| answer.status() == 431));
 
     // A message of 5 MB, on a connection that goes on.
@@ -242,8 +263,8 @@ async fn headers_messages_and_streams_have_bounds() {
     tokio::time::timeout(PATIENCE, late).await.unwrap().unwrap();
 }
 
-/// What a service other than `Allow` may be sent at once, in bytes.
-const SHORT: u32 = 128 << 10;
+/// The most bytes of a message to health or reflection.
+const SHORT: u32 = 1 << 10;
 
 /// The gRPC status of an answer, which may be in its trailers; `None`: there is no answer.
 async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> {
@@ -273,13 +294,12 @@ async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> 
 async fn a_long_message_to_health_or_reflection_is_refused_before_it_comes() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--threads", "1"]);
-    for (path, ends) in [
-        ("/grpc.health.v1.Health/Check", Code::OutOfRange),
-        ("/grpc.health.v1.Health/Watch", Code::OutOfRange),
-        // The library ends its answers where it can't read on, without a word.
-        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Code::Ok),
+    for path in [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
     ] {
-        let ended = Some((ends as i32).to_string());
+        let ended = Some((Code::OutOfRange as i32).to_string());
         assert_eq!(grpc_status(&node, path, SHORT + 1).await, ended, "{path}");
         assert_eq!(grpc_status(&node, path, SHORT).await, None, "{path}: it is waited for");
     }

@@ -7,7 +7,7 @@ mod support;
 
 use std::time::Duration;
 
-use support::cluster::{Cluster, alone};
+use support::cluster::{Cluster, alone, attempts};
 use support::eventually;
 use support::load::{Books, Load, Plan, Sample};
 use support::metrics::Scrape;
@@ -137,32 +137,37 @@ fn few_calls_and_nothing_is_kept() {
 fn a_burst_after_idling_and_saturation_stay_within_the_bound() {
     const SIZE: f64 = 6000.0;
     let _alone = alone();
-    let cluster = Cluster::start(
-        "namespaces: { ns: { buckets: { b: { size: 6000, fill_rate: 6000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 500 } } } }",
-        &PATIENT,
-    );
-    // Some 4500 a second.
-    let paced = Plan { pace: Duration::from_millis(10), ..CALLERS };
-    let first = Load::start(&cluster.grpc(), paced, |_, _| Some(request("ns", "b", 1)));
-    first.go_on(QUIET + Duration::from_secs(3));
-    let before = first.finish();
-    assert_eq!((failed(&before), granted(&before)), (0, before.len() as f64));
-    assert!(tokens(&cluster, "served") > 0.0);
-    holds_nothing(&cluster, 3);
+    attempts(|| {
+        let cluster = Cluster::start(
+            "namespaces: { ns: { buckets: { b: { size: 6000, fill_rate: 6000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 500 } } } }",
+            &PATIENT,
+        );
+        // Some 4500 a second.
+        let paced = Plan { pace: Duration::from_millis(10), ..CALLERS };
+        let first = Load::start(&cluster.grpc(), paced, |_, _| Some(request("ns", "b", 1)));
+        first.go_on(QUIET + Duration::from_secs(3));
+        let before = first.finish();
+        assert_eq!((failed(&before), granted(&before)), (0, before.len() as f64));
+        assert!(tokens(&cluster, "served") > 0.0);
+        holds_nothing(&cluster, 3);
 
-    // Far more than there is, in requests of several tokens.
-    let second = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
-        Some(request("ns", "b", 10 + (caller % 5) as i64))
+        // Far more than there is, in requests of several tokens.
+        let second = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
+            Some(request("ns", "b", 10 + (caller % 5) as i64))
+        });
+        second.go_on(Duration::from_secs(8));
+        let after = second.finish();
+        assert_eq!(failed(&after), 0);
+        let burst: Vec<&Sample> = after.iter().collect();
+        let kept = 3.0 * 500.0;
+        let owed = Books::of(&burst, SIZE - kept, 6000.0, 0.0);
+        println!("{:.2} % of what is not kept out", owed.share() * 100.0);
+        if owed.share() < 0.99 {
+            return Err(format!("{:.4} of what is not kept out", owed.share()));
+        }
+        Books::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95)?;
+        let all: Vec<&Sample> = before.iter().chain(&after).collect();
+        Books::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5)?;
+        Ok(())
     });
-    second.go_on(Duration::from_secs(8));
-    let after = second.finish();
-    assert_eq!(failed(&after), 0);
-    let burst: Vec<&Sample> = after.iter().collect();
-    let kept = 3.0 * 500.0;
-    let owed = Books::of(&burst, SIZE - kept, 6000.0, 0.0);
-    println!("{:.2} % of what is not kept out", owed.share() * 100.0);
-    assert!(owed.share() >= 0.99);
-    Books::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95);
-    let all: Vec<&Sample> = before.iter().chain(&after).collect();
-    Books::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5);
 }

@@ -6,7 +6,8 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -255,4 +256,87 @@ fn a_removed_file_keeps_the_old_limits() {
     eventually("it is back", SOON, || version(&node) != good);
     assert_eq!(ask(&node, 1), ok(8.0));
     assert_eq!(failures(&node), 2.0);
+}
+
+/// 1 while the file is in use as it is.
+fn current(node: &Node) -> f64 {
+    Samples::of(node).get("tollgate_limits_last_reload_successful", &[]).unwrap()
+}
+
+/// What the alert goes by, whatever was taken before and however soon.
+#[test]
+fn a_bad_file_right_after_a_good_one_shows_until_it_is_mended() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    assert_eq!(current(&node), 1.0);
+    limits.write(&sized(20));
+    eventually("the good file is taken", SOON, || loads(&node) == 2.0);
+    assert_eq!(current(&node), 1.0);
+    limits.write("nonsense");
+    eventually("the bad file is refused", SOON, || current(&node) == 0.0);
+    // What was there before is as good as new.
+    limits.write(&sized(20));
+    eventually("it is mended", SOON, || current(&node) == 1.0);
+    assert_eq!(loads(&node), 3.0);
+}
+
+#[test]
+fn series_of_what_a_reload_removes_leave_the_metrics() {
+    let text = |buckets: &str, algorithm: &str| {
+        format!(
+            "namespaces: {{ ns: {{ buckets: {{ {buckets} }} }} }}\nresources: [{{ \
+             identifier_glob: \"*\", capacity: 1, algorithm: {{ kind: {algorithm}, \
+             lease_length: 60, refresh_interval: 5 }} }}]"
+        )
+    };
+    let limits = LimitsFile::new(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
+    let node = Node::start(&limits.path(), &[]);
+    for bucket in ["b", "gone"] {
+        let body = format!(r#"{{"namespace":"ns","bucketName":"{bucket}"}}"#);
+        assert_eq!(post(&node, &body).json()["status"], "OK");
+    }
+    let labelled = |label: &str, value: &str| {
+        let samples = Samples::of(&node);
+        let has = |labels: &&(String, support::wire::Labels)| {
+            labels.1.get(label).is_some_and(|found| found == value)
+        };
+        samples.series().into_iter().filter(has).count()
+    };
+    assert!(labelled("bucket", "gone") >= 8 && labelled("algorithm", "STATIC") >= 8);
+    limits.write(&text("b: { size: 6 }", "FAIR_SHARE"));
+    eventually("the change is taken", SOON, || loads(&node) == 2.0);
+    eventually("the series are gone", SOON, || {
+        labelled("bucket", "gone") == 0 && labelled("algorithm", "STATIC") == 0
+    });
+    let granted = |bucket: &str| Samples::of(&node).decisions("ns", bucket, "granted");
+    assert_eq!((granted("b"), granted("gone")), (Some(1.0), None), "what stays goes on counting");
+    limits.write(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
+    eventually("the series are back", SOON, || granted("gone") == Some(0.0));
+    assert_eq!(granted("b"), Some(1.0));
+}
+
+/// A node that is not above the permissions of files, as one that runs as root would be.
+fn bound_by_permissions(limits: &Path) -> Node {
+    let command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"];
+    let command = if rustix::process::geteuid().is_root() { &command[..] } else { &[] };
+    Node::start_under(command, [0, 0], limits, &[])
+}
+
+#[test]
+fn a_file_that_becomes_readable_again_is_taken_by_itself() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = bound_by_permissions(&limits.path());
+    let allow = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let next = limits.path().with_extension("next");
+    fs::write(&next, sized(20)).unwrap();
+    allow(&next, 0o000);
+    fs::rename(&next, limits.path()).unwrap();
+    eventually("it can't be read", SOON, || failures(&node) == 1.0);
+    assert_eq!((loads(&node), current(&node)), (1.0, 0.0));
+    allow(&limits.path(), 0o400);
+    eventually("it is read", SOON, || loads(&node) == 2.0);
+    assert_eq!((failures(&node), current(&node)), (1.0, 1.0));
+    assert_eq!(ask(&node, 1), ok(19.0));
 }

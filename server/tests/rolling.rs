@@ -91,7 +91,7 @@ fn ask_on_one(to: SocketAddr, stop: &AtomicBool) -> Asked {
 fn on(connection: &mut BufReader<TcpStream>) -> std::io::Result<(u16, String, bool)> {
     write!(
         connection.get_mut(),
-        "POST /v1/allow HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+        "POST /v1/allow HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{BODY}",
         BODY.len()
     )?;

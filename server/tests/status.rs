@@ -278,3 +278,56 @@ async fn metrics_tell_of_leases() {
     client.release_capacity(request).await.unwrap();
     eventually("the gauges forget", GAUGED, || gauges("<i>*") == [0.0; 6]);
 }
+
+#[test]
+fn nodes_and_an_outage_are_told() {
+    let (mut redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
+    let start = |id| Node::start(&limits.path(), &["--store", &redis.url(), "--node-id", id]);
+    let nodes = [start("node1"), start("node 2")];
+    let status = || get(&nodes[0], "/debug/status.json").json();
+    let version = env!("CARGO_PKG_VERSION");
+    let known = |id: &str| json!({ "id": id, "version": version });
+    eventually("both nodes are listed", GAUGED, || {
+        status()["nodes"] == json!([known("node 2"), known("node1")])
+    });
+    // A node of a version that did not say.
+    let mut inside = redis.connection();
+    let now_us = now_s() * 1_000_000;
+    redis::cmd("ZADD").arg("n").arg(now_us).arg("older").exec(&mut inside).unwrap();
+    let older = json!({ "id": "older", "version": null });
+    assert!(status()["nodes"].as_array().unwrap().contains(&older), "{}", status());
+    let before = status();
+    assert_eq!(before["outage"], Value::Null);
+    assert!((now_s() - 5..=now_s()).contains(&before["now_s"].as_i64().unwrap()), "{before}");
+
+    redis.kill();
+    eventually("the outage is told", GAUGED, || status()["outage"]["class"] == "unreachable");
+    let during = status();
+    let since = during["outage"]["since_s"].as_i64().unwrap();
+    assert!((now_s() - 20..=now_s()).contains(&since), "{during}");
+    assert_eq!(during["outage"]["error"], "the store can't be reached");
+    assert!(during["outage"]["lasting_s"].is_u64());
+    assert_eq!((&during["nodes"], &during["store"]["up"]), (&Value::Null, &json!(false)));
+    redis.start_again();
+    eventually("it is over", GAUGED, || status()["outage"].is_null());
+}
+
+#[test]
+fn a_refused_limits_file_is_told() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &["--node-id", "alone"]);
+    let status = || get(&node, "/debug/status.json").json();
+    let first = status();
+    assert_eq!(first["files"]["limits"], json!({ "in_use": true, "refused": null }));
+    let door = (&first["files"]["access"], &first["files"]["tls"]);
+    assert_eq!(door, (&Value::Null, &Value::Null));
+    let version = env!("CARGO_PKG_VERSION");
+    assert_eq!(first["nodes"], json!([{ "id": "alone", "version": version }]));
+    limits.write("namespaces: { ns: { bukets: {} } }");
+    eventually("the refusal is told", GAUGED, || status()["files"]["limits"]["in_use"] == false);
+    let refused = status()["files"]["limits"]["refused"].clone();
+    assert!(refused["error"].as_str().unwrap().contains("namespaces.ns.bukets"), "{refused}");
+    assert!((now_s() - 20..=now_s()).contains(&refused["since_s"].as_i64().unwrap()), "{refused}");
+    limits.write(LIMITS);
+    eventually("it is mended", GAUGED, || status()["files"]["limits"]["in_use"] == true);
+}

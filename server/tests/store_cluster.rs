@@ -106,7 +106,7 @@ fn all_shared(samples: &[Sample]) {
 fn books(samples: &[Sample], namespace: &str, bucket: &str) {
     let of = |s: &&Sample| s.namespace == namespace && s.bucket == bucket;
     let of: Vec<&Sample> = samples.iter().filter(of).collect();
-    Books::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97);
+    Books::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
 }
 
 /// One slot that has a bit of everything goes to another master, and stands in the middle for

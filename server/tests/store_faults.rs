@@ -131,8 +131,8 @@ fn connections_that_died_idle_cost_no_decision() {
     let _alone = alone();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    // Two lanes for gRPC, two for HTTP, and the heartbeat.
-    const CONNECTIONS: usize = 5;
+    // Two lanes each for gRPC, for HTTP and for what is in the background, and the heartbeat.
+    const CONNECTIONS: usize = 7;
     let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
     assert!(shared(&node, "spread x"));
     let clients = |inside: &mut redis::Connection| -> Vec<String> {

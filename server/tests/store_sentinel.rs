@@ -6,7 +6,7 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use support::cluster::{alive, alone};
+use support::cluster::{alive, alone, attempts};
 use support::fleet::{Fleet, Holdings, now_us};
 use support::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
 use support::metrics::{Scrape, http};
@@ -54,17 +54,20 @@ fn calls(sentinels: &Sentinels) -> bool {
 #[test]
 fn a_url_of_sentinels_is_served() {
     let _alone = alone();
-    let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
-    let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
-    let load = load(&nodes);
-    load.go_on(2 * SECOND);
-    let samples = load.finish();
-    assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
-    let all: Vec<&Sample> = samples.iter().collect();
-    Books::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97);
-    assert!(calls(&sentinels));
-    let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
-    assert_eq!(status, 200, "{page}");
+    attempts(|| {
+        let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
+        let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
+        let load = load(&nodes);
+        load.go_on(2 * SECOND);
+        let samples = load.finish();
+        assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
+        let all: Vec<&Sample> = samples.iter().collect();
+        Books::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
+        assert!(calls(&sentinels));
+        let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
+        assert_eq!(status, 200, "{page}");
+        Ok(())
+    });
 }
 
 /// What `docs/operating.md` names is enough, of the servers and of the sentinels.

@@ -1,10 +1,13 @@
 //! What the `tollgate` command says where a node and it differ about TLS: who it was that failed,
 //! and what to do.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "a slow server sleeps")]
 
 mod support;
 
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
 use std::time::Duration;
 
 use support::certs::{Ca, Pair, text};
@@ -92,4 +95,30 @@ fn nobody_is_not_taken_for_somebody_without_tls() {
     let expected =
         format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
     assert_eq!((done.code, done.stderr), (2, expected));
+}
+
+/// A server that ends no handshake: of its first record it sends a byte now and then.
+#[test]
+fn a_handshake_that_never_ends_is_within_the_deadline() {
+    const BYTES: usize = 200;
+    let ca = Ca::new();
+    let root = ca.file();
+    for (ask, flag) in [(&["capacity", "show"][..], "--http"), (&["allow", "a", "b"], "--addr")] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&[22, 3, 3, 0x40, 0]).unwrap();
+            let sent = (0..BYTES).take_while(|_| {
+                thread::sleep(Duration::from_millis(50));
+                stream.write_all(&[2]).is_ok()
+            });
+            sent.count()
+        });
+        let more = [flag, &at, "--ca-file", text(&root), "--timeout", "300ms"];
+        let done = tollgate(&[ask, &more].concat());
+        assert_eq!(done.code, 2, "{ask:?} {done:?}");
+        let sent = server.join().unwrap();
+        assert!(sent < BYTES, "{ask:?} waited for all that came");
+    }
 }

@@ -82,7 +82,7 @@ fn over_tls(
 /// A page over TLS, by a client that shows that certificate.
 fn page(address: SocketAddr, dialer: &Dialer, head: &str) -> std::io::Result<String> {
     let mut stream = over_tls(address, dialer)?;
-    stream.write_all(format!("{head} HTTP/1.0\r\nHost: x\r\n\r\n").as_bytes())?;
+    stream.write_all(format!("{head} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
@@ -337,6 +337,41 @@ fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
     assert_eq!(metric(CURRENT), 1.0);
 }
 
+#[test]
+fn the_status_tells_of_refused_files_and_of_the_expiry() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let in_use = ca.expiring("in-use", 10 * DAY, false);
+    let access = ca.path("access.yaml");
+    fs::write(&access, "callers: [{ name: all, role: administer, certificates: ['cn:all'] }]")
+        .unwrap();
+    let root = ca.file();
+    let more = ["--access", text(&access), "--tls-client-ca-file", text(&root)];
+    let node = node(&limits, &in_use, &more);
+    let dialer = ca.dialer(Some(&ca.client("all", &["cn:all"])));
+    let files = || -> serde_json::Value {
+        let page = page(node.http, &dialer, "GET /debug/status.json").unwrap();
+        let (_, body) = page.split_once("\r\n\r\n").unwrap();
+        serde_json::from_str::<serde_json::Value>(body).unwrap()["files"].take()
+    };
+    let first = files();
+    assert_eq!(first["access"], serde_json::json!({ "in_use": true, "refused": null }));
+    assert_eq!((&first["tls"]["in_use"], &first["tls"]["refused"]), (&true.into(), &().into()));
+    let in_days = (first["tls"]["certificate_expires_at_s"].as_i64().unwrap()
+        - support::wire::now_s()) as f64
+        / DAY.as_secs_f64();
+    assert!((9.9..10.1).contains(&in_days), "{in_days}");
+    fs::write(&access, "callers: [{ name: all, rolle: administer }]").unwrap();
+    fs::write(&in_use.cert, "nonsense").unwrap();
+    for (file, error) in [("access", "rolle"), ("tls", "in-use.crt")] {
+        eventually("the refusal is told", PATIENCE, || files()[file]["in_use"] == false);
+        let refused = files()[file]["refused"].clone();
+        assert!(refused["error"].as_str().unwrap().contains(error), "{refused}");
+        assert!(refused["since_s"].as_i64().unwrap() > 1_700_000_000, "{refused}");
+    }
+    let expires_s = &files()["tls"]["certificate_expires_at_s"];
+    assert_eq!(*expires_s, first["tls"]["certificate_expires_at_s"], "the old one is in use");
+}
+
 /// A connection with the beginning of a handshake: 512 bytes are to follow.
 fn begun(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
@@ -432,7 +467,10 @@ async fn a_parent_that_is_guarded() {
     let said = tollgate(&["token"]).stdout;
     let words: Vec<&str> = said.split_whitespace().collect();
     let (access, token) = (ca.path("access.yaml"), ca.path("token"));
-    let caller = format!("{{ name: south, token_sha256: [{}], resources: ['*'] }}", words[3]);
+    let caller = format!(
+        "{{ name: south, token_sha256: [{}], resources: ['*'], client_ids: '{{caller}}', lend: {{ max_clients: 9 }} }}",
+        words[3]
+    );
     fs::write(&access, format!("callers: [{caller}]")).unwrap();
     fs::write(&token, "tollgate_wrong\n").unwrap();
     let (own, client, root) = (ca.server("own"), ca.client("south", &["cn:south"]), ca.file());

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use support::faults::{Fault, Network};
 use support::redis_cluster::RedisCluster;
 use support::sentinel::Sentinels;
-use support::{Redis, free_port};
+use support::{Limit, Redis, free_port};
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::StoreError;
 use tollgate_server::store::redis::{SLOTS, Servers, Topology, slot};
@@ -42,13 +42,13 @@ async fn until(
     what: &str,
     mut holds: impl FnMut(&Topology) -> bool,
 ) -> Arc<Topology> {
-    let started = Instant::now();
+    let mut limit = Limit::new(SOON);
     loop {
         let told = servers.refresh(servers.version()).await;
         if holds(&servers.current()) {
             return servers.current();
         }
-        assert!(started.elapsed() < SOON, "{what}: not within {SOON:?}: {told:?}");
+        limit.check(&format!("{what}: {told:?}"));
     }
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tempfile::NamedTempFile;
-use tollgate_server::domain::lease::{Claim, Holder, ParentLease};
+use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::{ManualClock, Micros};
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::capacity::{CapacityService, PriorityWants, Request};
@@ -109,12 +109,18 @@ fn limits(
     Ok(Arc::new(LiveLimits::load(file.path().to_owned(), Arc::clone(metrics))?))
 }
 
-/// The result of something that never waits.
+/// The most pauses that the embedded store may make in one call, for the sake of others.
+const PAUSES: usize = 10_000;
+
+/// The result of something that makes pauses for others, but never waits for them.
 fn at_once<T>(future: impl Future<Output = T>) -> Result<T, Error> {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(result) => Ok(result),
-        Poll::Pending => Err(Error::Waits),
+    let mut future = pin!(future);
+    for _ in 0..PAUSES {
+        if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return Ok(result);
+        }
     }
+    Err(Error::Waits)
 }
 
 impl Clusters for Tree {
@@ -139,6 +145,7 @@ impl Clusters for Tree {
                 capacity: has.capacity,
                 expiry_s: EPOCH_S + i64::try_from(has.expires.as_secs()).unwrap_or(i64::MAX),
             }),
+            most_clients: MAX_SUBCLIENTS,
         };
         let leases = at_once(self.services[cluster].get(Holder::Client(client), &[request]))??;
         let lease = leases.first().ok_or(Error::Unanswered)?;
@@ -194,7 +201,12 @@ fn request(asked: &ParentRequest) -> Request<'_> {
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request { resource: &asked.resource, wants: wants.collect(), has: asked.has }
+    Request {
+        resource: &asked.resource,
+        wants: wants.collect(),
+        has: asked.has,
+        most_clients: MAX_SUBCLIENTS,
+    }
 }
 
 #[cfg(test)]

@@ -29,6 +29,15 @@ struct Guarded {
 
 impl Guarded {
     fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// One whose clients must show its own certificate besides.
+    fn mutual() -> Self {
+        Self::start_with(&[("--tls-client-ca-file", "cert")])
+    }
+
+    fn start_with(more: &[(&str, &str)]) -> Self {
         let dir = TempDir::new().unwrap();
         let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
         let token = Token::new().unwrap();
@@ -57,6 +66,9 @@ impl Guarded {
             ("--threads", "1".into()),
         ] {
             line.extend([flag.into(), value]);
+        }
+        for (flag, name) in more {
+            line.extend([flag.into(), file(name)]);
         }
         let matches = Settings::augment_args(Command::new("node")).get_matches_from(line);
         let settings = Settings::from_arg_matches(&matches).unwrap();
@@ -106,5 +118,29 @@ fn who_has_token_and_certificate_gets_in() {
         assert_eq!(run(&token).code, 2, "without TLS");
         let none = run("--token-file /no/such");
         assert!(none.stderr.contains("/no/such"), "{none:?}");
+    }
+}
+
+#[test]
+fn who_shows_a_certificate_gets_in_where_clients_must() {
+    let node = Guarded::mutual();
+    let file = |name| node.file(name).display().to_string();
+    let secure = format!("--ca-file {} --token-file {}", file("cert"), file("token"));
+    let own = format!("--cert-file {} --key-file {}", file("cert"), file("key"));
+    for load in [
+        "allow --namespace shop --bucket b --connections 1 --in-flight 2",
+        "capacity --clients 5 --connections 1 --refresh-every 50ms",
+    ] {
+        let short = "--json --warmup 0s --duration 300ms";
+        let run =
+            |more: &str| run(&format!("{load} --target {} {short} {secure} {more}", node.grpc));
+        let done = run(&own);
+        assert_eq!(done.code, 0, "{done:?}");
+        let report = done.json();
+        assert!(report["requests"].as_u64().unwrap() > 0, "{report}");
+        assert_eq!(report["errors"], 0, "{report}");
+        assert_eq!(run("").code, 2, "without a certificate");
+        let alone = run(&format!("--cert-file {}", file("cert")));
+        assert!(alone.code != 0 && alone.stderr.contains("--key-file"), "{alone:?}");
     }
 }

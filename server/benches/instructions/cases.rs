@@ -24,9 +24,10 @@ use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
+use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::front::Front;
-use tollgate_server::transport::load::Load;
+use tollgate_server::transport::load::{Bounds, Load};
 use tonic::service::Routes;
 
 use super::Fallible;
@@ -267,6 +268,7 @@ async fn ask<S: Store>(service: &AllowService<S>, bucket: &str, tokens: i64) -> 
 
 fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
     Ask {
+        caller: None,
         namespace: NAMESPACE,
         name,
         place: Place::Dynamic { max_buckets: None },
@@ -284,10 +286,11 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
 async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics, _) = service(store)?;
     let (took, load) = (metrics.rpc_duration("grpc"), Load::new(10_000, metrics.shed("grpc")));
-    let front = Arc::new(Front::new(service, took, Routes::default(), load, PATIENCE));
+    let bounds = Bounds { load, patience: PATIENCE, budget: Budget::unlimited() };
+    let front = Arc::new(Front::new(service, took, Routes::default(), bounds));
     let (near, far) = tokio::io::duplex(1 << 20);
     let guard = Guard::grpc(None, None);
-    tokio::spawn(front.serve(far, std::future::pending(), guard));
+    tokio::spawn(front.serve(far, std::future::pending(), guard, None));
     let (sender, connection) = client::handshake(near).await?;
     tokio::spawn(connection);
     Ok(sender)

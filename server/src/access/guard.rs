@@ -9,7 +9,8 @@ use subtle::ConstantTimeEq;
 use super::live::{Access, Callers, Places};
 use crate::config::access::{self as file, Role};
 use crate::config::glob::Glob;
-use crate::domain::names::{MAX_ID_BYTES, MAX_NAME_BYTES};
+use crate::domain::lease::MAX_SUBCLIENTS;
+use crate::domain::names::{CallerId, MAX_ID_BYTES, MAX_NAME_BYTES};
 use crate::metrics::{AccessMetrics, Refused};
 
 /// The longest token that is looked at, in bytes.
@@ -19,7 +20,8 @@ const LONGEST: usize = 512;
 /// requests of several callers over one connection.
 const REMEMBERED: usize = 8;
 
-/// Why a request is refused. Says the same to the caller whatever the reason in detail.
+/// Why a request is refused. Says the same to the caller whatever the reason in detail, except that a
+/// caller that lacks the right to lend is told of the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Nobody knows who asks.
@@ -28,6 +30,12 @@ pub enum Refusal {
     /// Who asks may not.
     #[error("this caller may not ask for that")]
     Forbidden,
+    /// Who asks may lease these resources, but not on behalf of other clients.
+    #[error(
+        "GetServerCapacity is for lower clusters: this caller needs `lend: {{ max_clients: N }}` \
+         in the node's access file"
+    )]
+    MayNotLend,
 }
 
 /// What the requests of one connection are checked with.
@@ -60,6 +68,8 @@ struct Grant {
     access: Arc<Access>,
     callers: Arc<Callers>,
     places: Places,
+    /// The first of them that has a name of its own.
+    named: Option<(CallerId, usize)>,
     transport: usize,
 }
 
@@ -113,9 +123,12 @@ impl Guard {
             *known = Known { callers: Some(Arc::clone(&current)), ..Known::default() };
         }
         let transport = self.transport;
-        let grant = |places| {
+        let grant = |places: Places| {
             let (access, callers) = (Arc::clone(access), Arc::clone(&current));
-            Arc::new(Grant { access, callers, places, transport })
+            let caller = |place: usize| &callers.all[place];
+            let named = places.iter().copied().find(|&place| !caller(place).anyone);
+            let named = named.map(|place| (CallerId::new(&caller(place).name), place));
+            Arc::new(Grant { access, callers, places, named, transport })
         };
         let reason = match shown(headers) {
             Shown::Token(token) => {
@@ -204,10 +217,22 @@ impl Caller {
     /// One who may do everything: where there is no access file, and for what stays open.
     pub const ALLOWED: Self = Self(None);
 
+    /// The caller and its place in the access file, if the file tells it from others. `None` for
+    /// whoever shows nothing, and for one that passes on the requests of many.
+    fn own_name(&self) -> Option<(CallerId, usize)> {
+        let grant = self.0.as_ref()?;
+        grant.named.filter(|&(_, place)| !grant.callers.all[place].shared)
+    }
+
+    /// The caller's place in the access file, if its requests are nobody else's.
+    pub fn place(&self) -> Option<usize> {
+        self.own_name().map(|(_, place)| place)
+    }
+
     /// Notes on a request that this one sends it.
-    pub fn put_on(self, request: &mut Extensions) {
-        match self.0 {
-            Some(grant) => drop(request.insert(grant)),
+    pub fn put_on(&self, request: &mut Extensions) {
+        match &self.0 {
+            Some(grant) => drop(request.insert(Arc::clone(grant))),
             None => drop(request.insert(Anybody)),
         }
     }
@@ -220,23 +245,69 @@ impl Caller {
         }
     }
 
+    /// Which caller it is, if its requests are nobody else's.
+    pub fn id(&self) -> Option<CallerId> {
+        self.own_name().map(|(id, _)| id)
+    }
+
+    /// How many resources it may hold leases on at once; `None`: no bound.
+    pub fn max_resources(&self) -> Option<u64> {
+        let grant = self.0.as_ref()?;
+        grant.named.and_then(|(_, place)| grant.callers.all[place].max_resources)
+    }
+
     /// Whether it may ask for tokens in that namespace.
     pub fn may_ask_in(&self, namespace: &str) -> Result<(), Refusal> {
         self.check(Role::Ask, |one| any(&one.namespaces, namespace, MAX_NAME_BYTES))
     }
 
-    /// Whether it may ask for leases on, and give back, each of these resources.
+    /// Whether there is any resource that it may lease.
+    pub fn may_lease_any(&self) -> Result<(), Refusal> {
+        self.check(Role::Ask, |one| one.role == Role::Administer || !one.resources.is_empty())
+    }
+
+    /// Whether it may ask for leases on, and give back, each of these resources, as the client or
+    /// cluster with that id.
     pub fn may_lease<'r>(
         &self,
+        id: &str,
         mut resources: impl Iterator<Item = &'r str>,
     ) -> Result<(), Refusal> {
         if self.0.is_none() {
             return Ok(());
         }
         // Who may lease nothing may not ask for nothing, either.
-        self.check(Role::Ask, |one| one.role == Role::Administer || !one.resources.is_empty())?;
-        resources
-            .try_for_each(|id| self.check(Role::Ask, |one| any(&one.resources, id, MAX_ID_BYTES)))
+        self.may_lease_any()?;
+        resources.try_for_each(|resource| self.check(Role::Ask, |one| leases(one, id, resource)))
+    }
+
+    /// For how many clients of a lower cluster with that id it may ask for leases on that resource.
+    /// Asked after [`Self::may_lease`].
+    pub fn may_lend(&self, id: &str, resource: &str, clients: i64) -> Result<u32, Refusal> {
+        let Some(grant) = &self.0 else { return Ok(MAX_SUBCLIENTS) };
+        let most = grant.all().filter_map(|one| match one.role {
+            Role::Administer => Some(MAX_SUBCLIENTS),
+            Role::Ask if leases(one, id, resource) => one.lend,
+            Role::Ask | Role::Observe => None,
+        });
+        let Some(most) = most.max() else {
+            grant.refused(Refused::Lend);
+            return Err(Refusal::MayNotLend);
+        };
+        if clients > i64::from(most)
+            && let Some(held_back) = grant.access.beyond_lend.pass()
+        {
+            let caller = grant.all().next().map(|one| &*one.name);
+            tracing::warn!(
+                caller,
+                clients,
+                max_clients = most,
+                held_back,
+                advice = "raise max_clients of the caller's lend in the access file",
+                "a cluster speaks for more clients than it may: those beyond do not count"
+            );
+        }
+        Ok(most)
     }
 
     /// Whether it may look at who holds leases on that resource.
@@ -251,19 +322,36 @@ impl Caller {
 
     fn check(&self, role: Role, within: impl Fn(&file::Caller) -> bool) -> Result<(), Refusal> {
         let Some(grant) = &self.0 else { return Ok(()) };
-        let all = || grant.places.iter().map(|&place| &grant.callers.all[place]);
         let has_role = |one: &&file::Caller| one.role == role || one.role == Role::Administer;
-        if all().filter(has_role).any(|one| one.role == Role::Administer || within(one)) {
+        if grant.all().filter(has_role).any(|one| one.role == Role::Administer || within(one)) {
             return Ok(());
         }
-        let reason = if all().any(|one| has_role(&one)) { Refused::Scope } else { Refused::Role };
-        grant.access.counts().refused(grant.transport, reason);
-        if let Some(held_back) = grant.access.refusals.pass() {
-            let caller = all().next().map(|one| &*one.name);
-            tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");
-        }
+        let known = grant.all().any(|one| has_role(&one));
+        grant.refused(if known { Refused::Scope } else { Refused::Role });
         Err(Refusal::Forbidden)
     }
+}
+
+impl Grant {
+    /// The callers that it stands for.
+    fn all(&self) -> impl Iterator<Item = &file::Caller> {
+        self.places.iter().map(|&place| &self.callers.all[place])
+    }
+
+    /// Counts and logs a refusal.
+    fn refused(&self, reason: Refused) {
+        self.access.counts().refused(self.transport, reason);
+        if let Some(held_back) = self.access.refusals.pass() {
+            let caller = self.all().next().map(|one| &*one.name);
+            tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");
+        }
+    }
+}
+
+/// Whether a caller may lease that resource under that id.
+fn leases(one: &file::Caller, id: &str, resource: &str) -> bool {
+    let own = |ids| any(std::slice::from_ref(ids), id, MAX_ID_BYTES);
+    any(&one.resources, resource, MAX_ID_BYTES) && one.client_ids.as_ref().is_none_or(own)
 }
 
 /// What is too long to be a name is not worth the time that a glob takes for it.
@@ -274,7 +362,53 @@ fn any(globs: &[Glob], name: &str, most_bytes: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
+    use ring::digest::{SHA256, digest};
+
     use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn a_named_caller_has_a_place_of_its_own() {
+        let hash = |token: &str| {
+            let hash = digest(&SHA256, token.as_bytes());
+            hash.as_ref().iter().fold(String::new(), |mut text, byte| {
+                write!(text, "{byte:02x}").expect("text");
+                text
+            })
+        };
+        let file = format!(
+            "callers:
+  - {{ name: one, token_sha256: [{}], namespaces: ['*'] }}
+  - {{ name: balancer, token_sha256: [{}], namespaces: ['*'], shared: true }}
+  - {{ name: two, token_sha256: [{}], certificates: ['cn:two'], namespaces: ['*'] }}
+  - {{ name: open, anyone: true, namespaces: ['*'] }}
+",
+            hash("1"),
+            hash("b"),
+            hash("2")
+        );
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("access.yaml");
+        std::fs::write(&path, file).expect("written");
+        let access = Arc::new(Access::load(&path, &Metrics::new()).expect("a good file"));
+        let place = |token: Option<&str>, names: Option<Arc<[String]>>| {
+            let mut headers = HeaderMap::new();
+            if let Some(token) = token {
+                let value = format!("Bearer {token}").parse().expect("a header");
+                headers.insert(AUTHORIZATION, value);
+            }
+            let mut guard = Guard::grpc(Some(Arc::clone(&access)), names);
+            guard.caller(&headers).expect("known").place()
+        };
+        assert_eq!(place(Some("1"), None), Some(0));
+        assert_eq!(place(Some("2"), None), Some(2));
+        assert_eq!(place(Some("b"), None), None, "it is shared");
+        assert_eq!(place(None, None), None, "it is anyone");
+        assert_eq!(place(None, Some(["cn:two".to_owned()].into())), Some(2));
+        assert_eq!(Caller::ALLOWED.place(), None);
+    }
 
     #[test]
     fn tokens_that_differ_anywhere_are_not_the_same() {

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use super::token::Tokens;
 use crate::config::Faults;
 use crate::config::access::{Caller, parse};
-use crate::files::{self, LOOK, Watched};
+use crate::files::{self, LOOK, Refusal, Refused, Watched};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Metrics};
 
@@ -89,7 +89,10 @@ pub struct Access {
     reloading: Mutex<()>,
     counts: AccessMetrics,
     failures: Repeating,
+    refused: Refused,
     pub(super) refusals: Repeating,
+    /// Clusters that speak for more clients than they may.
+    pub(super) beyond_lend: Repeating,
 }
 
 impl Access {
@@ -103,7 +106,23 @@ impl Access {
         let current = ArcSwap::from_pointee(Callers::new(callers));
         let (path, failures) = (path.to_owned(), Repeating::default());
         let (reloading, refusals) = (Mutex::default(), Repeating::default());
-        Ok(Self { path, current, watched, reloading, counts, failures, refusals })
+        let (refused, beyond_lend) = (Refused::default(), Repeating::default());
+        Ok(Self {
+            path,
+            current,
+            watched,
+            reloading,
+            counts,
+            failures,
+            refused,
+            refusals,
+            beyond_lend,
+        })
+    }
+
+    /// Why the file is not in use as it is now; `None`: it is.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refused.get()
     }
 
     pub(super) fn current(&self) -> Loaded<Arc<Callers>> {
@@ -120,6 +139,7 @@ impl Access {
         self.watched.take();
         let callers = read(&self.path).inspect_err(|error| {
             self.counts.failed();
+            self.refused.set(error);
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(
                     %error, held_back, advice = "see what `tollgate check --access` says of the file",
@@ -127,9 +147,12 @@ impl Access {
                 );
             }
         })?;
+        let callers = Arc::new(Callers::new(callers));
+        self.current.store(Arc::clone(&callers));
+        // Only now: whoever sees the count or the log line relies on the new callers.
         self.counts.loaded();
-        report(&self.path, &callers);
-        self.current.store(Arc::new(Callers::new(callers)));
+        self.refused.clear();
+        report(&self.path, &callers.all);
         Ok(())
     }
 
@@ -159,7 +182,37 @@ fn report(path: &Path, callers: &[Caller]) {
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::layer::SubscriberExt as _;
+
     use super::*;
+
+    /// Notes how many callers are in use at each event that is logged.
+    struct InUse {
+        access: Arc<Access>,
+        noted: Arc<Mutex<Vec<usize>>>,
+    }
+
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for InUse {
+        fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
+            self.noted.lock().unwrap().push(self.access.current().all.len());
+        }
+    }
+
+    #[test]
+    fn a_file_is_in_use_before_it_is_said_to_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("access.yaml");
+        let caller = "{ name: x, certificates: ['cn:x'], namespaces: [shop] }";
+        std::fs::write(&path, format!("callers: [{caller}]")).unwrap();
+        let access = Arc::new(Access::load(&path, &Metrics::new()).unwrap());
+        std::fs::write(&path, "callers: []").unwrap();
+        let noted = Arc::new(Mutex::new(Vec::new()));
+        let layer = InUse { access: Arc::clone(&access), noted: Arc::clone(&noted) };
+        let subscriber = tracing_subscriber::registry().with(layer);
+        tracing::subscriber::with_default(subscriber, || access.reload()).unwrap();
+        // That it is in use, and that nobody may ask.
+        assert_eq!(*noted.lock().unwrap(), [0, 0]);
+    }
 
     #[test]
     fn of_a_certificate_so_many_names_count() {

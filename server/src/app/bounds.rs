@@ -6,10 +6,11 @@ use std::sync::Arc;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use crate::logging::Repeating;
-use crate::metrics::{ConnectionMetrics, Metrics};
+use crate::metrics::{BudgetMetrics, ConnectionMetrics, Metrics};
 use crate::settings::Settings;
+use crate::transport::budget::{Budget, DEFAULT_LIMIT};
 use crate::transport::connection::{PATIENCE, Patience};
-use crate::transport::load::{Load, Places};
+use crate::transport::load::{self, Load, Places};
 
 /// Requests under way a thread. Those that wait for the store are fewer: there it is known whose
 /// they are, and who has most is turned away first. This is for whatever else there may be.
@@ -30,6 +31,8 @@ pub(super) struct Bounds {
     connections: usize,
     /// How long clients are waited for.
     pub(super) patience: Patience,
+    /// Bytes that both ports buffer.
+    pub(super) budget: Budget,
     metrics: Arc<Metrics>,
     /// Of requests that are turned away, whichever thread it is that does.
     log: Arc<Repeating>,
@@ -43,10 +46,14 @@ impl Bounds {
         // A call of a page asks the store twice at most: what its caller gives back, and what it
         // gets. One of many pages has the rest of the time for them.
         let call = PATIENCE.call + settings.store_timeout * 2;
+        let limit = bounds.max_buffered_bytes.unwrap_or(DEFAULT_LIMIT);
+        let age = Some(bounds.max_connection_age).filter(|age| !age.is_zero());
+        let idle = bounds.http_idle;
         Self {
+            budget: Budget::new(limit, BudgetMetrics::new(metrics)),
             in_flight: bounds.max_in_flight.map_or(IN_FLIGHT, |all| all.get().div_ceil(threads)),
             connections: connections(settings, open_files()),
-            patience: Patience { keepalive, answer, idle: bounds.http_idle, call, ..PATIENCE },
+            patience: Patience { keepalive, answer, idle, call, age, ..PATIENCE },
             metrics: Arc::clone(metrics),
             log: Arc::default(),
         }
@@ -55,6 +62,12 @@ impl Bounds {
     /// For one thread.
     pub(super) fn load(&self, transport: &'static str) -> Load {
         Load::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
+    }
+
+    /// For one thread that serves gRPC.
+    pub(super) fn of_a_thread(&self, transport: &'static str) -> load::Bounds {
+        let (load, budget) = (self.load(transport), self.budget.clone());
+        load::Bounds { load, patience: self.patience, budget }
     }
 
     /// For one port.
@@ -115,5 +128,10 @@ mod tests {
         let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
         assert_eq!(bounds.patience.call, Duration::from_secs(150));
         assert_eq!(bounds.patience.idle, Duration::from_secs(75));
+        assert_eq!(bounds.patience.age, Some(Duration::from_secs(3600)));
+        let line = ["tollgate", "--limits", "x", "--max-connection-age", "0"];
+        let settings = Line::try_parse_from(line).expect("settings").settings;
+        let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
+        assert_eq!(bounds.patience.age, None);
     }
 }

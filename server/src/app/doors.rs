@@ -7,10 +7,12 @@ use tokio::net::TcpListener;
 
 use super::{Error, Listeners};
 use crate::access::Access;
+use crate::files;
 use crate::metrics::Metrics;
-use crate::settings::{Doors, ParentFiles, is_elsewhere};
+use crate::settings::{Doors, ParentFiles, Settings, is_elsewhere};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::door::Door;
+use crate::transport::http::Hosts;
 
 /// What connections come in through.
 pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
@@ -31,6 +33,11 @@ pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
         None => None,
     };
     Ok(Door { tls, access })
+}
+
+/// The host names that the HTTP port at `address` answers to.
+pub(super) fn hosts(settings: &Doors, address: SocketAddr, advertise: &str) -> Hosts {
+    Hosts::new(address.ip().is_loopback(), advertise, &settings.http_hosts)
 }
 
 /// Says so, once, where anybody on the network may read along, or ask.
@@ -78,5 +85,22 @@ pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]
             advice = "see docs/security.md",
             "the token for the parent is sent in the clear"
         );
+    }
+}
+
+/// Says so, once for each, where everybody on this machine may read a private key.
+pub(super) fn warn_if_keys_are_readable(settings: &Settings) {
+    for (flag, key) in [
+        ("--tls-key-file", &settings.doors.tls_key_file),
+        ("--store-key-file", &settings.store_files.store_key_file),
+        ("--parent-key-file", &settings.parent_files.parent_key_file),
+    ] {
+        if let Some(path) = key.as_deref().filter(|path| files::is_world_readable(path)) {
+            tracing::warn!(
+                flag, path = %path.display(),
+                advice = "take the right away from others: chmod o= FILE",
+                "everybody on this machine may read a private key"
+            );
+        }
     }
 }

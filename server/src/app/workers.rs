@@ -1,5 +1,6 @@
-//! The threads that serve gRPC, and how connections get to them.
+//! The threads that serve connections: several for gRPC, and one for HTTP.
 
+use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -7,81 +8,27 @@ use std::thread;
 use std::time::Duration;
 
 use futures_util::future::FutureExt as _;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 
+use super::accept::Accepted;
 use super::{Error, stop_signal};
-use crate::logging::Repeating;
+use crate::access::Guard;
 use crate::store::Store;
-use crate::tls::{Port, Room};
+use crate::tls::{Port, Room, Stream};
 use crate::transport::door::Door;
 use crate::transport::front::Front;
-use crate::transport::load::{Place, Places};
+use crate::transport::http_port::HttpPort;
+use crate::transport::load::Place;
 
-/// How long a connection may take to its first byte.
-const SILENCE: Duration = Duration::from_secs(10);
+/// How long a TLS handshake may still take once the node is stopping.
+const LAST: Duration = Duration::from_secs(1);
 
 /// How many turns connections have between two looks for the input of others, where there are
 /// always some that have more to do.
 const TURNS: u32 = 8;
-
-/// A connection that has sent something, and its place.
-pub(super) type Accepted = (std::net::TcpStream, Place);
-
-/// Accepts connections and deals them out in turn, each once it has sent something: until
-/// then it can be closed, whereas a server waits for it to speak, also when it should stop.
-/// One for which there is no place is closed at once: left to wait it would look to a load balancer
-/// like one that is served, but slowly. Ends only with its caller.
-pub(super) async fn accept(
-    listener: TcpListener,
-    places: Places,
-    lanes: Vec<mpsc::Sender<Accepted>>,
-) {
-    let failures = Repeating::default();
-    let (mut silent, mut lane) = (JoinSet::new(), 0);
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted.and_then(|(stream, _)| {
-                stream.set_nodelay(true)?;
-                Ok(stream)
-            }),
-            Some(spoken) = silent.join_next() => {
-                // What has failed before its first byte is nobody's request.
-                if let Ok(Ok(stream)) = spoken {
-                    // A thread that is gone takes no connections: dropping this one refuses it.
-                    let _ = lanes[lane].send(stream).await;
-                    lane = (lane + 1) % lanes.len();
-                }
-                continue;
-            }
-        };
-        match accepted {
-            Ok(stream) => {
-                let Some(place) = places.take() else {
-                    // Nothing is left of it, not even for the minute that ports are kept.
-                    let _ = stream.set_zero_linger();
-                    continue;
-                };
-                silent.spawn(async move {
-                    tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
-                    io::Result::Ok((stream.into_std()?, place))
-                });
-            }
-            Err(error) => {
-                if let Some(held_back) = failures.pass() {
-                    tracing::warn!(
-                        %error, held_back, advice = "raise the limit of open files (ulimit -n)",
-                        "a connection could not be accepted"
-                    );
-                }
-                // Mostly there are too many open files: trying again at once won't help.
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        }
-    }
-}
 
 /// What a worker's receiver has heard.
 pub(super) type Heard = Result<Result<(), Error>, oneshot::error::RecvError>;
@@ -102,56 +49,62 @@ fn runtime() -> io::Result<Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS).build()
 }
 
-/// One thread that serves gRPC.
+/// One thread that serves the connections of one port.
 pub(super) struct Worker {
+    pub(super) port: Port,
     pub(super) accepted: mpsc::Receiver<Accepted>,
     pub(super) stopped: watch::Receiver<bool>,
     pub(super) door: Door,
 }
 
 impl Worker {
-    /// Starts it; the receiver hears when it has ended.
-    pub(super) fn start<S: Store>(
+    /// Starts it; the receiver hears when it has ended. `open` makes, on the new thread, what
+    /// serves one connection until its client or the last argument ends it.
+    pub(super) fn start<F>(
         self,
-        number: usize,
-        front: impl FnOnce() -> Result<Front<S>, Error> + Send + 'static,
-    ) -> Result<oneshot::Receiver<Result<(), Error>>, Error> {
+        name: String,
+        open: impl FnOnce() -> Result<F, Error> + Send + 'static,
+    ) -> Result<oneshot::Receiver<Result<(), Error>>, Error>
+    where
+        F: Server,
+    {
         let (done, ended) = oneshot::channel();
         let runtime = runtime().map_err(|error| Error::System("a runtime", error))?;
         thread::Builder::new()
-            .name(format!("grpc-{number}"))
+            .name(name)
             .spawn(move || {
                 // Nobody listens if the node has given up waiting.
-                let _ = done.send(runtime.block_on(self.serve(front)));
+                let _ = done.send(runtime.block_on(self.serve(open)));
             })
             .map_err(|error| Error::System("a thread", error))?;
         Ok(ended)
     }
 
     /// Serves until it is told to stop, and every request under way is answered.
-    async fn serve<S: Store>(
+    async fn serve<F: Server>(
         mut self,
-        front: impl FnOnce() -> Result<Front<S>, Error>,
+        open: impl FnOnce() -> Result<F, Error>,
     ) -> Result<(), Error> {
-        let front = Arc::new(front()?);
+        let served = open()?;
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
-        let (door, stop) = (self.door, || stop_signal(self.stopped.clone()));
+        let (door, port) = (self.door, self.port);
         let begin = |connections: &mut JoinSet<()>, (accepted, place), room: Room| {
             // One that is broken already is nobody's request.
             let Ok(stream) = TcpStream::from_std(accepted) else { return };
-            let (front, door) = (Arc::clone(&front), door.clone());
-            let (going, stop) = (stop(), stop());
+            let (served, door) = (served.clone(), door.clone());
+            let (going, stop) = (stop_signal(self.stopped.clone()), self.stopped.clone());
             connections.spawn(async move {
+                let mut opening = pin!(door.open(stream, port, room));
                 let opened = tokio::select! {
                     // Without TLS it is in at once, also when it only comes to be sent away.
                     biased;
-                    opened = door.open(stream, Port::Grpc, room) => opened,
-                    // A stop waits for requests, not for handshakes.
-                    () = going => None,
+                    opened = &mut opening => opened,
+                    // A stop waits for requests, and not for long for handshakes.
+                    () = going => tokio::time::timeout(LAST, opening).await.ok().flatten(),
                 };
                 if let Some((stream, guard)) = opened {
-                    front.serve(stream, stop, guard).await;
+                    served.serve(stream, guard, stop_signal(stop)).await;
                 }
                 drop::<Place>(place);
             });
@@ -165,18 +118,55 @@ impl Worker {
             // Until there is, connections wait in the lane, and then to be accepted.
             let room = tokio::select! {
                 biased;
-                room = door.room(Port::Grpc) => room,
+                room = door.room(port) => room,
                 () = &mut stopped => break,
             };
             begin(&mut connections, accepted, room);
         }
-        // Those that were dealt already have sent something, and hear that they should go elsewhere.
-        while let Ok(accepted) = self.accepted.try_recv() {
-            let Some(room) = door.room(Port::Grpc).now_or_never() else { continue };
+        // Those that are still handed over hear that they should go elsewhere. The thread that
+        // accepts ends soon, and with it the channel.
+        while let Some(accepted) = self.accepted.recv().await {
+            let Some(room) = door.room(port).now_or_never() else { continue };
             begin(&mut connections, accepted, room);
         }
         while connections.join_next().await.is_some() {}
         Ok(())
+    }
+}
+
+/// What serves connections.
+pub(super) trait Server: Clone + Send + 'static {
+    /// Serves one until its client closes it, or until `stop` completes and every request under
+    /// way is answered.
+    fn serve(
+        self,
+        stream: Stream<TcpStream>,
+        guard: Guard,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send;
+}
+
+impl<S: Store> Server for Arc<Front<S>> {
+    fn serve(
+        self,
+        stream: Stream<TcpStream>,
+        guard: Guard,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send {
+        let expires = stream.expires_in();
+        Front::serve(self, stream, stop, guard, expires)
+    }
+}
+
+impl Server for HttpPort {
+    fn serve(
+        self,
+        stream: Stream<TcpStream>,
+        guard: Guard,
+        stop: impl Future<Output = ()> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send {
+        let expires = stream.expires_in();
+        Self::serve(self, stream, guard, stop, expires)
     }
 }
 
@@ -198,8 +188,9 @@ mod tests {
     use crate::service::limits::LiveLimits;
     use crate::store::clock::Clock;
     use crate::store::memory::MemoryStore;
+    use crate::transport::budget::Budget;
     use crate::transport::connection::PATIENCE;
-    use crate::transport::load::Load;
+    use crate::transport::load::{Bounds, Load};
 
     fn front() -> Front<MemoryStore> {
         let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
@@ -207,8 +198,9 @@ mod tests {
         let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
         let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
         let allow = AllowService::new(MemoryStore::new(), Arc::new(shared));
-        let load = Load::new(1, metrics.shed("grpc"));
-        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default(), load, PATIENCE)
+        let (load, budget) = (Load::new(1, metrics.shed("grpc")), Budget::unlimited());
+        let bounds = Bounds { load, patience: PATIENCE, budget };
+        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default(), bounds)
     }
 
     #[tokio::test]
@@ -218,8 +210,10 @@ mod tests {
         let mut lanes = Vec::new();
         let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
             let (lane, accepted) = mpsc::channel(1);
-            let worker = Worker { accepted, stopped: stopped.clone(), door: Door::default() };
-            let ended = worker.start(number, front).expect("a thread");
+            let (stopped, door) = (stopped.clone(), Door::default());
+            let worker = Worker { port: Port::Grpc, accepted, stopped, door };
+            let name = format!("grpc-{number}");
+            let ended = worker.start(name, move || front().map(Arc::new)).expect("a thread");
             lanes.push(lane);
             ended
         };

@@ -68,29 +68,22 @@ impl Http {
         let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
         let socket = connect(&self.http, timeout)?;
         let deadline = Instant::now() + timeout;
-        socket.set_write_timeout(Some(timeout))?;
-        socket.set_read_timeout(Some(timeout))?;
-        let mut stream = self.over_tls(socket.try_clone()?)?;
+        let mut stream = self.over_tls(Timed { socket, deadline })?;
         // HTTP/1.0: the answer is not chunked, and its end is the connection's.
         let head = format!(
             "GET {path} HTTP/1.0\r\nHost: {}\r\n{}\r\n",
             self.http,
             authorization.unwrap_or_default()
         );
-        stream.write_all(head.as_bytes()).map_err(timed_out)?;
+        stream.write_all(head.as_bytes())?;
         let mut answer = Vec::new();
         let mut buffer = vec![0; 64 * 1024];
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
-            }
-            socket.set_read_timeout(Some(left))?;
             match stream.read(&mut buffer) {
                 Ok(0) => return page(&answer),
                 Ok(length) => answer.extend_from_slice(&buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(timed_out(error)),
+                Err(error) => return Err(error),
             }
             if answer.len() > LIMIT {
                 return Err(invalid("the answer is too long"));
@@ -99,7 +92,7 @@ impl Http {
     }
 
     /// The same connection, over TLS if it is to be. Hands are shaken with the first bytes.
-    fn over_tls(&self, socket: TcpStream) -> io::Result<Box<dyn Stream>> {
+    fn over_tls(&self, socket: Timed) -> io::Result<Box<dyn Stream>> {
         let Some(dialer) = self.secure.dialer().map_err(io::Error::other)? else {
             return Ok(Box::new(socket));
         };
@@ -120,6 +113,37 @@ pub(super) fn connect(host_port: &str, timeout: Duration) -> io::Result<TcpStrea
         }
     }
     Err(last)
+}
+
+/// A socket on which nothing is waited for past a deadline, however little comes at a time.
+pub(super) struct Timed {
+    pub(super) socket: TcpStream,
+    pub(super) deadline: Instant,
+}
+
+impl Timed {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    }
+}
+
+impl Read for Timed {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.read(buffer).map_err(timed_out)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.socket.flush()
+    }
 }
 
 trait Stream: Read + Write {}

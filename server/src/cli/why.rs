@@ -4,7 +4,7 @@
 use std::error::Error;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, Error as TlsError,
@@ -65,7 +65,7 @@ fn greeted(address: &str, dialer: &Dialer) -> io::Result<()> {
     let name = dialer.name(host(address))?;
     let connection = ClientConnection::new(Arc::new(dialer.config()), name);
     let socket = http::connect(address, LOOK)?;
-    socket.set_read_timeout(Some(LOOK))?;
+    let socket = http::Timed { socket, deadline: Instant::now() + 2 * LOOK };
     StreamOwned::new(connection.map_err(io::Error::other)?, socket).read_exact(&mut [0])
 }
 

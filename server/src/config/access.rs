@@ -7,9 +7,10 @@ use std::fmt;
 
 use super::Faults;
 use super::fault::{Path, quoted};
-use super::glob::Glob;
+use super::glob::{self, Glob};
 use super::read::{Entry, Fields, Keys, Reader};
 use super::tree::{self, Node};
+use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::check_bucket;
 
 /// Bytes of a SHA-256.
@@ -37,10 +38,20 @@ const CALLER_KEYS: Keys = Keys {
         "anyone",
         "namespaces",
         "resources",
+        "client_ids",
+        "lend",
+        "max_resources",
+        "shared",
         "description",
     ],
     ignored: &[],
 };
+
+const LEND_KEYS: Keys =
+    Keys { shape: "a mapping: { max_clients: 10000 }", known: &["max_clients"], ignored: &[] };
+
+/// What stands for the caller's own name in `client_ids`.
+const OWN_NAME: &str = "{caller}";
 
 const NOT_A_HASH: &str = "must be the SHA-256 of a token in 64 hexadecimal digits, as \
                           `tollgate token` prints it; not the token itself";
@@ -88,8 +99,17 @@ pub struct Caller {
     pub namespaces: Vec<Glob>,
     /// Of the resources that it may ask for, or look at.
     pub resources: Vec<Glob>,
+    /// Of the ids of clients, and of clusters, that it may lease as; `None`: any.
+    pub client_ids: Option<Glob>,
+    /// It may lease for a lower cluster, of which it may speak for this many clients.
+    pub lend: Option<u32>,
+    /// How many resources it may hold leases on at once, from one node; `None`: no bound.
+    pub max_resources: Option<u64>,
     /// It may look at what shows all namespaces and resources.
     pub everything: bool,
+    /// It passes on the requests of many, as a load balancer does: its share of a busy node is not
+    /// bounded.
+    pub shared: bool,
 }
 
 impl fmt::Display for Caller {
@@ -107,6 +127,12 @@ impl fmt::Display for Caller {
                 write!(f, "\n    resources   {}", listed(&self.resources))?;
             }
         }
+        if let Some(ids) = &self.client_ids {
+            write!(f, "\n    client ids  {:?}", ids.as_str())?;
+        }
+        if let Some(most) = self.lend {
+            write!(f, "\n    lends       to clusters of at most {most} clients")?;
+        }
         let known_by = [
             match self.tokens.len() {
                 0 => None,
@@ -120,13 +146,17 @@ impl fmt::Display for Caller {
         let known_by: Vec<_> = known_by.into_iter().flatten().collect();
         // An empty list of tokens is no fault: somebody may be without one for a while.
         let known_by = if known_by.is_empty() { "nothing".into() } else { known_by.join(", or ") };
-        write!(f, "\n    known by    {known_by}")
+        write!(f, "\n    known by    {known_by}")?;
+        if self.shared {
+            write!(f, "\n    shared      its share of a busy node is not bounded")?;
+        }
+        Ok(())
     }
 }
 
 /// Reads an access file.
 pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
-    let (root, mut faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
+    let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let mut reader = Reader::default();
     let top = reader.fields(&root, &Path::ROOT, &FILE_KEYS);
     let mut callers = Vec::new();
@@ -146,12 +176,8 @@ pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
         }
         None => {}
     }
-    faults.extend(reader.faults);
-    if faults.is_empty() {
-        return Ok(callers);
-    }
-    faults.sort_by_key(|fault| fault.line);
-    Err(Faults(faults))
+    faults.followed_by(reader.faults)?;
+    Ok(callers)
 }
 
 /// The lines of what must be there only once.
@@ -194,8 +220,18 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         let message = "can't be told from others: give it token_sha256 or certificates";
         reader.fault(fields.line, path, message);
     }
+    let shared = fields.get("shared").and_then(|entry| {
+        let choices = [("true", true), ("false", false)];
+        reader.choice(entry.value, &path.key(entry.key), &choices)
+    });
     let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
+    let client_ids = client_ids(reader, &fields, path, &name);
+    let lend = lend(reader, &fields, path);
+    let max_resources = fields.get("max_resources").and_then(|entry| {
+        let most = reader.whole(entry.value, &path.key(entry.key), 1..=i64::MAX, None)?;
+        u64::try_from(most).ok()
+    });
     // What a role that is none of ours may do nobody knows.
     if !unknown {
         scope(reader, &fields, path, role);
@@ -210,7 +246,11 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         anyone: anyone.is_some(),
         namespaces,
         resources,
+        client_ids,
+        lend,
+        max_resources,
         everything,
+        shared: shared.unwrap_or_default(),
     }
 }
 
@@ -284,7 +324,7 @@ fn globs(
         let here = path.item(index);
         let Some(text) = reader.text(item, &here, "a glob") else { continue };
         match read(text) {
-            Err(wrong) => reader.fault(item.line, &here, wrong),
+            Err(wrong) => reader.fault_of_item(item.line, &here, wrong),
             Ok(glob) => globs.push(glob),
         }
     }
@@ -297,26 +337,67 @@ fn of_certificates(text: &str) -> Result<Glob, &'static str> {
     }
     match text.starts_with("dns:") {
         // Such names have no case, and those of certificates are in lower case here.
-        true => Glob::new(&text.to_ascii_lowercase()),
+        true => Glob::of_hosts(&text.to_ascii_lowercase()),
         false => Glob::new(text),
     }
 }
 
+/// The ids that a caller of that name may lease as.
+fn client_ids(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    name: &str,
+) -> Option<Glob> {
+    let entry = fields.get("client_ids")?;
+    let path = path.key(entry.key);
+    let text = reader.text(entry.value, &path, "a glob, such as \"{caller}/*\"")?;
+    let read = Glob::new(&text.replace(OWN_NAME, &glob::escaped(name)));
+    read.map_err(|wrong| reader.fault(entry.value.line, &path, wrong)).ok()
+}
+
+/// For how many clients of a lower cluster a caller may speak.
+fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32> {
+    let entry = fields.get("lend")?;
+    let path = path.key(entry.key);
+    let lend = reader.fields(entry.value, &path, &LEND_KEYS);
+    let Some(most) = lend.get("max_clients") else {
+        if !lend.wrong {
+            let message = "is missing: the most clients that the caller may speak for";
+            reader.fault(entry.line, &path.key("max_clients"), message);
+        }
+        return None;
+    };
+    let range = 1..=i64::from(MAX_SUBCLIENTS);
+    let most = reader.whole(most.value, &path.key(most.key), range, None)?;
+    u32::try_from(most).ok()
+}
+
 /// What is allowed must be said, and only where it has an effect.
 fn scope(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, role: Role) {
-    let given = ["namespaces", "resources"].map(|key| fields.get(key));
-    match role {
-        Role::Administer => {
-            for entry in given.into_iter().flatten() {
-                let message = "has no effect: who administers may do everything; remove it";
-                reader.fault(entry.line, &path.key(entry.key), message);
-            }
+    let mut idle = |keys: &[&str], message: &str| {
+        for entry in keys.iter().filter_map(|key| fields.get(key)) {
+            reader.fault(entry.line, &path.key(entry.key), message);
         }
-        Role::Ask | Role::Observe => {
-            if !fields.wrong && given.iter().all(Option::is_none) {
-                let message = "may do nothing: give it namespaces or resources, [\"*\"] is all";
-                reader.fault(fields.line, path, message);
-            }
+    };
+    match role {
+        Role::Administer => idle(
+            &["namespaces", "resources", "client_ids", "lend"],
+            "has no effect: who administers may do everything; remove it",
+        ),
+        Role::Observe => {
+            idle(&["client_ids", "lend"], "has no effect: who observes leases nothing; remove it");
+        }
+        Role::Ask => {}
+    }
+    let given = ["namespaces", "resources"].map(|key| fields.get(key));
+    if role != Role::Administer && !fields.wrong && given.iter().all(Option::is_none) {
+        let message = "may do nothing: give it namespaces or resources, [\"*\"] is all";
+        reader.fault(fields.line, path, message);
+    } else if role == Role::Ask && given[1].is_none() {
+        for entry in ["client_ids", "lend"].iter().filter_map(|key| fields.get(key)) {
+            let message = "has no effect without resources: say what it may lease";
+            reader.fault(entry.line, &path.key(entry.key), message);
         }
     }
 }
@@ -335,8 +416,10 @@ mod tests {
     description: the shop's backends
     token_sha256: [{HASH}, \"{}\"]
     namespaces: [shop, 'cart-*']
+    max_resources: 20
   - {{ name: ops, role: administer, certificates: ['cn:Ops', 'uri:spiffe://x/*', 'dns:*.Example'] }}
   - {{ name: rest, role: observe, anyone: true, namespaces: ['*'], resources: ['*'] }}
+  - {{ name: 'a[b*', certificates: ['cn:a'], resources: ['*'], client_ids: 'x/{{caller}}/*', lend: {{ max_clients: 7 }} }}
 ",
             HASH.to_uppercase().replace('B', "C")
         );
@@ -348,19 +431,53 @@ mod tests {
             [
                 ("shop", Role::Ask, false, false),
                 ("ops", Role::Administer, false, true),
-                ("rest", Role::Observe, true, true)
+                ("rest", Role::Observe, true, true),
+                ("a[b*", Role::Ask, false, false)
             ]
         );
         assert_eq!(
             (callers[0].tokens[0][..2].to_vec(), callers[0].tokens[1][0]),
             (vec![0xba, 0x78], 0xca)
         );
+        let tied = &callers[3];
+        assert_eq!((callers[0].lend, tied.lend, &callers[0].client_ids), (None, Some(7), &None));
+        let ids = tied.client_ids.as_ref().unwrap();
+        let names = ["x/a[b*/1", "x/a[b*/", "x/a[bc/1", "a[b*/1", "x/a[b*/1/2"];
+        assert_eq!(names.map(|id| ids.matches(id)), [true, true, false, false, false]);
+        assert_eq!((callers[0].max_resources, callers[2].max_resources), (Some(20), None));
         assert!(callers[0].namespaces[1].matches("cart-a") && callers[0].resources.is_empty());
         assert!(callers[1].certificates[1].matches("uri:spiffe://x/y"));
         assert!(!callers[1].certificates[0].matches("dns:ops"));
         assert!(callers[1].certificates[0].matches("cn:Ops"));
         assert!(!callers[1].certificates[0].matches("cn:ops"));
         assert!(callers[1].certificates[2].matches("dns:ops.example"));
+        assert!(!callers[1].certificates[2].matches("dns:eu.ops.example"), "as in certificates");
+    }
+
+    #[test]
+    fn what_has_no_effect_on_leases_is_a_fault() {
+        let text = "callers:
+  - { name: a, role: administer, certificates: ['cn:a'], lend: { max_clients: 1 } }
+  - { name: b, role: observe, certificates: ['cn:b'], resources: ['*'], client_ids: b }
+  - { name: c, certificates: ['cn:c'], namespaces: ['*'], lend: { max_clients: 1 } }
+  - { name: d, certificates: ['cn:d'], resources: ['*'], lend: {} }
+  - { name: e, certificates: ['cn:e'], resources: ['*'], lend: 10 }
+  - { name: f, certificates: ['cn:f'], resources: ['*'], lend: { max_clients: 0 } }
+  - { name: g, certificates: ['cn:g'], resources: ['*'], lend: { max_clients: 1000000001 } }
+  - { name: h, certificates: ['cn:h'], resources: ['*'], client_ids: '[' }
+  - { name: i, certificates: ['cn:i'], resources: ['*'], client_ids: ['a'] }
+";
+        let expected =
+            "line 2: callers[0].lend: has no effect: who administers may do everything; remove it
+line 3: callers[1].client_ids: has no effect: who observes leases nothing; remove it
+line 4: callers[2].lend: has no effect without resources: say what it may lease
+line 5: callers[3].lend.max_clients: is missing: the most clients that the caller may speak for
+line 6: callers[4].lend: must be a mapping: { max_clients: 10000 }, not 10
+line 7: callers[5].lend.max_clients: must be a whole number of at least 1, not 0
+line 8: callers[6].lend.max_clients: must be a whole number of at most 1000000000, not 1000000001
+line 9: callers[7].client_ids: has a [ without its ]: write \\[ for the character itself
+line 10: callers[8].client_ids: must be a glob, such as \"{caller}/*\", not a list";
+        assert_eq!(parse(text).unwrap_err().to_string(), expected);
     }
 
     #[test]
@@ -373,6 +490,7 @@ mod tests {
   - {{ name: b c, anyone: true, role: administer }}
   - {{ name: d, anyone: true, resources: [x], role: asks, tokens: [hunter2] }}
   - {{ name: e, namespaces: [x] }}
+  - {{ name: f, anyone: false, resources: [x], max_resources: 0 }}
 "
         );
         let faults = parse(&text).unwrap_err().to_string();
@@ -386,10 +504,11 @@ line 4: callers[2].certificates[1]: has a [ without its ]: write \\[ for the cha
 line 4: callers[2].resources: has no effect: who administers may do everything; remove it
 line 5: callers[3].name: has white space or a control character at byte 1
 line 5: callers[3].anyone: can't administer: give it a token
-line 6: callers[4].tokens: unknown key \"tokens\", the keys known here are name, role, token_sha256, certificates, anyone, namespaces, resources, description
+line 6: callers[4].tokens: unknown key \"tokens\", the keys known here are name, role, token_sha256, certificates, anyone, namespaces, resources, client_ids, lend, max_resources, shared, description
 line 6: callers[4].role: must be one of ask, observe, administer, not \"asks\": did you mean ask?
 line 6: callers[4].anyone: is already on line 5
-line 7: callers[5]: can't be told from others: give it token_sha256 or certificates";
+line 7: callers[5]: can't be told from others: give it token_sha256 or certificates
+line 8: callers[6].max_resources: must be a whole number of at least 1, not 0";
         assert_eq!(faults, expected);
         assert!(!faults.contains("hunter2"));
         for (text, fault) in [

@@ -2,7 +2,9 @@
 //! file says. Nothing from the file goes into a message at full length or unescaped: a fault
 //! ends up in terminals and logs.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::panic::Location;
 
 /// The most characters of a value that a message repeats.
 const ECHO_CHARS: usize = 40;
@@ -19,6 +21,62 @@ pub struct Fault {
     pub path: String,
     /// What is wrong and what would be right.
     pub message: String,
+    /// How many more of this kind are on this line.
+    pub more: usize,
+}
+
+/// The faults of a file while it is read: of each kind, the first on each line. A line of a few
+/// bytes may break a rule any number of times, directly or through aliases.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// In the order found.
+    faults: Vec<Fault>,
+    /// Where in `faults` the one of a line and a kind is. The kind is the code that checks the rule
+    /// and what it says besides.
+    first: HashMap<(usize, Location<'static>, Box<str>), usize>,
+    count: usize,
+}
+
+impl Found {
+    /// Notes what breaks a rule. `kind` tells faults apart that the same code finds; it has one of a
+    /// few values whatever is in the file.
+    #[track_caller]
+    pub(super) fn add(
+        &mut self,
+        line: usize,
+        kind: &str,
+        path: impl fmt::Display,
+        message: impl fmt::Display,
+    ) {
+        self.count += 1;
+        let next = self.faults.len();
+        let at = *self.first.entry((line, *Location::caller(), kind.into())).or_insert(next);
+        match self.faults.get_mut(at) {
+            Some(fault) => fault.more += 1,
+            None => self.faults.push(Fault {
+                line,
+                path: path.to_string(),
+                message: message.to_string(),
+                more: 0,
+            }),
+        }
+    }
+
+    /// How many there are, those that are only counted included.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// All faults by line, those of `self` first; `Ok` if there are none.
+    pub(super) fn followed_by(self, later: Self) -> Result<(), Faults> {
+        let mut all = self.faults;
+        all.extend(later.faults);
+        if all.is_empty() {
+            return Ok(());
+        }
+        all.sort_by_key(|fault| fault.line);
+        Err(Faults(all))
+    }
 }
 
 /// Something that the file says without effect.
@@ -42,7 +100,11 @@ impl std::error::Error for Faults {}
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write_line(f, self.line, &self.path, &self.message)
+        write_line(f, self.line, &self.path, &self.message)?;
+        match self.more {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more of this kind on this line"),
+        }
     }
 }
 
@@ -94,6 +156,15 @@ impl Path<'_> {
     /// What a mapping at this path has under `key`.
     pub(super) fn key<'p>(&'p self, key: &'p str) -> Path<'p> {
         Path { parent: Some(self), step: Step::Key(key) }
+    }
+
+    /// The key that a value at this path is under, be it in a list; empty for the file as a whole.
+    pub(super) fn field(&self) -> &str {
+        match (self.step, self.parent) {
+            (Step::Key(key), _) => key,
+            (Step::Item(_), Some(parent)) => parent.field(),
+            (Step::Item(_) | Step::Root, _) => "",
+        }
     }
 
     /// The item of a list at this path, counted from 0.

@@ -1,6 +1,7 @@
 //! Shell globs over resource names: `*` matches any text without `/`, `?` any character but
 //! `/`, `[a-z]` one of these, `[!a-z]` or `[^a-z]` any but these, and `\` takes the next
-//! character as it is. No class matches `/`. A lone `*` matches everything, `/` included.
+//! character as it is. No class matches `/`. A lone `*` matches everything, `/` included. In a glob
+//! over the names of hosts `.` has the place of `/`.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -8,11 +9,25 @@ use std::str::Chars;
 /// The glob that matches what nothing else matches.
 pub const REST: &str = "*";
 
+/// A glob that matches `text`, and nothing else.
+pub fn escaped(text: &str) -> String {
+    let mut glob = String::with_capacity(text.len());
+    for c in text.chars() {
+        if matches!(c, '*' | '?' | '[' | ']' | '\\') {
+            glob.push('\\');
+        }
+        glob.push(c);
+    }
+    glob
+}
+
 /// A well-formed glob, ready to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob {
     text: Box<str>,
     kind: Kind,
+    /// What only the character itself matches.
+    stop: char,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,11 +57,20 @@ const BACKWARDS: &str = "has a range that ends before it starts";
 impl Glob {
     /// Reads a glob, or says what is wrong with it: `{glob} {error}` is a sentence.
     pub fn new(glob: &str) -> Result<Self, &'static str> {
+        Self::that_stops_at(glob, '/')
+    }
+
+    /// The same over names of hosts, whose parts end at dots.
+    pub fn of_hosts(glob: &str) -> Result<Self, &'static str> {
+        Self::that_stops_at(glob, '.')
+    }
+
+    fn that_stops_at(glob: &str, stop: char) -> Result<Self, &'static str> {
         if glob.is_empty() {
             return Err(EMPTY);
         }
         if glob == REST {
-            return Ok(Self { text: glob.into(), kind: Kind::Everything });
+            return Ok(Self { text: glob.into(), kind: Kind::Everything, stop });
         }
         let mut pieces = Vec::new();
         let mut chars = glob.chars().peekable();
@@ -63,7 +87,7 @@ impl Glob {
                 pieces.push(piece);
             }
         }
-        Ok(Self { text: glob.into(), kind: Kind::Pieces(pieces.into()) })
+        Ok(Self { text: glob.into(), kind: Kind::Pieces(pieces.into()), stop })
     }
 
     /// As it was written.
@@ -82,9 +106,9 @@ impl Glob {
         let Kind::Pieces(pieces) = &self.kind else { return true };
         let (mut at, mut rest) = (0, name.chars());
         // The last run so far: the piece after it, and the text that it has not taken. Only that
-        // run is ever made longer. An earlier one need not be: only a literal `/` matches a `/`,
+        // run is ever made longer. An earlier one need not be: only a literal stop matches a stop,
         // so wherever the pieces between two runs could match later than they first do, there
-        // is no `/` on the way, and the later run can take that text itself.
+        // is none on the way, and the later run can take that text itself.
         let mut run: Option<(usize, Chars<'_>)> = None;
         loop {
             if let Some(Piece::Run) = pieces.get(at) {
@@ -95,7 +119,7 @@ impl Glob {
             let mut ahead = rest.clone();
             let fits = match (pieces.get(at), ahead.next()) {
                 (None, None) => return true,
-                (Some(piece), Some(c)) => piece.matches(c),
+                (Some(piece), Some(c)) => piece.matches(c, self.stop),
                 (None, Some(_)) | (Some(_), None) => false,
             };
             if fits {
@@ -103,7 +127,7 @@ impl Glob {
                 continue;
             }
             let Some((after, untaken)) = &mut run else { return false };
-            if untaken.next().is_none_or(|c| c == '/') {
+            if untaken.next().is_none_or(|c| c == self.stop) {
                 return false;
             }
             (at, rest) = (*after, untaken.clone());
@@ -112,13 +136,13 @@ impl Glob {
 }
 
 impl Piece {
-    fn matches(&self, c: char) -> bool {
+    fn matches(&self, c: char, stop: char) -> bool {
         match self {
             Self::Literal(literal) => c == *literal,
-            Self::One | Self::Run => c != '/',
+            Self::One | Self::Run => c != stop,
             Self::Class { negated, ranges } => {
                 let within = ranges.iter().any(|(low, high)| (*low..=*high).contains(&c));
-                c != '/' && within != *negated
+                c != stop && within != *negated
             }
         }
     }
@@ -262,6 +286,21 @@ mod tests {
             for name in others {
                 assert!(!glob.matches(name), "{text} should not match {name}");
             }
+        }
+    }
+
+    #[test]
+    fn parts_of_host_names_end_at_dots() {
+        for (glob, matching, others) in [
+            ("dns:*.a", &["dns:x.a", "dns:.a", "dns:x/y.a"][..], &["dns:x.y.a", "dns:a"][..]),
+            ("dns:*", &["dns:a", "dns:"], &["dns:a.b"]),
+            ("dns:*.*.a", &["dns:x.y.a"], &["dns:x.a", "dns:x.y.z.a"]),
+            ("dns:a?b", &["dns:axb", "dns:a/b"], &["dns:a.b"]),
+            ("dns:a[.-z]b", &["dns:a/b"], &["dns:a.b"]),
+        ] {
+            let glob = Glob::of_hosts(glob).unwrap();
+            assert!(matching.iter().all(|name| glob.matches(name)), "{glob:?}");
+            assert!(!others.iter().any(|name| glob.matches(name)), "{glob:?}");
         }
     }
 

@@ -30,17 +30,13 @@ pub struct Parsed {
     pub notices: Vec<Notice>,
 }
 
-/// Reads a limits file. All its faults are found, except that after a mistake in the YAML
-/// itself nothing further can be told.
+/// Reads a limits file. All its faults are found, those of one kind on one line as one; except that
+/// after a mistake in the YAML itself nothing further can be told.
 pub fn parse(text: &str) -> Result<Parsed, Faults> {
-    let (root, mut faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
+    let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let (mut limits, reader) = validate::validate(&root);
-    let (found, mut notices) = (reader.faults, reader.notices);
-    faults.extend(found);
-    if !faults.is_empty() {
-        faults.sort_by_key(|fault| fault.line);
-        return Err(Faults(faults));
-    }
+    faults.followed_by(reader.faults)?;
+    let mut notices = reader.notices;
     notices.sort_by_key(|notice| notice.line);
     limits.version = crc32fast::hash(text.as_bytes());
     Ok(Parsed { limits, notices })

@@ -107,6 +107,9 @@ impl Deref for Resources {
     }
 }
 
+/// How many resources a template may have at once, unless the file says otherwise.
+pub const MAX_RESOURCES: u64 = 100_000;
+
 /// A rule for the shared resources whose names match a glob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceTemplate {
@@ -116,8 +119,10 @@ pub struct ResourceTemplate {
     pub glob: Glob,
     /// How much there is to share.
     pub capacity: f64,
-    /// What a client may use when it can't refresh; `None`: an equal share.
+    /// What a client may use when it can't refresh; -1: any amount; `None`: an equal share.
     pub safe_capacity: Option<f64>,
+    /// How many resources there may be at once; `None`: no bound.
+    pub max_resources: Option<u64>,
     /// For people.
     pub description: Option<Box<str>>,
     /// How it is shared.

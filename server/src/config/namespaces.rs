@@ -91,11 +91,11 @@ fn check_name(
     check: impl Fn(&str) -> Result<(), NameFault>,
 ) {
     if let Err(fault) = check(entry.key) {
-        reader.fault(entry.line, path, format!("the name {fault}"));
+        reader.fault_of_name(entry.line, path, format!("the name {fault}"));
     }
     // In quotes it would be one; but what writes YAML may leave the quotes out.
     if entry.key == "<<" {
-        reader.fault(entry.line, path, "the name is YAML's merge key: choose another");
+        reader.fault_of_name(entry.line, path, "the name is YAML's merge key: choose another");
     }
 }
 
@@ -135,7 +135,7 @@ fn others(
     let template = read(reader, "dynamic_bucket_template", Kind::Template);
     if let (Some((shared, _)), Some((template, _))) = (&shared, &template) {
         let message = "has both default_bucket and dynamic_bucket_template: keep one of them";
-        reader.fault(shared.line.max(template.line), path, message);
+        reader.fault_of_name(shared.line.max(template.line), path, message);
     }
     let max_buckets = fields.get("max_dynamic_buckets").and_then(|entry| {
         let here = path.key(entry.key);
@@ -278,6 +278,6 @@ fn check_span(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, limit: 
     );
     match fields.get("size").or_else(|| fields.get("fill_rate")) {
         Some(entry) => reader.fault(entry.value.line, &path.key(entry.key), message),
-        None => reader.fault(fields.line, path, message),
+        None => reader.fault_of_name(fields.line, path, message),
     }
 }

@@ -4,7 +4,9 @@
 use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
-use super::model::{Algorithm, Bucket, FailurePolicy, Limits, Namespace, Others, ResourceTemplate};
+use super::model::{
+    Algorithm, Bucket, FailurePolicy, Limits, MAX_RESOURCES, Namespace, Others, ResourceTemplate,
+};
 
 /// The limits as understood, every default filled in, in the order of the file; namespaces
 /// without any bucket come last, by name.
@@ -91,6 +93,9 @@ fn resource(template: &ResourceTemplate) -> Value {
     put(&mut fields, "capacity", number(template.capacity));
     if let Some(safe) = template.safe_capacity {
         put(&mut fields, "safe_capacity", number(safe));
+    }
+    if template.max_resources != Some(MAX_RESOURCES) {
+        put(&mut fields, "max_resources", template.max_resources.unwrap_or(0));
     }
     if let Some(description) = &template.description {
         put(&mut fields, "description", &**description);

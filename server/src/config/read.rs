@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use super::fault::{Fault, Notice, Path, clip, quoted};
+use super::fault::{Found, Notice, Path, clip, quoted};
 use super::tree::{Content, Node};
 
 /// YAML's merge key: what it holds is taken into the mapping around it.
@@ -13,8 +13,8 @@ const MERGE: &str = "<<";
 /// Reads nodes and gathers what is wrong with them.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// In the order found.
-    pub(super) faults: Vec<Fault>,
+    /// What breaks a rule.
+    pub(super) faults: Found,
     /// In the order found.
     pub(super) notices: Vec<Notice>,
 }
@@ -113,12 +113,25 @@ fn is_bool(text: &str) -> bool {
 }
 
 impl Reader {
-    /// Notes what breaks a rule.
+    /// Notes what is wrong with the value of a key that is known.
+    #[track_caller]
     pub(super) fn fault(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
-        let (path, message) = (path.to_string(), message.to_string());
-        self.faults.push(Fault { line, path, message });
+        self.faults.add(line, path.field(), path, message);
     }
 
+    /// Notes what is wrong with a name or a key that the file makes up, or with what stands under it.
+    #[track_caller]
+    pub(super) fn fault_of_name(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
+        self.faults.add(line, "", path, message);
+    }
+
+    /// Notes what is wrong with an item of a list, in words that say all of it.
+    #[track_caller]
+    pub(super) fn fault_of_item(&mut self, line: usize, path: &Path<'_>, message: &'static str) {
+        self.faults.add(line, message, path, message);
+    }
+
+    #[track_caller]
     fn must_be(&mut self, node: &Node<'_>, path: &Path<'_>, expected: impl Display) {
         self.fault(node.line, path, format!("must be {expected}, {}", but_is(node)));
     }
@@ -132,7 +145,8 @@ impl Reader {
     ) -> Vec<Entry<'n>> {
         let Content::Mapping(pairs) = &node.content else {
             if !node.is_null() {
-                self.must_be(node, path, expected);
+                let message = format!("must be {expected}, {}", but_is(node));
+                self.fault_of_name(node.line, path, message);
             }
             return Vec::new();
         };
@@ -141,14 +155,14 @@ impl Reader {
         let mut merged = Vec::new();
         for (key, value) in pairs {
             let Content::Scalar { text, plain } = &key.content else {
-                self.fault(key.line, path, "a key must be text, not a list or mapping");
+                self.fault_of_name(key.line, path, "a key must be text, not a list or mapping");
                 continue;
             };
             let entry = Entry { key: text, line: key.line, value };
             if let Some(first) = first_lines.insert(entry.key, key.line) {
                 first_lines.insert(entry.key, first);
                 let message = format!("duplicate key {}, already on line {first}", quoted(text));
-                self.fault(key.line, &path.key(text), message);
+                self.fault_of_name(key.line, &path.key(text), message);
             }
             if *plain && text == MERGE {
                 merged.push(entry);
@@ -199,12 +213,14 @@ impl Reader {
                     message: format!("is ignored: {reason}"),
                 }),
                 None => {
-                    let advice = match nearest(entry.key, keys.known.iter().copied()) {
+                    let near = nearest(entry.key, keys.known.iter().copied());
+                    let advice = match near {
                         Some(near) => format!("did you mean {near:?}?"),
                         None => format!("the keys known here are {}", keys.known.join(", ")),
                     };
                     let message = format!("unknown key {}, {advice}", quoted(entry.key));
-                    self.fault(entry.line, &here, message);
+                    let kind = near.unwrap_or_default();
+                    self.faults.add(entry.line, kind, here, message);
                 }
             }
         }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 
 use super::fault::{Path, quoted};
 use super::glob::{Glob, REST};
-use super::model::{Algorithm, ResourceTemplate};
+use super::model::{Algorithm, MAX_RESOURCES, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
 use super::tree::Node;
 use crate::domain::bucket::MAX_SPAN_US;
+use crate::domain::lease::NO_BOUND;
 use crate::domain::sharing::Kind;
 
 /// The longest lease: as with buckets, stored times are not further off than this.
@@ -15,7 +16,14 @@ const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
 
 const TEMPLATE_KEYS: Keys = Keys {
     shape: "a mapping, such as { identifier_glob: \"db.*\", capacity: 500 }",
-    known: &["identifier_glob", "capacity", "safe_capacity", "description", "algorithm"],
+    known: &[
+        "identifier_glob",
+        "capacity",
+        "safe_capacity",
+        "max_resources",
+        "description",
+        "algorithm",
+    ],
     ignored: &[],
 };
 
@@ -37,6 +45,7 @@ struct Draft<'n> {
     glob: Option<GlobAt<'n>>,
     capacity: Option<f64>,
     safe_capacity: Option<f64>,
+    max_resources: Option<u64>,
     description: Option<&'n str>,
     algorithm: Given,
 }
@@ -89,6 +98,7 @@ pub(super) fn resources(
             glob: glob.glob.clone(),
             capacity,
             safe_capacity: draft.safe_capacity,
+            max_resources: draft.max_resources,
             description: draft.description.map(Into::into),
             algorithm: algorithm.clone(),
         });
@@ -134,7 +144,14 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
         Some(_) => amount(reader, &fields, path, "capacity"),
         None => missing(reader, &fields, path, "capacity", "how much there is to share"),
     };
-    let safe_capacity = amount(reader, &fields, path, "safe_capacity");
+    let safe_capacity = safe_capacity(reader, &fields, path);
+    let max_resources = match fields.get("max_resources") {
+        None => Some(MAX_RESOURCES),
+        Some(entry) => {
+            let most = reader.whole(entry.value, &path.key(entry.key), 0..=i64::MAX, None);
+            most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0)
+        }
+    };
     let description = fields
         .get("description")
         .filter(|entry| !entry.value.is_null())
@@ -148,7 +165,8 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
             None => Given::Wrong,
         },
     };
-    Draft { line: fields.line, glob, capacity, safe_capacity, description, algorithm }
+    let line = fields.line;
+    Draft { line, glob, capacity, safe_capacity, max_resources, description, algorithm }
 }
 
 fn missing<T>(
@@ -172,6 +190,15 @@ fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, key: &str) 
     })
 }
 
+fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+    let entry = fields.get("safe_capacity")?;
+    let expected = "a finite number of at least 0, or -1 for no bound";
+    reader.number(entry.value, &path.key(entry.key), expected, |number| {
+        let (value, right) = (number.value + 0.0, number.value.is_finite() && number.value >= 0.0);
+        (right || value == NO_BOUND).then_some(value)
+    })
+}
+
 fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<GlobAt<'n>> {
     let text = reader.text(node, path, "a glob over resource names")?;
     match Glob::new(text) {
@@ -184,7 +211,7 @@ fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<
 }
 
 fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
-    let before = reader.faults.len();
+    let before = reader.faults.count();
     let fields = reader.fields(node, path, &ALGORITHM_KEYS);
     let kinds = Kind::ALL.map(|kind| (kind.name(), kind));
     let kind = match fields.get("kind") {
@@ -212,7 +239,7 @@ fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Al
         Some(entry) => parameters(reader, entry.value, &path.key(entry.key)),
         None => Vec::new(),
     };
-    if reader.faults.len() > before {
+    if reader.faults.count() > before {
         return None;
     }
     Some(Algorithm {

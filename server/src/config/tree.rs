@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
 
-use super::fault::{Fault, clip, quoted};
+use super::fault::{Fault, Found, clip, quoted};
 
 /// The deepest nesting; a limits file needs seven levels.
 const MAX_DEPTH: usize = 64;
@@ -60,7 +60,7 @@ impl Node<'_> {
 
 /// Reads the one document of `text`. `Err` is a mistake past which nothing can be read; the
 /// faults beside a tree are those that leave one.
-pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Vec<Fault>), Fault> {
+pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Found), Fault> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -68,9 +68,8 @@ pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Vec<Fault>), Fault> {
         let line = span.start.line();
         match event {
             Event::DocumentStart(_) if builder.root.is_some() => {
-                builder
-                    .faults
-                    .push(fault(line, "a second document starts here: a limits file has only one"));
+                let message = "a second document starts here: a limits file has only one";
+                builder.faults.add(line, "", "", message);
                 break;
             }
             Event::Scalar(text, style, anchor, tag) => {
@@ -101,7 +100,7 @@ pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Vec<Fault>), Fault> {
 }
 
 fn fault(line: usize, message: impl Into<String>) -> Fault {
-    Fault { line, path: String::new(), message: message.into() }
+    Fault { line, path: String::new(), message: message.into(), more: 0 }
 }
 
 fn syntax_fault(error: &ScanError) -> Fault {
@@ -136,7 +135,7 @@ struct Builder<'a> {
     /// By the parser's number for it.
     anchors: HashMap<usize, Rc<Node<'a>>>,
     aliased: usize,
-    faults: Vec<Fault>,
+    faults: Found,
 }
 
 impl<'a> Builder<'a> {
@@ -243,8 +242,8 @@ impl<'a> Builder<'a> {
         } else {
             clip(&format!("{}{}", tag.handle, tag.suffix))
         };
-        self.faults
-            .push(fault(line, format!("the tag {} means nothing here: remove it", quoted(&name))));
+        let message = format!("the tag {} means nothing here: remove it", quoted(&name));
+        self.faults.add(line, "", "", message);
         true
     }
 }
@@ -275,7 +274,7 @@ mod tests {
 
     fn tree(text: &str) -> String {
         let (root, faults) = read(text).expect(text);
-        assert!(faults.is_empty(), "{faults:?}");
+        assert_eq!(faults.count(), 0, "{faults:?}");
         shown(&root)
     }
 

@@ -26,11 +26,42 @@ pub const DROP_LIMIT: usize = 1000;
 /// The most groups of holders with equal wants that one decision moves over the threshold.
 pub const CROSS_LIMIT: usize = 256;
 
+/// What each of many decisions at once may still move over the threshold.
+const LEAST_CROSSED: usize = 32;
+
+/// How much work one decision may do for others: dropping leases that have expired, and moving the
+/// threshold. Decisions that a store makes in one go share the work of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Effort {
+    /// The most expired leases that it drops.
+    pub drops: usize,
+    /// The most groups of holders with equal wants that it moves over the threshold.
+    pub crossings: usize,
+}
+
+impl Effort {
+    /// That of a decision that is made alone.
+    pub const ALONE: Self = Self { drops: DROP_LIMIT, crossings: CROSS_LIMIT };
+
+    /// That of each of so many decisions, at least one.
+    pub fn shared_by(decisions: usize) -> Self {
+        let drops = DROP_LIMIT.div_ceil(decisions.max(1));
+        let crossings = (drops * CROSS_LIMIT).div_ceil(DROP_LIMIT).max(LEAST_CROSSED);
+        Self { drops, crossings }
+    }
+}
+
 /// The most priorities that one holder's wants may be spread over.
 pub const MAX_BANDS: usize = 100;
 
 /// The most subclients that a band may have.
 pub const MAX_SUBCLIENTS: u32 = 1_000_000_000;
+
+/// The safe capacity, on the wire and in limits, of which a client may use any amount.
+pub const NO_BOUND: f64 = -1.0;
+
+/// The largest number that is added to a sum: a capacity without a bound, as it is counted.
+pub const BOUNDLESS: f64 = 1e280;
 
 /// Who holds a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -95,6 +126,17 @@ pub struct Rules {
     pub from_parent: bool,
 }
 
+impl Rules {
+    /// The most that a claim counts where no more is known than these rules. What a cluster holds of
+    /// its parent they don't say: there a claim has no bound.
+    pub fn most_held(&self) -> f64 {
+        match self.kind {
+            Some(kind) if !self.from_parent => kind.most_held(self.capacity),
+            _ => f64::INFINITY,
+        }
+    }
+}
+
 /// What the parent has leased to this cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParentLease {
@@ -104,7 +146,7 @@ pub struct ParentLease {
     pub expiry_s: i64,
     /// How many seconds after the grant it wants to be asked again.
     pub refresh_s: i64,
-    /// What this cluster may use without a lease.
+    /// What this cluster may use without a lease: at most [`BOUNDLESS`].
     pub safe_capacity: f64,
     /// The rule to share by.
     pub kind: Kind,
@@ -150,6 +192,20 @@ pub struct Grant {
     pub parent_refresh_s: Option<i64>,
     /// How many subclients share.
     pub subclients: f64,
+    /// Whether the store had the resource.
+    pub presence: Presence,
+}
+
+/// Whether a store had a resource when a lease on it was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Presence {
+    /// It had.
+    #[default]
+    Known,
+    /// It was made.
+    Created,
+    /// It was not to be made. Nothing has changed.
+    Refused,
 }
 
 /// What a resource is like as a whole.
@@ -208,7 +264,7 @@ fn subclients(bands: &[Band]) -> f64 {
 /// The largest number that is added to a sum. Wants beyond 2^30 times the capacity share as
 /// if they were that, and keep the sums finite and exact to far below the capacity.
 pub fn bound(capacity: f64) -> f64 {
-    (capacity.max(1.0) * 1_073_741_824.0).min(1e280)
+    (capacity.max(1.0) * 1_073_741_824.0).min(BOUNDLESS)
 }
 
 /// Wants per subclient.
@@ -266,8 +322,19 @@ impl Resource {
 
     /// Decides a request, and records what comes of it.
     pub fn ask(&mut self, wish: &Wish<'_>, rules: &Rules, now: Micros) -> Grant {
+        self.ask_within(wish, rules, now, Effort::ALONE)
+    }
+
+    /// The same, with no more work for others than that.
+    pub fn ask_within(
+        &mut self,
+        wish: &Wish<'_>,
+        rules: &Rules,
+        now: Micros,
+        effort: Effort,
+    ) -> Grant {
         let now_s = now.as_secs();
-        self.drop_expired(now_s);
+        self.drop_some(now_s, effort.drops);
         let terms = self.terms(rules, now);
         let most = bound(terms.capacity);
         // Of the two zeros only one has a place in the order by wants.
@@ -280,13 +347,14 @@ impl Resource {
         self.change_wants(place, &bands);
         self.add_to_split(&bands, &terms);
         if terms.kind.shares() && self.split.wants() > terms.capacity {
-            self.move_threshold(&terms);
+            self.move_threshold(&terms, effort.crossings);
         }
 
         let learning_until = learning_until(self.born, terms.learning_s, wish.learn_for_us, now);
         let has = match (learning_until, wish.claim) {
-            (Some(_), Some(Claim::UNKNOWN)) => old_has,
-            (Some(_), claim) => claim.map_or(0.0, |claim| claim.at(now_s)),
+            (Some(_), Some(Claim::UNKNOWN)) => old_has.min(terms.most_held),
+            (Some(_), Some(claim)) => claim.at(now_s).min(terms.most_held),
+            (Some(_), None) => 0.0,
             (None, _) if terms.kind == Kind::NoAlgorithm => {
                 wish.bands.iter().map(|b| b.wants).sum()
             }
@@ -330,24 +398,35 @@ impl Resource {
             kind: Some(terms.kind),
             parent_refresh_s: terms.parent_refresh_s,
             subclients: self.split.subclients(),
+            presence: Presence::Known,
         }
     }
 
     /// Gives a lease back, and tells whether there was one.
     pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
-        self.drop_expired(now.as_secs());
+        self.release_within(holder, now, Effort::ALONE)
+    }
+
+    /// The same, with no more work for others than that.
+    pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, effort: Effort) -> bool {
+        self.drop_some(now.as_secs(), effort.drops);
         self.holders.find(holder).map(|place| self.remove(place)).is_some()
     }
 
     /// Drops leases that have expired, at most [`DROP_LIMIT`]; tells how many.
     pub fn drop_expired(&mut self, now_s: i64) -> usize {
-        for dropped in 0..DROP_LIMIT {
+        self.drop_some(now_s, DROP_LIMIT)
+    }
+
+    /// Drops leases that have expired, at most so many; tells how many.
+    pub fn drop_some(&mut self, now_s: i64, most: usize) -> usize {
+        for dropped in 0..most {
             match self.holders.expired(now_s) {
                 Some(place) => self.remove(place),
                 None => return dropped,
             }
         }
-        DROP_LIMIT
+        most
     }
 
     /// What it is like as a whole. Leases that have expired lately may still be in it.
@@ -409,6 +488,7 @@ impl Resource {
             return Terms {
                 kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
                 capacity: rules.capacity,
+                most_held: rules.most_held(),
                 lease_s: rules.lease_s,
                 learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
@@ -419,6 +499,7 @@ impl Resource {
             return Terms {
                 kind: rules.kind.unwrap_or(Kind::FairShare),
                 capacity: 0.0,
+                most_held: rules.most_held(),
                 lease_s: rules.lease_s,
                 learning_s: rules.learning_s,
                 last_expiry_s: i64::MAX,
@@ -432,8 +513,11 @@ impl Resource {
             Some(_) => (rules.lease_s, rules.learning_s),
             None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
         };
+        let kind = rules.kind.unwrap_or(parent.kind);
         Terms {
-            kind: rules.kind.unwrap_or(parent.kind),
+            kind,
+            // A freeze is no measure of what clients hold.
+            most_held: kind.most_held(leased),
             capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
             lease_s,
             learning_s,
@@ -517,9 +601,9 @@ impl Resource {
     }
 
     /// Moves the threshold to where the level is, or as far as one decision may.
-    fn move_threshold(&mut self, terms: &Terms) {
+    fn move_threshold(&mut self, terms: &Terms, most: usize) {
         let mut last = None;
-        for _ in 0..CROSS_LIMIT {
+        for _ in 0..most {
             let level = self.split.level(terms.kind, terms.capacity);
             let up = if level >= self.high {
                 true
@@ -575,6 +659,8 @@ impl Resource {
 struct Terms {
     kind: Kind,
     capacity: f64,
+    /// The most that a claim counts.
+    most_held: f64,
     lease_s: i64,
     learning_s: i64,
     last_expiry_s: i64,

@@ -2,6 +2,9 @@
 //! or control characters, 1 to 256 bytes. A namespace holds no `:`, so that
 //! `namespace:bucket` splits in one way only.
 
+use std::hash::{DefaultHasher, Hash, Hasher as _};
+use std::num::NonZeroU64;
+
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
@@ -13,6 +16,26 @@ pub const DEFAULT_BUCKET: &str = "default bucket";
 
 /// The same for the default bucket of them all.
 pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
+
+/// A caller that an access file names, as far as other parts need to tell callers apart: a hash of
+/// its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CallerId(NonZeroU64);
+
+impl CallerId {
+    /// The same name always makes the same id.
+    pub fn new(name: &str) -> Self {
+        let mut hasher = DefaultHasher::new();
+        name.hash(&mut hasher);
+        // Not zero, so that an option of an id is no larger than the id.
+        Self(NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX))
+    }
+
+    /// As a number.
+    pub fn number(self) -> u64 {
+        self.0.get()
+    }
+}
 
 /// Why a name is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

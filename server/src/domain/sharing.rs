@@ -45,6 +45,15 @@ impl Kind {
         }
     }
 
+    /// The most that one client can have been granted. A client that claims more lies, or was
+    /// granted it when there was more.
+    pub fn most_held(self, capacity: f64) -> f64 {
+        match self {
+            Self::NoAlgorithm => f64::INFINITY,
+            Self::Static | Self::ProportionalShare | Self::FairShare => capacity,
+        }
+    }
+
     /// Whether clients share the capacity, so that what they have together never exceeds it.
     pub fn shares(self) -> bool {
         matches!(self, Self::ProportionalShare | Self::FairShare)

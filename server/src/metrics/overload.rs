@@ -2,12 +2,19 @@
 
 use metrics::{Counter, Gauge};
 
-use super::{CONNECTIONS, CONNECTIONS_REFUSED, Metrics, SHED};
+use super::{BUFFERED, CONNECTIONS, CONNECTIONS_REFUSED, HTTP2_FAULTS, Metrics, PAUSES, SHED};
 
 impl Metrics {
     /// Requests over `transport` that are turned away because too many are under way.
     pub fn shed(&self, transport: &'static str) -> Counter {
         self.counter(SHED, &[("transport", transport)])
+    }
+
+    /// What the HTTP libraries warn of in this process.
+    pub fn http2_faults(&self) -> Counter {
+        let faults = self.counter(HTTP2_FAULTS, &[]);
+        faults.increment(0);
+        faults
     }
 }
 
@@ -29,5 +36,29 @@ impl ConnectionMetrics {
         open.set(0.0);
         refused.increment(0);
         Self { open, refused }
+    }
+}
+
+/// Metrics of the bytes that a node buffers for its clients.
+#[derive(Clone)]
+pub struct BudgetMetrics {
+    /// Bytes buffered now.
+    pub buffered: Gauge,
+    /// Pauses of a request or an answer until its connection might buffer more.
+    pub pauses: Counter,
+}
+
+impl BudgetMetrics {
+    /// Registers both, as zero.
+    pub fn new(metrics: &Metrics) -> Self {
+        let (buffered, pauses) = (metrics.gauge(BUFFERED, &[]), metrics.counter(PAUSES, &[]));
+        buffered.set(0.0);
+        pauses.increment(0);
+        Self { buffered, pauses }
+    }
+
+    /// Metrics that count nothing.
+    pub fn noop() -> Self {
+        Self { buffered: Gauge::noop(), pauses: Counter::noop() }
     }
 }

@@ -18,17 +18,20 @@ pub enum Refused {
     UnknownCertificate,
     /// Whoever asked has another role.
     Role,
-    /// The role is the right one, the namespace or the resource is not.
+    /// The role is the right one; the namespace, the resource or the client's id is not.
     Scope,
+    /// It may lease, but not lend to lower clusters.
+    Lend,
 }
 
 impl Refused {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::NoCredentials,
         Self::UnknownToken,
         Self::UnknownCertificate,
         Self::Role,
         Self::Scope,
+        Self::Lend,
     ];
 
     /// As metrics and logs have it.
@@ -39,6 +42,7 @@ impl Refused {
             Self::UnknownCertificate => "unknown_certificate",
             Self::Role => "role",
             Self::Scope => "scope",
+            Self::Lend => "lend",
         }
     }
 }
@@ -48,7 +52,7 @@ const PORTS: [&str; 2] = ["grpc", "http"];
 
 /// What checking who asks counts.
 pub struct AccessMetrics {
-    refused: [[Counter; 5]; 2],
+    refused: [[Counter; 6]; 2],
     loads: Counter,
     failures: Counter,
     current: Gauge,

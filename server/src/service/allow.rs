@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Error, Fallback, Shared};
 use crate::config::model::{FailurePolicy, Found};
 use crate::domain::bucket::{self, Place, Terms};
-use crate::domain::names::{self, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, Ending};
 use crate::store::{Ask, Deal, Outcome, Store, StoreError, Verdict};
 
@@ -92,8 +92,18 @@ impl<S: Store> AllowService<S> {
         Self { store, shared }
     }
 
-    /// Answers a request. Takes no longer than the store's deadline.
+    /// Answers a request of a caller without a name; see [`allow_for`](Self::allow_for).
     pub async fn allow<'a>(&self, query: &Query<'a>) -> Result<Answer<'a>, Error> {
+        self.allow_for(query, None).await
+    }
+
+    /// Answers a request of that caller, if it has a name. Takes no longer than the store's
+    /// deadline.
+    pub async fn allow_for<'a>(
+        &self,
+        query: &Query<'a>,
+        caller: Option<CallerId>,
+    ) -> Result<Answer<'a>, Error> {
         let Some((tokens, max_wait_ms)) = checked(query) else {
             self.shared.nowhere.count(Ending::Invalid, 0);
             return Ok(Answer::refused(Status::Invalid));
@@ -112,6 +122,7 @@ impl<S: Store> AllowService<S> {
         }
 
         let ask = Ask {
+            caller,
             namespace: query.namespace,
             name: query.bucket,
             place: found.place,

@@ -7,10 +7,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::bounds::Tally;
 use super::limits::Snapshot;
 use super::{Error, Shared};
-use crate::config::model::ResourceTemplate;
-use crate::domain::lease::{Band, Claim, Grant, Holder, Rules, Wish};
+use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
+pub use crate::domain::lease::NO_BOUND;
+use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, Presence, Rules, Wish};
+use crate::domain::names::CallerId;
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
 use crate::metrics::{CapacityMetrics, LeaseEnding};
@@ -41,6 +44,8 @@ pub struct Request<'a> {
     pub wants: SmallVec<[PriorityWants; 1]>,
     /// What it says it holds.
     pub has: Option<Claim>,
+    /// The most clients that count, at least 1, however many it speaks for.
+    pub most_clients: u32,
 }
 
 /// What the clients of one priority want together.
@@ -63,7 +68,7 @@ pub struct Lease {
     pub expiry_s: i64,
     /// After how long to ask again.
     pub refresh_interval_s: i64,
-    /// What may be used without a lease.
+    /// What may be used without a lease; [`NO_BOUND`]: any amount.
     pub safe_capacity: Option<f64>,
     /// Until when the store learns, if it does: this is what the caller says it has.
     pub learning_until_s: Option<i64>,
@@ -75,6 +80,15 @@ pub struct Lease {
     pub lease_length_s: i64,
     /// … and for how long a store learns.
     pub learning_s: i64,
+}
+
+/// Who asks, as far as an access file says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Asker {
+    /// Which caller; `None`: one without a name of its own.
+    pub id: Option<CallerId>,
+    /// How many resources that caller may hold leases on at once; `None`: no bound.
+    pub max_resources: Option<u64>,
 }
 
 /// The use case, over one store.
@@ -92,6 +106,9 @@ struct Plan<'a, 's> {
     has: Option<Claim>,
     rules: Rules,
     template: Option<&'s ResourceTemplate>,
+    /// Its position; without one, a number that none has.
+    template_at: usize,
+    tally: &'s Tally,
     meter: &'s CapacityMetrics,
     refresh_s: i64,
     learn_for_us: i64,
@@ -115,10 +132,20 @@ impl<S> CapacityService<S> {
 }
 
 impl<S: LeaseStore> CapacityService<S> {
-    /// Answers a request for any number of resources, in their order. Takes no longer than the
-    /// store's deadline for each [`AT_ONCE`] resources, and as long again where some are given back.
+    /// Answers a request of a caller without a name; see [`get_for`](Self::get_for).
     pub async fn get(
         &self,
+        holder: Holder<'_>,
+        requests: &[Request<'_>],
+    ) -> Result<Vec<Lease>, Error> {
+        self.get_for(Asker::default(), holder, requests).await
+    }
+
+    /// Answers a request for any number of resources, in their order. Takes no longer than the
+    /// store's deadline for each [`AT_ONCE`] resources, and as long again where some are given back.
+    pub async fn get_for(
+        &self,
+        asker: Asker,
         holder: Holder<'_>,
         requests: &[Request<'_>],
     ) -> Result<Vec<Lease>, Error> {
@@ -133,12 +160,13 @@ impl<S: LeaseStore> CapacityService<S> {
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
             let mut returned = Vec::new();
             for (at, request) in requests.iter().enumerate() {
+                leases.push(unmatched(request, now));
                 match self.plan(page * AT_ONCE + at, request, &snapshot, now)? {
                     Some(plan) if gives_back(holder, request) => returned.push(plan),
-                    Some(plan) => plans.push(plan),
+                    Some(plan) if self.admits(asker, &plan, now) => plans.push(plan),
+                    Some(plan) => leases[plan.at] = self.refused(&plan, now, "of the caller"),
                     None => self.shared.unmatched.count(LeaseEnding::Full),
                 }
-                leases.push(unmatched(request, now));
             }
             if !returned.is_empty() {
                 let resources: Vec<&str> = returned.iter().map(|plan| plan.resource).collect();
@@ -149,11 +177,19 @@ impl<S: LeaseStore> CapacityService<S> {
                 }
             }
             let asks: SmallVec<[LeaseAsk<'_>; 4]> =
-                plans.iter().map(|plan| plan.ask(holder)).collect();
+                plans.iter().map(|plan| plan.ask(holder, asker)).collect();
             let grants = self.store.lease(&asks).await;
             for (plan, grant) in plans.iter().zip(grants) {
                 leases[plan.at] = match grant {
-                    Ok(grant) => plan.lease(&grant),
+                    Ok(Grant { presence: Presence::Refused, .. }) => {
+                        self.refused(plan, now, "of the template")
+                    }
+                    Ok(grant) => {
+                        if grant.presence == Presence::Created {
+                            plan.tally.note_created();
+                        }
+                        plan.lease(&grant)
+                    }
                     // The store is well: it must not be answered for.
                     Err(StoreError::Overloaded) => return Err(Error::Overloaded),
                     Err(_) => self.degraded(plan),
@@ -178,6 +214,30 @@ impl<S: LeaseStore> CapacityService<S> {
         })
     }
 
+    /// Whether the bound of the caller leaves room for what is asked.
+    fn admits(&self, asker: Asker, plan: &Plan<'_, '_>, now: Micros) -> bool {
+        let Asker { id: Some(id), max_resources: Some(most) } = asker else { return true };
+        let now_s = now.as_secs();
+        let until_s = now_s.saturating_add(plan.rules.lease_s);
+        self.shared.holdings.admits((id, most), plan.resource, (now_s, until_s))
+    }
+
+    /// A lease on 0, as the resource would be one too many: by `whose` bound goes into the log.
+    fn refused(&self, plan: &Plan<'_, '_>, now: Micros, whose: &str) -> Lease {
+        plan.meter.refused.increment(1);
+        if let Some(held_back) = self.shared.refusals.pass() {
+            let template = plan.template.map_or("", |template| &*template.identifier_glob);
+            tracing::warn!(
+                template,
+                whose,
+                held_back,
+                "there are max_resources already: a new resource gets a lease on 0"
+            );
+        }
+        let lease = plan.lease(&plan.nothing(now));
+        Lease { refresh_interval_s: plan.refresh_s, ..lease }
+    }
+
     /// How a request is to be decided; `None`: it is honoured as it stands.
     fn plan<'a, 's>(
         &'s self,
@@ -189,9 +249,9 @@ impl<S: LeaseStore> CapacityService<S> {
         let found = snapshot.limits.template(request.resource);
         let template = found.map(|(_, template)| template);
         let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
-        let meter = match found {
-            Some((index, _)) => snapshot.capacity_meter(index),
-            None => &self.shared.unmatched,
+        let (template_at, meter, tally) = match found {
+            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.tally(at)),
+            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_tally),
         };
         Ok(Some(Plan {
             at,
@@ -200,6 +260,8 @@ impl<S: LeaseStore> CapacityService<S> {
             has: request.has,
             rules,
             template,
+            template_at,
+            tally,
             meter,
             refresh_s,
             learn_for_us: self.learn_for_us(request.resource, &rules, refresh_s, now),
@@ -266,20 +328,18 @@ impl<S: LeaseStore> CapacityService<S> {
     fn degraded(&self, plan: &Plan<'_, '_>) -> Lease {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
+        let renewed_s = now_s + plan.rules.lease_s;
         let (capacity, expiry_s) = match plan.has {
-            Some(Claim::UNKNOWN) => (0.0, now_s + plan.rules.lease_s),
-            // No lease outlives the cluster's own, which this node does not know.
-            Some(has) if plan.rules.from_parent && has.expiry_s > now_s => {
-                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
+            Some(has) if has != Claim::UNKNOWN && has.expiry_s > now_s => {
+                let capacity = has.capacity.min(plan.rules.most_held());
+                // No lease outlives the cluster's own, which this node does not know. And one answer
+                // that was late is no outage: the next refresh will find the store.
+                let stays = plan.rules.from_parent
+                    || has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s
+                    || self.store_is_up();
+                (capacity, if stays { has.expiry_s.min(renewed_s) } else { renewed_s })
             }
-            Some(has) if has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s => {
-                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
-            }
-            // One answer that was late is no outage: the next refresh will find the store.
-            Some(has) if self.store_is_up() && has.expiry_s > now_s => {
-                (has.capacity, has.expiry_s.min(now_s + plan.rules.lease_s))
-            }
-            has => (has.map_or(0.0, |has| has.at(now_s)), now_s + plan.rules.lease_s),
+            _ => (0.0, renewed_s),
         };
         if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
             self.shared.renewed.note(plan.resource, expiry_s, now_s);
@@ -299,10 +359,18 @@ impl<S: LeaseStore> CapacityService<S> {
 }
 
 impl Plan<'_, '_> {
-    fn ask<'p>(&'p self, holder: Holder<'p>) -> LeaseAsk<'p> {
+    fn ask<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseAsk<'p> {
         let learn_for_us = self.learn_for_us;
         let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
-        LeaseAsk { resource: self.resource, rules: self.rules, wish }
+        let most = self.template.map_or(Some(MAX_TEMPLATE_RESOURCES), |one| one.max_resources);
+        LeaseAsk {
+            resource: self.resource,
+            rules: self.rules,
+            wish,
+            template: self.template_at,
+            caller: asker.id,
+            existing_only: self.tally.is_full(most),
+        }
     }
 
     /// For a cluster that no longer has any clients.
@@ -333,11 +401,13 @@ impl Plan<'_, '_> {
             self.refresh_s
         };
         let configured = self.template.and_then(|template| template.safe_capacity);
+        let boundless = self.rules.from_parent && grant.capacity >= BOUNDLESS;
+        let shared = if boundless { NO_BOUND } else { grant.capacity / grant.subclients };
         Lease {
             capacity: grant.has,
             expiry_s: grant.expiry_s,
             refresh_interval_s,
-            safe_capacity: configured.or(Some(grant.capacity / grant.subclients)),
+            safe_capacity: Some(configured.unwrap_or(shared)),
             learning_until_s: grant.learning_until.map(ceil_s),
             degraded: false,
             kind: grant.kind.unwrap_or(Kind::NoAlgorithm),

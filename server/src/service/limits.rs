@@ -4,22 +4,23 @@
 //! here and not in `config`, which knows no metrics.)
 
 use std::collections::HashMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 
-use crate::config::model::{Bucket, Limits, Namespace, Others};
-use crate::config::{self, Faults};
+use super::bounds::Tally;
+use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
+use crate::config::{self, Faults, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use crate::files::{Refusal, Refused, Stamp, stamp};
 use crate::logging::Repeating;
-use crate::metrics::{BucketMetrics, CapacityMetrics, LimitsMetrics, Metrics, ResourceGauges};
+use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, LimitsMetrics, Metrics};
 use crate::store::{Layout, Layouts};
 
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
@@ -78,6 +79,8 @@ pub struct Snapshot {
     pub limits: Limits,
     meters: Vec<BucketMetrics>,
     capacity_meters: Vec<CapacityMetrics>,
+    /// By template.
+    tallies: Vec<Arc<Tally>>,
     /// By namespace: until when a state may be about that was written while the namespace's
     /// dynamic buckets were bounded and now are not, or the other way round.
     moves: HashMap<Box<str>, Arc<Window>>,
@@ -87,6 +90,8 @@ pub struct Snapshot {
     settling: Vec<Arc<Window>>,
     /// How states are stored, and for how long others may be about.
     layouts: Vec<(Layout, Arc<Window>)>,
+    /// What has metrics by these limits.
+    defined: Defined,
 }
 
 /// A time that ends.
@@ -180,6 +185,13 @@ impl Snapshot {
                 (layout, Arc::clone(window))
             });
         let layouts = spaces.chain(buckets).collect();
+        let mut defined = Defined::default();
+        for (_, namespace, name, dynamic) in &definitions {
+            defined.bucket(namespace, name, *dynamic);
+        }
+        for template in limits.resources.iter() {
+            defined.template(&template.identifier_glob, template.algorithm.kind.name());
+        }
         let meters = definitions
             .iter()
             .map(|(_, namespace, name, dynamic)| {
@@ -197,7 +209,8 @@ impl Snapshot {
                 )
             })
             .collect();
-        Self { limits, meters, capacity_meters, moves, moving, settling, layouts }
+        let tallies = limits.resources.iter().map(|template| tally(template, before)).collect();
+        Self { limits, meters, capacity_meters, tallies, moves, moving, settling, layouts, defined }
     }
 
     /// Whether states of `bucket`, which must be of these limits, may still be under the
@@ -218,10 +231,25 @@ impl Snapshot {
         &self.meters[bucket.index]
     }
 
+    /// Counts the resources of the template at that position.
+    pub(super) fn tally(&self, template: usize) -> &Tally {
+        &self.tallies[template]
+    }
+
     /// What counts the decisions of the template at that position.
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
     }
+}
+
+/// A template keeps the count of its resources for as long as it has its glob.
+fn tally(template: &ResourceTemplate, before: Option<&Snapshot>) -> Arc<Tally> {
+    let kept = before.and_then(|before| {
+        let glob = &template.identifier_glob;
+        let place = before.limits.resources.iter().position(|old| old.identifier_glob == *glob)?;
+        Some(Arc::clone(&before.tallies[place]))
+    });
+    kept.unwrap_or_default()
 }
 
 /// A move is over when no state of the namespace from before can be about any more.
@@ -249,10 +277,6 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What a file was when it was last looked at: a change of any of it is a change. The inode
-/// is for tools that give all files the same time.
-type Stamp = Option<(SystemTime, u64, u64)>;
-
 /// The limits in use, and the file that they come from.
 pub struct LiveLimits {
     path: PathBuf,
@@ -263,6 +287,7 @@ pub struct LiveLimits {
     metrics: Arc<Metrics>,
     counts: LimitsMetrics,
     failures: Repeating,
+    refused: Refused,
 }
 
 impl LiveLimits {
@@ -270,17 +295,23 @@ impl LiveLimits {
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
         let seen = stamp(&path);
         let parsed = read(&path)?;
-        report(&path, &parsed);
+        report(&path, &parsed.limits, &parsed.notices);
         let counts = LimitsMetrics::new(&metrics);
         counts.loaded(parsed.limits.version);
         let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, None, &metrics));
-        let (seen, failures) = (Mutex::new(seen), Repeating::default());
-        Ok(Self { path, current, seen, metrics, counts, failures })
+        let (failures, refused) = (Repeating::default(), Refused::default());
+        let seen = Mutex::new(seen);
+        Ok(Self { path, current, seen, metrics, counts, failures, refused })
     }
 
     /// The file that they come from.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Why the file is not in use as it is now; `None`: it is.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refused.get()
     }
 
     /// The limits in use.
@@ -367,6 +398,7 @@ impl LiveLimits {
     fn take(&self, read: Result<config::Parsed, LoadError>) -> Result<(), LoadError> {
         let parsed = read.inspect_err(|error| {
             self.counts.failed();
+            self.refused.set(error);
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(
                     %error, held_back, advice = "see what `tollgate check` says of the file",
@@ -374,26 +406,22 @@ impl LiveLimits {
                 );
             }
         })?;
-        report(&self.path, &parsed);
-        self.counts.loaded(parsed.limits.version);
         let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
-        // Templates that are gone show nothing any more; the others are brought up to date soon.
-        let before = self.current.swap(Arc::new(snapshot));
-        before.capacity_meters.iter().for_each(|meter| meter.gauge(&ResourceGauges::default()));
+        let snapshot = Arc::new(snapshot);
+        self.current.store(Arc::clone(&snapshot));
+        // Only now: whoever sees the count or the log line relies on the new limits.
+        self.counts.loaded(snapshot.limits.version);
+        self.refused.clear();
+        report(&self.path, &snapshot.limits, &parsed.notices);
+        self.metrics.forget_all_but(&snapshot.defined);
         Ok(())
     }
 }
 
-fn stamp(path: &Path) -> Stamp {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len(), metadata.ino()))
-}
-
-fn report(path: &Path, parsed: &config::Parsed) {
-    for notice in &parsed.notices {
+fn report(path: &Path, limits: &Limits, notices: &[Notice]) {
+    for notice in notices {
         tracing::warn!(path = %path.display(), "{notice}");
     }
-    let limits = &parsed.limits;
     tracing::info!(
         path = %path.display(), version = limits.version, namespaces = limits.namespaces.len(),
         buckets = limits.bucket_count, resources = limits.resources.len(), "limits in use"

@@ -6,17 +6,20 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::domain::time::Micros;
+use crate::logging::Repeating;
 use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::Health;
 
 pub mod allow;
+mod bounds;
 pub mod capacity;
 pub mod limits;
 pub mod parent;
 pub mod status;
 
+use bounds::{Holdings, Tally};
 use limits::LiveLimits;
 
 /// Why there is no decision at all.
@@ -53,6 +56,10 @@ pub struct Shared {
     nowhere: BucketMetrics,
     /// For resources that no template matches.
     unmatched: CapacityMetrics,
+    unmatched_tally: Tally,
+    holdings: Holdings,
+    /// Of resources that were refused because there were too many.
+    refusals: Repeating,
 }
 
 impl Shared {
@@ -72,6 +79,9 @@ impl Shared {
             renewed: Renewed::default(),
             nowhere: BucketMetrics::new(metrics, "", "", false),
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
+            unmatched_tally: Tally::default(),
+            holdings: Holdings::default(),
+            refusals: Repeating::default(),
         }
     }
 

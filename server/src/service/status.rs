@@ -1,18 +1,58 @@
 //! What there is to see of leases: for people, and for gauges.
 
-use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::Error;
+use super::bounds::Tally;
 use super::capacity::{CapacityService, ceil_s, check_id};
 use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
 use crate::metrics::ResourceGauges;
-use crate::store::{LeaseStore, LeaseView, Listing, StoreError};
+use crate::store::{Cursor, LeaseStore, LeaseView, Listing, StoreError};
 
-/// The most resources that the gauges are made of.
-const GAUGED: usize = 10_000;
+/// After a page of at least so many resources, …
+const REST_AFTER: usize = 100;
+
+/// … going through them rests for so long.
+const REST: Duration = Duration::from_millis(50);
+
+/// The most nodes that are listed.
+const NODES: usize = 1000;
+
+/// A node of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeView {
+    /// Its id.
+    pub id: String,
+    /// The version of its program; `None`: it is too old to say.
+    pub version: Option<String>,
+}
+
+impl NodeView {
+    /// The node of that id that runs this program.
+    pub fn of_this_build(id: String) -> Self {
+        Self { id, version: Some(env!("CARGO_PKG_VERSION").to_owned()) }
+    }
+
+    /// The name that the node registers under in the store. One name, so that the count of nodes
+    /// needs no other key.
+    pub fn registered(&self) -> String {
+        match &self.version {
+            Some(version) => format!("{} {version}", self.id),
+            None => self.id.clone(),
+        }
+    }
+
+    fn read(registered: &str) -> Self {
+        let digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        match registered.rsplit_once(' ').filter(|(_, version)| digit(version)) {
+            Some((id, version)) => Self { id: id.to_owned(), version: Some(version.to_owned()) },
+            None => Self { id: registered.to_owned(), version: None },
+        }
+    }
+}
 
 /// A resource at a glance.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,35 +100,48 @@ impl<S: LeaseStore> CapacityService<S> {
         Ok(found.map(|(totals, leases)| (self.view(resource.to_owned(), &totals), leases)))
     }
 
+    /// The nodes that are registered in the store, by name. Empty where nodes don't register.
+    pub async fn nodes(&self) -> Result<Vec<NodeView>, Error> {
+        let names = self.store().nodes(NODES).await.map_err(unavailable)?;
+        Ok(names.iter().map(|name| NodeView::read(name)).collect())
+    }
+
     /// Since when the store has had its state, in seconds since the epoch.
     pub async fn born_s(&self) -> Result<Option<i64>, Error> {
         let born = self.store().born().await.map_err(unavailable)?;
         Ok(born.map(Micros::as_secs))
     }
 
-    /// Brings the gauges of all templates up to date.
+    /// Goes through all resources, a page at a time, and brings the gauges of all templates up to
+    /// date, and the counts that `max_resources` goes by. With many resources it takes some time: it
+    /// rests between pages, so that it takes no part of the store from others that they would notice.
     pub async fn gauge(&self) -> Result<(), Error> {
-        let found = self.resources(GAUGED).await?;
-        let mut by_template: BTreeMap<&str, ResourceGauges> = BTreeMap::new();
-        for view in &found.items {
-            let gauges = by_template.entry(view.template.as_deref().unwrap_or("")).or_default();
-            gauges.resources += 1.0;
-            gauges.capacity += view.capacity.unwrap_or(0.0);
-            gauges.wants += view.wants;
-            gauges.has += view.has;
-            gauges.subclients += view.subclients;
-            if let Some(until_s) = view.learning_until_s {
-                gauges.learning += 1.0;
-                gauges.learning_until_s = gauges.learning_until_s.max(until_s as f64);
+        let (snapshot, unmatched) = (self.shared().limits().current(), &self.shared().unmatched);
+        let templates = 0..snapshot.limits.resources.len();
+        let tallies = templates.clone().map(|at| snapshot.tally(at));
+        let tallies: Vec<&Tally> = tallies.chain([&self.shared().unmatched_tally]).collect();
+        let begun: Vec<u64> = tallies.iter().map(|tally| tally.begin_pass()).collect();
+        let mut sums = vec![ResourceGauges::default(); tallies.len()];
+        let mut next = Some(Cursor::default());
+        while let Some(from) = next {
+            let (page, after) = self.store().resources_page(from).await.map_err(unavailable)?;
+            let many = page.len() >= REST_AFTER;
+            for (resource, totals) in page {
+                let found = snapshot.limits.template(&resource).map(|(at, _)| at);
+                let view = self.view(resource, &totals);
+                add(&mut sums[found.unwrap_or(templates.end)], &view);
+            }
+            next = after;
+            match next {
+                Some(_) if many => tokio::time::sleep(REST).await,
+                _ => tokio::task::yield_now().await,
             }
         }
-        let snapshot = self.shared().limits().current();
-        for (index, template) in snapshot.limits.resources.iter().enumerate() {
-            let gauges = by_template.remove(&*template.identifier_glob).unwrap_or_default();
-            snapshot.capacity_meter(index).gauge(&gauges);
+        let meters = templates.map(|at| snapshot.capacity_meter(at)).chain([unmatched]);
+        for (((meter, tally), sums), begun) in meters.zip(tallies).zip(&sums).zip(begun) {
+            meter.gauge(sums);
+            tally.end_pass(sums.resources as u64, begun);
         }
-        let rest = by_template.remove("").unwrap_or_default();
-        self.shared().unmatched.gauge(&rest);
         Ok(())
     }
 
@@ -109,15 +162,18 @@ impl<S: LeaseStore> CapacityService<S> {
             (Some(kind), template.map(|template| template.capacity))
         };
         let wants = totals.split.wants();
+        let learning_until_s = totals
+            .born
+            .and_then(|born| self.learning_until(&resource, template, totals, born, now));
         let level = match (kind, capacity) {
-            (Some(kind), Some(capacity)) if kind.shares() && wants > capacity => {
+            // While a resource learns, nobody is held to it.
+            (Some(kind), Some(capacity))
+                if kind.shares() && wants > capacity && learning_until_s.is_none() =>
+            {
                 Some(totals.split.level(kind, capacity)).filter(|level| level.is_finite())
             }
             _ => None,
         };
-        let learning_until_s = totals
-            .born
-            .and_then(|born| self.learning_until(&resource, template, totals, born, now));
         ResourceView {
             resource,
             template: template.map(|template| template.identifier_glob.clone()),
@@ -150,9 +206,35 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 }
 
+/// Adds a resource to the sums of its template.
+fn add(sums: &mut ResourceGauges, view: &ResourceView) {
+    sums.resources += 1.0;
+    sums.capacity += view.capacity.unwrap_or(0.0);
+    sums.wants += view.wants;
+    sums.has += view.has;
+    sums.subclients += view.subclients;
+    if let Some(until_s) = view.learning_until_s {
+        sums.learning += 1.0;
+        sums.learning_until_s = sums.learning_until_s.max(until_s as f64);
+    }
+}
+
 fn unavailable(error: StoreError) -> Error {
     match error {
         StoreError::Overloaded => Error::Overloaded,
         _ => Error::Unavailable,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_register_with_their_version() {
+        let node = NodeView::of_this_build("my node".to_owned());
+        assert_eq!(NodeView::read(&node.registered()), node);
+        let older = NodeView { id: "node1".to_owned(), version: None };
+        assert_eq!((older.registered().as_str(), NodeView::read("node1")), ("node1", older));
     }
 }

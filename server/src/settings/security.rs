@@ -33,6 +33,17 @@ pub struct Doors {
     /// changes and on SIGHUP
     #[arg(long, env = "TOLLGATE_ACCESS", value_name = "FILE")]
     pub access: Option<PathBuf>,
+
+    /// Host names that HTTP requests may be addressed to, beside IP addresses, localhost and the
+    /// host of --advertise; may be given several times, or with commas. Others get a 421. Without
+    /// it, other names get a 421 only where --http-listen is a loopback address
+    #[arg(
+        long = "http-host",
+        env = "TOLLGATE_HTTP_HOST",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub http_hosts: Vec<String>,
 }
 
 /// How to connect to the store beyond its URL.

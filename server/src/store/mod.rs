@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::domain::bucket::{Place, Request, Terms};
 use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
+use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 
 pub mod clock;
@@ -26,6 +27,8 @@ pub const AT_ONCE: usize = 126;
 /// One question to a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
+    /// Who asks, if that caller has a name.
+    pub caller: Option<CallerId>,
     /// The namespace asked for.
     pub namespace: &'a str,
     /// The bucket's name asked for, whichever bucket serves it.
@@ -174,6 +177,15 @@ impl StoreError {
     }
 }
 
+/// An outage of the store that lasts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Down {
+    /// The last failure; `None`: there was neither an answer nor a failure yet.
+    pub error: Option<StoreError>,
+    /// How long the outage has lasted.
+    pub lasting: Duration,
+}
+
 /// The answers to a batch, in its order.
 pub type Outcomes = SmallVec<[Result<Outcome, StoreError>; 1]>;
 
@@ -201,6 +213,19 @@ pub struct LeaseAsk<'a> {
     pub rules: Rules,
     /// Who wants how much.
     pub wish: Wish<'a>,
+    /// Which template serves the resource, as a number that no other has.
+    pub template: usize,
+    /// Who asks, if that caller has a name.
+    pub caller: Option<CallerId>,
+    /// A resource that the store does not have is not made: [`Presence::Refused`](crate::domain::lease::Presence::Refused) is the answer.
+    pub existing_only: bool,
+}
+
+impl<'a> LeaseAsk<'a> {
+    /// A request of a caller without a name, in the only template there is.
+    pub fn new(resource: &'a str, rules: Rules, wish: Wish<'a>) -> Self {
+        Self { resource, rules, wish, template: 0, caller: None, existing_only: false }
+    }
 }
 
 /// The answers to a batch of [`LeaseAsk`]s, in its order.
@@ -214,6 +239,18 @@ pub struct Listing<T> {
     /// How many more there are.
     pub left_out: u64,
 }
+
+/// Where a page begins; the default: the first one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor {
+    /// Which part of the store.
+    part: usize,
+    /// Where in it.
+    at: u64,
+}
+
+/// Some of many things, and where the next ones are; `None`: there are none.
+pub type Page<T> = (Vec<T>, Option<Cursor>);
 
 /// One lease, to look at.
 #[derive(Clone, Debug, PartialEq)]
@@ -270,6 +307,13 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         most: usize,
     ) -> impl Future<Output = Result<Listing<(String, Totals)>, StoreError>> + Send;
 
+    /// A page of the same, in no order, and where the next one begins; `None`: it was the last one. A
+    /// resource that is there all the time is in a page, seldom in two.
+    fn resources_page(
+        &self,
+        from: Cursor,
+    ) -> impl Future<Output = Result<Page<(String, Totals)>, StoreError>> + Send;
+
     /// Their names alone, which is much less to read.
     fn resource_names(
         &self,
@@ -286,6 +330,10 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
 
     /// Since when the store has had its state.
     fn born(&self) -> impl Future<Output = Result<Option<Micros>, StoreError>> + Send;
+
+    /// The names that nodes have registered under, sorted; at most so many of each server. Empty
+    /// where nodes don't register.
+    fn nodes(&self, most: usize) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
 
     /// Makes `node` the one that renews leases from the parent, for so long, unless another
     /// node is; tells whether it is.

@@ -61,6 +61,7 @@ struct Bucket {
 impl Bucket {
     fn ask<'a>(&'a self, terms: &'a Terms, tokens: u64, deal: Deal, moved: bool) -> Ask<'a> {
         Ask {
+            caller: None,
             namespace: &self.key.namespace,
             name: &self.key.name,
             place: self.place,

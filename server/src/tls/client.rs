@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
 use http::Uri;
 use http::uri::Scheme;
 use hyper_util::rt::TokioIo;
@@ -21,7 +20,8 @@ use tonic::transport::{Channel, Endpoint};
 use tower_service::Service;
 
 use super::{Error, certificates, key, roots};
-use crate::files::Watched;
+use crate::files::Reread;
+use crate::logging::Repeating;
 
 /// How long one address may take to answer, its handshake included.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -42,9 +42,9 @@ pub struct ClientFiles {
 pub struct Dialer(Arc<Inner>);
 
 struct Inner {
-    files: ClientFiles,
-    current: ArcSwap<ClientConfig>,
-    watched: Watched,
+    server_name: Option<String>,
+    config: Reread<ClientConfig>,
+    failures: Repeating,
 }
 
 impl Dialer {
@@ -53,23 +53,25 @@ impl Dialer {
         if let Some(name) = &files.server_name {
             server_name(name).map_err(|error| Error(error.to_string()))?;
         }
-        let own = files.own.iter().flat_map(|(cert, key)| [cert, key]);
-        let watched = Watched::new([&files.ca].into_iter().chain(own).map(PathBuf::as_path));
-        let current = ArcSwap::from_pointee(load(&files)?);
-        Ok(Self(Arc::new(Inner { files, current, watched })))
+        let server_name = files.server_name.clone();
+        let own = files.own.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]);
+        let paths: Vec<PathBuf> = own.chain([files.ca.clone()]).collect();
+        let paths = paths.iter().map(PathBuf::as_path);
+        let config = Reread::new::<Error>(paths, move || load(&files))?;
+        Ok(Self(Arc::new(Inner { server_name, config, failures: Repeating::default() })))
     }
 
     /// What a connection over TLS begins with: whom it trusts, what it shows, and no protocol
     /// agreed on.
     pub fn config(&self) -> ClientConfig {
-        let mut config = ClientConfig::clone(&self.0.current.load());
+        let mut config = ClientConfig::clone(&self.0.config.current());
         config.alpn_protocols.clear();
         config
     }
 
     /// The name that the certificate of the server at `host` must have.
     pub fn name(&self, host: &str) -> io::Result<ServerName<'static>> {
-        server_name(self.0.files.server_name.as_deref().unwrap_or(host))
+        server_name(self.0.server_name.as_deref().unwrap_or(host))
     }
 
     /// A channel of gRPC that connects when it is used, and again when the connection breaks.
@@ -87,18 +89,14 @@ impl Dialer {
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let inner = &*self.0;
         // Half of a change is refused, and looked at again before the next connection.
-        if let Some(change) = inner.watched.change() {
-            match load(&inner.files) {
-                Ok(config) => {
-                    inner.current.store(Arc::new(config));
-                    inner.watched.keep(change);
-                }
-                Err(error) => tracing::error!(%error, "new certificate refused, the old one stays"),
-            }
+        if let Err(error) = inner.config.refresh().await
+            && let Some(held_back) = inner.failures.pass()
+        {
+            tracing::error!(%error, held_back, "new certificate refused, the old one stays");
         }
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name(host)?;
-        let connector = TlsConnector::from(inner.current.load_full());
+        let connector = TlsConnector::from(inner.config.current());
         let connected = async {
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;

@@ -1,6 +1,7 @@
 //! The side that is connected to.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
 use super::{Error, Stream, certificates, key, names, now_s, roots};
-use crate::files::{LOOK, Watched};
+use crate::files::{LOOK, Refusal, Refused, Watched};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
 
@@ -79,13 +80,16 @@ type Configs = [Arc<ServerConfig>; 2];
 pub struct Acceptor {
     files: ServerFiles,
     current: ArcSwap<Configs>,
+    /// Of the certificate in use, in seconds since the epoch.
+    expiry_s: AtomicU64,
     room: [Arc<Semaphore>; 2],
     watched: Watched,
     /// So that what was read last is in use, and not what was read slowly.
     reloading: Mutex<()>,
     metrics: TlsMetrics,
     failures: Repeating,
-    refused: Repeating,
+    refused: Refused,
+    failed_handshakes: Repeating,
 }
 
 impl Acceptor {
@@ -98,10 +102,28 @@ impl Acceptor {
         let (configs, expiry_s) = load(&files)?;
         in_use(&files.cert, expiry_s, &metrics);
         let current = ArcSwap::from_pointee(configs);
-        let (failures, refused) = (Repeating::default(), Repeating::default());
-        let room = [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY)));
-        let reloading = Mutex::default();
-        Ok(Self { files, current, room, watched, reloading, metrics, failures, refused })
+        Ok(Self {
+            files,
+            current,
+            expiry_s: AtomicU64::new(expiry_s),
+            room: [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY))),
+            watched,
+            reloading: Mutex::default(),
+            metrics,
+            failures: Repeating::default(),
+            refused: Refused::default(),
+            failed_handshakes: Repeating::default(),
+        })
+    }
+
+    /// When the certificate in use expires, in seconds since the epoch.
+    pub fn expiry_s(&self) -> u64 {
+        self.expiry_s.load(Ordering::Relaxed)
+    }
+
+    /// Why the files are not in use as they are now; `None`: they are.
+    pub fn refusal(&self) -> Option<Refusal> {
+        self.refused.get()
     }
 
     /// Waits until one more handshake may begin on that port.
@@ -137,7 +159,7 @@ impl Acceptor {
             Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE:?}")),
         };
         self.metrics.handshake(port.number(), outcome);
-        if let Some(held_back) = self.refused.pass() {
+        if let Some(held_back) = self.failed_handshakes.pass() {
             // The library's words, in which nothing of what the client sent is repeated.
             tracing::warn!(?port, %why, held_back, "a TLS handshake failed");
         }
@@ -150,6 +172,7 @@ impl Acceptor {
         self.watched.take();
         let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
             self.metrics.failed();
+            self.refused.set(error);
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(
                     %error, held_back, advice = "put certificate and key in place together",
@@ -157,8 +180,11 @@ impl Acceptor {
                 );
             }
         })?;
-        in_use(&self.files.cert, expiry_s, &self.metrics);
+        self.refused.clear();
+        self.expiry_s.store(expiry_s, Ordering::Relaxed);
         self.current.store(Arc::new(configs));
+        // Only now: whoever sees the count or the log line relies on the new certificate.
+        in_use(&self.files.cert, expiry_s, &self.metrics);
         Ok(())
     }
 
@@ -302,6 +328,31 @@ mod tests {
                 assert_eq!(begun(&client, server), again, "{version:?} {client_ca:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_client_need_not_name_its_protocol_on_the_grpc_port() {
+        let (_dir, files) = files();
+        let (servers, _) = load(&files).unwrap();
+        let refused = |protocols: &[&[u8]]| {
+            let mut client = ClientConfig::builder_with_provider(ring::default_provider().into())
+                .with_safe_default_protocol_versions()
+                .unwrap()
+                .with_root_certificates(roots(&files.cert).unwrap())
+                .with_no_client_auth();
+            client.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+            let name = "node.example".try_into().unwrap();
+            let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
+            let config = Arc::clone(&servers[Port::Grpc.number()]);
+            let mut server = ServerConnection::new(config).unwrap();
+            let mut sent = Vec::new();
+            while client.write_tls(&mut sent).unwrap() > 0 {}
+            server.read_tls(&mut &*sent).unwrap();
+            server.process_new_packets().is_err()
+        };
+        assert!(!refused(&[]), "without ALPN: it shows by its preface what it speaks");
+        assert!(!refused(&[b"h2"]));
+        assert!(refused(&[b"http/1.1"]));
     }
 
     #[test]

@@ -3,9 +3,12 @@
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
+
+use super::{names, now_s};
 
 /// A connection over `S`, with TLS or without.
 pub enum Stream<S> {
@@ -13,6 +16,16 @@ pub enum Stream<S> {
     Plain(S),
     /// Over TLS. In a box, as it is a kilobyte.
     Tls(Box<TlsStream<S>>),
+}
+
+impl<S> Stream<S> {
+    /// How long the certificates that the client showed are all valid; `None`: it showed none.
+    pub fn expires_in(&self) -> Option<Duration> {
+        let Self::Tls(stream) = self else { return None };
+        let (_, connection) = stream.get_ref();
+        let soonest = connection.peer_certificates()?.iter().filter_map(names::expiry_s).min()?;
+        Some(Duration::from_secs(soonest.saturating_sub(now_s())))
+    }
 }
 
 /// Does the same with whichever it is.

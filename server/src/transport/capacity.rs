@@ -1,42 +1,43 @@
 //! `doorman.Capacity` on the gRPC port.
 
 use std::sync::Arc;
-use std::time::Instant;
 
-use metrics::Histogram;
 use tollgate_proto::doorman::capacity_server::Capacity;
 use tollgate_proto::doorman::{
     Algorithm, DiscoveryRequest, DiscoveryResponse, GetCapacityRequest, GetCapacityResponse,
     GetServerCapacityRequest, GetServerCapacityResponse, Lease as WireLease, Mastership,
     ReleaseCapacityRequest, ReleaseCapacityResponse, ResourceResponse,
-    ServerCapacityResourceResponse, algorithm,
+    ServerCapacityResourceRequest, ServerCapacityResourceResponse, algorithm,
 };
 use tonic::{Request, Response, Status};
 
 use super::{caller, refusal, turned_away};
+use crate::access::{Caller, Refusal};
 use crate::domain::lease::{Claim, Holder};
 use crate::domain::sharing::Kind;
 use crate::service::capacity::{
-    CapacityService, Lease, PriorityWants, Request as Asked, check_count,
+    Asker, CapacityService, Lease, PriorityWants, Request as Asked, check_count,
 };
 use crate::store::LeaseStore;
 
 pub(super) struct Leases<S> {
     service: CapacityService<S>,
-    took: Histogram,
     advertise: Arc<str>,
 }
 
 impl<S: LeaseStore> Leases<S> {
-    pub(super) fn new(service: CapacityService<S>, took: Histogram, advertise: Arc<str>) -> Self {
-        Self { service, took, advertise }
+    pub(super) fn new(service: CapacityService<S>, advertise: Arc<str>) -> Self {
+        Self { service, advertise }
     }
 
-    async fn get(&self, holder: Holder<'_>, asked: &[Asked<'_>]) -> Result<Vec<Lease>, Status> {
-        let started = Instant::now();
-        let leases = self.service.get(holder, asked).await;
-        self.took.record(started.elapsed().as_secs_f64());
-        leases.map_err(|error| refusal(&error))
+    async fn get(
+        &self,
+        caller: &Caller,
+        holder: Holder<'_>,
+        asked: &[Asked<'_>],
+    ) -> Result<Vec<Lease>, Status> {
+        let asker = Asker { id: caller.id(), max_resources: caller.max_resources() };
+        self.service.get_for(asker, holder, asked).await.map_err(|error| refusal(&error))
     }
 }
 
@@ -60,7 +61,7 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|one| &*one.resource_id);
-        caller.may_lease(ids).map_err(turned_away)?;
+        caller.may_lease(&request.client_id, ids).map_err(turned_away)?;
         let asked: Vec<_> = request
             .resource
             .iter()
@@ -69,9 +70,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
                 wants: [PriorityWants { priority: one.priority, clients: 1, wants: one.wants }]
                     .into(),
                 has: one.has.as_ref().map(claim),
+                most_clients: 1,
             })
             .collect();
-        let leases = self.get(Holder::Client(&request.client_id), &asked).await?;
+        let leases = self.get(&caller, Holder::Client(&request.client_id), &asked).await?;
         let response = request
             .resource
             .into_iter()
@@ -95,28 +97,10 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|one| &*one.resource_id);
-        caller.may_lease(ids).map_err(turned_away)?;
-        let asked: Vec<_> = request
-            .resource
-            .iter()
-            .map(|one| Asked {
-                resource: &one.resource_id,
-                wants: one
-                    .wants
-                    .iter()
-                    .map(|band| PriorityWants {
-                        priority: band.priority,
-                        clients: band.num_clients,
-                        wants: band.wants,
-                    })
-                    .collect(),
-                has: match one.forgotten {
-                    Some(true) => Some(Claim::UNKNOWN),
-                    _ => one.has.as_ref().map(claim),
-                },
-            })
-            .collect();
-        let leases = self.get(Holder::Server(&request.server_id), &asked).await?;
+        caller.may_lease(&request.server_id, ids).map_err(turned_away)?;
+        let asked = request.resource.iter().map(|one| server_ask(&caller, &request.server_id, one));
+        let asked = asked.collect::<Result<Vec<_>, _>>().map_err(turned_away)?;
+        let leases = self.get(&caller, Holder::Server(&request.server_id), &asked).await?;
         let response = request
             .resource
             .into_iter()
@@ -149,11 +133,34 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         // Older clients send empty names when they close, which mean nothing.
         let named = request.resource_id.iter().map(String::as_str).filter(|id| !id.is_empty());
         let resources: Vec<&str> = named.collect();
-        caller.may_lease(resources.iter().copied()).map_err(turned_away)?;
+        caller.may_lease(&request.client_id, resources.iter().copied()).map_err(turned_away)?;
         let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
         released.map_err(|error| refusal(&error))?;
         Ok(Response::new(ReleaseCapacityResponse { mastership: None }))
     }
+}
+
+/// What a lower cluster asks of one resource.
+fn server_ask<'a>(
+    caller: &Caller,
+    server_id: &str,
+    one: &'a ServerCapacityResourceRequest,
+) -> Result<Asked<'a>, Refusal> {
+    let wants = one.wants.iter().map(|band| PriorityWants {
+        priority: band.priority,
+        clients: band.num_clients,
+        wants: band.wants,
+    });
+    let clients = one.wants.iter().fold(0_i64, |sum, band| sum.saturating_add(band.num_clients));
+    Ok(Asked {
+        resource: &one.resource_id,
+        wants: wants.collect(),
+        has: match one.forgotten {
+            Some(true) => Some(Claim::UNKNOWN),
+            _ => one.has.as_ref().map(claim),
+        },
+        most_clients: caller.may_lend(server_id, &one.resource_id, clients)?,
+    })
 }
 
 fn claim(has: &WireLease) -> Claim {

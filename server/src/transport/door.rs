@@ -1,18 +1,13 @@
 //! What a connection goes through before its first request: a handshake where TLS is on, and a
 //! guard that knows whose it is.
 
-use std::fmt;
-use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::HeaderMap;
-use axum::serve::Listener;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinSet;
-use tokio::time::{Duration, sleep};
+use tokio::net::TcpStream;
 
+use super::budget::{Account, Budget};
 use crate::access::{Access, Caller, Guard, Refusal};
-use crate::logging::Repeating;
 use crate::tls::{Acceptor, Port, Room, Stream};
 
 /// How connections get in. Clones are the same door.
@@ -80,87 +75,38 @@ impl Door {
     }
 }
 
-/// The HTTP port. Handshakes take place beside each other, and keep nobody else waiting.
-pub struct HttpListener {
-    listener: TcpListener,
-    door: Door,
-    opening: JoinSet<Option<(Stream<TcpStream>, Guard)>>,
-    failures: Repeating,
-}
-
-impl HttpListener {
-    /// Listens there, through that door.
-    pub fn new(listener: TcpListener, door: Door) -> Self {
-        Self { listener, door, opening: JoinSet::new(), failures: Repeating::default() }
-    }
-}
-
-impl Listener for HttpListener {
-    type Io = Stream<TcpStream>;
-    type Addr = Asking;
-
-    async fn accept(&mut self) -> (Self::Io, Asking) {
-        loop {
-            // Those for whom there is no room wait where they are.
-            let next = async {
-                let room = self.door.room(Port::Http).await;
-                (self.listener.accept().await, room)
-            };
-            tokio::select! {
-                Some(opened) = self.opening.join_next() => {
-                    if let Ok(Some((stream, guard))) = opened {
-                        return (stream, Asking::new(guard));
-                    }
-                }
-                (accepted, room) = next => match accepted {
-                    Ok((stream, _)) => {
-                        let door = self.door.clone();
-                        let opened = async move { door.open(stream, Port::Http, room).await };
-                        self.opening.spawn(opened);
-                    }
-                    Err(error) => {
-                        if let Some(held_back) = self.failures.pass() {
-                            tracing::warn!(
-                                %error, held_back,
-                                advice = "raise the limit of open files (ulimit -n)",
-                                "a connection could not be accepted"
-                            );
-                        }
-                        // Mostly there are too many open files: trying again at once won't help.
-                        sleep(Duration::from_millis(10)).await;
-                    }
-                },
-            }
-        }
-    }
-
-    fn local_addr(&self) -> io::Result<Asking> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-}
-
-/// Whose connection it is that an HTTP request came over; `None`: it does not matter. Several
-/// requests of one may be looked at at once.
+/// What requests of one HTTP connection have in common: who sends them, and what the connection
+/// may buffer. Clones belong to the same connection.
 #[derive(Clone)]
-pub struct Asking(Option<Arc<Mutex<Guard>>>);
+pub struct Asking {
+    /// `None`: everybody may do everything. In a lock, since requests over HTTP/2 are concurrent.
+    guard: Option<Arc<Mutex<Guard>>>,
+    bodies: Arc<Account>,
+    answers: Arc<Account>,
+}
 
 impl Asking {
-    /// For the connection that this guard knows.
-    pub fn new(guard: Guard) -> Self {
-        Self((!guard.is_open()).then(|| Arc::new(Mutex::new(guard))))
+    /// For a connection that `guard` knows.
+    pub fn new(guard: Guard, budget: &Budget) -> Self {
+        let guard = (!guard.is_open()).then(|| Arc::new(Mutex::new(guard)));
+        Self { guard, bodies: budget.account(), answers: budget.account() }
     }
 
     /// Who sends a request with these headers.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
-        match &self.0 {
+        match &self.guard {
             None => Ok(Caller::ALLOWED),
             Some(guard) => guard.lock().unwrap_or_else(PoisonError::into_inner).caller(headers),
         }
     }
-}
 
-impl fmt::Debug for Asking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Asking")
+    /// Counts the bodies of requests.
+    pub(super) fn bodies(&self) -> &Arc<Account> {
+        &self.bodies
+    }
+
+    /// Counts the answers that are not sent yet.
+    pub(super) fn answers(&self) -> &Arc<Account> {
+        &self.answers
     }
 }

@@ -1,206 +1,349 @@
-//! How the HTTP port's connections are served: no more of them than there are places for, and
-//! none for as long as its client likes.
+//! How a connection of the HTTP port is served: as HTTP/2 by the same loop as gRPC connections if
+//! it begins with HTTP/2's preface, as HTTP/1.1 by hyper otherwise. In turns with the other
+//! connections of the thread, and for no longer than its client is heard from.
 
-use std::future::Future;
-use std::pin::pin;
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::serve::Listener as _;
-use hyper::Request;
+use axum::response::Response;
+use bytes::{Buf as _, Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use h2::RecvStream;
+use http::header::{CONNECTION, DATE};
+use http::{HeaderValue, Request};
+use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto::Builder;
-use tokio::net::TcpStream;
-use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_io_timeout::TimeoutStream;
 use tower_service::Service as _;
 
-use super::connection::{HEADERS, Patience, STREAMS};
-use super::door::{Asking, HttpListener};
-use super::load::Places;
-use crate::tls::Stream;
+use super::age;
+use super::budget::{Budget, Held};
+use super::closing;
+use super::connection::{self, Answering, LAST_GREETING, Patience};
+use super::door::Asking;
+use super::http::Unread;
+use super::turns::{Turn, Turns};
+use crate::access::Guard;
 
-/// The most bytes that were read and not taken yet, and so of a request's headers.
+/// The first bytes of a client that speaks HTTP/2.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Bytes that are read ahead over HTTP/1.1, and so the longest headers of a request.
 const BUFFER: usize = 64 << 10;
 
-/// Serves what comes in until `stop` completes and every request under way is answered.
-pub async fn serve(
-    mut listener: HttpListener,
+/// How long a client may be silent that still sends a request which was answered before its end.
+const LINGER: Duration = Duration::from_secs(2);
+
+/// Periods of `--keepalive` that an answer over HTTP/2 may take to be sent.
+const SENDING: u32 = 3;
+
+/// What the connections of the HTTP port are served with.
+#[derive(Clone)]
+pub struct HttpPort {
     router: Router,
-    places: Places,
     patience: Patience,
-    stop: impl Future<Output = ()>,
-) {
-    let builder = Arc::new(builder(patience));
-    let (stopping, stopped) = watch::channel(false);
-    let mut connections = JoinSet::new();
-    let mut stop = pin!(stop);
-    loop {
-        let (stream, asking) = tokio::select! {
-            accepted = listener.accept() => accepted,
-            Some(_) = connections.join_next() => continue,
-            () = &mut stop => break,
-        };
-        // Closed at once.
-        let Some(place) = places.take() else { continue };
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(patience.answer));
-        let (builder, router, stopped) = (Arc::clone(&builder), router.clone(), stopped.clone());
-        connections.spawn(async move {
-            serve_one(&builder, stream, router, asking, patience, stopped).await;
-            drop(place);
-        });
+    budget: Budget,
+    /// Set while the node goes on serving but wants its clients elsewhere.
+    draining: Arc<AtomicBool>,
+}
+
+impl HttpPort {
+    /// Serves `router`, which takes requests with an [`Asking`] as `ConnectInfo`. While `draining`
+    /// is set, every answer over HTTP/1.1 says `Connection: close`.
+    pub fn new(
+        router: Router,
+        patience: Patience,
+        budget: Budget,
+        draining: Arc<AtomicBool>,
+    ) -> Self {
+        Self { router, patience, budget, draining }
     }
-    drop(listener);
-    stopping.send_replace(true);
-    while connections.join_next().await.is_some() {}
+
+    /// Serves a connection until its client closes it, or until `stop` completes and every
+    /// request under way is answered. Over HTTP/2 it ends no later than `expires`, when the client's
+    /// certificate does.
+    pub async fn serve(
+        self,
+        mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        guard: Guard,
+        stop: impl Future<Output = ()> + Send + 'static,
+        expires: Option<Duration>,
+    ) {
+        let asking = Asking::new(guard, &self.budget);
+        let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
+        let first_words = self.patience.greeting.min(self.patience.idle);
+        let begun = {
+            let mut protocol = pin!(protocol(&mut stream));
+            tokio::select! {
+                begun = timeout(first_words, &mut protocol) => begun,
+                () = &mut stop => {
+                    // Its first request may be on its way.
+                    stop = Box::pin(std::future::ready(()));
+                    timeout(LAST_GREETING, protocol).await
+                }
+            }
+        };
+        let Ok(Ok((protocol, read))) = begun else { return };
+        let stream = Begun { read, stream };
+        match protocol {
+            Protocol::Http1 => self.serve_http1(stream, asking, stop).await,
+            Protocol::Http2 => self.serve_http2(stream, asking, stop, expires).await,
+        }
+    }
+
+    async fn serve_http2<S>(
+        self,
+        stream: Begun<S>,
+        asking: Asking,
+        stop: impl Future<Output = ()> + Send + 'static,
+        expires: Option<Duration>,
+    ) where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
+        let (patience, router) = (self.patience, self.router);
+        let answer = |request: Request<RecvStream>, answering| {
+            let mut request = request.map(|body| Body::new(Received(body)));
+            request.extensions_mut().insert(ConnectInfo(asking.clone()));
+            Some(answer_http2(router.clone(), request, answering, asking.clone(), patience))
+        };
+        let age = age::of_connection(patience.age, expires);
+        connection::serve(stream, Patience { age, ..patience }, stop, answer).await;
+    }
+
+    async fn serve_http1<S>(self, stream: Begun<S>, asking: Asking, stop: impl Future<Output = ()>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let mut stream = TimeoutStream::new(stream);
+        stream.set_write_timeout(Some(self.patience.answer));
+        let turn = Turn::default();
+        let stream = TokioIo::new(Turns::new(Box::pin(stream), turn.clone()));
+        let (asked, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+        let (first_asked, left_unread) = (Arc::clone(&asked), Arc::clone(&unread));
+        let (router, draining) = (self.router, self.draining);
+        let service = service_fn(move |mut request: Request<Incoming>| {
+            first_asked.notify_one();
+            request.extensions_mut().insert(ConnectInfo(asking.clone()));
+            let (asking, unread) = (asking.clone(), Arc::clone(&left_unread));
+            let (answer, draining) = (router.clone().call(request), Arc::clone(&draining));
+            Box::pin(async move {
+                let Ok(mut response) = answer.await;
+                if response.extensions().get::<Unread>().is_some() {
+                    unread.store(true, Ordering::Relaxed);
+                }
+                if unread.load(Ordering::Relaxed) || draining.load(Ordering::Relaxed) {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
+                let held = asking.answers().hold(bytes(&response));
+                Ok::<_, Infallible>(response.map(|body| Counted { body, _held: held }))
+            })
+        });
+        let mut connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            // From the end of the answer before. A client that waits for one is not silent.
+            .header_read_timeout(self.patience.idle)
+            .max_buf_size(BUFFER)
+            .serve_connection(stream, service);
+        let first_words = self.patience.greeting.min(self.patience.idle);
+        let silent = async {
+            if timeout(first_words, asked.notified()).await.is_ok() {
+                std::future::pending::<()>().await;
+            }
+        };
+        let (mut silent, mut stop, mut stopping) = (pin!(silent), pin!(stop), false);
+        let served = poll_fn(|context| {
+            turn.begin(context);
+            if !stopping && stop.as_mut().poll(context).is_ready() {
+                stopping = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            if silent.as_mut().poll(context).is_ready() {
+                return Poll::Ready(None);
+            }
+            connection.poll_without_shutdown(context).map(Some)
+        });
+        let Some(served) = served.await else { return };
+        let malformed = served.as_ref().is_err_and(hyper::Error::is_parse);
+        let unread = malformed || unread.load(Ordering::Relaxed);
+        if !unread && served.is_err() {
+            return;
+        }
+        let mut stream = connection.into_parts().io.into_inner();
+        let longest = self.patience.greeting;
+        let closing = async {
+            let shut = timeout(longest, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
+            if shut && unread {
+                closing::read_to_end(stream, LINGER, longest).await;
+            }
+        };
+        turn.each_poll(closing).await;
+    }
 }
 
-fn builder(patience: Patience) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new());
-    builder
-        .http1()
-        .timer(TokioTimer::new())
-        // Counts from the end of the answer before. While there is none, nobody is silent.
-        .header_read_timeout(patience.idle)
-        .max_buf_size(BUFFER);
-    builder
-        .http2()
-        .timer(TokioTimer::new())
-        .keep_alive_interval(patience.keepalive)
-        .keep_alive_timeout(patience.answer)
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(HEADERS);
-    builder
-}
-
-async fn serve_one(
-    builder: &Builder<TokioExecutor>,
-    stream: TimeoutStream<Stream<TcpStream>>,
-    router: Router,
+/// Answers one request over HTTP/2, unless its caller gives up.
+async fn answer_http2(
+    mut router: Router,
+    request: Request<Body>,
+    mut answering: Answering,
     asking: Asking,
     patience: Patience,
-    mut stopped: watch::Receiver<bool>,
 ) {
-    let spoken = Arc::new(Notify::new());
-    let heard = Arc::clone(&spoken);
-    let service = service_fn(move |mut request: Request<Incoming>| {
-        heard.notify_one();
-        request.extensions_mut().insert(ConnectInfo(asking.clone()));
-        // It is always ready.
-        router.clone().call(request)
-    });
-    let silent = async {
-        let words = patience.greeting.min(patience.idle);
-        if tokio::time::timeout(words, spoken.notified()).await.is_ok() {
-            std::future::pending::<()>().await;
-        }
-    };
-    let mut connection = pin!(builder.serve_connection(TokioIo::new(Box::pin(stream)), service));
-    tokio::select! {
-        // How a connection ends is its client's business.
-        _ = &mut connection => return,
-        // It has not asked for anything.
-        () = silent => return,
-        // An error means that the sender is gone, which is a stop too.
-        _ = stopped.wait_for(|stop| *stop) => {}
+    let answer = pin!(router.call(request));
+    let Some(Ok(mut response)) = answering.unless_given_up(answer).await else { return };
+    // Over HTTP/1.1 hyper does this.
+    #[expect(clippy::disallowed_methods, reason = "the time of day is what the header tells")]
+    let now = httpdate::fmt_http_date(SystemTime::now());
+    if let Ok(now) = HeaderValue::try_from(now) {
+        response.headers_mut().insert(DATE, now);
     }
-    connection.as_mut().graceful_shutdown();
-    let _ = connection.await;
+    let held = asking.answers().hold(bytes(&response));
+    let sending = answering.body(response, held);
+    // A client that takes nothing is cut off from this answer.
+    let _ = timeout(patience.keepalive * SENDING, sending).await;
+}
+
+/// The length of an answer, if it is known.
+fn bytes(response: &Response) -> usize {
+    usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX)
+}
+
+/// The body of a request over HTTP/2. What is read from it is given back to the client's window.
+struct Received(RecvStream);
+
+impl http_body::Body for Received {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        let data = ready!(self.0.poll_data(context));
+        if let Some(Ok(data)) = &data {
+            // It fails only for more than was received.
+            let _ = self.0.flow_control().release_capacity(data.len());
+        }
+        Poll::Ready(data.map(|data| data.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+}
+
+/// The body of an answer over HTTP/1.1, counted in the budget.
+struct Counted {
+    body: Body,
+    _held: Held,
+}
+
+impl http_body::Body for Counted {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// Reads until it is clear which protocol the client speaks. Gives back what was read.
+async fn protocol(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Protocol, Bytes)> {
+    let mut read = BytesMut::with_capacity(PREFACE.len());
+    while read.len() < PREFACE.len() {
+        // No more than the preface: what follows is for whoever speaks the protocol.
+        let left = PREFACE.len() - read.len();
+        if (&mut *stream).take(left as u64).read_buf(&mut read).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if !PREFACE.starts_with(&read) {
+            return Ok((Protocol::Http1, read.freeze()));
+        }
+    }
+    Ok((Protocol::Http2, read.freeze()))
+}
+
+/// A stream of which some bytes were read already.
+struct Begun<S> {
+    read: Bytes,
+    stream: S,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.read.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let count = self.read.len().min(buffer.remaining());
+        buffer.put_slice(&self.read[..count]);
+        self.read.advance(count);
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::SocketAddr;
-    use std::time::{Duration, Instant};
-
-    use axum::routing::get;
-    use metrics::{Counter, Gauge};
-    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
-    use tokio::time::{sleep, timeout};
-
-    use super::*;
-    use crate::metrics::ConnectionMetrics;
-    use crate::transport::connection::PATIENCE;
-    use crate::transport::door::Door;
-
-    const ASK: &[u8] = b"GET /slow HTTP/1.1\r\nhost: node\r\n\r\n";
-
-    /// A port whose one page takes so long.
-    async fn port(patience: Patience, takes: Duration) -> SocketAddr {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let address = listener.local_addr().expect("an address");
-        let page = get(async move || {
-            sleep(takes).await;
-            "there it is"
-        });
-        let metrics = ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() };
-        let listener = HttpListener::new(listener, Door::default());
-        let router = Router::new().route("/slow", page);
-        let places = Places::new(100, metrics);
-        tokio::spawn(serve(listener, router, places, patience, std::future::pending()));
-        address
-    }
-
-    /// Asks, and gets an answer.
-    async fn ask(stream: &mut TcpStream) {
-        stream.write_all(ASK).await.expect("sent");
-        let mut answer = Vec::new();
-        while !answer.ends_with(b"there it is") {
-            let count = timeout(Duration::from_secs(10), stream.read_buf(&mut answer)).await;
-            assert_ne!(count.expect("in time").expect("an answer"), 0, "closed instead");
-        }
-    }
-
-    /// Waits until the connection is closed; tells how long that took.
-    async fn closed(stream: &mut TcpStream) -> Duration {
-        let started = Instant::now();
-        let mut rest = Vec::new();
-        let end = timeout(Duration::from_secs(10), stream.read_to_end(&mut rest));
-        // A reset is an end, too.
-        let _ = end.await.expect("it is closed");
-        started.elapsed()
-    }
-
-    #[tokio::test]
-    async fn who_waits_for_an_answer_is_not_silent() {
-        let ms = Duration::from_millis;
-        let brief = Patience { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..PATIENCE };
-        let node = port(Patience { idle: ms(200), ..brief }, ms(500)).await;
-        let mut stream = TcpStream::connect(node).await.expect("a connection");
-        ask(&mut stream).await;
-        assert!(closed(&mut stream).await >= ms(150), "it is idle only from then on");
-    }
-
-    #[tokio::test]
-    async fn an_idle_connection_is_kept_for_longer_than_pings_would_be_waited_for() {
-        let ms = Duration::from_millis;
-        let brief = Patience { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..PATIENCE };
-        let node = port(brief, ms(0)).await;
-        let mut stream = TcpStream::connect(node).await.expect("a connection");
-        ask(&mut stream).await;
-        sleep(ms(300)).await;
-        ask(&mut stream).await;
-    }
-
-    #[tokio::test]
-    async fn first_words_are_not_waited_for_for_long() {
-        let node =
-            port(Patience { greeting: Duration::from_millis(100), ..PATIENCE }, Duration::ZERO);
-        let node = node.await;
-        let mut begun = Vec::new();
-        for words in ["", "P", "PRI * HTTP/2.0\r\n", "GET /slow HTTP/1.1\r\nhost"] {
-            let mut stream = TcpStream::connect(node).await.expect("a connection");
-            stream.write_all(words.as_bytes()).await.expect("sent");
-            begun.push(stream);
-        }
-        for stream in &mut begun {
-            closed(stream).await;
-        }
-    }
-}
+mod tests;

@@ -1,9 +1,9 @@
 //! How much is taken on at once: requests, connections. Whoever is turned away hears when to try
 //! again.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use http::{HeaderMap, Response};
 use metrics::Counter;
@@ -12,6 +12,8 @@ use tonic::metadata::MetadataValue;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
+use super::budget::Budget;
+use super::connection::Patience;
 use crate::logging::Repeating;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
@@ -23,10 +25,72 @@ const RETRY_MS: [u64; 4] = [100, 150, 200, 250];
 /// The same over HTTP, which knows whole seconds only.
 pub(super) const RETRY_S: u64 = 1;
 
+/// What one thread takes on, and how long it waits for its clients.
+pub struct Bounds {
+    /// Requests being decided.
+    pub load: Load,
+    /// Time limits.
+    pub patience: Patience,
+    /// Bytes buffered, of the whole node.
+    pub budget: Budget,
+}
+
+/// How long after a request the slots that a single caller may not take are kept for others.
+const RECENT_MS: u64 = 1000;
+
+/// Stands for all callers whose share is not bounded.
+const NOBODY: usize = usize::MAX;
+
+/// No caller has asked yet.
+const NONE_YET: usize = usize::MAX - 1;
+
+/// Whether more than one caller asks.
+struct Company {
+    since: Instant,
+    /// The place of the caller that asked last.
+    last: AtomicUsize,
+    /// When it was another one than before, in ms from `since`, beginning at 1; 0: never.
+    changed_ms: AtomicU64,
+}
+
+impl Default for Company {
+    fn default() -> Self {
+        let (last, changed_ms) = (AtomicUsize::new(NONE_YET), AtomicU64::new(0));
+        Self { since: Instant::now(), last, changed_ms }
+    }
+}
+
+impl Company {
+    /// Notes a request of the caller at that place.
+    fn see(&self, caller: usize) {
+        let last = self.last.load(Ordering::Relaxed);
+        if last != caller {
+            self.last.store(caller, Ordering::Relaxed);
+            if last != NONE_YET {
+                self.changed_ms.store(self.now_ms(), Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether several callers have asked lately.
+    fn is_recent(&self) -> bool {
+        let changed_ms = self.changed_ms.load(Ordering::Relaxed);
+        changed_ms > 0 && self.now_ms().saturating_sub(changed_ms) <= RECENT_MS
+    }
+
+    fn now_ms(&self) -> u64 {
+        u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
+    }
+}
+
 /// The requests that one thread works on.
 pub struct Load {
     most: usize,
     under_way: AtomicUsize,
+    /// Requests under way by caller, by its place in the access file. A reload may change who has
+    /// a place. Counts stay right, because each request gives back the place that it took.
+    callers: Mutex<Vec<u32>>,
+    company: Company,
     told: AtomicUsize,
     shed: Counter,
     log: Arc<Repeating>,
@@ -38,7 +102,9 @@ impl Load {
     pub fn new(most: usize, shed: Counter) -> Self {
         let answers = RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
         let (under_way, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { most, under_way, told, shed, log: Arc::default(), answers }
+        let callers = Mutex::default();
+        let company = Company::default();
+        Self { most, under_way, callers, company, told, shed, log: Arc::default(), answers }
     }
 
     /// The same; it and all others with that `log` write no more than one line a second together.
@@ -46,11 +112,14 @@ impl Load {
         Self { log: Arc::clone(log), ..self }
     }
 
-    /// Counts one more, until [`end`](Self::end); `false`: it is turned away.
-    pub(super) fn begin(&self) -> bool {
-        let room = self.under_way.fetch_add(1, Ordering::Relaxed) < self.most;
+    /// Takes a slot for a request, until [`end`](Self::end) with the same `caller`; `false` if the
+    /// request is turned away. `caller` is the place of a caller whose share is bounded.
+    pub(super) fn begin(&self, caller: Option<usize>) -> bool {
+        let before = self.under_way.fetch_add(1, Ordering::Relaxed);
+        self.company.see(caller.unwrap_or(NOBODY));
+        let room = before < self.most && caller.is_none_or(|place| self.one_more_of(place, before));
         if !room {
-            self.end();
+            self.under_way.fetch_sub(1, Ordering::Relaxed);
             self.shed.increment(1);
             if let Some(held_back) = self.log.pass() {
                 tracing::warn!(
@@ -64,9 +133,29 @@ impl Load {
         room
     }
 
-    /// One has ended.
-    pub(super) fn end(&self) {
+    /// Counts a request of a named caller, with `others` under way. Once three quarters of the
+    /// slots are taken, a caller that holds more than a quarter gets none of the rest, as long as
+    /// there is another caller that may want them.
+    fn one_more_of(&self, place: usize, others: usize) -> bool {
+        let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+        if callers.len() <= place {
+            callers.resize(place + 1, 0);
+        }
+        let holds = &mut callers[place];
+        let scarce = others.saturating_mul(4) >= self.most.saturating_mul(3);
+        let room =
+            !scarce || *holds as usize <= (self.most / 4).max(1) || !self.company.is_recent();
+        *holds += u32::from(room);
+        room
+    }
+
+    /// Gives a slot back.
+    pub(super) fn end(&self, caller: Option<usize>) {
         self.under_way.fetch_sub(1, Ordering::Relaxed);
+        if let Some(place) = caller {
+            let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
+            callers[place] -= 1;
+        }
     }
 
     /// What a gRPC caller hears that is turned away.
@@ -152,9 +241,48 @@ mod tests {
     #[test]
     fn no_more_than_there_is_room_for() {
         let load = Load::new(2, Counter::noop());
-        assert_eq!([load.begin(), load.begin(), load.begin()], [true, true, false]);
-        load.end();
-        assert_eq!([load.begin(), load.begin()], [true, false]);
+        let begin = || load.begin(None);
+        assert_eq!([begin(), begin(), begin()], [true, true, false]);
+        load.end(None);
+        assert_eq!([begin(), begin()], [true, false]);
+    }
+
+    #[test]
+    fn the_last_quarter_is_for_callers_that_hold_no_more_than_that() {
+        let load = Load::new(100, Counter::noop());
+        let taken = |place, tries: usize| (0..tries).filter(|_| load.begin(place)).count();
+        assert_eq!(taken(Some(3), 1), 1);
+        load.end(Some(3));
+        assert_eq!(taken(Some(7), 200), 75, "free slots are for anybody");
+        assert_eq!(taken(Some(3), 10), 10);
+        assert_eq!(taken(None, 5), 5, "a caller without a name is not bounded");
+        load.end(Some(7));
+        assert_eq!(taken(Some(7), 5), 0, "still the one that holds most");
+        assert_eq!(taken(Some(3), 200), 11);
+        assert_eq!(taken(None, 1), 0);
+    }
+
+    #[test]
+    fn a_caller_may_always_hold_one() {
+        let load = Load::new(1, Counter::noop());
+        assert!(load.begin(Some(0)));
+        load.end(Some(0));
+        assert!(load.begin(Some(0)));
+        let load = Load::new(4, Counter::noop());
+        assert!(load.begin(Some(1)));
+        load.end(Some(1));
+        assert_eq!([(); 4].map(|()| load.begin(Some(0))), [true, true, true, false]);
+        assert!(load.begin(Some(1)));
+    }
+
+    #[test]
+    fn a_caller_that_is_alone_gets_all_slots() {
+        let load = Load::new(100, Counter::noop());
+        assert_eq!((0..200).filter(|_| load.begin(Some(7))).count(), 100);
+        assert!(!load.begin(Some(3)), "there is none left");
+        load.end(Some(7));
+        assert!(!load.begin(Some(7)), "the next one is for the other caller");
+        assert!(load.begin(Some(3)));
     }
 
     #[test]

@@ -53,6 +53,36 @@ fn number(bytes: &mut &[u8]) -> Option<u64> {
     None
 }
 
+/// How many parts a message has: fields with a length, in itself and in those one level down. What
+/// decoding allocates is in proportion to them. A message that does not decode may have any number.
+pub(super) fn parts(message: &[u8]) -> usize {
+    fields(message).map(|field| 1 + fields(field).count()).sum()
+}
+
+/// The fields with a length, up to where a message does not make sense.
+fn fields(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        loop {
+            let kind = number(&mut bytes)? & 7;
+            let length = match kind {
+                0 => {
+                    number(&mut bytes)?;
+                    continue;
+                }
+                1 => 8,
+                2 => usize::try_from(number(&mut bytes)?).ok()?,
+                5 => 4,
+                _ => return None,
+            };
+            let (field, rest) = bytes.split_at_checked(length)?;
+            bytes = rest;
+            if kind == 2 {
+                return Some(field);
+            }
+        }
+    })
+}
+
 /// The query of a request that the generated code has read.
 pub(super) fn query(request: &AllowRequest) -> Query<'_> {
     Query {
@@ -138,6 +168,10 @@ mod tests {
 
     use proptest::prelude::*;
     use prost::Message as _;
+    use tollgate_proto::doorman::{
+        GetServerCapacityRequest, Lease, PriorityBandAggregate, ReleaseCapacityRequest,
+        ServerCapacityResourceRequest,
+    };
 
     use super::super::response;
     use super::*;
@@ -186,7 +220,31 @@ mod tests {
             })
     }
 
+    #[test]
+    fn parts_of_two_levels_are_counted() {
+        let wants = PriorityBandAggregate::default();
+        let resource = ServerCapacityResourceRequest {
+            resource_id: "id".to_owned(),
+            has: Some(Lease::default()),
+            wants: vec![wants; 3],
+            forgotten: Some(true),
+        };
+        let request =
+            GetServerCapacityRequest { server_id: "me".to_owned(), resource: vec![resource; 2] };
+        assert_eq!(parts(&request.encode_to_vec()), 1 + 2 * (1 + 1 + 1 + 3));
+        let request = ReleaseCapacityRequest {
+            client_id: "me".to_owned(),
+            resource_id: vec![String::new(); 1000],
+        };
+        assert_eq!(parts(&request.encode_to_vec()), 1001);
+    }
+
     proptest! {
+        #[test]
+        fn parts_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(parts(&bytes) <= bytes.len());
+        }
+
         #[test]
         fn requests_as_the_generated_code_reads_them(request in requests()) {
             let bytes = request.encode_to_vec();

@@ -20,16 +20,22 @@ use crate::access::{Caller, Refusal};
 use crate::service::Error;
 use crate::service::allow::{Answer, Status};
 
+pub mod age;
+pub mod aside;
+pub mod budget;
 mod capacity;
+mod closing;
 pub mod connection;
 pub mod door;
 pub mod front;
 pub mod grpc;
 pub mod http;
 pub mod http_port;
+mod inbound;
 pub mod load;
 mod messages;
 pub mod parent;
+mod resets;
 mod status;
 mod turns;
 
@@ -58,7 +64,9 @@ fn status(error: &Error) -> StatusCode {
 fn turned_away(refusal: Refusal) -> tonic::Status {
     match refusal {
         Refusal::Unknown => tonic::Status::unauthenticated(refusal.to_string()),
-        Refusal::Forbidden => tonic::Status::permission_denied(refusal.to_string()),
+        Refusal::Forbidden | Refusal::MayNotLend => {
+            tonic::Status::permission_denied(refusal.to_string())
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Asking a parent over gRPC: `doorman.Capacity/GetServerCapacity`, as its client.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -13,23 +14,25 @@ use tonic::Code;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint};
 
-use crate::domain::lease::{Claim, ParentLease};
+use crate::domain::lease::{BOUNDLESS, Claim, NO_BOUND, ParentLease};
 use crate::domain::sharing::Kind;
-use crate::files;
+use crate::files::{self, Reread};
+use crate::logging::Repeating;
 use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
 use crate::tls::Dialer;
 
 /// The addresses of a parent: any of its nodes, or the load balancer before them.
 pub struct ParentClient {
     channels: Vec<(String, Channel)>,
-    token: Option<PathBuf>,
+    authorization: Option<Reread<MetadataValue<Ascii>>>,
+    failures: Repeating,
     /// The one that answered last.
     next: AtomicUsize,
 }
 
 impl ParentClient {
     /// Connects to nothing yet. `addresses` are `HOST:PORT`, at least one. `tls`: how to, over
-    /// TLS; `token`: a file with the token to show, which is read for each request.
+    /// TLS; `token`: a file with the token to show, which is read again when it changes.
     pub fn new(
         addresses: &[String],
         tls: Option<&Dialer>,
@@ -50,21 +53,39 @@ impl ParentClient {
             Ok((bare.to_owned(), channel))
         };
         let channels = addresses.iter().map(channel).collect::<Result<_, ParentError>>()?;
-        let client = Self { channels, token, next: AtomicUsize::new(0) };
-        client.authorization()?;
-        Ok(client)
+        let authorization = match token {
+            None => None,
+            Some(path) => {
+                let file = path.clone();
+                let read = Reread::new::<String>([&*path], move || authorization(&file));
+                Some(read.map_err(unheard)?)
+            }
+        };
+        let (failures, next) = (Repeating::default(), AtomicUsize::new(0));
+        Ok(Self { channels, authorization, failures, next })
     }
 
-    /// What is shown to the parent.
-    fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, ParentError> {
-        let Some(path) = &self.token else { return Ok(None) };
-        let wrong = |error: std::io::Error| unheard(format!("--parent-token-file: {error}"));
-        let value = format!("Bearer {}", files::read_secret(path).map_err(wrong)?);
-        let value = MetadataValue::try_from(value);
-        let mut value = value.map_err(|_| unheard("--parent-token-file: no token".to_owned()))?;
-        value.set_sensitive(true);
-        Ok(Some(value))
+    /// What is shown to the parent: the token that is in the file, or was before the file became
+    /// unusable.
+    async fn authorization(&self) -> Option<Arc<MetadataValue<Ascii>>> {
+        let file = self.authorization.as_ref()?;
+        if let Err(error) = file.refresh().await
+            && let Some(held_back) = self.failures.pass()
+        {
+            tracing::error!(%error, held_back, "new token refused, the old one stays");
+        }
+        Some(file.current())
     }
+}
+
+/// The header of the token in a file.
+fn authorization(path: &Path) -> Result<MetadataValue<Ascii>, String> {
+    let token =
+        files::read_secret(path).map_err(|error| format!("--parent-token-file: {error}"))?;
+    let value = MetadataValue::try_from(format!("Bearer {token}"));
+    let mut value = value.map_err(|_| "--parent-token-file: no token".to_owned())?;
+    value.set_sensitive(true);
+    Ok(value)
 }
 
 impl Parent for ParentClient {
@@ -77,8 +98,8 @@ impl Parent for ParentClient {
             resource: requests.iter().map(wire).collect(),
         };
         let mut request = tonic::Request::new(request);
-        if let Some(token) = self.authorization()? {
-            request.metadata_mut().insert("authorization", token);
+        if let Some(token) = self.authorization().await {
+            request.metadata_mut().insert("authorization", MetadataValue::clone(&token));
         }
         let mut client = CapacityClient::new(channel.clone());
         match tokio::time::timeout(ANSWER, client.get_server_capacity(request)).await {
@@ -188,7 +209,10 @@ fn read(
     response: &ServerCapacityResourceResponse,
 ) -> Result<ParentLease, ParentError> {
     let gets = &response.gets;
-    let safe_capacity = response.safe_capacity.unwrap_or(asked.safe_capacity);
+    let safe_capacity = match response.safe_capacity {
+        Some(NO_BOUND) => BOUNDLESS,
+        said => said.unwrap_or(asked.safe_capacity),
+    };
     for amount in [gets.capacity, safe_capacity] {
         if !(amount.is_finite() && amount >= 0.0) {
             return Err(heard(format!("{address} leases {amount} of {:?}", asked.resource)));
@@ -251,7 +275,9 @@ mod tests {
         };
         assert_eq!(safe(5.0, Some(2.0)), Some(2.0));
         assert_eq!(safe(5.0, None), Some(6.0), "what it said last");
-        for bad in [f64::NAN, f64::INFINITY, -1.0] {
+        assert_eq!(safe(5.0, Some(-1.0)), Some(BOUNDLESS), "any amount");
+        assert_eq!(safe(-1.0, Some(2.0)), None);
+        for bad in [f64::NAN, f64::INFINITY, -0.5, -2.0] {
             assert_eq!((safe(5.0, Some(bad)), safe(bad, Some(2.0))), (None, None), "{bad}");
         }
     }

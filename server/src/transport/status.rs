@@ -2,14 +2,20 @@
 //! page for people and as JSON. The page needs nothing from elsewhere.
 
 use std::fmt::Write as _;
-use std::time::Instant;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
+use super::aside::{self, Asker};
+use super::door::Door;
+use crate::files::Refusal;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
-use crate::service::status::ResourceView;
-use crate::store::{LeaseStore, LeaseView, Listing};
+use crate::service::status::{NodeView, ResourceView};
+use crate::store::{Down, LeaseStore, LeaseView, Listing, StoreError};
 
 /// The most resources on one page, …
 const RESOURCES: usize = 1000;
@@ -18,7 +24,7 @@ const RESOURCES: usize = 1000;
 const LEASES: usize = 1000;
 
 /// What the node says of itself.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct About {
     /// Its id among the others.
     pub id: String,
@@ -36,6 +42,10 @@ pub struct About {
     pub store: String,
     /// Its parents' addresses.
     pub parents: Vec<String>,
+    /// The outage of its store, while there is one.
+    pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
+    /// The files that say who gets in.
+    pub door: Door,
 }
 
 /// A node that has nothing to say of itself, and starts now.
@@ -51,6 +61,8 @@ impl Default for About {
             threads: 1,
             store: text(),
             parents: Vec::new(),
+            down: Arc::new(|| None),
+            door: Door::default(),
         }
     }
 }
@@ -58,7 +70,37 @@ impl Default for About {
 /// How the store is at the moment: whether it decides, and how many nodes share it.
 pub type StoreState = dyn Fn() -> (bool, u32) + Send + Sync;
 
-pub(super) async fn status<S: LeaseStore>(
+/// How often the status is made at most.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The state of the node, ready to be sent.
+#[derive(Default)]
+pub struct StatusPages {
+    pub(super) json: Bytes,
+    pub(super) html: Bytes,
+}
+
+/// The status pages, and the future that makes them for as long as it is polled.
+pub fn pages<S: LeaseStore>(
+    about: About,
+    state: Box<StoreState>,
+    leases: CapacityService<S>,
+) -> (Asker<Arc<StatusPages>>, impl Future<Output = ()>) {
+    let (asker, maker) = aside::page();
+    let make = async move || {
+        let status = status(&about, &*state, &leases).await;
+        let now_s = leases.shared().now().as_secs();
+        let write = move || StatusPages {
+            json: status.to_string().into(),
+            html: page(&status, now_s).into(),
+        };
+        // An error means that the process ends.
+        Arc::new(tokio::task::spawn_blocking(write).await.unwrap_or_default())
+    };
+    (asker, maker.run(PAUSE, make))
+}
+
+async fn status<S: LeaseStore>(
     about: &About,
     state: &StoreState,
     leases: &CapacityService<S>,
@@ -70,8 +112,10 @@ pub(super) async fn status<S: LeaseStore>(
         Ok(resources) => (resources, None),
         Err(error) => (Listing { items: Vec::new(), left_out: 0 }, Some(error.to_string())),
     };
+    let nodes_seen = leases.nodes().await.ok().map(|nodes| known(about, nodes));
     let limits = leases.shared().limits();
     let snapshot = limits.current();
+    let now_s = leases.shared().now().as_secs();
     json!({
         "node": {
             "id": about.id,
@@ -91,10 +135,46 @@ pub(super) async fn status<S: LeaseStore>(
             "buckets": snapshot.limits.bucket_count,
             "templates": snapshot.limits.resources.len(),
         },
+        "now_s": now_s,
+        "nodes": nodes_seen,
+        "outage": (about.down)().map(|down| outage(&down, now_s)),
+        "files": {
+            "limits": file(limits.refusal()),
+            "access": about.door.access.as_ref().map(|access| file(access.refusal())),
+            "tls": about.door.tls.as_ref().map(|tls| {
+                let mut value = file(tls.refusal());
+                value["certificate_expires_at_s"] = tls.expiry_s().into();
+                value
+            }),
+        },
         "resources": resources.items.iter().map(view).collect::<Vec<_>>(),
         "resources_left_out": resources.left_out,
         "resources_error": error,
     })
+}
+
+/// All nodes, this one included.
+fn known(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
+    if nodes.is_empty() {
+        nodes.push(NodeView::of_this_build(about.id.clone()));
+    }
+    let node = |node: NodeView| json!({ "id": node.id, "version": node.version });
+    nodes.into_iter().map(node).collect()
+}
+
+fn outage(down: &Down, now_s: i64) -> Value {
+    let lasting_s = down.lasting.as_secs();
+    json!({
+        "error": down.error.map(|error| error.to_string()),
+        "class": down.error.map(StoreError::class),
+        "since_s": now_s.saturating_sub_unsigned(lasting_s),
+        "lasting_s": lasting_s,
+    })
+}
+
+/// A file that the node goes by. A refused one is not in use, and the node would not start with it.
+fn file(refusal: Option<Refusal>) -> Value {
+    json!({ "in_use": refusal.is_none(), "refused": refusal })
 }
 
 /// One resource and who holds leases on it; `None`: nobody.
@@ -136,7 +216,7 @@ fn holder(lease: &LeaseView) -> Value {
 }
 
 /// The same as a page.
-pub(super) fn page(status: &Value, now_s: i64) -> String {
+fn page(status: &Value, now_s: i64) -> String {
     let mut html = String::from(HEAD);
     for (title, part) in [("Node", "node"), ("Store", "store"), ("Limits", "limits")] {
         let _ = write!(html, "<section><h2>{title}</h2><dl>");
@@ -221,6 +301,23 @@ fn text(value: &Value) -> String {
     }
 }
 
+/// Characters that show nothing themselves, but may turn around or hide the text around them
+/// (Unicode's bidirectional controls, and other format characters).
+fn is_unseen(c: char) -> bool {
+    matches!(
+        c,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
+}
+
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -230,7 +327,7 @@ fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            c if c.is_control() => escaped.push('\u{fffd}'),
+            c if c.is_control() || is_unseen(c) => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }
@@ -265,6 +362,13 @@ mod tests {
         assert!(html.contains("id=%3Cb%3E%22%26%27%07\""), "{html}");
         assert!(html.contains("<td>1.25") && html.contains("<td>2<"), "{html}");
         assert!(html.contains("for 2 s more"), "{html}");
+    }
+
+    #[test]
+    fn what_turns_text_around_is_not_shown() {
+        let name = "a\u{202e}b\u{2066}c\u{200f}d\u{feff}e";
+        let html = page(&json!({ "resources": [{ "resource": name }] }), 0);
+        assert!(html.contains("a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}e</a>"), "{html}");
     }
 
     #[test]

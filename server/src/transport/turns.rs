@@ -1,14 +1,21 @@
-//! A connection that takes turns with the others of its thread. Without that, one whose client
-//! never ceases to send would be read for as long as the runtime lets it: a megabyte at a time,
-//! which is a hundred thousand frames that nobody needs.
+//! Connections take turns. Without that, one whose client never ceases to send would be read for
+//! as long as the runtime lets it: a megabyte at a time, which is a hundred thousand frames that
+//! nobody needs.
+//!
+//! A connection that uses up its turn queues for the next one, behind all others of its thread
+//! that did, and only the first of that queue is runnable. All other connections wait for one such
+//! turn at most, however many clients never cease to send.
 
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
+use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 
 /// How often a connection is read in one turn, 8 kB at a time: for all requests that may be under way
@@ -16,14 +23,67 @@ use tokio::task::yield_now;
 /// the answers of a turn, too.
 const READS: u8 = 2;
 
-/// The turn of one connection: how often it may still be read. Clones are the same.
+/// The value of `reads` while the connection queues for its next turn.
+const QUEUED: u8 = u8::MAX;
+
+thread_local! {
+    /// The queue of the connections that this thread serves: one permit, handed out in order.
+    static QUEUE: Arc<Semaphore> = Arc::new(Semaphore::new(1));
+}
+
+/// The turn of one connection. Clones are the same.
 #[derive(Clone, Default)]
-pub(super) struct Turn(Arc<AtomicU8>);
+pub(super) struct Turn(Arc<State>);
+
+#[derive(Default)]
+struct State {
+    /// How often the connection may still be read, or [`QUEUED`].
+    reads: AtomicU8,
+    /// Completes when the next turn comes, if the connection queues for it.
+    next: Mutex<Option<BoxFuture<'static, ()>>>,
+}
 
 impl Turn {
-    /// Begins another one: to be called whenever the connection's task is polled, and only then.
-    pub(super) fn begin(&self) {
-        self.0.store(READS, Ordering::Relaxed);
+    /// Begins another one, unless the connection queues for it. To be called whenever the
+    /// connection's task is polled, and only then: the connection must not stay first in the queue
+    /// while it does something else.
+    pub(super) fn begin(&self, context: &mut Context<'_>) {
+        if self.0.reads.load(Ordering::Relaxed) != QUEUED || self.poll_next(context).is_ready() {
+            self.0.reads.store(READS, Ordering::Relaxed);
+        }
+    }
+
+    /// Begins another turn whenever `future` is polled.
+    pub(super) async fn each_poll<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = pin!(future);
+        poll_fn(|context| {
+            self.begin(context);
+            future.as_mut().poll(context)
+        })
+        .await
+    }
+
+    /// Gets into the queue.
+    fn queue(&self, context: &mut Context<'_>) {
+        let queue = QUEUE.with(Arc::clone);
+        let next = async move {
+            // Nobody closes it, which alone would be an error.
+            let _first = queue.acquire().await;
+            // Lets the runtime look for the input of others before each turn.
+            yield_now().await;
+        };
+        *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(next));
+        self.0.reads.store(QUEUED, Ordering::Relaxed);
+        let _ = self.poll_next(context);
+    }
+
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<()> {
+        let mut next = self.0.next.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(waiting) = &mut *next {
+            ready!(waiting.as_mut().poll(context));
+            *next = None;
+        }
+        Poll::Ready(())
     }
 }
 
@@ -45,14 +105,16 @@ impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Some(left) = self.turn.0.load(Ordering::Relaxed).checked_sub(1) else {
-            // Unless something else wakes it, its next turn comes once the runtime has looked for
-            // input of others.
-            let _ = pin!(yield_now()).poll(context);
-            return Poll::Pending;
+        let left = match self.turn.0.reads.load(Ordering::Relaxed) {
+            QUEUED => return Poll::Pending,
+            0 => {
+                self.turn.queue(context);
+                return Poll::Pending;
+            }
+            reads => reads - 1,
         };
         let read = ready!(Pin::new(&mut self.inner).poll_read(context, buffer));
-        self.turn.0.store(left, Ordering::Relaxed);
+        self.turn.0.reads.store(left, Ordering::Relaxed);
         Poll::Ready(read)
     }
 }
@@ -89,23 +151,107 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::task::Waker;
+    use std::cell::RefCell;
+    use std::rc::Rc;
+    use std::time::Duration;
+
+    use tokio::io::AsyncReadExt as _;
+    use tokio::task::LocalSet;
 
     use super::*;
 
-    #[test]
-    fn who_never_ceases_to_send_is_interrupted() {
+    /// A client that never ceases to send.
+    fn endless(turn: &Turn) -> Turns<tokio::io::Repeat> {
+        Turns::new(tokio::io::repeat(7), turn.clone())
+    }
+
+    #[tokio::test]
+    async fn who_never_ceases_to_send_is_interrupted() {
         let turn = Turn::default();
-        let mut endless = Turns::new(tokio::io::repeat(7), turn.clone());
-        let mut context = Context::from_waker(Waker::noop());
+        let mut endless = endless(&turn);
         let mut bytes = [0; 16];
-        for _ in 0..3 {
-            turn.begin();
+        let mut turns = 0;
+        poll_fn(|context| {
+            turn.begin(context);
             let mut read = || {
                 let mut buffer = ReadBuf::new(&mut bytes);
-                Pin::new(&mut endless).poll_read(&mut context, &mut buffer).is_ready()
+                Pin::new(&mut endless).poll_read(context, &mut buffer).is_ready()
             };
             assert_eq!((0..100).filter(|_| read()).count(), usize::from(READS));
-        }
+            turns += 1;
+            if turns < 3 { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+    }
+
+    /// However many never cease to send, another connection waits for one turn of theirs.
+    #[test]
+    fn others_wait_for_one_turn_however_many_queue() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .event_interval(8)
+            .build()
+            .expect("a runtime");
+        LocalSet::new().block_on(&runtime, async {
+            let served: Rc<RefCell<Vec<u32>>> = Rc::default();
+            for number in 0..50 {
+                let served = Rc::clone(&served);
+                tokio::task::spawn_local(async move {
+                    let turn = Turn::default();
+                    let mut endless = endless(&turn);
+                    let mut bytes = [0; 16];
+                    let read = async {
+                        loop {
+                            for _ in 0..READS {
+                                endless.read_exact(&mut bytes).await.expect("read");
+                            }
+                            served.borrow_mut().push(number);
+                        }
+                    };
+                    turn.each_poll(tokio::task::unconstrained(read)).await
+                });
+            }
+            let turns = || served.borrow().len();
+            while turns() < 200 {
+                tokio::task::yield_now().await;
+            }
+            // All of them get on, in turn.
+            let last = served.borrow()[150..200].to_vec();
+            assert!((0..50).all(|number| last.contains(&number)), "{last:?}");
+            for _ in 0..100 {
+                let before = turns();
+                // Woken by another task, as a connection is by its input.
+                let (wake, woken) = tokio::sync::oneshot::channel();
+                tokio::task::spawn_local(async { wake.send(()) });
+                woken.await.expect("woken");
+                let waited = turns() - before;
+                assert!(waited <= 2, "it has waited for {waited} turns");
+            }
+        });
+    }
+
+    /// One that is first in the queue, and then neither reads nor is polled, holds up nobody.
+    #[tokio::test]
+    async fn who_leaves_the_queue_makes_room() {
+        let [first, second] = [Turn::default(), Turn::default()];
+        let mut bytes = [0; 16];
+        let mut read = |turn: &Turn, context: &mut Context<'_>| {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            Pin::new(&mut endless(turn)).poll_read(context, &mut buffer).is_ready()
+        };
+        poll_fn(|context| {
+            for turn in [&first, &second] {
+                turn.begin(context);
+                while read(turn, context) {}
+            }
+            Poll::Ready(())
+        })
+        .await;
+        drop(first);
+        let next = poll_fn(|context| {
+            second.begin(context);
+            if read(&second, context) { Poll::Ready(()) } else { Poll::Pending }
+        });
+        tokio::time::timeout(Duration::from_secs(10), next).await.expect("its turn comes");
     }
 }

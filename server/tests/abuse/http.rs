@@ -46,20 +46,25 @@ fn a_connection_that_says_nothing() {
 
 #[test]
 fn a_body_that_trickles_in() {
-    const HEAD: &str = "POST /v1/allow HTTP/1.1\r\nhost: node\r\ncontent-length: 100000\r\n\r\n";
+    const HEAD: &str =
+        "POST /v1/allow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n";
     let attack = |node, limit| trickle(HEAD, b" ", node, limit);
     hold_out("a body that trickles in", http, attack, Some(SLOWEST));
 }
 
+/// Long answers: what is wrong with a body is told in its own words.
 #[test]
-fn pages_that_are_never_read() {
+fn answers_that_are_never_read() {
     let attack = |node, limit| {
         let mut stream = raw::connect(node);
-        raw::send_on(&mut stream, limit, false, || {
-            b"GET /metrics HTTP/1.1\r\nhost: node\r\n\r\n".repeat(64)
-        })
+        let body = format!("{{\"{}\":1}}", "x".repeat(60_000));
+        let length = body.len();
+        let head =
+            format!("POST /v1/allow HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}");
+        let request = format!("{head}\r\n\r\n{body}").into_bytes();
+        raw::send_on(&mut stream, limit, false, || request.clone())
     };
-    hold_out("pages never read", http, attack, Some(KEEPALIVE + ANSWER));
+    hold_out("answers never read", http, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]

@@ -6,8 +6,15 @@
     reason = "no runtime is here, and another process is waited for"
 )]
 
+mod claims;
+mod floods;
+mod held;
+mod honest;
 mod http;
 mod http2;
+mod leases;
+mod logs;
+mod measure;
 mod raw;
 #[path = "../support/mod.rs"]
 mod support;

@@ -2,6 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub const DATA: u8 = 0;
@@ -9,6 +10,7 @@ pub const HEADERS: u8 = 1;
 pub const RESET: u8 = 3;
 pub const SETTINGS: u8 = 4;
 pub const PING: u8 = 6;
+pub const WINDOW_UPDATE: u8 = 8;
 pub const CONTINUATION: u8 = 9;
 
 pub const END_STREAM: u8 = 1;
@@ -66,11 +68,12 @@ pub fn request(stream: u32, namespace: &str) -> Vec<u8> {
     bytes
 }
 
-/// What a client begins with.
+/// What a client begins with: a fixed text, and empty SETTINGS.
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// The same.
 pub fn preface() -> Vec<u8> {
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-    bytes.extend(frame(SETTINGS, 0, 0, &[]));
-    bytes
+    PREFACE.to_vec()
 }
 
 /// A connection to the node.
@@ -81,6 +84,76 @@ pub fn connect(node: SocketAddr) -> TcpStream {
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     stream
+}
+
+/// One of a crowd's connections.
+struct Member {
+    stream: TcpStream,
+    left: Vec<u8>,
+    /// The next stream's number.
+    id: u32,
+}
+
+impl Member {
+    fn new(node: SocketAddr) -> Option<Self> {
+        let stream = TcpStream::connect_timeout(&node, Duration::from_secs(1)).ok()?;
+        stream.set_nonblocking(true).ok()?;
+        Some(Self { stream, left: preface(), id: 1 })
+    }
+
+    /// Writes what it can, and reads what has come; tells whether it did anything. An error: the
+    /// node has closed the connection.
+    fn turn(
+        &mut self,
+        reads: bool,
+        next: &mut impl FnMut(&mut u32) -> Vec<u8>,
+    ) -> Result<bool, ()> {
+        if self.left.is_empty() {
+            self.left = next(&mut self.id);
+        }
+        let mut done = false;
+        match self.stream.write(&self.left) {
+            Ok(count) => {
+                self.left.drain(..count);
+                done |= count > 0;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(_) => return Err(()),
+        }
+        if reads {
+            match self.stream.read(&mut [0; 1 << 14]) {
+                Ok(0) => return Err(()),
+                Ok(_) => done = true,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return Err(()),
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// Connections that take turns to send what `next` makes, each from its preface on, until they are
+/// told to stop. One that the node closes is made again.
+pub fn crowd(
+    node: SocketAddr,
+    connections: usize,
+    stop: &AtomicBool,
+    reads: bool,
+    mut next: impl FnMut(&mut u32) -> Vec<u8>,
+) {
+    let mut members: Vec<Option<Member>> = (0..connections).map(|_| Member::new(node)).collect();
+    while !stop.load(Ordering::Relaxed) {
+        let mut idle = true;
+        for place in &mut members {
+            match place.as_mut().map(|member| member.turn(reads, &mut next)) {
+                Some(Ok(done)) => idle &= !done,
+                Some(Err(())) | None => *place = Member::new(node),
+            }
+        }
+        if idle {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }
 
 /// Goes on sending what `next` makes until the node closes the connection; tells how long that

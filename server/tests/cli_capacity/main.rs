@@ -201,6 +201,9 @@ fn questions_that_are_not_answered() {
     is(&done, 2, "", &expected);
 }
 
+const ASK_A_NODE: &str = "it does not show leases: ask a node itself (--http), not the load \
+                          balancer before the nodes, nor a node that is older than this command";
+
 /// What `show` says to one answer of a node, and the path that it asked for.
 fn shown(args: &[&str], status: &str, body: &str) -> (Done, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -246,8 +249,8 @@ db.users  -         STATIC            5    7.5    5        1           1      - 
     for (args, status, body, error) in [
         (&[][..], "503 Service Unavailable", r#"{"error": "no store"}"#, "no store"),
         (&["r"], "503 Service Unavailable", r#"{"error": "no\u0007"}"#, "no\\u{7}"),
-        (&["r"], "404 Not Found", "", "this node does not tell; is it older than this command?"),
-        (&[], "404 Not Found", "", "this node does not tell; is it older than this command?"),
+        (&["r"], "404 Not Found", "<html>", ASK_A_NODE),
+        (&[], "404 Not Found", "", ASK_A_NODE),
         (&[], "500 Oops", "", "HTTP status 500"),
         (
             &[],

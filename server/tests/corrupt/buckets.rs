@@ -32,6 +32,7 @@ async fn ask(store: &impl Store, places: &[Place], tokens: u64, moved: bool) -> 
     let asks: Vec<Ask<'_>> = places
         .iter()
         .map(|&place| Ask {
+            caller: None,
             namespace: "ns",
             name: if PLACES[4..].iter().any(|(bounded, _)| *bounded == place) { "b" } else { "a" },
             place,

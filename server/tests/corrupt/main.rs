@@ -14,7 +14,7 @@ mod servers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use support::metrics::Scrape;
-use support::{Redis, START, Servers as _, redis_store_counted};
+use support::{Redis, START, Servers as _, random, redis_store_counted};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::redis::RedisStore;
@@ -64,8 +64,11 @@ fn try_cases<S: Strategy>(
     strategy: S,
     test: impl Fn(S::Value) -> Result<(), TestCaseError>,
 ) {
-    let cases = std::env::var("PROPTEST_CASES").map_or(cases, |cases| cases.parse().unwrap());
-    let config =
-        Config { cases, failure_persistence: None, max_shrink_iters: 300, ..Config::default() };
+    let config = Config {
+        cases: random::cases(cases),
+        failure_persistence: None,
+        max_shrink_iters: 300,
+        ..Config::default()
+    };
     TestRunner::new(config).run(&strategy, test).unwrap();
 }

@@ -150,7 +150,7 @@ async fn ask(
 ) -> Grant {
     let bands = [Band { priority: 1, subclients: 1, wants }];
     let wish = Wish { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
-    store.lease(&[LeaseAsk { resource: "r", rules, wish }]).await.pop().unwrap().unwrap()
+    store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
 }
 
 /// The parent leases as much as there is.
@@ -397,7 +397,7 @@ fn others_can_be_looked_at() {
             let bands = [Band { priority: 1, subclients: 1, wants: 5.0 }];
             let wish =
                 Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            let other = LeaseAsk { resource: "other", rules, wish };
+            let other = LeaseAsk::new("other", rules, wish);
             field.store.lease(&[other]).await.pop().unwrap().unwrap();
         });
         damage.put(&mut field.inside);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
+use http::header::HOST;
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use http_body_util::BodyExt as _;
 use serde_json::Value;
@@ -13,9 +14,12 @@ use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::door::Asking;
-use tollgate_server::transport::http::{About, router};
+use tollgate_server::transport::http::{
+    About, Admission, Hosts, Pages, metrics_page, router, status_pages,
+};
 use tollgate_server::transport::load::Load;
 use tower_service::Service as _;
 
@@ -42,6 +46,9 @@ fn request(input: &[u8]) -> Option<Request<Body>> {
             .headers_mut()
             .append(name, HeaderValue::from_bytes(line[colon + 1..].trim_ascii()).ok()?);
     }
+    if !request.headers().contains_key(HOST) {
+        request.headers_mut().insert(HOST, HeaderValue::from_static("node"));
+    }
     Some(request)
 }
 
@@ -50,16 +57,29 @@ fn any_request_over_http() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
-    let (state, ready) = (Box::new(|| (true, 1)), Box::new(|| Ok(())));
     let metrics = Arc::new(Metrics::new());
-    let load = Load::new(1, metrics.shed("http"));
-    let about = About::default();
-    let port =
-        router(service.allow, service.capacity, about, state, metrics, ready, (load, PATIENCE));
-    let asking = Asking::new(Guard::http(None, None));
+    let (status, make_status) =
+        status_pages(About::default(), Box::new(|| (true, 1)), service.capacity.clone());
+    let (metrics_page, make_metrics) = metrics_page(Arc::clone(&metrics));
+    runtime.spawn(make_metrics);
+    let admission = Admission {
+        load: Load::new(1, metrics.shed("http")),
+        hosts: Hosts::default(),
+        patience: PATIENCE,
+    };
+    let pages = Pages { metrics: metrics_page, status };
+    let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
+    let port = router(service.allow, service.capacity, pages, took, ready, admission);
+    let budget = Budget::unlimited();
+    let asking = Asking::new(Guard::http(None, None), &budget);
+    // One page a second would be made, which is too few for this.
+    drop(make_status);
+    let made = |path: &str| !path.starts_with("/debug/status");
     fuzz::run("json", &[], |input| {
         clock.advance(10_000);
-        let Some(mut request) = request(input) else { return };
+        let Some(mut request) = request(input).filter(|one| made(one.uri().path())) else {
+            return;
+        };
         request.extensions_mut().insert(ConnectInfo(asking.clone()));
         let allow = request.uri().path() == "/v1/allow" && request.method() == Method::POST;
         let (status, body) = runtime.block_on(async {
@@ -76,7 +96,7 @@ fn any_request_over_http() {
                     let granted: i64 = answer["tokensGranted"].as_str().unwrap().parse().unwrap();
                     assert!(granted == 0 || answer["status"] == "OK", "{answer}");
                 }
-                400 => assert!(answer["error"].is_string(), "{answer}"),
+                400 | 403 | 415 => assert!(answer["error"].is_string(), "{answer}"),
                 status => panic!("{status} {answer}"),
             }
         }

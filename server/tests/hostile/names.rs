@@ -87,7 +87,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
         let bands = [Band { priority: 0, subclients: 1, wants: 100.0 }];
         for holder in [Holder::Client(name), Holder::Server(name)] {
             let wish = Wish { holder, bands: &bands, claim: None, learn_for_us: 0 };
-            let asks = [LeaseAsk { resource: name, rules, wish }];
+            let asks = [LeaseAsk::new(name, rules, wish)];
             let grant = service.capacity.store().lease(&asks).await.pop().unwrap().unwrap();
             // Nobody else has any of it.
             assert_eq!(grant.has, if matches!(holder, Holder::Client(_)) { 100.0 } else { 0.0 });

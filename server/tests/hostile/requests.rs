@@ -21,11 +21,13 @@ use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::PATIENCE;
 use tollgate_server::transport::front::Front;
 use tollgate_server::transport::grpc;
-use tollgate_server::transport::load::Load;
+use tollgate_server::transport::load::{Bounds, Load};
 use tonic::Code;
+use tonic_health::server::{HealthReporter, HealthService};
 
 use super::support::{START, Service};
 use super::{LIMITS, fuzz};
@@ -42,7 +44,7 @@ const METHODS: [&str; 6] = [
 /// One connection, from memory to memory.
 async fn serve(front: Arc<Front<MemoryStore>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 20);
-    tokio::spawn(front.serve(far, std::future::pending(), Guard::grpc(None, None)));
+    tokio::spawn(front.serve(far, std::future::pending(), Guard::grpc(None, None), None));
     let (sender, connection) = client::handshake(near).await.unwrap();
     tokio::spawn(connection);
     sender
@@ -125,8 +127,16 @@ fn decodes(method: usize, message: &[u8]) -> bool {
     }
 }
 
+/// The longest request to `Allow` that is kept, in bytes; see docs/overload.md.
+const KEPT: usize = 8 << 10;
+
 fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
     match method {
+        // Nothing of it is kept, so it names no bucket, whatever its bytes say.
+        0 if message.len() > KEPT => {
+            let answer = AllowResponse::decode(answer).unwrap();
+            assert_eq!(answer.status(), Status::RejectedInvalidRequest);
+        }
         0 => {
             let request = AllowRequest::decode(message).unwrap();
             check_tokens(&request, &AllowResponse::decode(answer).unwrap());
@@ -161,10 +171,10 @@ fn any_message() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
-    let (_, health) = tonic_health::server::health_reporter();
+    let health = HealthService::from_health_reporter(HealthReporter::new());
     let metrics = Metrics::new();
-    let (took, bounds) =
-        (metrics.rpc_duration("grpc"), (Load::new(1, metrics.shed("grpc")), PATIENCE));
+    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(1, metrics.shed("grpc")));
+    let bounds = Bounds { load, patience: PATIENCE, budget: Budget::unlimited() };
     let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health, bounds);
     let front = Arc::new(front.unwrap());
     let sender = runtime.block_on(serve(front));

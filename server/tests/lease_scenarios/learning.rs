@@ -3,7 +3,7 @@
 use tollgate_server::domain::lease::{Claim, Holder};
 
 use crate::support::Service;
-use crate::{Both, SECOND, START_S, ask, ask_as, gets, holders, leased, near, one, plain};
+use crate::{Both, SECOND, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain};
 
 /// One that learns for its lease length, as any does that says nothing else.
 const FAIR: &str = "kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5";
@@ -34,6 +34,8 @@ pub(crate) async fn a_newborn_store_learns<S: Both>(s: &Service<S>) {
         assert_eq!((held.has, held.wants), (expected, 50.0), "{client}");
     }
     near(leased(s, "r").await, 55.0);
+    let level = async || s.capacity.holders("r", 1).await.unwrap().unwrap().0.level;
+    assert_eq!(level().await, None, "nobody is held to it");
     // A client that holds more than it wants by now keeps it.
     let lease = ask_as(s, Holder::Client("valid"), "r", &plain(1.0), has(30.0, START_S + 20)).await;
     assert_eq!(lease.capacity, 30.0);
@@ -47,6 +49,7 @@ pub(crate) async fn a_newborn_store_learns<S: Both>(s: &Service<S>) {
     let lease = ask(s, "new", "r", 1000.0).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (50.0, None));
     assert_eq!(gets(s, "newer", "r", 1000.0).await, 20.0);
+    assert!(level().await.is_some());
 }
 
 pub(crate) async fn claims_in_learning_are_not_cut<S: Both>(s: &Service<S>) {
@@ -149,4 +152,45 @@ pub(crate) async fn servers_are_learned_too<S: Both>(s: &Service<S>) {
     ask_as(s, Holder::Server("s"), "r", &plain(100.0), claim).await;
     s.clock.advance(SECOND);
     assert_eq!(gets(s, "a", "r", 100.0).await, 20.0);
+}
+
+pub(crate) async fn a_claim_counts_at_most_what_can_have_been_granted<S: Both>(s: &Service<S>) {
+    for (kind, most) in [
+        ("FAIR_SHARE", 100.0),
+        ("PROPORTIONAL_SHARE", 100.0),
+        ("STATIC", 100.0),
+        // It grants whatever is wanted.
+        ("NO_ALGORITHM", 1e9),
+    ] {
+        s.set_limits(&one(100.0, &format!("kind: {kind}, lease_length: 60, refresh_interval: 5")));
+        for holder in [Holder::Client("liar"), Holder::Server("liar")] {
+            let claim = has(1e9, START_S + 60);
+            let lease = ask_as(s, holder, kind, &plain(1e9), claim).await;
+            assert_eq!((lease.capacity, lease.learning_until_s), (most, Some(START_S + 60)));
+            let held = holders(s, kind).await;
+            assert!(held.iter().all(|lease| lease.has == most), "{kind} {held:?}");
+        }
+        s.capacity.release(Holder::Server("liar"), &[kind]).await.unwrap();
+        // Others keep what they hold, and get their share as soon as the store has learned.
+        let claim = has(40.0, START_S + 60);
+        let lease = ask_as(s, Holder::Client("honest"), kind, &plain(40.0), claim).await;
+        assert_eq!(lease.capacity, 40.0, "{kind}");
+    }
+    s.clock.advance(60 * SECOND);
+    for kind in ["FAIR_SHARE", "PROPORTIONAL_SHARE"] {
+        s.set_limits(&one(100.0, &format!("kind: {kind}, lease_length: 60, refresh_interval: 5")));
+        assert_eq!(gets(s, "honest", kind, 40.0).await, 40.0, "{kind}");
+    }
+}
+
+/// Clients of a lower cluster may still use what a capacity lowered since then no longer has.
+pub(crate) async fn a_server_keeps_what_it_has_leased_out<S: Both>(s: &Service<S>) {
+    s.set_limits(&one(100.0, crate::FAIR));
+    let lease = ask_as(s, Holder::Server("s"), "r", &plain(80.0), None).await;
+    assert_eq!(lease.capacity, 80.0);
+    s.set_limits(&one(50.0, crate::FAIR));
+    let lease = ask_as(s, Holder::Server("s"), "r", &plain(80.0), claim(&lease)).await;
+    assert_eq!(lease.capacity, 50.0);
+    near(leased(s, "r").await, 80.0);
+    assert_eq!(gets(s, "a", "r", 10.0).await, 0.0);
 }

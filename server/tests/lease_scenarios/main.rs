@@ -17,7 +17,7 @@ mod time;
 
 use support::redis_cluster::RedisCluster;
 use support::{Redis, START, Servers, Service, redis_store};
-use tollgate_server::domain::lease::{Claim, Holder};
+use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::capacity::{Lease, PriorityWants, Request};
 use tollgate_server::store::memory::MemoryStore;
@@ -57,7 +57,7 @@ pub(crate) async fn ask_as<S: LeaseStore>(
     wants: &[PriorityWants],
     has: Option<Claim>,
 ) -> Lease {
-    let request = Request { resource, wants: wants.into(), has };
+    let request = Request { resource, wants: wants.into(), has, most_clients: MAX_SUBCLIENTS };
     let leases = s.capacity.get(holder, &[request]).await.unwrap();
     assert_eq!(leases.len(), 1);
     assert!(!leases[0].degraded);
@@ -165,6 +165,7 @@ scenarios!(
         which_template,
         clients_with_equal_wants,
         what_may_be_used_without_a_lease,
+        a_parent_whose_safe_capacity_has_no_bound,
         servers_count_as_many_as_they_stand_for,
         bands_as_they_come,
         a_server_gives_back_when_it_can,
@@ -190,12 +191,16 @@ scenarios!(
         only_a_newborn_store_learns,
         for_as_long_as_the_template_says,
         servers_are_learned_too,
+        a_claim_counts_at_most_what_can_have_been_granted,
+        a_server_keeps_what_it_has_leased_out,
     }
     names {
         names_are_apart,
         a_client_and_a_server_of_the_same_name,
         what_makes_no_sense_is_refused,
         as_much_as_is_allowed,
+        one_resource_too_many,
+        one_resource_of_a_caller_too_many,
         many_resources_in_order,
     }
 );

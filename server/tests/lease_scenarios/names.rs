@@ -1,11 +1,12 @@
 //! Names, and requests that make no sense.
 
-use tollgate_server::domain::lease::{Claim, Holder};
+use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
+use tollgate_server::domain::names::CallerId;
 use tollgate_server::service::Error;
-use tollgate_server::service::capacity::{PriorityWants, Request};
+use tollgate_server::service::capacity::{Asker, PriorityWants, Request};
 
 use crate::support::Service;
-use crate::{Both, FAIR, START_S, ask_as, gets, holders, near, one, plain, release};
+use crate::{Both, FAIR, SECOND, START_S, ask, ask_as, gets, holders, near, one, plain, release};
 
 fn odd() -> Vec<String> {
     let names = [
@@ -70,11 +71,11 @@ pub(crate) async fn a_client_and_a_server_of_the_same_name<S: Both>(s: &Service<
 }
 
 fn request(resource: &str, wants: f64) -> Request<'_> {
-    Request { resource, wants: plain(wants).into(), has: None }
+    Request { resource, wants: plain(wants).into(), has: None, most_clients: MAX_SUBCLIENTS }
 }
 
 fn with(resource: &str, wants: Vec<PriorityWants>) -> Request<'_> {
-    Request { resource, wants: wants.into(), has: None }
+    Request { resource, wants: wants.into(), has: None, most_clients: MAX_SUBCLIENTS }
 }
 
 fn holding(capacity: f64) -> Request<'static> {
@@ -184,6 +185,67 @@ pub(crate) async fn as_much_as_is_allowed<S: Both>(s: &Service<S>) {
     let names: Vec<_> = names.iter().map(String::as_str).collect();
     s.capacity.release(Holder::Client("a"), &names).await.unwrap();
     assert_eq!(s.capacity.resources(10).await.unwrap().items.len(), 1);
+}
+
+/// A template has a bound, and what is there already is served all the same.
+pub(crate) async fn one_resource_too_many<S: Both>(s: &Service<S>) {
+    let limits = |most: u64| {
+        format!(
+            "resources: [{{ identifier_glob: \"*\", capacity: 100, max_resources: {most}, \
+             algorithm: {{ {FAIR} }} }}]"
+        )
+    };
+    s.set_limits(&limits(2));
+    for (round, expected) in [(0, [7.0, 7.0, 0.0]), (1, [7.0, 7.0, 0.0])] {
+        // One after the other: how many there are is known from the answers.
+        for (name, expected) in ["a", "b", "c"].into_iter().zip(expected) {
+            let lease = ask(s, "client", name, 7.0).await;
+            assert_eq!(lease.capacity, expected, "round {round}: {name}");
+            assert_eq!((lease.refresh_interval_s, lease.learning_until_s), (5, None));
+            assert_eq!(lease.expiry_s, START_S + 60);
+        }
+    }
+    let requests = ["d", "a", "e", "b"].map(|name| request(name, 8.0));
+    let leases = s.capacity.get(Holder::Client("client"), &requests).await.unwrap();
+    let got: Vec<f64> = leases.iter().map(|lease| lease.capacity).collect();
+    assert_eq!(got, [0.0, 8.0, 0.0, 8.0]);
+    assert_eq!(s.capacity.resources(10).await.unwrap().items.len(), 2);
+
+    // A pass over the list counts what is left.
+    release(s, "client", "a").await;
+    assert_eq!(gets(s, "client", "c", 7.0).await, 0.0);
+    s.capacity.gauge().await.unwrap();
+    assert_eq!(gets(s, "client", "c", 7.0).await, 7.0);
+    assert_eq!(gets(s, "client", "a", 7.0).await, 0.0);
+
+    // Another bound of the same template holds at once.
+    s.set_limits(&limits(3));
+    assert_eq!(gets(s, "client", "a", 7.0).await, 7.0);
+    assert_eq!(gets(s, "client", "d", 7.0).await, 0.0);
+    s.set_limits(&limits(0));
+    assert_eq!(gets(s, "client", "d", 7.0).await, 7.0);
+}
+
+/// A caller may have a bound, which is none of the others'.
+pub(crate) async fn one_resource_of_a_caller_too_many<S: Both>(s: &Service<S>) {
+    s.set_limits(&one(100.0, FAIR));
+    let shop = Asker { id: Some(CallerId::new("shop")), max_resources: Some(2) };
+    let bank = Asker { id: Some(CallerId::new("bank")), max_resources: None };
+    for (asker, names, expected) in [
+        (shop, ["a", "b", "c"], [7.0, 7.0, 0.0]),
+        (bank, ["c", "d", "e"], [7.0, 7.0, 7.0]),
+        (shop, ["c", "b", "a"], [0.0, 7.0, 7.0]),
+    ] {
+        let requests = names.map(|name| request(name, 7.0));
+        let leases = s.capacity.get_for(asker, Holder::Client("client"), &requests).await.unwrap();
+        let got: Vec<f64> = leases.iter().map(|lease| lease.capacity).collect();
+        assert_eq!(got, expected);
+        assert!(leases.iter().all(|lease| lease.refresh_interval_s == 5));
+    }
+    s.clock.advance(61 * SECOND);
+    let requests = [request("c", 7.0)];
+    let leases = s.capacity.get_for(shop, Holder::Client("client"), &requests).await.unwrap();
+    assert_eq!(leases[0].capacity, 7.0, "its leases have expired");
 }
 
 pub(crate) async fn many_resources_in_order<S: Both>(s: &Service<S>) {

@@ -265,7 +265,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
                 Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
             // Twice: the second time nothing becomes fresh.
             for _ in 0..2 {
-                let asks = [LeaseAsk { resource, rules, wish }];
+                let asks = [LeaseAsk::new(resource, rules, wish)];
                 assert!(store.lease(&asks).await[0].is_ok());
             }
             if turn == 1 && resource == "old" {

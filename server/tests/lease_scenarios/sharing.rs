@@ -1,12 +1,16 @@
 //! Who gets how much.
 
-use tollgate_server::domain::lease::{Claim, Holder};
+use std::time::Duration;
+
+use tollgate_server::domain::lease::{BOUNDLESS, Band, Claim, Holder, ParentLease, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::service::capacity::{Lease, PriorityWants};
+use tollgate_server::store::LeaseAsk;
 
 use crate::support::Service;
 use crate::{
-    Both, FAIR, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain, release,
+    Both, FAIR, SECOND, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain,
+    release,
 };
 
 /// Every order of `0..count`.
@@ -187,7 +191,7 @@ pub(crate) async fn what_may_be_used_without_a_lease<S: Both>(s: &Service<S>) {
     near(ask(s, "a", "r", 10.0).await.safe_capacity.unwrap(), 100.0 / 7.0);
 
     // What the file says holds for any number of clients.
-    for safe in [12.5, 0.0, 1e6] {
+    for safe in [12.5, 0.0, 1e6, -1.0] {
         s.set_limits(&format!(
             "resources: [{{ identifier_glob: \"*\", capacity: 100, safe_capacity: {safe}, \
              algorithm: {{ {FAIR} }} }}]"
@@ -195,6 +199,35 @@ pub(crate) async fn what_may_be_used_without_a_lease<S: Both>(s: &Service<S>) {
         for client in ["a", "b"] {
             assert_eq!(ask(s, client, "r", 10.0).await.safe_capacity, Some(safe));
         }
+    }
+}
+
+/// A cluster that may use any amount once the lease from its parent has expired.
+pub(crate) async fn a_parent_whose_safe_capacity_has_no_bound<S: Both>(s: &Service<S>) {
+    let store = s.capacity.store();
+    let kind = Kind::FairShare;
+    let rules =
+        Rules { kind: Some(kind), capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
+    let bands = [Band { priority: 0, subclients: 1, wants: 1e12 }];
+    let ask = |id| {
+        let wish = Wish { holder: Holder::Client(id), bands: &bands, claim: None, learn_for_us: 0 };
+        [LeaseAsk::new("r", rules, wish)]
+    };
+    assert_eq!(store.lease(&ask("a")).await[0].as_ref().unwrap().has, 0.0);
+    let frozen = store.freeze("r", Duration::from_secs(1)).await.unwrap().unwrap();
+    let lease = ParentLease {
+        capacity: 5.0,
+        expiry_s: START_S + 1,
+        refresh_s: 1,
+        safe_capacity: BOUNDLESS,
+        kind,
+        lease_s: 60,
+    };
+    store.thaw("r", frozen.number, Some(lease)).await.unwrap();
+    s.clock.advance(2 * SECOND);
+    for id in ["a", "b"] {
+        let grant = *store.lease(&ask(id)).await[0].as_ref().unwrap();
+        assert_eq!((grant.has, grant.capacity), (1e12, BOUNDLESS), "{id}");
     }
 }
 
@@ -239,6 +272,7 @@ pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
         (&[band(i64::MIN, 1, 1.0), band(i64::MAX, 1, 2.0)], 3.0, 2.0),
         (&[band(0, i64::MAX, 8.0)], 8.0, 1e9),
         (&[band(0, i64::MAX, 4.0), band(0, i64::MAX, 4.0)], 8.0, 1e9),
+        (&[band(0, i64::MAX, 4.0), band(1, i64::MAX, 4.0)], 8.0, 1e9),
     ] {
         let lease = ask_as(s, Holder::Server("s"), "r", bands, None).await;
         assert_eq!(lease.capacity, wants, "{bands:?}");

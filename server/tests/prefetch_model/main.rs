@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, TestRunner};
+use proptest::test_runner::TestRunner;
 use support::metrics::Scrape;
-use support::{START, Service};
+use support::{START, Service, random};
 use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -36,8 +36,8 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn no_stretch_grants_too_much() {
     let runtime = runtime();
-    let cases = std::env::var("PROPTEST_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(1000);
-    let config = Config { cases, failure_persistence: None, ..Config::default() };
+    let cases = random::cases(1000);
+    let config = random::config("prefetch_model", cases);
     let (served, nearest) = (Cell::new(0), Cell::new(0.0_f64));
     let traces = (limit(), 1..4_usize, events());
     TestRunner::new(config)
@@ -221,6 +221,7 @@ async fn no_more_goes_back_at_once_than_there_is_room_for() {
         for name in &names {
             for _ in 0..count {
                 let ask = Ask {
+                    caller: None,
                     namespace: "ns",
                     name,
                     place: Place::Configured { bounded: false },

@@ -140,6 +140,7 @@ impl World {
     /// One request; tells whether it was granted.
     pub(crate) async fn ask(&mut self, node: usize, tokens: u64) -> bool {
         let ask = Ask {
+            caller: None,
             namespace: "ns",
             name: "b",
             place: Place::Configured { bounded: false },
@@ -193,6 +194,7 @@ impl World {
     /// What the store has, in tokens.
     pub(crate) async fn balance(&self) -> f64 {
         let ask = Ask {
+            caller: None,
             namespace: "ns",
             name: "b",
             place: Place::Configured { bounded: false },

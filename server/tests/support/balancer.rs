@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::cluster::Cluster;
 use super::metrics::http;
-use super::{eventually, free_port};
+use super::{Node, eventually, free_port};
 
 /// The balancer as a process, killed when dropped.
 pub struct Balancer {
@@ -23,6 +23,13 @@ pub struct Balancer {
 impl Balancer {
     /// Starts it in front of the nodes, and waits until it has checked all three.
     pub fn start(cluster: &Cluster) -> Self {
+        let balancer = Self::start_before(&cluster.nodes, &[]);
+        balancer.wait_until_all_are_in();
+        balancer
+    }
+
+    /// Starts it in front of three nodes, with further variables.
+    pub fn start_before(nodes: &[Node], variables: &[(&str, &str)]) -> Self {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/haproxy.cfg");
         let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         // Not everyone has /usr/sbin on the path.
@@ -35,18 +42,17 @@ impl Balancer {
             .env("TOLLGATE_LB_GRPC", grpc.to_string())
             .env("TOLLGATE_LB_HTTP", http.to_string())
             .env("TOLLGATE_LB_STATS", stats.to_string())
+            .envs(variables.iter().copied())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        for (node, number) in cluster.nodes.iter().zip(1..) {
+        for (node, number) in nodes.iter().zip(1..) {
             command
                 .env(format!("NODE{number}_HOST"), node.grpc.ip().to_string())
                 .env(format!("NODE{number}_GRPC_PORT"), node.grpc.port().to_string())
                 .env(format!("NODE{number}_HTTP_PORT"), node.http.port().to_string());
         }
         let child = command.spawn().expect("haproxy is installed by scripts/test.sh");
-        let balancer = Self { child, grpc, http, stats };
-        balancer.wait_until_all_are_in();
-        balancer
+        Self { child, grpc, http, stats }
     }
 
     /// Waits until the last check of every node was good.

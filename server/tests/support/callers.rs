@@ -51,7 +51,7 @@ impl Callers {
         let callers = Self { dir: TempDir::new().unwrap(), shop, watcher, admin };
         callers.write(&format!(
             "callers:
-  - {{ name: shop, token_sha256: [{shop_hash}], namespaces: ['sh*'], resources: ['db.*'] }}
+  - {{ name: shop, token_sha256: [{shop_hash}], namespaces: ['sh*'], resources: ['db.*'], lend: {{ max_clients: 10 }} }}
   - {{ name: some, role: observe, token_sha256: ['{}'], resources: ['db.*'] }}
   - {{ name: watcher, role: observe, token_sha256: [{watcher_hash}], namespaces: ['*'], resources: ['*'] }}
   - {{ name: admin, role: administer, token_sha256: [{admin_hash}] }}
@@ -91,7 +91,7 @@ pub fn http(
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     write!(
         stream,
-        "{method} {path} {version}\r\nHost: x\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     )
     .unwrap();

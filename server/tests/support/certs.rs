@@ -20,6 +20,14 @@ pub struct Pair {
 }
 
 impl Pair {
+    /// Both in one file, as HAProxy has them.
+    pub fn in_one_file(&self) -> PathBuf {
+        let path = self.cert.with_extension("pem");
+        let both = [&self.cert, &self.key].map(|file| fs::read_to_string(file).unwrap());
+        fs::write(&path, both.concat()).unwrap();
+        path
+    }
+
     /// Puts them where others are, key first.
     pub fn replace(&self, others: &Self) {
         for (from, to) in [(&self.key, &others.key), (&self.cert, &others.cert)] {
@@ -66,6 +74,13 @@ impl Ca {
     /// For a server on 127.0.0.1.
     pub fn server(&self, name: &str) -> Pair {
         self.issue(name, |_| {})
+    }
+
+    /// For a server on 127.0.0.1 that has a name, too.
+    pub fn named_server(&self, name: &str, dns: &str) -> Pair {
+        self.issue(name, |params| {
+            params.subject_alt_names.push(SanType::DnsName(dns.try_into().unwrap()));
+        })
     }
 
     /// For a client, with these names: `dns:`, `uri:` and `cn:` say of which kind.

@@ -12,7 +12,7 @@ use super::wire::PATIENCE;
 use super::{eventually, signal};
 
 /// Every environment variable that the command reads.
-pub const VARIABLES: [&str; 40] = [
+pub const VARIABLES: [&str; 43] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
     "TOLLGATE_GRPC_LISTEN",
@@ -27,10 +27,12 @@ pub const VARIABLES: [&str; 40] = [
     "TOLLGATE_DRAIN_DELAY",
     "TOLLGATE_DRAIN_TIMEOUT",
     "TOLLGATE_MAX_IN_FLIGHT",
+    "TOLLGATE_MAX_BUFFERED_BYTES",
     "TOLLGATE_MAX_CONNECTIONS",
     "TOLLGATE_KEEPALIVE",
     "TOLLGATE_KEEPALIVE_TIMEOUT",
     "TOLLGATE_HTTP_IDLE",
+    "TOLLGATE_MAX_CONNECTION_AGE",
     "TOLLGATE_LOG_FORMAT",
     "TOLLGATE_LOG_LEVEL",
     "TOLLGATE_ADDR",
@@ -38,6 +40,7 @@ pub const VARIABLES: [&str; 40] = [
     "TOLLGATE_TLS_KEY_FILE",
     "TOLLGATE_TLS_CLIENT_CA_FILE",
     "TOLLGATE_TLS_CLIENT_OPTIONAL",
+    "TOLLGATE_HTTP_HOST",
     "TOLLGATE_ACCESS",
     "TOLLGATE_STORE_USER_FILE",
     "TOLLGATE_STORE_PASSWORD_FILE",

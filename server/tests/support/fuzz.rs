@@ -1,20 +1,18 @@
 //! Fuzzing as a part of the ordinary tests: first all inputs of the corpus, which anything that was
-//! ever found becomes a part of, then mutations of those, for a second. cargo-fuzz would want
-//! another compiler than the rest.
-//!
-//! `FUZZ_SECONDS=3600 cargo test -p tollgate-server --test hostile limits` does so for an hour.
+//! ever found becomes a part of, then mutations of those: `PROPTEST_CASES` of them, [`CASES`] if
+//! not set, by the seed in `PROPTEST_RNG_SEED`. cargo-fuzz would want another compiler than the
+//! rest.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestError, TestRunner};
 
-/// Cases between two looks at the clock.
-const ROUND: u32 = 50;
+/// Mutations in a run that sets no other number: some seconds in an unoptimised build.
+const CASES: u32 = 2000;
 
 /// The longest input, in bytes.
 const LONGEST: usize = 1 << 16;
@@ -150,26 +148,20 @@ pub fn run(target: &str, more: &[&str], check: impl Fn(&[u8])) {
             resume_unwind(panic);
         }
     }
-    let seconds =
-        std::env::var("FUZZ_SECONDS").map_or(1, |seconds| seconds.parse().expect("a number"));
-    let started = Instant::now();
+    let cases = std::env::var("PROPTEST_CASES").map_or(CASES, |n| n.parse().expect("a number"));
+    let config = Config { cases, failure_persistence: None, ..Config::default() };
     let input = (any::<Index>(), proptest::collection::vec(mutation(), 0..12));
-    let mut cases = 0;
-    while started.elapsed() < Duration::from_secs(seconds) {
-        let config = Config { cases: ROUND, failure_persistence: None, ..Config::default() };
-        let result = TestRunner::new(config).run(&input, |(seed, mutations)| {
-            let seed = seeds[seed.index(seeds.len())].1.clone();
-            check(&mutate(seed, &mutations, &seeds));
-            Ok(())
-        });
-        if let Err(TestError::Fail(reason, (seed, mutations))) = &result {
-            let input = mutate(seeds[seed.index(seeds.len())].1.clone(), mutations, &seeds);
-            let path = corpus.join(format!("found-{:08x}", crc32fast::hash(&input)));
-            fs::write(&path, input).expect("the corpus can be written to");
-            panic!("{reason}\nwith {}, which is new", path.display());
-        }
-        result.expect("cases are not given up");
-        cases += ROUND;
+    let result = TestRunner::new(config).run(&input, |(seed, mutations)| {
+        let seed = seeds[seed.index(seeds.len())].1.clone();
+        check(&mutate(seed, &mutations, &seeds));
+        Ok(())
+    });
+    if let Err(TestError::Fail(reason, (seed, mutations))) = &result {
+        let input = mutate(seeds[seed.index(seeds.len())].1.clone(), mutations, &seeds);
+        let path = corpus.join(format!("found-{:08x}", crc32fast::hash(&input)));
+        fs::write(&path, input).expect("the corpus can be written to");
+        panic!("{reason}\nwith {}, which is new", path.display());
     }
+    result.expect("cases are not given up");
     println!("{target}: {} inputs of the corpus, {cases} mutations", seeds.len());
 }

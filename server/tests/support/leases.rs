@@ -75,16 +75,13 @@ impl Crowd {
     pub fn asks(&self, who: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
         let ask = |&at: &usize| {
             let lease_s = self.rules.lease_s + random.below(self.spread_s.max(1)) as i64;
-            LeaseAsk {
-                resource: &self.resource,
-                rules: Rules { lease_s, ..self.rules },
-                wish: Wish {
-                    holder: Holder::Client(&self.ids[at]),
-                    bands: std::slice::from_ref(&self.bands[at]),
-                    claim: None,
-                    learn_for_us: 0,
-                },
-            }
+            let wish = Wish {
+                holder: Holder::Client(&self.ids[at]),
+                bands: std::slice::from_ref(&self.bands[at]),
+                claim: None,
+                learn_for_us: 0,
+            };
+            LeaseAsk::new(&self.resource, Rules { lease_s, ..self.rules }, wish)
         };
         who.iter().map(ask).collect()
     }

@@ -8,6 +8,7 @@ use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, Resou
 use super::{Node, ask, enough};
 use crate::cli;
 use crate::cli::text::{now_s, number, shown, when};
+use crate::service::capacity::NO_BOUND;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -83,7 +84,7 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     if let Some(safe) = answer.safe_capacity {
         lines.push(format!(
             "safe      {} may be used without a lease while no node answers",
-            number(safe)
+            if safe == NO_BOUND { "any amount".to_owned() } else { number(safe) }
         ));
     }
     let degraded = answer.degraded();

@@ -9,6 +9,7 @@ use tollgate_proto::doorman::{Lease, ResourceRequest, ResourceResponse};
 
 use super::get::verdict;
 use crate::cli::text::{self, NOTHING, Table, left, number, rounded, shown};
+use crate::service::capacity::NO_BOUND;
 
 /// How soon to ask again who did not answer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -247,6 +248,7 @@ fn state(held: &Held, now_s: i64) -> String {
 /// What is left to a client whose lease is gone.
 fn without_a_lease(safe: Option<f64>) -> String {
     match safe {
+        Some(NO_BOUND) => "and any amount may be used without one".to_owned(),
         Some(safe) => format!("and {} may be used without one", number(safe)),
         None => "and nothing may be used".to_owned(),
     }

@@ -124,7 +124,10 @@ fn failure(page: &Page) -> Option<String> {
 
 fn refusal(page: &Page) -> String {
     failure(page).unwrap_or_else(|| match page.status {
-        404 => "this node does not tell; is it older than this command?".to_owned(),
+        // HAProxy refuses /debug with a page of its own.
+        404 | 403 => "it does not show leases: ask a node itself (--http), not the load balancer \
+                      before the nodes, nor a node that is older than this command"
+            .to_owned(),
         status => format!("HTTP status {status}"),
     })
 }
@@ -324,7 +327,7 @@ eu     server     10   10           2     expired
     fn refusals() {
         let refused = |status, body: &str| refusal(&Page { status, body: body.to_owned() });
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
-        assert_eq!(refused(404, ""), "this node does not tell; is it older than this command?");
+        assert!(refused(404, "<html>").contains("ask a node itself (--http)"));
         assert_eq!(refused(500, "<html>"), "HTTP status 500");
     }
 

@@ -45,7 +45,24 @@ pub(super) fn bands(request: &Request<'_>) -> Result<SmallVec<[Band; 1]>, Error>
     if bands.is_empty() {
         bands.push(Band { priority: 0, subclients: 1, wants: 0.0 });
     }
+    count_at_most(&mut bands, request.most_clients.min(MAX_SUBCLIENTS) as usize);
     Ok(bands)
+}
+
+/// Cuts the clients of all priorities together down to `most`, from the last priority on. Each
+/// priority keeps one; where there are more priorities than that, the wants of those beyond count as
+/// the last one's. What they want together stays the same.
+fn count_at_most(bands: &mut SmallVec<[Band; 1]>, most: usize) {
+    let kept = bands.len().min(most.max(1));
+    let beyond: f64 = bands[kept..].iter().map(|band| band.wants).sum();
+    bands.truncate(kept);
+    bands[kept - 1].wants += beyond;
+    let mut left = most.max(1);
+    for (at, band) in bands.iter_mut().enumerate() {
+        let needed_later = kept - 1 - at;
+        let clients = (band.subclients as usize).min(left - needed_later);
+        (band.subclients, left) = (clients as u32, left - clients);
+    }
 }
 
 fn limited(clients: i64) -> u32 {
@@ -134,4 +151,37 @@ pub(super) fn check(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Err
         bands(request)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::service::capacity::PriorityWants;
+
+    /// The priorities, clients and wants that count of a request for these clients.
+    fn counted(clients: &[i64], most_clients: u32) -> Vec<(i64, u32, f64)> {
+        let wants = (0..).zip(clients);
+        let wants =
+            wants.map(|(priority, &clients)| PriorityWants { priority, clients, wants: 10.0 });
+        let request = Request { resource: "r", wants: wants.collect(), has: None, most_clients };
+        let bands = bands(&request).unwrap();
+        bands.iter().map(|band| (band.priority, band.subclients, band.wants)).collect()
+    }
+
+    #[test]
+    fn more_clients_than_may_be_spoken_for_do_not_count() {
+        let most = MAX_SUBCLIENTS;
+        for (clients, may, expected) in [
+            (&[3, 4][..], 7, &[(0, 3, 10.0), (1, 4, 10.0)][..]),
+            (&[3, 4], 6, &[(0, 3, 10.0), (1, 3, 10.0)]),
+            (&[3, 4], 3, &[(0, 2, 10.0), (1, 1, 10.0)]),
+            // What they want is never cut.
+            (&[3, 4, 5], 2, &[(0, 1, 10.0), (1, 1, 20.0)]),
+            (&[3, 4, 5], 1, &[(0, 1, 30.0)]),
+            (&[i64::MAX, i64::MAX], most, &[(0, most - 1, 10.0), (1, 1, 10.0)]),
+            (&[i64::MAX], u32::MAX, &[(0, most, 10.0)]),
+        ] {
+            assert_eq!(counted(clients, may), expected, "{clients:?} of {may}");
+        }
+    }
 }

@@ -88,7 +88,7 @@ async fn what_a_parent_refuses_is_asked_for_by_itself() {
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
     let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
     for resource in &names {
-        let asks = [LeaseAsk { resource, rules, wish }];
+        let asks = [LeaseAsk::new(resource, rules, wish)];
         assert!(store.lease(&asks).await[0].is_ok());
     }
 
@@ -155,7 +155,7 @@ async fn a_parent_is_missed_as_long_as_something_is_wanted() {
     let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
     let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk { resource: "r", rules, wish }]).await[0].is_ok());
+    assert!(store.lease(&[LeaseAsk::new("r", rules, wish)]).await[0].is_ok());
     let up = Arc::new(AtomicU64::new(2.0_f64.to_bits()));
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
         .gauged_by(Gauge::from_arc(Arc::clone(&up)));

@@ -1,19 +1,25 @@
 //! Leases in this process's memory: a [`Resource`] each, under sharded locks.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Mutex;
 use std::time::Duration;
 
-use super::{MemoryStore, lock};
-use crate::domain::lease::{Band, DROP_LIMIT, Grant, Holder, ParentLease, Resource, Totals};
+use tokio::task::yield_now;
+
+use super::{MemoryStore, SWEEP_LIMIT, lock};
+use crate::domain::lease::{
+    Band, DROP_LIMIT, Effort, Grant, Holder, ParentLease, Presence, Resource, Totals,
+};
 use crate::domain::time::Micros;
 use crate::store::{
-    Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, StoreError, freeze_number,
+    AT_ONCE, Cursor, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, Page, StoreError,
+    freeze_number,
 };
 
-const SHARDS: usize = 16;
+/// So many that one shard, of a hundred thousand resources, is gone through in a moment.
+const SHARDS: usize = 256;
 
 type Shard = HashMap<Box<str>, Resource>;
 
@@ -45,30 +51,73 @@ impl Resources {
         }
     }
 
-    /// Drops all leases that have expired. Decisions drop those of their own resource.
-    pub(super) fn sweep(&self, now: Micros) {
+    /// Drops all leases that have expired, in slices. Decisions drop those of their own resource.
+    pub(super) async fn sweep(&self, now: Micros) {
         for shard in &self.shards {
             let names: Vec<Box<str>> = lock(shard).keys().cloned().collect();
-            for name in names {
-                // Decisions have the shard in between.
-                while drop_some(&mut lock(shard), &name, now) == DROP_LIMIT {}
+            for names in names.chunks(SWEEP_LIMIT) {
+                let mut dropped = 0;
+                for name in names {
+                    loop {
+                        let some = drop_some(&mut lock(shard), name, now);
+                        dropped += some;
+                        if dropped >= SWEEP_LIMIT {
+                            yield_now().await;
+                            dropped = 0;
+                        }
+                        if some < SWEEP_LIMIT {
+                            break;
+                        }
+                    }
+                }
+                yield_now().await;
             }
         }
     }
 
-    fn ask(&self, ask: &LeaseAsk<'_>, now: Micros) -> Grant {
-        let born = *lock(&self.born);
-        let mut shard = lock(self.shard(ask.resource));
-        let resource = match shard.get_mut(ask.resource) {
-            Some(resource) => resource,
-            None => shard.entry(ask.resource.into()).or_insert_with(|| Resource::new(born)),
-        };
-        resource.ask(&ask.wish, &ask.rules, now)
+    /// The first resources by name, and what `of` says of each; a shard at a time, so that neither
+    /// decisions nor the thread wait for all of them.
+    async fn first<T>(&self, most: usize, of: fn(&Resource) -> T) -> Listing<(String, T)> {
+        let (mut first, mut all) = (BTreeMap::new(), 0);
+        for shard in &self.shards {
+            {
+                let shard = lock(shard);
+                all += shard.len();
+                for (name, found) in shard.iter() {
+                    let last = first.last_key_value().filter(|_| first.len() >= most);
+                    if last.is_none_or(|(last, _): (&String, _)| **name < **last) {
+                        first.insert(name.to_string(), of(found));
+                        if first.len() > most {
+                            first.pop_last();
+                        }
+                    }
+                }
+            }
+            yield_now().await;
+        }
+        let left_out = (all - first.len()) as u64;
+        Listing { items: first.into_iter().collect(), left_out }
     }
 
-    fn release(&self, holder: Holder<'_>, resource: &str, now: Micros) {
+    fn ask(&self, ask: &LeaseAsk<'_>, now: Micros, effort: Effort) -> Grant {
+        let born = *lock(&self.born);
+        let mut shard = lock(self.shard(ask.resource));
+        let (resource, presence) = match shard.get_mut(ask.resource) {
+            Some(resource) => (resource, Presence::Known),
+            None if ask.existing_only => {
+                return Grant { presence: Presence::Refused, ..Grant::default() };
+            }
+            None => {
+                let new = shard.entry(ask.resource.into()).or_insert_with(|| Resource::new(born));
+                (new, Presence::Created)
+            }
+        };
+        Grant { presence, ..resource.ask_within(&ask.wish, &ask.rules, now, effort) }
+    }
+
+    fn release(&self, holder: Holder<'_>, resource: &str, now: Micros, effort: Effort) {
         if let Entry::Occupied(mut found) = lock(self.shard(resource)).entry(resource.into()) {
-            found.get_mut().release(holder, now);
+            found.get_mut().release_within(holder, now, effort);
             if found.get().is_empty() {
                 found.remove();
             }
@@ -76,11 +125,11 @@ impl Resources {
     }
 }
 
-/// Drops leases that have expired, at most [`DROP_LIMIT`], and a resource without any; tells how
+/// Drops leases that have expired, at most [`SWEEP_LIMIT`], and a resource without any; tells how
 /// many leases.
 fn drop_some(shard: &mut Shard, resource: &str, now: Micros) -> usize {
     let Some(found) = shard.get_mut(resource) else { return 0 };
-    let dropped = found.drop_expired(now.as_secs());
+    let dropped = found.drop_some(now.as_secs(), SWEEP_LIMIT);
     if found.is_empty() {
         shard.remove(resource);
     }
@@ -90,38 +139,35 @@ fn drop_some(shard: &mut Shard, resource: &str, now: Micros) -> usize {
 impl LeaseStore for MemoryStore {
     async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
         let now = self.now();
-        asks.iter().map(|ask| Ok(self.0.resources.ask(ask, now))).collect()
+        let effort = Effort::shared_by(asks.len());
+        asks.iter().map(|ask| Ok(self.0.resources.ask(ask, now, effort))).collect()
     }
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
         let now = self.now();
+        let effort = Effort::shared_by(resources.len().min(AT_ONCE));
         for resource in resources {
-            self.0.resources.release(holder, resource, now);
+            self.0.resources.release(holder, resource, now, effort);
         }
         Ok(())
     }
 
     async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
-        let mut all = Vec::new();
-        for shard in &self.0.resources.shards {
-            let shard = lock(shard);
-            all.extend(shard.iter().map(|(name, found)| (name.to_string(), found.totals())));
-        }
-        all.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let left_out = all.len().saturating_sub(most) as u64;
-        all.truncate(most);
-        Ok(Listing { items: all, left_out })
+        Ok(self.0.resources.first(most, Resource::totals).await)
+    }
+
+    async fn resources_page(&self, from: Cursor) -> Result<Page<(String, Totals)>, StoreError> {
+        let Some(shard) = self.0.resources.shards.get(from.part) else { return Ok((vec![], None)) };
+        let shard = lock(shard);
+        let items = shard.iter().map(|(name, found)| (name.to_string(), found.totals())).collect();
+        let next = from.part + 1;
+        let next = (next < SHARDS).then_some(Cursor { part: next, at: 0 });
+        Ok((items, next))
     }
 
     async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
-        let mut items: Vec<String> = Vec::new();
-        for shard in &self.0.resources.shards {
-            items.extend(lock(shard).keys().map(|name| name.to_string()));
-        }
-        items.sort_unstable();
-        let left_out = items.len().saturating_sub(most) as u64;
-        items.truncate(most);
-        Ok(Listing { items, left_out })
+        let Listing { items, left_out } = self.0.resources.first(most, |_| ()).await;
+        Ok(Listing { items: items.into_iter().map(|(name, ())| name).collect(), left_out })
     }
 
     async fn leases(
@@ -147,6 +193,10 @@ impl LeaseStore for MemoryStore {
 
     async fn born(&self) -> Result<Option<Micros>, StoreError> {
         Ok(Some(*lock(&self.0.resources.born)))
+    }
+
+    async fn nodes(&self, _most: usize) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
     }
 
     /// There is one node.

@@ -15,6 +15,7 @@ use hashbrown::hash_map::EntryRef;
 use hashbrown::{DefaultHashBuilder, HashMap};
 
 use leases::Resources;
+use tokio::task::yield_now;
 
 use super::clock::Clock;
 use super::key::{Key, KeyRef};
@@ -32,8 +33,9 @@ const CLEAR_LIMIT: usize = 4;
 /// The most idle names that one decision drops from a register, unless it needs the room.
 const DROP_LIMIT: u32 = 100;
 
-/// The most that a sweep drops before it lets decisions have the register again.
-const SWEEP_LIMIT: usize = 1000;
+/// The most that one slice of a sweep drops: it holds a lock, and its thread, for a fraction of a
+/// millisecond.
+const SWEEP_LIMIT: usize = 100;
 
 /// Buckets in this process's memory. Clones share them.
 #[derive(Clone)]
@@ -153,26 +155,33 @@ impl MemoryStore {
     }
 
     /// Clears away every bucket that is full again, every name that is idle, and every lease
-    /// that has expired. Decisions clear a few each; this is for the time when none arrive.
-    pub fn sweep(&self) {
-        self.sweep_buckets();
-        self.sweep_names();
-        self.0.resources.sweep(self.now());
+    /// that has expired. Decisions clear a few each; this is for the time when none arrive. It works
+    /// in slices, and lets its thread do something else between two of them.
+    pub async fn sweep(&self) {
+        self.sweep_buckets().await;
+        self.sweep_names().await;
+        self.0.resources.sweep(self.now()).await;
     }
 
     /// The part of [`MemoryStore::sweep`] that is about buckets.
-    pub fn sweep_buckets(&self) {
+    pub async fn sweep_buckets(&self) {
         let now = self.0.clock.now();
         for shard in &self.0.shards {
-            while lock(shard).clear(now.as_millis(), SWEEP_LIMIT, &self.0.in_use) {}
+            let slice = || lock(shard).clear(now.as_millis(), SWEEP_LIMIT, &self.0.in_use);
+            while slice() {
+                yield_now().await;
+            }
+            yield_now().await;
         }
     }
 
-    fn sweep_names(&self) {
+    async fn sweep_names(&self) {
         let now = self.0.clock.now();
         let registers: Vec<_> = lock(&self.0.registers).values().cloned().collect();
         for register in registers {
-            while lock(&register).sweep(now) {}
+            while lock(&register).sweep(now) {
+                yield_now().await;
+            }
         }
         // Who decides holds a second reference while it may still add a name.
         lock(&self.0.registers).retain(|_, register| {

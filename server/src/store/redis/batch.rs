@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use redis::{Cmd, Value};
 
 use super::keys::Keys;
+use super::queue::Owner;
 use super::script::Scripted;
 use crate::domain::bucket::Place;
 use crate::domain::time::Micros;
@@ -32,8 +33,8 @@ type Terms = [f64; 8];
 /// One question, with all that the script needs of it.
 pub(super) struct Question {
     pub(super) keys: Keys,
-    /// The namespace's hash: who is to be treated fairly.
-    pub(super) owner: u64,
+    /// Whom it is counted for while it waits.
+    pub(super) owner: Owner,
     /// For the register.
     name: Option<Box<str>>,
     terms: Terms,
@@ -48,7 +49,7 @@ pub(super) struct Question {
 }
 
 impl Question {
-    pub(super) fn new(ask: &Ask<'_>, owner: u64, now: Option<Micros>) -> Self {
+    pub(super) fn new(ask: &Ask<'_>, owner: Owner, now: Option<Micros>) -> Self {
         let (flags, bound) = match ask.place {
             Place::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
             Place::Configured { bounded: true } => (CONFIGURED, 0),

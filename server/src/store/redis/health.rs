@@ -5,7 +5,7 @@
 //! heartbeat, finds out when it is back.
 
 use std::num::NonZeroU32;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,9 +19,9 @@ use super::queue::Company;
 use super::{NODE_TTL, advice};
 use crate::logging::{Repeating, Shown};
 use crate::metrics::StoreMetrics;
-use crate::store::StoreError;
 use crate::store::clock::Clock;
 use crate::store::members::Members;
+use crate::store::{Down, StoreError};
 
 /// What all of a node's connections know of the store together.
 pub struct Health {
@@ -30,6 +30,8 @@ pub struct Health {
     ever_up: AtomicBool,
     nodes: AtomicU32,
     outage: Mutex<Outage>,
+    /// The class of the last failure of a whole server, by its position in [`StoreError::ALL`].
+    last_failure: AtomicUsize,
     failures: Repeating,
     recoveries: Repeating,
     metrics: StoreMetrics,
@@ -69,6 +71,7 @@ impl Health {
                 ended: Instant::now(),
                 length: Duration::ZERO,
             }),
+            last_failure: AtomicUsize::new(StoreError::ALL.len()),
             failures: Repeating::default(),
             recoveries: Repeating::default(),
             metrics,
@@ -118,6 +121,16 @@ impl Health {
     pub fn last_outage(&self) -> (Duration, Duration) {
         let outage = self.outage();
         (outage.length, outage.ended.elapsed())
+    }
+
+    /// Why some of the store does not decide, and for how long; `None`: all of it does.
+    pub fn down(&self) -> Option<Down> {
+        if self.is_up() {
+            return None;
+        }
+        let last = self.last_failure.load(Ordering::Relaxed);
+        let error = StoreError::ALL.get(last).copied();
+        Some(Down { error, lasting: self.outage().began.elapsed() })
     }
 
     fn outage(&self) -> MutexGuard<'_, Outage> {
@@ -182,13 +195,18 @@ impl Health {
     }
 
     fn count(&self, error: StoreError, questions: usize) {
-        let class = StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default();
-        self.metrics.errors(class, questions);
+        self.metrics.errors(position(error), questions);
+    }
+
+    /// The store, or a server of it, failed for that reason.
+    fn fails_for(&self, error: StoreError) {
+        self.last_failure.store(position(error), Ordering::Relaxed);
     }
 
     /// So many questions got no answer because nobody knows which server to ask.
     pub(super) fn nowhere(&self, questions: usize, detail: &dyn std::fmt::Display) {
         self.count(StoreError::Unreachable, questions);
+        self.fails_for(StoreError::Unreachable);
         if let Some(held_back) = self.failures.pass() {
             let detail = detail.to_string();
             let advice = advice::of_all(&detail, self.over_tls, !self.ever_up());
@@ -272,8 +290,11 @@ impl ServerHealth {
             self.breaks.fetch_add(1, Ordering::Relaxed);
         }
         // Full queues say nothing about the server.
-        if error != StoreError::Overloaded && self.up.swap(false, Ordering::Relaxed) {
-            self.whole.reconsider();
+        if error != StoreError::Overloaded {
+            self.whole.fails_for(error);
+            if self.up.swap(false, Ordering::Relaxed) {
+                self.whole.reconsider();
+            }
         }
         if let Some(held_back) = self.whole.failures.pass() {
             let detail = detail.to_string();
@@ -288,6 +309,10 @@ impl ServerHealth {
             );
         }
     }
+}
+
+fn position(error: StoreError) -> usize {
+    StoreError::ALL.iter().position(|&class| class == error).unwrap_or_default()
 }
 
 /// Puts an error of the client library into a class of ours.

@@ -8,13 +8,15 @@ use std::time::{Duration, Instant};
 use deadpool_redis::redis::aio::ConnectionLike;
 use deadpool_redis::{Connection, Pool, PoolError};
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::batch::{self, Batch, Declared, Question};
 use super::health::{ServerHealth, classify, concerns_one_key, elsewhere, pool_error};
 use super::pace::{self, Pace};
-use super::queue::{Owned, Queue};
+use super::queue::{Owned, Owner, Queue};
 use super::script::Scripted;
+use crate::domain::lease::Effort;
 use crate::metrics::Corrupt;
 use crate::store::{Outcome, StoreError};
 
@@ -60,8 +62,8 @@ pub(super) enum What {
     /// A command of its own, and whoever waits for whatever it replies.
     Command {
         cmd: Cmd,
-        /// Whose it is: the namespace's hash, or 0 for leases and what is not urgent.
-        owner: u64,
+        /// Whom it is counted for.
+        owner: Owner,
         /// The script that the command calls, if it calls one.
         script: Option<Scripted>,
         reply: oneshot::Sender<Result<Value, Failure>>,
@@ -115,7 +117,7 @@ impl Job {
 }
 
 impl Owned for Job {
-    fn owner(&self) -> u64 {
+    fn owner(&self) -> Owner {
         match &self.what {
             What::Bucket { question, .. } => question.owner,
             What::Command { owner, .. } => *owner,
@@ -266,6 +268,7 @@ impl Lane {
     /// One round trip, and more where the server has lost a script. Whoever has been answered
     /// is taken out of `jobs`.
     async fn decide(&mut self, jobs: &mut Vec<Job>) -> Result<(), (StoreError, String)> {
+        share_effort(jobs);
         // Who travels together, and where they are in `jobs`.
         let (mut together, mut places) = (Vec::with_capacity(jobs.len()), Vec::new());
         for (at, job) in jobs.iter().enumerate() {
@@ -534,6 +537,19 @@ async fn connect(pool: &Pool, health: &ServerHealth) -> Result<Connection, PoolE
             made = pool.get() => return made,
             () = health.back() => {}
         }
+    }
+}
+
+/// Tells each lease decision of a round trip how much work it may do for others.
+fn share_effort(jobs: &mut [Job]) {
+    let leases = jobs.iter_mut().filter_map(|job| match &mut job.what {
+        What::Command { cmd, script: Some(Scripted::Lease), .. } => Some(cmd),
+        _ => None,
+    });
+    let leases: SmallVec<[&mut Cmd; BATCH]> = leases.collect();
+    let drops = Effort::shared_by(leases.len()).drops;
+    for cmd in leases {
+        cmd.arg(drops);
     }
 }
 

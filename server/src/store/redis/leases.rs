@@ -1,20 +1,23 @@
 //! Leases in Redis: the calls of `lua/lease.lua` and `lua/parent.lua`. What goes to them and what
 //! they reply is in `packed`.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
+use tokio::time::Instant;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
 use super::lane::Manner;
+use super::queue::Owner;
 use super::script::{self, Scripted};
-use super::{RedisStore, StoreError, To};
+use super::{RedisStore, SHARED, StoreError, To};
 use crate::domain::lease::{Holder, ParentLease, Totals};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::{Corrupt, StoreMetrics};
 use crate::store::{
-    AT_ONCE, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, freeze_number,
+    AT_ONCE, Cursor, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, Page, freeze_number,
 };
 
 mod packed;
@@ -31,6 +34,15 @@ const PARENTS_RULE: f64 = 4.0;
 /// What `lua/parent.lua` replies where what is stored makes no sense.
 const CORRUPT: i64 = 2;
 
+/// The groups that requests for leases, what is given back, and lists are counted for. No namespace
+/// has a space in its name.
+const LEASES: &str = "leases of";
+const RELEASES: &str = "given back";
+const LISTS: &str = "lists of resources";
+
+/// About how many names of resources one command reads.
+const NAMES_PAGE: usize = 500;
+
 /// Holders of one resource that one command reads.
 const PAGE: usize = 128;
 
@@ -42,11 +54,12 @@ enum Operation {
     Drop,
 }
 
-/// A call of `lua/lease.lua`, at that time (`None`: Redis' own).
+/// A call of `lua/lease.lua`, at that time (`None`: Redis' own). The lane adds the last argument:
+/// how much work the call may do for others.
 fn call(
     operation: Operation,
     resource: &str,
-    numbers: [f64; 8],
+    (numbers, existing_only): ([f64; 8], bool),
     holder: &[u8],
     bands: &[u8],
     from_parent: bool,
@@ -68,6 +81,7 @@ fn call(
         now.map_or(0.0, |now| now.0 as f64),
         to.server.known.inherited() as f64,
         to.server.known.last() as f64,
+        f64::from(u8::from(existing_only)),
     ]);
     let declared = match to.manner {
         Manner::Asking => 1,
@@ -99,6 +113,7 @@ fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
     ];
     let bands = encode_bands(wish.bands);
     let holder = field(wish.holder);
+    let numbers = (numbers, ask.existing_only);
     call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, to))
 }
 
@@ -110,7 +125,7 @@ fn other(
     now: Option<Micros>,
     to: To<'_>,
 ) -> Cmd {
-    call(operation, resource, [0.0; 8], holder, b"", false, (now, to))
+    call(operation, resource, ([0.0; 8], false), holder, b"", false, (now, to))
 }
 
 /// What a command that reads several replies; where something of another type stands, there is
@@ -144,6 +159,25 @@ impl RedisStore {
         routes.slot(&ResourceKeys::new(resource).holders)
     }
 
+    /// Whom requests are counted for: a caller of the template, or where the caller has no name, the
+    /// first resource of the call. All new resources of a template count as one.
+    fn owners(&self, asks: &[LeaseAsk<'_>]) -> SmallVec<[Owner; 4]> {
+        let now = Instant::now();
+        let first = asks.first().map_or("", |ask| ask.resource);
+        let owner = |ask: &LeaseAsk<'_>| {
+            let group = self.0.hash((LEASES, ask.template));
+            let member = match ask.caller {
+                Some(caller) => caller.number(),
+                None => match self.0.member((LEASES, ask.resource), now) {
+                    SHARED => SHARED,
+                    _ => self.0.hash((LEASES, first)),
+                },
+            };
+            Owner { group, member }
+        };
+        asks.iter().map(owner).collect()
+    }
+
     /// What one command replies that is about a resource, or about another key in that slot.
     async fn value(
         &self,
@@ -170,14 +204,76 @@ impl RedisStore {
     }
 }
 
+impl RedisStore {
+    /// Some names of resources of one server, in no order.
+    async fn names_page(&self, from: Cursor) -> Result<Page<String>, StoreError> {
+        let servers = self.0.router.routes(&self.0.connector).one_of_each();
+        // What lists is to be no flood to those who ask.
+        let owner = Owner { group: self.0.hash(LISTS), member: SHARED };
+        let Some(&slot) = servers.get(from.part) else {
+            let none =
+                if from.part == 0 { Err(StoreError::Unreachable) } else { Ok((vec![], None)) };
+            return none;
+        };
+        let scan = |_: usize, to: To<'_>| {
+            let mut scan = cmd("ZSCAN", &*to.server.resources);
+            scan.arg(from.at).arg("COUNT").arg(NAMES_PAGE);
+            scan
+        };
+        let reply = self.0.values_of(|_| owner, &[slot], None, scan).await.pop();
+        let reply = list(reply.unwrap_or(Err(StoreError::Unreachable))?)?;
+        let (at, names) = match reply.as_slice() {
+            [] => (0, Vec::new()),
+            [at, Value::Array(pairs)] => {
+                let at = std::str::from_utf8(bytes(at).unwrap_or_default());
+                let at = at.ok().and_then(|at| at.parse().ok()).ok_or(StoreError::Refused)?;
+                let names = pairs.iter().step_by(2).filter_map(bytes);
+                (at, names.map(|name| String::from_utf8_lossy(name).into_owned()).collect())
+            }
+            _ => return Err(StoreError::Refused),
+        };
+        let next = match at {
+            0 => Cursor { part: from.part + 1, at },
+            at => Cursor { at, ..from },
+        };
+        Ok((names, (next.part < servers.len()).then_some(next)))
+    }
+
+    /// What resources are like. One may have lost its last holder since its name was read.
+    async fn totals_of(&self, names: &[String]) -> Result<Vec<(String, Totals)>, StoreError> {
+        let owner = Owner { group: self.0.hash(LISTS), member: SHARED };
+        let mut items = Vec::with_capacity(names.len());
+        for page in names.chunks(AT_ONCE / 2) {
+            let read = |at: usize, _: To<'_>| {
+                let keys = ResourceKeys::new(&page[at / 2]);
+                let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
+                let mut get = cmd("HGET", key);
+                get.arg("");
+                get
+            };
+            let slots: Vec<u16> = page.iter().flat_map(|name| [self.slot(name); 2]).collect();
+            let replies = self.0.values_of(|_| owner, &slots, None, read).await;
+            for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
+                let [sums, parent] = found else { continue };
+                let (sums, parent) =
+                    (sums.as_ref().map_err(|e| *e)?, parent.as_ref().map_err(|e| *e)?);
+                if let Some(totals) = bytes(sums).and_then(totals) {
+                    let parent = bytes(parent).and_then(parent_lease);
+                    items.push((name.clone(), Totals { parent, ..totals }));
+                }
+            }
+        }
+        Ok(items)
+    }
+}
+
 impl LeaseStore for RedisStore {
     async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
         let now = self.manual_now();
         let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
         let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
-        // Those of one resource are not to keep out those of others.
-        let owner = |at: usize| self.0.owner_named(asks[at].resource);
-        let replies = self.0.values_of(owner, &slots, Some(Scripted::Lease), cmd).await;
+        let owners = self.owners(asks);
+        let replies = self.0.values_of(|at| owners[at], &slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
             let (grant, corrupt) = grant(&reply?).ok_or(StoreError::Refused)?;
             corrupt.into_iter().for_each(|kind| self.metrics().corrupt(kind, 1));
@@ -191,8 +287,8 @@ impl LeaseStore for RedisStore {
         for page in resources.chunks(AT_ONCE) {
             let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
             let cmd = |at: usize, to: To<'_>| other(Operation::Release, page[at], &holder, now, to);
-            let owner = |at: usize| self.0.owner_named(page[at]);
-            let replies = self.0.values_of(owner, &slots, Some(Scripted::Lease), cmd).await;
+            let owner = Owner { group: self.0.hash(RELEASES), member: self.0.hash(&holder) };
+            let replies = self.0.values_of(|_| owner, &slots, Some(Scripted::Lease), cmd).await;
             for reply in replies {
                 reply?;
             }
@@ -202,52 +298,38 @@ impl LeaseStore for RedisStore {
 
     async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
         // In the order of names: in that of their ages it would be others each time.
-        let range = |server: &ServerKeys| {
-            let mut range = cmd("ZRANGE", &*server.resources);
-            range.arg(0).arg(-1);
-            range
-        };
-        let mut names = Vec::new();
-        for reply in self.0.of_each(range).await? {
-            let of_one = list(reply)?;
-            let of_one = of_one.iter().filter_map(bytes);
-            names.extend(of_one.map(|name| String::from_utf8_lossy(name).into_owned()));
+        let (mut first, mut next) = (BTreeSet::new(), Some(Cursor::default()));
+        while let Some(from) = next {
+            let (names, after) = self.names_page(from).await?;
+            for name in names {
+                // A slot that has moved may have left the names of its resources behind.
+                let last = first.last().filter(|_| first.len() >= most);
+                if last.is_none_or(|last| name < *last) {
+                    first.insert(name);
+                    if first.len() > most {
+                        first.pop_last();
+                    }
+                }
+            }
+            next = after;
         }
-        names.sort_unstable();
-        // A slot that has moved may have left the names of its resources behind.
-        names.dedup();
-        let left_out = names.len().saturating_sub(most) as u64;
-        names.truncate(most);
-        Ok(Listing { items: names, left_out })
+        let count = |reply: &Value| if let Value::Int(count) = reply { *count } else { 0 };
+        let counts = self.0.of_each(|server| cmd("ZCARD", &*server.resources)).await?;
+        let all = counts.iter().map(count).sum::<i64>() as u64;
+        let left_out = all.saturating_sub(first.len() as u64);
+        // Of one that was told of twice, there is no other.
+        let left_out = if first.len() < most { 0 } else { left_out };
+        Ok(Listing { items: first.into_iter().collect(), left_out })
     }
 
     async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
         let Listing { items: names, left_out } = self.resource_names(most).await?;
-        let mut items = Vec::with_capacity(names.len());
-        for page in names.chunks(AT_ONCE / 2) {
-            let read = |at: usize, _: To<'_>| {
-                let keys = ResourceKeys::new(&page[at / 2]);
-                let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
-                let mut get = cmd("HGET", key);
-                get.arg("");
-                get
-            };
-            let slots: Vec<u16> = page.iter().flat_map(|name| [self.slot(name); 2]).collect();
-            // Nobody's, all of them would count as a flood while others ask.
-            let owner = |at: usize| self.0.owner_named(&page[at / 2]);
-            let replies = self.0.values_of(owner, &slots, None, read).await;
-            for (name, found) in page.iter().zip(replies.chunks_exact(2)) {
-                let [sums, parent] = found else { continue };
-                let (sums, parent) =
-                    (sums.as_ref().map_err(|e| *e)?, parent.as_ref().map_err(|e| *e)?);
-                // It may have lost its last holder since its name was read.
-                if let Some(totals) = bytes(sums).and_then(totals) {
-                    let parent = bytes(parent).and_then(parent_lease);
-                    items.push((name.clone(), Totals { parent, ..totals }));
-                }
-            }
-        }
-        Ok(Listing { items, left_out })
+        Ok(Listing { items: self.totals_of(&names).await?, left_out })
+    }
+
+    async fn resources_page(&self, from: Cursor) -> Result<Page<(String, Totals)>, StoreError> {
+        let (names, next) = self.names_page(from).await?;
+        Ok((self.totals_of(&names).await?, next))
     }
 
     async fn leases(
@@ -292,6 +374,20 @@ impl LeaseStore for RedisStore {
         let replies = self.0.of_each(|server| cmd("GET", &*server.birth)).await?;
         // What one server has forgotten, the store has.
         Ok(replies.iter().filter_map(number).max().map(Micros))
+    }
+
+    async fn nodes(&self, most: usize) -> Result<Vec<String>, StoreError> {
+        let list = |server: &ServerKeys| {
+            let mut list = cmd("ZRANGE", &*server.nodes);
+            list.arg(0).arg(most.saturating_sub(1));
+            list
+        };
+        let replies = self.0.of_each(list).await?;
+        let names = replies.iter().filter_map(Value::as_sequence).flatten();
+        let name = |value: &Value| std::str::from_utf8(bytes(value)?).ok().map(str::to_owned);
+        // Each server knows all nodes that reach it.
+        let names: BTreeSet<String> = names.filter_map(name).collect();
+        Ok(names.into_iter().take(most).collect())
     }
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {

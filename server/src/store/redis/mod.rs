@@ -3,10 +3,12 @@
 //!
 //! `servers` knows where the servers are and `topology` which has what; `connector` is what a
 //! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
-//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends. `keys` has the
+//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends, and `known` tells
+//! the queue which names are new. `keys` has the
 //! key schema, `script` the calls and replies, `leases` those for leases, `health` what happens
 //! when there is no answer, and `replies`, a test, what none of our scripts replies.
 
+use std::hash::{BuildHasher as _, Hash};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,6 +29,7 @@ mod connector;
 mod handover;
 mod health;
 mod keys;
+mod known;
 mod lane;
 mod leases;
 mod login;
@@ -42,8 +45,10 @@ pub use connector::Connector;
 use connector::Shard;
 pub use health::Health;
 use keys::ServerKeys;
+use known::KnownNames;
 use lane::{Elsewhere, Failure, Job, Manner, What};
 pub use login::{LoginFiles, wrong_setting};
+use queue::Owner;
 use routes::{Lanes, Router, Routes};
 use script::Scripted;
 pub use servers::{Servers, Unknown};
@@ -55,6 +60,9 @@ const NODE_TTL: Duration = Duration::from_secs(5);
 /// How many layouts one call tells of.
 const LAYOUTS_PAGE: usize = 250;
 
+/// The member of a group that is everybody who has no place of his own.
+const SHARED: u64 = 0;
+
 /// How long to wait for a key that is partly on one server and partly on another.
 const SPLIT: Duration = Duration::from_millis(1);
 
@@ -65,7 +73,8 @@ pub struct RedisStore(Arc<Inner>);
 struct Inner {
     connector: Connector,
     router: Router,
-    owners: DefaultHashBuilder,
+    hasher: DefaultHashBuilder,
+    known: KnownNames,
     clock: Option<ManualClock>,
 }
 
@@ -80,7 +89,8 @@ impl RedisStore {
         Self(Arc::new(Inner {
             router: Router::new(&connector),
             connector,
-            owners: DefaultHashBuilder::default(),
+            hasher: DefaultHashBuilder::default(),
+            known: KnownNames::new(),
             clock,
         }))
     }
@@ -139,7 +149,7 @@ fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
     (Job { what: What::Bucket { question: Box::new(question), reply }, manner }, answer)
 }
 
-fn command(cmd: Cmd, owner: u64, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
+fn command(cmd: Cmd, owner: Owner, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
     let (reply, answer) = oneshot::channel();
     (Job { what: What::Command { cmd, owner, script, reply }, manner }, answer)
 }
@@ -181,22 +191,33 @@ impl Inner {
         Way { routes: self.router.routes(&self.connector), in_order }
     }
 
-    /// Who is to be treated fairly: the owner of the bucket. Names that nobody has configured
-    /// share one bucket, and count as one, or else whoever makes up names would be many.
-    fn owner(&self, ask: &Ask<'_>) -> u64 {
-        match ask.place {
-            Place::GlobalDefault => self.owner_named(""),
-            _ => self.owner_named(ask.namespace),
-        }
+    /// Whom a question is counted for: a caller of the namespace, or where the caller has no name,
+    /// the bucket. All new dynamic buckets count as one, as do the names that share a default bucket.
+    fn owner(&self, ask: &Ask<'_>, now: Instant) -> Owner {
+        let namespace = if ask.place == Place::GlobalDefault { "" } else { ask.namespace };
+        let group = self.hash(namespace);
+        let member = match (ask.caller, ask.place) {
+            (Some(caller), _) => caller.number(),
+            (None, Place::GlobalDefault | Place::NamespaceDefault) => SHARED,
+            (None, Place::Configured { .. }) => self.hash(ask.name),
+            (None, Place::Dynamic { .. }) => self.member((ask.namespace, ask.name), now),
+        };
+        Owner { group, member }
     }
 
-    fn owner_named(&self, name: &str) -> u64 {
-        std::hash::BuildHasher::hash_one(&self.owners, name)
+    /// The member of a group that stands for a name: itself, or all new ones.
+    fn member(&self, name: impl Hash, now: Instant) -> u64 {
+        let hash = self.hash(name);
+        if self.known.note(hash, now) { hash } else { SHARED }
     }
 
-    fn question(&self, ask: &Ask<'_>, twin: Option<Vec<u8>>) -> Question {
+    fn hash(&self, name: impl Hash) -> u64 {
+        self.hasher.hash_one(name)
+    }
+
+    fn question(&self, ask: &Ask<'_>, owner: Owner, twin: Option<Vec<u8>>) -> Question {
         let now = self.clock.as_ref().map(ManualClock::now);
-        let mut question = Question::new(ask, self.owner(ask), now);
+        let mut question = Question::new(ask, owner, now);
         question.twin = twin;
         question
     }
@@ -216,26 +237,32 @@ impl Inner {
     }
 
     async fn decide_one(&self, ask: &Ask<'_>) -> Result<Outcome, StoreError> {
-        let deadline = Instant::now() + self.connector.timeout();
+        let now = Instant::now();
+        let deadline = now + self.connector.timeout();
         let way = self.way(false);
-        let question = self.question(ask, None);
+        let question = self.question(ask, self.owner(ask, now), None);
         let slot = way.routes.slot(&question.keys.state);
         let sent = self.send(&way, slot, |_| bucket(question, Manner::Together));
-        let again = |_: &Shard, manner| bucket(self.question(ask, None), manner);
+        // The owner is found out once more, so that it need not be kept for each request under way.
+        let again = |_: &Shard, manner| {
+            bucket(self.question(ask, self.owner(ask, Instant::now()), None), manner)
+        };
         self.follow(&way, slot, sent, deadline, again).await
     }
 
     async fn decide_all(&self, asks: &[Ask<'_>]) -> Outcomes {
-        let deadline = Instant::now() + self.connector.timeout();
+        let now = Instant::now();
+        let deadline = now + self.connector.timeout();
+        let owners: SmallVec<[Owner; 1]> = asks.iter().map(|ask| self.owner(ask, now)).collect();
         let twins = match asks.iter().any(|ask| ask.moved) {
-            true => self.twins(asks).await,
+            true => self.twins(asks, &owners).await,
             false => Twins::default(),
         };
         let way = self.way(asks.len() > 1);
         let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
         for (at, ask) in asks.iter().enumerate() {
             waiting.push(twins.of(at).map(|twin| {
-                let question = self.question(ask, twin);
+                let question = self.question(ask, owners[at], twin);
                 let slot = way.routes.slot(&question.keys.state);
                 (slot, self.send(&way, slot, |_| bucket(question, Manner::Together)))
             }));
@@ -246,7 +273,8 @@ impl Inner {
                 Err(error) => Err(error),
                 Ok((slot, sent)) => {
                     let again = |_: &Shard, manner| {
-                        bucket(self.question(ask, twins.of(at).ok().flatten()), manner)
+                        let twin = twins.of(at).ok().flatten();
+                        bucket(self.question(ask, owners[at], twin), manner)
                     };
                     self.follow(&way, slot, sent, deadline, again).await
                 }
@@ -339,13 +367,13 @@ impl Inner {
         script: Option<Scripted>,
         cmd: impl Fn(usize, To<'_>) -> Cmd,
     ) -> SmallVec<[Result<Value, StoreError>; 1]> {
-        self.values_of(|_| 0, slots, script, cmd).await
+        self.values_of(|_| Owner::default(), slots, script, cmd).await
     }
 
     /// The same; `owner` tells whose each of them is.
     async fn values_of(
         &self,
-        owner: impl Fn(usize) -> u64,
+        owner: impl Fn(usize) -> Owner,
         slots: &[u16],
         script: Option<Scripted>,
         cmd: impl Fn(usize, To<'_>) -> Cmd,
@@ -383,7 +411,7 @@ impl Inner {
 
     /// Looks up what stands under the other layout of namespaces that have changed theirs. That
     /// is in another slot, so it can't be part of the decision.
-    async fn twins(&self, asks: &[Ask<'_>]) -> Twins {
+    async fn twins(&self, asks: &[Ask<'_>], owners: &[Owner]) -> Twins {
         let routes = self.router.routes(&self.connector);
         let (mut cmds, mut slots, mut whose) = (Vec::new(), Vec::new(), Vec::new());
         for (at, ask) in asks.iter().enumerate() {
@@ -396,7 +424,7 @@ impl Inner {
             }
         }
         // Two for each.
-        let owner = |at: usize| self.owner(&asks[whose[at / 2]]);
+        let owner = |at: usize| owners[whose[at / 2]];
         let found = self.values_of(owner, &slots, None, |at, _| cmds[at].clone()).await;
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut twins = vec![Ok(None); asks.len()];

@@ -1,13 +1,14 @@
 //! What waits for a lane: in the order of arrival, bounded, and fair between owners.
 //!
 //! As long as all that wait fit into one batch there is nothing to be fair about. When they
-//! don't, the batch is shared out like a capacity: each owner gets what it has waiting up to a
-//! level, the highest at which the batch is not exceeded (max-min fairness). When the queue
-//! is full, whoever has more than an equal share of it is turned away, and whoever has less
-//! takes the place of the latest one of the owner that has most.
+//! don't, the batch is shared out like a capacity: each group gets what it has waiting up to a
+//! level, the highest at which the batch is not exceeded (max-min fairness), and what a group gets
+//! is shared out between its members in the same way. A full queue is shared out likewise: a job of
+//! a group that has less than an equal share of the queue replaces the latest job of the group that
+//! has most; within a group the same holds between members; any other job is turned away.
 //!
-//! Whoever comes while a batch is in flight waits for all of it. So while one owner has most of
-//! what waits and another one asks now and then, batches are small: the one pays with some of its
+//! Whoever comes while a batch is in flight waits for all of it. So while one group has most of
+//! what waits and another one is asked for now and then, batches are small: the one pays with some of its
 //! rate for the other's wait.
 
 use std::collections::VecDeque;
@@ -18,17 +19,26 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use tokio::sync::Notify;
 
-/// The most in a batch while one owner floods: a round trip of these takes a third of the time of
+/// The most in a batch while one group floods: a round trip of these takes a third of the time of
 /// a full one, and a decision in it a tenth more.
 const SMALL: usize = 32;
 
 /// Whoever has asked within this time may ask again at any moment.
 const LATELY_MS: u64 = 200;
 
+/// Whom a job is counted for. Both parts are hashes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Owner {
+    /// What is asked: a namespace, or a template of resources.
+    pub(super) group: u64,
+    /// Who asks, or what for, within the group.
+    pub(super) member: u64,
+}
+
 /// What waits, and belongs to somebody.
 pub(super) trait Owned {
-    /// A number for the owner: its name's hash.
-    fn owner(&self) -> u64;
+    /// Whom it is counted for.
+    fn owner(&self) -> Owner;
 }
 
 /// The queue of one lane.
@@ -45,7 +55,7 @@ pub(super) struct Queue<T> {
     flooded: AtomicBool,
 }
 
-/// Whether several owners ask one server. All of a node's queues for that server know it together:
+/// Whether several groups are asked for at one server. All of a node's queues for that server know it together:
 /// the batches of each wait for those of the others there.
 pub(super) struct Company {
     since: Instant,
@@ -66,13 +76,13 @@ impl Company {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX).saturating_add(1)
     }
 
-    /// So many owners wait, of which this is one.
-    fn see(&self, owner: u64, owners: usize, now_ms: u64) {
+    /// So many groups wait, of which this is one.
+    fn see(&self, group: u64, groups: usize, now_ms: u64) {
         let last = self.last.load(Ordering::Relaxed);
-        if last != owner {
-            self.last.store(owner, Ordering::Relaxed);
+        if last != group {
+            self.last.store(group, Ordering::Relaxed);
         }
-        if owners > 1 || (last != owner && last != 0) {
+        if groups > 1 || (last != group && last != 0) {
             self.seen_ms.store(now_ms, Ordering::Relaxed);
         }
     }
@@ -88,15 +98,132 @@ impl Company {
 
 struct Inner<T> {
     items: VecDeque<T>,
-    /// How many each owner has waiting.
-    counts: HashMap<u64, usize>,
+    counts: Counts,
     closed: bool,
+}
+
+/// How many jobs wait for each group and each member of one.
+#[derive(Default)]
+struct Counts {
+    groups: HashMap<u64, Group>,
+    members: HashMap<Owner, usize>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Group {
+    waiting: usize,
+    /// How many members have something waiting.
+    members: usize,
+}
+
+impl Counts {
+    fn add(&mut self, owner: Owner) {
+        let group = self.groups.entry(owner.group).or_default();
+        let waiting = self.members.entry(owner).or_default();
+        group.waiting += 1;
+        group.members += usize::from(*waiting == 0);
+        *waiting += 1;
+    }
+
+    fn remove(&mut self, owner: Owner) {
+        let Some(waiting) = self.members.get_mut(&owner) else { return };
+        *waiting -= 1;
+        let last = *waiting == 0;
+        if last {
+            self.members.remove(&owner);
+        }
+        if let Some(group) = self.groups.get_mut(&owner.group) {
+            group.waiting -= 1;
+            group.members -= usize::from(last);
+            if group.waiting == 0 {
+                self.groups.remove(&owner.group);
+            }
+        }
+    }
+
+    fn clear(&mut self) {
+        self.groups.clear();
+        self.members.clear();
+    }
+
+    /// The group that has most waiting, and how many those are.
+    fn greediest_group(&self) -> Option<(u64, usize)> {
+        let waiting = self.groups.iter().map(|(&group, counts)| (group, counts.waiting));
+        waiting.max_by_key(|(_, waiting)| *waiting)
+    }
+
+    /// The member of a group that has most waiting, and how many those are.
+    fn greediest_member(&self, group: u64) -> Option<(Owner, usize)> {
+        let members = self.members.iter().filter(|(owner, _)| owner.group == group);
+        members.map(|(&owner, &waiting)| (owner, waiting)).max_by_key(|(_, waiting)| *waiting)
+    }
+
+    /// Whose latest job has to go for one of `owner`; `None`: that one is turned away itself.
+    fn loser(&self, owner: Owner, most: usize) -> Option<Owner> {
+        let own = self.groups.get(&owner.group).copied().unwrap_or_default();
+        if own.waiting < most / self.groups.len().max(1) {
+            let (group, _) = self.greediest_group()?;
+            if group != owner.group {
+                return self.greediest_member(group).map(|(member, _)| member);
+            }
+        }
+        let waiting = self.members.get(&owner).copied().unwrap_or_default();
+        if waiting >= own.waiting / own.members.max(1) {
+            return None;
+        }
+        // To replace one of equals would only change which of them is turned away.
+        let (member, has) = self.greediest_member(owner.group)?;
+        (has > waiting + 1).then_some(member)
+    }
+
+    /// How a batch of `most` is shared out.
+    fn shares(&self, most: usize) -> Shares {
+        let group_level = level(self.groups.values().map(|group| group.waiting), most);
+        let mut waiting: HashMap<u64, Vec<usize>> = HashMap::new();
+        for (owner, &count) in &self.members {
+            if self.groups.get(&owner.group).is_some_and(|group| group.waiting > group_level) {
+                waiting.entry(owner.group).or_default().push(count);
+            }
+        }
+        let share = |counts: Vec<usize>| Share { taken: 0, level: level(counts, group_level) };
+        let groups = waiting.into_iter().map(|(group, counts)| (group, share(counts))).collect();
+        Shares { group_level, groups, members: HashMap::new() }
+    }
+}
+
+/// What of a batch goes to whom. The levels are rounded up, for what division leaves over.
+struct Shares {
+    group_level: usize,
+    /// The groups that have more than that.
+    groups: HashMap<u64, Share>,
+    /// How much their members have taken.
+    members: HashMap<Owner, usize>,
+}
+
+/// What a group has taken, and the most that each of its members may.
+struct Share {
+    taken: usize,
+    level: usize,
+}
+
+impl Shares {
+    /// Takes one more for `owner`, if its group and itself have not had their shares.
+    fn take(&mut self, owner: Owner) -> bool {
+        let Some(group) = self.groups.get_mut(&owner.group) else { return true };
+        let taken = self.members.entry(owner).or_default();
+        if group.taken >= self.group_level || *taken >= group.level {
+            return false;
+        }
+        group.taken += 1;
+        *taken += 1;
+        true
+    }
 }
 
 impl<T: Owned> Queue<T> {
     /// An empty one for at most `most`, of which up to `batch` travel together.
     pub(super) fn new(most: usize, batch: usize, company: Arc<Company>) -> Self {
-        let inner = Inner { items: VecDeque::new(), counts: HashMap::new(), closed: false };
+        let inner = Inner { items: VecDeque::new(), counts: Counts::default(), closed: false };
         let (inner, len) = (Mutex::new(inner), AtomicUsize::new(0));
         let (most, batch) = (AtomicUsize::new(most), AtomicUsize::new(batch));
         let flooded = AtomicBool::new(false);
@@ -113,15 +240,15 @@ impl<T: Owned> Queue<T> {
         if inner.closed {
             return Some(item);
         }
-        let mut gone = None;
+        let (mut gone, owner) = (None, item.owner());
         let most = self.most.load(Ordering::Relaxed);
         if inner.items.len() >= most {
-            match inner.make_room(item.owner(), most) {
+            match inner.make_room(owner, most) {
                 Some(other) => gone = Some(other),
                 None => return Some(item),
             }
         }
-        *inner.counts.entry(item.owner()).or_default() += 1;
+        inner.counts.add(owner);
         inner.items.push_back(item);
         self.len.store(inner.items.len(), Ordering::Relaxed);
         drop(inner);
@@ -155,7 +282,7 @@ impl<T: Owned> Queue<T> {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// One owner has most of what waits while others ask, too; may be out of date at once.
+    /// One group has most of what waits while others are asked for, too; may be out of date at once.
     pub(super) fn is_flooded(&self) -> bool {
         self.flooded.load(Ordering::Relaxed)
     }
@@ -189,36 +316,22 @@ impl<T: Owned> Queue<T> {
 }
 
 impl<T: Owned> Inner<T> {
-    /// One owner has three quarters of what waits, and another one has asked lately.
+    /// One group has three quarters of what waits, and another one has been asked for lately.
     fn is_flooded(&self, company: &Company) -> bool {
         let Some(first) = self.items.front() else { return false };
         let now_ms = company.now_ms();
-        company.see(first.owner(), self.counts.len(), now_ms);
+        company.see(first.owner().group, self.counts.groups.len(), now_ms);
         let waiting = self.items.len();
-        let most = || self.counts.values().copied().max().unwrap_or_default();
+        let most = || self.counts.greediest_group().map_or(0, |(_, waiting)| waiting);
         waiting > SMALL && company.lately(now_ms) && 4 * most() >= 3 * waiting
     }
 
-    /// Takes out the latest one of the owner that has most, if that is more than `owner` has.
-    fn make_room(&mut self, owner: u64, most: usize) -> Option<T> {
-        let own = self.counts.get(&owner).copied().unwrap_or_default();
-        let share = most / self.counts.len().max(1);
-        if own >= share {
-            return None;
-        }
-        let (&greediest, _) = self.counts.iter().max_by_key(|(_, count)| **count)?;
-        let at = self.items.iter().rposition(|item| item.owner() == greediest)?;
-        self.forget(greediest);
+    /// Takes out the one that has to go for one of `owner`, if there is one.
+    fn make_room(&mut self, owner: Owner, most: usize) -> Option<T> {
+        let loser = self.counts.loser(owner, most)?;
+        let at = self.items.iter().rposition(|item| item.owner() == loser)?;
+        self.counts.remove(loser);
         self.items.remove(at)
-    }
-
-    fn forget(&mut self, owner: u64) {
-        if let Some(count) = self.counts.get_mut(&owner) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&owner);
-            }
-        }
     }
 
     fn take(&mut self, batch: &mut Vec<T>, most: usize) {
@@ -227,16 +340,12 @@ impl<T: Owned> Inner<T> {
             self.counts.clear();
             return;
         }
-        let level = level(self.counts.values().copied(), most);
-        let mut taken: HashMap<u64, usize> = HashMap::with_capacity(self.counts.len());
+        let mut shares = self.counts.shares(most);
         let mut left = VecDeque::with_capacity(self.items.len());
         for item in std::mem::take(&mut self.items) {
             let owner = item.owner();
-            let taken = taken.entry(owner).or_default();
-            // The level is rounded up, for what division leaves over.
-            if *taken < level && batch.len() < most {
-                *taken += 1;
-                self.forget(owner);
+            if batch.len() < most && shares.take(owner) {
+                self.counts.remove(owner);
                 batch.push(item);
             } else {
                 left.push_back(item);
@@ -247,8 +356,8 @@ impl<T: Owned> Inner<T> {
 }
 
 /// The lowest level at which owners with so many each fill a batch.
-fn level(counts: impl Iterator<Item = usize>, most: usize) -> usize {
-    let mut counts: Vec<usize> = counts.collect();
+fn level(counts: impl IntoIterator<Item = usize>, most: usize) -> usize {
+    let mut counts: Vec<usize> = counts.into_iter().collect();
     counts.sort_unstable();
     let (mut room, mut owners) = (most, counts.len());
     for count in counts {
@@ -270,12 +379,25 @@ mod tests {
     struct Item(u64, usize);
 
     impl Owned for Item {
-        fn owner(&self) -> u64 {
-            self.0
+        fn owner(&self) -> Owner {
+            Owner { group: self.0, member: 0 }
         }
     }
 
-    fn queue(most: usize, items: impl IntoIterator<Item = Item>) -> Queue<Item> {
+    /// A member of a group, and a number of its own.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Of(u64, u64, usize);
+
+    impl Owned for Of {
+        fn owner(&self) -> Owner {
+            Owner { group: self.0, member: self.1 }
+        }
+    }
+
+    fn queue<T>(most: usize, items: impl IntoIterator<Item = T>) -> Queue<T>
+    where
+        T: Owned + PartialEq + std::fmt::Debug,
+    {
         let queue = Queue::new(most, most, Arc::new(Company::new()));
         for item in items {
             assert_eq!(queue.push(item), None);
@@ -283,7 +405,7 @@ mod tests {
         queue
     }
 
-    async fn taken(queue: &Queue<Item>, most: usize) -> Vec<Item> {
+    async fn taken<T: Owned>(queue: &Queue<T>, most: usize) -> Vec<T> {
         let mut batch = Vec::new();
         queue.resize(most);
         assert!(queue.take(&mut batch).await);
@@ -393,6 +515,43 @@ mod tests {
         assert_eq!(queue.push(Item(1, 1)), Some(Item(1, 1)));
         assert_eq!(taken(&queue, 10).await, [Item(1, 0)]);
         assert!(!queue.take(&mut Vec::new()).await);
+    }
+
+    /// A group of many members is one group, and each of its members has its share of that.
+    #[tokio::test]
+    async fn a_batch_is_shared_between_groups_and_then_between_their_members() {
+        let many = (0..300).map(|n| Of(1, n as u64 % 100, n));
+        let one = (0..100).map(|n| Of(2, 0, n));
+        let queue = queue(1000, many.chain(one).chain([Of(2, 1, 0), Of(3, 0, 0)]));
+        let batch = taken(&queue, 101).await;
+        let of =
+            |group, member| batch.iter().filter(|item| item.0 == group && item.1 == member).count();
+        assert_eq!([of(2, 0), of(2, 1), of(3, 0)], [49, 1, 1]);
+        assert_eq!((0..100).map(|member| of(1, member)).sum::<usize>(), 50);
+        assert!((0..100).all(|member| of(1, member) <= 1));
+        let inner = queue.lock();
+        assert_eq!(inner.items.len(), 301);
+        assert_eq!(inner.counts.members.values().sum::<usize>(), 301);
+        assert_eq!(inner.counts.groups.values().map(|group| group.waiting).sum::<usize>(), 301);
+        assert_eq!((inner.counts.groups[&1].members, inner.counts.groups[&2].members), (100, 1));
+    }
+
+    #[tokio::test]
+    async fn members_of_a_full_group_share_its_part() {
+        let queue = queue(10, (0..10).map(|n| Of(1, 0, n)));
+        assert_eq!(queue.push(Of(1, 1, 0)), Some(Of(1, 0, 9)), "another member");
+        assert_eq!(queue.push(Of(1, 0, 10)), Some(Of(1, 0, 10)), "it has most");
+        assert_eq!(queue.push(Of(2, 0, 0)), Some(Of(1, 0, 8)), "another group");
+        for n in 1..4 {
+            assert_eq!(queue.push(Of(1, 1, n)), Some(Of(1, 0, 8 - n)), "below the average");
+        }
+        assert_eq!(queue.push(Of(1, 1, 4)), Some(Of(1, 1, 4)), "both have as many");
+    }
+
+    #[tokio::test]
+    async fn equals_do_not_replace_each_other() {
+        let queue = queue(10, (0..10).map(|n| Of(1, n, 0)));
+        assert_eq!(queue.push(Of(1, 10, 0)), Some(Of(1, 10, 0)));
     }
 
     #[test]

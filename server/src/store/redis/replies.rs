@@ -6,6 +6,7 @@
 use redis::Value;
 
 use super::batch::{Batch, Declared, Question};
+use super::queue::Owner;
 use super::{leases, script};
 use crate::domain::bucket::{BucketLimit, Place};
 use crate::store::{Ask, Deal};
@@ -23,6 +24,7 @@ fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<Ask<'a>> {
         Place::Dynamic { max_buckets: Some(3) },
     ];
     let ask = |place| Ask {
+        caller: None,
         namespace: "ns",
         name: "b",
         place,
@@ -41,7 +43,7 @@ fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<Ask<'a>> {
 fn any_reply() {
     let terms = BucketLimit::default().terms();
     let questions: Vec<Question> =
-        asks(&terms).iter().map(|ask| Question::new(ask, 0, None)).collect();
+        asks(&terms).iter().map(|ask| Question::new(ask, Owner::default(), None)).collect();
     let questions: Vec<&Question> = questions.iter().collect();
     let batch = Batch::new(&questions, Declared::All);
     fuzz::run("replies", &[], |input| {

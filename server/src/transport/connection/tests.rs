@@ -5,14 +5,20 @@ use std::convert::Infallible;
 use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Context;
 
 use h2::client::{self, SendRequest};
 use http::{HeaderMap, Method};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
+use tokio::net::TcpSocket;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
+use http_body::Frame;
+
+use super::super::budget::Budget;
 use super::*;
+use crate::metrics::BudgetMetrics;
 
 /// A client of a server that answers like this, and both of their ends.
 async fn connected<F: Future<Output = ()> + Send + 'static>(
@@ -62,7 +68,9 @@ async fn a_message_and_what_comes_after_it() {
         let mut body = Received::new(request.into_body());
         let mut message = Vec::new();
         while let Some(data) = body.data().await {
-            message.extend_from_slice(&data.expect("data"));
+            let data = data.expect("data");
+            message.extend_from_slice(&data);
+            body.release(data.len());
         }
         message.reverse();
         let mut trailers = HeaderMap::new();
@@ -127,6 +135,58 @@ async fn a_closed_connection_takes_its_requests_along() {
     client.abort();
     server.await.expect("it ends");
     assert_eq!(waiting.load(Ordering::Relaxed), 0);
+}
+
+/// More pings than fit into the buffers of two small sockets, after the answer to the one by which
+/// a server that stops makes sure that no request is on its way.
+fn pings(answered: &[u8]) -> Vec<u8> {
+    let mut pings = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], answered].concat();
+    while pings.len() < 256 << 10 {
+        pings.extend([0, 0, 8, 6, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+    pings
+}
+
+fn small_socket() -> TcpSocket {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.set_recv_buffer_size(16 << 10).expect("a size");
+    socket.set_send_buffer_size(16 << 10).expect("a size");
+    socket
+}
+
+#[tokio::test]
+async fn a_client_that_still_sends_is_not_reset() {
+    let socket = small_socket();
+    socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
+    let listener = socket.listen(1).expect("a port");
+    let client = small_socket().connect(listener.local_addr().expect("bound")).await;
+    let mut client = client.expect("connected");
+    let (io, _) = listener.accept().await.expect("a connection");
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async { stopped.await.expect("told to") };
+    let server = tokio::spawn(serve(io, PATIENCE, stopped, |_, to| {
+        to.headers(Response::new(()));
+        None::<std::future::Ready<()>>
+    }));
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    client.write_all(greeting).await.expect("sent");
+    stop.send(()).expect("it runs");
+    // The first word that a stop sends beside GOAWAY, and the eight bytes to be sent back.
+    let mut read = Vec::new();
+    let ping = loop {
+        let start = read.windows(9).position(|frame| frame == [0, 0, 8, 6, 0, 0, 0, 0, 0]);
+        if let Some(ping) = start.and_then(|start| read.get(start + 9..start + 17)) {
+            break ping.to_vec();
+        }
+        assert_ne!(client.read_buf(&mut read).await.expect("no reset"), 0, "closed");
+    };
+    let (mut reading, mut writing) = client.split();
+    let pings = pings(&ping);
+    let (read, written) = tokio::join!(reading.read_to_end(&mut read), writing.write_all(&pings));
+    read.expect("an end, and no reset");
+    written.expect("all of it is read");
+    drop(client);
+    server.await.expect("it ends");
 }
 
 #[tokio::test]
@@ -255,7 +315,8 @@ impl Body for Large {
 #[tokio::test]
 async fn a_large_body_goes_as_fast_as_it_is_taken() {
     let (mut sender, ..) = connected(pending(), |_, answering| async {
-        answering.body(Response::new(Large(11))).await;
+        let budget = Budget::new(1 << 20, BudgetMetrics::noop());
+        answering.body(Response::new(Large(11)), budget.account().hold(0)).await;
     })
     .await;
     let (response, _) = sender.send_request(request(), true).expect("sent");
@@ -316,6 +377,129 @@ async fn beside_one_that_lasts(window: u32) -> JoinHandle<()> {
 async fn who_takes_no_answers_is_gone_also_beside_one_that_lasts() {
     assert!(!beside_one_that_lasts(1 << 16).await.is_finished(), "it has taken its answer");
     assert!(beside_one_that_lasts(0).await.is_finished(), "nobody takes anything");
+}
+
+/// A frame's kind, at its fourth byte.
+const GOAWAY: u8 = 7;
+
+/// The error codes of all GOAWAYs that came.
+fn goaways(mut frames: &[u8]) -> Vec<u32> {
+    let mut codes = Vec::new();
+    while let Some(&[a, b, c, kind, ..]) = frames.first_chunk::<9>() {
+        let end = 9 + u32::from_be_bytes([0, a, b, c]) as usize;
+        let Some(frame) = frames.get(..end) else { break };
+        if kind == GOAWAY {
+            codes.push(u32::from_be_bytes(frame[13..17].try_into().expect("four bytes")));
+        }
+        frames = &frames[end..];
+    }
+    codes
+}
+
+const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+#[tokio::test]
+async fn a_greeting_that_comes_while_it_stops_is_answered() {
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let (stop, stopped) = oneshot::channel::<()>();
+    let stop_signal = async move {
+        let _ = stopped.await;
+    };
+    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| Some(async {})));
+    stop.send(()).expect("it listens");
+    tokio::task::yield_now().await;
+    near.write_all(GREETING).await.expect("it is waited for");
+    let mut got = Vec::new();
+    while goaways(&got).is_empty() {
+        let read = near.read_buf(&mut got).await.expect("readable");
+        assert!(read > 0, "closed without a word: {got:x?}");
+    }
+    assert_eq!(goaways(&got), [0]);
+    drop(near);
+    server.await.expect("it ends");
+}
+
+#[tokio::test]
+async fn a_connection_of_age_ends_and_what_is_under_way_has_its_grace() {
+    let (short, long) = (Duration::from_millis(50), Duration::from_secs(3600));
+    for (grace, answered) in [(long, true), (short, false)] {
+        let aged = Patience { age: Some(short), grace, ..PATIENCE };
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let go = Arc::new(Notify::new());
+        let held = Arc::clone(&go);
+        let server = tokio::spawn(async move {
+            serve(far, aged, pending(), |_, to: Answering| {
+                let held = Arc::clone(&held);
+                Some(async move {
+                    held.notified().await;
+                    to.headers(Response::new(()));
+                })
+            })
+            .await;
+        });
+        let (mut sender, connection) = client::handshake(near).await.expect("greeted");
+        tokio::spawn(connection);
+        let (answer, _) = sender.send_request(request(), true).expect("sent");
+        let told = async {
+            while sender.clone().ready().await.is_ok() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), told).await.expect("no more requests");
+        if answered {
+            assert!(!server.is_finished(), "one is not answered yet");
+            go.notify_one();
+        }
+        assert_eq!(answer.await.is_ok(), answered, "{grace:?}");
+        server.await.expect("it ends");
+    }
+}
+
+/// What becomes of a connection that resets so many requests before they are looked at, and lets so
+/// many begin, in each of so many turns: the GOAWAYs that it got.
+async fn after_resets(turns: u32, resets: u32, begun: u32) -> Vec<u32> {
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, to: Answering| {
+        to.headers(Response::new(()));
+        None::<std::future::Ready<()>>
+    }));
+    near.write_all(GREETING).await.expect("written");
+    let (mut got, mut id) = (Vec::new(), 1_u32);
+    for _ in 0..turns {
+        let mut frames = Vec::new();
+        for number in 0..resets + begun {
+            frames.extend([&b"\0\0\x03\x01\x05"[..], &id.to_be_bytes(), b"\x82\x86\x84"].concat());
+            if number < resets {
+                frames.extend([&b"\0\0\x04\x03\0"[..], &id.to_be_bytes(), &[0, 0, 0, 8]].concat());
+            }
+            id += 2;
+        }
+        // A PING, whose answer shows that all before it was looked at.
+        frames.extend(b"\0\0\x08\x06\0\0\0\0\0a number");
+        if near.write_all(&frames).await.is_err() {
+            break;
+        }
+        let before = got.len();
+        while !got[before..].windows(8).any(|window| window == b"a number") {
+            match near.read_buf(&mut got).await {
+                Ok(1..) => {}
+                _ => return goaways(&got),
+            }
+        }
+    }
+    // What the server sent before it ended the connection is still there to be read.
+    let _ = near.shutdown().await;
+    let _ = near.read_to_end(&mut got).await;
+    server.await.expect("it ends");
+    goaways(&got)
+}
+
+#[tokio::test]
+async fn who_only_resets_is_turned_out() {
+    let calm = u32::from(Reason::ENHANCE_YOUR_CALM);
+    assert_eq!(after_resets(1000, 100, 0).await, [calm], "100,000 in a second or two");
+    assert_eq!(after_resets(9, 100, 0).await, [0; 0], "no more than may be at once");
+    assert_eq!(after_resets(500, 50, 50).await, [0; 0], "as many begin as are given up");
 }
 
 /// How many requests it has under way at a time.

@@ -1,10 +1,17 @@
 //! One front, with a real client at the other end of a connection in memory.
 
-use h2::client::SendRequest;
+use h2::SendStream;
+use h2::client::{ResponseFuture, SendRequest};
+use tokio::sync::Notify;
 
+use super::super::budget::Budget;
+use super::super::connection::Patience;
+use super::super::load::Load;
+use super::super::messages::PREFIX;
+use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
-use crate::metrics::Metrics;
-use crate::service::Shared;
+use crate::metrics::{BudgetMetrics, Metrics};
+use crate::service::Shared as Services;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -22,20 +29,36 @@ impl Store for Silent {
     }
 }
 
-/// A front over such a store, and a client of it.
+/// A store that has no answer until it is told to.
+#[derive(Clone)]
+struct Told(Arc<Notify>, MemoryStore);
+
+impl Store for Told {
+    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+        self.0.notified().await;
+        self.1.decide(asks).await
+    }
+}
+
+/// A front over a store, with one slot.
+fn front<S: Store>(store: S, others: Routes, patience: Patience, budget: Budget) -> Arc<Front<S>> {
+    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+    let metrics = Arc::new(Metrics::new());
+    let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
+    let shared = Services::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+    let allow = AllowService::new(store, Arc::new(shared));
+    let load = Load::new(1, metrics.shed("grpc"));
+    let bounds = load::Bounds { load, patience, budget };
+    Arc::new(Front::new(allow, metrics.rpc_duration("grpc"), others, bounds))
+}
+
+/// The same without a bound on bytes, and a client of it.
 async fn client(
     store: impl Store,
     others: Routes,
     patience: Patience,
 ) -> (SendRequest<Bytes>, Arc<Front<impl Store>>) {
-    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
-    let metrics = Arc::new(Metrics::new());
-    let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-    let allow = AllowService::new(store, Arc::new(shared));
-    let load = Load::new(1, metrics.shed("grpc"));
-    let front = Front::new(allow, metrics.rpc_duration("grpc"), others, load, patience);
-    let front = Arc::new(front);
+    let front = front(store, others, patience, Budget::unlimited());
     (connected(&front).await, front)
 }
 
@@ -43,10 +66,181 @@ async fn client(
 async fn connected(front: &Arc<Front<impl Store>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let guard = Guard::grpc(None, None);
-    tokio::spawn(Arc::clone(front).serve(far, std::future::pending(), guard));
+    tokio::spawn(Arc::clone(front).serve(far, std::future::pending(), guard, None));
     let (sender, connection) = h2::client::handshake(near).await.expect("a handshake");
     tokio::spawn(connection);
     sender
+}
+
+/// A request for tokens, with its prefix.
+fn question() -> Bytes {
+    let request = AllowRequest {
+        namespace: "payments".to_owned(),
+        bucket_name: "refunds".to_owned(),
+        ..AllowRequest::default()
+    };
+    framed(&request.encode_to_vec())
+}
+
+/// A message with its prefix.
+fn framed(message: &[u8]) -> Bytes {
+    [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat().into()
+}
+
+/// Begins a call whose message is sent later.
+fn begin(sender: &mut SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+    let request = Request::post(format!("http://node{path}")).header(CONTENT_TYPE, GRPC);
+    sender.send_request(request.body(()).expect("a request"), false).expect("sent")
+}
+
+/// The gRPC status of an answer without a message.
+async fn status(response: ResponseFuture) -> String {
+    let response = tokio::time::timeout(Duration::from_secs(20), response).await;
+    let response = response.expect("in time").expect("an answer");
+    let status = response.headers().get(GRPC_STATUS).map(|status| status.to_str().expect("text"));
+    status.unwrap_or("none").to_owned()
+}
+
+/// Lets the other tasks of this thread run until nothing is left to do.
+async fn settle() {
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// How many refusals on one connection: h2 gives up after 1,024 resets.
+fn refusals() -> usize {
+    let count = std::env::var("TOLLGATE_REFUSALS").ok();
+    count.map_or(3_000, |count| count.parse().expect("a number"))
+}
+
+/// Refuses so many calls to `path`, whose messages come early and late, while one call waits.
+async fn refuse(path: &str, expected: &str) {
+    let told = Arc::new(Notify::new());
+    let store = Told(Arc::clone(&told), MemoryStore::new());
+    let (mut sender, front) = client(store, Routes::default(), connection::PATIENCE).await;
+    let (waiting, mut body) = begin(&mut sender, ALLOW);
+    body.send_data(question(), true).expect("sent");
+    settle().await;
+    assert!(!front.bounds.load.begin(None), "it holds the one slot");
+    for number in 0..refusals() {
+        sender = sender.ready().await.expect("the connection is open");
+        let (response, mut body) = begin(&mut sender, path);
+        if number % 2 == 0 {
+            settle().await;
+        }
+        body.send_data(question(), true).expect("sent");
+        assert_eq!(status(response).await, expected, "{number}");
+    }
+    told.notify_one();
+    let answer = tokio::time::timeout(Duration::from_secs(10), waiting).await;
+    let answer = answer.expect("in time").expect("the call that waited is answered");
+    assert!(!answer.headers().contains_key(GRPC_STATUS), "{answer:?}");
+}
+
+#[tokio::test]
+async fn requests_turned_away_do_not_cut_the_connection() {
+    refuse(ALLOW, "8").await;
+}
+
+#[tokio::test]
+async fn refusals_before_the_message_do_not_cut_the_connection() {
+    refuse("/no.Such/Method", "12").await;
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_end_holds_no_slot() {
+    let front =
+        front(MemoryStore::new(), Routes::default(), connection::PATIENCE, Budget::unlimited());
+    let mut sender = connected(&front).await;
+    let mut held = Vec::new();
+    for path in [ALLOW, "/doorman.Capacity/GetCapacity"].into_iter().cycle().take(100) {
+        let (response, mut body) = begin(&mut sender, path);
+        body.send_data(question().slice(..7), false).expect("sent");
+        held.push((response, body));
+    }
+    settle().await;
+    let (response, mut body) = begin(&mut sender, ALLOW);
+    body.send_data(question(), true).expect("sent");
+    assert_eq!(status(response).await, "none", "it is answered with a message");
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_that_is_still_being_sent() {
+    let (mut sender, _) = client(Silent, Routes::default(), connection::PATIENCE).await;
+    for path in [ALLOW, "/doorman.Capacity/GetCapacity"] {
+        let request = Request::post(format!("http://node{path}"))
+            .header(CONTENT_TYPE, GRPC)
+            .header("grpc-timeout", "50m")
+            .body(())
+            .expect("a request");
+        let (response, mut body) = sender.send_request(request, false).expect("sent");
+        body.send_data(framed(&[0; 1000]).slice(..500), false).expect("sent");
+        assert_eq!(status(response).await, "4", "{path}");
+        body.send_data(Bytes::from_static(&[0; 505]), true).expect("the stream is open");
+    }
+}
+
+#[tokio::test]
+async fn messages_to_the_health_end_soon_and_few_are_unfinished_at_once() {
+    let (mut sender, _) = client(Silent, health(), connection::PATIENCE).await;
+    let mut held = Vec::new();
+    for _ in 0..2 * UNFINISHED {
+        let (response, mut body) = begin(&mut sender, CHECK);
+        body.send_data(framed(&[0; 100]).slice(..100), false).expect("sent");
+        held.push((response, body));
+    }
+    settle().await;
+    let (headers, _) = ask(&mut sender, CHECK, true).await;
+    assert!(!headers.contains_key(GRPC_STATUS), "a whole one is answered: {headers:?}");
+    for (number, (response, _body)) in held.into_iter().enumerate() {
+        let expected = if number < UNFINISHED { "4" } else { "8" };
+        assert_eq!(status(response).await, expected, "{number}");
+    }
+    let (response, mut body) = begin(&mut sender, CHECK);
+    body.send_data(framed(&[]).slice(..1), false).expect("sent");
+    settle().await;
+    body.send_data(framed(&[]).slice(1..), true).expect("sent");
+    assert_eq!(status(response).await, "none", "there is room again");
+}
+
+#[tokio::test]
+async fn long_requests_are_read_within_the_budget() {
+    const LIMIT: usize = 1 << 20;
+    const LEASES: &str = "/doorman.Capacity/GetCapacity";
+    let budget = Budget::new(LIMIT, BudgetMetrics::noop());
+    let front = front(Silent, Routes::default(), connection::PATIENCE, budget.clone());
+    // 20 MB in all, of messages that never end.
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut sender = connected(&front).await;
+        for _ in 0..5 {
+            let (response, mut body) = begin(&mut sender, LEASES);
+            body.send_data(framed(&[0; 1_000_000]).slice(..999_000), false).expect("queued");
+            held.push((response, body));
+        }
+    }
+    let filled = async {
+        while budget.used() < LIMIT / 2 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), filled).await.expect("it is used");
+    for _ in 0..200 {
+        assert!(budget.used() <= LIMIT + (256 << 10), "{}", budget.used());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // There is nothing but health here: the question has been read, and found a slot.
+    let (response, mut body) = begin(&mut connected(&front).await, LEASES);
+    body.send_data(framed(&[0x0a, 1, b'c']), true).expect("sent");
+    assert_eq!(status(response).await, "12", "others go on");
+    drop(held);
+    let freed = async {
+        while budget.used() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), freed).await.expect("all of it is free again");
 }
 
 #[tokio::test]
@@ -58,15 +252,7 @@ async fn a_deadline_ends_the_wait_whatever_the_store_does() {
         .body(())
         .expect("a request");
     let (response, mut body) = sender.send_request(request, false).expect("sent");
-    let request = AllowRequest {
-        namespace: "payments".to_owned(),
-        bucket_name: "refunds".to_owned(),
-        ..AllowRequest::default()
-    };
-    let mut message = vec![0; PREFIX];
-    message.extend(request.encode_to_vec());
-    message[PREFIX - 1] = (message.len() - PREFIX) as u8;
-    body.send_data(Bytes::from(message), true).expect("sent");
+    body.send_data(question(), true).expect("sent");
     let response = response.await.expect("an answer");
     assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
 }
@@ -120,7 +306,7 @@ async fn nothing_else_is_found_beside_the_health() {
     let others = axum::Router::new().fallback(async || "here");
     let (mut sender, front) = client(Silent, others.into(), connection::PATIENCE).await;
     // There is no more room: it needs none, whatever it is.
-    assert!(front.load.begin());
+    assert!(front.bounds.load.begin(None));
     for path in ["List", "check", "Watch/", ""] {
         let (headers, _) = ask(&mut sender, &format!("{HEALTH}{path}"), true).await;
         assert_eq!(headers[GRPC_STATUS], "12", "{path}");
@@ -140,7 +326,7 @@ async fn who_checks_has_no_longer_than_others() {
     assert!(more.await.is_err(), "but a watch lasts");
 }
 
-fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard, &Watches) -> Option<F>) -> usize {
+fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard, &Arc<super::Shared>) -> Option<F>) -> usize {
     size_of::<F>()
 }
 
@@ -151,23 +337,4 @@ fn a_request_under_way_is_small() {
     let embedded = size(Front::<MemoryStore>::answer);
     let redis = size(Front::<Prefetching<RedisStore>>::answer);
     assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
-}
-
-#[test]
-fn timeouts_as_grpc_writes_them() {
-    let read = |text: &str| {
-        let mut headers = HeaderMap::new();
-        headers.insert("grpc-timeout", text.parse().expect("a header"));
-        timeout(&headers)
-    };
-    assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
-    assert_eq!(read("3M"), Some(Duration::from_secs(180)));
-    assert_eq!(read("4S"), Some(Duration::from_secs(4)));
-    assert_eq!(read("50m"), Some(Duration::from_millis(50)));
-    assert_eq!(read("99999999u"), Some(Duration::from_micros(99_999_999)));
-    assert_eq!(read("0n"), Some(Duration::ZERO));
-    for wrong in ["", "S", "5", "5x", "-1S", "123456789S", "1.5S", "+5S"] {
-        assert_eq!(read(wrong), None, "{wrong}");
-    }
-    assert_eq!(timeout(&HeaderMap::new()), None);
 }

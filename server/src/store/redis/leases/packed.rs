@@ -5,7 +5,7 @@ use redis::Value;
 use smallvec::SmallVec;
 
 use crate::domain::exact::Sum;
-use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Totals};
+use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Presence, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
 use crate::domain::time::Micros;
 use crate::metrics::Corrupt;
@@ -59,6 +59,10 @@ pub(super) fn encode_bands(bands: &[Band]) -> Vec<u8> {
 /// written.
 pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
     let Value::BulkString(bytes) = reply else { return None };
+    if bytes.is_empty() {
+        let grant = Grant { presence: Presence::Refused, ..Grant::default() };
+        return Some((grant, SmallVec::new()));
+    }
     let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
     if [has, capacity, subclients].iter().any(|number| !(number.is_finite() && *number >= 0.0)) {
         return None;
@@ -74,6 +78,7 @@ pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
         kind: kind(rule),
         parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
         subclients,
+        presence: if replaced as u8 & 8 != 0 { Presence::Created } else { Presence::Known },
     };
     Some((grant, corrupt.map(|(_, kind)| kind).collect()))
 }

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Attacks nodes on loopback, each in every way of server/tests/abuse for so many seconds, with an
+# optimised build, and prints the table of docs/overload.md: scripts/abuse.sh [SECONDS]
+# Nothing else should run meanwhile: it is latencies that are judged.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server jq:jq
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+result=0
+TOLLGATE_ABUSE_SECONDS="${1:-10}" TOLLGATE_REPORT="$folder" \
+  cargo test --release --locked --package tollgate-server --test abuse --no-fail-fast \
+  -- --test-threads 1 --nocapture >&2 || result=$?
+
+printf '%s\n' "p50, p99 of decisions; p99 of new connections; failures. Times in ms." ""
+jq --slurp --raw-output '
+  "| attack | before | during | after | beside a busy loop | CPUs used | memory |",
+  "|---|---|---|---|---|---|---|",
+  (sort_by(.attack)[]
+   | "| \(.attack) | \(.before) | \(.during) | \(.after) | \(.busy) | \(.cpus) | \(.memory) |")
+' "$folder"/abuse-*.json
+exit "$result"

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs all of server/tests/clients: the clients that the machine has, and grpc-js and grpc-go, which
+# this fetches and builds in a temporary folder. Prints the table of docs/compatibility.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server curl:curl jq:jq node:nodejs npm:npm go:golang-go \
+  "import grpc:python3-grpcio" "import requests:python3-requests"
+
+drivers=server/tests/clients/drivers
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir "$folder/report"
+
+cp -r "$drivers/grpc-js" "$folder"
+(cd "$folder/grpc-js" && npm install --no-package-lock --no-audit --no-fund --loglevel=error >&2)
+(cd "$drivers/grpc-go" && go build -o "$folder/grpc-go-driver" .)
+
+result=0
+TOLLGATE_GRPC_JS="$folder/grpc-js/driver.js" TOLLGATE_GRPC_GO="$folder/grpc-go-driver" \
+  TOLLGATE_REPORT="$folder/report" \
+  cargo test --locked --package tollgate-server --test clients --no-fail-fast "$@" || result=$?
+
+# One row a scenario, one column a client.
+jq --slurp --raw-output '
+  (map(.client) | unique) as $clients
+  | (["scenario"] + $clients | "| " + join(" | ") + " |"),
+    ("|" + "---|" * (1 + ($clients | length))),
+    (group_by(.scenario)[] | . as $rows
+     | [$rows[0].scenario] + [$clients[] as $client
+         | [$rows[] | select(.client == $client).statuses] | first // "–"]
+     | "| " + join(" | ") + " |")
+' "$folder"/report/*.json
+exit "$result"

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# What takes too long for CI, to be run before an issue is resolved; 80 minutes at most if nothing
+# else is said:
+#   scripts/full.sh [OPTION…]
+#     --repeat N          times that the tests of order and time are run (20)
+#     --fuzz-seconds N    for how long the random tests draw fresh seeds (600)
+#     --soak-minutes N    for how long nodes are under load (10)
+#     --suite N           times that the whole suite is run as well (0)
+#     --busy N            busy loops that run all the while (0)
+#     --only PART…        these parts only: repeat fuzz abuse clients h2spec soak reliability suite
+#
+#   repeat        the tests whose verdict depends on what comes first or how long it takes
+#   fuzz          scripts/fuzz.sh
+#   abuse         server/tests/abuse in an optimised build, with the cases that CI leaves out
+#   clients       scripts/clients.sh: clients that others have written
+#   h2spec        scripts/h2spec.sh: conformance of both ports
+#   soak          scripts/soak.sh
+#   reliability   scripts/reliability.sh
+#   suite         cargo test --workspace
+#
+# A part that fails does not stop the others. Each writes a log to target/full/. The end is a table,
+# and the exit code is 1 if a part failed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
+parts=(repeat fuzz abuse clients h2spec soak reliability)
+known=" ${parts[*]} suite "
+
+usage() {
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+}
+
+number() { [[ ${1-} =~ ^[0-9]+$ ]] || usage; }
+
+only=()
+while [ $# -gt 0 ]; do
+  case $1 in
+  --repeat) number "${2-}" && repeat=$2 && shift 2 ;;
+  --fuzz-seconds) number "${2-}" && fuzz_seconds=$2 && shift 2 ;;
+  --soak-minutes) number "${2-}" && soak_minutes=$2 && shift 2 ;;
+  --suite) number "${2-}" && suite=$2 && shift 2 ;;
+  --busy) number "${2-}" && busy=$2 && shift 2 ;;
+  --only)
+    shift
+    while [ $# -gt 0 ] && [[ $1 != --* ]]; do
+      [[ $known == *" $1 "* ]] || usage
+      only+=("$1")
+      shift
+    done
+    [ ${#only[@]} -gt 0 ] || usage
+    ;;
+  *) usage ;;
+  esac
+done
+((suite == 0)) || parts+=(suite)
+[ ${#only[@]} = 0 ] || parts=("${only[@]}")
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl
+# haproxy is in /usr/sbin, which is not on everyone's path.
+export PATH="$PATH:/usr/sbin"
+
+out="${CARGO_TARGET_DIR:-target}/full"
+mkdir -p "$out"
+
+# --- parts -----------------------------------------------------------------------
+
+# A test binary and the names in it that are run; no name: all.
+ordered=(
+  "access_node a_changed_file_counts_at_once"
+  "corrupt servers::"
+  "overload"
+  "warnings"
+  "hostile"
+  "fairness"
+  "drain"
+  "reload"
+  "tls_server"
+  "http health ready"
+  "store_faults"
+  "outage"
+  "lease_outage"
+  "topology"
+  "connections"
+)
+
+# Fails if any of the runs did, and says how many.
+repeat() {
+  local entry name filters run failed total=0
+  for entry in "${ordered[@]}"; do
+    read -r name filters <<<"$entry"
+    failed=0
+    for run in $(seq "$repeat"); do
+      # shellcheck disable=SC2086 # several names
+      cargo test --locked --quiet -p tollgate-server --test "$name" -- $filters \
+        >"$out/run.log" 2>&1 && continue
+      failed=$((failed + 1))
+      mv "$out/run.log" "$out/repeat-$name-$run.log"
+    done
+    echo "$entry: $failed of $repeat failed"
+    total=$((total + failed))
+  done
+  ((total == 0))
+}
+
+suite() {
+  local run
+  for run in $(seq "$suite"); do
+    echo "run $run of $suite"
+    cargo test --workspace --locked --no-fail-fast || return 1
+  done
+}
+
+run_part() {
+  case $1 in
+  repeat) repeat ;;
+  fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;
+  abuse)
+    cargo test --release --locked -p tollgate-server --test abuse -- --include-ignored \
+      --nocapture --test-threads 1
+    ;;
+  clients) scripts/clients.sh ;;
+  h2spec) scripts/h2spec.sh ;;
+  soak) scripts/soak.sh "$soak_minutes" ;;
+  reliability) scripts/reliability.sh ;;
+  suite) suite ;;
+  esac
+}
+
+# --- run -------------------------------------------------------------------------
+
+loops=()
+# shellcheck disable=SC2317 # the trap calls it
+finish() { [ ${#loops[@]} = 0 ] || kill "${loops[@]}" 2>/dev/null || true; }
+trap finish EXIT
+for _ in $(seq "$busy"); do
+  while :; do :; done &
+  loops+=($!)
+done
+
+table=() failed=0 begun=$SECONDS
+for part in "${parts[@]}"; do
+  log="$out/$part.log" started=$SECONDS
+  printf '== %s, log in %s\n' "$part" "$log"
+  # Not in a condition: there `set -e` would not hold inside the part.
+  set +e
+  (
+    set -e
+    run_part "$part"
+  ) >"$log" 2>&1
+  status=$?
+  set -e
+  verdict=ok
+  if [ "$status" != 0 ]; then
+    verdict=FAILED failed=1
+    tail -n 20 "$log"
+  fi
+  printf '== %s: %s after %s s\n' "$part" "$verdict" $((SECONDS - started))
+  table+=("| $part | $verdict | $((SECONDS - started)) | $log |")
+done
+
+printf '\n| part | verdict | seconds | log |\n|---|---|---:|---|\n'
+printf '%s\n' "${table[@]}"
+printf '\n%s minutes in all\n' $(((SECONDS - begun + 59) / 60))
+exit "$failed"

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# Runs the random tests with fresh seeds, for as long as it is asked to:
+#   scripts/fuzz.sh [SECONDS]             600 unless said otherwise
+#   scripts/fuzz.sh --seed SEED [TEST…]   one round with that seed, of all tests or of those
+#
+# The tests that CI runs always draw the same cases. Here each round draws a new seed, and runs
+# every test below with it; the last round is cut short when the time is over. A test that fails is
+# told with the command that runs it again with the same cases, and its output is left in
+# target/fuzz/. Ends with 1 if any failed, and with 2 if the tests don't build.
+#
+# Keep what is found: a test adds the failing case to server/tests/corpus or server/tests/seeds
+# itself, or prints it in its smallest form, to be written down as a case of that test. Commit the
+# case with what mends it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+# The number of cases of each test in a round, so that none takes much longer than the others, and
+# the arguments of cargo that run it. The names before the colon are those for --seed.
+tests=(
+  "hostile:3000:-p tollgate-server --test hostile"
+  "replies:20000:-p tollgate-server --lib any_reply"
+  "units:20000:-p tollgate-server --lib -- config:: domain:: store::redis::keys transport::messages"
+  "limits_properties:2000:-p tollgate-server --test limits_properties"
+  "corrupt:200:-p tollgate-server --test corrupt"
+  "differential:2000:-p tollgate-server --test differential"
+  "lease_differential:500:-p tollgate-server --test lease_differential"
+  "lease_properties:300:-p tollgate-server --test lease_properties they_hold"
+  "lease_tree_model:1000:-p tollgate-server --test lease_tree_model"
+  "prefetch_model:500:-p tollgate-server --test prefetch_model"
+)
+
+usage() {
+  echo "usage: scripts/fuzz.sh [SECONDS] | --seed SEED [TEST…]" >&2
+  exit 2
+}
+
+seconds=600 seed='' only=()
+if [ "${1-}" = --seed ]; then
+  seed=${2-}
+  [[ $seed =~ ^[0-9]+$ ]] || usage
+  shift 2
+  only=("$@")
+elif [ $# -gt 0 ]; then
+  seconds=$1
+  [[ $# = 1 && $seconds =~ ^[1-9][0-9]*$ ]] || usage
+fi
+
+for name in "${only[@]}"; do
+  [[ " ${tests[*]%%:*} " == *" $name "* ]] || {
+    echo "no test is called $name; there are: ${tests[*]%%:*}" >&2
+    exit 2
+  }
+done
+
+# shellcheck source=scripts/lib-install.sh
+. scripts/lib-install.sh
+install_missing redis-server:redis-server
+
+out="${CARGO_TARGET_DIR:-target}/fuzz"
+mkdir -p "$out"
+
+printf '== building\n'
+for entry in "${tests[@]}"; do
+  # shellcheck disable=SC2086 # these are several words
+  cargo test --locked --quiet --no-run ${entry#*:*:} || exit 2
+done
+
+started=$SECONDS failures=0 runs=0
+
+# Whether the time is over. A seed that was asked for is tried whole.
+over() { [ -z "$seed" ] && ((SECONDS - started >= seconds)); }
+
+# run_one NAME CASES SEED CARGO-ARGUMENT…
+run_one() {
+  local name=$1 cases=$2 with=$3 log status=0 limit=()
+  shift 3
+  log="$out/$name-$with.log"
+  # The time that is left bounds the last test; to be cut short is no failure.
+  [ -n "$seed" ] || limit=(timeout $((seconds - (SECONDS - started) + 1)))
+  PROPTEST_RNG_SEED=$with PROPTEST_CASES=$cases \
+    "${limit[@]}" cargo test --locked --quiet "$@" >"$log" 2>&1 || status=$?
+  runs=$((runs + 1))
+  if [ "$status" = 0 ] || { [ "$status" = 124 ] && [ -z "$seed" ]; }; then
+    rm "$log"
+    return
+  fi
+  failures=$((failures + 1))
+  printf '\nFAILED: %s, output in %s; again:\n  scripts/fuzz.sh --seed %s %s\n' \
+    "$name" "$log" "$with" "$name"
+}
+
+round() {
+  local with=$1 entry name cases arguments
+  for entry in "${tests[@]}"; do
+    over && return
+    # What is behind the second colon may have colons of its own.
+    IFS=: read -r name cases arguments <<<"$entry"
+    [ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $name "* ]] || continue
+    # shellcheck disable=SC2086 # these are several words
+    run_one "$name" "$cases" "$with" $arguments
+  done
+}
+
+if [ -n "$seed" ]; then
+  round "$seed"
+else
+  printf '== %s seconds\n' "$seconds"
+  until over; do
+    round "$(od -An -N6 -tu8 /dev/urandom | tr -d ' ')"
+  done
+fi
+printf '== %s runs of tests in %s seconds, %s failed\n' "$runs" $((SECONDS - started)) "$failures"
+((failures == 0))

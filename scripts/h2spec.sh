@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Runs h2spec against both ports of a node of its own, plaintext and over TLS. Fails if any test fails that
+# docs/compatibility.md does not explain. Needs Go, openssl and a built node (cargo build): scripts/h2spec.sh
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=v2.2.1
+target="${CARGO_TARGET_DIR:-$PWD/target}"
+h2spec="$target/h2spec/h2spec"
+node="${TOLLGATE:-$target/debug/tollgate}"
+
+# Some of these fail now and then only. What may fail on each port: the section of h2spec and the number of the test in it.
+declare -A explained=(
+  [grpc]="generic/2/2 generic/2/3 http2/3.5/2 http2/5.1.2/1 http2/8.1/1 http2/8.1.2.6/1 http2/8.1.2.6/2"
+  [http]="http2/3.5/2 http2/8.1/1 http2/8.1.2.6/1 http2/8.1.2.6/2"
+)
+
+[ -x "$h2spec" ] || GOBIN="$target/h2spec" go install "github.com/summerwind/h2spec/cmd/h2spec@$version"
+
+work=$(mktemp -d)
+pid=
+trap '[ -z "$pid" ] || kill "$pid" 2>/dev/null; rm -rf "$work"' EXIT
+
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 1 -subj /CN=localhost \
+  -keyout "$work/key.pem" -out "$work/cert.pem" 2>/dev/null
+cat >"$work/limits.yaml" <<'LIMITS'
+namespaces:
+  ns:
+    buckets:
+      b: { size: 1000, fill_rate: 1000 }
+LIMITS
+
+# The port that the node says it serves.
+port() { sed -n "s/.*\"$1\":\"127\.0\.0\.1:\([0-9]*\)\".*\"message\":\"serving\".*/\1/p; s/.*\"message\":\"serving\".*\"$1\":\"127\.0\.0\.1:\([0-9]*\)\".*/\1/p" "$work/log" | head -1; }
+
+start() {
+  "$node" serve --limits "$work/limits.yaml" --grpc-listen 127.0.0.1:0 --http-listen 127.0.0.1:0 \
+    --log-format json "$@" 2>"$work/log" &
+  pid=$!
+  for _ in $(seq 200); do
+    [ -n "$(port grpc)" ] && return
+    sleep 0.1
+  done
+  echo "the node does not start:" >&2
+  cat "$work/log" >&2
+  exit 1
+}
+
+# The tests that failed, one a line, from h2spec's report in JUnit's format.
+failed() {
+  python3 - "$1" <<'PYTHON'
+import sys
+import xml.etree.ElementTree as tree
+
+for suite in tree.parse(sys.argv[1]).getroot().iter("testsuite"):
+    for number, case in enumerate(suite.iter("testcase"), 1):
+        if case.find("failure") is not None or case.find("error") is not None:
+            print(f"{suite.get('package') or suite.get('id')}/{number} {case.get('classname')}")
+PYTHON
+}
+
+bad=0
+check() {
+  local name=$1 report="$work/report.xml" test title
+  shift
+  "$h2spec" -h 127.0.0.1 -p "$(port "$name")" -o 3 -j "$report" "$@" >"$work/out" 2>&1 || true
+  tail -1 "$work/out"
+  while read -r test title; do
+    if [[ " ${explained[$name]} " == *" $test "* ]]; then
+      echo "  explained: $test $title"
+    else
+      echo "  FAILED: $test $title"
+      bad=1
+    fi
+  done < <(failed "$report")
+}
+
+for how in plaintext TLS; do
+  if [ "$how" = TLS ]; then
+    start --tls-cert-file "$work/cert.pem" --tls-key-file "$work/key.pem"
+    tls=(-t -k)
+  else
+    start
+    tls=()
+  fi
+  for name in grpc http; do
+    echo "== $name, $how"
+    check "$name" -P /healthz "${tls[@]}"
+  done
+  kill "$pid"
+  wait "$pid" || true
+  pid=
+done
+exit "$bad"

@@ -1,0 +1,153 @@
+//! Counters and gauges, by name and labels. Apart from the exporter's own registry, which has no
+//! way to remove a series: what a limits file no longer defines must leave `/metrics`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use metrics::{Counter, Gauge, Key};
+use metrics_exporter_prometheus::LabelSet;
+use metrics_exporter_prometheus::formatting::{
+    write_help_line, write_metric_line, write_type_line,
+};
+use metrics_util::registry::{AtomicStorage, Registry};
+
+use super::label_value;
+
+/// All counters and gauges of a node.
+pub(super) struct Series(Registry<Key, AtomicStorage>);
+
+impl Series {
+    pub(super) fn new() -> Self {
+        Self(Registry::atomic())
+    }
+
+    pub(super) fn counter(&self, key: &Key) -> Counter {
+        self.0.get_or_create_counter(key, |counter| Counter::from_arc(Arc::clone(counter)))
+    }
+
+    pub(super) fn gauge(&self, key: &Key) -> Gauge {
+        self.0.get_or_create_gauge(key, |gauge| Gauge::from_arc(Arc::clone(gauge)))
+    }
+
+    pub(super) fn retain(&self, defined: &Defined) {
+        self.0.retain_counters(|key, _| defined.covers(key));
+        self.0.retain_gauges(|key, _| defined.covers(key));
+    }
+
+    /// Appends all series in Prometheus' text format, one family after the other.
+    pub(super) fn render(&self, text: &mut String, help: impl Fn(&str) -> &'static str) {
+        let mut counters: BTreeMap<String, Vec<(Key, u64)>> = BTreeMap::new();
+        self.0.visit_counters(|key, value| {
+            let value = value.load(Ordering::Acquire);
+            counters.entry(key.name().to_owned()).or_default().push((key.clone(), value));
+        });
+        families(text, "counter", counters, &help);
+        let mut gauges: BTreeMap<String, Vec<(Key, f64)>> = BTreeMap::new();
+        self.0.visit_gauges(|key, value| {
+            let value = f64::from_bits(value.load(Ordering::Acquire));
+            gauges.entry(key.name().to_owned()).or_default().push((key.clone(), value));
+        });
+        families(text, "gauge", gauges, &help);
+    }
+}
+
+fn families<V: std::fmt::Display>(
+    text: &mut String,
+    kind: &str,
+    families: BTreeMap<String, Vec<(Key, V)>>,
+    help: &impl Fn(&str) -> &'static str,
+) {
+    for (name, series) in families {
+        write_help_line(text, &name, None, None, help(&name));
+        write_type_line(text, &name, None, None, kind);
+        for (key, value) in series {
+            let labels = LabelSet::from_key_and_global(&key, &Default::default());
+            write_metric_line::<&str, V>(text, &name, None, &labels, None, value, None);
+        }
+        text.push('\n');
+    }
+}
+
+/// What the limits in use define, by the labels of its series.
+#[derive(Default)]
+pub struct Defined {
+    /// Namespace and bucket.
+    buckets: HashSet<[String; 2]>,
+    /// Namespaces with a dynamic bucket template.
+    dynamic: HashSet<String>,
+    /// Glob and algorithm.
+    templates: HashSet<[String; 2]>,
+}
+
+impl Defined {
+    /// Adds a bucket. `dynamic`: it is its namespace's template.
+    pub fn bucket(&mut self, namespace: &str, bucket: &str, dynamic: bool) {
+        self.buckets.insert([namespace, bucket].map(label_value));
+        if dynamic {
+            self.dynamic.insert(label_value(namespace));
+        }
+    }
+
+    /// Adds a resource template.
+    pub fn template(&mut self, glob: &str, algorithm: &str) {
+        self.templates.insert([glob, algorithm].map(label_value));
+    }
+
+    /// Whether a series belongs to one of them, or to none of any limits file.
+    fn covers(&self, key: &Key) -> bool {
+        let label = |name| {
+            key.labels().find(|label| label.key() == name).map(|label| label.value().to_owned())
+        };
+        // Requests that no definition decides are counted under empty names.
+        let among = |defined: &HashSet<[String; 2]>, pair: [String; 2]| {
+            pair.iter().all(String::is_empty) || defined.contains(&pair)
+        };
+        match (label("namespace"), label("bucket"), label("template"), label("algorithm")) {
+            (Some(namespace), Some(bucket), ..) => among(&self.buckets, [namespace, bucket]),
+            (Some(namespace), ..) => self.dynamic.contains(&namespace),
+            (_, _, Some(glob), Some(algorithm)) => among(&self.templates, [glob, algorithm]),
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{BucketMetrics, CapacityMetrics, Ending, Metrics};
+    use super::*;
+
+    #[test]
+    fn series_of_what_is_defined_no_more_are_removed() {
+        let metrics = Metrics::new();
+        let bucket = |name, dynamic| BucketMetrics::new(&metrics, r"a\b", name, dynamic);
+        let (kept, gone) = (bucket("kept", false), bucket("gone", true));
+        let nowhere = BucketMetrics::new(&metrics, "", "", false);
+        for counts in [&kept, &gone, &nowhere] {
+            counts.count(Ending::Granted, 3);
+        }
+        let _unmatched = CapacityMetrics::unmatched(&metrics, false);
+        let _templates = ["FAIR_SHARE", "STATIC"].map(|a| CapacityMetrics::new(&metrics, "*", a));
+        let text = metrics.render();
+        let lines = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();
+        assert!(lines(&text, "gone") > 8 && lines(&text, "STATIC") == 12, "{text}");
+        let dynamic = "tollgate_dynamic_buckets{";
+        assert_eq!(lines(&text, dynamic), 1);
+
+        let mut defined = Defined::default();
+        defined.bucket(r"a\b", "kept", false);
+        defined.template("*", "FAIR_SHARE");
+        metrics.forget_all_but(&defined);
+        kept.count(Ending::Granted, 1);
+        let after = metrics.render();
+        for what in ["gone", "STATIC", dynamic] {
+            assert_eq!(lines(&after, what), 0, "{what}: {after}");
+        }
+        let series = r#"{namespace="a\\b",bucket="kept",outcome="granted"} 2"#;
+        assert_eq!(lines(&after, series), 1, "{after}");
+        for what in [r#"namespace="",bucket="""#, "tollgate_lease_unmatched_total", "FAIR_SHARE"] {
+            assert_eq!(lines(&after, what), lines(&text, what), "{what}");
+        }
+        assert_eq!(lines(&after, "# TYPE tollgate_decisions_total counter"), 1);
+    }
+}

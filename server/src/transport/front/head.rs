@@ -1,0 +1,192 @@
+//! What the headers of a gRPC call say, before anything of its message is read.
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue};
+use tonic::Status;
+use tonic::metadata::{Ascii, MetadataValue};
+
+use super::super::connection::HEADERS;
+
+/// Bytes that HTTP/2 adds to the length of a header (RFC 9113, 6.5.2).
+const HEADER_OVERHEAD: usize = 32;
+
+/// The compressions of requests that a node reads.
+const ENCODINGS: &str = "identity,gzip";
+
+/// The most characters of a path that a status repeats.
+const SHOWN: usize = 100;
+
+/// What a call goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Allow,
+    /// One of `doorman.Capacity` that needs the right to lease.
+    Lease(&'static str),
+    Discovery,
+    Check,
+    Watch,
+    Reflection,
+}
+
+pub(super) const ALLOW: &str = "/quotaservice.QuotaService/Allow";
+pub(super) const HEALTH: &str = "/grpc.health.v1.Health/";
+pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
+pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
+pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+
+/// The messages of this version are those of `v1`.
+const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
+
+const METHODS: [(&str, Method); 9] = [
+    (ALLOW, Method::Allow),
+    ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
+    ("/doorman.Capacity/GetServerCapacity", Method::Lease("/doorman.Capacity/GetServerCapacity")),
+    ("/doorman.Capacity/ReleaseCapacity", Method::Lease("/doorman.Capacity/ReleaseCapacity")),
+    (DISCOVERY, Method::Discovery),
+    (CHECK, Method::Check),
+    (WATCH, Method::Watch),
+    (REFLECTION, Method::Reflection),
+    (REFLECTION_ALPHA, Method::Reflection),
+];
+
+const DISCOVERY: &str = "/doorman.Capacity/Discovery";
+
+impl Method {
+    /// The method at a path.
+    pub(super) fn at(path: &str) -> Result<Self, Status> {
+        let found = METHODS.iter().find(|(known, _)| *known == path);
+        found.map(|(_, method)| *method).ok_or_else(|| {
+            let shown: String = path.chars().take(SHOWN).collect();
+            Status::unimplemented(format!("unknown method {shown}"))
+        })
+    }
+
+    /// Where tonic's router has it.
+    pub(super) fn path(self) -> &'static str {
+        match self {
+            Self::Allow => ALLOW,
+            Self::Lease(path) => path,
+            Self::Discovery => DISCOVERY,
+            Self::Check => CHECK,
+            Self::Watch => WATCH,
+            Self::Reflection => REFLECTION,
+        }
+    }
+
+    /// Whether requests are counted as load. Whoever looks after a node is answered even by one
+    /// that turns everything else away.
+    pub(super) fn is_counted(self) -> bool {
+        matches!(self, Self::Allow | Self::Lease(_) | Self::Discovery)
+    }
+}
+
+/// What a call's headers say of its deadline and its message.
+pub(super) struct Head {
+    /// From the headers to the answer; `None`: the caller sets no deadline.
+    pub(super) limit: Option<Duration>,
+    /// The message may be compressed.
+    pub(super) gzip: bool,
+}
+
+impl Head {
+    /// Reads them. A status if the call can't be served.
+    pub(super) fn read(headers: &HeaderMap) -> Result<Self, Status> {
+        let length = headers.iter().fold(0, |length, (name, value)| {
+            length + name.as_str().len() + value.len() + HEADER_OVERHEAD
+        });
+        if length > HEADERS as usize {
+            let text = format!("the metadata has {length} bytes: {HEADERS} are the most");
+            return Err(Status::resource_exhausted(text));
+        }
+        let limit = headers.get("grpc-timeout").map(timeout).transpose()?;
+        let gzip = match headers.get("grpc-encoding").map(HeaderValue::as_bytes) {
+            None | Some(b"identity") => false,
+            Some(b"gzip") => true,
+            Some(_) => return Err(unknown_encoding()),
+        };
+        Ok(Self { limit, gzip })
+    }
+}
+
+fn unknown_encoding() -> Status {
+    let text = "requests may be compressed with gzip, or not at all: choose one of these as the \
+                client's compression";
+    let mut status = Status::unimplemented(text);
+    let encodings = MetadataValue::<Ascii>::from_static(ENCODINGS);
+    status.metadata_mut().insert("grpc-accept-encoding", encodings);
+    status
+}
+
+/// The time of a `grpc-timeout`: 8 digits at most, and a unit.
+pub(super) fn timeout(value: &HeaderValue) -> Result<Duration, Status> {
+    let malformed =
+        || Status::internal("grpc-timeout is malformed: 1 to 8 digits and one of H, M, S, m, u, n");
+    let (unit, digits) = value.as_bytes().split_last().ok_or_else(malformed)?;
+    if !(1..=8).contains(&digits.len()) || !digits.iter().all(u8::is_ascii_digit) {
+        return Err(malformed());
+    }
+    let count = digits.iter().fold(0, |count, digit| count * 10 + u64::from(digit - b'0'));
+    Ok(match unit {
+        b'H' => Duration::from_secs(count * 3600),
+        b'M' => Duration::from_secs(count * 60),
+        b'S' => Duration::from_secs(count),
+        b'm' => Duration::from_millis(count),
+        b'u' => Duration::from_micros(count),
+        b'n' => Duration::from_nanos(count),
+        _ => return Err(malformed()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(name: &'static str, value: &str) -> Result<Head, Status> {
+        let mut headers = HeaderMap::new();
+        headers.insert(name, value.parse().expect("a header"));
+        Head::read(&headers)
+    }
+
+    #[test]
+    fn timeouts_as_grpc_writes_them() {
+        let read = |text| head("grpc-timeout", text).expect("well-formed").limit;
+        assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
+        assert_eq!(read("3M"), Some(Duration::from_secs(180)));
+        assert_eq!(read("4S"), Some(Duration::from_secs(4)));
+        assert_eq!(read("50m"), Some(Duration::from_millis(50)));
+        assert_eq!(read("99999999u"), Some(Duration::from_micros(99_999_999)));
+        assert_eq!(read("0n"), Some(Duration::ZERO));
+        for wrong in ["", "S", "5", "5x", "abc", "-1S", "123456789S", "1.5S", "+5S"] {
+            let status = head("grpc-timeout", wrong).err().expect(wrong);
+            assert_eq!(status.code(), tonic::Code::Internal, "{wrong}");
+        }
+        assert_eq!(Head::read(&HeaderMap::new()).expect("nothing").limit, None);
+    }
+
+    #[test]
+    fn other_compressions_are_refused_with_what_to_use() {
+        assert!(head("grpc-encoding", "gzip").expect("known").gzip);
+        assert!(!head("grpc-encoding", "identity").expect("known").gzip);
+        let status = head("grpc-encoding", "deflate").err().expect("unknown");
+        assert_eq!(status.code(), tonic::Code::Unimplemented);
+        assert_eq!(status.metadata().get("grpc-accept-encoding").expect("it is"), ENCODINGS);
+    }
+
+    #[test]
+    fn too_much_metadata_is_refused_with_a_text() {
+        let most = HEADERS as usize - HEADER_OVERHEAD - "x".len();
+        assert!(head("x", &"y".repeat(most)).is_ok());
+        let status = head("x", &"y".repeat(most + 1)).err().expect("too long");
+        assert_eq!(status.code(), tonic::Code::ResourceExhausted);
+    }
+
+    #[test]
+    fn an_unknown_method_is_named() {
+        assert!(METHODS.iter().all(|(path, method)| Method::at(path).ok() == Some(*method)));
+        let status = Method::at("/a.B/C").expect_err("unknown");
+        assert_eq!(status.message(), "unknown method /a.B/C");
+        let status = Method::at(&"é".repeat(2 * SHOWN)).expect_err("unknown");
+        assert_eq!(status.message(), format!("unknown method {}", "é".repeat(SHOWN)));
+    }
+}

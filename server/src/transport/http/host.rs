@@ -1,0 +1,227 @@
+//! Which host names the HTTP port answers to, and which web pages may send it requests.
+//!
+//! A browser lets any page send a simple POST to any address, a node on localhost included, and
+//! names the page's site in `Origin` and `Sec-Fetch-Site`. DNS rebinding gets around that: the
+//! page's own name then resolves to the node's address, so page and node have the same origin.
+//! The name in `Host` is still the page's.
+
+use std::net::IpAddr;
+
+use http::header::{HOST, ORIGIN};
+use http::{HeaderMap, Request, Version};
+
+/// The ports that a URL need not mention, by scheme.
+const DEFAULT_PORTS: [(&str, u16); 2] = [("http", 80), ("https", 443)];
+
+/// The host names that requests may be addressed to.
+#[derive(Clone, Debug, Default)]
+pub struct Hosts {
+    /// `None`: any name.
+    names: Option<Vec<String>>,
+}
+
+impl Hosts {
+    /// The host of `advertise` (`HOST:PORT`) and those in `more`. Any other name passes as well if
+    /// `more` is empty and the node is reachable from outside (`on_loopback` is false).
+    pub fn new(on_loopback: bool, advertise: &str, more: &[String]) -> Self {
+        if more.is_empty() && !on_loopback {
+            return Self::default();
+        }
+        let names = more.iter().map(String::as_str).chain([advertise]);
+        Self { names: Some(names.map(|name| split(name).0.to_ascii_lowercase()).collect()) }
+    }
+
+    /// Whether a request with this `Host` or `:authority` is answered. IP addresses and loopback
+    /// names always are: no one else can make them resolve to this node.
+    pub fn allow(&self, authority: &str) -> bool {
+        let Some(names) = &self.names else { return true };
+        let (host, _) = split(authority);
+        host.is_empty()
+            || host.parse::<IpAddr>().is_ok()
+            || is_loopback_name(host)
+            || names.iter().any(|name| name.eq_ignore_ascii_case(host))
+    }
+}
+
+/// The authority that a request is addressed to. `Err`: HTTP/1.1 without exactly one `Host`.
+pub(super) fn authority<B>(request: &Request<B>) -> Result<&str, &'static str> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let (first, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return Err("the request has more than one Host header");
+    }
+    if first.is_none() && request.version() == Version::HTTP_11 {
+        return Err("the request has no Host header, which HTTP/1.1 needs");
+    }
+    // An absolute URI, and `:authority` of HTTP/2, count before `Host` (RFC 9112, 3.2.2).
+    if let Some(authority) = request.uri().authority() {
+        return Ok(authority.as_str());
+    }
+    match first {
+        None => Ok(""),
+        Some(host) => host.to_str().map_err(|_| "the Host header is not ASCII"),
+    }
+}
+
+/// Whether a browser sent the request for a page of another site than `authority`.
+pub(super) fn is_foreign(headers: &HeaderMap, authority: &str) -> bool {
+    let other_site =
+        |value: &http::HeaderValue| !matches!(value.as_bytes(), b"same-origin" | b"none");
+    let other_origin = |value: &http::HeaderValue| {
+        !value.to_str().is_ok_and(|origin| is_origin_of(origin, authority))
+    };
+    headers.get_all("sec-fetch-site").iter().any(other_site)
+        || headers.get_all(ORIGIN).iter().any(other_origin)
+}
+
+/// Whether host and port are the same. The scheme may differ: a proxy may end TLS.
+fn is_origin_of(origin: &str, authority: &str) -> bool {
+    let Some((scheme, rest)) = origin.split_once("://") else { return false };
+    let default = DEFAULT_PORTS.iter().find(|(name, _)| scheme.eq_ignore_ascii_case(name));
+    let Some(&(_, default)) = default else { return false };
+    let ((host, port), (own_host, own_port)) = (split(rest), split(authority));
+    !host.is_empty()
+        && host.eq_ignore_ascii_case(own_host)
+        && number(port, default).is_some_and(|port| number(own_port, default) == Some(port))
+}
+
+/// The port that a text names. `None`: it names none that exists.
+fn number(port: Option<&str>, default: u16) -> Option<u16> {
+    port.map_or(Some(default), |port| port.parse().ok())
+}
+
+/// `localhost` and the names below it, which browsers resolve without asking anyone.
+fn is_loopback_name(host: &str) -> bool {
+    let last = host.rsplit('.').next().unwrap_or_default();
+    last.eq_ignore_ascii_case("localhost")
+}
+
+/// Host and port of `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`, without brackets and without
+/// the final dot of an absolute name.
+fn split(authority: &str) -> (&str, Option<&str>) {
+    if authority.parse::<IpAddr>().is_ok() {
+        return (authority, None);
+    }
+    let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, rest)) => (host, rest.strip_prefix(':')),
+        None => match authority.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (authority, None),
+        },
+    };
+    (host.strip_suffix('.').unwrap_or(host), port.filter(|port| !port.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_are_answered_to() {
+        let on_loopback = Hosts::new(true, "Quota.Example.:10990", &[]);
+        let from_outside = Hosts::new(false, "quota.example:10990", &[]);
+        let named = Hosts::new(false, "quota.example:10990", &["Status.Example".to_owned()]);
+        // Whether each of the three answers.
+        for (authority, expected) in [
+            ("127.0.0.1", [true; 3]),
+            ("127.0.0.1:10991", [true; 3]),
+            ("10.0.0.1:10991", [true; 3]),
+            ("[::1]", [true; 3]),
+            ("[::1]:10991", [true; 3]),
+            ("::1", [true; 3]),
+            ("[2001:db8::1]:80", [true; 3]),
+            ("localhost", [true; 3]),
+            ("LocalHost:10991", [true; 3]),
+            ("localhost.:10991", [true; 3]),
+            ("app.localhost:10991", [true; 3]),
+            ("", [true; 3]),
+            ("quota.example", [true; 3]),
+            ("QUOTA.example.:10991", [true; 3]),
+            ("status.example", [false, true, true]),
+            ("STATUS.EXAMPLE.:1", [false, true, true]),
+            ("attacker.example", [false, true, false]),
+            ("attacker.example:10991", [false, true, false]),
+            ("localhost.attacker.example", [false, true, false]),
+            ("notlocalhost", [false, true, false]),
+            ("127.0.0.1.attacker.example", [false, true, false]),
+            ("[attacker.example]:10991", [false, true, false]),
+            ("x.quota.example", [false, true, false]),
+        ] {
+            let hosts = [&on_loopback, &from_outside, &named];
+            assert_eq!(hosts.map(|hosts| hosts.allow(authority)), expected, "{authority:?}");
+        }
+    }
+
+    #[test]
+    fn pages_that_may_send_requests() {
+        // `Origin` and `Sec-Fetch-Site`, `Host`, whether that is foreign.
+        for (origin, site, host, expected) in [
+            (None, None, "node:10991", false),
+            (None, Some("none"), "node:10991", false),
+            (None, Some("same-origin"), "node:10991", false),
+            (None, Some("same-site"), "node:10991", true),
+            (None, Some("cross-site"), "node:10991", true),
+            (None, Some("Same-Origin"), "node:10991", true),
+            (Some("http://node:10991"), None, "node:10991", false),
+            (Some("http://NODE:10991"), None, "node.:10991", false),
+            (Some("https://node:10991"), None, "node:10991", false),
+            (Some("http://node:10991"), Some("cross-site"), "node:10991", true),
+            (Some("http://other"), Some("same-origin"), "node", true),
+            (Some("http://node:10992"), None, "node:10991", true),
+            (Some("http://node"), None, "node:10991", true),
+            (Some("http://node:10991"), None, "node", true),
+            (Some("https://node"), None, "node", false),
+            (Some("https://node"), None, "node:443", false),
+            (Some("https://node"), None, "node:80", true),
+            (Some("http://node:80"), None, "node", false),
+            (Some("http://[::1]:10991"), None, "[::1]:10991", false),
+            (Some("http://[::1]:10991"), None, "[::2]:10991", true),
+            (Some("http://127.0.0.1:10991"), None, "localhost:10991", true),
+            (Some("null"), None, "node:10991", true),
+            (Some("file://"), None, "node:10991", true),
+            (Some("chrome-extension://node"), None, "node", true),
+            (Some(""), None, "", true),
+            (Some("http://"), None, "", true),
+            (Some("http://node:99999"), None, "node:99999", true),
+        ] {
+            let mut headers = HeaderMap::new();
+            for (name, value) in [("origin", origin), ("sec-fetch-site", site)] {
+                if let Some(value) = value {
+                    headers.insert(name, value.parse().expect("a header"));
+                }
+            }
+            assert_eq!(is_foreign(&headers, host), expected, "{origin:?} {site:?} {host}");
+        }
+        let mut two = HeaderMap::new();
+        for origin in ["http://node", "http://other"] {
+            two.append("origin", origin.parse().expect("a header"));
+        }
+        assert!(is_foreign(&two, "node"), "of two, the worse one counts");
+    }
+
+    #[test]
+    fn a_request_is_addressed_once() {
+        let addressed = |version, uri: &str, hosts: &[&str]| {
+            let mut request = Request::builder().version(version).uri(uri);
+            for host in hosts {
+                request = request.header(HOST, *host);
+            }
+            authority(&request.body(()).expect("a request")).map(str::to_owned)
+        };
+        let ok = |text: &str| Ok(text.to_owned());
+        assert_eq!(addressed(Version::HTTP_11, "/", &["a:1"]), ok("a:1"));
+        assert_eq!(addressed(Version::HTTP_11, "/", &[""]), ok(""));
+        assert_eq!(addressed(Version::HTTP_11, "http://b/", &["a"]), ok("b"));
+        assert_eq!(addressed(Version::HTTP_10, "/", &[]), ok(""));
+        assert_eq!(addressed(Version::HTTP_2, "http://b/", &[]), ok("b"));
+        for (version, uri, hosts) in [
+            (Version::HTTP_11, "/", &[][..]),
+            (Version::HTTP_11, "http://b/", &[]),
+            (Version::HTTP_11, "/", &["a", "a"]),
+            (Version::HTTP_10, "/", &["a", "b"]),
+            (Version::HTTP_2, "http://b/", &["a", "b"]),
+        ] {
+            assert!(addressed(version, uri, hosts).is_err(), "{version:?} {uri} {hosts:?}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a gRPC connection sends, before h2 reads it.
+//!
+//! h2 resets every request whose `:authority` is not a host and a port, and has no setting for
+//! that. Clients send others: a list of addresses, a path, escaped characters. Other gRPC servers
+//! take any text. Nobody reads the authority on this port, so [`Inbound`] leaves such a value out
+//! of the header block before h2 sees it. Everything else goes on unchanged.
+//!
+//! It also tells when a client resets a stream: see [`Resets`].
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+mod block;
+mod frames;
+mod huffman;
+
+use frames::{Frames, TablesDiffer};
+
+/// Whether a RST_STREAM was read of late. Clones are the same.
+#[derive(Clone, Default)]
+pub(super) struct Resets(Arc<AtomicBool>);
+
+impl Resets {
+    fn seen(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    /// Forgets those that were read until now.
+    pub(super) fn forget(&self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+
+    /// There was one since.
+    pub(super) fn any(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A connection whose header blocks h2 takes.
+pub(super) struct Inbound<S> {
+    inner: S,
+    frames: Frames,
+    resets: Resets,
+    /// Bytes that were read, but are not handed on yet: a header block of which more is to come,
+    /// or what there was no room for.
+    held: Vec<u8>,
+    /// How many of these can be handed on.
+    ready: usize,
+}
+
+impl<S> Inbound<S> {
+    /// `inner` is at its first byte. `resets` is told of each RST_STREAM.
+    pub(super) fn new(inner: S, resets: Resets) -> Self {
+        Self { inner, frames: Frames::default(), resets, held: Vec::new(), ready: 0 }
+    }
+
+    /// Hands on what there is room for.
+    fn hand_on(&mut self, buffer: &mut ReadBuf<'_>) {
+        let length = self.ready.min(buffer.remaining());
+        buffer.put_slice(&self.held[..length]);
+        self.held.drain(..length);
+        self.ready -= length;
+        if self.held.is_empty() {
+            // Most connections never need it again.
+            self.held = Vec::new();
+        }
+    }
+
+    /// Takes what was just read into `buffer` after the first `before` bytes, and leaves there what
+    /// can be handed on.
+    fn take(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> Result<(), TablesDiffer> {
+        let read = &mut buffer.filled_mut()[before..];
+        if self.held.is_empty() {
+            let checked = self.frames.check(read, &self.resets)?;
+            self.held.extend_from_slice(&read[checked.rest..]);
+            buffer.set_filled(before + checked.ready);
+        } else {
+            self.held.extend_from_slice(read);
+            buffer.set_filled(before);
+            let checked = self.frames.check(&mut self.held, &self.resets)?;
+            self.held.drain(checked.ready..checked.rest);
+            self.ready = checked.ready;
+            self.hand_on(buffer);
+        }
+        Ok(())
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        if self.ready > 0 {
+            self.hand_on(buffer);
+            return Poll::Ready(Ok(()));
+        }
+        loop {
+            ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
+            if buffer.filled().len() == before {
+                // The end, also of a block that is not whole.
+                return Poll::Ready(Ok(()));
+            }
+            self.take(buffer, before)
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            // Nothing at all would be the end.
+            if buffer.filled().len() > before {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Inbound<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests;

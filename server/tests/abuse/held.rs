@@ -1,0 +1,236 @@
+//! Streams that are opened and never end: what they may make a node keep, and that they take
+//! nobody's place.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tempfile::TempDir;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+
+use super::leases::ask_for_ever;
+use super::measure::{Field, duration, hold_out};
+use super::support::Redis;
+use super::support::callers::{token, with};
+use super::support::faults::{Fault, Network};
+use super::support::wire::request;
+
+/// Streams that a connection holds.
+const STREAMS: usize = 200;
+
+/// What is sent on each stream.
+#[derive(Clone)]
+struct Held {
+    target: SocketAddr,
+    connections: usize,
+    path: &'static str,
+    content_type: &'static str,
+    body: Bytes,
+    /// A page is asked for, and nothing sent.
+    whole: bool,
+    /// Of the answers; 0: they are never taken.
+    window: u32,
+}
+
+impl Held {
+    fn grpc(target: SocketAddr, connections: usize, path: &'static str, body: Bytes) -> Self {
+        let content_type = "application/grpc";
+        Self { target, connections, path, content_type, body, whole: false, window: 65_535 }
+    }
+
+    /// Opens them all, and holds them until told to stop. h2 answers the node's pings.
+    fn hold(&self, stop: &AtomicBool) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let all: Vec<_> = (0..self.connections)
+                .map(|_| {
+                    let this = self.clone();
+                    tokio::spawn(async move { this.connection().await })
+                })
+                .collect();
+            while !stop.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            all.iter().for_each(tokio::task::JoinHandle::abort);
+        });
+    }
+
+    /// One connection, made again when the node ends it.
+    async fn connection(&self) {
+        loop {
+            // The node may end it at any moment.
+            let _ = self.streams().await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    async fn streams(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let stream = tokio::net::TcpStream::connect(self.target).await?;
+        let mut builder = h2::client::Builder::new();
+        let handshake = builder.initial_window_size(self.window).handshake::<_, Bytes>(stream);
+        let (mut sender, connection) = handshake.await?;
+        let connection = tokio::spawn(connection);
+        let mut held = Vec::new();
+        for _ in 0..STREAMS {
+            sender = sender.ready().await?;
+            let request = http::Request::builder()
+                .method(if self.whole { http::Method::GET } else { http::Method::POST })
+                .uri(format!("http://node{}", self.path))
+                .header("content-type", self.content_type)
+                .body(())?;
+            let (answer, mut body) = sender.send_request(request, self.whole)?;
+            // Empty frames would be an attack of their own.
+            if !self.body.is_empty() {
+                body.send_data(self.body.clone(), false)?;
+            }
+            held.push((answer, body));
+        }
+        connection.await??;
+        Ok(())
+    }
+}
+
+/// A message of that length, without its last byte.
+fn unfinished(length: u32) -> Bytes {
+    let mut bytes = vec![0];
+    bytes.extend(length.to_be_bytes());
+    bytes.resize(5 + length as usize - 1, 0);
+    bytes.into()
+}
+
+#[test]
+fn health_without_its_last_byte() {
+    if duration().is_none() {
+        return;
+    }
+    let access = Access::new();
+    let field = Field::embedded(&["--access", &access.path()]).with_token(&access.quiet);
+    let (grpc, path) = (field.node.grpc, "/grpc.health.v1.Health/Check");
+    let held = Held::grpc(grpc, 20, path, unfinished(130_000));
+    hold_out("health without its last byte", &field, 20, 1, move |_, stop| held.hold(stop));
+}
+
+/// An access file that knows the honest callers and an abuser, and their tokens.
+struct Access {
+    folder: TempDir,
+    quiet: String,
+    abuser: String,
+}
+
+impl Access {
+    fn new() -> Self {
+        let ((quiet, quiet_hash), (abuser, abuser_hash)) = (token(), token());
+        let access = Self { folder: TempDir::new().unwrap(), quiet, abuser };
+        let text = format!(
+            "callers:
+  - {{ name: quiet, token_sha256: [{quiet_hash}], namespaces: ['quiet'] }}
+  - {{ name: abuser, token_sha256: [{abuser_hash}], namespaces: ['flood'] }}
+"
+        );
+        std::fs::write(access.path(), text).unwrap();
+        access
+    }
+
+    fn path(&self) -> String {
+        self.folder.path().join("access.yaml").to_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn bodies_without_their_last_byte() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&[]);
+    let held = Held {
+        content_type: "application/json",
+        body: Bytes::from(vec![b' '; 1_000_000]),
+        ..Held::grpc(field.node.http, 4, "/v1/allow", Bytes::new())
+    };
+    hold_out("bodies of 1 MB", &field, 4, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn lease_requests_without_their_last_byte() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&[]);
+    let path = "/doorman.Capacity/GetCapacity";
+    let held = Held::grpc(field.node.grpc, 4, path, unfinished(1 << 20));
+    hold_out("lease requests of 1 MiB", &field, 4, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn allow_requests_of_4_mb() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&[]);
+    let path = "/quotaservice.QuotaService/Allow";
+    let held = Held::grpc(field.node.grpc, 20, path, unfinished(4_000_000));
+    hold_out("decisions of 4 MB", &field, 20, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn answers_over_http2_that_nobody_takes() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&[]);
+    let held = Held {
+        whole: true,
+        window: 0,
+        ..Held::grpc(field.node.http, 10, "/metrics", Bytes::new())
+    };
+    hold_out("answers nobody takes", &field, 10, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn streams_without_a_message() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&["--max-in-flight", "2000"]);
+    let path = "/quotaservice.QuotaService/Allow";
+    let held = Held::grpc(field.node.grpc, 12, path, Bytes::new());
+    hold_out("streams without a message", &field, 12, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn lease_streams_without_a_message() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&["--max-in-flight", "2000"]);
+    let path = "/doorman.Capacity/GetCapacity";
+    let held = Held::grpc(field.node.grpc, 12, path, Bytes::new());
+    hold_out("lease streams without a message", &field, 12, 1, move |_, stop| held.hold(stop));
+}
+
+/// A named caller with more calls under way than there are slots, on a store that takes a while.
+#[test]
+fn a_named_caller_that_wants_all_slots() {
+    if duration().is_none() {
+        return;
+    }
+    let (access, redis) = (Access::new(), Redis::start());
+    let store = Network::to(redis.port());
+    let url = store.url("127.0.0.1");
+    let args = ["--threads", "1", "--max-in-flight", "100", "--store-timeout", "1s"];
+    let rights = access.path();
+    let args = [&args[..], &["--store", &url, "--access", &rights]].concat();
+    let field = Field::embedded(&args).with_token(&access.quiet);
+    store.set(Fault::Late(Duration::from_millis(10)));
+    let (grpc, abuser) = (field.node.grpc, access.abuser.clone());
+    let ask = move |_: usize, stop: &AtomicBool| {
+        let abuser = abuser.clone();
+        ask_for_ever(grpc, 300, stop, move |channel| {
+            let asked = with(Some(&abuser), request("flood", "b", 1));
+            // It may be turned away.
+            async move { drop(QuotaServiceClient::new(channel).allow(asked).await) }
+        });
+    };
+    hold_out("a named caller with 300 calls under way", &field, 1, 1, ask);
+}

@@ -1,0 +1,179 @@
+//! Names without an end, and leases that expire together.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest};
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tonic::transport::{Channel, Endpoint};
+
+use super::measure::{Field, duration, hold_out};
+use super::support::Redis;
+use super::support::wire::{channel, request};
+
+/// Makes calls until told to stop, so many at once on one connection. What comes of them does not
+/// matter.
+pub fn ask_for_ever<F, R>(node: SocketAddr, at_once: usize, stop: &AtomicBool, ask: F)
+where
+    F: Fn(Channel) -> R + Clone + Send + 'static,
+    R: Future<Output = ()> + Send + 'static,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let endpoint = Endpoint::from_shared(format!("http://{node}")).unwrap();
+        let channel = endpoint.timeout(Duration::from_secs(20)).connect_lazy();
+        let all: Vec<_> = (0..at_once)
+            .map(|_| {
+                let (channel, ask) = (channel.clone(), ask.clone());
+                tokio::spawn(async move {
+                    loop {
+                        ask(channel.clone()).await;
+                        tokio::task::yield_now().await;
+                    }
+                })
+            })
+            .collect();
+        while !stop.load(Ordering::Relaxed) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        all.iter().for_each(tokio::task::JoinHandle::abort);
+    });
+}
+
+/// Asks for leases on that many resources.
+fn leases(client: u64, resources: impl Iterator<Item = String>) -> GetCapacityRequest {
+    let resource = resources
+        .map(|resource_id| ResourceRequest { resource_id, priority: 0, has: None, wants: 1.0 })
+        .collect();
+    GetCapacityRequest { client_id: format!("client {client}"), resource }
+}
+
+/// Leases on names that were never seen before.
+fn fresh_names(name: &str, field: &Field, at_once: usize, names: u64) {
+    let (grpc, next) = (field.node.grpc, Arc::new(AtomicU64::new(0)));
+    let attack = move |_: usize, stop: &AtomicBool| {
+        let next = Arc::clone(&next);
+        ask_for_ever(grpc, at_once, stop, move |channel| {
+            let first = next.fetch_add(names, Ordering::Relaxed);
+            async move {
+                let resources = (first..first + names).map(|number| format!("fresh/{number}"));
+                let asked = leases(0, resources);
+                // It may be refused.
+                let _ = CapacityClient::new(channel).get_capacity(asked).await;
+            }
+        });
+    };
+    hold_out(name, field, 1, 1, attack);
+}
+
+#[test]
+fn fresh_names_9900_a_request() {
+    if duration().is_some() {
+        fresh_names("9,900 fresh names a request", &Field::on_redis(), 16, 9_900);
+    }
+}
+
+#[test]
+fn fresh_names_one_a_request() {
+    if duration().is_some() {
+        fresh_names("one fresh name a request", &Field::on_redis(), 200, 1);
+    }
+}
+
+#[test]
+fn fresh_names_in_the_embedded_store() {
+    if duration().is_some() {
+        fresh_names("9,900 fresh names, embedded", &Field::embedded(&[]), 16, 9_900);
+    }
+}
+
+/// The resources whose leases last 20 s.
+fn short_leases(client: u64) -> GetCapacityRequest {
+    leases(client, (0..126).map(|number| format!("short/{number}")))
+}
+
+/// Has a thousand clients take a lease on each of those; tells how many were granted.
+fn taken(node: SocketAddr) -> usize {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let (channel, next) = (channel(node).await, Arc::new(AtomicU64::new(0)));
+        let workers: Vec<_> = (0..2)
+            .map(|_| {
+                let (mut client, next) = (CapacityClient::new(channel.clone()), Arc::clone(&next));
+                tokio::spawn(async move {
+                    let mut taken = 0;
+                    loop {
+                        let number = next.fetch_add(1, Ordering::Relaxed);
+                        if number >= 1_000 {
+                            return taken;
+                        }
+                        // Under load it may be refused.
+                        let Ok(answer) = client.get_capacity(short_leases(number)).await else {
+                            continue;
+                        };
+                        let answers = answer.into_inner().response;
+                        taken += answers.iter().filter(|one| !one.degraded()).count();
+                    }
+                })
+            })
+            .collect();
+        let mut taken = 0;
+        for worker in workers {
+            taken += worker.await.unwrap();
+        }
+        taken
+    })
+}
+
+/// 126,000 leases have expired when one request decides all 126 resources.
+#[test]
+fn leases_that_expire_together() {
+    if duration().is_none() {
+        return;
+    }
+    let redis = Redis::start();
+    let url = redis.url();
+    // Taken at another node, which waits for the store however busy the machine is.
+    let patient = Field::embedded(&["--store", &url, "--store-timeout", "20s"]);
+    let taken = taken(patient.node.grpc);
+    drop(patient);
+    println!("{taken} leases expire");
+    assert!(taken > 100_000, "{taken} leases are no attack");
+    let field = Field::embedded(&["--store", &url]);
+    let grpc = field.node.grpc;
+    std::thread::sleep(Duration::from_secs(21));
+    let attack = move |_: usize, stop: &AtomicBool| {
+        // All have expired when the first of these comes; the others find nothing left to drop.
+        ask_for_ever(grpc, 1, stop, |channel| async move {
+            // It may be refused.
+            let _ = CapacityClient::new(channel).get_capacity(short_leases(0)).await;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        });
+    };
+    hold_out("126,000 leases expire together", &field, 1, 1, attack);
+}
+
+/// Dynamic buckets that expire in the embedded store.
+#[test]
+fn buckets_that_expire() {
+    if duration().is_none() {
+        return;
+    }
+    let field = Field::embedded(&[]);
+    let (grpc, next) = (field.node.grpc, Arc::new(AtomicU64::new(0)));
+    let attack = move |_: usize, stop: &AtomicBool| {
+        let next = Arc::clone(&next);
+        ask_for_ever(grpc, 200, stop, move |channel| {
+            let bucket = format!("b{}", next.fetch_add(1, Ordering::Relaxed));
+            async move {
+                // There may be too many.
+                let _ = QuotaServiceClient::new(channel).allow(request("fresh", &bucket, 1)).await;
+            }
+        });
+    };
+    hold_out("buckets that expire", &field, 1, 1, attack);
+}

@@ -1,0 +1,252 @@
+//! How long attacks go on for the table of `docs/overload.md`, what they are held to, and the rows
+//! of that table.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rustix::process::nice;
+use serde_json::json;
+
+use super::honest::{Honest, Phase};
+use super::support::cluster::alone;
+use super::support::{LimitsFile, Node, Redis};
+
+const LIMITS: &str = "
+namespaces:
+  flood: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
+  fresh:
+    dynamic_bucket_template: { size: 10, fill_rate: 10, max_idle_millis: 2000 }
+    max_dynamic_buckets: 200000
+  quiet: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
+resources:
+  - identifier_glob: 'short/*'
+    capacity: 1000000
+    algorithm: { kind: FAIR_SHARE, lease_length: 20, refresh_interval: 5, learning_mode_duration: 0 }
+  - identifier_glob: '*'
+    capacity: 100
+    algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 }
+";
+
+/// How long callers are alone before an attack, and after it.
+const ALONE: Duration = Duration::from_secs(3);
+
+/// Below this a p99 is noise: ten times 2 ms is what a busy machine does to anybody.
+const FLOOR: Duration = Duration::from_millis(2);
+
+/// What a node may hold: what it buffers by default, …
+const BUDGET_KB: u64 = 128 << 10;
+
+/// … what it is besides, …
+const BESIDES_KB: u64 = 100 << 10;
+
+/// … and what a connection is.
+const CONNECTION_KB: u64 = 40;
+
+/// How long each attack goes on; `None`, with the reason printed: not in this run.
+pub fn duration() -> Option<Duration> {
+    let seconds = std::env::var("TOLLGATE_ABUSE_SECONDS").ok();
+    if seconds.is_none() {
+        println!("skipped: it takes a minute; scripts/full.sh sets TOLLGATE_ABUSE_SECONDS");
+    }
+    seconds.map(|seconds| Duration::from_secs(seconds.parse().unwrap()))
+}
+
+/// A node to attack.
+pub struct Field {
+    /// The node.
+    pub node: Node,
+    /// What honest callers show.
+    token: Option<String>,
+    /// What must last as long as the node.
+    _kept: Vec<Box<dyn Send>>,
+}
+
+impl Field {
+    /// On the embedded store, with further arguments.
+    pub fn embedded(args: &[&str]) -> Self {
+        let limits = LimitsFile::new(LIMITS);
+        let node = Node::start(&limits.path(), args);
+        Self { node, token: None, _kept: vec![Box::new(limits)] }
+    }
+
+    /// The same, with a token for the honest callers.
+    pub fn with_token(self, token: &str) -> Self {
+        Self { token: Some(token.to_owned()), ..self }
+    }
+
+    /// On Redis.
+    pub fn on_redis() -> Self {
+        let redis = Redis::start();
+        let mut field = Self::embedded(&["--store", &redis.url()]);
+        field._kept.push(Box::new(redis));
+        field
+    }
+}
+
+/// Attackers at work, at the lowest priority: in truth they are elsewhere.
+struct Attackers {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<Duration>>,
+}
+
+impl Attackers {
+    fn start(run: impl Fn(usize, &AtomicBool) + Send + Sync + 'static, threads: usize) -> Self {
+        let (stop, run) = (Arc::new(AtomicBool::new(false)), Arc::new(run));
+        let threads = (0..threads).map(|number| {
+            let (stop, run) = (Arc::clone(&stop), Arc::clone(&run));
+            thread::spawn(move || {
+                nice(19).unwrap();
+                run(number, &stop);
+                used()
+            })
+        });
+        Self { threads: threads.collect(), stop }
+    }
+
+    /// Ends them; tells how much of the CPUs they used.
+    fn finish(self) -> Duration {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+    }
+}
+
+/// The CPU time of this thread.
+fn used() -> Duration {
+    let used = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(used.split(' ').next().unwrap().parse().unwrap())
+}
+
+/// Uses that part of a CPU.
+fn busy(part: f64, stop: &AtomicBool) {
+    let turn = Duration::from_millis(10);
+    while !stop.load(Ordering::Relaxed) {
+        let started = Instant::now();
+        while started.elapsed() < turn.mul_f64(part) {
+            std::hint::spin_loop();
+        }
+        thread::sleep(turn.saturating_sub(started.elapsed()));
+    }
+}
+
+/// Runs an attack of so many threads, and holds the node to what the honest callers and its memory
+/// may suffer. `connections`: how many the attackers have in all.
+pub fn hold_out(
+    name: &str,
+    field: &Field,
+    connections: u64,
+    threads: usize,
+    attack: impl Fn(usize, &AtomicBool) + Send + Sync + 'static,
+) {
+    let Some(time) = duration() else { return };
+    let _alone = alone();
+    let honest = Honest::start(&field.node, field.token.as_deref());
+    // The first connections and decisions are not what is measured.
+    thread::sleep(Duration::from_millis(500));
+    let begin = Instant::now();
+    thread::sleep(ALONE);
+    let median = honest.median();
+    let attacked = Instant::now();
+    let attackers = Attackers::start(attack, threads);
+    let mut rss_kb = 0;
+    let mut watch = |until: Instant| {
+        while Instant::now() < until {
+            rss_kb = rss_kb.max(field.node.rss_kb());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    watch(attacked + time);
+    let ended = Instant::now();
+    let used = attackers.finish();
+    let after = Instant::now();
+    watch(after + ALONE);
+    // What the attack has left in sockets is worked off before the yardstick is taken.
+    let recovered = honest.recover(median);
+    println!("{name}: as before {:.1?} after the attack, or later", ALONE + recovered);
+    let part = used.as_secs_f64() / (ended - attacked).as_secs_f64() / 2.0;
+    let yardstick = Instant::now();
+    let loops = Attackers::start(move |_, stop| busy(part.min(1.0), stop), 2);
+    thread::sleep(ALONE);
+    loops.finish();
+    let done = Instant::now();
+    let samples = honest.finish();
+    let phase = |from, to| Phase::of(&samples, from, to);
+    Outcome {
+        name,
+        before: phase(begin, attacked),
+        during: phase(attacked, ended),
+        after: phase(after, after + ALONE),
+        busy: phase(yardstick, done),
+        cpu: part * 2.0,
+        rss_kb,
+        bound_kb: BUDGET_KB + BESIDES_KB + CONNECTION_KB * connections,
+    }
+    .judge();
+}
+
+/// What came of an attack.
+struct Outcome<'a> {
+    name: &'a str,
+    before: Phase,
+    during: Phase,
+    after: Phase,
+    busy: Phase,
+    /// How many CPUs the attackers used.
+    cpu: f64,
+    rss_kb: u64,
+    bound_kb: u64,
+}
+
+impl Outcome<'_> {
+    fn judge(self) {
+        self.report();
+        let Self { name, before, during, after, busy, rss_kb, bound_kb, .. } = &self;
+        let mut faults = Vec::new();
+        for (phase, when) in [(before, "before"), (during, "during"), (after, "after")] {
+            if !phase.failures.is_empty() {
+                let (failed, asked) = (phase.failures.len(), phase.asked);
+                faults.push(format!("{failed} of {asked} failed {when}: {}", phase.failures[0]));
+            }
+        }
+        let bound = |alone: Duration, busy: Duration| {
+            (alone.max(FLOOR) * 10).max(busy.max(FLOOR).mul_f64(1.5))
+        };
+        let most = bound(before.p99, busy.p99);
+        if during.p99 > most {
+            faults.push(format!("p99 {:.1?}, {most:.1?} at most", during.p99));
+        }
+        let most = bound(before.connected_p99, busy.connected_p99);
+        if during.connected_p99 > most {
+            faults
+                .push(format!("new connections {:.1?}, {most:.1?} at most", during.connected_p99));
+        }
+        if rss_kb > bound_kb {
+            faults.push(format!("{} MB in memory, {} at most", rss_kb >> 10, bound_kb >> 10));
+        }
+        assert!(faults.is_empty(), "{name}: {faults:#?}");
+    }
+
+    /// Prints a row of the table, and writes it to `$TOLLGATE_REPORT/abuse-<name>.json` where that
+    /// is set.
+    fn report(&self) {
+        let phase = |phase: &Phase| {
+            let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1000.0);
+            let (failed, asked) = (phase.failures.len(), phase.asked);
+            let connected = ms(phase.connected_p99);
+            format!("{}, {}; {connected}; {failed} of {asked}", ms(phase.p50), ms(phase.p99))
+        };
+        let [before, during, after, busy] =
+            [&self.before, &self.during, &self.after, &self.busy].map(phase);
+        let (memory, cpu) = (format!("{} MB", self.rss_kb >> 10), format!("{:.1}", self.cpu));
+        println!("{} | {before} | {during} | {after} | {busy} | {cpu} | {memory}", self.name);
+        let Some(folder) = std::env::var_os("TOLLGATE_REPORT") else { return };
+        let row = json!({
+            "attack": self.name, "before": before, "during": during, "after": after,
+            "busy": busy, "cpus": cpu, "memory": memory,
+        });
+        let name = format!("abuse-{}.json", self.name).replace(['/', ' '], "-");
+        std::fs::write(Path::new(&folder).join(name), format!("{row:#}\n")).unwrap();
+    }
+}

@@ -1,0 +1,16 @@
+//! Clients that nobody here wrote, against nodes: Python's grpcio and `requests`, Node's `fetch`,
+//! curl, and, where `scripts/clients.sh` has fetched them, grpc-js and grpc-go. Each scenario is
+//! written once; a small program for each client does what the scenario tells it to.
+//!
+//! With `TOLLGATE_REPORT=<folder>` each scenario leaves a row for the table of
+//! `docs/compatibility.md`; `scripts/clients.sh` prints that table.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+
+mod curl;
+mod driver;
+mod grpc;
+mod http;
+mod report;
+#[path = "../support/mod.rs"]
+mod support;
