@@ -398,7 +398,10 @@ mod tests {
             names in prop::collection::vec(prop::collection::vec(character(), 0..8), 8),
         ) {
             let text = written(&pieces);
-            prop_assume!(text != REST);
+            // Of many cases more are this one than proptest would pass over.
+            if text == REST {
+                return Ok(());
+            }
             let glob = Glob::new(&text).unwrap();
             for name in names {
                 let joined: String = name.iter().collect();
