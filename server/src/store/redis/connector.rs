@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use deadpool_redis::{Manager, Pool, PoolConfig, Runtime};
-use redis::{AsyncConnectionConfig, Cmd, ConnectionInfo, FromRedisValue, RedisError};
+use redis::{Cmd, ConnectionInfo, FromRedisValue, RedisError};
 use tokio::runtime::Handle;
 use tokio::task::{JoinHandle, JoinSet};
 
+use super::connection::{Address, Spares};
 use super::health::{self, Health, ServerHealth};
 use super::keys::{Birth, ServerKeys};
 use super::script::Heard;
@@ -21,10 +21,6 @@ use super::{NODE_TTL, RedisStore, script};
 use crate::domain::time::ManualClock;
 use crate::metrics::Corrupt;
 use crate::store::StoreError;
-
-/// How long making a connection may take. Decisions don't wait for it: they have their own,
-/// shorter deadline.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How often a node says that it is alive, …
 const HEARTBEAT: Duration = Duration::from_secs(1);
@@ -69,9 +65,8 @@ pub(super) struct Shard {
     pub(super) master: Master,
     pub(super) keys: ServerKeys,
     pub(super) health: Arc<ServerHealth>,
-    /// For heartbeats. Stores have pools of their own, so that a connection stays on the
-    /// runtime that drives it.
-    pool: Result<Pool, String>,
+    /// For heartbeats. Lanes have connections of their own, each on the runtime that drives it.
+    spares: Spares,
     /// Held by the patient heartbeat under way, and by the other one.
     turns: [Arc<Turn>; PROBES],
 }
@@ -238,7 +233,7 @@ impl Connector {
             master: master.clone(),
             keys,
             health: self.0.health.server(&master.name),
-            pool: self.pool(&master.info, PROBES),
+            spares: Spares::new(self.address(&master.info)),
             turns: Default::default(),
         })
     }
@@ -275,24 +270,9 @@ impl Connector {
         drop(self.aside(refresh));
     }
 
-    /// A pool of connections to one server; an error in words.
-    pub(super) fn pool(&self, server: &ConnectionInfo, size: usize) -> Result<Pool, String> {
-        let mut config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_TIMEOUT))
-            .set_response_timeout(None);
-        if let Some(login) = self.0.servers.login() {
-            config = config.set_credentials_provider(login.clone());
-        }
-        let mut limits = PoolConfig::new(size);
-        limits.timeouts.create = Some(CONNECT_TIMEOUT);
-        limits.timeouts.wait = Some(CONNECT_TIMEOUT);
-        limits.timeouts.recycle = Some(CONNECT_TIMEOUT);
-        let manager = Manager::new_with_config(server.clone(), config);
-        Pool::builder(manager.map_err(|error| error.to_string())?)
-            .config(limits)
-            .runtime(Runtime::Tokio1)
-            .build()
-            .map_err(|error| error.to_string())
+    /// How a server that decides is connected to.
+    pub(super) fn address(&self, server: &ConnectionInfo) -> Address {
+        Address { server: server.clone(), access: self.0.servers.access().clone() }
     }
 
     /// Says for the first time that this node is alive. Takes half a second or so a server
@@ -404,8 +384,8 @@ impl Shard {
     /// What the server replies to something that is not urgent, if it answers.
     pub(super) async fn ask<T: FromRedisValue>(&self, cmd: &Cmd) -> Option<T> {
         let asked = async {
-            let mut connection = self.pool.as_ref().ok()?.get().await.ok()?;
-            cmd.query_async(&mut connection).await.ok()
+            let mut connection = self.spares.connect().await.ok()?;
+            cmd.query_async(&mut connection.redis).await.ok()
         };
         tokio::time::timeout(PROBE_TIMEOUT, asked).await.ok()?
     }
@@ -440,28 +420,31 @@ impl Shard {
         let odd = || (StoreError::Refused, "a reply that no script of ours makes".to_owned());
         let cmd = script::heartbeat(&self.keys, node_id, ttl.as_micros() as u64);
         let beat = async {
-            let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
-            let mut again = true;
             let late = |limit| (StoreError::Timeout, format!("after {limit:?}"));
+            let mut idle = self.spares.idle();
             loop {
-                let limit = patience.connect;
-                let made = tokio::time::timeout(limit, pool.get()).await;
-                let made = made.map_err(|_| late(limit))?;
-                let mut connection = made.map_err(health::pool_error)?;
+                let idled = idle.is_some();
+                let mut connection = match idle.take() {
+                    Some(connection) => connection,
+                    None => {
+                        let limit = patience.connect;
+                        let made = tokio::time::timeout(limit, self.spares.connect()).await;
+                        made.map_err(|_| late(limit))?.map_err(health::classified)?
+                    }
+                };
                 let started = Instant::now();
                 let limit = patience.answer;
-                let reply = tokio::time::timeout(limit, cmd.query_async(&mut connection)).await;
+                let reply = cmd.query_async(&mut connection.redis);
+                // A connection is kept only after its reply: one that comes late must not be taken
+                // for the next.
+                let reply = tokio::time::timeout(limit, reply).await.map_err(|_| late(limit))?;
                 let error: RedisError = match reply {
-                    Ok(Ok(reply)) => {
+                    Ok(reply) => {
+                        self.spares.keep(connection);
                         let heard = Heard::read(&reply).ok_or_else(odd)?;
                         return Ok((Some(heard), started.elapsed()));
                     }
-                    Ok(Err(error)) => error,
-                    // A reply that comes late must not be taken for the next one.
-                    Err(_) => {
-                        drop(deadpool_redis::Connection::take(connection));
-                        return Err(late(limit));
-                    }
+                    Err(error) => error,
                 };
                 // The slot with the keys that all nodes share is on its way, or has gone.
                 if !self.master.tag.is_empty() && health::elsewhere(&error).is_some() {
@@ -469,11 +452,9 @@ impl Shard {
                 }
                 // It may lead to a server that is master no more: the next is made anew. One that
                 // died while it idled says nothing about the server.
-                drop(deadpool_redis::Connection::take(connection));
-                if !(error.is_io_error() && again) {
-                    return Err((health::classify(&error), error.to_string()));
+                if !(error.is_io_error() && idled) {
+                    return Err(health::classified(error));
                 }
-                again = false;
             }
         };
         match beat.await {

@@ -36,11 +36,19 @@ impl Connector {
 async fn move_names(shards: &Shards, tag: &str) -> Option<()> {
     let keys = ServerKeys::new(tag, Birth::default());
     let old = &shards.all[shards.topology.master_of(slot(keys.resources.as_bytes()))?];
-    let mut read = redis::cmd("ZRANGE");
-    read.arg(&*keys.resources).arg(0).arg(-1).arg("WITHSCORES");
-    let names: Vec<(Vec<u8>, f64)> = old.ask(&read).await?;
+    let (mut names, mut cursor) = (Names::new(), 0_u64);
+    loop {
+        let mut read = redis::cmd("ZSCAN");
+        read.arg(&*keys.resources).arg(cursor).arg("COUNT").arg(PAGE);
+        let page: Vec<(Vec<u8>, f64)>;
+        (cursor, page) = old.ask(&read).await?;
+        names.extend(page.into_iter().map(|(name, expires_s)| (expires_s, name)));
+        if cursor == 0 {
+            break;
+        }
+    }
     let mut of_each: HashMap<usize, Names> = HashMap::new();
-    for (name, expires_s) in names {
+    for (expires_s, name) in names {
         let resource = ResourceKeys::new(&String::from_utf8_lossy(&name));
         let place = shards.topology.master_of(slot(&resource.holders))?;
         of_each.entry(place).or_default().push((expires_s, name));

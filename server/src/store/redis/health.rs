@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
-use deadpool_redis::PoolError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 use tokio::sync::Notify;
 
@@ -348,11 +347,7 @@ pub(super) fn elsewhere(error: &RedisError) -> Option<Elsewhere> {
     })
 }
 
-/// Why a pool has no connection, in a class of ours and in words.
-pub(super) fn pool_error(error: PoolError) -> (StoreError, String) {
-    match &error {
-        PoolError::Backend(backend) => (classify(backend), backend.to_string()),
-        PoolError::Timeout(_) => (StoreError::Timeout, error.to_string()),
-        _ => (StoreError::Unreachable, error.to_string()),
-    }
+/// The same, with the error in words.
+pub(super) fn classified(error: RedisError) -> (StoreError, String) {
+    (classify(&error), error.to_string())
 }

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use deadpool_redis::redis::aio::ConnectionLike;
-use deadpool_redis::{Connection, Pool, PoolError};
+use redis::aio::ConnectionLike as _;
 use redis::{Cmd, Pipeline, RedisError, ServerErrorKind, Value};
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
 use super::batch::{self, Batch, Declared, Question};
-use super::health::{ServerHealth, classify, concerns_one_key, elsewhere, pool_error};
+use super::connection::{Address, Connection};
+use super::health::{ServerHealth, classified, classify, concerns_one_key, elsewhere};
 use super::pace::{self, Pace};
 use super::queue::{Owned, Owner, Queue};
 use super::script::Scripted;
@@ -158,14 +158,14 @@ impl Drop for Entrance {
 
 /// Opens a lane to one server. `cluster`: that is not the only one.
 pub(super) fn open(
-    pool: Result<Pool, String>,
+    address: Address,
     health: Arc<ServerHealth>,
     timeout: Duration,
     cluster: bool,
 ) -> Entrance {
     let queue = Arc::new(Queue::new(pace::MOST, BATCH, Arc::clone(health.company())));
     let lane = Lane {
-        pool,
+        address,
         health,
         timeout,
         cluster,
@@ -187,8 +187,7 @@ struct Carried {
 }
 
 struct Lane {
-    /// Or why there is none.
-    pool: Result<Pool, String>,
+    address: Address,
     health: Arc<ServerHealth>,
     timeout: Duration,
     /// The server is one of several, and may have some keys only.
@@ -249,7 +248,7 @@ impl Lane {
         }
         let ping = redis::cmd("PING");
         if let Some(connection) = &mut self.connection {
-            let answer = ping.query_async::<Value>(connection);
+            let answer = ping.query_async::<Value>(&mut connection.redis);
             let works = tokio::select! {
                 answer = tokio::time::timeout(self.timeout, answer) => matches!(answer, Ok(Ok(_))),
                 () = self.health.back() => false,
@@ -260,8 +259,7 @@ impl Lane {
             self.disconnect();
         }
         // What this finds is for the heartbeat to judge.
-        let Ok(pool) = &self.pool else { return };
-        self.connection = connect(pool, &self.health).await.ok();
+        self.connection = connect(&self.address, &self.health).await.ok();
         self.breaks = self.health.breaks();
     }
 
@@ -416,9 +414,8 @@ impl Lane {
         Ok(replies)
     }
 
-    /// For good: the pool does not get it back.
     fn disconnect(&mut self) {
-        self.connection.take().map(Connection::take);
+        self.connection = None;
     }
 
     /// What it means that a script can't read a key.
@@ -469,9 +466,8 @@ impl Lane {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             none => {
-                let pool = self.pool.as_ref().map_err(|why| (StoreError::Refused, why.clone()))?;
-                let (mut made, started) =
-                    (std::pin::pin!(connect(pool, &self.health)), Instant::now());
+                let made = connect(&self.address, &self.health);
+                let (mut made, started) = (std::pin::pin!(made), Instant::now());
                 let made = match tokio::time::timeout(self.timeout, &mut made).await {
                     Ok(made) => made,
                     Err(_) => {
@@ -483,20 +479,20 @@ impl Lane {
                         made.await
                     }
                 };
-                none.insert(made.map_err(pool_error)?)
+                none.insert(made.map_err(classified)?)
             }
         };
         let started = Instant::now();
         let sent = async {
             // Nearly always all that is asked is one batch.
             if let [cmd] = cmds {
-                return Ok(vec![connection.req_packed_command(cmd).await?]);
+                return Ok(vec![connection.redis.req_packed_command(cmd).await?]);
             }
             let mut pipeline = Pipeline::with_capacity(cmds.len());
             for &cmd in cmds {
                 pipeline.add_command(cmd.clone());
             }
-            connection.req_packed_commands(&pipeline, 0, cmds.len()).await
+            connection.redis.req_packed_commands(&pipeline, 0, cmds.len()).await
         };
         // Questions have deadlines of their own. A lane waits a little longer before it gives
         // the store up, so that a node which was held up itself still finds the replies.
@@ -510,7 +506,7 @@ impl Lane {
             }
         };
         let replies = match in_time {
-            Ok(replies) => replies.map_err(|error| (classify(&error), error.to_string()))?,
+            Ok(replies) => replies.map_err(classified)?,
             Err(_) => {
                 self.pace.gave_up(carried.buckets + carried.leases);
                 return Err((StoreError::Timeout, format!("after {:?}", self.timeout)));
@@ -531,10 +527,10 @@ impl Lane {
 
 /// Makes a connection, and begins anew when the server is found back: what was begun before may
 /// lead to where nobody is any more.
-async fn connect(pool: &Pool, health: &ServerHealth) -> Result<Connection, PoolError> {
+async fn connect(address: &Address, health: &ServerHealth) -> Result<Connection, RedisError> {
     loop {
         tokio::select! {
-            made = pool.get() => return made,
+            made = address.connect() => return made,
             () = health.back() => {}
         }
     }

@@ -2,13 +2,14 @@
 //! file, and connections that are there go on.
 
 use std::path::{Path, PathBuf};
-use std::pin::Pin;
+use std::sync::Arc;
 
-use redis::{BasicAuth, ConnectionInfo, ErrorKind, RedisError, RedisResult};
-use redis::{ClientTlsConfig, StreamingCredentialsProvider, TlsCertificates};
+use redis::{ConnectionInfo, ErrorKind, RedisError, RedisResult};
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_stream::Stream;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_native_certs::load_native_certs;
 
 use crate::files;
 
@@ -29,23 +30,28 @@ pub struct LoginFiles {
 }
 
 impl LoginFiles {
-    /// What is to be trusted and shown, if it is not as usual.
-    pub(super) fn certificates(&self) -> RedisResult<Option<TlsCertificates>> {
-        if self.ca.is_none() && self.own.is_none() {
-            return Ok(None);
+    /// What connections over TLS begin with: whom to trust, and what to show.
+    pub(super) fn tls(&self) -> RedisResult<ClientConfig> {
+        let mut roots = RootCertStore::empty();
+        match &self.ca {
+            // Without any, no certificate is trusted, and each error says so.
+            None => drop(roots.add_parsable_certificates(load_native_certs().certs)),
+            Some(path) => {
+                let setting = "--store-ca-file";
+                for certificate in certificates(setting, path)? {
+                    roots.add(certificate).map_err(|error| unusable(setting, error))?;
+                }
+            }
         }
-        let root_cert = match &self.ca {
-            None => None,
-            Some(path) => Some(certificate("--store-ca-file", path)?),
-        };
-        let client_tls = match &self.own {
-            None => None,
-            Some((cert, key)) => Some(ClientTlsConfig {
-                client_cert: certificate("--store-cert-file", cert)?,
-                client_key: private_key("--store-key-file", key)?,
-            }),
-        };
-        Ok(Some(TlsCertificates { client_tls, root_cert }))
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| unusable("TLS", error))?
+            .with_root_certificates(roots);
+        let Some((cert, key)) = &self.own else { return Ok(builder.with_no_client_auth()) };
+        let setting = "--store-cert-file";
+        let chain = certificates(setting, cert)?;
+        let key = private_key("--store-key-file", key)?;
+        builder.with_client_auth_cert(chain, key).map_err(|error| unusable(setting, error))
     }
 
     /// Who logs in at a server that is connected to like this; `None`: as its URL says.
@@ -59,7 +65,7 @@ impl LoginFiles {
             user: settings.username().unwrap_or(DEFAULT_USER).to_owned(),
             password: settings.password().unwrap_or_default().to_owned(),
         };
-        login.read()?;
+        login.read_now()?;
         Ok(Some(login))
     }
 }
@@ -80,21 +86,19 @@ pub fn wrong_setting(error: &RedisError) -> String {
     }
 }
 
-fn certificate(setting: &str, path: &Path) -> RedisResult<Vec<u8>> {
+fn certificates(setting: &str, path: &Path) -> RedisResult<Vec<CertificateDer<'static>>> {
     let pem = files::read(path).map_err(|error| unusable(setting, error))?;
     // Of a file without any, nobody would hear: nobody would be trusted.
-    match CertificateDer::pem_slice_iter(&pem).next() {
-        Some(Ok(_)) => Ok(pem),
+    match CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>() {
+        Ok(all) if !all.is_empty() => Ok(all),
         _ => Err(unusable(setting, format!("there is no certificate in {}", path.display()))),
     }
 }
 
-fn private_key(setting: &str, path: &Path) -> RedisResult<Vec<u8>> {
+fn private_key(setting: &str, path: &Path) -> RedisResult<PrivateKeyDer<'static>> {
     let pem = files::read(path).map_err(|error| unusable(setting, error))?;
-    match PrivateKeyDer::from_pem_slice(&pem) {
-        Ok(_) => Ok(pem),
-        Err(_) => Err(unusable(setting, format!("there is no private key in {}", path.display()))),
-    }
+    PrivateKeyDer::from_pem_slice(&pem)
+        .map_err(|_| unusable(setting, format!("there is no private key in {}", path.display())))
 }
 
 /// Who logs in.
@@ -107,26 +111,26 @@ pub(super) struct Login {
 }
 
 impl Login {
-    fn read(&self) -> RedisResult<BasicAuth> {
+    /// The user and the password, as the files say now. A connection that has logged in stays so.
+    pub(super) async fn read(&self) -> RedisResult<(String, String)> {
+        let login = self.clone();
+        let read = tokio::task::spawn_blocking(move || login.read_now());
+        read.await.map_err(|error| unusable("--store-user-file", error))?
+    }
+
+    fn read_now(&self) -> RedisResult<(String, String)> {
         let read = |setting, file: &Option<PathBuf>, otherwise: &String| match file {
             Some(path) => files::read_secret(path).map_err(|error| unusable(setting, error)),
             None => Ok(otherwise.clone()),
         };
         let user = read("--store-user-file", &self.files.user, &self.user)?;
         let password = read("--store-password-file", &self.files.password, &self.password)?;
-        Ok(BasicAuth::new(user, password))
+        Ok((user, password))
     }
 }
 
 impl std::fmt::Debug for Login {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Login").field("files", &self.files).finish_non_exhaustive()
-    }
-}
-
-impl StreamingCredentialsProvider for Login {
-    /// What the files say now, once: a connection that has logged in stays logged in.
-    fn subscribe(&self) -> Pin<Box<dyn Stream<Item = RedisResult<BasicAuth>> + Send + 'static>> {
-        Box::pin(tokio_stream::once(self.read()))
     }
 }

@@ -25,6 +25,7 @@ use crate::metrics::Corrupt;
 
 mod advice;
 mod batch;
+mod connection;
 mod connector;
 mod handover;
 mod health;

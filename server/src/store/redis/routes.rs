@@ -23,10 +23,10 @@ pub(super) struct Lanes {
 
 impl Lanes {
     fn open(connector: &Connector, shard: &Arc<Shard>, cluster: bool) -> Arc<Self> {
-        let pool = connector.pool(&shard.master.info, LANES);
+        let address = connector.address(&shard.master.info);
         let entrances = std::array::from_fn(|_| {
             let health = Arc::clone(&shard.health);
-            lane::open(pool.clone(), health, connector.timeout(), cluster)
+            lane::open(address.clone(), health, connector.timeout(), cluster)
         });
         Arc::new(Self { shard: Arc::clone(shard), entrances })
     }

@@ -17,16 +17,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, IntoConnectionInfo, RedisError, Role, Value,
-};
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError, Role, Value};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::connection::{Access, Connection};
 use super::connector::ROUND_TRIPS;
-use super::health::classify;
-use super::login::{Login, LoginFiles};
+use super::health::classified;
+use super::login::LoginFiles;
 use super::topology::{self, Topology};
 use crate::store::StoreError;
 
@@ -48,7 +46,7 @@ pub type Unknown = (StoreError, String);
 #[derive(Debug)]
 pub struct Servers {
     source: Source,
-    login: Option<Login>,
+    access: Access,
     /// How long one server may take to answer.
     patience: Duration,
     current: ArcSwap<Topology>,
@@ -84,7 +82,7 @@ struct Asking {
 }
 
 /// A connection to a server, and its name.
-type Kept = (Box<str>, MultiplexedConnection);
+type Kept = (Box<str>, Connection);
 
 impl std::fmt::Debug for Asking {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -122,11 +120,9 @@ impl Servers {
     }
 
     fn new(source: Source, topology: Topology) -> Self {
-        // For rediss://: whoever has installed another provider before knows why.
-        let _ = rustls::crypto::ring::default_provider().install_default();
         Self {
             source,
-            login: None,
+            access: Access::default(),
             patience: ANSWER,
             version: AtomicU64::new(topology.version()),
             current: ArcSwap::from_pointee(topology),
@@ -146,39 +142,28 @@ impl Servers {
     /// The same servers, connected to as these files say. Sentinels, too, are shown the
     /// certificate, but have a login of their own.
     pub fn with_files(mut self, files: &LoginFiles) -> Result<Self, RedisError> {
-        if let Some(certificates) = files.certificates()? {
-            let secured = |info: &mut ConnectionInfo| -> Result<(), RedisError> {
-                let client = Client::build_with_tls(info.clone(), certificates.clone())?;
-                *info = client.get_connection_info().clone();
-                Ok(())
-            };
-            match &mut self.source {
-                Source::Single => {}
-                Source::Cluster { seeds } => seeds.iter_mut().try_for_each(secured)?,
-                Source::Sentinel { sentinels, server, .. } => {
-                    sentinels.iter_mut().chain([&mut **server]).try_for_each(secured)?;
-                }
-            }
-            if let [only] = self.current().masters() {
-                let mut info = only.info.clone();
-                secured(&mut info)?;
-                let topology = Topology::single(info).with_version(self.version());
-                self.current.store(Arc::new(topology));
-            }
-        }
         let current = self.current();
         let like = match &self.source {
             Source::Single => current.masters().first().map(|master| &master.info),
             Source::Cluster { seeds } => seeds.first(),
             Source::Sentinel { server, .. } => Some(&**server),
         };
-        self.login = like.map(|like| files.login(like)).transpose()?.flatten();
+        self.access.login = like.map(|like| files.login(like)).transpose()?.flatten();
+        let asked = match &self.source {
+            Source::Sentinel { sentinels, .. } => sentinels.first(),
+            _ => None,
+        };
+        let over_tls =
+            |info: &&ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        if like.into_iter().chain(asked).any(|info| over_tls(&info)) {
+            self.access.tls = Some(Arc::new(files.tls()?));
+        }
         Ok(self)
     }
 
-    /// Who logs in at a server that decides; `None`: as its URL says.
-    pub(super) fn login(&self) -> Option<&Login> {
-        self.login.as_ref()
+    /// How servers that decide are connected to.
+    pub(super) fn access(&self) -> &Access {
+        &self.access
     }
 
     /// What is known now. A cluster, or the master of sentinels, is unknown (without masters)
@@ -311,14 +296,17 @@ impl Servers {
         server: &ConnectionInfo,
         kept: Option<Kept>,
     ) -> Result<(Told, Option<Kept>), Unknown> {
-        let of = |error: RedisError| (classify(&error), error.to_string());
         match &self.source {
             Source::Sentinel { master, server: like, .. } => {
-                let (address, epoch) = ask_sentinel(server, master).await.map_err(of)?;
+                // Sentinels have users of their own.
+                let access = Access { login: None, ..self.access.clone() };
+                let mut connection = access.connect(server).await.map_err(classified)?;
+                let asked = ask_sentinel(&mut connection, master).await;
+                let (address, epoch) = asked.map_err(classified)?;
                 let info = topology::at(like, &address.0, address.1);
                 let topology = Topology::single(info.clone());
                 if !topology.same(&self.current.load())
-                    && !is_master(&info, self.login()).await.map_err(of)?
+                    && !self.is_master(&info).await.map_err(classified)?
                 {
                     let detail = format!("{} is not yet a master", topology::name(info.addr()));
                     return Err((StoreError::Unreachable, detail));
@@ -332,11 +320,17 @@ impl Servers {
                     return Ok((told, Some((name, connection))));
                 }
                 // One that was kept may have died of idleness, or with the runtime that made it.
-                let mut connection = connect(server, self.login()).await.map_err(of)?;
-                let told = ask_cluster(server, &mut connection).await.map_err(of)?;
+                let mut connection = self.access.connect(server).await.map_err(classified)?;
+                let told = ask_cluster(server, &mut connection).await.map_err(classified)?;
                 Ok((told, Some((topology::name(server.addr()), connection))))
             }
         }
+    }
+
+    async fn is_master(&self, server: &ConnectionInfo) -> Result<bool, RedisError> {
+        let mut connection = self.access.connect(server).await?;
+        let role: Role = redis::cmd("ROLE").query_async(&mut connection.redis).await?;
+        Ok(matches!(role, Role::Primary { .. }))
     }
 }
 
@@ -344,26 +338,13 @@ fn info(url: &str) -> Result<ConnectionInfo, RedisError> {
     url.into_connection_info()
 }
 
-async fn connect(
-    info: &ConnectionInfo,
-    login: Option<&Login>,
-) -> Result<MultiplexedConnection, RedisError> {
-    // The deadline is the caller's.
-    let mut config =
-        AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    if let Some(login) = login {
-        config = config.set_credentials_provider(login.clone());
-    }
-    Client::open(info.clone())?.get_multiplexed_async_connection_with_config(&config).await
-}
-
 async fn ask_cluster(
     asked: &ConnectionInfo,
-    connection: &mut MultiplexedConnection,
+    connection: &mut Connection,
 ) -> Result<Told, RedisError> {
     let mut ask = redis::pipe();
     ask.cmd("CLUSTER").arg("INFO").cmd("CLUSTER").arg("SLOTS");
-    let (about, slots): (String, Value) = ask.query_async(connection).await?;
+    let (about, slots): (String, Value) = ask.query_async(&mut connection.redis).await?;
     let unread = |what| RedisError::from((redis::ErrorKind::Parse, "an unknown reply", what));
     let ranges = topology::ranges(&slots, topology::host(asked.addr()))
         .ok_or_else(|| unread("to CLUSTER SLOTS".to_owned()))?;
@@ -378,7 +359,7 @@ async fn ask_cluster(
 
 /// The host and port of a master, and the epoch of its configuration.
 async fn ask_sentinel(
-    asked: &ConnectionInfo,
+    sentinel: &mut Connection,
     master: &str,
 ) -> Result<((String, u16), u64), RedisError> {
     let mut ask = redis::pipe();
@@ -387,12 +368,7 @@ async fn ask_sentinel(
     // … and only the second tells how new that is.
     ask.cmd("SENTINEL").arg("MASTER").arg(master);
     let (address, about): ((String, u16), HashMap<String, String>) =
-        ask.query_async(&mut connect(asked, None).await?).await?;
+        ask.query_async(&mut sentinel.redis).await?;
     let epoch = about.get("config-epoch").and_then(|epoch| epoch.parse().ok());
     Ok((address, epoch.unwrap_or_default()))
-}
-
-async fn is_master(server: &ConnectionInfo, login: Option<&Login>) -> Result<bool, RedisError> {
-    let role: Role = redis::cmd("ROLE").query_async(&mut connect(server, login).await?).await?;
-    Ok(matches!(role, Role::Primary { .. }))
 }
