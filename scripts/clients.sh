@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs all of server/tests/clients: the clients that the machine has, and grpc-js and grpc-go, which
+# Runs all of server/tests/transport/clients: the clients that the machine has, and grpc-js and grpc-go, which
 # this fetches and builds in a temporary folder. Prints the table of docs/compatibility.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 install_missing redis-server:redis-server curl:curl jq:jq node:nodejs npm:npm go:golang-go \
   "import grpc:python3-grpcio" "import requests:python3-requests"
 
-drivers=server/tests/clients/drivers
+drivers=server/tests/fixtures/clients
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/report"
@@ -21,7 +21,7 @@ cp -r "$drivers/grpc-js" "$folder"
 result=0
 TOLLGATE_GRPC_JS="$folder/grpc-js/driver.js" TOLLGATE_GRPC_GO="$folder/grpc-go-driver" \
   TOLLGATE_REPORT="$folder/report" \
-  cargo test --locked --package tollgate-server --test clients --no-fail-fast "$@" || result=$?
+  cargo test --locked --package tollgate-server --test transport --no-fail-fast "$@" -- clients:: || result=$?
 
 # One row a scenario, one column a client.
 jq --slurp --raw-output '

@@ -70,21 +70,21 @@ mkdir -p "$out"
 
 # A test binary and the names in it that are run; no name: all.
 ordered=(
-  "access_node a_changed_file_counts_at_once"
-  "corrupt servers::"
-  "overload"
-  "warnings"
-  "hostile"
-  "fairness"
-  "drain"
-  "reload"
-  "tls_server"
-  "http health ready"
-  "store_faults"
-  "outage"
-  "lease_outage"
-  "topology"
-  "connections"
+  "security node::a_changed_file_counts_at_once"
+  "redis corrupt::servers::"
+  "transport overload::"
+  "cli warnings::"
+  "fuzz hostile::"
+  "allow fairness::"
+  "transport drain::"
+  "limits reload::"
+  "security tls_server::"
+  "transport http::"
+  "redis faults::"
+  "faults outage::"
+  "leases outage::"
+  "redis topology::"
+  "transport connections::"
 )
 
 # Fails if any of the runs did, and says how many.
@@ -98,7 +98,7 @@ repeat() {
       cargo test --locked --quiet -p tollgate-server --test "$name" -- $filters \
         >"$out/run.log" 2>&1 && continue
       failed=$((failed + 1))
-      mv "$out/run.log" "$out/repeat-$name-$run.log"
+      mv "$out/run.log" "$out/repeat-${entry//[^a-z_]/-}-$run.log"
     done
     echo "$entry: $failed of $repeat failed"
     total=$((total + failed))

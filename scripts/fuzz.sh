@@ -8,7 +8,7 @@
 # told with the command that runs it again with the same cases, and its output is left in
 # target/fuzz/. Ends with 1 if any failed, and with 2 if the tests don't build.
 #
-# Keep what is found: a test adds the failing case to server/tests/corpus or server/tests/seeds
+# Keep what is found: a test adds the failing case to server/tests/fixtures
 # itself, or prints it in its smallest form, to be written down as a case of that test. Commit the
 # case with what mends it.
 set -euo pipefail
@@ -17,16 +17,16 @@ cd "$(dirname "$0")/.."
 # The number of cases of each test in a round, so that none takes much longer than the others, and
 # the arguments of cargo that run it. The names before the colon are those for --seed.
 tests=(
-  "hostile:3000:-p tollgate-server --test hostile"
+  "hostile:3000:-p tollgate-server --test fuzz hostile::"
   "replies:20000:-p tollgate-server --lib any_reply"
   "units:20000:-p tollgate-server --lib -- config:: domain:: store::redis::keys transport::messages"
-  "limits_properties:2000:-p tollgate-server --test limits_properties"
-  "corrupt:200:-p tollgate-server --test corrupt"
-  "differential:2000:-p tollgate-server --test differential"
-  "lease_differential:500:-p tollgate-server --test lease_differential"
-  "lease_properties:300:-p tollgate-server --test lease_properties they_hold"
-  "lease_tree_model:1000:-p tollgate-server --test lease_tree_model"
-  "prefetch_model:500:-p tollgate-server --test prefetch_model"
+  "limits_files:2000:-p tollgate-server --test fuzz limits_files::"
+  "corrupt:200:-p tollgate-server --test redis corrupt::"
+  "allow_differential:2000:-p tollgate-server --test fuzz allow_differential::"
+  "lease_differential:500:-p tollgate-server --test fuzz lease_differential::"
+  "lease_properties:300:-p tollgate-server --test fuzz lease_properties::they_hold"
+  "lease_tree_model:1000:-p tollgate-server --test fuzz lease_tree_model::"
+  "prefetch_model:500:-p tollgate-server --test fuzz prefetch_model::"
 )
 
 usage() {

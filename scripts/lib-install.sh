@@ -3,7 +3,7 @@
 # or through sudo.
 
 # Of modules, the system's Python is asked first: the packages are for that one, and another may
-# come before it on the path. server/tests/capacity_wire.rs takes the same one.
+# come before it on the path. server/tests/leases/wire.rs takes the same one.
 there() {
   case "$1" in
     import\ *) /usr/bin/python3 -c "$1" 2>/dev/null || python3 -c "$1" 2>/dev/null ;;

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# What each fault does to tollgate, as a table: scripts/reliability.sh [--write] [--from DIR | TEST…]
+# What each fault does to tollgate, as a table:
+#   scripts/reliability.sh [--write] [--from DIR | MODULE…]
 #
-# Runs the tests that write rows of the table (all, or those in the given files of server/tests), and
+# Runs the tests that write rows of the table (all, or those of modules such as redis::sentinel), and
 # prints it; with --write, also puts it into docs/reliability.md, which takes all of them. Each
 # test starts its own Redis and its own nodes. Takes some minutes, in which the machine should
 # have nothing else to do: the figures are of this machine, in an unoptimised build. With --from, no
@@ -36,20 +37,19 @@ trap 'rm -rf "$work"' EXIT
 
 failed=
 if [ -z "$rows" ]; then
-  # A test is a file, or a directory.
-  tests=("$@")
-  if [ ${#tests[@]} = 0 ]; then
-    mapfile -t tests < <(grep -rlE 'report::Row|faults::trial' server/tests --include='*.rs' |
-      grep -v '/support/' | cut -d/ -f3 | sed 's/\.rs$//' | sort -u)
+  modules=("$@")
+  if [ ${#modules[@]} = 0 ]; then
+    mapfile -t modules < <(grep -rlE 'report::Row|trial::.*Trial' server/tests --include='*.rs' |
+      sed -E 's,^server/tests/(.*)\.rs$,\1,; s,/,::,' | sort)
   fi
-  only=()
-  for test in "${tests[@]}"; do only+=(--test "$test"); done
 
   rows=$work/rows
   mkdir "$rows"
-  # One at a time: they would measure one another. All of them, also where one fails.
-  TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows cargo test --locked --no-fail-fast -p tollgate-server "${only[@]}" -- \
-    --nocapture --test-threads 1 >&2 || failed=yes
+  # One test at a time: they would measure one another. All of them, also where one fails.
+  for module in "${modules[@]}"; do
+    TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows cargo test --locked -p tollgate-server \
+      --test "${module%%::*}" -- "${module#*::}::" --nocapture --test-threads 1 >&2 || failed=yes
+  done
 fi
 
 table=$(

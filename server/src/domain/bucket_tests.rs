@@ -1,5 +1,5 @@
 //! What the arithmetic of buckets must keep where tokens are taken ahead and given back. All
-//! else is in `tests/scenarios.rs`, over both stores.
+//! else is in `tests/allow/scenarios.rs`, over both stores.
 
 use super::*;
 

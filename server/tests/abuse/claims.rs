@@ -11,10 +11,10 @@ use tollgate_proto::doorman::{
 use tonic::Code;
 use tonic::transport::Channel;
 
-use super::support::callers::{token, with};
-use super::support::metrics::Scrape;
-use super::support::wire::{PATIENCE, channel, now_s};
-use super::support::{LimitsFile, Node, Redis, eventually};
+use testkit::callers::{token, with};
+use testkit::metrics::Scrape;
+use testkit::wire::{PATIENCE, channel, now_s};
+use testkit::{LimitsFile, Node, Redis, eventually};
 
 const CAPACITY: f64 = 100.0;
 

@@ -8,7 +8,7 @@ use super::raw::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RESET, SETTINGS,
     WINDOW_UPDATE,
 };
-use super::support::Node;
+use testkit::Node;
 
 /// Connections of a flood.
 const CONNECTIONS: usize = 200;

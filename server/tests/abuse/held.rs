@@ -11,10 +11,10 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 
 use super::leases::ask_for_ever;
 use super::measure::{Field, duration, hold_out};
-use super::support::Redis;
-use super::support::callers::{token, with};
-use super::support::faults::{Fault, Network};
-use super::support::wire::request;
+use testkit::Redis;
+use testkit::callers::{token, with};
+use testkit::faults::{Fault, Network};
+use testkit::wire::request;
 
 /// Streams that a connection holds.
 const STREAMS: usize = 200;

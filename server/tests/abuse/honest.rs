@@ -14,10 +14,10 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::raw;
-use super::support::Node;
-use super::support::callers::with;
-use super::support::load::percentile;
-use super::support::wire::request;
+use testkit::Node;
+use testkit::callers::with;
+use testkit::load::percentile;
+use testkit::wire::request;
 
 /// No answer after this is a failure.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -12,8 +12,8 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::measure::{Field, duration, hold_out};
-use super::support::Redis;
-use super::support::wire::{channel, request};
+use testkit::Redis;
+use testkit::wire::{channel, request};
 
 /// Makes calls until told to stop, so many at once on one connection. What comes of them does not
 /// matter.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::floods::reset_streams;
 use super::raw;
-use super::support::{LimitsFile, Node};
+use testkit::{LimitsFile, Node};
 
 /// Connections that the node closes for what they do, one after the other.
 #[test]

@@ -1,10 +1,5 @@
 //! Clients who mean no good, or are in a bad way: their connections are given up in bounded time,
 //! they take bounded memory, and others are served meanwhile.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
-#![allow(
-    clippy::disallowed_methods,
-    reason = "no runtime is here, and another process is waited for"
-)]
 
 mod claims;
 mod floods;
@@ -16,18 +11,16 @@ mod leases;
 mod logs;
 mod measure;
 mod raw;
-#[path = "../support/mod.rs"]
-mod support;
 
 use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::nice;
-use support::cluster::alone;
-use support::load::{Canary, Load, Plan, STALL, Sample, took};
-use support::wire::request;
-use support::{LimitsFile, Node};
+use testkit::cluster::alone;
+use testkit::load::{Canary, Load, Plan, STALL, Sample, took};
+use testkit::wire::request;
+use testkit::{LimitsFile, Node};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const LIMITS: &str = "

@@ -11,8 +11,8 @@ use rustix::process::nice;
 use serde_json::json;
 
 use super::honest::{Honest, Phase};
-use super::support::cluster::alone;
-use super::support::{LimitsFile, Node, Redis};
+use testkit::cluster::alone;
+use testkit::{LimitsFile, Node, Redis};
 
 const LIMITS: &str = "
 namespaces:

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::support::cluster::{Cluster, alone};
-use super::support::faults::{Fault, Network};
-use super::support::{Redis, eventually};
 use super::trial::{LIMITS, Trial};
+use testkit::cluster::{Cluster, alone};
+use testkit::faults::{Fault, Network};
+use testkit::{Redis, eventually};
 
 const BY_POLICY: &str = "the policy answers";
 

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::support::cluster::{Cluster, alone};
-use super::support::{Redis, eventually, signal};
 use super::trial::{AWAY, LIMITS, Trial};
+use testkit::cluster::{Cluster, alone};
+use testkit::{Redis, eventually, signal};
 
 const BY_POLICY: &str = "the policy answers";
 

@@ -3,14 +3,14 @@
 use std::thread;
 use std::time::Duration;
 
-use super::support::cluster::{Cluster, alone};
-use super::support::eventually;
-use super::support::faults::{Fault, Network};
-use super::support::load::{Load, Plan};
-use super::support::metrics::Scrape;
-use super::support::report::Row;
-use super::support::{Node, Redis, wire::request};
 use super::trial::LIMITS;
+use testkit::cluster::{Cluster, alone};
+use testkit::eventually;
+use testkit::faults::{Fault, Network};
+use testkit::load::{Load, Plan};
+use testkit::metrics::Scrape;
+use testkit::report::Row;
+use testkit::{Node, Redis, wire::request};
 
 /// How long the store is away.
 const AWAY: Duration = Duration::from_secs(3);

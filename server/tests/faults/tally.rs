@@ -2,9 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::support::Redis;
-use super::support::load::Sample;
 use super::trial::TOKENS;
+use testkit::Redis;
+use testkit::load::Sample;
 
 /// Of `LIMITS`: tokens a second of such a bucket, and what it holds.
 const RATE: f64 = 0.001;

@@ -3,13 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::support::cluster::Cluster;
-use super::support::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
-use super::support::metrics::Scrape;
-use super::support::report::Row;
-use super::support::wire::request;
-use super::support::{Node, Redis, eventually};
 use super::tally::Tally;
+use testkit::cluster::Cluster;
+use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
+use testkit::metrics::Scrape;
+use testkit::report::Row;
+use testkit::wire::request;
+use testkit::{Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const SIZE: f64 = 300.0;

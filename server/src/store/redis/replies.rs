@@ -4,15 +4,13 @@
 //! An input is a reply as on the wire.
 
 use redis::Value;
+use testkit::fuzz;
 
 use super::batch::{Batch, Declared, Question};
 use super::queue::Owner;
 use super::{leases, script};
 use crate::domain::bucket::{BucketLimit, Place};
 use crate::store::{Ask, Deal};
-
-#[path = "../../../tests/support/fuzz.rs"]
-mod fuzz;
 
 /// Questions of each kind, several to one bucket.
 fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<Ask<'a>> {

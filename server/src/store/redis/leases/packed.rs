@@ -86,15 +86,15 @@ pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
 pub(super) fn totals(sums: &[u8]) -> Option<Totals> {
     let [above, above_lo, above_n, below, below_lo, below_n, rest @ ..] = unpacked::<15>(sums)?;
     let [has, _, _, _, count, _, _, born, _] = rest;
-    if [above + below, above_lo + below_lo, above_n + below_n, has].iter().any(|n| !n.is_finite()) {
+    let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
+    let split =
+        Split { below: side([below, below_lo], below_n), above: side([above, above_lo], above_n) };
+    // Numbers that are finite each may add up to more than there is.
+    if ![split.wants(), split.subclients(), has].iter().all(|number| number.is_finite()) {
         return None;
     }
-    let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
     Some(Totals {
-        split: Split {
-            below: side([below, below_lo], below_n),
-            above: side([above, above_lo], above_n),
-        },
+        split,
         has: has.max(0.0),
         holders: count as u64,
         born: Some(Micros(born as i64)),

@@ -1,0 +1,254 @@
+//! Three nodes as processes and 256 callers of all kinds, on buckets of all kinds at once: no
+//! bucket grants more than its bound over any stretch of time, those that are saturated deliver
+//! nearly all of it, and who gives up in the middle of a call takes nothing from anybody.
+
+use std::time::Duration;
+
+use testkit::cluster::{alive, alone};
+use testkit::metrics::Scrape;
+use testkit::mixed::{Account, Group, Manner, Record, ask_around};
+use testkit::redis_cluster::RedisCluster;
+use testkit::wire::{client, request};
+use testkit::{LimitsFile, Node, Redis, eventually};
+use tokio::task::JoinSet;
+use tollgate_proto::quotaservice::AllowResponse;
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_server::domain::bucket::State;
+use tollgate_server::domain::time::Micros;
+use tonic::Response;
+
+/// Without a store nobody is granted anything, so that all grants are the store's. What nodes
+/// hold of `ahead` (2 × 3 × 15 tokens) is below 1 % of what it owes in ten seconds.
+const LIMITS: &str = "
+on_store_failure: deny
+namespaces:
+  hot:
+    buckets:
+      plain: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 }
+      ahead: { size: 2000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 15 }
+      bursts: { size: 20000, fill_rate: 2000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 300 }
+      waits: { size: 100, fill_rate: 100, wait_timeout_millis: 200, max_debt_millis: 500 }
+      still: { size: 1000000, fill_rate: 0.01, wait_timeout_millis: 0, max_debt_millis: 0, max_tokens_per_request: 10 }
+  open:
+    dynamic_bucket_template: { size: 20, fill_rate: 20, wait_timeout_millis: 0, max_debt_millis: 0 }
+  bounded:
+    max_dynamic_buckets: 4
+    dynamic_bucket_template: { size: 20, fill_rate: 20, wait_timeout_millis: 0, max_debt_millis: 0 }
+  shared:
+    default_bucket: { size: 50, fill_rate: 100, wait_timeout_millis: 0, max_debt_millis: 0 }
+";
+
+/// Size and debt limit in tokens, rate in tokens a second; of buckets that begin like that.
+const BUCKETS: [(&str, f64, f64); 8] = [
+    ("hot:plain", 1000.0, 1000.0),
+    ("hot:ahead", 2000.0, 1000.0),
+    ("hot:bursts", 20_000.0, 2000.0),
+    ("hot:waits", 150.0, 100.0),
+    ("hot:still", STILL, 0.01),
+    ("open:", 20.0, 20.0),
+    ("bounded:", 20.0, 20.0),
+    ("shared:", 50.0, 100.0),
+];
+
+/// Which of them have more callers than tokens all the time, but for debt, which is not owed.
+const SATURATED: [&str; 6] =
+    ["hot:plain", "hot:ahead", "hot:waits", "open:", "bounded:", "shared:"];
+
+/// How many tokens `still` has, of which none comes back while a test runs.
+const STILL: f64 = 1_000_000.0;
+
+/// Tokens of each request to it.
+const WEIGHT: usize = 7;
+
+/// How many of six names get a bucket.
+const BOUND: usize = 4;
+
+const GREEDY: fn(usize) -> Manner = |_| Manner::Greedy;
+
+const GROUPS: [Group; 8] = [
+    group(48, "hot", "plain", 1, 8, 12, GREEDY),
+    group(64, "hot", "ahead", 1, 3, 7, GREEDY),
+    group(40, "hot", "bursts", 1, 1, 3, |_| Manner::Bursts(Duration::from_secs(2))),
+    group(24, "hot", "waits", 1, 5, 5, |number| match number % 2 {
+        0 => Manner::Honours,
+        _ => Manner::Greedy,
+    }),
+    group(16, "hot", "still", 1, WEIGHT, WEIGHT, |number| match number % 2 {
+        0 => Manner::GivesUp,
+        _ => Manner::Greedy,
+    }),
+    group(24, "open", "user", 6, 1, 3, GREEDY),
+    group(24, "bounded", "user", 6, 1, 3, GREEDY),
+    group(16, "shared", "anybody", 1000, 1, 3, GREEDY),
+];
+
+const fn group(
+    callers: usize,
+    namespace: &'static str,
+    bucket: &'static str,
+    buckets: usize,
+    least: usize,
+    most: usize,
+    manner: fn(usize) -> Manner,
+) -> Group {
+    Group { callers, namespace, bucket, buckets, least, most, manner }
+}
+
+/// Where stretches begin within a run: every ten or thirty ms.
+const STARTS: u32 = 1000;
+
+/// A deadline that a busy machine does not exceed.
+const PATIENT: [&str; 2] = ["--store-timeout", "400ms"];
+
+/// Three nodes that know of one another.
+fn nodes(url: &str, limits: &LimitsFile) -> Vec<Node> {
+    let args = [&["--store", url], &PATIENT[..]].concat();
+    let nodes: Vec<Node> = (0..3).map(|_| Node::start(&limits.path(), &args)).collect();
+    for node in &nodes {
+        eventually("three nodes alive", Duration::from_secs(5), || alive(node) == 3.0);
+    }
+    nodes
+}
+
+/// What `still` has granted, by what is left of it on the one server that has it.
+fn taken(servers: Vec<redis::Connection>) -> f64 {
+    let mut found = servers.into_iter().filter_map(|mut server| {
+        let (seconds, us): (i64, i64) = redis::cmd("TIME").query(&mut server).unwrap();
+        let now = Micros(seconds * 1_000_000 + us);
+        let bytes: redis::RedisResult<Option<Vec<u8>>> =
+            redis::cmd("GET").arg("b{hot:still}").query(&mut server);
+        // A server of a cluster that has other slots says so.
+        let state = State::decode(bytes.ok()??.as_slice().try_into().unwrap(), now);
+        Some(STILL - (now.0 - state.zero_us) as f64 / 100e6)
+    });
+    found.next().unwrap()
+}
+
+/// Holds one bucket against its bound, and tells how much of what it owed it delivered.
+fn check(name: &str, account: &Account) -> f64 {
+    let known = BUCKETS.iter().find(|(start, ..)| name.starts_with(start));
+    let (_, burst, rate) = *known.unwrap_or_else(|| panic!("{name} serves nobody"));
+    let (whole, asking) = account.spans();
+    let (granted, most) = (account.granted(), burst + rate * whole);
+    let worst = account.worst_stretch(STARTS, burst, rate);
+    let size = if name == "hot:waits" { burst - 50.0 } else { burst };
+    // Less than the largest request asks for may be left over.
+    let share = (granted + account.largest) / (size + rate * asking);
+    println!(
+        "{name:25} {granted:8} of at most {most:11.1}: {:6.2} %, of any stretch {:6.2} %, of what \
+         it owes {:6.2} %, {} refused",
+        granted / most * 100.0,
+        worst * 100.0,
+        share * 100.0,
+        account.refused,
+    );
+    assert!(granted <= most, "{name}: too much in all");
+    assert!(worst <= 1.0, "{name}: too much within some stretch");
+    share
+}
+
+/// Those that were granted anything of a namespace.
+fn used<'a>(record: &'a Record, namespace: &str) -> Vec<&'a String> {
+    let of = |(name, account): &(&String, &Account)| {
+        name.starts_with(namespace) && account.granted() > 0.0
+    };
+    record.accounts.iter().filter(of).map(|(name, _)| name).collect()
+}
+
+fn stays_exact(url: &str, time: Duration, servers: impl FnOnce() -> Vec<redis::Connection>) {
+    let limits = LimitsFile::new(LIMITS);
+    let nodes = nodes(url, &limits);
+    let targets: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    assert_eq!(GROUPS.iter().map(|group| group.callers).sum::<usize>(), 256);
+    let record = ask_around(&targets, &GROUPS, time);
+    println!("{} calls in {time:?}", record.calls);
+
+    assert!(record.failed.is_empty(), "{} failed: {:?}", record.failed.len(), record.failed[0]);
+    // Such an answer grants nothing; it says how busy the machine is.
+    println!("{} without the store", record.degraded);
+    for (name, account) in &record.accounts {
+        let share = check(name, account);
+        if SATURATED.iter().any(|start| name.starts_with(start)) {
+            assert!(account.refused > 0, "{name} was not saturated");
+            assert!(share >= 0.99, "{name}: too little");
+        }
+    }
+    assert_eq!(used(&record, "open:").len(), 6);
+    assert_eq!(used(&record, "shared:"), ["shared:default bucket"]);
+    assert_eq!(used(&record, "bounded:").len(), BOUND, "{:?}", used(&record, "bounded:"));
+    assert!(record.others[&("bounded", Status::RejectedTooManyBuckets)] > 0);
+    let sum = |name, label| {
+        nodes.iter().map(|node| Scrape::of(node.http).sum(name, &[label])).sum::<f64>()
+    };
+    let ahead = sum("tollgate_prefetch_served_total", ("namespace", "hot"));
+    println!("{ahead} served from what nodes had taken ahead");
+    assert!(ahead > 0.0);
+
+    // Who gives up may lose what was granted; nobody else does, and nobody gets it twice.
+    let still = record.of("hot:still");
+    let lost = taken(servers()) - still.granted();
+    println!("{} calls given up, {lost:.0} tokens of them granted", still.given_up);
+    assert_eq!(still.refused, 0);
+    assert!(still.given_up > 0 && lost > -1.0);
+    let unanswered = still.given_up + record.degraded;
+    assert!(lost < (unanswered * WEIGHT as u64) as f64 + 1.0);
+    assert!((lost / WEIGHT as f64 - (lost / WEIGHT as f64).round()).abs() < 0.2, "in part");
+}
+
+#[test]
+fn who_gives_up_breaks_no_connection() {
+    // More than a node may have unanswered on one connection.
+    const CALLERS: usize = 500;
+    const ROUNDS: usize = 5;
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(async {
+        let client = client(&node).await;
+        let ask = || {
+            let mut client = client.clone();
+            async move { client.allow(request("hot", "still", 1)).await }
+        };
+        let available = |answer: Response<AllowResponse>| answer.into_inner().tokens_available;
+        let first = available(ask().await.unwrap());
+        for _ in 0..ROUNDS {
+            // The node finds all of them at once, and that nobody waits for most of them.
+            node.signal("STOP");
+            let others = tokio::spawn(ask());
+            let mut impatient = JoinSet::new();
+            for _ in 0..CALLERS {
+                impatient.spawn(tokio::time::timeout(Duration::from_millis(20), ask()));
+            }
+            // One may have been answered before the node stopped.
+            impatient.join_all().await;
+            // The connection is a task, too, and has to tell.
+            for _ in 0..1000 {
+                tokio::task::yield_now().await;
+            }
+            node.signal("CONT");
+            for answer in [others.await.unwrap(), ask().await] {
+                let answer = answer.unwrap().into_inner();
+                assert_eq!((answer.status(), answer.tokens_granted), (Status::Ok, 1));
+            }
+        }
+        let taken = first - available(ask().await.unwrap());
+        println!("{taken:.0} granted, of them {} to callers who waited", 2 * ROUNDS + 1);
+        assert!((2.0 * ROUNDS as f64 + 0.9..((CALLERS + 2) * ROUNDS + 2) as f64).contains(&taken));
+    });
+}
+
+#[test]
+fn three_nodes_on_one_redis_stay_exact() {
+    let _alone = alone();
+    let redis = Redis::start();
+    stays_exact(&redis.url(), Duration::from_secs(30), || vec![redis.connection()]);
+}
+
+#[test]
+fn three_nodes_on_three_shards_stay_exact() {
+    let _alone = alone();
+    let cluster = RedisCluster::start_with(3, 0);
+    stays_exact(&cluster.url(), Duration::from_secs(10), || {
+        (0..3).map(|number| cluster.connection(number)).collect()
+    });
+}

@@ -1,0 +1,12 @@
+//! What `Allow` decides, over every store: scenarios, exactness under load, fairness between
+//! namespaces, tokens taken ahead, memory.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+
+mod exactness;
+mod fairness;
+mod goodput;
+mod local_shares;
+mod memory;
+mod prefetch;
+mod scenarios;

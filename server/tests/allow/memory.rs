@@ -1,0 +1,160 @@
+//! What a million dynamic buckets take in Redis and in the embedded store, and that nothing
+//! of it stays once they are full again.
+
+use std::time::{Duration, Instant};
+
+use testkit::{Redis, START, redis_store};
+use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::{Ask, Deal, Store, Verdict};
+
+const BUCKETS: usize = 1_000_000;
+
+/// A namespace and names of 20 characters each.
+const NAMESPACE: &str = "TheBrain_userLogins_";
+
+/// Asks for one token of a dynamic bucket.
+fn one_token<'a>(
+    name: &'a str,
+    terms: &'a Terms,
+    max_buckets: Option<u64>,
+    max_idle_ms: Option<u64>,
+) -> Ask<'a> {
+    Ask {
+        caller: None,
+        namespace: NAMESPACE,
+        name,
+        place: Place::Dynamic { max_buckets },
+        terms,
+        max_idle_ms,
+        tokens: 1,
+        deal: Deal::Take { max_wait_ms: 0 },
+        prefetch_tokens: 0,
+        moved: false,
+        rewrite: false,
+    }
+}
+
+fn info(connection: &mut redis::Connection, field: &str) -> u64 {
+    let text: String = redis::cmd("INFO").query(connection).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("INFO has no {field}")).trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_million_buckets_in_redis() {
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let before = info(&mut inside, "used_memory");
+
+    // Full again a minute after its one token, when the last one has long been made.
+    let limit = BucketLimit { size_tokens: 1, fill_rate: 1.0 / 60.0, ..BucketLimit::default() };
+    let terms = limit.terms();
+    let store = testkit::redis_store_by_its_own_clock(&redis).await;
+    let started = Instant::now();
+    let names: Vec<String> = (0..BUCKETS).map(|n| format!("user-{n:015}")).collect();
+    for batch in names.chunks(1000) {
+        let asks: Vec<Ask<'_>> =
+            batch.iter().map(|name| one_token(name, &terms, None, None)).collect();
+        for outcome in store.decide(&asks).await {
+            assert_eq!(outcome.unwrap().verdict, Verdict::Granted);
+        }
+    }
+    let took = started.elapsed();
+    assert!(took < Duration::from_secs(50), "the first buckets are full again already");
+
+    // Besides them there is the key that says when the store was born, which stays.
+    let count =
+        |inside: &mut redis::Connection| redis::cmd("DBSIZE").query::<usize>(inside).unwrap() - 1;
+    assert_eq!(count(&mut inside), BUCKETS);
+    let key = format!("b{{{NAMESPACE}:{}}}", names[BUCKETS / 2]);
+    let one: u64 = redis::cmd("MEMORY").arg("USAGE").arg(&key).query(&mut inside).unwrap();
+    let each = (info(&mut inside, "used_memory") - before) as f64 / BUCKETS as f64;
+    println!(
+        "{BUCKETS} buckets in {took:.1?}: {one} bytes each by MEMORY USAGE, {each:.0} of used_memory"
+    );
+    assert!(one <= 120, "{one} bytes a bucket");
+    assert!(each <= 165.0, "{each} bytes of used_memory a bucket");
+
+    // They go by themselves when they are full again, a minute after their one token.
+    let limit = Duration::from_secs(120);
+    let mut keys = BUCKETS;
+    while keys > 0 {
+        assert!(started.elapsed() < limit, "{keys} keys are left");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        keys = count(&mut inside);
+    }
+    let left = info(&mut inside, "used_memory").saturating_sub(before);
+    println!("gone {:.1?} after the first was made; {left} bytes stay", started.elapsed());
+    // Redis shrinks its tables step by step after the last key has gone.
+    assert!(left < 40_000_000, "{left} bytes stay");
+}
+
+#[tokio::test]
+async fn a_million_buckets_in_the_embedded_store() {
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::with_clock(clock.clone());
+    let terms = BucketLimit::default().terms();
+    for number in 0..BUCKETS {
+        let name = format!("user-{number:015}");
+        store.decide_one(&one_token(&name, &terms, None, None));
+    }
+    assert_eq!(store.buckets(), BUCKETS);
+    // One token of fifty a second, and a step of the grid that expiries are on.
+    clock.advance(20_000 + 131_072 + 1000);
+    store.sweep().await;
+    assert_eq!(store.buckets(), 0);
+}
+
+/// Others on the thread have their turns while very many buckets are cleared away.
+#[tokio::test]
+async fn a_sweep_lets_others_have_their_turns() {
+    const COUNT: usize = 100_000;
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::with_clock(clock.clone());
+    let terms = BucketLimit::default().terms();
+    for number in 0..COUNT {
+        store.decide_one(&one_token(&format!("user-{number}"), &terms, None, None));
+    }
+    clock.advance(20_000 + 131_072 + 1000);
+    let mut turns = 0;
+    let others = async {
+        loop {
+            turns += 1;
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        () = store.sweep() => {}
+        () = others => {}
+    }
+    assert_eq!(store.buckets(), 0);
+    assert!(turns >= COUNT / 200, "{turns} turns");
+}
+
+/// Both kinds of namespaces at once: a register costs what the README says.
+#[tokio::test]
+async fn a_bounded_namespace_pays_for_its_register() {
+    const COUNT: usize = 10_000;
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let terms = BucketLimit { fill_rate: 0.01, ..BucketLimit::default() }.terms();
+    let store = redis_store(&redis, ManualClock::new(START)).await;
+    let names: Vec<String> = (0..COUNT).map(|n| format!("user-{n:015}")).collect();
+    for batch in names.chunks(1000) {
+        let asks: Vec<Ask<'_>> = batch
+            .iter()
+            .map(|name| one_token(name, &terms, Some(COUNT as u64), Some(60_000)))
+            .collect();
+        assert!(store.decide(&asks).await.iter().all(Result::is_ok));
+    }
+    let mut usage = |key: String| -> u64 {
+        redis::cmd("MEMORY").arg("USAGE").arg(key).arg("SAMPLES").arg(0).query(&mut inside).unwrap()
+    };
+    let state = usage(format!("m{{{NAMESPACE}}}{}", names[0]));
+    let register = usage(format!("r{{{NAMESPACE}}}")) as f64 / COUNT as f64;
+    println!("bounded: {state} bytes a state, {register:.0} bytes a name in the register");
+    assert!(state <= 120, "{state}");
+    assert!(register <= 140.0, "{register}");
+}

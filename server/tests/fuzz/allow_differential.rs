@@ -1,0 +1,288 @@
+//! The embedded store is the specification that the script is held to: random traces of
+//! requests, waits, overrides, time that passes and steps back, and changes of the limits go
+//! through both stores, and every answer must be the same: balances to the last bits, which
+//! equal requests in one batch don't spend on rounding one by one; all else exactly.
+//!
+//! `PROPTEST_CASES` sets the number of traces (10,000); over a Redis Cluster there are a tenth as
+//! many.
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::TestRunner;
+use testkit::redis_cluster::RedisCluster;
+use testkit::{Redis, START, Servers, random, redis_store};
+use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
+
+const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
+
+/// Drops the buckets that have expired by the clock that is moved by hand, as Redis does by
+/// its own.
+const SWEEP: &str = "
+    for _, key in ipairs(redis.call('KEYS', '[bmd]{*')) do
+        local at = redis.call('PEXPIRETIME', key)
+        if at >= 0 and tonumber(ARGV[1]) > at then redis.call('DEL', key) end
+    end";
+
+/// The limits of one namespace.
+#[derive(Clone, Debug)]
+struct Rules {
+    limit: BucketLimit,
+    max_buckets: Option<u64>,
+    /// How many of [`NAMES`] are configured.
+    configured: usize,
+    prefetch_tokens: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Question {
+    /// Into [`NAMES`]; one more is the default bucket.
+    name: usize,
+    tokens: u64,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Take {
+        /// The longest wait, in percent of the bucket's own limit.
+        override_percent: Option<u64>,
+    },
+    TakeAhead,
+    GiveBack,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    pause_us: i64,
+    /// Into the trace's rules: what is in force from here on.
+    rules: usize,
+    /// How many nodes there are, as the node that asks knows it.
+    nodes: u32,
+    batch: Vec<Question>,
+}
+
+fn rules() -> impl Strategy<Value = Rules> {
+    let rate = prop_oneof![
+        select(vec![
+            1.0 / 86_400.0,
+            0.1,
+            1.0,
+            3.0,
+            10.0,
+            50.5,
+            100.0 / 60.0,
+            1000.0,
+            123_456.7,
+            1e8
+        ]),
+        (-10.0..18.0_f64).prop_map(f64::exp),
+    ];
+    let size = prop_oneof![1..20_u64, 1..2000_u64];
+    let max_debt_ms = select(vec![0, 1, 500, 10_000, 60_000, 86_400_000]);
+    let wait_timeout_ms = select(vec![0, 10, 1000, 100_000]);
+    let max_idle_ms = select(vec![None, None, Some(1), Some(1000), Some(60_000)]);
+    let max_buckets = select(vec![None, Some(1), Some(2), Some(3)]);
+    let prefetch_tokens = prop_oneof![2 => Just(0), 1 => 1..200_u64];
+    let who = (max_buckets, 0..3_usize, prefetch_tokens);
+    (rate, size, max_debt_ms, wait_timeout_ms, max_idle_ms, who)
+        .prop_map(
+            |(
+                fill_rate,
+                size_tokens,
+                max_debt_ms,
+                wait_timeout_ms,
+                max_idle_ms,
+                (max_buckets, configured, prefetch_tokens),
+            )| {
+                let limit = BucketLimit {
+                    size_tokens,
+                    fill_rate,
+                    wait_timeout_ms,
+                    max_idle_ms,
+                    max_debt_ms,
+                    ..BucketLimit::default()
+                };
+                Rules { limit, max_buckets, configured, prefetch_tokens }
+            },
+        )
+        // A limits file with a longer span is refused.
+        .prop_filter("fills within four years", |rules| rules.limit.terms().cap_us <= MAX_SPAN_US)
+}
+
+fn question() -> impl Strategy<Value = Question> {
+    let tokens =
+        prop_oneof![4 => 1..10_u64, 2 => 1..500_u64, 1 => select(vec![1_000_000, i64::MAX as u64])];
+    let take = proptest::option::of(0..100_u64);
+    let kind = prop_oneof![
+        6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
+        1 => Just(Kind::TakeAhead),
+        1 => Just(Kind::GiveBack),
+    ];
+    (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| Question { name, tokens, kind })
+}
+
+fn step(rules: usize) -> impl Strategy<Value = Step> {
+    let pause_us = prop_oneof![
+        Just(0),
+        1..100_i64,
+        1..100_000_i64,
+        1..3_000_000_i64,
+        1..100_000_000_i64,
+        1..100_000_000_000_i64,
+        -1000..0_i64,
+        -100_000_000..0_i64,
+    ];
+    // Mostly the rules stay as they were chosen last.
+    let rules = prop_oneof![3 => Just(0), 1 => 0..rules];
+    let batch = proptest::collection::vec(question(), 1..4);
+    // Parts of what is taken ahead are equal requests.
+    let batch = (batch, 1..4_usize).prop_map(|(batch, times)| {
+        batch.into_iter().flat_map(|question| std::iter::repeat_n(question, times)).collect()
+    });
+    (pause_us, rules, 1..4_u32, batch).prop_map(|(pause_us, rules, nodes, batch)| Step {
+        pause_us,
+        rules,
+        nodes,
+        batch,
+    })
+}
+
+fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
+    let rules = (any::<bool>(), proptest::collection::vec(rules(), 3));
+    let rules = rules.prop_map(|(bounded, mut rules)| {
+        // A namespace that begins to bound its buckets, or ceases to, is in the scenarios: in
+        // Redis that leaves copies behind for a while, which only ever grant less.
+        for rules in &mut rules {
+            rules.max_buckets = rules.max_buckets.filter(|_| bounded).or(bounded.then_some(2));
+        }
+        rules
+    });
+    (rules, proptest::collection::vec(step(3), 1..20))
+}
+
+#[test]
+fn both_stores_give_the_same_answers() {
+    give_the_same_answers(&Redis::start(), 1);
+}
+
+#[test]
+fn the_embedded_store_and_a_redis_cluster_give_the_same_answers() {
+    give_the_same_answers(&RedisCluster::start(), 10);
+}
+
+/// `part`: of the traces, every so many.
+fn give_the_same_answers(servers: &impl Servers, part: u32) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(servers, clock.clone()));
+    let sweep = redis::Script::new(SWEEP);
+
+    let config = random::config("differential", random::cases(10_000) / part);
+    let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
+    TestRunner::new(config)
+        .run(&trace(), |(rules, steps)| {
+            traces.set(traces.get() + 1);
+            let namespace = "ns";
+            memory.clear();
+            servers.empty();
+            // Sums of that many µs are rounded, and requests taken together are summed otherwise.
+            let largest_us =
+                rules.iter().map(|r| r.limit.terms().longest_life_us()).fold(0.0, f64::max);
+            for (at, step) in steps.iter().enumerate() {
+                if step.pause_us < 0 {
+                    // What has expired must not come back, in one store only, by a step back.
+                    runtime.block_on(memory.sweep_buckets());
+                    let now_ms = clock.now().as_millis();
+                    for mut master in servers.masters() {
+                        sweep.arg(now_ms).invoke::<()>(&mut master).unwrap();
+                    }
+                }
+                clock.advance(step.pause_us);
+                let rules = &rules[step.rules];
+                let terms = rules.limit.terms().beside_prefetch(rules.prefetch_tokens, step.nodes);
+                // As a node has it that has changed its limits, or has just started.
+                let rewrite = step.rules != 0 || at > 0 && steps[..at].iter().any(|s| s.rules != 0);
+                let asks: Vec<Ask<'_>> = step
+                    .batch
+                    .iter()
+                    .map(|question| ask(namespace, rules, &terms, question, rewrite))
+                    .collect();
+                let expected = runtime.block_on(memory.decide(&asks));
+                let found = runtime.block_on(shared.decide(&asks));
+                prop_assert_eq!(expected.len(), found.len());
+                for (expected, found) in expected.iter().zip(&found) {
+                    prop_assert!(
+                        alike(expected.as_ref().unwrap(), found.as_ref().unwrap(), largest_us),
+                        "step {at}: {step:?} under {rules:?}\nembedded {expected:?}\nRedis    {found:?}"
+                    );
+                }
+                for outcome in expected.into_iter().flatten() {
+                    let mut counts = answers.get();
+                    counts[match outcome.verdict {
+                        Verdict::Granted => 0,
+                        Verdict::Refused => 1,
+                        Verdict::TooManyBuckets => 2,
+                    }] += 1;
+                    answers.set(counts);
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    let [granted, refused, too_many] = answers.get();
+    println!(
+        "{} traces: {granted} granted, {refused} refused, {too_many} too many buckets",
+        traces.get()
+    );
+    // The traces reach every kind of answer, often.
+    assert!(granted.min(refused).min(too_many) > traces.get() / 2);
+}
+
+/// `largest_us`: the longest time that a balance or a debt of these buckets can be.
+fn alike(expected: &Outcome, found: &Outcome, largest_us: f64) -> bool {
+    let off_us = (expected.accrued_us - found.accrued_us).abs();
+    off_us <= 1e-4 + 1e-14 * largest_us.max(expected.accrued_us.abs())
+        && *expected == Outcome { accrued_us: expected.accrued_us, ..*found }
+}
+
+fn ask<'a>(
+    namespace: &'a str,
+    rules: &'a Rules,
+    terms: &'a tollgate_server::domain::bucket::Terms,
+    question: &Question,
+    rewrite: bool,
+) -> Ask<'a> {
+    let place = if question.name == NAMES.len() {
+        Place::NamespaceDefault
+    } else if question.name < rules.configured {
+        Place::Configured { bounded: rules.max_buckets.is_some() }
+    } else {
+        Place::Dynamic { max_buckets: rules.max_buckets }
+    };
+    let own = rules.limit.wait_timeout_ms;
+    Ask {
+        caller: None,
+        namespace,
+        name: NAMES.get(question.name).unwrap_or(&"any"),
+        place,
+        terms,
+        max_idle_ms: rules.limit.max_idle_ms,
+        tokens: question.tokens,
+        deal: match question.kind {
+            Kind::Take { override_percent } => Deal::Take {
+                max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
+            },
+            Kind::TakeAhead => Deal::TakeAhead,
+            Kind::GiveBack => Deal::GiveBack,
+        },
+        prefetch_tokens: 0,
+        moved: false,
+        rewrite,
+    }
+}

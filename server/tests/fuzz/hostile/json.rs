@@ -1,0 +1,104 @@
+//! The HTTP port: any method, path, headers and body have a status that does not blame the node.
+//!
+//! An input is as on the wire: a line with the method and the path, headers, an empty line, a body.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use http::header::HOST;
+use http::{HeaderName, HeaderValue, Method, Request, Uri};
+use http_body_util::BodyExt as _;
+use serde_json::Value;
+use tollgate_server::access::Guard;
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::Metrics;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::budget::Budget;
+use tollgate_server::transport::connection::PATIENCE;
+use tollgate_server::transport::door::Asking;
+use tollgate_server::transport::http::{
+    About, Admission, Hosts, Pages, metrics_page, router, status_pages,
+};
+use tollgate_server::transport::load::Load;
+use tower_service::Service as _;
+
+use super::LIMITS;
+use testkit::{START, Service};
+
+/// `None`: no server would take it for a request.
+fn request(input: &[u8]) -> Option<Request<Body>> {
+    let end = input.windows(2).position(|two| two == b"\n\n");
+    let (head, body) = match end {
+        Some(end) => (&input[..end], &input[end + 2..]),
+        None => (input, &b""[..]),
+    };
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let first = lines.next()?;
+    let space = first.iter().position(|byte| *byte == b' ')?;
+    let mut request = Request::new(Body::from(body.to_vec()));
+    *request.method_mut() = Method::from_bytes(&first[..space]).ok()?;
+    *request.uri_mut() = Uri::try_from(&first[space + 1..]).ok()?;
+    for line in lines {
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        let name = HeaderName::from_bytes(&line[..colon]).ok()?;
+        request
+            .headers_mut()
+            .append(name, HeaderValue::from_bytes(line[colon + 1..].trim_ascii()).ok()?);
+    }
+    if !request.headers().contains_key(HOST) {
+        request.headers_mut().insert(HOST, HeaderValue::from_static("node"));
+    }
+    Some(request)
+}
+
+#[test]
+fn any_request_over_http() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = ManualClock::new(START);
+    let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
+    let metrics = Arc::new(Metrics::new());
+    let (status, make_status) =
+        status_pages(About::default(), Box::new(|| (true, 1)), service.capacity.clone());
+    let (metrics_page, make_metrics) = metrics_page(Arc::clone(&metrics));
+    runtime.spawn(make_metrics);
+    let admission = Admission {
+        load: Load::new(1, metrics.shed("http")),
+        hosts: Hosts::default(),
+        patience: PATIENCE,
+    };
+    let pages = Pages { metrics: metrics_page, status };
+    let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
+    let port = router(service.allow, service.capacity, pages, took, ready, admission);
+    let budget = Budget::unlimited();
+    let asking = Asking::new(Guard::http(None, None), &budget);
+    // One page a second would be made, which is too few for this.
+    drop(make_status);
+    let made = |path: &str| !path.starts_with("/debug/status");
+    testkit::fuzz::run("json", &[], |input| {
+        clock.advance(10_000);
+        let Some(mut request) = request(input).filter(|one| made(one.uri().path())) else {
+            return;
+        };
+        request.extensions_mut().insert(ConnectInfo(asking.clone()));
+        let allow = request.uri().path() == "/v1/allow" && request.method() == Method::POST;
+        let (status, body) = runtime.block_on(async {
+            let Ok(answer) = port.clone().call(request).await;
+            let status = answer.status().as_u16();
+            (status, answer.into_body().collect().await.unwrap().to_bytes())
+        });
+        assert!((200..500).contains(&status), "{status} {body:?}");
+        if allow && status != 413 {
+            let answer: Value = serde_json::from_slice(&body).expect("JSON");
+            match status {
+                200 => {
+                    assert!(answer["tokensAvailable"].is_number(), "{answer}");
+                    let granted: i64 = answer["tokensGranted"].as_str().unwrap().parse().unwrap();
+                    assert!(granted == 0 || answer["status"] == "OK", "{answer}");
+                }
+                400 | 403 | 415 => assert!(answer["error"].is_string(), "{answer}"),
+                status => panic!("{status} {answer}"),
+            }
+        }
+    });
+}

@@ -1,0 +1,202 @@
+//! Messages on the gRPC port: any bytes have a status that makes sense, and what is granted is what
+//! was asked for, or nothing.
+//!
+//! An input is a byte that says which method, one that says what is wrong around the message, and
+//! the message.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use h2::client::{self, SendRequest};
+use http::{HeaderMap, Request};
+use prost::Message;
+use tollgate_proto::doorman::{
+    DiscoveryRequest, GetCapacityRequest, GetCapacityResponse, GetServerCapacityRequest,
+    GetServerCapacityResponse, Lease, ReleaseCapacityRequest,
+};
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_server::access::Guard;
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::Metrics;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::budget::Budget;
+use tollgate_server::transport::connection::PATIENCE;
+use tollgate_server::transport::front::Front;
+use tollgate_server::transport::grpc;
+use tollgate_server::transport::load::{Bounds, Load};
+use tonic::Code;
+use tonic_health::server::{HealthReporter, HealthService};
+
+use super::LIMITS;
+use testkit::{START, Service};
+
+const METHODS: [&str; 6] = [
+    "/quotaservice.QuotaService/Allow",
+    "/doorman.Capacity/GetCapacity",
+    "/doorman.Capacity/GetServerCapacity",
+    "/doorman.Capacity/ReleaseCapacity",
+    "/doorman.Capacity/Discovery",
+    "/quotaservice.QuotaService/Nothing",
+];
+
+/// One connection, from memory to memory.
+async fn serve(front: Arc<Front<MemoryStore>>) -> SendRequest<Bytes> {
+    let (near, far) = tokio::io::duplex(1 << 20);
+    tokio::spawn(front.serve(far, std::future::pending(), Guard::grpc(None, None), None));
+    let (sender, connection) = client::handshake(near).await.unwrap();
+    tokio::spawn(connection);
+    sender
+}
+
+/// A request with what is wrong around its message, by the bits of `oddity`.
+fn head(method: &str, oddity: u8) -> Request<()> {
+    let kind = if oddity & 1 == 0 { "application/grpc" } else { "application/grpc+proto; x" };
+    let mut head = Request::post(format!("http://node{method}")).header("content-type", kind);
+    head = head.header("te", "trailers");
+    if oddity & 2 != 0 {
+        head = head.header("grpc-encoding", "gzip");
+    }
+    if oddity & 4 != 0 {
+        head = head.header("grpc-timeout", "99999999H");
+    }
+    head.body(()).unwrap()
+}
+
+fn framed(message: &[u8], oddity: u8) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.put_u8(u8::from(oddity & 8 != 0));
+    let length = message.len() as u32;
+    bytes.put_u32(if oddity & 16 != 0 { length.wrapping_mul(7).wrapping_sub(1) } else { length });
+    bytes.put_slice(message);
+    bytes.freeze()
+}
+
+/// The status, and the message if there is one.
+async fn call(sender: SendRequest<Bytes>, head: Request<()>, body: Bytes) -> (Code, Bytes) {
+    let code = |headers: &HeaderMap| {
+        headers.get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()))
+    };
+    let mut sender = sender.ready().await.expect("the connection lives");
+    let (answer, mut sending) = sender.send_request(head, false).unwrap();
+    // It may be answered before all of it has been sent.
+    let _ = sending.send_data(body, true);
+    let answer = answer.await.expect("an answer");
+    assert_eq!(answer.status(), 200);
+    if let Some(code) = code(answer.headers()) {
+        return (code, Bytes::new());
+    }
+    let (mut body, mut gathered) = (answer.into_body(), BytesMut::new());
+    while let Some(data) = body.data().await {
+        let data = data.expect("all of the answer");
+        body.flow_control().release_capacity(data.len()).unwrap();
+        gathered.extend_from_slice(&data);
+    }
+    let trailers = body.trailers().await.unwrap().expect("trailers");
+    (code(&trailers).expect("a status"), gathered.freeze().split_off(5))
+}
+
+fn check_tokens(request: &AllowRequest, answer: &AllowResponse) {
+    let asked = request.tokens_requested.max(1);
+    let granted = if answer.status() == Status::Ok { asked } else { 0 };
+    assert_eq!(answer.tokens_granted, granted, "{request:?} {answer:?}");
+    assert!(answer.wait_millis >= 0 && answer.retry_after_millis >= 0, "{answer:?}");
+    assert!(answer.tokens_available.is_finite(), "{answer:?}");
+    if request.tokens_requested < 0 {
+        assert_eq!(answer.status(), Status::RejectedInvalidRequest);
+    }
+    assert!(answer.bucket.len() <= 2 * 256 + 1);
+}
+
+fn check_lease(lease: &Lease, wants: f64, safe: Option<f64>, now_s: i64) {
+    assert!(lease.capacity.is_finite() && lease.capacity >= 0.0, "{lease:?}");
+    assert!(lease.capacity <= wants, "nothing is learned, so nobody gets more: {lease:?}");
+    assert!(lease.refresh_interval >= 1 && lease.expiry_time > now_s, "{lease:?}");
+    assert!(safe.is_none_or(|safe| safe.is_finite() && safe >= 0.0), "{safe:?}");
+}
+
+fn decodes(method: usize, message: &[u8]) -> bool {
+    match method {
+        0 => AllowRequest::decode(message).is_ok(),
+        1 => GetCapacityRequest::decode(message).is_ok(),
+        2 => GetServerCapacityRequest::decode(message).is_ok(),
+        3 => ReleaseCapacityRequest::decode(message).is_ok(),
+        4 => DiscoveryRequest::decode(message).is_ok(),
+        _ => true,
+    }
+}
+
+/// The longest request to `Allow` that is kept, in bytes; see docs/overload.md.
+const KEPT: usize = 8 << 10;
+
+fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
+    match method {
+        // Nothing of it is kept, so it names no bucket, whatever its bytes say.
+        0 if message.len() > KEPT => {
+            let answer = AllowResponse::decode(answer).unwrap();
+            assert_eq!(answer.status(), Status::RejectedInvalidRequest);
+        }
+        0 => {
+            let request = AllowRequest::decode(message).unwrap();
+            check_tokens(&request, &AllowResponse::decode(answer).unwrap());
+        }
+        1 => {
+            let request = GetCapacityRequest::decode(message).unwrap();
+            let answer = GetCapacityResponse::decode(answer).unwrap();
+            assert_eq!(request.resource.len(), answer.response.len());
+            for (asked, got) in request.resource.iter().zip(&answer.response) {
+                assert_eq!(asked.resource_id, got.resource_id);
+                assert!(asked.wants.is_finite() && asked.wants >= 0.0, "{asked:?}");
+                // One that is learned may be as large as the client says.
+                let learned = asked.has.as_ref().map_or(0.0, |has| has.capacity);
+                let most = asked.wants.max(learned);
+                check_lease(&got.gets, most, got.safe_capacity, now_s);
+            }
+        }
+        2 => {
+            let request = GetServerCapacityRequest::decode(message).unwrap();
+            let answer = GetServerCapacityResponse::decode(answer).unwrap();
+            assert_eq!(request.resource.len(), answer.response.len());
+            for got in &answer.response {
+                check_lease(&got.gets, f64::MAX, got.safe_capacity, now_s);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn any_message() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let clock = ManualClock::new(START);
+    let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
+    let health = HealthService::from_health_reporter(HealthReporter::new());
+    let metrics = Metrics::new();
+    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(1, metrics.shed("grpc")));
+    let bounds = Bounds { load, patience: PATIENCE, budget: Budget::unlimited() };
+    let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health, bounds);
+    let front = Arc::new(front.unwrap());
+    let sender = runtime.block_on(serve(front));
+    testkit::fuzz::run("requests", &[], |input| {
+        let [method, oddity, message @ ..] = input else { return };
+        clock.advance(10_000);
+        let method = usize::from(*method) % METHODS.len();
+        let (head, body) = (head(METHODS[method], *oddity), framed(message, *oddity));
+        let (code, answer) = runtime.block_on(async {
+            let called = call(sender.clone(), head, body);
+            tokio::time::timeout(Duration::from_secs(10), called).await.expect("in time")
+        });
+        match code {
+            Code::Ok => check(method, message, answer, clock.now().as_secs()),
+            Code::InvalidArgument => assert!((1..=3).contains(&method), "{}", METHODS[method]),
+            // A message that does not decode, or is not as it says.
+            Code::Internal | Code::OutOfRange => {
+                let odd = oddity & (2 | 8 | 16) != 0;
+                assert!(odd || !decodes(method, message), "{code:?}: {input:?}");
+            }
+            Code::Unimplemented => assert!(oddity & 2 != 0 || oddity & 8 != 0 || method == 5),
+            code => panic!("{code:?}"),
+        }
+    });
+}

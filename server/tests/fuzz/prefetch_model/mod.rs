@@ -1,0 +1,255 @@
+//! Nodes that take tokens ahead, on a clock that is moved by hand: whoever comes, goes, dies or
+//! is stopped for a while, a bucket grants no more than its size and what accrues, over any
+//! stretch of time. The nodes' part is the real one; the store between them is the embedded one,
+//! and the register of nodes is played here.
+//!
+//! `PROPTEST_CASES` sets the number of traces (1,000).
+mod trace;
+mod world;
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use testkit::metrics::Scrape;
+use testkit::{START, Service, random};
+use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::Metrics;
+use tollgate_server::service::allow::{Query, Status};
+use tollgate_server::store::members::Members;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Store};
+use trace::{Event, events, limit, play};
+use world::{MS, SECOND, World};
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+#[test]
+fn no_stretch_grants_too_much() {
+    let runtime = runtime();
+    let cases = random::cases(1000);
+    let config = random::config("prefetch_model", cases);
+    let (served, nearest) = (Cell::new(0), Cell::new(0.0_f64));
+    let traces = (limit(), 1..4_usize, events());
+    TestRunner::new(config)
+        .run(&traces, |(limit, nodes, events)| {
+            runtime.block_on(async {
+                let mut world = World::new(limit, nodes).await;
+                // Mostly they have known each other for long.
+                for _ in 0..3 {
+                    play(&mut world, Event::Everywhere { count: 20, tokens: 1, every_us: 50 })
+                        .await;
+                    world.pass(2 * SECOND).await;
+                }
+                let mut highest = 0.0_f64;
+                for (at, event) in events.iter().enumerate() {
+                    play(&mut world, *event).await;
+                    highest = highest.max(world.level);
+                    prop_assert!(
+                        world.level <= world.most(),
+                        "{} of {} after event {at}: {event:?}",
+                        world.level,
+                        world.most()
+                    );
+                }
+                served.set(served.get() + world.served());
+                nearest.set(nearest.get().max(highest / world.most()));
+                Ok(())
+            })
+        })
+        .unwrap();
+    println!("{} served ahead, up to {:.4} of a bound", served.get(), nearest.get());
+    // The traces do what they are about, and press against the bound.
+    assert!(served.get() > u64::from(cases) * 20);
+    assert!(nearest.get() > 0.9);
+}
+
+#[test]
+fn a_hot_bucket_asks_the_store_less_and_a_saturated_one_delivers() {
+    runtime().block_on(async {
+        let limit = BucketLimit {
+            size_tokens: 5000,
+            fill_rate: 5000.0,
+            wait_timeout_ms: 0,
+            max_debt_ms: 0,
+            prefetch_tokens: 500,
+            ..BucketLimit::default()
+        };
+        let mut world = World::new(limit, 3).await;
+        world.pass(2 * SECOND).await;
+        world.load(4500, 5 * SECOND).await;
+        let (served, granted) = (world.served(), world.granted);
+        let asked = world.load(4500, 5 * SECOND).await;
+        assert_eq!(world.granted - granted, asked, "it has more than enough");
+        let share = (world.served() - served) as f64 / asked as f64;
+        println!("{share:.3} of {asked} did not wait for the store");
+        assert!(share > 0.95);
+
+        let (granted, seconds) = (world.granted, 20);
+        world.load(7500, seconds * SECOND).await;
+        let (granted, owed) = (world.granted - granted, 5000.0 * seconds as f64);
+        println!("{granted} granted of {owed} that have accrued");
+        assert!(world.level <= world.most());
+        assert!(granted as f64 >= 0.99 * owed);
+    });
+}
+
+#[test]
+fn nothing_is_kept_that_nobody_asks_for() {
+    runtime().block_on(async {
+        let limit = BucketLimit {
+            size_tokens: 10_000,
+            fill_rate: 0.001,
+            wait_timeout_ms: 0,
+            max_debt_ms: 0,
+            prefetch_tokens: 1000,
+            ..BucketLimit::default()
+        };
+        let mut world = World::new(limit, 3).await;
+        world.pass(2 * SECOND).await;
+        play(&mut world, Event::Everywhere { count: 3, tokens: 1, every_us: 50 }).await;
+        world.pass(5 * SECOND).await;
+        play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
+        assert!(world.balance().await < 7000.0 - 400.0, "they hold some");
+        // A tenth of a second without a request, and the next look.
+        world.pass(160 * MS).await;
+        let left = 7000.0 - world.granted as f64;
+        assert!((world.balance().await - left).abs() < 0.1, "{}", world.balance().await);
+        assert_eq!(world.tokens("taken"), world.tokens("served") + world.tokens("given_back"));
+        assert_eq!(world.tokens("lost"), 0);
+
+        // What a node holds that leaves is there for the others.
+        play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
+        for node in 0..3 {
+            world.nodes[node].store.close().await;
+        }
+        let left = 7000.0 - world.granted as f64;
+        assert!((world.balance().await - left).abs() < 0.1);
+        let before = world.tokens("taken");
+        play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
+        assert_eq!(world.tokens("taken"), before, "nothing is taken any more");
+    });
+}
+
+#[test]
+fn other_limits_give_back_what_was_taken_under_the_old() {
+    runtime().block_on(async {
+        let limit = BucketLimit {
+            size_tokens: 10_000,
+            fill_rate: 0.001,
+            wait_timeout_ms: 0,
+            max_debt_ms: 0,
+            prefetch_tokens: 1000,
+            ..BucketLimit::default()
+        };
+        let mut world = World::new(limit, 1).await;
+        play(&mut world, Event::Everywhere { count: 1, tokens: 1, every_us: 50 }).await;
+        world.pass(5 * SECOND).await;
+        play(&mut world, Event::Everywhere { count: 100, tokens: 1, every_us: 50 }).await;
+        assert!(world.tokens("taken") > world.tokens("served"));
+        world.limit.prefetch_tokens = 500;
+        play(&mut world, Event::Everywhere { count: 100, tokens: 1, every_us: 50 }).await;
+        assert_eq!(world.tokens("taken"), world.tokens("served") + world.tokens("given_back"));
+        assert!((world.balance().await - (9000.0 - world.granted as f64)).abs() < 0.1);
+    });
+}
+
+#[tokio::test]
+async fn what_can_never_be_granted_says_so_and_soft_limits_go_by_what_is_left() {
+    let clock = ManualClock::new(START);
+    let members = Arc::new(Members::new(clock.clone().into()));
+    members.heard(2, Duration::ZERO);
+    let ahead = Arc::new(Ahead::new(members, Arc::new(Metrics::new())));
+    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    let service = Service::new(
+        store,
+        clock,
+        "namespaces: { ns: { buckets: { b: { size: 100, fill_rate: 1, max_debt_millis: 0, \
+         max_tokens_per_request: -1, prefetch: 20, soft_limit_percent: 50 } } } }",
+    );
+    let ask = async |tokens| {
+        let query = Query { namespace: "ns", bucket: "b", tokens, max_wait_ms: None };
+        let answer = service.allow.allow(&query).await.unwrap();
+        (answer.status, answer.tokens_available, answer.retry_after_ms, answer.soft_limited)
+    };
+    // Two nodes may hold 40, so the bucket has 60.
+    assert_eq!(ask(61).await, (Status::Timeout, 60.0, 0, false));
+    assert_eq!(ask(30).await, (Status::Ok, 30.0, 0, false));
+    assert_eq!(ask(1).await, (Status::Ok, 29.0, 0, true));
+    assert_eq!(ask(60).await, (Status::Timeout, 29.0, 31_000, false));
+}
+
+/// Counts the most questions in one call.
+#[derive(Clone)]
+struct Counted(MemoryStore, Arc<AtomicUsize>);
+
+impl Store for Counted {
+    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+        self.1.fetch_max(asks.len(), Ordering::Relaxed);
+        self.0.decide(asks).await
+    }
+}
+
+#[tokio::test]
+async fn no_more_goes_back_at_once_than_there_is_room_for() {
+    let (clock, metrics) = (ManualClock::new(START), Arc::new(Metrics::new()));
+    let members = Arc::new(Members::new(clock.clone().into()));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&metrics)));
+    let most = Arc::new(AtomicUsize::new(0));
+    let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
+    let store = Prefetching::new(counted, ahead);
+    let limit = BucketLimit {
+        size_tokens: 10_000,
+        fill_rate: 0.001,
+        wait_timeout_ms: 0,
+        max_debt_ms: 0,
+        prefetch_tokens: 1000,
+        ..BucketLimit::default()
+    };
+    let (terms, names) = (limit.terms(), (0..2 * AT_ONCE + 1).map(|at| format!("b{at}")));
+    let names: Vec<String> = names.collect();
+    let everywhere = async |count| {
+        for name in &names {
+            for _ in 0..count {
+                let ask = Ask {
+                    caller: None,
+                    namespace: "ns",
+                    name,
+                    place: Place::Configured { bounded: false },
+                    terms: &terms,
+                    max_idle_ms: None,
+                    tokens: 1,
+                    deal: Deal::Take { max_wait_ms: 0 },
+                    prefetch_tokens: limit.prefetch_tokens,
+                    moved: false,
+                    rewrite: false,
+                };
+                store.decide(&[ask]).await.pop().unwrap().unwrap();
+            }
+            // What is taken ahead lands.
+            tokio::task::yield_now().await;
+        }
+    };
+    everywhere(1).await;
+    for _ in 0..6 {
+        members.heard(1, Duration::ZERO);
+        clock.advance(SECOND);
+    }
+    members.heard(1, Duration::ZERO);
+    everywhere(20).await;
+    let tokens = |fate| {
+        let page = Scrape::text(metrics.render());
+        page.sum("tollgate_prefetch_tokens_total", &[("fate", fate)])
+    };
+    assert!(tokens("taken") > tokens("served"), "they are held");
+    most.store(0, Ordering::Relaxed);
+    store.close().await;
+    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "there is more than a page");
+    assert_eq!(tokens("taken"), tokens("served") + tokens("given_back"));
+}

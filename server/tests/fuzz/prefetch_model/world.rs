@@ -1,0 +1,214 @@
+//! Nodes, the store between them and the register of nodes, on a clock that is moved by hand; and
+//! the books on what was granted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::time::{ManualClock, Micros};
+use tollgate_server::metrics::Metrics;
+use tollgate_server::store::members::Members;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::{Ask, Deal, Store, Verdict};
+
+use testkit::START;
+use testkit::metrics::Scrape;
+
+pub(crate) const MS: i64 = 1000;
+pub(crate) const SECOND: i64 = 1_000_000;
+
+/// For how long a node is counted after its last heartbeat.
+const COUNTED: i64 = 5 * SECOND;
+
+/// The longest that a question is under way: a store's deadline.
+const UNDER_WAY: i64 = 50 * MS;
+
+pub(crate) struct Node {
+    pub(crate) store: Prefetching<MemoryStore>,
+    members: Arc<Members>,
+    /// When it beat last, as the register has it.
+    pub(crate) beat: Micros,
+    next_beat: Micros,
+    next_tidy: Micros,
+    /// It does nothing by itself until then.
+    pub(crate) stopped_until: Micros,
+}
+
+/// The nodes, their store and the books.
+pub(crate) struct World {
+    pub(crate) clock: ManualClock,
+    shared: MemoryStore,
+    metrics: Arc<Metrics>,
+    pub(crate) limit: BucketLimit,
+    terms: Terms,
+    pub(crate) nodes: Vec<Node>,
+    /// When those that were killed beat last.
+    pub(crate) dead: Vec<Micros>,
+    /// Granted and not yet covered by what has accrued since, in tokens: the most of any stretch
+    /// that ends now.
+    pub(crate) level: f64,
+    last_grant: Micros,
+    pub(crate) granted: u64,
+    /// When questions under way were last waited for.
+    landed: Micros,
+}
+
+impl World {
+    pub(crate) async fn new(limit: BucketLimit, nodes: usize) -> Self {
+        let clock = ManualClock::new(START);
+        let mut world = Self {
+            shared: MemoryStore::with_clock(clock.clone()),
+            metrics: Arc::new(Metrics::new()),
+            terms: limit.terms(),
+            limit,
+            nodes: Vec::new(),
+            dead: Vec::new(),
+            level: 0.0,
+            last_grant: START,
+            granted: 0,
+            landed: START,
+            clock,
+        };
+        for _ in 0..nodes {
+            world.join();
+        }
+        world
+    }
+
+    pub(crate) fn join(&mut self) {
+        let members = Arc::new(Members::new(self.clock.clone().into()));
+        let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&self.metrics)));
+        let now = self.clock.now();
+        self.nodes.push(Node {
+            store: Prefetching::new(self.shared.clone(), ahead),
+            members,
+            beat: now,
+            next_beat: now,
+            next_tidy: now,
+            stopped_until: now,
+        });
+        self.beat(self.nodes.len() - 1);
+    }
+
+    fn beat(&mut self, node: usize) {
+        let now = self.clock.now();
+        self.nodes[node].beat = now;
+        let beats = self.nodes.iter().map(|node| node.beat).chain(self.dead.iter().copied());
+        let counted = beats.filter(|beat| now.0 - beat.0 < COUNTED).count();
+        self.nodes[node].members.heard(counted as u32, Duration::ZERO);
+        self.nodes[node].next_beat = Micros(now.0 + SECOND);
+    }
+
+    /// Lets questions under way arrive.
+    pub(crate) async fn land(&mut self) {
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        self.landed = self.clock.now();
+    }
+
+    /// Lets time pass, and the nodes do what they do by themselves.
+    pub(crate) async fn pass(&mut self, us: i64) {
+        let end = self.clock.now().0 + us;
+        loop {
+            let due =
+                self.nodes.iter().enumerate().map(|(at, node)| {
+                    (node.next_beat.min(node.next_tidy).max(node.stopped_until), at)
+                });
+            let next = due.min().filter(|(due, _)| due.0 <= end);
+            let (due, node) = next.unwrap_or((Micros(end), usize::MAX));
+            let latest = self.landed.0 + UNDER_WAY;
+            if latest < due.0 {
+                self.clock.advance((latest - self.clock.now().0).max(0));
+                self.land().await;
+                continue;
+            }
+            self.clock.advance((due.0 - self.clock.now().0).max(0));
+            if node == usize::MAX {
+                return;
+            }
+            if self.nodes[node].next_beat <= due {
+                self.beat(node);
+            } else {
+                self.nodes[node].next_tidy = Micros(due.0 + 50 * MS);
+                self.nodes[node].store.tidy().await;
+            }
+        }
+    }
+
+    /// One request; tells whether it was granted.
+    pub(crate) async fn ask(&mut self, node: usize, tokens: u64) -> bool {
+        let ask = Ask {
+            caller: None,
+            namespace: "ns",
+            name: "b",
+            place: Place::Configured { bounded: false },
+            terms: &self.terms,
+            max_idle_ms: None,
+            tokens,
+            deal: Deal::Take { max_wait_ms: self.limit.wait_timeout_ms },
+            prefetch_tokens: self.limit.prefetch_tokens,
+            moved: false,
+            rewrite: false,
+        };
+        let outcome = self.nodes[node].store.decide(&[ask]).await.pop().unwrap().unwrap();
+        if outcome.verdict != Verdict::Granted {
+            return false;
+        }
+        let now = self.clock.now();
+        let accrued = (now.0 - self.last_grant.0) as f64 * self.limit.fill_rate / 1e6;
+        self.level = (self.level - accrued).max(0.0) + tokens as f64;
+        self.last_grant = now;
+        self.granted += tokens;
+        true
+    }
+
+    /// Requests for one token each, so many a second, from all nodes in turn; tells how many.
+    pub(crate) async fn load(&mut self, per_second: i64, us: i64) -> u64 {
+        let count = per_second * us / SECOND;
+        for number in 0..count {
+            self.ask(number as usize % self.nodes.len(), 1).await;
+            self.land().await;
+            self.pass(SECOND / per_second).await;
+        }
+        count as u64
+    }
+
+    /// What no stretch of time may grant beyond what accrues in it.
+    pub(crate) fn most(&self) -> f64 {
+        let debt = self.limit.fill_rate * self.limit.max_debt_ms as f64 / 1000.0;
+        // What counts as no time at all.
+        (self.limit.size_tokens as f64 + debt) * (1.0 + 1e-9) + 1e-3
+    }
+
+    pub(crate) fn tokens(&self, fate: &str) -> u64 {
+        let text = Scrape::text(self.metrics.render());
+        text.sum("tollgate_prefetch_tokens_total", &[("fate", fate)]) as u64
+    }
+
+    pub(crate) fn served(&self) -> u64 {
+        Scrape::text(self.metrics.render()).sum("tollgate_prefetch_served_total", &[]) as u64
+    }
+
+    /// What the store has, in tokens.
+    pub(crate) async fn balance(&self) -> f64 {
+        let ask = Ask {
+            caller: None,
+            namespace: "ns",
+            name: "b",
+            place: Place::Configured { bounded: false },
+            terms: &self.terms,
+            max_idle_ms: None,
+            // Never granted, so it changes nothing.
+            tokens: u64::MAX / 2,
+            deal: Deal::TakeAhead,
+            prefetch_tokens: 0,
+            moved: false,
+            rewrite: false,
+        };
+        let outcome = self.shared.decide(&[ask]).await.pop().unwrap().unwrap();
+        assert_eq!(outcome.verdict, Verdict::Refused);
+        self.terms.tokens(outcome.accrued_us)
+    }
+}

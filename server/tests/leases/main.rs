@@ -1,0 +1,14 @@
+//! Capacity leases: what they grant, over every store and across trees of clusters, what a
+//! decision costs, and how they look on the wire.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+
+mod budget;
+mod cost;
+mod drift;
+mod outage;
+mod pages;
+mod parent_up;
+mod scenarios;
+mod tree;
+mod wire;

@@ -1,0 +1,270 @@
+//! Leases while Redis is gone, and just after: nodes renew what clients hold, and hand out
+//! nothing more.
+
+use std::time::{Duration, Instant};
+
+use testkit::cluster::alone;
+use testkit::wire::{Samples, channel, get, now_s};
+use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{
+    DiscoveryRequest, GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate,
+    ReleaseCapacityRequest, ResourceRequest, ResourceResponse, ServerCapacityResourceRequest,
+    algorithm,
+};
+use tonic::Code;
+use tonic::transport::Channel;
+
+type Client = CapacityClient<Channel>;
+
+/// Long leases, and short ones that no outage is too short for.
+const LIMITS: &str = "
+resources:
+  - { identifier_glob: \"long*\", capacity: 100, safe_capacity: 7, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
+  - { identifier_glob: \"short*\", capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 3, refresh_interval: 1 } }
+";
+
+/// How long a store may take to be used again once it answers.
+const RESUMED: Duration = Duration::from_secs(1);
+
+/// Runs a test while no other one measures time.
+fn on_its_own(test: impl Future<Output = ()>) {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.unwrap().block_on(test);
+}
+
+async fn connect(node: &Node) -> Client {
+    CapacityClient::new(channel(node.grpc).await)
+}
+
+fn holds(capacity: f64, expiry_time: i64) -> Option<Lease> {
+    Some(Lease { capacity, expiry_time, refresh_interval: 5 })
+}
+
+async fn ask(
+    client: &mut Client,
+    name: &str,
+    resource: &str,
+    wants: f64,
+    has: Option<Lease>,
+) -> ResourceResponse {
+    let resource = ResourceRequest { resource_id: resource.to_owned(), priority: 0, has, wants };
+    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
+    client.get_capacity(request).await.unwrap().into_inner().response.remove(0)
+}
+
+async fn release(client: &mut Client, name: &str, resource: &str) -> Result<(), Code> {
+    let request = ReleaseCapacityRequest {
+        client_id: name.to_owned(),
+        resource_id: vec![resource.to_owned()],
+    };
+    client.release_capacity(request).await.map(|_| ()).map_err(|status| status.code())
+}
+
+fn start() -> (Redis, LimitsFile, Node) {
+    let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    up(&node, 1.0);
+    (redis, limits, node)
+}
+
+/// Waits until the node knows how its store is.
+fn up(node: &Node, up: f64) {
+    eventually("the store is known to be up or down", Duration::from_secs(5), || {
+        Samples::of(node).get("tollgate_store_up", &[]) == Some(up)
+    });
+}
+
+/// Asks until the store decides, which must be within a second.
+async fn resumes(client: &mut Client, name: &str, resource: &str, has: Option<Lease>) {
+    let (back, mut limit) = (Instant::now(), Limit::new(RESUMED));
+    while ask(client, name, resource, 100.0, has).await.degraded() {
+        limit.check("a decision of the store");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    println!("decided by the store {:.0?} after it was back", back.elapsed());
+}
+
+#[test]
+fn without_the_store_clients_keep_what_they_hold() {
+    on_its_own(async {
+        let (mut redis, _limits, node) = start();
+        let mut client = connect(&node).await;
+        let held = ask(&mut client, "a", "long", 80.0, None).await;
+        assert_eq!((held.gets.capacity, held.degraded), (80.0, None));
+        redis.kill();
+
+        // The first question may be the one that finds out.
+        let started = Instant::now();
+        let first = ask(&mut client, "a", "long", 80.0, Some(held.gets)).await;
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+        assert_eq!((first.gets.capacity, first.degraded), (80.0, Some(true)));
+        let now = now_s();
+        // What is claimed, for how many seconds from now on, and what of it is granted until when.
+        for (has, capacity, lasts) in [
+            (None, 0.0, 60),
+            (holds(80.0, now - 1), 0.0, 60),
+            (holds(80.0, 0), 0.0, 60),
+            (holds(80.0, i64::MIN), 0.0, 60),
+            // Long enough for the next refreshes: it stays as the store knows it.
+            (holds(80.0, now + 40), 80.0, 40),
+            // Renewed.
+            (holds(80.0, now + 5), 80.0, 60),
+            // No longer than any lease.
+            (holds(80.0, now + 3600), 80.0, 60),
+            (holds(80.0, i64::MAX), 80.0, 60),
+            (holds(0.0, now + 40), 0.0, 40),
+            // No more than there is, whatever a client says that it holds.
+            (holds(1e9, now + 40), 100.0, 40),
+            (holds(1e9, now + 5), 100.0, 60),
+        ] {
+            // However much it wants.
+            for wants in [1.0, 80.0, 1e9] {
+                let answer = ask(&mut client, "a", "long", wants, has).await;
+                assert_eq!(
+                    (answer.gets.capacity, answer.degraded),
+                    (capacity, Some(true)),
+                    "{has:?}"
+                );
+                let expiry = answer.gets.expiry_time - now;
+                assert!((lasts..=lasts + 2).contains(&expiry), "{has:?}: {expiry} s");
+                assert_eq!((answer.gets.refresh_interval, answer.safe_capacity), (5, Some(7.0)));
+                assert_eq!(answer.learning_until, None);
+            }
+        }
+        // Clusters likewise, and they are told how to share it.
+        let band = PriorityBandAggregate { priority: 1, num_clients: 3, wants: 500.0 };
+        let request = GetServerCapacityRequest {
+            server_id: "s".to_owned(),
+            resource: vec![ServerCapacityResourceRequest {
+                resource_id: "long".to_owned(),
+                has: holds(30.0, now + 40),
+                wants: vec![band],
+                forgotten: None,
+            }],
+        };
+        let answer =
+            client.get_server_capacity(request).await.unwrap().into_inner().response.remove(0);
+        assert_eq!((answer.gets.capacity, answer.degraded), (30.0, Some(true)));
+        let algorithm = answer.algorithm.unwrap();
+        assert_eq!((algorithm.kind(), algorithm.lease_length), (algorithm::Kind::FairShare, 60));
+
+        // What needs no store is as ever.
+        let other = ask(&mut client, "a", "other", 5.0, None).await;
+        assert_eq!((other.gets.capacity, other.degraded), (5.0, None));
+        assert!(client.discovery(DiscoveryRequest {}).await.unwrap().into_inner().is_master);
+        let refused = GetCapacityRequest { client_id: String::new(), resource: Vec::new() };
+        let refused = client.get_capacity(refused).await.unwrap_err();
+        assert_eq!(
+            (refused.code(), refused.message()),
+            (Code::InvalidArgument, "client_id is empty")
+        );
+        // A release can't be noted anywhere.
+        assert_eq!(release(&mut client, "a", "long").await, Err(Code::Unavailable));
+
+        // Who looks is told so.
+        up(&node, 0.0);
+        let status = get(&node, "/debug/status.json");
+        let status = (status.status, status.json());
+        assert_eq!((status.0, &status.1["store"]["up"]), (200, &false.into()));
+        let error = "the store does not answer, try again in a moment";
+        assert_eq!(status.1["resources_error"], error);
+        let page = get(&node, "/debug/status");
+        assert!(page.status == 200 && page.body.contains(error), "{page:?}");
+        let resource = get(&node, "/debug/resource.json?id=long");
+        assert_eq!((resource.status, &resource.json()["error"]), (503, &error.into()));
+        let labels = [("template", "long*"), ("algorithm", "FAIR_SHARE"), ("outcome", "degraded")];
+        let counted = Samples::of(&node).get("tollgate_lease_decisions_total", &labels);
+        assert_eq!(counted, Some(35.0));
+
+        redis.start_again();
+        resumes(&mut client, "a", "long", None).await;
+        assert_eq!(release(&mut client, "a", "long").await, Ok(()));
+    });
+}
+
+/// Nodes have renewed leases that the store knows nothing of, wherever it comes back from: it
+/// learns for as long as they may last.
+#[test]
+fn after_a_long_outage_the_store_learns() {
+    on_its_own(async {
+        let (mut redis, limits, node) = start();
+        let other = Node::start(&limits.path(), &["--store", &redis.url()]);
+        up(&other, 1.0);
+        let (mut here, mut there) = (connect(&node).await, connect(&other).await);
+        // Past what the store learns when it is born.
+        let mut held = None;
+        let mut limit = Limit::new(Duration::from_secs(10));
+        loop {
+            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            held = Some(answer.gets);
+            if answer.gets.capacity > 0.0 {
+                assert_eq!((answer.gets.capacity, answer.learning_until), (80.0, None));
+                break;
+            }
+            limit.check("the store has learned");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // Gone for longer than the store would keep the lease, with all that it had noted of it.
+        testkit::signal(redis.pid(), "STOP");
+        let stopped = Instant::now();
+        while stopped.elapsed() < Duration::from_secs(5) {
+            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            assert_eq!((answer.gets.capacity, answer.degraded), (80.0, Some(true)));
+            held = Some(answer.gets);
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+        up(&other, 0.0);
+        testkit::signal(redis.pid(), "CONT");
+        resumes(&mut there, "b", "short", None).await;
+        // By now the store has forgotten it; it may last for three seconds, and nobody else is to
+        // get it for as long: not at that node, nor at one that did not renew it.
+        let lasts = held.unwrap().expiry_time;
+        let mut asked = 0;
+        while now_s() < lasts {
+            for client in [&mut here, &mut there] {
+                let answer = ask(client, "b", "short", 100.0, None).await;
+                if now_s() < lasts && !answer.degraded() {
+                    assert_eq!(answer.gets.capacity, 0.0, "{answer:?}");
+                    assert!(answer.learning_until.is_some(), "{answer:?}");
+                    asked += 1;
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert!(asked > 2, "{asked} questions");
+        // Then, nobody having come back for it, it is free.
+        let mut limit = Limit::new(Duration::from_secs(6));
+        while ask(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
+            limit.check("the store has learned");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        redis.kill();
+    });
+}
+
+/// A store that has lived on knows every lease: a node that starts has nothing to learn.
+#[test]
+fn a_restart_of_a_node_is_no_reason_to_learn() {
+    on_its_own(async {
+        let (redis, limits, node) = start();
+        let birth: i64 = redis::cmd("GET").arg("o").query(&mut redis.connection()).unwrap();
+        eventually("the store is old enough", Duration::from_secs(10), || {
+            now_s() > birth / 1_000_000 + 4
+        });
+        drop(node);
+        // A machine that stalls makes the way to the store long, which is an outage.
+        let mut answer = ResourceResponse::default();
+        for _ in 0..3 {
+            let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+            up(&node, 1.0);
+            answer = ask(&mut connect(&node).await, "a", "short", 80.0, None).await;
+            if answer.learning_until.is_none() {
+                break;
+            }
+        }
+        assert_eq!((answer.gets.capacity, answer.learning_until), (80.0, None));
+        assert_eq!(answer.degraded, None);
+    });
+}

@@ -1,0 +1,97 @@
+//! Capacity leases as a client sees them that shares no code with us: Python, over its own gRPC,
+//! with messages that protoc makes from `proto/doorman.proto`. What it asks and expects is in
+//! `fixtures/python`.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+use testkit::command::run;
+use testkit::{LimitsFile, Node, Redis};
+
+fn tests() -> PathBuf {
+    testkit::fixture("python")
+}
+
+/// Runs a command that must succeed, and gives back what it has printed.
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let done = run(command);
+    assert_eq!(done.code, 0, "{command:?}\n{}{}", done.stdout, done.stderr);
+    done.stdout
+}
+
+/// Python with its gRPC: that of the system, which the system's packages are for, or else the
+/// first on the path.
+fn python() -> Command {
+    let knows_grpc = |python: &&str| {
+        let mut command = Command::new(python);
+        let found = command.args(["-c", "import grpc, google.protobuf"]).output();
+        found.is_ok_and(|output| output.status.success())
+    };
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows_grpc);
+    let mut command = Command::new(python.expect("scripts/test.sh installs Python's gRPC"));
+    // Without -B it would leave compiled files among the sources.
+    command.arg("-B");
+    command
+}
+
+/// Where a program is. protoc starts no plugin without its full path.
+fn located(program: &str) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap();
+    let mut places = std::env::split_paths(&path).map(|folder| folder.join(program));
+    places
+        .find(|place| place.is_file())
+        .unwrap_or_else(|| panic!("{program} is not installed; scripts/test.sh installs it"))
+}
+
+/// The messages and the client of `proto/doorman.proto`, in Python.
+fn generated() -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let proto = testkit::in_repository("proto");
+    let plugin = located("grpc_python_plugin");
+    succeeds(
+        Command::new(located("protoc"))
+            .arg(format!("--proto_path={}", proto.display()))
+            .arg(format!("--python_out={}", folder.path().display()))
+            .arg(format!("--grpc_python_out={}", folder.path().display()))
+            .arg(format!("--plugin=protoc-gen-grpc_python={}", plugin.display()))
+            .arg("doorman.proto"),
+    );
+    folder
+}
+
+/// Runs the whole program against a node that has an empty store.
+fn worked_examples(node: &Node, master_address: &str) {
+    let messages = generated();
+    let printed = succeeds(
+        python()
+            .env("PYTHONPATH", messages.path())
+            .arg(tests().join("worked_examples.py"))
+            .args([&node.grpc.to_string(), master_address]),
+    );
+    // A program that compares nothing would succeed too.
+    assert!(printed.contains(" compared, 0 failed"), "{printed}");
+}
+
+#[test]
+fn a_python_client_of_a_node_on_its_own() {
+    let node = Node::start(&tests().join("limits.yaml"), &[]);
+    worked_examples(&node, &node.grpc.to_string());
+}
+
+#[test]
+fn a_python_client_of_a_node_on_redis() {
+    let redis = Redis::start();
+    let arguments = ["--store", &redis.url(), "--advertise", "lb.example:443"];
+    let node = Node::start(&tests().join("limits.yaml"), &arguments);
+    worked_examples(&node, "lb.example:443");
+}
+
+#[test]
+fn compression_long_requests_and_deadlines_in_python() {
+    let limits = LimitsFile::new("namespaces: { shop: { default_bucket: { size: 1000 } } }");
+    let node = Node::start(&limits.path(), &[]);
+    let printed = succeeds(python().arg(tests().join("edge.py")).arg(node.grpc.to_string()));
+    assert!(printed.contains(" checked"), "{printed}");
+}

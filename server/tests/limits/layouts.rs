@@ -1,0 +1,118 @@
+//! What a node that starts knows of the limits before it: the store tells for how long states may
+//! be about that were stored in another way, so that the usual request costs no more than it must.
+
+use std::time::Duration;
+
+use testkit::wire::post;
+use testkit::{LimitsFile, Node, Redis, redis_store_by_its_own_clock};
+use tollgate_server::store::{Layout, Layouts as _};
+
+const LIFE: Duration = Duration::from_secs(3600);
+
+fn layout(of: u64, is: u64) -> Layout {
+    Layout { of, is, life: LIFE }
+}
+
+/// That long, but for what has passed since.
+fn about(left: Duration, length: Duration) -> bool {
+    left <= length && left + Duration::from_secs(10) > length
+}
+
+#[tokio::test]
+async fn what_has_not_changed_is_settled() {
+    let redis = Redis::start();
+    let store = redis_store_by_its_own_clock(&redis).await;
+    let told = [layout(1, 10), layout(2, 20)];
+    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "a new store");
+    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "said again");
+
+    let longer = Layout { life: 2 * LIFE, ..layout(1, 11) };
+    let left = store.settled(&[longer, layout(2, 20)]).await.unwrap();
+    assert!(about(left[0], 2 * LIFE) && left[1].is_zero(), "{left:?}");
+    // A node that still has the limits from before hears of it, …
+    let left = store.settled(&told).await.unwrap();
+    assert!(about(left[0], 2 * LIFE), "the longer life counts: {left:?}");
+    // … and no answer ends it early.
+    let left = store.settled(&[layout(1, 11)]).await.unwrap();
+    assert!(about(left[0], 2 * LIFE), "{left:?}");
+
+    // More than one call takes, and none of it in use before.
+    let many: Vec<Layout> = (100..1100).map(|of| layout(of, of)).collect();
+    assert_eq!(store.settled(&many).await.unwrap(), vec![Duration::ZERO; 1000]);
+}
+
+#[tokio::test]
+async fn what_is_not_known_of_an_old_store_is_not_settled() {
+    let redis = Redis::start();
+    let now: (i64, i64) = redis::cmd("TIME").query(&mut redis.connection()).unwrap();
+    let born = (now.0 - 60) * 1_000_000;
+    redis::cmd("SET").arg("o").arg(born).exec(&mut redis.connection()).unwrap();
+    let store = redis_store_by_its_own_clock(&redis).await;
+    let left = store.settled(&[layout(1, 10)]).await.unwrap();
+    assert!(about(left[0], LIFE), "{left:?}");
+    let left = store.settled(&[layout(1, 10), layout(2, 20)]).await.unwrap();
+    assert!(about(left[0], LIFE) && about(left[1], LIFE), "{left:?}");
+}
+
+/// How often Redis has run a command.
+fn calls(redis: &Redis, command: &str) -> u64 {
+    let stats: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut redis.connection()).unwrap();
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+    line.map_or(0, |line| {
+        let calls = line.strip_prefix("calls=").unwrap().split(',').next().unwrap();
+        calls.parse().unwrap()
+    })
+}
+
+fn tokens_left(node: &Node) -> f64 {
+    let body = r#"{"namespace": "ns", "bucketName": "b", "tokensRequested": 10}"#;
+    let answer = post(node, body).json();
+    assert_eq!(answer["status"], "OK", "{answer}");
+    assert_eq!(answer["degraded"], false, "{answer}");
+    answer["tokensAvailable"].as_f64().unwrap().round()
+}
+
+#[test]
+fn a_node_looks_for_other_states_only_after_a_change() {
+    // A day to fill: states from before would be about for as long.
+    let limits = |size: u64, more: &str| {
+        let template = format!("{{ size: {size}, fill_rate: 1000/d, max_tokens_per_request: -1 }}");
+        format!("namespaces: {{ ns: {{ {more} dynamic_bucket_template: {template} }} }}")
+    };
+    let redis = Redis::start();
+    let file = LimitsFile::new(&limits(1000, ""));
+    let patient = ["--store", &redis.url(), "--store-timeout", "2s"];
+    let node = || Node::start(&file.path(), &patient);
+
+    let first = node();
+    assert_eq!(tokens_left(&first), 990.0);
+    assert_eq!(tokens_left(&first), 980.0);
+    assert_eq!(tokens_left(&first), 970.0);
+    assert_eq!(calls(&redis, "pexpiretime"), 0, "nobody has had other limits");
+    let kept = calls(&redis, "setrange");
+    assert!(kept >= 1, "of two grants, one at most passes a step of the expiries' grid");
+    drop(first);
+
+    let again = node();
+    assert_eq!(tokens_left(&again), 960.0);
+    assert_eq!(tokens_left(&again), 950.0);
+    assert_eq!(calls(&redis, "pexpiretime"), 0, "the same limits as before");
+    let kept_again = calls(&redis, "setrange");
+    assert!(kept_again > kept, "here, too");
+    drop(again);
+
+    // Another size: the expiry is written anew, until all have been.
+    file.write(&limits(2000, ""));
+    let larger = node();
+    assert_eq!(tokens_left(&larger), 940.0, "a change refills nothing");
+    assert_eq!(tokens_left(&larger), 930.0);
+    assert_eq!(calls(&redis, "setrange"), kept_again, "none keeps its expiry");
+    drop(larger);
+
+    // Other keys: what stands under the old ones counts.
+    file.write(&limits(2000, "max_dynamic_buckets: 5,"));
+    let bounded = node();
+    assert_eq!(tokens_left(&bounded), 920.0);
+    assert_eq!(calls(&redis, "pexpiretime"), 1);
+}

@@ -1,0 +1,339 @@
+//! New limits in a running node: taken by itself or on SIGHUP, whole or not at all, and
+//! without a refill.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+use testkit::wire::{PATIENCE, Samples, post};
+use testkit::{LimitsFile, Node, eventually};
+
+/// A change of the file shows within this: it is looked at twice a second, and taken once it
+/// has stayed the same from one look to the next.
+const SOON: Duration = Duration::from_secs(4);
+
+/// `ns:b` of that size; it refills by far less than a token while a test runs.
+fn sized(size: u64) -> String {
+    format!(
+        "namespaces: {{ ns: {{ buckets: {{ b: {{ size: {size}, fill_rate: 1/d, max_tokens_per_request: -1 }} }} }} }}"
+    )
+}
+
+fn loads(node: &Node) -> f64 {
+    Samples::of(node).get("tollgate_limits_loads_total", &[]).unwrap()
+}
+
+fn failures(node: &Node) -> f64 {
+    Samples::of(node).get("tollgate_limits_reload_failures_total", &[]).unwrap()
+}
+
+fn version(node: &Node) -> f64 {
+    Samples::of(node).get("tollgate_limits_version", &[]).unwrap()
+}
+
+/// Asks for tokens of `ns:b`, and says what came of it with the tokens left.
+fn ask(node: &Node, tokens: u64) -> (String, f64) {
+    let body = format!(r#"{{"namespace":"ns","bucketName":"b","tokensRequested":{tokens}}}"#);
+    let answer = post(node, &body).json();
+    let left = answer["tokensAvailable"].as_f64().unwrap();
+    (answer["status"].as_str().unwrap().to_owned(), (left * 10.0).round() / 10.0)
+}
+
+fn ok(left: f64) -> (String, f64) {
+    ("OK".to_owned(), left)
+}
+
+/// The log lines about limits that were refused.
+fn refusals(node: &Node) -> Vec<Value> {
+    let mut events = node.logged();
+    events.retain(|event| event["message"] == "new limits refused, the old ones stay");
+    events
+}
+
+#[test]
+fn a_changed_file_is_taken_by_itself_and_balances_stay() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    assert_eq!(loads(&node), 1.0);
+    assert_eq!(ask(&node, 4), ok(6.0));
+    let change = |text: &str| {
+        let before = (loads(&node), version(&node));
+        limits.write(text);
+        eventually("the change is taken", SOON, || version(&node) != before.1);
+        assert_eq!(loads(&node), before.0 + 1.0);
+    };
+    change(&sized(20));
+    assert_eq!(ask(&node, 1), ok(5.0), "nothing is refilled");
+    change(&sized(3));
+    assert_eq!(ask(&node, 1), ok(2.0), "cut to the new size");
+    change(&sized(20));
+    assert_eq!(ask(&node, 1), ok(1.0), "what was cut stays cut");
+    change(&sized(20).replace("1/d", "2/d"));
+    assert_eq!(ask(&node, 1), ok(0.0), "a rate changes no balance");
+    let debt = "fill_rate: 1/h, max_debt_millis: 72000000";
+    change(&sized(20).replace("fill_rate: 1/d", debt));
+    assert_eq!(ask(&node, 10), ok(-10.0));
+    change(&sized(30).replace("fill_rate: 1/d", debt));
+    let (status, left) = ask(&node, 1);
+    assert_eq!((status.as_str(), left), ("REJECTED_TIMEOUT", -10.0), "debt is not forgotten");
+    change("global_default_bucket: { size: 5, fill_rate: 1/d }");
+    assert_eq!(ask(&node, 1), ok(4.0), "another bucket serves the name now");
+    change("{}\n");
+    assert_eq!(ask(&node, 1).0, "REJECTED_NO_BUCKET");
+    change(&sized(30).replace("fill_rate: 1/d", debt));
+    assert_eq!(ask(&node, 1), ("REJECTED_TIMEOUT".into(), -10.0), "it was still there");
+}
+
+#[test]
+fn a_file_put_in_place_of_the_old_one_is_a_change() {
+    let dir = TempDir::new().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    for (name, size) in [("a.yaml", 10), ("b.yaml", 20)] {
+        fs::write(path(name), sized(size)).unwrap();
+    }
+    // As Kubernetes mounts configuration: a link to a link, which is swapped in one step.
+    symlink(path("a.yaml"), path("current")).unwrap();
+    symlink(path("current"), path("limits.yaml")).unwrap();
+    let node = Node::start(&path("limits.yaml"), &[]);
+    let first = version(&node);
+    symlink(path("b.yaml"), path("next")).unwrap();
+    fs::rename(path("next"), path("current")).unwrap();
+    eventually("the swap is seen", SOON, || version(&node) != first);
+    let second = version(&node);
+
+    // The same size at the same time, as files from images and archives may have.
+    fs::write(path("c.yaml"), sized(30)).unwrap();
+    let time = fs::metadata(path("b.yaml")).unwrap().modified().unwrap();
+    File::options().write(true).open(path("c.yaml")).unwrap().set_modified(time).unwrap();
+    fs::rename(path("c.yaml"), path("b.yaml")).unwrap();
+    eventually("the other file is seen", SOON, || version(&node) != second);
+    assert_eq!(failures(&node), 0.0);
+    assert_eq!(ask(&node, 1), ok(29.0));
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "a writer that takes its time")]
+fn a_file_that_is_still_being_written_waits() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let first = version(&node);
+    // Valid after every line, and for more than a second not yet what it is going to be.
+    let mut file = File::create(limits.path()).unwrap();
+    writeln!(file, "namespaces:\n  ns:\n    buckets:").unwrap();
+    writeln!(file, "      b: {{ size: 20, fill_rate: 1/d }}").unwrap();
+    for number in 0..20 {
+        writeln!(file, "      b{number}: {{ size: 5 }}").unwrap();
+        assert_eq!((version(&node), loads(&node)), (first, 1.0), "after {number} more");
+        std::thread::sleep(Duration::from_millis(75));
+    }
+    drop(file);
+    eventually("the whole file is taken", SOON, || version(&node) != first);
+    assert_eq!((loads(&node), failures(&node)), (2.0, 0.0));
+    let answer = post(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
+    assert_eq!(answer["bucket"], "ns:b19");
+}
+
+#[test]
+fn a_file_that_is_too_large_is_not_read() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let good = version(&node);
+    let most = 16 << 20;
+    let text =
+        |length: usize| format!("{}\n#{}", sized(20), " ".repeat(length - sized(20).len() - 2));
+    limits.write(&text(most + 1));
+    eventually("it is refused", SOON, || failures(&node) == 1.0);
+    let expected = format!("can't read {}: larger than 16 MiB", limits.path().display());
+    let mut said = Vec::new();
+    eventually("it is said", PATIENCE, || {
+        said.extend(refusals(&node));
+        !said.is_empty()
+    });
+    assert_eq!((&said[0]["error"], version(&node)), (&Value::from(expected), good));
+    limits.write(&text(most));
+    eventually("the largest one is taken", PATIENCE, || version(&node) != good);
+    assert_eq!(ask(&node, 1), ok(19.0));
+}
+
+#[test]
+fn sighup_reloads_at_once() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    // Nothing has changed, so that nothing but the signal loads it.
+    for times in 2..5 {
+        node.signal("HUP");
+        eventually("the signal is heard", SOON, || loads(&node) == f64::from(times));
+    }
+    assert_eq!(failures(&node), 0.0);
+    let in_use = |event: &Value| event["message"] == "limits in use";
+    assert!(node.logged().iter().filter(|event| in_use(event)).count() >= 3);
+}
+
+#[test]
+fn a_bad_file_is_refused_and_the_old_limits_decide() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let good = version(&node);
+    assert_eq!(ask(&node, 1), ok(9.0));
+    let bad = "namespaces:\n  ns:\n    bukets:\n      b: { size: 5 }\n  no:\n    buckets: { c: { size: -1 } }\n";
+    limits.write(bad);
+    eventually("the fault is counted", SOON, || failures(&node) >= 1.0);
+    let mut said = Vec::new();
+    eventually("the faults are named", SOON, || {
+        said.extend(refusals(&node));
+        let named = |event: &Value| {
+            let error = event["error"].as_str().unwrap();
+            error.starts_with(&format!("{}:\n", limits.path().display()))
+                && error.contains("line 3: namespaces.ns.bukets: ")
+                && error.contains("line 6: namespaces.no.buckets.c.size: ")
+        };
+        said.iter().any(named)
+    });
+    assert!(said[0]["advice"].as_str().unwrap().contains("tollgate check"), "{said:?}");
+    assert_eq!(ask(&node, 1), ok(8.0));
+    assert_eq!((version(&node), loads(&node)), (good, 1.0));
+
+    limits.write(&sized(20));
+    eventually("a good file is taken", SOON, || version(&node) != good);
+    assert_eq!(ask(&node, 1), ok(7.0));
+}
+
+#[test]
+fn failures_that_repeat_are_said_once_a_second() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    limits.write("nonsense");
+    eventually("the fault is counted", SOON, || failures(&node) >= 1.0);
+    let (started, first) = (Instant::now(), failures(&node));
+    let mut said = refusals(&node);
+    let reload = |said: &mut Vec<Value>| {
+        let before = failures(&node);
+        node.signal("HUP");
+        eventually("the signal is heard", SOON, || failures(&node) > before);
+        said.extend(refusals(&node));
+    };
+    while started.elapsed() < Duration::from_millis(1200) {
+        reload(&mut said);
+    }
+    let most = started.elapsed().as_secs() as usize + 2;
+    assert!(failures(&node) - first > 5.0);
+    assert!((2..=most).contains(&said.len()), "{most} at most: {said:#?}");
+    // None is lost: each line says how many it stands for.
+    let held_back: u64 = said.iter().map(|event| event["held_back"].as_u64().unwrap()).sum();
+    assert!(held_back > 0 && held_back as f64 + said.len() as f64 <= failures(&node));
+}
+
+#[test]
+fn a_removed_file_keeps_the_old_limits() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    let good = version(&node);
+    fs::remove_file(limits.path()).unwrap();
+    eventually("it is missed", SOON, || failures(&node) == 1.0);
+    assert_eq!(ask(&node, 1), ok(9.0));
+    let mut said = Vec::new();
+    eventually("it is said", PATIENCE, || {
+        said.extend(refusals(&node));
+        !said.is_empty()
+    });
+    let expected =
+        format!("can't read {}: No such file or directory (os error 2)", limits.path().display());
+    assert_eq!(said[0]["error"], expected);
+    // A file that stays away is one failure, not one a second.
+    node.signal("HUP");
+    eventually("the signal is heard", SOON, || failures(&node) == 2.0);
+    // In one step: a file caught half written would be one more failure.
+    let ready = limits.path().with_extension("new");
+    fs::write(&ready, sized(20)).unwrap();
+    fs::rename(ready, limits.path()).unwrap();
+    eventually("it is back", SOON, || version(&node) != good);
+    assert_eq!(ask(&node, 1), ok(8.0));
+    assert_eq!(failures(&node), 2.0);
+}
+
+/// 1 while the file is in use as it is.
+fn current(node: &Node) -> f64 {
+    Samples::of(node).get("tollgate_limits_last_reload_successful", &[]).unwrap()
+}
+
+/// What the alert goes by, whatever was taken before and however soon.
+#[test]
+fn a_bad_file_right_after_a_good_one_shows_until_it_is_mended() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = Node::start(&limits.path(), &[]);
+    assert_eq!(current(&node), 1.0);
+    limits.write(&sized(20));
+    eventually("the good file is taken", SOON, || loads(&node) == 2.0);
+    assert_eq!(current(&node), 1.0);
+    limits.write("nonsense");
+    eventually("the bad file is refused", SOON, || current(&node) == 0.0);
+    // What was there before is as good as new.
+    limits.write(&sized(20));
+    eventually("it is mended", SOON, || current(&node) == 1.0);
+    assert_eq!(loads(&node), 3.0);
+}
+
+#[test]
+fn series_of_what_a_reload_removes_leave_the_metrics() {
+    let text = |buckets: &str, algorithm: &str| {
+        format!(
+            "namespaces: {{ ns: {{ buckets: {{ {buckets} }} }} }}\nresources: [{{ \
+             identifier_glob: \"*\", capacity: 1, algorithm: {{ kind: {algorithm}, \
+             lease_length: 60, refresh_interval: 5 }} }}]"
+        )
+    };
+    let limits = LimitsFile::new(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
+    let node = Node::start(&limits.path(), &[]);
+    for bucket in ["b", "gone"] {
+        let body = format!(r#"{{"namespace":"ns","bucketName":"{bucket}"}}"#);
+        assert_eq!(post(&node, &body).json()["status"], "OK");
+    }
+    let labelled = |label: &str, value: &str| {
+        let samples = Samples::of(&node);
+        let has = |labels: &&(String, testkit::wire::Labels)| {
+            labels.1.get(label).is_some_and(|found| found == value)
+        };
+        samples.series().into_iter().filter(has).count()
+    };
+    assert!(labelled("bucket", "gone") >= 8 && labelled("algorithm", "STATIC") >= 8);
+    limits.write(&text("b: { size: 6 }", "FAIR_SHARE"));
+    eventually("the change is taken", SOON, || loads(&node) == 2.0);
+    eventually("the series are gone", SOON, || {
+        labelled("bucket", "gone") == 0 && labelled("algorithm", "STATIC") == 0
+    });
+    let granted = |bucket: &str| Samples::of(&node).decisions("ns", bucket, "granted");
+    assert_eq!((granted("b"), granted("gone")), (Some(1.0), None), "what stays goes on counting");
+    limits.write(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
+    eventually("the series are back", SOON, || granted("gone") == Some(0.0));
+    assert_eq!(granted("b"), Some(1.0));
+}
+
+/// A node that is not above the permissions of files, as one that runs as root would be.
+fn bound_by_permissions(limits: &Path) -> Node {
+    let command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"];
+    let command = if rustix::process::geteuid().is_root() { &command[..] } else { &[] };
+    Node::start_under(command, [0, 0], limits, &[])
+}
+
+#[test]
+fn a_file_that_becomes_readable_again_is_taken_by_itself() {
+    let limits = LimitsFile::new(&sized(10));
+    let node = bound_by_permissions(&limits.path());
+    let allow = |path: &Path, mode| {
+        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    };
+    let next = limits.path().with_extension("next");
+    fs::write(&next, sized(20)).unwrap();
+    allow(&next, 0o000);
+    fs::rename(&next, limits.path()).unwrap();
+    eventually("it can't be read", SOON, || failures(&node) == 1.0);
+    assert_eq!((loads(&node), current(&node)), (1.0, 0.0));
+    allow(&limits.path(), 0o400);
+    eventually("it is read", SOON, || loads(&node) == 2.0);
+    assert_eq!((failures(&node), current(&node)), (1.0, 1.0));
+    assert_eq!(ask(&node, 1), ok(19.0));
+}

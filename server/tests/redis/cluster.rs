@@ -1,0 +1,398 @@
+//! Nodes as processes on a real Redis Cluster, under load: a slot that stands in the middle of
+//! its way to another master, scripts that are flushed, a new master.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use testkit::cluster::alone;
+use testkit::fleet::{Fleet, now_us};
+use testkit::load::{Books, Load, Plan, Sample, percentile};
+use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::redis_cluster::RedisCluster;
+use testkit::report::Row;
+use testkit::rights::FewRights;
+use testkit::wire::{channel, request};
+use testkit::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
+use tollgate_proto::doorman::capacity_client::CapacityClient;
+use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest, ResourceResponse};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::service::allow::{Query, Status};
+use tollgate_server::store::redis::slot;
+
+const SIZE: f64 = 200.0;
+const RATE: f64 = 200.0;
+
+/// A deadline that a busy machine does not exceed, for tests that are about who gets how much.
+const PATIENT: [&str; 2] = ["--store-timeout", "5s"];
+
+const CALLERS: Plan =
+    Plan { callers: 24, connections: 2, pace: Duration::from_millis(5), failover: false };
+
+/// Longer than any store learns.
+const HOUR_US: i64 = 3_600_000_000;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// The first of the names `prefix`, `prefix1`, … whose key is in that slot.
+fn name_in(slot_wanted: u16, prefix: &str, key: impl Fn(&str) -> String) -> String {
+    let mut names = (0..).map(|number: u64| format!("{prefix}{number}"));
+    names.find(|name| slot(key(name).as_bytes()) == slot_wanted).unwrap()
+}
+
+fn spread(bucket: &str) -> String {
+    format!("b{{spread:{bucket}}}")
+}
+
+fn holders(resource: &str) -> String {
+    format!("h{{{resource}}}")
+}
+
+/// Limits with one unbounded namespace, `spread`, and one that bounds its buckets.
+fn limits(bounded: &str) -> LimitsFile {
+    let bucket = "{ size: 200, fill_rate: 200, wait_timeout_millis: 0, max_debt_millis: 0 }";
+    LimitsFile::new(&format!(
+        "namespaces:
+  spread: {{ dynamic_bucket_template: {bucket} }}
+  {bounded}: {{ max_dynamic_buckets: 3, dynamic_bucket_template: {bucket} }}
+resources:
+  - {{ identifier_glob: \"*\", capacity: 100, algorithm: {{ kind: FAIR_SHARE, lease_length: 60, refresh_interval: 1 }} }}
+"
+    ))
+}
+
+/// Asks for all of a resource.
+fn lease(node: &Node, client: &str, resource: &str) -> ResourceResponse {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let one =
+            ResourceRequest { resource_id: resource.to_owned(), wants: 100.0, ..<_>::default() };
+        let request = GetCapacityRequest { client_id: client.to_owned(), resource: vec![one] };
+        let mut client = CapacityClient::new(channel(node.grpc).await);
+        client.get_capacity(request).await.unwrap().into_inner().response.pop().unwrap()
+    })
+}
+
+/// All of a new resource is there, at once.
+#[track_caller]
+fn leased_at_once(node: &Node, resource: &str) {
+    let got = lease(node, "new", resource);
+    assert_eq!(
+        (got.gets.capacity, got.learning_until, got.degraded()),
+        (100.0, None, false),
+        "{resource}: {got:?}"
+    );
+}
+
+fn listed(node: &Node) -> Vec<String> {
+    let (status, page) = http(node.http, "GET /debug/status.json", "").unwrap();
+    assert_eq!(status, 200);
+    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    let names = page["resources"].as_array().unwrap().iter();
+    names.map(|one| one["resource"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Everybody was answered, by the store.
+fn all_shared(samples: &[Sample]) {
+    for sample in samples {
+        assert!(sample.answer.is_ok(), "{:?}", sample.answer);
+        assert!(!sample.degraded(), "{} {}", sample.namespace, sample.bucket);
+    }
+}
+
+fn books(samples: &[Sample], namespace: &str, bucket: &str) {
+    let of = |s: &&Sample| s.namespace == namespace && s.bucket == bucket;
+    let of: Vec<&Sample> = samples.iter().filter(of).collect();
+    Books::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
+}
+
+/// One slot that has a bit of everything goes to another master, and stands in the middle for
+/// a while.
+fn a_slot_under_way(
+    (what, test, place): (&str, &str, u32),
+    choose: impl FnOnce(&RedisCluster) -> u16,
+) {
+    let _alone = alone();
+    let cluster = RedisCluster::start();
+    cluster.born(now_us() - HOUR_US);
+    let moving = choose(&cluster);
+    let (from, to) = (cluster.owner(moving).unwrap(), (cluster.owner(moving).unwrap() + 1) % 3);
+
+    let bucket = name_in(moving, "b", spread);
+    let bounded = name_in(moving, "ns", |ns| format!("r{{{ns}}}"));
+    let absent: Vec<String> =
+        (0..3).map(|at| name_in(moving, &format!("absent{at}x"), spread)).collect();
+    let resource = name_in(moving, "r", holders);
+    let new: Vec<String> =
+        (0..3).map(|at| name_in(moving, &format!("new{at}x"), holders)).collect();
+    // One that stays on the master that the slot leaves, where its register may be new then.
+    let stays = (0..16384).find(|&one| one != moving && cluster.owner(one) == Some(from)).unwrap();
+    let staying: Vec<String> =
+        (0..4).map(|at| name_in(stays, &format!("stays{at}x"), holders)).collect();
+
+    let limits = limits(&bounded);
+    let nodes = cluster.nodes(&limits, &PATIENT);
+    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    let http: Vec<_> = nodes.iter().map(|node| node.http).collect();
+    leased_at_once(&nodes[0], &staying[0]);
+    let started = now_us();
+    let clients = Fleet::start(&grpc, "client", 8, &resource, |_| 20.0);
+    let targets = [("spread", bucket.clone()), (&*bounded, "x".into()), ("spread", "other".into())];
+    let asked: Vec<_> = targets.iter().map(|(ns, name)| request(ns, name, 1)).collect();
+    let load = Load::start(&grpc, CALLERS, move |caller, _| Some(asked[caller / 2 % 3].clone()));
+    load.go_on(SECOND);
+
+    let migration = cluster.begin_migration(moving, to);
+    load.go_on(SECOND);
+    assert!(shared_grant(&allow(http[0], "spread", &absent[0])), "{what}: not begun");
+    leased_at_once(&nodes[1], &new[0]);
+    leased_at_once(&nodes[0], &staying[1]);
+    // The register is here, the bucket may be there: it has to wait until they are together.
+    let waits = thread::scope(|scope| {
+        let asked = scope.spawn(|| allow(http[0], &bounded, "y"));
+        load.go_on(SECOND / 4);
+        assert!(!asked.is_finished(), "{what}: nothing to wait for");
+        assert!(cluster.move_keys(&migration) >= 6, "{what}: not all keys are in that slot");
+        asked.join().unwrap()
+    });
+    assert!(shared_grant(&waits), "{what}: {waits}");
+    load.go_on(SECOND);
+    assert!(shared_grant(&allow(http[1], "spread", &absent[1])), "{what}: on its way");
+    assert!(shared_grant(&allow(http[1], &bounded, "z")), "{what}: on its way");
+    let answer = allow(http[0], &bounded, "fourth");
+    assert_eq!(answer["status"], "REJECTED_TOO_MANY_BUCKETS", "{what}: {answer}");
+    leased_at_once(&nodes[0], &new[1]);
+    leased_at_once(&nodes[1], &staying[2]);
+    cluster.finish_migration(migration);
+    leased_at_once(&nodes[1], &staying[3]);
+    load.go_on(SECOND);
+    assert!(shared_grant(&allow(http[0], "spread", &absent[2])), "{what}: there");
+    leased_at_once(&nodes[0], &new[2]);
+
+    let samples = load.finish();
+    println!("{what}: {} decisions", samples.len());
+    all_shared(&samples);
+    for (namespace, bucket) in &targets {
+        books(&samples, namespace, bucket);
+    }
+    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let p999 = percentile(&mut took, 0.999);
+    let all = [&new[..], &staying[..], &[resource]].concat();
+    for node in &nodes {
+        eventually("every resource is listed", 5 * SECOND, || {
+            // Whose register was on its way is put into it when it is asked again.
+            staying.iter().for_each(|name| drop(lease(node, "new", name)));
+            let listed = listed(node);
+            all.iter().all(|name| listed.contains(name))
+        });
+        assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
+    }
+    let record = clients.finish();
+    assert!(record.failures.is_empty());
+    assert!(record.answers.iter().all(|one| !one.learning && !one.degraded), "{what}: leases");
+    let held = testkit::fleet::Holdings::of(&[&record.answers]);
+    let (_, most) = held.range(started, now_us());
+    assert!(most <= 100.0 + 1e-9, "{what}: {most} of 100 leased");
+    assert!(most >= 99.0, "{what}: {most} of 100 leased");
+    Row {
+        fault: &format!("Cluster: {what} with buckets and leases goes to another master"),
+        meanwhile: "decided by whoever has the keys (MOVED, ASK, TRYAGAIN): none without the store",
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; with a patient `--store-timeout`, as what is split waits)",
+            took.len()
+        ),
+        recovery: "–".to_owned(),
+        tokens: format!("0 over-granted in three buckets; {most:.0} of 100 leased"),
+        test,
+    }
+    .write(place);
+}
+
+#[test]
+fn a_slot_in_the_middle_of_others() {
+    let row = ("a slot", "redis::cluster::a_slot_in_the_middle_of_others", 750);
+    a_slot_under_way(row, |_| 3000);
+}
+
+/// It has what is about the whole server: its birth, its resources, the nodes.
+#[test]
+fn the_last_slot_of_a_server() {
+    let row = ("the last slot", "redis::cluster::the_last_slot_of_a_server", 760);
+    a_slot_under_way(row, |cluster| cluster.highest_slot(0).unwrap());
+}
+
+#[test]
+fn script_flush_on_one_master_fails_nothing() {
+    let _alone = alone();
+    let cluster = RedisCluster::start();
+    let limits = limits("bounded");
+    let nodes = cluster.nodes(&limits, &PATIENT);
+    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    let load = Load::start(&grpc, CALLERS, |caller, count| {
+        Some(request("spread", &format!("b{}", (caller + count) % 30), 1))
+    });
+    let mut inside = cluster.connection(1);
+    for _ in 0..50 {
+        load.go_on(SECOND / 50);
+        redis::cmd("SCRIPT").arg("FLUSH").exec(&mut inside).unwrap();
+    }
+    all_shared(&load.finish());
+    for node in &nodes {
+        assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
+    }
+}
+
+#[test]
+fn a_new_master_is_given_slots() {
+    let _alone = alone();
+    let mut cluster = RedisCluster::start();
+    cluster.born(now_us() - HOUR_US);
+    let limits = limits("bounded");
+    let nodes = cluster.nodes(&limits, &PATIENT);
+    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    let names: Vec<String> = (0..12).map(|at| format!("b{at}")).collect();
+    let asked = names.clone();
+    let load = Load::start(&grpc, CALLERS, move |caller, _| {
+        Some(request("spread", &asked[caller / 2 % asked.len()], 1))
+    });
+    load.go_on(SECOND);
+    let new = cluster.add_master();
+    // Each of these slots holds a bucket that is asked all the time.
+    for name in &names[..4] {
+        cluster.migrate(slot(spread(name).as_bytes()), new);
+    }
+    let got = name_in(slot(spread(&names[0]).as_bytes()), "r", holders);
+    leased_at_once(&nodes[0], &got);
+    load.go_on(2 * SECOND);
+    let samples = load.finish();
+    all_shared(&samples);
+    names.iter().for_each(|name| {
+        let of: Vec<&Sample> = samples.iter().filter(|s| s.bucket == *name).collect();
+        let books = Books::of(&of, SIZE, RATE, 0.0);
+        assert!(books.granted as f64 <= books.most, "{name}: too much");
+    });
+    for node in &nodes {
+        eventually("the new one is heard of", 3 * SECOND, || {
+            Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
+        });
+        assert!(listed(node).contains(&got));
+    }
+}
+
+/// With a slot comes the birth of the server that had it as its last one. Who has lost its memory
+/// more lately goes on learning, and who has given the slot away does not begin to.
+#[test]
+fn births_of_two_servers_meet() {
+    let _alone = alone();
+    let cluster = RedisCluster::start_with(3, 0);
+    let now = now_us();
+    cluster.born(now - HOUR_US);
+    let (young, old) = (0, 1);
+    let recent = now - 10_000_000;
+    let birth_of = |number: usize| cluster.birth_keys().swap_remove(number);
+    redis::cmd("SET")
+        .arg(birth_of(young))
+        .arg(recent)
+        .exec(&mut cluster.connection(young))
+        .unwrap();
+    let limits = limits("bounded");
+    let nodes = cluster.nodes(&limits, &PATIENT);
+    let moving = cluster.highest_slot(old).unwrap();
+    let resource = |slot: u16, at: usize| name_in(slot, &format!("r{at}x"), holders);
+    let learns = |at: usize| {
+        let got = lease(&nodes[at % 2], "new", &resource(3000, at));
+        assert_eq!((got.gets.capacity, got.degraded()), (0.0, false), "{at}: {got:?}");
+        assert!(got.learning_until.is_some(), "{at}: {got:?}");
+    };
+    learns(0);
+    leased_at_once(&nodes[0], &resource(7000, 0));
+
+    cluster.migrate(moving, young);
+    assert_eq!(cluster.highest_slot(young), Some(moving));
+    for at in 1..5 {
+        learns(at);
+        leased_at_once(&nodes[at % 2], &resource(7000, at));
+    }
+    eventually("the later birth counts", 5 * SECOND, || {
+        let mut inside = cluster.connection(young);
+        redis::cmd("GET").arg(birth_of(young)).query::<i64>(&mut inside).unwrap() == recent
+    });
+    let names: Vec<String> =
+        (0..5).flat_map(|at| [resource(3000, at), resource(7000, at)]).collect();
+    for node in &nodes {
+        eventually("every resource is listed", 5 * SECOND, || {
+            // Those that were new while their register was on its way are put into it now.
+            names.iter().for_each(|name| drop(lease(node, "new", name)));
+            let listed = listed(node);
+            names.iter().all(|name| listed.contains(name))
+        });
+    }
+    let mut all = redis::cmd("ZRANGE");
+    let register = |number: usize| birth_of(number).replace('o', "l");
+    let left: Vec<String> =
+        all.arg(register(old)).arg(0).arg(-1).query(&mut cluster.connection(old)).unwrap();
+    assert_eq!(left.len(), 5, "{left:?}");
+}
+
+/// What `docs/operating.md` names is enough.
+#[test]
+fn a_user_with_few_rights() {
+    let _alone = alone();
+    let (cluster, mut servers) = (RedisCluster::start_with(3, 0), Vec::new());
+    for number in 0..3 {
+        let of_a_cluster = " +cluster|slots +cluster|info";
+        let few = FewRights::given(cluster.connection(number), of_a_cluster);
+        servers.push(few);
+    }
+    cluster.born(now_us() - HOUR_US);
+    let limits = limits("bounded");
+    let url = cluster.url().replace("://", "://tollgate:secret@");
+    let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
+    let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
+    eventually("the store is up", 5 * SECOND, up);
+    for at in 0..20 {
+        assert!(shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
+    }
+    assert!(shared_grant(&allow(node.http, "bounded", "x")));
+    leased_at_once(&node, "r");
+    assert_eq!(listed(&node), ["r"]);
+    assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
+    servers.iter_mut().for_each(FewRights::were_enough);
+}
+
+/// Many questions at the same time, to as many buckets.
+#[tokio::test]
+async fn questions_to_many_slots_share_a_call() {
+    const ASKED: usize = 3000;
+    let cluster = RedisCluster::start_with(3, 0);
+    let clock = ManualClock::new(START);
+    let store = redis_store(&cluster, clock.clone()).await;
+    let limits = "namespaces: { ns: { dynamic_bucket_template: { size: 5, fill_rate: 1/h } } }";
+    let service = Arc::new(Service::new(store, clock, limits));
+    let calls = |number: usize| -> usize {
+        let mut info = redis::cmd("INFO");
+        let about: String =
+            info.arg("commandstats").query(&mut cluster.connection(number)).unwrap();
+        let line = about.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or("=0,");
+        line.split(['=', ',']).nth(1).unwrap().parse().unwrap()
+    };
+    let before: usize = (0..3).map(calls).sum();
+    let mut callers = tokio::task::JoinSet::new();
+    for at in 0..ASKED {
+        let service = Arc::clone(&service);
+        callers.spawn(async move {
+            let (bucket, namespace) = (format!("user-{at}"), "ns");
+            let query = Query { namespace, bucket: &bucket, tokens: 1, max_wait_ms: None };
+            let answer = service.allow.allow(&query).await.unwrap();
+            assert_eq!((answer.status, answer.degraded), (Status::Ok, false));
+        });
+    }
+    callers.join_all().await;
+    let made = (0..3).map(calls).sum::<usize>() - before;
+    let keys: Vec<usize> = (0..3)
+        .map(|number| redis::cmd("DBSIZE").query(&mut cluster.connection(number)).unwrap())
+        .collect();
+    println!("{ASKED} decisions in {made} calls, keys on the masters: {keys:?}");
+    assert!(made <= ASKED / 8, "{made} calls for {ASKED} decisions");
+    assert!(keys.iter().all(|&of_one| of_one > ASKED / 4), "{keys:?}");
+}

@@ -1,0 +1,434 @@
+//! Under the keys of a resource: its holders, their orders, what its parent has leased. One part is
+//! damaged; then clients go on as they do. No question stays without an answer, no answer is a
+//! number that is none, and when the leases of before have ended, all is as in a store in which
+//! nothing has happened.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, ParentLease, Rules, Wish};
+use tollgate_server::domain::sharing::Kind;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::{LeaseAsk, LeaseStore};
+
+use super::{Field, try_cases};
+use testkit::START;
+use testkit::plants::{Plant, bytes, number, plant};
+
+const CLIENTS: [(&str, f64); 3] = [("a", 1000.0), ("b", 50.0), ("c", 10.0)];
+
+const SECOND: i64 = 1_000_000;
+
+/// What becomes of some stored bytes.
+#[derive(Clone, Debug)]
+enum Change {
+    Cut(usize),
+    Other(Vec<u8>),
+    More(Vec<u8>),
+    Number(usize, f64),
+}
+
+impl Change {
+    fn of(&self, mut value: Vec<u8>) -> Vec<u8> {
+        match self {
+            Self::Cut(length) => value.truncate(*length % value.len().max(1)),
+            Self::Other(other) => value.clone_from(other),
+            Self::More(more) => value.extend(more),
+            Self::Number(at, number) => {
+                let places = (value.len() / 8).max(1);
+                let at = 8 * (at % places);
+                value.resize(value.len().max(8), 0);
+                value[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+        }
+        value
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Damage {
+    /// Another value instead of all that is under the key.
+    Replaced(&'static str, Plant),
+    /// A field of a hash. Those of upstream are the lease, a band and the number of the freeze.
+    Field(&'static str, &'static [u8], Change),
+    LostField(&'static [u8]),
+    /// A member of a sorted set that nobody has put there, …
+    Foreign(&'static str, f64),
+    /// … or one that somebody has taken out.
+    Lost(&'static str, &'static str),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        2 => any::<usize>().prop_map(Change::Cut),
+        2 => bytes().prop_map(Change::Other),
+        1 => bytes().prop_map(Change::More),
+        5 => (any::<usize>(), number()).prop_map(|(at, number)| Change::Number(at, number)),
+        // Such as could be meant.
+        5 => (any::<usize>(), select(vec![-1e16, -1e9, 0.0, 1.0, 3.0, 4294967296.0, 1e300]))
+            .prop_map(|(at, number)| Change::Number(at, number)),
+    ]
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let field = select(vec![
+        ("h{r}", &b""[..]),
+        ("h{r}", b"a"),
+        ("h{r}", b"c"),
+        ("p{r}", b""),
+        ("p{r}", &[1, 0, 0, 0, 0, 0, 0, 0]),
+        ("p{r}", b"n"),
+    ]);
+    let score = select(vec![f64::NEG_INFINITY, -1.0, 7.0, 50.0, 2e9, f64::INFINITY]);
+    let order = || select(vec!["w{r}", "e{r}"]);
+    prop_oneof![
+        3 => (select(vec!["h{r}", "w{r}", "e{r}", "p{r}"]), plant())
+            .prop_map(|(key, plant)| Damage::Replaced(key, plant)),
+        6 => (field, change()).prop_map(|((key, field), change)| Damage::Field(key, field, change)),
+        1 => select(vec![&b""[..], b"a", b"c"]).prop_map(Damage::LostField),
+        2 => (order(), score).prop_map(|(key, score)| Damage::Foreign(key, score)),
+        2 => (order(), select(vec!["a", "b", "c"])).prop_map(|(key, id)| Damage::Lost(key, id)),
+    ]
+}
+
+impl Damage {
+    fn put(&self, inside: &mut redis::Connection) {
+        let done = match self {
+            Self::Replaced(key, plant) => {
+                plant.put(inside, key);
+                Ok(())
+            }
+            Self::Field(key, field, change) => {
+                let mut get = redis::cmd("HGET");
+                let value = get.arg(key).arg(*field).query::<Option<Vec<u8>>>(inside);
+                // Where there is no parent, nothing is known of it.
+                value.and_then(|value| match value {
+                    Some(value) => {
+                        let mut set = redis::cmd("HSET");
+                        set.arg(key).arg(*field).arg(change.of(value)).exec(inside)
+                    }
+                    None => Ok(()),
+                })
+            }
+            Self::LostField(field) => redis::cmd("HDEL").arg("h{r}").arg(*field).exec(inside),
+            Self::Foreign(key, score) => {
+                redis::cmd("ZADD").arg(key).arg(score).arg("foreign").exec(inside)
+            }
+            Self::Lost(key, id) => redis::cmd("ZREM").arg(key).arg(*id).exec(inside),
+        };
+        if let Err(error) = done {
+            // Another damage may have taken its place.
+            assert_eq!(error.code(), Some("WRONGTYPE"), "{error}");
+        }
+    }
+
+    /// Whether the next to ask must notice.
+    fn is_plain(&self) -> bool {
+        match self {
+            Self::Replaced("h{r}", plant) => !matches!(plant, Plant::Hash(_)),
+            Self::Field("h{r}", b"", Change::Cut(_)) => true,
+            Self::Field("h{r}", b"", Change::Number(at, number)) => {
+                // All but the ends of the threshold, what may be far away, and a flag.
+                ![8, 9, 11, 14].contains(&(at % 16)) && !number.is_finite()
+            }
+            _ => false,
+        }
+    }
+}
+
+fn rules(kind: Kind, from_parent: bool) -> Rules {
+    Rules { kind: Some(kind), capacity: 120.0, lease_s: 60, learning_s: 60, from_parent }
+}
+
+async fn ask(
+    store: &impl LeaseStore,
+    rules: Rules,
+    (id, wants): (&str, f64),
+    claim: Option<Claim>,
+) -> Grant {
+    let bands = [Band { priority: 1, subclients: 1, wants }];
+    let wish = Wish { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
+    store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
+}
+
+/// The parent leases as much as there is.
+async fn from_parent(store: &impl LeaseStore, now_s: i64) {
+    let Some(demand) = store.freeze("r", Duration::from_secs(2)).await.unwrap() else { return };
+    assert!(demand.has.is_finite(), "{demand:?}");
+    assert!(demand.bands.iter().all(|band| band.wants.is_finite()), "{demand:?}");
+    let lease = ParentLease {
+        capacity: 120.0,
+        expiry_s: now_s + 60,
+        refresh_s: 5,
+        safe_capacity: 0.0,
+        kind: Kind::FairShare,
+        lease_s: 60,
+    };
+    store.thaw("r", demand.number, Some(lease)).await.unwrap();
+}
+
+/// All clients ask a few times; what they get at last.
+async fn rounds(store: &impl LeaseStore, field: &Field, rules: Rules, since: i64) -> Vec<f64> {
+    let mut last = Vec::new();
+    for round in 0..3 {
+        let now_s = (since + 5 * round * SECOND) / SECOND;
+        field.clock.advance(since + 5 * round * SECOND - field.clock.now().0);
+        last.clear();
+        for client in CLIENTS {
+            last.push(ask(store, rules, client, None).await.has);
+        }
+        if rules.from_parent {
+            from_parent(store, now_s).await;
+        }
+    }
+    last
+}
+
+async fn go_on(field: &Field, rules: Rules) -> Result<(), TestCaseError> {
+    let mut held = [0.0; 3];
+    for round in 0..3 {
+        field.clock.advance(5 * SECOND);
+        let now_s = field.clock.now().as_secs();
+        if rules.from_parent {
+            from_parent(&field.store, now_s).await;
+        }
+        for (client, held) in CLIENTS.iter().zip(&mut held) {
+            let claim = (round > 0).then_some(Claim { capacity: *held, expiry_s: now_s + 30 });
+            let grant = ask(&field.store, rules, *client, claim).await;
+            prop_assert!(grant.has >= 0.0 && grant.has <= client.1.max(*held), "{grant:?}");
+            prop_assert!(grant.expiry_s <= now_s + 60, "{grant:?}");
+            prop_assert!(grant.capacity.is_finite() && grant.subclients.is_finite(), "{grant:?}");
+            *held = grant.has;
+        }
+        if round == 1 {
+            field.store.release(Holder::Client("b"), &["r"]).await.unwrap();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_damaged_resource_is_learned_anew() {
+    let field = RefCell::new(Field::new());
+    let kind = select(vec![Kind::FairShare, Kind::ProportionalShare, Kind::Static]);
+    try_cases(200, (kind, any::<bool>(), damage()), |(kind, parent, damage)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        let before = field.replaced("resource");
+        let rules = rules(kind, parent);
+        field.clock.advance(61 * SECOND);
+        field.runtime.block_on(rounds(&field.store, field, rules, START.0 + 61 * SECOND));
+        prop_assert_eq!(field.replaced("resource"), before);
+
+        damage.put(&mut field.inside);
+        if damage.is_plain() {
+            field.runtime.block_on(ask(&field.store, rules, CLIENTS[0], None));
+            prop_assert_eq!(field.replaced("resource") - before, 1.0, "noticed at once");
+        }
+        field.runtime.block_on(go_on(field, rules))?;
+        prop_assert!(field.replaced("resource") - before <= 2.0, "counted again and again");
+
+        // By then all leases have ended, and what was learned with them.
+        let memory = MemoryStore::with_clock(field.clock.clone());
+        // What is only noticed then is learned for one more minute.
+        let since = START.0 + 400 * SECOND;
+        field.runtime.block_on(rounds(&field.store, field, rules, since - 200 * SECOND));
+        field.clock.advance(START.0 - field.clock.now().0);
+        field.runtime.block_on(ask(&memory, Rules { lease_s: 1, ..rules }, CLIENTS[0], None));
+        let expected = field.runtime.block_on(rounds(&memory, field, rules, since));
+        let found = field.runtime.block_on(rounds(&field.store, field, rules, since));
+        for (expected, found) in expected.iter().zip(&found) {
+            prop_assert!((expected - found).abs() < 1e-6, "{expected:?} and {found:?}");
+        }
+        let healed = field.replaced("resource");
+        field.runtime.block_on(rounds(&field.store, field, rules, since + 20 * SECOND));
+        prop_assert_eq!(field.replaced("resource"), healed, "healthy afterwards");
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    });
+}
+
+/// What comes first after the damage.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Ask,
+    Release(&'static str),
+    Freeze,
+    Thaw,
+}
+
+/// Several parts are damaged at once, and it need not be a client's question that meets them.
+#[test]
+fn nobody_who_comes_first_is_refused() {
+    let field = RefCell::new(Field::new());
+    let first = select(vec![
+        First::Ask,
+        First::Release("a"),
+        First::Release("nobody"),
+        First::Freeze,
+        First::Thaw,
+    ]);
+    let damages = prop::collection::vec(damage(), 1..=3);
+    // When the leases of before are good, or have ended.
+    let later = select(vec![1, 61]);
+    try_cases(600, (any::<bool>(), damages, first, later), |(parent, damages, first, later)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        let rules = rules(Kind::FairShare, parent);
+        field.clock.advance(61 * SECOND);
+        field.runtime.block_on(rounds(&field.store, field, rules, START.0 + 61 * SECOND));
+        let demand = field.store.freeze("r", Duration::from_secs(2));
+        let demand = field.runtime.block_on(demand).unwrap().unwrap();
+        for damage in &damages {
+            damage.put(&mut field.inside);
+        }
+        field.clock.advance(later * SECOND);
+        // Twice: what is met once must not be there for ever.
+        for _ in 0..2 {
+            field.runtime.block_on(async {
+                match first {
+                    First::Ask => drop(ask(&field.store, rules, CLIENTS[0], None).await),
+                    First::Release(id) => {
+                        field.store.release(Holder::Client(id), &["r"]).await.unwrap();
+                    }
+                    First::Freeze => from_parent(&field.store, field.clock.now().as_secs()).await,
+                    First::Thaw => field.store.thaw("r", demand.number, None).await.unwrap(),
+                }
+            });
+        }
+        field.runtime.block_on(go_on(field, rules))?;
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    });
+}
+
+/// Numbers that could be meant, where only the keys beside them say otherwise.
+#[test]
+fn numbers_that_could_be_meant_refuse_nobody() {
+    let mut field = Field::new();
+    let rules = rules(Kind::FairShare, true);
+    let sums = |at, number| Damage::Field("h{r}", b"", Change::Number(at, number));
+    let leased = |at, number| Damage::Field("p{r}", b"", Change::Number(at, number));
+    for (damage, lost) in [
+        // More count no more than there are holders.
+        (sums(15, 4294967296.0), None),
+        (sums(15, 3.0), Some("e{r}")),
+        // The keys expire before there was time, and one is to be made anew.
+        (sums(12, -1e16), Some("p{r}")),
+        // Less than nothing may be leased out, or a client is to wait for ever.
+        (leased(6, -1e9), None),
+        (leased(2, 1e300), None),
+    ] {
+        field.start();
+        field.runtime.block_on(rounds(&field.store, &field, rules, START.0 + 61 * SECOND));
+        damage.put(&mut field.inside);
+        if let Damage::Field("p{r}", ..) = damage {
+            let until = field.clock.now().0 as f64 + 1e9;
+            leased(7, until).put(&mut field.inside);
+        }
+        if let Some(key) = lost {
+            redis::cmd("DEL").arg(key).exec(&mut field.inside).unwrap();
+        }
+        field.clock.advance(SECOND);
+        field.runtime.block_on(async {
+            for _ in 0..3 {
+                field.store.release(Holder::Client("nobody"), &["r"]).await.unwrap();
+                field.store.freeze("r", Duration::from_secs(2)).await.unwrap();
+            }
+            let grant = ask(&field.store, rules, CLIENTS[0], None).await;
+            assert!(grant.has >= 0.0 && grant.capacity >= 0.0, "{damage:?}: {grant:?}");
+            assert!(grant.parent_refresh_s.is_none_or(|refresh_s| refresh_s < 1 << 30));
+        });
+        assert_eq!(field.errors(), 0.0, "{damage:?}");
+    }
+}
+
+/// Who gives a lease back, or asks on behalf of the parent, leaves what is damaged to the next
+/// client, whose answer is by what it says it has.
+#[test]
+fn only_who_asks_replaces() {
+    let mut field = Field::new();
+    field.start();
+    let rules = rules(Kind::FairShare, true);
+    field.runtime.block_on(rounds(&field.store, &field, rules, START.0 + 61 * SECOND));
+    Damage::Field("h{r}", b"", Change::Cut(100)).put(&mut field.inside);
+    field.runtime.block_on(async {
+        field.store.release(Holder::Client("a"), &["r"]).await.unwrap();
+        let demand = field.store.freeze("r", Duration::from_secs(2)).await.unwrap().unwrap();
+        assert!(demand.bands.is_empty(), "somebody may hold leases, nobody knows who: {demand:?}");
+        field.store.thaw("r", demand.number, None).await.unwrap();
+        assert_eq!(field.replaced("resource"), 0.0);
+        let expiry_s = field.clock.now().as_secs() + 60;
+        let grant =
+            ask(&field.store, rules, CLIENTS[0], Some(Claim { capacity: 60.0, expiry_s })).await;
+        assert_eq!(grant.has, 60.0);
+        assert!(grant.learning_until.is_some());
+        assert_eq!(field.replaced("resource"), 1.0);
+    });
+}
+
+/// More of those that count no more than Redis can count.
+#[test]
+fn no_number_of_holders_is_too_large_to_look_at() {
+    let mut field = Field::new();
+    field.start();
+    let mut sums = [0.0; 16];
+    for ghosts in [1e10, 1e18, 9.3e18, f64::MAX, f64::INFINITY] {
+        sums[15] = ghosts;
+        let bytes: Vec<u8> = sums.iter().flat_map(|number: &f64| number.to_le_bytes()).collect();
+        redis::cmd("HSET").arg("h{r}").arg("").arg(bytes).exec(&mut field.inside).unwrap();
+        let found = field.runtime.block_on(field.store.leases("r", 100)).unwrap();
+        assert!(found.is_some_and(|(_, leases)| leases.items.is_empty()), "{ghosts}");
+    }
+}
+
+/// Finite numbers may add up to infinity: above the threshold with its low part, with those below it.
+#[test]
+fn sums_beyond_all_numbers_are_not_shown() {
+    let mut field = Field::new();
+    field.start();
+    for pair in [[0, 1], [0, 3], [2, 5]] {
+        let mut sums = [0.0; 16];
+        pair.map(|at| sums[at] = f64::MAX);
+        let bytes: Vec<u8> = sums.iter().flat_map(|number: &f64| number.to_le_bytes()).collect();
+        redis::cmd("HSET").arg("h{r}").arg("").arg(bytes).exec(&mut field.inside).unwrap();
+        assert!(
+            field.runtime.block_on(field.store.leases("r", 100)).unwrap().is_none(),
+            "{pair:?}"
+        );
+    }
+}
+
+/// What is damaged may not be there to look at until the next client asks. All else is.
+#[test]
+fn others_can_be_looked_at() {
+    let field = RefCell::new(Field::new());
+    try_cases(100, (any::<bool>(), damage()), |(parent, damage)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        let rules = rules(Kind::FairShare, parent);
+        field.runtime.block_on(async {
+            rounds(&field.store, field, rules, START.0 + 61 * SECOND).await;
+            let bands = [Band { priority: 1, subclients: 1, wants: 5.0 }];
+            let wish =
+                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+            let other = LeaseAsk::new("other", rules, wish);
+            field.store.lease(&[other]).await.pop().unwrap().unwrap();
+        });
+        damage.put(&mut field.inside);
+        let (one, all) = field.runtime.block_on(async {
+            (field.store.leases("r", 100).await, field.store.resources(100).await)
+        });
+        if let Some((totals, leases)) = one.unwrap() {
+            prop_assert!(totals.has.is_finite() && totals.split.wants().is_finite());
+            prop_assert!(leases.items.len() <= 5);
+        }
+        let all = all.unwrap().items;
+        prop_assert!(all.iter().any(|(name, _)| name == "other"), "{all:?}");
+        prop_assert!(all.iter().all(|(_, totals)| totals.has.is_finite()), "{all:?}");
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    });
+}

@@ -1,0 +1,187 @@
+//! Under the keys that a server has for itself: its nodes, its birth, its resources, how states are
+//! stored, who renews leases from a parent.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use tollgate_server::domain::lease::{Band, Holder, Rules, Wish};
+use tollgate_server::domain::sharing::Kind;
+use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreError};
+
+use super::{Field, try_cases};
+use testkit::plants::{Plant, plant};
+use testkit::{Redis, START, Servers as _, connector};
+
+const LIFE: Duration = Duration::from_secs(3600);
+
+/// Whether a value may be what a node writes there, or is no worse than that.
+fn passes(key: &str, plant: &Plant) -> bool {
+    matches!((key, plant), ("n" | "l", Plant::Sorted(_)) | ("x", Plant::Hash(_)))
+}
+
+/// Whether a value may be a birth that a node has written: a positive number of microseconds, not
+/// after `now_us`. A birth of `1` is early, but valid.
+fn is_birth(plant: &Plant, now_us: i64) -> bool {
+    let Plant::Text(text) = plant else { return false };
+    let digits = std::str::from_utf8(text)
+        .ok()
+        .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
+    digits.and_then(|digits| digits.parse().ok()).is_some_and(|us: i64| (1..=now_us).contains(&us))
+}
+
+/// One microsecond after the epoch, as a node would write it.
+fn earliest_birth() -> Plant {
+    Plant::Text(b"1".to_vec())
+}
+
+#[test]
+fn heartbeats_go_on() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (redis, metrics) = (Redis::start(), tollgate_server::metrics::Metrics::new());
+    let connector = runtime.block_on(connector(&redis.url(), &metrics));
+    let inside = RefCell::new(redis.connection());
+    let counted = || {
+        let scrape = super::Scrape::text(metrics.render());
+        ["corrupt_values", "errors"]
+            .map(|what| scrape.sum(&format!("tollgate_store_{what}_total"), &[]))
+    };
+    let heartbeat = |(nodes, birth): (Plant, Plant)| {
+        let inside = &mut *inside.borrow_mut();
+        redis.empty();
+        nodes.put(inside, "n");
+        birth.put(inside, "o");
+        let before = counted();
+        runtime.block_on(connector.greet("one"));
+        let after = counted();
+        prop_assert_eq!(after[1], before[1], "no errors");
+        let replaced = after[0] - before[0];
+        let (born, now): (i64, (i64, i64)) =
+            redis::pipe().get("o").cmd("TIME").query(inside).unwrap();
+        let now_us = now.0 * 1_000_000 + now.1;
+        let born_before = is_birth(&birth, now_us);
+        // Of a sorted set, members may be taken out, or none.
+        let least = u8::from(!born_before) + u8::from(!passes("n", &nodes));
+        let most = least + u8::from(passes("n", &nodes));
+        prop_assert!((f64::from(least)..=f64::from(most)).contains(&replaced), "{replaced}");
+        let age_us = now_us - born;
+        let just_now = (0..60_000_000).contains(&age_us);
+        prop_assert!(just_now || born_before, "as if born just now: {age_us}");
+        // All nodes that are known have been heard of lately.
+        let range = |low: i64, high: &str| -> usize {
+            let mut count = redis::cmd("ZCOUNT");
+            count.arg("n").arg(low).arg(high);
+            count.query(&mut redis.connection()).unwrap()
+        };
+        let recent = now.0 * 1_000_000 - 10_000_000;
+        prop_assert_eq!(range(recent, "+inf"), range(i64::MIN, "+inf"));
+        prop_assert_eq!(range((now.0 + 10) * 1_000_000, "+inf"), 0);
+        runtime.block_on(connector.greet("one"));
+        prop_assert_eq!(counted(), after, "counted once");
+
+        nodes.put(inside, "l");
+        runtime.block_on(connector.greet("one"));
+        let expected = f64::from(!passes("l", &nodes));
+        prop_assert_eq!(counted()[0] - after[0], expected, "the register of resources");
+        Ok(())
+    };
+    heartbeat((Plant::List(vec![Vec::new()]), earliest_birth())).unwrap();
+    try_cases(80, (plant(), plant()), heartbeat);
+}
+
+#[test]
+fn layouts_are_told() {
+    let field = RefCell::new(Field::new());
+    let known = proptest::collection::vec(testkit::plants::bytes(), 1..3);
+    try_cases(80, (plant(), known), |(plant, known)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        plant.put(&mut field.inside, "x");
+        let layout = |of| Layout { of, is: of, life: LIFE };
+        let told: Vec<Layout> = (0..known.len() as u64).map(layout).collect();
+        if passes("x", &plant) {
+            for (layout, value) in told.iter().zip(&known) {
+                let mut set = redis::cmd("HSET");
+                set.arg("x")
+                    .arg(&layout.of.to_le_bytes())
+                    .arg(value)
+                    .exec(&mut field.inside)
+                    .unwrap();
+            }
+        }
+        let before = field.replaced("server");
+        for _ in 0..3 {
+            let left = field.runtime.block_on(field.store.settled(&told)).unwrap();
+            for (left, value) in left.iter().zip(&known) {
+                // 24 bytes may be what a node has written.
+                let most = if value.len() == 24 { 1_000_000 * LIFE } else { LIFE };
+                prop_assert!(*left <= most, "more than of a store not known: {left:?}");
+            }
+        }
+        if !passes("x", &plant) {
+            prop_assert!((1.0..=3.0).contains(&(field.replaced("server") - before)));
+        }
+        let after = field.replaced("server");
+        field.runtime.block_on(field.store.settled(&told)).unwrap();
+        prop_assert_eq!(field.replaced("server"), after, "counted once");
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    });
+}
+
+#[test]
+fn somebody_renews() {
+    let field = RefCell::new(Field::new());
+    try_cases(100, plant(), |plant| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        plant.put(&mut field.inside, "t");
+        let before = field.replaced("server");
+        let take = |node| -> Result<bool, StoreError> {
+            field.runtime.block_on(field.store.take_renewal(node, Duration::from_secs(2)))
+        };
+        prop_assert_eq!(take("one"), Ok(true));
+        prop_assert_eq!(take("one"), Ok(true));
+        prop_assert_eq!(take("two"), Ok(false));
+        prop_assert_eq!(field.replaced("server") - before, 1.0);
+        Ok(())
+    });
+}
+
+/// The register of resources, and the birth as it is read with a resource that is new.
+#[test]
+fn resources_are_listed_again() {
+    let field = RefCell::new(Field::new());
+    let listed = |(register, birth): (Plant, Plant)| {
+        let field = &mut *field.borrow_mut();
+        field.start();
+        register.put(&mut field.inside, "l");
+        birth.put(&mut field.inside, "o");
+        let before = field.replaced("server");
+        let rules = Rules {
+            kind: Some(Kind::FairShare),
+            capacity: 100.0,
+            lease_s: 60,
+            learning_s: 0,
+            from_parent: false,
+        };
+        let bands = [Band { priority: 0, subclients: 1, wants: 7.0 }];
+        for _ in 0..2 {
+            let wish =
+                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+            let asks = [LeaseAsk::new("r", rules, wish)];
+            let grant = field.runtime.block_on(field.store.lease(&asks)).pop().unwrap().unwrap();
+            prop_assert_eq!(grant.has, 7.0);
+        }
+        let names = field.runtime.block_on(field.store.resource_names(100)).unwrap();
+        prop_assert!(names.items.contains(&"r".to_owned()), "{names:?}");
+        // A birth of another type is what heartbeats replace.
+        let no_birth = matches!(birth, Plant::Text(_)) && !is_birth(&birth, START.0);
+        let expected = f64::from(u8::from(!passes("l", &register)) + u8::from(no_birth));
+        prop_assert_eq!(field.replaced("server") - before, expected);
+        prop_assert_eq!(field.errors(), 0.0);
+        Ok(())
+    };
+    listed((Plant::Text(Vec::new()), earliest_birth())).unwrap();
+    try_cases(80, (plant(), plant()), listed);
+}

@@ -1,0 +1,322 @@
+//! Faults of the store that are not an outage: keys that something else has written, a master
+//! that is demoted, connections that die while they idle, a network that is too slow, a Redis
+//! in cluster mode.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use testkit::cluster::alone;
+use testkit::faults::{Fault, Network};
+use testkit::forwarder::Forwarder;
+use testkit::load::Canary;
+use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::redis_cluster::RedisCluster;
+use testkit::{LimitsFile, Node, Redis, START, Service, eventually};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::{Metrics, StoreMetrics};
+use tollgate_server::service::allow::Query;
+use tollgate_server::settings::StoreUrl;
+use tollgate_server::store::StoreError;
+use tollgate_server::store::redis::{Connector, Health, Servers, slot};
+
+const LIMITS: &str = "
+global_default_bucket: { size: 1000, fill_rate: 1000 }
+namespaces:
+  spread: { buckets: { own: {} }, dynamic_bucket_template: { size: 10, fill_rate: 10 } }
+  together: { buckets: { own: {} }, max_dynamic_buckets: 10, dynamic_bucket_template: { size: 10, fill_rate: 10, max_idle_millis: 60000 } }
+  shared: { default_bucket: { size: 10, fill_rate: 10 } }
+";
+
+const EVERYWHERE: [&str; 6] =
+    ["spread own", "spread x", "together own", "together x", "shared x", "nowhere x"];
+
+/// Asks over HTTP, and tells whether the answer was a grant by the shared store.
+fn shared(node: &Node, name: &str) -> bool {
+    let (namespace, bucket) = name.split_once(' ').unwrap();
+    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
+    let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
+    assert_eq!(status, 200, "{answer}");
+    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    answer["status"] == "OK" && answer["degraded"] == false
+}
+
+fn start(url: &str) -> (LimitsFile, Node) {
+    start_with(url, &[])
+}
+
+fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[&["--store", url], args].concat());
+    eventually("the store is up", Duration::from_secs(5), || shared(&node, "nowhere x"));
+    (limits, node)
+}
+
+#[test]
+fn the_keys_of_a_decision_are_in_one_slot() {
+    let _alone = alone();
+    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
+    let mut inside = redis.connection();
+    redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16383).exec(&mut inside).unwrap();
+    eventually("the cluster is up", Duration::from_secs(10), || {
+        let info: String = redis::cmd("CLUSTER").arg("INFO").query(&mut inside).unwrap();
+        info.contains("cluster_state:ok")
+    });
+    let (_limits, node) = start(&redis.url());
+    for name in EVERYWHERE {
+        assert!(shared(&node, name), "{name}");
+    }
+}
+
+#[test]
+fn a_forbidden_command_is_refused_once_and_not_asked_again() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
+    redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
+    let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
+    redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
+    assert!(!shared(&node, "together x"), "nobody may look into the register");
+    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
+    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    assert!(shared(&node, "nowhere x"), "what is allowed is still decided");
+}
+
+#[test]
+fn foreign_values_are_replaced() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let (_limits, node) = start(&redis.url());
+    for key in ["b{spread:own}", "m{together}x", "d{shared}", "g"] {
+        redis::cmd("SET").arg(key).arg("no state").exec(&mut inside).unwrap();
+    }
+    for key in ["b{spread:x}", "m{together}own", "r{together}"] {
+        redis::cmd("DEL").arg(key).exec(&mut inside).unwrap();
+        redis::cmd("RPUSH").arg(key).arg("no").arg("state").exec(&mut inside).unwrap();
+    }
+    for name in EVERYWHERE {
+        assert!(shared(&node, name), "{name}");
+    }
+    let errors = Scrape::of(node.http).sum("tollgate_store_errors_total", &[]);
+    assert!(errors.abs() < 1e-9, "{errors} errors");
+}
+
+#[test]
+fn a_demoted_master_is_left() {
+    let _alone = alone();
+    let (old, new) = (Redis::start(), Redis::start());
+    let forwarder = Forwarder::to(old.port());
+    let (_limits, node) = start(&forwarder.url());
+    assert!(shared(&node, "spread x"));
+
+    // The old master stays up, and so do the connections to it.
+    forwarder.lead_to(new.port());
+    let mut inside = old.connection();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
+    let demoted = Instant::now();
+    eventually("the new master decides", Duration::from_secs(2), || {
+        let mut inside = new.connection();
+        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
+        shared(&node, "nowhere x") && calls.contains("cmdstat_evalsha")
+    });
+    println!("found the new master in {:.0?}", demoted.elapsed());
+}
+
+#[test]
+fn connections_that_died_idle_cost_no_decision() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    // Two lanes each for gRPC, for HTTP and for what is in the background, and the heartbeat.
+    const CONNECTIONS: usize = 7;
+    let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
+    assert!(shared(&node, "spread x"));
+    let clients = |inside: &mut redis::Connection| -> Vec<String> {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(inside).unwrap();
+        let others = list.lines().filter(|line| !line.contains("cmd=client"));
+        others.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
+    };
+    // A lane that was never asked makes its own when it has idled for a while.
+    let mut before = Vec::new();
+    eventually("all connections are made", Duration::from_secs(3), || {
+        before = clients(&mut inside);
+        before.len() == CONNECTIONS
+    });
+    redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
+    // Nobody asks meanwhile.
+    eventually("the connections are made anew", Duration::from_secs(3), || {
+        let now = clients(&mut inside);
+        now.len() == CONNECTIONS && now.iter().all(|id| !before.contains(id))
+    });
+    for _ in 0..20 {
+        assert!(shared(&node, "nowhere x"));
+    }
+}
+
+#[test]
+fn a_slow_network_does_not_make_health_flap() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let forwarder = Forwarder::to(redis.port());
+    let (_limits, node) = start(&forwarder.url());
+    node.logged();
+    // Longer than a decision may take, shorter than a probe.
+    forwarder.delay(Duration::from_millis(120));
+    let slow = Instant::now();
+    let (mut ups, mut asked) = (0, 0);
+    while slow.elapsed() < Duration::from_secs(3) {
+        shared(&node, "nowhere x");
+        asked += 1;
+        ups += node.logged().iter().filter(|line| is_back(line)).count();
+    }
+    assert_eq!(ups, 0, "it was up again {ups} times in {asked} decisions");
+    // Only the first ones waited for their deadline.
+    assert!(asked > 500, "{asked} decisions in three seconds");
+    forwarder.delay(Duration::ZERO);
+    eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
+}
+
+/// Whoever shares the machine may leave a node without a core for longer than a decision may take.
+#[tokio::test]
+async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
+    const TIMEOUT: Duration = Duration::from_millis(50);
+    let redis = Redis::start();
+    let Ok(StoreUrl::Redis(url)) = redis.url().parse() else { panic!("{}", redis.url()) };
+    let classes = StoreError::ALL.map(StoreError::class);
+    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+    let connector = Connector::new(Servers::single(&url).unwrap(), TIMEOUT, Arc::clone(&health));
+    connector.greet("test").await;
+    assert!(health.is_up());
+    let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
+    let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+    // The first one brings the connection and the script about.
+    let mut ready = false;
+    for _ in 0..50 {
+        connector.greet("test").await;
+        ready = service.allow.allow(&query).await.is_ok_and(|answer| !answer.degraded);
+        if ready {
+            break;
+        }
+    }
+    assert!(ready, "no shared decision");
+    let mut degraded = 0;
+    for _ in 0..30 {
+        let service = Arc::clone(&service);
+        let asked = tokio::spawn(async move {
+            let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+            service.allow.allow(&query).await
+        });
+        // Long enough for the question to be sent, and then nothing runs on this thread.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        #[allow(clippy::disallowed_methods, reason = "that is what the node is held up by")]
+        std::thread::sleep(TIMEOUT + Duration::from_millis(20));
+        degraded += u32::from(asked.await.unwrap().is_ok_and(|answer| answer.degraded));
+        assert!(health.is_up());
+    }
+    println!("{degraded} of 30 were decided without the store");
+}
+
+fn is_back(line: &serde_json::Value) -> bool {
+    line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
+}
+
+fn is_up(node: &Node) -> bool {
+    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
+}
+
+/// A deadline that lets far more than a second go by until a probe has waited for all that it may.
+const LONG: [&str; 2] = ["--store-timeout", "500ms"];
+
+/// The far end is gone, and back just after a probe has gone to where nobody is.
+#[test]
+fn a_probe_that_hangs_does_not_delay_the_next() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    for _ in 0..3 {
+        node.logged();
+        network.set(Fault::HalfOpen);
+        shared(&node, "nowhere x");
+        eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+        let probed = network.accepted() + 6;
+        eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
+        network.set(Fault::Nothing);
+        let (mended, canary) = (Instant::now(), Canary::start());
+        eventually("it is back", Duration::from_secs(10), || shared(&node, "nowhere x"));
+        let (took, stalled) = (mended.elapsed(), canary.worst());
+        println!("shared {took:.0?} after it was mended; stalls up to {stalled:.0?}");
+        assert!(took <= Duration::from_secs(1) + 2 * stalled, "{took:?}, {stalled:?}");
+        // What hung meanwhile is not taken for another outage.
+        let calm = Instant::now();
+        while calm.elapsed() < Duration::from_millis(1500) {
+            let shared = shared(&node, "nowhere x");
+            assert!(
+                shared && is_up(&node),
+                "{shared} after {:?}: {:#?}",
+                mended.elapsed(),
+                node.logged()
+            );
+        }
+        let back = node.logged().iter().filter(|line| is_back(line)).count();
+        assert_eq!(back, 1);
+    }
+}
+
+/// Its answers take longer than those of a server that is near may, and come in time for decisions.
+#[test]
+fn a_server_that_is_far_away_is_found_again() {
+    let _alone = alone();
+    let redis = Redis::start();
+    let network = Network::to(redis.port());
+    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    network.set(Fault::HalfOpen);
+    shared(&node, "nowhere x");
+    eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+    network.set(Fault::Late(Duration::from_millis(150)));
+    eventually("it is found", Duration::from_secs(20), || is_up(&node));
+    eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
+}
+
+/// Of three masters one takes questions and does not answer, and another one fails and is back.
+#[test]
+fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
+    const SECOND: Duration = Duration::from_secs(1);
+    let _alone = alone();
+    let cluster = RedisCluster::start_with(3, 0);
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--store", &cluster.url(), "--store-timeout", "10s"];
+    let node = Node::start(&limits.path(), &args);
+    eventually("the store is up", 10 * SECOND, || is_up(&node));
+    let name_at = |number: usize| {
+        let mut names = (0..).map(|n| format!("user-{n}"));
+        let key = |name: &str| slot(format!("b{{spread:{name}}}").as_bytes());
+        names.find(|name| cluster.owner(key(name)) == Some(number)).unwrap()
+    };
+    let mut hung = cluster.connection(0);
+    redis::cmd("CLIENT").arg(&["PAUSE", "60000", "WRITE"]).exec(&mut hung).unwrap();
+    eventually("a heartbeat hangs", 5 * SECOND, || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut hung).unwrap();
+        list.lines().any(|line| line.contains("cmd=eval") && flags(line).contains('b'))
+    });
+    let (name, mut other) = (name_at(1), cluster.connection(1));
+    let mut may = |right: &str| {
+        redis::cmd("ACL").arg(&["SETUSER", "default", right]).exec(&mut other).unwrap();
+    };
+    let shared = || shared_grant(&allow(node.http, "spread", &name));
+    assert!(shared());
+    for _ in 0..3 {
+        may("-evalsha");
+        may("-eval");
+        eventually("it is refused", 5 * SECOND, || !shared());
+        may("+evalsha");
+        may("+eval");
+        eventually("it is back", 3 * SECOND, &shared);
+    }
+}
+
+/// Of a line of `CLIENT LIST`.
+fn flags(line: &str) -> &str {
+    line.split(' ').find_map(|word| word.strip_prefix("flags=")).unwrap()
+}

@@ -1,0 +1,11 @@
+//! The Redis store: one server, Redis Cluster and Sentinel, TLS and logins, faults of a server,
+//! and values that something else has written.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+
+mod cluster;
+mod corrupt;
+mod faults;
+mod sentinel;
+mod tls;
+mod topology;

@@ -1,0 +1,237 @@
+//! Nodes as processes on a Redis that sentinels watch over, under load: they go to whichever
+//! server is the master.
+
+use std::time::{Duration, Instant};
+
+use testkit::cluster::{alive, alone, attempts};
+use testkit::fleet::{Fleet, Holdings, now_us};
+use testkit::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
+use testkit::metrics::{Scrape, http};
+use testkit::report::Row;
+use testkit::rights::FewRights;
+use testkit::sentinel::Sentinels;
+use testkit::wire::request;
+use testkit::{LimitsFile, Node, eventually};
+use tollgate_proto::quotaservice::allow_response::Status;
+
+const LIMITS: &str = "
+namespaces: { ns: { buckets: { b: { size: 200, fill_rate: 200, wait_timeout_millis: 0, max_debt_millis: 0 } } } }
+resources:
+  - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 1 } }
+";
+
+const CALLERS: Plan =
+    Plan { callers: 16, connections: 2, pace: Duration::from_millis(5), failover: false };
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn start(sentinels: &Sentinels, limits: &LimitsFile, args: &[&str]) -> Vec<Node> {
+    let url = sentinels.url();
+    let args = [&["--store", &url], args].concat();
+    let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
+    for node in &nodes {
+        let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
+        eventually("two nodes behind sentinels", 10 * SECOND, || up() && alive(node) == 2.0);
+    }
+    nodes
+}
+
+fn load(nodes: &[Node]) -> Load {
+    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    Load::start(&grpc, CALLERS, |_, _| Some(request("ns", "b", 1)))
+}
+
+/// How many calls of scripts the master has had.
+fn calls(sentinels: &Sentinels) -> bool {
+    let mut info = redis::cmd("INFO");
+    let about: String = info.arg("commandstats").query(&mut sentinels.connection()).unwrap();
+    about.contains("cmdstat_evalsha:")
+}
+
+#[test]
+fn a_url_of_sentinels_is_served() {
+    let _alone = alone();
+    attempts(|| {
+        let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
+        let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
+        let load = load(&nodes);
+        load.go_on(2 * SECOND);
+        let samples = load.finish();
+        assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
+        let all: Vec<&Sample> = samples.iter().collect();
+        Books::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
+        assert!(calls(&sentinels));
+        let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
+        assert_eq!(status, 200, "{page}");
+        Ok(())
+    });
+}
+
+/// What `docs/operating.md` names is enough, of the servers and of the sentinels.
+#[test]
+fn a_user_with_few_rights() {
+    let _alone = alone();
+    let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
+    let mut asked = vec![FewRights::given(sentinels.connection(), " +role")];
+    for port in sentinels.ports() {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+        let rights = "reset on >other +@connection -@dangerous +sentinel|get-master-addr-by-name \
+                      +sentinel|master";
+        asked.push(FewRights::exactly(client.get_connection().unwrap(), rights));
+    }
+    let url = sentinels.url().replace("://", "://tollgate:secret@");
+    let url = format!("{url}?sentinel_user=tollgate&sentinel_password=other");
+    let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
+    eventually("a shared decision", 5 * SECOND, || {
+        let body = r#"{"namespace": "ns", "bucketName": "b"}"#;
+        let (status, answer) = http(node.http, "POST /v1/allow", body).unwrap();
+        assert_eq!(status, 200, "{answer}");
+        answer.contains(r#""degraded":false"#)
+    });
+    assert!(calls(&sentinels));
+    asked.iter_mut().for_each(FewRights::were_enough);
+}
+
+/// What each policy answers while there is no master, and what a bucket without a refill worth
+/// mentioning has given before.
+const OUTAGE: &str = "
+namespaces:
+  local: { on_store_failure: local, buckets: { b: { size: 200, fill_rate: 200, wait_timeout_millis: 0, max_debt_millis: 0 } } }
+  allow: { on_store_failure: allow, buckets: { b: { size: 300000, fill_rate: 3000/d } } }
+  deny: { on_store_failure: deny, buckets: { b: { size: 300000, fill_rate: 3000/d } } }
+resources:
+  - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 1, learning_mode_duration: 0 } }
+";
+
+const POLICIES: [&str; 3] = ["local", "allow", "deny"];
+
+/// When a node got its last shared answer before the gap, and its first one after it.
+fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
+    let shared = |s: &&Sample| s.target == node && !s.degraded();
+    let answered = samples.iter().filter(shared).map(|s| (s.sent, s.answered));
+    let all: Vec<(Instant, Instant)> = answered.collect();
+    let last = all.iter().filter(|(sent, _)| *sent <= killed).map(|(_, at)| *at).max().unwrap();
+    let noticed = killed + Duration::from_millis(200);
+    let first = all.iter().filter(|(sent, _)| *sent > noticed).map(|(_, at)| *at).min().unwrap();
+    (last, first)
+}
+
+#[test]
+fn nodes_follow_when_the_master_dies() {
+    let _alone = alone();
+    let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
+    let nodes = start(&sentinels, &limits, &[]);
+    let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
+    let leases = Fleet::start(&grpc, "client", 8, "r", |_| 20.0);
+    let (canary, started) = (Canary::start(), Instant::now());
+    let load =
+        Load::start(&grpc, CALLERS, |caller, _| Some(request(POLICIES[caller / 2 % 3], "b", 1)));
+    load.go_on(SECOND);
+    // All have their share: from here on there are only renewals.
+    let share = |client| leases.last(client).is_some_and(|one| one.capacity == 12.5);
+    eventually("every client has its share", 10 * SECOND, || (0..8).all(share));
+    load.go_on(SECOND / 2);
+    // One of the sentinels goes with it.
+    sentinels.kill_sentinel(1);
+    let (dead, killed_us) = (sentinels.kill_master(), now_us());
+    let killed = Instant::now();
+    sentinels.first_named(dead);
+    let first_named = Instant::now();
+    sentinels.new_master(Some(dead));
+    let named = Instant::now();
+    load.go_on(3 * SECOND);
+    let samples = load.finish();
+    let noise = canary.worst();
+    assert!(samples.iter().all(|sample| sample.answer.is_ok()));
+    let degraded: Vec<&Sample> = samples.iter().filter(|sample| sample.degraded()).collect();
+    let last = degraded.iter().map(|sample| sample.answered).max().unwrap();
+    let gaps = [0, 1].map(|node| gap(&samples, node, killed));
+    let without = gaps.iter().map(|(last, first)| *first - *last).max().unwrap();
+    println!(
+        "named after {:.1?}, by most after {:.1?}; {} of {} answers degraded, the last one {:.0?} \
+         after that; \
+         {without:.0?} without shared decisions; this machine's own delays up to {noise:.1?}",
+        first_named - killed,
+        named - killed,
+        degraded.len(),
+        samples.len(),
+        last.saturating_duration_since(named)
+    );
+    let ours = resumed(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
+    assert!(samples.iter().filter(|sample| sample.sent > named + SECOND).count() > 500);
+    assert!(calls(&sentinels), "the new master was never asked");
+    for sample in &degraded {
+        let expected = match &*sample.namespace {
+            "allow" => [Status::Ok; 2],
+            "deny" => [Status::RejectedServerError; 2],
+            _ => [Status::Ok, Status::RejectedTimeout],
+        };
+        assert!(expected.contains(&sample.status().unwrap()), "{:?}", sample.answer);
+    }
+
+    // What the old master granted and the new one does not know of; and what was taken for
+    // requests whose answers did not come in time.
+    let (mut granted, mut forgotten) = (0, 0.0_f64);
+    let refilled = 3000.0 / 86_400.0 * started.elapsed().as_secs_f64();
+    for namespace in ["allow", "deny"] {
+        let of = samples.iter().filter(|s| s.namespace == namespace && !s.degraded());
+        let here: i64 = of.map(Sample::granted).sum();
+        let left = available(&nodes[0], namespace);
+        let taken = 3e5 + refilled - left;
+        println!("{namespace}: {here} granted, {taken:.1} taken as the new master has it");
+        granted += here;
+        forgotten += here as f64 - taken;
+    }
+    let unknown = degraded.iter().filter(|s| s.sent <= killed + SECOND / 5).count();
+    assert!(forgotten >= -1.0 - unknown as f64, "{forgotten}: taken, and never granted");
+    assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted are forgotten");
+    let saturated: Vec<&Sample> =
+        samples.iter().filter(|s| s.namespace == "local" && !s.degraded()).collect();
+    let books = Books::of(&saturated, 200.0, 200.0, 0.0);
+    let over = (books.granted as f64 - books.most).max(0.0);
+    assert!(over <= 200.0, "{over} tokens too many, more than the size");
+
+    let record = leases.finish();
+    assert!(record.failures.is_empty());
+    assert!(record.answers.iter().all(|one| !one.learning));
+    let (_, most) = Holdings::of(&[&record.answers]).range(killed_us, now_us());
+    assert!(most <= 100.0 + 1e-9, "{most} of 100 leased through the failover");
+    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let p999 = percentile(&mut took, 0.999);
+    let bound = Duration::from_millis(60) + 2 * noise;
+    assert!(p999 <= bound, "p99.9 {p999:?} is over {bound:?}");
+    Row {
+        fault: "Sentinel: the master is killed, and one of three sentinels (`down-after` 0.5 s)",
+        meanwhile: "the policy of each namespace; leases are renewed",
+        worst: format!(
+            "{p999:.1?} (p99.9 of {}; this machine's own stalls {noise:.0?})",
+            took.len()
+        ),
+        recovery: format!(
+            "{without:.1?} without shared decisions: a sentinel named the new master after \
+             {:.1?}, and {ours:.0?} later every node used it",
+            first_named - killed
+        ),
+        tokens: format!(
+            "{:.0} of {granted} granted were lost, {over:.0} over-granted; {most:.0} of 100 leased",
+            forgotten.max(0.0)
+        ),
+        test: "redis::sentinel::nodes_follow_when_the_master_dies",
+    }
+    .write(700);
+}
+
+/// What a bucket has left, by the store.
+fn available(node: &Node, namespace: &str) -> f64 {
+    let mut left = None;
+    eventually("a shared decision", 5 * SECOND, || {
+        let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "b"}}"#);
+        let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
+        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!(status, 200, "{answer}");
+        let shared = answer["degraded"] == false;
+        left = shared.then(|| answer["tokensAvailable"].as_f64().unwrap() + 1.0);
+        shared
+    });
+    left.unwrap()
+}

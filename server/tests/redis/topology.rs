@@ -1,0 +1,369 @@
+//! Where the masters are, as a real cluster and real sentinels tell: what was set up is found,
+//! and so is what becomes of it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use testkit::faults::{Fault, Network};
+use testkit::redis_cluster::RedisCluster;
+use testkit::sentinel::Sentinels;
+use testkit::{Limit, Redis, free_port};
+use tollgate_server::settings::StoreUrl;
+use tollgate_server::store::StoreError;
+use tollgate_server::store::redis::{SLOTS, Servers, Topology, slot};
+
+/// Within this time a change must be known, from when the servers themselves agree on it.
+const SOON: Duration = Duration::from_secs(3);
+
+fn servers(url: &str) -> Servers {
+    match url.parse().unwrap() {
+        StoreUrl::Redis(url) => Servers::single(&url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(&seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(&sentinels, &master, &server)
+        }
+        StoreUrl::Memory => panic!("no servers"),
+    }
+    .unwrap()
+}
+
+/// The ports of the masters.
+fn ports(topology: &Topology) -> Vec<u16> {
+    let port = |name: &str| name.rsplit_once(':').unwrap().1.parse().unwrap();
+    topology.masters().iter().map(|master| port(&master.name)).collect()
+}
+
+/// Refreshes until something holds.
+async fn until(
+    servers: &Servers,
+    what: &str,
+    mut holds: impl FnMut(&Topology) -> bool,
+) -> Arc<Topology> {
+    let mut limit = Limit::new(SOON);
+    loop {
+        let told = servers.refresh(servers.version()).await;
+        if holds(&servers.current()) {
+            return servers.current();
+        }
+        limit.check(&format!("{what}: {told:?}"));
+    }
+}
+
+/// Every slot leads to the server that serves it, and the tag of each master to itself.
+fn check(topology: &Topology, cluster: &RedisCluster) {
+    assert!(topology.is_cluster());
+    let all = cluster.ports();
+    let masters = cluster.masters();
+    let mut expected: Vec<u16> = masters.iter().map(|&number| all[number]).collect();
+    expected.sort_unstable();
+    let mut found = ports(topology);
+    found.sort_unstable();
+    assert_eq!(found, expected);
+    for number in (0..SLOTS as u16).step_by(97) {
+        let place = topology.master_of(number).unwrap();
+        assert_eq!(ports(topology)[place], all[cluster.owner(number).unwrap()], "slot {number}");
+    }
+    for (place, master) in topology.masters().iter().enumerate() {
+        let tagged = slot(format!("o{{{}}}", master.tag).as_bytes());
+        assert_eq!(topology.master_of(tagged), Some(place));
+        let above = (tagged + 1..SLOTS as u16).map(|slot| topology.master_of(slot));
+        assert!(above.into_iter().all(|other| other != Some(place)), "{}", master.tag);
+        // It takes the key, rather than sending it on to another.
+        let mut connection =
+            redis::Client::open(master.info.clone()).unwrap().get_connection().unwrap();
+        let set =
+            redis::cmd("SET").arg(format!("o{{{}}}", master.tag)).arg(1).exec(&mut connection);
+        set.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_cluster_is_found_and_followed() {
+    let mut cluster = RedisCluster::start();
+    let known = servers(&cluster.url());
+    assert_eq!((known.version(), known.current().masters().len()), (0, 0));
+    let first = known.refresh(0).await.unwrap();
+    assert_eq!((first.version(), known.version()), (1, 1));
+    assert_eq!(cluster.masters(), [0, 1, 2]);
+    check(&first, &cluster);
+
+    // Nothing new is no news, and who has not seen the news gets it at once.
+    assert_eq!(known.refresh(1).await.unwrap().version(), 1);
+    assert_eq!(known.refresh(0).await.unwrap().version(), 1);
+
+    // A slot moves.
+    let moved = slot(b"b{ns:moved}");
+    let from = cluster.owner(moved).unwrap();
+    let to = (from + 1) % 3;
+    redis::cmd("SET").arg("b{ns:moved}").arg(1).exec(&mut cluster.connection(from)).unwrap();
+    let migration = cluster.begin_migration(moved, to);
+    assert_eq!(cluster.move_keys(&migration), 1);
+    let asked: redis::RedisError = redis::cmd("GET")
+        .arg("b{ns:moved}")
+        .query::<()>(&mut cluster.connection(from))
+        .unwrap_err();
+    let (address, _) = asked.redirect_node().unwrap();
+    let source =
+        first.masters().iter().find(|m| m.name.ends_with(&cluster.ports()[from].to_string()));
+    let target = source.unwrap().redirect(address).unwrap();
+    assert_eq!(target.addr().to_string(), format!("127.0.0.1:{}", cluster.ports()[to]));
+    let before = known.refresh(known.version()).await.unwrap();
+    assert!(before.version() == 1, "until the end it is where it was");
+    cluster.finish_migration(migration);
+    let port = cluster.ports()[to];
+    let served_by = |topology: &Topology, slot| ports(topology)[topology.master_of(slot).unwrap()];
+    let topology = until(&known, "the slot moved", |now| served_by(now, moved) == port).await;
+    cluster.wait_until_whole();
+    check(&topology, &cluster);
+
+    // A replica takes over, in peace, …
+    let replica = cluster.replica_of(0).unwrap();
+    cluster.failover(replica);
+    let port = cluster.ports()[replica];
+    let topology = until(&known, "the failover", |now| ports(now).contains(&port)).await;
+    cluster.wait_until_whole();
+    check(&topology, &cluster);
+
+    // … and as its master dies.
+    let replica = cluster.replica_of(1).unwrap();
+    cluster.kill(1);
+    let (dead, port) = (cluster.ports()[1], cluster.ports()[replica]);
+    testkit::eventually("another takes over", Duration::from_secs(20), || {
+        cluster.owner(8000) == Some(replica)
+    });
+    let topology = until(&known, "the death", |now| ports(now).contains(&port)).await;
+    assert!(!ports(&topology).contains(&dead));
+    cluster.wait_until_whole();
+    check(&topology, &cluster);
+
+    // What a cluster becomes that nobody knew: those that start now find the same.
+    let other = servers(&cluster.url());
+    assert!(other.refresh(0).await.unwrap().masters().len() == 3);
+    check(&other.current(), &cluster);
+}
+
+#[tokio::test]
+async fn many_who_ask_are_one_question() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let known = Arc::new(servers(&cluster.url()));
+    let asked = || -> u64 {
+        (0..3)
+            .map(|number| {
+                let about: String = redis::cmd("INFO")
+                    .arg("commandstats")
+                    .query(&mut cluster.connection(number))
+                    .unwrap();
+                let line = about.lines().find(|line| line.starts_with("cmdstat_cluster|info:"));
+                line.map_or(0, |line| {
+                    line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap()
+                })
+            })
+            .sum()
+    };
+    let before = asked();
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..100 {
+        let known = Arc::clone(&known);
+        callers.spawn(async move { known.refresh(0).await.unwrap().version() });
+    }
+    while let Some(version) = callers.join_next().await {
+        assert_eq!(version.unwrap(), 1);
+    }
+    assert_eq!(asked() - before, 1);
+    // Nothing is new: those that come while it is asked share that answer, too.
+    for _ in 0..100 {
+        let known = Arc::clone(&known);
+        callers.spawn(async move { known.refresh(1).await.unwrap().version() });
+    }
+    while let Some(version) = callers.join_next().await {
+        assert_eq!(version.unwrap(), 1);
+    }
+    assert!(asked() - before <= 3, "{}", asked() - before);
+}
+
+#[tokio::test]
+async fn a_cluster_with_a_hole_is_one() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let known = servers(&cluster.url());
+    slots_of(&cluster, "DELSLOTS 7");
+    let topology = known.refresh(0).await.unwrap();
+    assert_eq!((topology.master_of(7), topology.masters().len()), (None, 3));
+    assert!(topology.master_of(6).is_some() && topology.master_of(8).is_some());
+}
+
+#[tokio::test]
+async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
+    // Epochs 1 and 3: to who knows both, the first one is what the second one was long ago.
+    let (old, mut new) = (RedisCluster::start_with(1, 0), RedisCluster::start_with(3, 0));
+    let seeds = [old.urls(), new.urls()].concat();
+    let known = Servers::cluster(&seeds).unwrap();
+    assert_eq!(ports(&known.refresh(0).await.unwrap()), old.ports());
+    let mut sorted = new.ports();
+    sorted.sort_unstable();
+
+    // A server that does not see all of its cluster is not relied on, …
+    slots_of(&old, "DELSLOTS 7");
+    until(&known, "the newer one", |now| ports(now).len() == 3).await;
+    slots_of(&old, "ADDSLOTS 7");
+    old.wait_until_whole();
+
+    // … but neither is one that has missed what happened.
+    slots_of(&new, "DELSLOTS 7");
+    let topology = until(&known, "the hole", |now| now.master_of(7).is_none()).await;
+    let mut found = ports(&topology);
+    found.sort_unstable();
+    assert_eq!(found, sorted);
+
+    (0..3).for_each(|number| new.kill(number));
+    until(&known, "the older one", |now| ports(now) == old.ports()).await;
+    (0..3).for_each(|number| new.start_again(number));
+    until(&known, "the newer one again", |now| ports(now).len() == 3).await;
+}
+
+/// Tells every server of a cluster `CLUSTER …`.
+fn slots_of(cluster: &RedisCluster, words: &str) {
+    for number in 0..cluster.ports().len() {
+        redis::cmd("CLUSTER")
+            .arg(words.split(' ').collect::<Vec<_>>())
+            .exec(&mut cluster.connection(number))
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_delays_but_hides_nothing() {
+    let cluster = RedisCluster::start_with(3, 0);
+    // It may take its time, but not that of the others.
+    let known = servers(&cluster.url()).with_deadline(Duration::from_secs(1));
+    known.refresh(0).await.unwrap();
+    // One of them is the one that is asked first.
+    for number in 0..3 {
+        testkit::signal(cluster.pid(number), "STOP");
+        let started = Instant::now();
+        let told = known.refresh(1).await;
+        testkit::signal(cluster.pid(number), "CONT");
+        assert_eq!(told.unwrap().version(), 1);
+        assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test]
+async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
+    let cluster = RedisCluster::start_with(1, 0);
+    let network = Network::to(cluster.ports()[0]);
+    network.set(Fault::Late(Duration::from_millis(150)));
+    let of = |timeout| {
+        let servers = Servers::cluster(&[network.url("127.0.0.1")]).unwrap();
+        servers.with_deadline(timeout)
+    };
+    let (error, detail) = of(Duration::from_millis(50)).refresh(0).await.unwrap_err();
+    assert_eq!(error, StoreError::Timeout, "{detail}");
+    let told = of(Duration::from_millis(400)).refresh(0).await.unwrap();
+    assert_eq!(told.masters().len(), 1);
+}
+
+#[tokio::test]
+async fn a_connection_that_died_is_made_anew() {
+    let cluster = RedisCluster::start_with(1, 0);
+    let known = servers(&cluster.url());
+    known.refresh(0).await.unwrap();
+    let mut kill = redis::cmd("CLIENT");
+    kill.arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes");
+    let killed: u32 = kill.query(&mut cluster.connection(0)).unwrap();
+    assert!(killed > 0, "it keeps none");
+    known.refresh(1).await.unwrap();
+}
+
+#[tokio::test]
+async fn servers_may_announce_themselves_in_any_way() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let set = |name: &str, value: &str| {
+        for number in 0..3 {
+            let mut set = redis::cmd("CONFIG");
+            set.arg("SET").arg(name).arg(value);
+            set.exec(&mut cluster.connection(number)).unwrap();
+        }
+    };
+    // Each knows no name of itself: the address is told beside it, or who was asked is it.
+    for kind in ["hostname", "unknown-endpoint"] {
+        set("cluster-preferred-endpoint-type", kind);
+        let known = servers(&cluster.url());
+        check(&known.refresh(0).await.unwrap(), &cluster);
+        assert!(known.current().masters().iter().all(|m| m.name.starts_with("127.0.0.1:")));
+    }
+    set("cluster-announce-hostname", "localhost");
+    set("cluster-preferred-endpoint-type", "hostname");
+    let known = servers(&cluster.url());
+    let by_name = |now: &Topology| now.masters().iter().all(|m| m.name.starts_with("localhost:"));
+    let named = until(&known, "the names", by_name).await;
+    check(&named, &cluster);
+}
+
+#[tokio::test]
+async fn the_master_of_sentinels_is_found_and_followed() {
+    let mut sentinels = Sentinels::start();
+    let known = servers(&sentinels.url());
+    assert_eq!(known.current().masters().len(), 0);
+    let first = known.refresh(0).await.unwrap();
+    assert_eq!(ports(&first), [sentinels.master().unwrap()]);
+    assert_eq!((first.masters()[0].tag, first.master_of(16383)), ("", Some(0)));
+    assert!(!first.is_cluster());
+    assert_eq!(known.refresh(1).await.unwrap().version(), 1);
+
+    let new = sentinels.failover();
+    assert_ne!(ports(&first), [new]);
+    until(&known, "the failover", |now| ports(now) == [new]).await;
+
+    // One of the sentinels may go with it.
+    sentinels.wait_until_agreed();
+    sentinels.kill_sentinel(2);
+    let dead = sentinels.kill_master();
+    let new = sentinels.new_master(Some(dead));
+    let last = until(&known, "the death", |now| ports(now) == [new]).await;
+    let mut connection =
+        redis::Client::open(last.masters()[0].info.clone()).unwrap().get_connection().unwrap();
+    redis::cmd("SET").arg("g").arg(1).exec(&mut connection).unwrap();
+}
+
+#[tokio::test]
+async fn nobody_who_could_tell_is_an_error() {
+    let dead = (free_port(), free_port());
+    let plain = Redis::start();
+    for (url, class, reason) in [
+        (
+            format!("redis-cluster://u:hunter2@127.0.0.1:{},127.0.0.1:{}", dead.0, dead.1),
+            StoreError::Unreachable,
+            "Connection refused",
+        ),
+        (
+            format!("redis-sentinel://u:hunter2@127.0.0.1:{}/main", dead.0),
+            StoreError::Unreachable,
+            "Connection refused",
+        ),
+        (
+            format!("redis-cluster://127.0.0.1:{}", plain.port()),
+            StoreError::Refused,
+            "cluster support disabled",
+        ),
+        (
+            format!("redis-cluster://u:hunter2@127.0.0.1:{}", plain.port()),
+            StoreError::Refused,
+            "authentication failed",
+        ),
+        (
+            format!("redis-sentinel://127.0.0.1:{}/main", plain.port()),
+            StoreError::Refused,
+            "unknown command",
+        ),
+    ] {
+        let known = servers(&url);
+        let (told, detail) = known.refresh(0).await.unwrap_err();
+        assert_eq!(told, class, "{url}: {detail}");
+        assert!(detail.contains(reason) && detail.contains("127.0.0.1:"), "{url}: {detail}");
+        assert!(!format!("{detail}{known:?}").contains("hunter2"), "{detail}{known:?}");
+        assert_eq!(known.version(), 0);
+    }
+    // A single one is where it is, whatever it says.
+    let single = servers(&format!("redis://127.0.0.1:{}/2", dead.0));
+    assert_eq!(single.refresh(1).await.unwrap().masters()[0].info.redis_settings().db(), 2);
+}

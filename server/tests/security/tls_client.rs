@@ -1,0 +1,120 @@
+//! What the `tollgate` command says where a node and it differ about TLS: who it was that failed,
+//! and what to do.
+
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::thread;
+use std::time::Duration;
+
+use testkit::certs::{Ca, Pair, text};
+use testkit::command::tollgate;
+use testkit::{LimitsFile, Node, free_port};
+
+const LIMITS: &str = "global_default_bucket: {}";
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
+    let args = ["--tls-cert-file", text(&own.cert), "--tls-key-file", text(&own.key)];
+    Node::start(&limits.path(), &[&args, more].concat())
+}
+
+/// Asks both ports with those flags: each says the same, and nothing else.
+#[track_caller]
+fn says(node: &Node, flags: &[&str], what: &str) {
+    for _ in 0..3 {
+        for (ask, flag, at) in [
+            (&["allow", "a", "b"][..], "--addr", node.grpc),
+            (&["capacity", "get", "a", "b", "1"], "--addr", node.grpc),
+            (&["health"], "--http", node.http),
+            (&["capacity", "show"], "--http", node.http),
+        ] {
+            let at = at.to_string();
+            let done = tollgate(&[ask, &[flag, &at], flags].concat());
+            let expected = what.replace("NODE", &at);
+            assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{ask:?}");
+            assert!(done.stderr.contains(&expected), "{ask:?} {flags:?}: {}", done.stderr);
+            assert_eq!(done.stderr.lines().count(), 1, "{ask:?} {flags:?}: {}", done.stderr);
+        }
+    }
+}
+
+#[test]
+fn one_speaks_tls_and_the_other_does_not() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let root = ca.file();
+    let plain = Node::start(&limits.path(), &[]);
+    let secure = node(&limits, &ca.server("own"), &[]);
+    says(&secure, &[], "NODE speaks TLS: name who signs its certificate with --ca-file\n");
+    let expected = "NODE speaks no TLS: leave out --ca-file (TOLLGATE_CA_FILE), or turn it on \
+                    there (--tls-cert-file)\n";
+    says(&plain, &["--ca-file", text(&root)], expected);
+}
+
+#[test]
+fn a_certificate_of_the_node_that_is_not_trusted() {
+    let (limits, ca, other) = (LimitsFile::new(LIMITS), Ca::new(), Ca::new());
+    let secure = node(&limits, &ca.server("own"), &[]);
+    let (root, stranger) = (ca.file(), other.file());
+    let expected = "nobody in --ca-file has signed the certificate of NODE: ";
+    says(&secure, &["--ca-file", text(&stranger)], expected);
+    let misnamed = ["--ca-file", text(&root), "--server-name", "node.example"];
+    let expected = "the certificate of NODE has another name: ask the node by a name that is in \
+                    it, or say which with --server-name (";
+    says(&secure, &misnamed, expected);
+}
+
+#[test]
+fn a_certificate_of_the_client_that_is_missing_or_not_taken() {
+    let (limits, ca, other) = (LimitsFile::new(LIMITS), Ca::new(), Ca::new());
+    let root = ca.file();
+    let asks = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&root)]);
+    let trusting = ["--ca-file", text(&root)];
+    let expected = "NODE wants to see a certificate: show one with --cert-file and --key-file\n";
+    says(&asks, &trusting, expected);
+    let shown = |pair: &Pair| {
+        let shown = ["--cert-file", text(&pair.cert), "--key-file", text(&pair.key)];
+        let expected = "NODE does not take the certificate in --cert-file: it must be signed by \
+                        who is in the node's --tls-client-ca-file, and be valid today (";
+        says(&asks, &[&trusting[..], &shown].concat(), expected);
+    };
+    shown(&other.client("stranger", &["cn:a"]));
+    shown(&ca.expiring("expired", DAY, true));
+}
+
+#[test]
+fn nobody_is_not_taken_for_somebody_without_tls() {
+    let ca = Ca::new();
+    let root = ca.file();
+    let nobody = SocketAddr::from(([127, 0, 0, 1], free_port())).to_string();
+    let done = tollgate(&["allow", "a", "b", "--addr", &nobody, "--ca-file", text(&root)]);
+    let expected =
+        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
+    assert_eq!((done.code, done.stderr), (2, expected));
+}
+
+/// A server that ends no handshake: of its first record it sends a byte now and then.
+#[test]
+fn a_handshake_that_never_ends_is_within_the_deadline() {
+    const BYTES: usize = 200;
+    let ca = Ca::new();
+    let root = ca.file();
+    for (ask, flag) in [(&["capacity", "show"][..], "--http"), (&["allow", "a", "b"], "--addr")] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap().to_string();
+        let server = thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.write_all(&[22, 3, 3, 0x40, 0]).unwrap();
+            let sent = (0..BYTES).take_while(|_| {
+                thread::sleep(Duration::from_millis(50));
+                stream.write_all(&[2]).is_ok()
+            });
+            sent.count()
+        });
+        let more = [flag, &at, "--ca-file", text(&root), "--timeout", "300ms"];
+        let done = tollgate(&[ask, &more].concat());
+        assert_eq!(done.code, 2, "{ask:?} {done:?}");
+        let sent = server.join().unwrap();
+        assert!(sent < BYTES, "{ask:?} waited for all that came");
+    }
+}

@@ -1,0 +1,402 @@
+//! Stopping a node: what is in flight is answered, nobody can hold up the exit, and load
+//! balancers hear of it first.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use testkit::wire::{PATIENCE, Samples, channel, client, ended, get, request};
+use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use tokio::task::JoinHandle;
+use tokio_stream::StreamExt;
+use tollgate_proto::quotaservice::allow_response::Status;
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tonic::Code;
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_reflection::pb::v1::ServerReflectionRequest;
+use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+
+/// Refills by less than a token while a test runs.
+const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d } } } }";
+
+/// The same, of which a node that is asked much takes some ahead.
+const AHEAD: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d, max_tokens_per_request: 10, prefetch: 5000 } } } }";
+
+/// The services that health reports on.
+const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
+
+fn asked(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest { service: service.to_owned() }
+}
+
+/// Waits until decisions are the store's.
+fn store_answers(node: &Node) {
+    eventually("the store answers", PATIENCE, || {
+        Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
+    });
+}
+
+/// Whether it has logged that since it was last asked.
+fn says(node: &Node, message: &str) -> bool {
+    node.logged().iter().any(|event| event["message"] == message)
+}
+
+/// Whether the error says that the node has not looked at the request: there was no
+/// connection, the request still waited for its turn on one (which tonic calls cancelled), or
+/// the node's farewell names an earlier request as its last (which tonic calls internal).
+fn never_began(error: &tonic::Status) -> bool {
+    match error.code() {
+        Code::Unavailable => true,
+        Code::Cancelled => error.message() == "operation was canceled",
+        Code::Internal => format!("{error:?}").contains(r#"GoAway(b"", NO_ERROR, Remote)"#),
+        _ => false,
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn under_load_every_request_is_answered_or_never_began() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(LIMITS);
+    // A deadline that a busy machine keeps: a decision that ends late may have been made.
+    let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
+    let mut node = Node::start(&limits.path(), &args);
+    store_answers(&node);
+
+    let callers = Callers::start(&node).await;
+    eventually("load", PATIENCE, || callers.granted() > 500);
+    node.signal("TERM");
+    let limit = Duration::from_secs(15);
+    let status = ended(&mut node, limit);
+    assert_eq!(status.code(), Some(0), "{:#?}", node.logged());
+    let granted = callers.finish().await;
+
+    // Every token that was taken has been handed out, and no other.
+    let left = left(&limits, &args).await;
+    let expected = 300_000.0 - granted;
+    assert!((0.0..2.0).contains(&(left - expected)), "{left} left, {expected} expected");
+}
+
+/// Many, each of which asks for a token, and again as soon as it has its answer, until it gets none.
+struct Callers {
+    granted: Arc<AtomicU64>,
+    degraded: Arc<AtomicU64>,
+    callers: Vec<JoinHandle<tonic::Status>>,
+}
+
+impl Callers {
+    async fn start(node: &Node) -> Self {
+        let (granted, degraded) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let mut callers = Vec::new();
+        for _ in 0..8 {
+            let channel = channel(node.grpc).await;
+            for _ in 0..4 {
+                let mut client = QuotaServiceClient::new(channel.clone());
+                let (granted, degraded) = (Arc::clone(&granted), Arc::clone(&degraded));
+                callers.push(tokio::spawn(async move {
+                    loop {
+                        match client.allow(request("ns", "b", 1)).await {
+                            Ok(answer) => {
+                                let answer = answer.into_inner();
+                                assert_eq!(answer.status(), Status::Ok);
+                                degraded.fetch_add(u64::from(answer.degraded), Ordering::Relaxed);
+                                granted.fetch_add(1, Ordering::Relaxed);
+                            }
+                            Err(error) => return error,
+                        }
+                    }
+                }));
+            }
+        }
+        Self { granted, degraded, callers }
+    }
+
+    fn granted(&self) -> u64 {
+        self.granted.load(Ordering::Relaxed)
+    }
+
+    /// When the node has ended: what they were granted, all of it by the store.
+    async fn finish(self) -> f64 {
+        for caller in self.callers {
+            let error = caller.await.unwrap();
+            assert!(never_began(&error), "{error:?}");
+        }
+        assert_eq!(self.degraded.load(Ordering::Relaxed), 0);
+        self.granted.load(Ordering::Relaxed) as f64
+    }
+}
+
+/// What another node finds in the bucket.
+async fn left(limits: &LimitsFile, args: &[&str]) -> f64 {
+    let node = Node::start(&limits.path(), args);
+    let mut client = client(&node).await;
+    store_answers(&node);
+    let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
+    assert_eq!((answer.status(), answer.degraded), (Status::Ok, false));
+    answer.tokens_available + 1.0
+}
+
+/// How many of the tokens taken ahead had that fate; `None`: none were yet.
+fn ahead(node: &Node, fate: &str) -> Option<f64> {
+    let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
+    Samples::of(node).get("tollgate_prefetch_tokens_total", &labels)
+}
+
+/// A node under load, once more than so many tokens taken ahead had that fate. Of a bucket that is
+/// new to it, it takes none for four seconds.
+async fn taken_ahead(
+    limits: &LimitsFile,
+    args: &[&str],
+    fate: &str,
+    tokens: f64,
+) -> (Node, Callers) {
+    let node = Node::start(&limits.path(), args);
+    store_answers(&node);
+    let callers = Callers::start(&node).await;
+    eventually("tokens are taken ahead", PATIENCE, || {
+        ahead(&node, fate).is_some_and(|count| count > tokens)
+    });
+    (node, callers)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_taken_ahead_is_given_back() {
+    // A machine that stalls at the wrong moment may end a thread while it takes more.
+    const ATTEMPTS: usize = 3;
+    for attempt in 1..=ATTEMPTS {
+        let redis = Redis::start();
+        let limits = LimitsFile::new(AHEAD);
+        let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
+        let (mut node, callers) = taken_ahead(&limits, &args, "served", 1000.0).await;
+        node.signal("TERM");
+        assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+        let granted = callers.finish().await;
+        // What nodes may hold is kept out of it.
+        let expected = 300_000.0 - 5000.0 - granted;
+        let missing = expected - left(&limits, &args).await;
+        println!("attempt {attempt}: of {granted} granted {missing:.3} are missing");
+        assert!(missing < 5000.0 && missing > -2.0, "{missing}");
+        if missing < 1.0 {
+            return;
+        }
+    }
+    panic!("tokens are missing each time");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_drains_takes_nothing_ahead() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(AHEAD);
+    let url = redis.url();
+    let args = ["--store", &url, "--store-timeout", "10s"];
+    // Time enough for the load below, also on a busy machine.
+    let drain = ["--drain-delay", "8s", "--drain-timeout", "60s"];
+    let args = [&args[..], &drain].concat();
+    let (mut node, callers) = taken_ahead(&limits, &args, "taken", 1000.0).await;
+    let fate = |fate| ahead(&node, fate);
+    node.signal("TERM");
+    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    let (taken, granted) = (fate("taken").unwrap(), callers.granted());
+    eventually("load", PATIENCE, || callers.granted() > granted + 100);
+    // What was on its way may have arrived since.
+    let most = taken + 5000.0;
+    let later = fate("taken").unwrap();
+    eventually("more load", PATIENCE, || callers.granted() > granted + 500);
+    let (latest, lost) = (fate("taken").unwrap(), fate("lost").unwrap());
+    assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    let granted = callers.finish().await;
+    let missing = 300_000.0 - 5000.0 - granted - left(&limits, &args).await;
+    assert!((-2.0..1.0).contains(&missing), "of {granted} granted {missing} are missing");
+}
+
+/// The store takes connections and answers nothing, just when tokens are to go back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_does_not_hold_up_the_exit() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(AHEAD);
+    let args = ["--store", &redis.url(), "--store-timeout", "60s", "--drain-timeout", "0s"];
+    let (mut node, callers) = taken_ahead(&limits, &args, "taken", 0.0).await;
+    // In one go: what the node holds is soon asked for.
+    let both = format!("kill -STOP {}; kill -TERM {}", redis.pid(), node.pid());
+    assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
+    let signalled = Instant::now();
+    assert_eq!(ended(&mut node, Duration::from_secs(10)).code(), Some(0));
+    println!("after {:.0?}", signalled.elapsed());
+    for caller in callers.callers {
+        caller.abort();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_in_flight_is_waited_for() {
+    let redis = Redis::start();
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--store", &redis.url(), "--store-timeout", "1500ms"];
+    let mut node = Node::start(&limits.path(), &args);
+    store_answers(&node);
+    let channel = channel(node.grpc).await;
+    let mut client = QuotaServiceClient::new(channel.clone());
+    client.allow(request("ns", "b", 1)).await.unwrap();
+
+    // Redis hangs, so the request waits for the whole deadline. A second one, sent after it
+    // on the same connection and answered, tells that the first has arrived.
+    signal(redis.pid(), "STOP");
+    let mut health = HealthClient::new(channel);
+    let mut waiting = std::pin::pin!(client.allow(request("ns", "b", 1)));
+    tokio::select! {
+        biased;
+        answer = &mut waiting => panic!("Redis is stopped, but: {answer:?}"),
+        checked = health.check(asked("")) => drop(checked.unwrap()),
+    }
+    node.signal("TERM");
+    let answer = waiting.await.unwrap().into_inner();
+    assert_eq!((answer.status(), answer.degraded), (Status::Ok, true));
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn during_the_delay_it_says_no_and_still_answers() {
+    let delay = Duration::from_secs(2);
+    let limits = LimitsFile::new(LIMITS);
+    let args = ["--drain-delay", "2s", "--drain-timeout", "60s"];
+    let mut node = Node::start(&limits.path(), &args);
+    let mut client = client(&node).await;
+    let mut health = HealthClient::new(channel(node.grpc).await);
+    let mut watches = Vec::new();
+    for service in SERVICES {
+        let mut watch = health.watch(asked(service)).await.unwrap().into_inner();
+        assert_eq!(watch.next().await.unwrap().unwrap().status(), ServingStatus::Serving);
+        watches.push(watch);
+    }
+    assert_eq!(get(&node, "/readyz").status, 200);
+
+    let signalled = Instant::now();
+    node.signal("TERM");
+    for watch in &mut watches {
+        assert_eq!(watch.next().await.unwrap().unwrap().status(), ServingStatus::NotServing);
+    }
+    let page = get(&node, "/readyz");
+    assert_eq!((page.status, page.body.as_str()), (503, "not ready: stopping\n"));
+    assert_eq!(get(&node, "/healthz").status, 200);
+    for service in SERVICES {
+        let answer = health.check(asked(service)).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::NotServing);
+    }
+    // Over the old connection and over a new one.
+    let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
+    assert_eq!(answer.status(), Status::Ok);
+    let mut late = QuotaServiceClient::new(channel(node.grpc).await);
+    assert!(late.allow(request("ns", "b", 1)).await.is_ok());
+
+    // The watches end, and with them everything.
+    for watch in &mut watches {
+        assert!(watch.next().await.is_none(), "the watch goes on");
+    }
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert!(signalled.elapsed() >= delay, "after {:?}", signalled.elapsed());
+    let error = client.allow(request("ns", "b", 1)).await.unwrap_err();
+    assert_eq!(error.code(), Code::Unavailable, "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn idle_connections_do_not_hold_up_the_exit() {
+    for name in ["TERM", "INT"] {
+        let limits = LimitsFile::new(LIMITS);
+        let mut node = Node::start(&limits.path(), &["--drain-timeout", "10m"]);
+        let mut client = client(&node).await;
+        client.allow(request("ns", "b", 1)).await.unwrap();
+        let mut health = HealthClient::new(channel(node.grpc).await);
+        let mut watch = health.watch(asked("")).await.unwrap().into_inner();
+        watch.next().await.unwrap().unwrap();
+        // Never used, on both ports.
+        let _silent = [node.grpc, node.http].map(|address| TcpStream::connect(address).unwrap());
+        // Used once, and kept.
+        let mut kept = TcpStream::connect(node.http).unwrap();
+        kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+        let mut answer = [0; 12];
+        kept.read_exact(&mut answer).unwrap();
+        assert_eq!(&answer, b"HTTP/1.1 200");
+
+        node.signal(name);
+        assert_eq!(ended(&mut node, PATIENCE).code(), Some(0), "SIG{name}");
+        eventually("it says so", PATIENCE, || says(&node, "stopped"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_drain_timeout_bounds_it() {
+    let limits = LimitsFile::new(LIMITS);
+    let mut node = Node::start(&limits.path(), &["--drain-timeout", "700ms"]);
+    // A body that never comes, and a stream that never ends.
+    let mut half = TcpStream::connect(node.http).unwrap();
+    half.write_all(b"POST /v1/allow HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        .unwrap();
+    let mut reflection = ServerReflectionClient::new(channel(node.grpc).await);
+    let question = ServerReflectionRequest {
+        host: String::new(),
+        message_request: Some(MessageRequest::ListServices(String::new())),
+    };
+    let questions = tokio_stream::once(question).chain(tokio_stream::pending());
+    let mut stream = reflection.server_reflection_info(questions).await.unwrap().into_inner();
+    stream.next().await.unwrap().unwrap();
+
+    let signalled = Instant::now();
+    node.signal("TERM");
+    // New connections are refused while it waits.
+    eventually("new connections are refused", PATIENCE, || TcpStream::connect(node.grpc).is_err());
+    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert!(signalled.elapsed() >= Duration::from_millis(700), "{:?}", signalled.elapsed());
+    let gave_up = "stopped with requests still in flight";
+    eventually("it says so", PATIENCE, || says(&node, gave_up));
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    for (first, second) in [("TERM", "TERM"), ("INT", "TERM"), ("TERM", "INT")] {
+        let limits = LimitsFile::new(LIMITS);
+        let mut node = Node::start(&limits.path(), &["--drain-delay", "10m"]);
+        node.signal(first);
+        eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+        assert!(node.try_wait().is_none());
+        node.signal(second);
+        assert_eq!(ended(&mut node, PATIENCE).code(), Some(130), "SIG{first}, SIG{second}");
+    }
+}
+
+/// The store takes connections, and what would tell it that a node is there never ends.
+#[test]
+fn a_node_that_waits_for_its_store_at_the_start_can_be_stopped() {
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    redis::cmd("CLIENT").arg(&["PAUSE", "120000", "WRITE"]).exec(&mut inside).unwrap();
+    let limits = LimitsFile::new(LIMITS);
+    let mut node = Command::new(testkit::program("tollgate"))
+        .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"])
+        .args(["--store", &redis.url(), "--store-timeout", "60s", "--limits"])
+        .arg(limits.path())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    eventually("it has asked", PATIENCE, || {
+        let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut inside).unwrap();
+        list.contains("cmd=eval ")
+    });
+    let signalled = Instant::now();
+    signal(node.id(), "TERM");
+    let mut ended = None;
+    eventually("the node ends", Duration::from_secs(5), || {
+        ended = node.try_wait().unwrap();
+        ended.is_some()
+    });
+    println!("after {:.0?}", signalled.elapsed());
+    assert_eq!(ended.unwrap().code(), Some(0));
+    let said = BufReader::new(node.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let said: Vec<String> = said.collect();
+    assert!(!said.iter().any(|line| line.contains("serving")), "{said:#?}");
+}

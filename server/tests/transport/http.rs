@@ -1,0 +1,351 @@
+//! The HTTP port of a node: the API as JSON, what is no request at all, the metrics page, and
+//! health for orchestrators.
+
+use std::time::Duration;
+
+use serde_json::json;
+use testkit::wire::{Samples, channel, client, get, http, post, request};
+use testkit::{Limit, LimitsFile, Node, Redis, eventually, free_port};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+
+const LIMITS: &str = "
+namespaces:
+  ns:
+    buckets:
+      b: { size: 100, fill_rate: 1/d, max_tokens_per_request: 50 }
+      slow: { size: 1, fill_rate: 1/d, wait_timeout_millis: 0 }
+";
+
+#[test]
+fn allow_speaks_protobufs_json() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    let page = post(&node, r#"{"namespace":"ns","bucketName":"b","tokensRequested":"5"}"#);
+    assert_eq!(page.status, 200);
+    assert!(page.head.contains("content-type: application/json"), "{}", page.head);
+    let mut answer = page.json();
+    let available = answer["tokensAvailable"].as_f64().unwrap();
+    assert!((95.0..95.1).contains(&available), "{answer}");
+    answer["tokensAvailable"] = json!(95.0);
+    let expected = json!({
+        "status": "OK", "tokensGranted": "5", "waitMillis": "0", "retryAfterMillis": "0",
+        "tokensAvailable": 95.0, "bucket": "ns:b", "softLimited": false, "degraded": false,
+    });
+    assert_eq!(answer, expected);
+
+    // Names in either form, numbers as text or as numbers, no tokens meaning one.
+    for (body, granted) in [
+        (r#"{"namespace":"ns","bucket_name":"b","tokens_requested":3}"#, "3"),
+        (r#"{"namespace":"ns","bucketName":"b","tokens_requested":"2"}"#, "2"),
+        (r#"{"namespace":"ns","bucketName":"b"}"#, "1"),
+        (
+            r#"{"namespace":"ns","bucketName":"b","maxWaitMillisOverride":"9223372036854775807",
+                "maxWaitTimeOverride":true}"#,
+            "1",
+        ),
+        (
+            r#"{"namespace":"ns","bucket_name":"b","max_wait_millis_override":0,
+                "max_wait_time_override":true}"#,
+            "1",
+        ),
+    ] {
+        let answer = post(&node, body).json();
+        assert_eq!((&answer["status"], &answer["tokensGranted"]), (&json!("OK"), &json!(granted)));
+    }
+    assert_eq!(Samples::of(&node).outcomes("granted"), 6.0);
+
+    // Rejections are answers, too.
+    for (body, status) in [
+        (json!({"namespace": "ns", "bucketName": "slow", "tokensRequested": 1}), "OK"),
+        (json!({"namespace": "ns", "bucketName": "slow"}), "REJECTED_TIMEOUT"),
+        (json!({"namespace": "no", "bucketName": "b"}), "REJECTED_NO_BUCKET"),
+        (
+            json!({"namespace": "ns", "bucketName": "b", "tokensRequested": i64::MAX}),
+            "REJECTED_TOO_MANY_TOKENS_REQUESTED",
+        ),
+        (
+            json!({"namespace": "ns", "bucketName": "b", "tokensRequested": i64::MIN.to_string()}),
+            "REJECTED_INVALID_REQUEST",
+        ),
+        (json!({}), "REJECTED_INVALID_REQUEST"),
+        (json!({"namespace": "ns", "bucketName": "x".repeat(1 << 20)}), "REJECTED_INVALID_REQUEST"),
+    ] {
+        let page = post(&node, &body.to_string());
+        assert_eq!((page.status, &page.json()["status"]), (200, &json!(status)));
+    }
+}
+
+#[test]
+fn what_is_no_request_is_refused() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &[]);
+    for (body, word) in [
+        ("", "EOF while parsing"),
+        ("{", "EOF while parsing"),
+        ("nonsense", "expected ident"),
+        ("[]", "invalid type: sequence"),
+        ("5", "invalid type: integer `5`"),
+        (r#"{"namespace":"ns","bucketName":"b"} x"#, "trailing characters"),
+        (r#"{"namespace":"ns","bucket":"b"}"#, "unknown field `bucket`, expected one of"),
+        (r#"{"namespace":"ns","namespace":"ns"}"#, "duplicate field `namespace`"),
+        (r#"{"namespace":5}"#, "invalid type: integer `5`, expected a string"),
+        (r#"{"tokensRequested":"many"}"#, "invalid digit"),
+        (r#"{"tokensRequested":1.5}"#, "did not match"),
+        (r#"{"tokensRequested":9223372036854775808}"#, "did not match"),
+        (r#"{"tokensRequested":"9223372036854775808"}"#, "too large"),
+        (r#"{"tokensRequested":1e400}"#, "out of range"),
+        (r#"{"maxWaitTimeOverride":"yes"}"#, "expected a boolean"),
+    ] {
+        let page = post(&node, body);
+        assert_eq!(page.status, 400, "{body}: {page:?}");
+        assert!(page.head.contains("content-type: application/json"), "{}", page.head);
+        let error = page.json();
+        assert_eq!(error.as_object().unwrap().len(), 1, "{error}");
+        let error = error["error"].as_str().unwrap();
+        assert!(error.starts_with("the body is no AllowRequest in JSON: "), "{error}");
+        assert!(error.contains(word), "{body}: {error}");
+    }
+    let page = http(node.http, "POST", "/v1/allow", b"{\"namespace\":\"\xff\"}");
+    assert_eq!(page.status, 400, "{page:?}");
+    assert_eq!(http(node.http, "POST", "/v1/allow", &vec![b' '; 3 << 20]).status, 413);
+    for (method, path, status) in [
+        ("GET", "/v1/allow", 405),
+        ("PUT", "/v1/allow", 405),
+        ("POST", "/metrics", 405),
+        ("POST", "/readyz", 405),
+        ("GET", "/", 404),
+        ("GET", "/v1/allow/", 404),
+    ] {
+        assert_eq!(http(node.http, method, path, b"{}").status, status, "{method} {path}");
+    }
+    // None of it was counted or decided.
+    let samples = Samples::of(&node);
+    for outcome in ["granted", "invalid", "no_bucket", "timeout"] {
+        assert_eq!(samples.outcomes(outcome), 0.0, "{outcome}");
+    }
+}
+
+#[tokio::test]
+async fn metrics_count_what_was_asked() {
+    let limits = LimitsFile::new(
+        "global_default_bucket: { size: 10, fill_rate: 1/d }
+namespaces:
+  ns:
+    buckets:
+      b: { size: 10, fill_rate: 1/d, max_tokens_per_request: 10, wait_timeout_millis: 0, soft_limit_percent: 50 }
+      patient: { size: 1, fill_rate: 10, wait_timeout_millis: 1000 }
+    default_bucket: { size: 10, fill_rate: 1/d }
+  few: { max_dynamic_buckets: 2, dynamic_bucket_template: { size: 10, fill_rate: 1/d } }",
+    );
+    let node = Node::start(&limits.path(), &[]);
+    let mut client = client(&node).await;
+    for (namespace, bucket, tokens) in [
+        ("ns", "b", 4),
+        ("ns", "b", 8),
+        ("ns", "b", 1),
+        ("ns", "b", 11),
+        ("ns", "patient", 5),
+        ("ns", "patient", 1),
+        ("ns", "x", 1),
+        ("ns", "y", 1),
+        ("few", "one", 1),
+        ("few", "two", 1),
+        ("few", "three", 1),
+        ("elsewhere", "z", 1),
+        ("", "z", 1),
+    ] {
+        client.allow(request(namespace, bucket, tokens)).await.unwrap();
+    }
+    post(&node, r#"{"namespace":"ns","bucketName":"b"}"#);
+
+    let samples = Samples::of(&node);
+    for (namespace, bucket, outcome, count) in [
+        ("ns", "b", "granted", 3.0),
+        ("ns", "b", "timeout", 1.0),
+        ("ns", "b", "too_many_tokens", 1.0),
+        ("ns", "b", "no_bucket", 0.0),
+        ("ns", "patient", "granted", 1.0),
+        ("ns", "patient", "granted_after_wait", 1.0),
+        ("ns", "default bucket", "granted", 2.0),
+        ("few", "dynamic template", "granted", 2.0),
+        ("few", "dynamic template", "too_many_buckets", 1.0),
+        ("", "global default bucket", "granted", 1.0),
+        ("", "", "invalid", 1.0),
+    ] {
+        let counted = samples.decisions(namespace, bucket, outcome);
+        assert_eq!(counted, Some(count), "{namespace} {bucket} {outcome}");
+    }
+    let tokens = |bucket, waited| {
+        let labels = [("namespace", "ns"), ("bucket", bucket), ("waited", waited)];
+        samples.get("tollgate_tokens_granted_total", &labels)
+    };
+    assert_eq!((tokens("b", "false"), tokens("b", "true")), (Some(6.0), Some(0.0)));
+    assert_eq!((tokens("patient", "false"), tokens("patient", "true")), (Some(5.0), Some(1.0)));
+    let soft = [("namespace", "ns"), ("bucket", "b")];
+    assert_eq!(samples.get("tollgate_soft_limited_total", &soft), Some(1.0));
+    let few = [("namespace", "few")];
+    assert_eq!(samples.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
+    assert_eq!(samples.get("tollgate_dynamic_buckets", &few), Some(2.0));
+    assert_eq!(samples.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
+    for (transport, count) in [("grpc", 13.0), ("http", 1.0)] {
+        let labels = [("transport", transport)];
+        let counted = samples.get("tollgate_rpc_duration_seconds_count", &labels);
+        assert_eq!(counted, Some(count), "{transport}");
+    }
+    assert_eq!(samples.get("tollgate_limits_loads_total", &[]), Some(1.0));
+    assert_eq!(samples.get("tollgate_limits_reload_failures_total", &[]), Some(0.0));
+    let version = [("version", env!("CARGO_PKG_VERSION"))];
+    assert_eq!(samples.get("tollgate_build_info", &version), Some(1.0));
+    let text = get(&node, "/metrics");
+    assert!(text.head.contains("content-type: text/plain; version=0.0.4"), "{}", text.head);
+    for (name, labels) in samples.series() {
+        assert!(name.starts_with("tollgate_"), "{name}{labels:?}");
+        // What a histogram's parts are called after.
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
+        let described = |name: &str| {
+            text.body.contains(&format!("# HELP {name} "))
+                && text.body.contains(&format!("# TYPE {name} "))
+        };
+        assert!(described(name) || base.is_some_and(described), "{name} has no help or type");
+    }
+}
+
+#[tokio::test]
+async fn names_asked_for_make_no_series() {
+    let limits = LimitsFile::new(
+        "global_default_bucket: {}
+namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {} } }",
+    );
+    let node = Node::start(&limits.path(), &[]);
+    let mut client = client(&node).await;
+    let all = ["users", "some", "unknown"];
+    for namespace in all {
+        client.allow(request(namespace, "first", 1)).await.unwrap();
+    }
+    let before: Vec<_> = Samples::of(&node).series().into_iter().cloned().collect();
+    for number in 0..100 {
+        for namespace in all {
+            let name = format!("n{number}\"\\");
+            client.allow(request(namespace, &name, 1)).await.unwrap();
+        }
+        client.allow(request(&format!("owner{number}"), "b", 1)).await.unwrap();
+        client.allow(request("a\nb", "c\"} 1\nd{", 1)).await.unwrap();
+    }
+    let after = Samples::of(&node);
+    assert_eq!(after.series(), before.iter().collect::<Vec<_>>());
+    assert_eq!(after.decisions("users", "dynamic template", "granted"), Some(101.0));
+    assert_eq!(after.decisions("", "", "invalid"), Some(100.0));
+}
+
+#[tokio::test]
+async fn names_can_not_break_the_metrics_page() {
+    let names = [
+        r#"quo"te"#,
+        r"back\slash",
+        r"back\\slash",
+        r#"both\"of"#,
+        r#"both"of"#,
+        r"ends\",
+        r"\n",
+        r#""}{="#,
+        "ключ",
+    ];
+    let buckets = names.map(|name| format!("{}: {{}}", json!(name))).join(", ");
+    let text = format!("namespaces: {{ {}: {{ buckets: {{ {buckets} }} }} }}", json!(r#"n"\s"#));
+    let limits = LimitsFile::new(&text);
+    let node = Node::start(&limits.path(), &[]);
+    let mut client = client(&node).await;
+    for (number, name) in names.iter().enumerate() {
+        for _ in 0..=number {
+            client.allow(request(r#"n"\s"#, name, 1)).await.unwrap();
+        }
+    }
+    let samples = Samples::of(&node);
+    for (number, name) in names.iter().enumerate() {
+        let counted = samples.decisions(r#"n"\s"#, name, "granted");
+        assert_eq!(counted, Some((number + 1) as f64), "{name}");
+    }
+}
+
+/// What gRPC health says, which is the same of the node and of its service.
+async fn serving(node: &Node) -> ServingStatus {
+    let said = said(node).await;
+    assert_eq!(said[0], said[1]);
+    said[0]
+}
+
+/// What gRPC health says of the node and of its service, which may be changing.
+async fn said(node: &Node) -> Vec<ServingStatus> {
+    let mut health = HealthClient::new(channel(node.grpc).await);
+    let mut said = Vec::new();
+    for service in ["", "quotaservice.QuotaService"] {
+        let asked = HealthCheckRequest { service: service.to_owned() };
+        said.push(health.check(asked).await.unwrap().into_inner().status());
+    }
+    said
+}
+
+#[tokio::test]
+async fn grpc_health_says_what_readyz_says() {
+    use ServingStatus::{NotServing, Serving};
+    let limits = LimitsFile::new("on_store_failure: deny\nglobal_default_bucket: {}");
+    let mut redis = Redis::start();
+    redis.kill();
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    assert_eq!((serving(&node).await, get(&node, "/readyz").status), (NotServing, 503));
+    redis.start_again();
+    eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
+    let mut limit = Limit::new(Duration::from_secs(5));
+    while said(&node).await != [Serving, Serving] {
+        limit.check("health follows readiness");
+    }
+    redis.kill();
+    eventually("the store is missed", Duration::from_secs(5), || {
+        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
+    });
+    // Nothing is to change, so there is nothing to wait for but a few of its looks.
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
+
+    let node = Node::start(&limits.path(), &["--store", "memory:"]);
+    assert_eq!(serving(&node).await, Serving);
+}
+
+#[test]
+fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
+    let health = |node: &Node| get(node, "/healthz");
+    let ready = |node: &Node| {
+        let page = get(node, "/readyz");
+        (page.status, page.body)
+    };
+    let good = (200, "ready\n".to_owned());
+    let refusing = LimitsFile::new(
+        "namespaces: { a: { buckets: { b: {} } }, c: { on_store_failure: deny, buckets: { d: {} } } }",
+    );
+    let deciding =
+        LimitsFile::new("on_store_failure: local\nnamespaces: { a: { buckets: { b: {} } } }");
+    let nobody = format!("redis://127.0.0.1:{}", free_port());
+
+    let node = Node::start(&refusing.path(), &["--store", &nobody]);
+    let reason =
+        "not ready: the store has never answered, and the limits say to refuse without it\n";
+    assert_eq!(ready(&node), (503, reason.to_owned()));
+    assert_eq!((health(&node).status, health(&node).body.as_str()), (200, "ok\n"));
+
+    let node = Node::start(&deciding.path(), &["--store", &nobody]);
+    assert_eq!(ready(&node), good);
+    let node = Node::start(&refusing.path(), &["--store", "memory:"]);
+    assert_eq!(ready(&node), good);
+
+    // Once heard of, it stays: taking every node away at once would help nobody.
+    let mut redis = Redis::start();
+    let node = Node::start(&refusing.path(), &["--store", &redis.url()]);
+    eventually("ready", Duration::from_secs(5), || ready(&node) == good);
+    redis.kill();
+    eventually("the store is missed", Duration::from_secs(5), || {
+        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
+    });
+    assert_eq!(ready(&node), good);
+}

@@ -1,0 +1,81 @@
+//! Debian's HAProxy with the configuration that Docker Compose uses, in front of three nodes.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use super::cluster::Cluster;
+use super::metrics::http;
+use super::{Node, eventually, free_port, in_repository};
+
+/// The balancer as a process, killed when dropped.
+pub struct Balancer {
+    child: Child,
+    /// Where it serves gRPC.
+    pub grpc: SocketAddr,
+    /// Where it serves the HTTP API.
+    pub http: SocketAddr,
+    /// Its own page and metrics.
+    pub stats: SocketAddr,
+}
+
+impl Balancer {
+    /// Starts it in front of the nodes, and waits until it has checked all three.
+    pub fn start(cluster: &Cluster) -> Self {
+        let balancer = Self::start_before(&cluster.nodes, &[]);
+        balancer.wait_until_all_are_in();
+        balancer
+    }
+
+    /// Starts it in front of three nodes, with further variables.
+    pub fn start_before(nodes: &[Node], variables: &[(&str, &str)]) -> Self {
+        let config = in_repository("config/haproxy.cfg");
+        let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
+        // Not everyone has /usr/sbin on the path.
+        let installed = "/usr/sbin/haproxy";
+        let haproxy = if Path::new(installed).exists() { installed } else { "haproxy" };
+        let mut command = Command::new(haproxy);
+        command
+            .args(["-db", "-f"])
+            .arg(config)
+            .env("TOLLGATE_LB_GRPC", grpc.to_string())
+            .env("TOLLGATE_LB_HTTP", http.to_string())
+            .env("TOLLGATE_LB_STATS", stats.to_string())
+            .envs(variables.iter().copied())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        for (node, number) in nodes.iter().zip(1..) {
+            command
+                .env(format!("NODE{number}_HOST"), node.grpc.ip().to_string())
+                .env(format!("NODE{number}_GRPC_PORT"), node.grpc.port().to_string())
+                .env(format!("NODE{number}_HTTP_PORT"), node.http.port().to_string());
+        }
+        let child = command.spawn().expect("haproxy is installed by scripts/test.sh");
+        Self { child, grpc, http, stats }
+    }
+
+    /// Waits until the last check of every node was good.
+    pub fn wait_until_all_are_in(&self) {
+        eventually("haproxy has checked every node", Duration::from_secs(10), || {
+            self.checked().is_some_and(|statuses| statuses == ["L7OK"; 6])
+        });
+    }
+
+    /// The last check of each node, by both backends.
+    pub fn checked(&self) -> Option<Vec<String>> {
+        let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
+        let mut lines = csv.lines();
+        let column = lines.next()?.split(',').position(|title| title == "check_status")?;
+        let servers = lines.filter(|line| line.contains("_nodes,node"));
+        Some(servers.filter_map(|line| Some(line.split(',').nth(column)?.to_owned())).collect())
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,164 @@
+//! Runs the `tollgate` command: to its end, or until it is stopped.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use super::wire::PATIENCE;
+use super::{eventually, program, signal};
+
+/// Every environment variable that the command reads.
+pub const VARIABLES: [&str; 43] = [
+    "TOLLGATE_LIMITS",
+    "TOLLGATE_STORE",
+    "TOLLGATE_GRPC_LISTEN",
+    "TOLLGATE_HTTP_LISTEN",
+    "TOLLGATE_ADVERTISE",
+    "TOLLGATE_PARENT",
+    "TOLLGATE_CLUSTER_ID",
+    "TOLLGATE_NODE_ID",
+    "TOLLGATE_EXPECTED_NODES",
+    "TOLLGATE_STORE_TIMEOUT",
+    "TOLLGATE_THREADS",
+    "TOLLGATE_DRAIN_DELAY",
+    "TOLLGATE_DRAIN_TIMEOUT",
+    "TOLLGATE_MAX_IN_FLIGHT",
+    "TOLLGATE_MAX_BUFFERED_BYTES",
+    "TOLLGATE_MAX_CONNECTIONS",
+    "TOLLGATE_KEEPALIVE",
+    "TOLLGATE_KEEPALIVE_TIMEOUT",
+    "TOLLGATE_HTTP_IDLE",
+    "TOLLGATE_MAX_CONNECTION_AGE",
+    "TOLLGATE_LOG_FORMAT",
+    "TOLLGATE_LOG_LEVEL",
+    "TOLLGATE_ADDR",
+    "TOLLGATE_TLS_CERT_FILE",
+    "TOLLGATE_TLS_KEY_FILE",
+    "TOLLGATE_TLS_CLIENT_CA_FILE",
+    "TOLLGATE_TLS_CLIENT_OPTIONAL",
+    "TOLLGATE_HTTP_HOST",
+    "TOLLGATE_ACCESS",
+    "TOLLGATE_STORE_USER_FILE",
+    "TOLLGATE_STORE_PASSWORD_FILE",
+    "TOLLGATE_STORE_CA_FILE",
+    "TOLLGATE_STORE_CERT_FILE",
+    "TOLLGATE_STORE_KEY_FILE",
+    "TOLLGATE_PARENT_CA_FILE",
+    "TOLLGATE_PARENT_CERT_FILE",
+    "TOLLGATE_PARENT_KEY_FILE",
+    "TOLLGATE_PARENT_TOKEN_FILE",
+    "TOLLGATE_CA_FILE",
+    "TOLLGATE_SERVER_NAME",
+    "TOLLGATE_CERT_FILE",
+    "TOLLGATE_KEY_FILE",
+    "TOLLGATE_TOKEN_FILE",
+];
+
+/// What came of a command.
+#[derive(Debug)]
+pub struct Done {
+    /// Its exit code.
+    pub code: i32,
+    /// Its standard output.
+    pub stdout: String,
+    /// Its standard error.
+    pub stderr: String,
+}
+
+/// The command, with none of the environment's own settings.
+pub fn command() -> Command {
+    let mut command = Command::new(program("tollgate"));
+    for name in VARIABLES {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs it with those arguments.
+pub fn tollgate(args: &[&str]) -> Done {
+    run(command().args(args))
+}
+
+/// Runs it with those arguments and environment variables.
+pub fn tollgate_with(args: &[&str], variables: &[(&str, &str)]) -> Done {
+    run(command().args(args).envs(variables.iter().copied()))
+}
+
+/// Runs a command to its end. One that goes on for long is killed, and fails the test.
+pub fn run(command: &mut Command) -> Done {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let gather = |mut pipe: Box<dyn Read + Send>| {
+        thread::spawn(move || {
+            let mut text = String::new();
+            pipe.read_to_string(&mut text).unwrap();
+            text
+        })
+    };
+    let stdout = gather(Box::new(child.stdout.take().unwrap()));
+    let stderr = gather(Box::new(child.stderr.take().unwrap()));
+    let started = Instant::now();
+    while child.try_wait().unwrap().is_none() && started.elapsed() < PATIENCE {
+        thread::sleep(Duration::from_millis(2));
+    }
+    // One that has ended takes no harm.
+    let _ = child.kill();
+    let status = child.wait().unwrap();
+    let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
+    let Some(code) = status.code() else { panic!("{command:?} went on: {stdout}{stderr}") };
+    Done { code, stdout, stderr }
+}
+
+/// A command that goes on, killed when dropped. What it says goes to a file.
+pub struct Running {
+    child: Child,
+    dir: TempDir,
+}
+
+impl Running {
+    /// Starts it.
+    pub fn start(command: &mut Command) -> Self {
+        let dir = TempDir::new().unwrap();
+        let file = File::create(dir.path().join("said")).unwrap();
+        command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
+        Self { child: command.spawn().unwrap(), dir }
+    }
+
+    /// All that it has said so far, on both outputs.
+    pub fn said(&self) -> String {
+        fs::read_to_string(self.dir.path().join("said")).unwrap()
+    }
+
+    /// Waits until it has said that.
+    pub fn says(&self, text: &str) {
+        let mut said = String::new();
+        eventually(text, PATIENCE, || {
+            said = self.said();
+            said.contains(text)
+        });
+    }
+
+    /// Sends SIGTERM, sees that it ends well, and gives back all that it has said.
+    pub fn stop(mut self) -> String {
+        signal(self.child.id(), "TERM");
+        let mut status = None;
+        eventually("it ends", PATIENCE, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        assert_eq!(status.unwrap().code(), Some(0), "{}", self.said());
+        self.said()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
