@@ -5,6 +5,10 @@
 //! take any text. Nobody reads the authority on this port, so [`Inbound`] leaves such a value out
 //! of the header block before h2 sees it. Everything else goes on unchanged.
 //!
+//! grpc-core, the library under grpcio, resets a stream that it never opened when a deadline passes
+//! before the headers are written. For h2 that is an error of the whole connection, and all its calls
+//! would fail. Such a RST_STREAM is left out as well: other gRPC servers ignore it.
+//!
 //! It also tells when a client resets a stream: see [`Resets`].
 
 use std::io::{self, IoSlice};

@@ -137,6 +137,37 @@ async fn a_closed_connection_takes_its_requests_along() {
     assert_eq!(waiting.load(Ordering::Relaxed), 0);
 }
 
+/// grpc-core does so when a deadline passes before the headers are written.
+#[tokio::test]
+async fn a_stream_that_was_never_opened_may_be_reset() {
+    let (mut near, far) = tokio::io::duplex(1 << 16);
+    tokio::spawn(serve(far, PATIENCE, pending(), |_, to| {
+        to.headers(Response::new(()));
+        None::<std::future::Ready<()>>
+    }));
+    let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let reset = |stream| [0, 0, 4, 3, 0, 0, 0, 0, stream, 0, 0, 0, 8];
+    // POST http://node/
+    let headers = |stream| {
+        let block = [0x83, 0x86, 0x84, 0x41, 4, b'n', b'o', b'd', b'e'];
+        [&[0, 0, block.len() as u8, 1, 0x5, 0, 0, 0, stream][..], &block].concat()
+    };
+    let sent = [&greeting[..], &reset(1), &headers(3), &reset(5), &headers(7)].concat();
+    // In two parts, one of which ends within the first reset.
+    let (first, rest) = sent.split_at(greeting.len() + 11);
+    near.write_all(first).await.expect("sent");
+    tokio::task::yield_now().await;
+    near.write_all(rest).await.expect("sent");
+    let mut read = Vec::new();
+    for stream in [3, 7] {
+        let answered = |read: &[u8]| read.windows(6).any(|at| at == [1, 0x5, 0, 0, 0, stream]);
+        while !answered(&read) {
+            assert!(!read.windows(4).any(|at| at == [7, 0, 0, 0]), "GOAWAY: {read:?}");
+            assert_ne!(near.read_buf(&mut read).await.expect("answers"), 0, "closed: {read:?}");
+        }
+    }
+}
+
 /// More pings than fit into the buffers of two small sockets, after the answer to the one by which
 /// a server that stops makes sure that no request is on its way.
 fn pings(answered: &[u8]) -> Vec<u8> {

@@ -25,6 +25,9 @@ const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const CONTINUATION: u8 = 9;
 
+/// The bytes of a RST_STREAM frame's payload.
+const RST_LENGTH: usize = 4;
+
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
@@ -51,6 +54,8 @@ pub(super) struct Checked {
 pub(super) struct Frames {
     /// How many of the next bytes are in no header block.
     skip: usize,
+    /// The highest stream that the client has opened; 0: none.
+    opened: u32,
     table: Table,
     /// A block as h2 is to read it.
     out: Vec<u8>,
@@ -58,7 +63,7 @@ pub(super) struct Frames {
 
 impl Default for Frames {
     fn default() -> Self {
-        Self { skip: PREFACE, table: Table::default(), out: Vec::new() }
+        Self { skip: PREFACE, opened: 0, table: Table::default(), out: Vec::new() }
     }
 }
 
@@ -80,10 +85,21 @@ impl Frames {
             self.skip -= skipped;
             let Some(head) = Head::first_of(&bytes[read..]) else { break };
             match head.kind {
+                RST_STREAM if self.is_unopened(&head) => {
+                    let length = HEAD + head.length;
+                    if bytes.len() - read < length {
+                        break;
+                    }
+                    read += length;
+                }
                 HEADERS => match Block::first_of(&bytes[read..]) {
                     Ok(Some(block)) => match self.translate(&block, &mut bytes[read..]) {
-                        Ok(None) => self.skip = block.length,
+                        Ok(None) => {
+                            self.opened = self.opened.max(block.stream);
+                            self.skip = block.length;
+                        }
                         Ok(Some(length)) => {
+                            self.opened = self.opened.max(block.stream);
                             bytes.copy_within(read..read + length, written);
                             (read, written) = (read + block.length, written + length);
                         }
@@ -102,6 +118,11 @@ impl Frames {
             }
         }
         Ok(Checked { ready: written, rest: read })
+    }
+
+    /// Whether the frame is of a client's stream that has not been opened.
+    fn is_unopened(&self, head: &Head) -> bool {
+        head.length == RST_LENGTH && head.stream % 2 == 1 && head.stream > self.opened
     }
 
     /// Writes the block's frames anew where h2 is to read another one: how long they are then.

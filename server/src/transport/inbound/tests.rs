@@ -443,6 +443,7 @@ fn resets_are_told_of() {
     let resets = Resets::default();
     let mut bytes = GREETING.to_vec();
     frame(0, 1, 1, b"\0\0\0\x04\x03\0\0\0\x01", &mut bytes);
+    frame(1, 5, 1, b"\x82", &mut bytes);
     let mut frames = Frames::default();
     assert!(frames.check(&mut bytes.clone(), &resets).is_ok() && !resets.any());
     let mut reset = Vec::new();
@@ -450,4 +451,25 @@ fn resets_are_told_of() {
     assert!(frames.check(&mut reset, &resets).is_ok() && resets.any());
     resets.forget();
     assert!(!resets.any());
+}
+
+/// Those of streams that h2 or nobody opens, and of another length, are for h2 to judge.
+#[test]
+fn resets_of_streams_that_were_never_opened_are_left_out() {
+    let mut bytes = GREETING.to_vec();
+    frame(1, 5, 3, b"\x82", &mut bytes);
+    let mut expected = bytes.clone();
+    for (stream, length, left_out) in
+        [(1, 4, false), (3, 4, false), (5, 4, true), (6, 4, false), (0, 4, false), (7, 5, false)]
+    {
+        let mut reset = Vec::new();
+        frame(3, 0, stream, &[0, 0, 0, 8, 0][..length], &mut reset);
+        bytes.extend_from_slice(&reset);
+        if !left_out {
+            expected.extend_from_slice(&reset);
+        }
+    }
+    for size in [1, 7, 1000] {
+        assert_eq!(handed_on(&bytes, &[size]), (expected.clone(), false));
+    }
 }
