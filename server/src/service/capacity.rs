@@ -157,6 +157,10 @@ impl<S: LeaseStore> CapacityService<S> {
         let now = self.shared.clock.now();
         let mut leases = Vec::with_capacity(requests.len());
         for (page, requests) in requests.chunks(AT_ONCE).enumerate() {
+            if page > 0 {
+                // The embedded store never waits, and others of this thread would.
+                tokio::task::yield_now().await;
+            }
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
             let mut returned = Vec::new();
             for (at, request) in requests.iter().enumerate() {
