@@ -2,6 +2,7 @@
 //! is moved by hand. Everything binds a free port and is stopped by its process id.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+#![allow(clippy::new_without_default, reason = "`new` makes files and processes")]
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};

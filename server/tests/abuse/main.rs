@@ -1,5 +1,7 @@
 //! Clients who mean no good, or are in a bad way: their connections are given up in bounded time,
 //! they take bounded memory, and others are served meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod claims;
 mod floods;

@@ -391,7 +391,9 @@ fn sums_beyond_all_numbers_are_not_shown() {
     field.start();
     for pair in [[0, 1], [0, 3], [2, 5]] {
         let mut sums = [0.0; 16];
-        pair.map(|at| sums[at] = f64::MAX);
+        for at in pair {
+            sums[at] = f64::MAX;
+        }
         let bytes: Vec<u8> = sums.iter().flat_map(|number: &f64| number.to_le_bytes()).collect();
         redis::cmd("HSET").arg("h{r}").arg("").arg(bytes).exec(&mut field.inside).unwrap();
         assert!(
