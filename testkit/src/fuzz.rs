@@ -1,5 +1,5 @@
 //! Fuzzing as a part of the ordinary tests: first all inputs of the corpus, which anything that was
-//! ever found becomes a part of, then mutations of those: `PROPTEST_CASES` of them, [`CASES`] if
+//! ever found becomes a part of, then mutations of those: `PROPTEST_CASES` of them, 2,000 if
 //! not set, by the seed in `PROPTEST_RNG_SEED`. cargo-fuzz would want another compiler than the
 //! rest.
 
