@@ -42,8 +42,7 @@ const TUNABLES: &str = "glibc.cpu.hwcaps=-AVX_Fast_Unaligned_Load,-AVX2,-AVX2_Us
 /// The counts that are expected, and what they were counted with.
 #[derive(Deserialize, Serialize)]
 struct Expected {
-    /// How far a count may be off, either way. The same code was counted on two machines at up to
-    /// 10 % more on one than on the other, in the embedded store; the counts are in the middle.
+    /// How far a count may be off, either way.
     tolerance_percent: f64,
     /// The version of Redis: others take other ways.
     redis_version: String,

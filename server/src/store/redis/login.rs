@@ -34,8 +34,17 @@ impl LoginFiles {
     pub(super) fn tls(&self) -> RedisResult<ClientConfig> {
         let mut roots = RootCertStore::empty();
         match &self.ca {
-            // Without any, no certificate is trusted, and each error says so.
-            None => drop(roots.add_parsable_certificates(load_native_certs().certs)),
+            None => {
+                let system = load_native_certs();
+                let (usable, _) = roots.add_parsable_certificates(system.certs);
+                // Without any, no server could ever be trusted.
+                if usable == 0 {
+                    let why = system.errors.first().map(|error| format!(" ({error})"));
+                    let why = why.unwrap_or_default();
+                    let text = format!("name one, as the system trusts no certificate{why}");
+                    return Err(unusable("--store-ca-file", text));
+                }
+            }
             Some(path) => {
                 let setting = "--store-ca-file";
                 for certificate in certificates(setting, path)? {
