@@ -9,12 +9,12 @@
 //!
 //! `lua/lease.lua` does the same in Redis.
 
-use std::collections::BTreeMap;
 use std::ops::Bound::{Excluded, Included};
 
 use smallvec::SmallVec;
 
 use super::exact::Sum;
+use super::few::Few;
 use super::order::Order;
 use super::roster::{Place, Roster};
 use super::sharing::{Kind, Side, Split};
@@ -278,7 +278,7 @@ pub struct Resource {
     holders: Roster,
     /// Those with equal wants per subclient change sides together.
     by_wants: Order,
-    bands: BTreeMap<i64, Side>,
+    bands: Few<i64, Side>,
     split: Split,
     /// Holders with up to `low` are below the threshold, those from `high` on above; nobody
     /// is between.
@@ -298,7 +298,7 @@ impl Resource {
         Self {
             holders: Roster::default(),
             by_wants: Order::default(),
-            bands: BTreeMap::new(),
+            bands: Few::default(),
             split: Split::default(),
             low: f64::NEG_INFINITY,
             high: f64::INFINITY,
@@ -573,7 +573,7 @@ impl Resource {
         }
         self.by_wants.add(wants(bands), subclients(bands));
         for band in bands {
-            let side = self.bands.entry(band.priority).or_default();
+            let side = self.bands.get_or_default(band.priority);
             side.add(band.wants, f64::from(band.subclients));
         }
     }

@@ -5,6 +5,7 @@
 pub mod ahead;
 pub mod bucket;
 pub mod exact;
+pub mod few;
 pub mod lease;
 pub mod names;
 pub mod order;

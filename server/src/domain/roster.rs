@@ -3,11 +3,11 @@
 //! To find one, and to move one to another expiry, touches a few places in memory, however
 //! many there are: what a decision costs with very many holders is the caches that it misses.
 
-use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
+use super::few::Few;
 use super::lease::{Held, Holder};
 
 /// A [`Holder`] that owns its id.
@@ -51,7 +51,7 @@ pub struct Roster {
     hasher: DefaultHashBuilder,
     by_id: HashTable<u32>,
     slots: Vec<Slot>,
-    by_expiry: BTreeMap<i64, Vec<u32>>,
+    by_expiry: Few<i64, Vec<u32>>,
 }
 
 impl Roster {
@@ -84,6 +84,10 @@ impl Roster {
             hasher.hash_one(slots[at as usize].key.holder())
         });
         let at = self.enlist(held.expiry_s, place);
+        if self.slots.is_empty() {
+            // Most resources of a template have one holder, and there may be very many of them.
+            self.slots.reserve_exact(1);
+        }
         self.slots.push(Slot { key: Key::of(holder), held, at });
     }
 
@@ -125,18 +129,18 @@ impl Roster {
 
     /// One of those whose leases expire first, if that is by `now_s`.
     pub fn expired(&self, now_s: i64) -> Option<Place> {
-        let (expiry_s, list) = self.by_expiry.first_key_value()?;
+        let (expiry_s, list) = self.by_expiry.iter().next()?;
         (*expiry_s <= now_s).then(|| list.last().map(|&at| Place(at)))?
     }
 
     /// When the last lease expires, in seconds since the epoch.
     pub fn last_expiry_s(&self) -> Option<i64> {
-        self.by_expiry.last_key_value().map(|(expiry_s, _)| *expiry_s)
+        self.by_expiry.iter().next_back().map(|(expiry_s, _)| *expiry_s)
     }
 
     /// All, those that expire first at the head.
     pub fn iter(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
-        self.by_expiry.values().flatten().map(|&at| {
+        self.by_expiry.iter().flat_map(|(_, list)| list).map(|&at| {
             let slot = &self.slots[at as usize];
             (slot.key.holder(), &slot.held)
         })
@@ -144,7 +148,7 @@ impl Roster {
 
     /// Puts a holder on the list of those that expire then, and tells where.
     fn enlist(&mut self, expiry_s: i64, place: u32) -> u32 {
-        let list = self.by_expiry.entry(expiry_s).or_default();
+        let list = self.by_expiry.get_or_default(expiry_s);
         list.push(place);
         list.len() as u32 - 1
     }
@@ -155,7 +159,7 @@ impl Roster {
         list.swap_remove(at as usize);
         match list.get(at as usize) {
             Some(&moved) => self.slots[moved as usize].at = at,
-            None if list.is_empty() => drop(self.by_expiry.remove(&expiry_s)),
+            None if list.is_empty() => self.by_expiry.remove(&expiry_s),
             None => {}
         }
     }

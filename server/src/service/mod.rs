@@ -18,6 +18,7 @@ pub mod capacity;
 pub mod limits;
 pub mod parent;
 pub mod status;
+pub mod turns;
 
 use bounds::{Holdings, Tally};
 use limits::LiveLimits;

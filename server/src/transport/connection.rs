@@ -129,7 +129,7 @@ pub async fn serve<F>(
 {
     let mut stop = Box::pin(stop.fuse());
     let (turn, resets) = (Turn::default(), Resets::default());
-    let stream = Inbound::new(Turns::new(&mut io, turn.clone()), resets.clone());
+    let stream = Inbound::new(&mut io, turn.clone(), resets.clone());
     let greeting = turn.each_poll(greet(stream, patience, &mut stop));
     let Some(mut connection) = greeting.await else { return };
 
@@ -221,6 +221,8 @@ pub async fn serve<F>(
     });
     let ended = ended.await;
     drop(connection);
+    // A request that is left over may be the first in a queue of this thread.
+    drop((under_way, events));
     if let End::Closed = ended {
         let stream = Turns::new(io, turn.clone());
         turn.each_poll(closing::read_to_end(stream, LAST_WORD, LAST_WORD)).await;

@@ -35,6 +35,7 @@ use super::messages;
 use super::{refusal, turned_away};
 use crate::access::{Caller, Guard};
 use crate::service::allow::AllowService;
+use crate::service::turns;
 use crate::store::Store;
 
 mod body;
@@ -54,8 +55,12 @@ const UNFINISHED: usize = 16;
 /// Parts of a request for leases: many times what a sensible one of this length has.
 const MOST_PARTS: usize = 100_000;
 
+/// A request for leases of more bytes than this waits for its turn before it is decoded, and before
+/// its answer is encoded: a million bytes of them take some milliseconds.
+const LONG: usize = 8 << 10;
+
 /// Bytes that a part takes: decoded, decided, and in the answer.
-const PART_BYTES: usize = 160;
+const PART_BYTES: usize = 320;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
@@ -267,10 +272,15 @@ impl<S: Store> Front<S> {
         shared: &Shared,
     ) -> Result<Answer, Response<()>> {
         let (message, read) = read(call, body, shared).await.map_err(Status::into_http)?;
+        let is_long = message.len() > LONG;
         let held = match call.method {
             Method::Lease(_) => {
                 let bytes = lease_bytes(&message).map_err(Status::into_http)?;
-                shared.outgoing.reserve(bytes).await
+                let held = shared.outgoing.reserve(bytes).await;
+                if is_long {
+                    turns::next().await;
+                }
+                held
             }
             _ => shared.outgoing.hold(0),
         };
@@ -287,6 +297,9 @@ impl<S: Store> Front<S> {
             allowed.map(Answer::Message).map_err(Status::into_http)
         } else {
             let response = asked(&self.others, call.method, message, Some(&call.caller)).await;
+            if is_long {
+                turns::next().await;
+            }
             Ok(Answer::Routed(response, held))
         };
         if slot.is_some() {

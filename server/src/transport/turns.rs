@@ -9,38 +9,45 @@
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::sync::Semaphore;
-use tokio::task::yield_now;
+
+use crate::service::turns;
 
 /// How often a connection is read in one turn, 8 kB at a time: for all requests that may be under way
 /// on one. Requests that are answered at once make room for others, so that it is this that bounds
 /// the answers of a turn, too.
 const READS: u8 = 2;
 
+/// The most bytes of each read until a new connection has been read to the end of what its client
+/// has sent, or queues. Those that begin at the same moment do not know of each other yet, and
+/// could not take turns.
+const FIRST_READ: usize = 1 << 10;
+
 /// The value of `reads` while the connection queues for its next turn.
 const QUEUED: u8 = u8::MAX;
-
-thread_local! {
-    /// The queue of the connections that this thread serves: one permit, handed out in order.
-    static QUEUE: Arc<Semaphore> = Arc::new(Semaphore::new(1));
-}
 
 /// The turn of one connection. Clones are the same.
 #[derive(Clone, Default)]
 pub(super) struct Turn(Arc<State>);
 
-#[derive(Default)]
 struct State {
     /// How often the connection may still be read, or [`QUEUED`].
     reads: AtomicU8,
+    /// Reads are short, see [`FIRST_READ`].
+    is_new: AtomicBool,
     /// Completes when the next turn comes, if the connection queues for it.
     next: Mutex<Option<BoxFuture<'static, ()>>>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self { reads: AtomicU8::new(0), is_new: AtomicBool::new(true), next: Mutex::default() }
+    }
 }
 
 impl Turn {
@@ -63,16 +70,28 @@ impl Turn {
         .await
     }
 
+    /// Completes if the connection may be read; otherwise it queues for its next turn.
+    pub(super) fn poll_may_read(&self, context: &mut Context<'_>) -> Poll<()> {
+        match self.0.reads.load(Ordering::Relaxed) {
+            QUEUED => Poll::Pending,
+            0 => {
+                self.0.is_new.store(false, Ordering::Relaxed);
+                self.queue(context);
+                Poll::Pending
+            }
+            _ => Poll::Ready(()),
+        }
+    }
+
+    /// Counts a read. There must be one left.
+    pub(super) fn count_read(&self) {
+        self.0.reads.fetch_sub(1, Ordering::Relaxed);
+    }
+
     /// Gets into the queue.
     fn queue(&self, context: &mut Context<'_>) {
-        let queue = QUEUE.with(Arc::clone);
-        let next = async move {
-            // Nobody closes it, which alone would be an error.
-            let _first = queue.acquire().await;
-            // Lets the runtime look for the input of others before each turn.
-            yield_now().await;
-        };
-        *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::pin(next));
+        let next = Box::pin(turns::next());
+        *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
         self.0.reads.store(QUEUED, Ordering::Relaxed);
         let _ = self.poll_next(context);
     }
@@ -105,17 +124,24 @@ impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let left = match self.turn.0.reads.load(Ordering::Relaxed) {
-            QUEUED => return Poll::Pending,
-            0 => {
-                self.turn.queue(context);
-                return Poll::Pending;
-            }
-            reads => reads - 1,
+        ready!(self.turn.poll_may_read(context));
+        let is_new = self.turn.0.is_new.load(Ordering::Relaxed);
+        let inner = Pin::new(&mut self.inner);
+        let read = if is_new && buffer.remaining() > FIRST_READ {
+            let mut short = ReadBuf::new(buffer.initialize_unfilled_to(FIRST_READ));
+            let read = inner.poll_read(context, &mut short);
+            let length = short.filled().len();
+            buffer.advance(length);
+            read
+        } else {
+            inner.poll_read(context, buffer)
         };
-        let read = ready!(Pin::new(&mut self.inner).poll_read(context, buffer));
-        self.turn.0.reads.store(left, Ordering::Relaxed);
-        Poll::Ready(read)
+        if read.is_ready() {
+            self.turn.count_read();
+        } else if is_new {
+            self.turn.0.is_new.store(false, Ordering::Relaxed);
+        }
+        read
     }
 }
 

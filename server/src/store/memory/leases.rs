@@ -21,7 +21,8 @@ use crate::store::{
 /// So many that one shard, of a hundred thousand resources, is gone through in a moment.
 const SHARDS: usize = 256;
 
-type Shard = HashMap<Box<str>, Resource>;
+/// Boxed, as half of the table may be empty.
+type Shard = HashMap<Box<str>, Box<Resource>>;
 
 /// All resources that somebody holds a lease on.
 pub(super) struct Resources {
@@ -108,7 +109,8 @@ impl Resources {
                 return Grant { presence: Presence::Refused, ..Grant::default() };
             }
             None => {
-                let new = shard.entry(ask.resource.into()).or_insert_with(|| Resource::new(born));
+                let new = Box::new(Resource::new(born));
+                let new = shard.entry(ask.resource.into()).or_insert(new);
                 (new, Presence::Created)
             }
         };

@@ -685,5 +685,6 @@ async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
         assert!(after[0] - before[0] <= 2, "turn {turn}: {} reads", after[0] - before[0]);
         assert!(after[1] - before[1] <= 16 << 10, "turn {turn}: {} bytes", after[1] - before[1]);
     }
-    assert!(counted()[0] >= 100, "{:?} reads and bytes in all", counted());
+    // Of pings only a few are taken in a turn, so that one read is enough for several.
+    assert!(counted()[0] >= 10, "{:?} reads and bytes in all", counted());
 }

@@ -21,6 +21,11 @@ const LONGEST_BLOCK: usize = 4 * (HEAD + LONGEST);
 /// The most frames of one. h2 closes the connection for less.
 const MOST_FRAMES: usize = 8;
 
+/// The most frames at a time that neither carry a request nor reset one. A client with 200 streams
+/// sends hardly more of them in what is read at once.
+const MOST_OTHERS: usize = 64;
+
+const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const CONTINUATION: u8 = 9;
@@ -46,8 +51,10 @@ pub(super) struct TablesDiffer;
 pub(super) struct Checked {
     /// So many from the first on are for h2.
     pub(super) ready: usize,
-    /// From here on more is needed before anything can be said.
+    /// From here on nothing was looked at, or more is needed before anything can be said.
     pub(super) rest: usize,
+    /// There was enough for one time: the rest can be checked before more is read.
+    pub(super) more: bool,
 }
 
 /// Where a connection is, between two frames or within one.
@@ -76,19 +83,26 @@ impl Frames {
         resets: &Resets,
     ) -> Result<Checked, TablesDiffer> {
         let (mut read, mut written) = (0, 0);
-        loop {
+        let mut others = 0;
+        let more = loop {
             let skipped = self.skip.min(bytes.len() - read);
             if written < read {
                 bytes.copy_within(read..read + skipped, written);
             }
             (read, written) = (read + skipped, written + skipped);
             self.skip -= skipped;
-            let Some(head) = Head::first_of(&bytes[read..]) else { break };
+            let Some(head) = Head::first_of(&bytes[read..]) else { break false };
+            if !matches!(head.kind, DATA | HEADERS | RST_STREAM) {
+                others += 1;
+                if others > MOST_OTHERS {
+                    break true;
+                }
+            }
             match head.kind {
                 RST_STREAM if self.is_unopened(&head) => {
                     let length = HEAD + head.length;
                     if bytes.len() - read < length {
-                        break;
+                        break false;
                     }
                     read += length;
                 }
@@ -105,7 +119,7 @@ impl Frames {
                         }
                         Err(Malformed) => self.give_up()?,
                     },
-                    Ok(None) => break,
+                    Ok(None) => break false,
                     Err(Malformed) => self.give_up()?,
                 },
                 CONTINUATION => self.give_up()?,
@@ -116,8 +130,8 @@ impl Frames {
                     self.skip = HEAD + head.length;
                 }
             }
-        }
-        Ok(Checked { ready: written, rest: read })
+        };
+        Ok(Checked { ready: written, rest: read, more })
     }
 
     /// Whether the frame is of a client's stream that has not been opened.

@@ -15,7 +15,11 @@ use super::*;
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// Gives out bytes in pieces, then nothing more for ever; takes whatever is written.
-struct Pieces(VecDeque<Vec<u8>>);
+struct Pieces {
+    left: VecDeque<Vec<u8>>,
+    /// Set once it is asked for more than there is.
+    over: Arc<AtomicBool>,
+}
 
 impl AsyncRead for Pieces {
     fn poll_read(
@@ -23,10 +27,13 @@ impl AsyncRead for Pieces {
         _: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Some(mut piece) = self.0.pop_front() else { return Poll::Pending };
+        let Some(mut piece) = self.left.pop_front() else {
+            self.over.store(true, Ordering::Relaxed);
+            return Poll::Pending;
+        };
         let rest = piece.split_off(piece.len().min(buffer.remaining()));
         if !rest.is_empty() {
-            self.0.push_front(rest);
+            self.left.push_front(rest);
         }
         buffer.put_slice(&piece);
         Poll::Ready(Ok(()))
@@ -62,22 +69,31 @@ fn in_pieces(mut bytes: &[u8], lengths: &[usize]) -> Pieces {
         pieces.push_back(piece.to_vec());
         bytes = rest;
     }
-    Pieces(pieces)
+    Pieces { left: pieces, over: Arc::default() }
+}
+
+/// What each read of at most `room` bytes hands on, and whether it ends in an error.
+fn reads(pieces: Pieces, room: usize) -> (Vec<Vec<u8>>, bool) {
+    let (over, turn) = (Arc::clone(&pieces.over), Turn::default());
+    let mut inbound = Inbound::new(pieces, turn.clone(), Resets::default());
+    let mut context = Context::from_waker(Waker::noop());
+    let (mut reads, mut room) = (Vec::new(), vec![0; room]);
+    while !over.load(Ordering::Relaxed) {
+        turn.begin(&mut context);
+        let mut buffer = ReadBuf::new(&mut room);
+        match Pin::new(&mut inbound).poll_read(&mut context, &mut buffer) {
+            Poll::Ready(Ok(())) => reads.push(buffer.filled().to_vec()),
+            Poll::Ready(Err(_)) => return (reads, true),
+            Poll::Pending => {}
+        }
+    }
+    (reads, false)
 }
 
 /// What is handed on, and whether it ends in an error.
 fn handed_on(bytes: &[u8], lengths: &[usize]) -> (Vec<u8>, bool) {
-    let mut inbound = Inbound::new(in_pieces(bytes, lengths), Resets::default());
-    let mut context = Context::from_waker(Waker::noop());
-    let (mut out, mut room) = (Vec::new(), [0; 100]);
-    loop {
-        let mut buffer = ReadBuf::new(&mut room);
-        match Pin::new(&mut inbound).poll_read(&mut context, &mut buffer) {
-            Poll::Ready(Ok(())) => out.extend_from_slice(buffer.filled()),
-            Poll::Ready(Err(_)) => return (out, true),
-            Poll::Pending => return (out, false),
-        }
-    }
+    let (reads, failed) = reads(in_pieces(bytes, lengths), 100);
+    (reads.concat(), failed)
 }
 
 type Field = (Vec<u8>, Vec<u8>);
@@ -313,12 +329,24 @@ type Got = (String, Option<String>, Vec<Field>);
 async fn read_by_h2(io: Pieces, resets: Resets) -> Vec<Got> {
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(1000).initial_connection_window_size(1 << 20);
-    let handshake = builder.handshake::<_, Bytes>(Inbound::new(io, resets));
-    let mut connection = handshake.await.expect("a greeting");
+    let (over, turn) = (Arc::clone(&io.over), Turn::default());
+    let handshake = builder.handshake::<_, Bytes>(Inbound::new(io, turn.clone(), resets));
+    let mut connection = turn.each_poll(handshake).await.expect("a greeting");
     let (mut got, mut kept) = (Vec::new(), Vec::new());
     loop {
-        let next = poll_fn(|context| Poll::Ready(connection.poll_accept(context))).await;
-        let Poll::Ready(Some(next)) = next else { return got };
+        let next = poll_fn(|context| {
+            turn.begin(context);
+            Poll::Ready(connection.poll_accept(context))
+        });
+        let next = match next.await {
+            Poll::Ready(Some(next)) => next,
+            Poll::Ready(None) => return got,
+            Poll::Pending if over.load(Ordering::Relaxed) => return got,
+            Poll::Pending => {
+                tokio::task::yield_now().await;
+                continue;
+            }
+        };
         let (request, respond) = next.expect("a request");
         let (parts, body) = request.into_parts();
         let fields =
@@ -472,4 +500,20 @@ fn resets_of_streams_that_were_never_opened_are_left_out() {
     for size in [1, 7, 1000] {
         assert_eq!(handed_on(&bytes, &[size]), (expected.clone(), false));
     }
+}
+
+/// However much was read at once.
+#[test]
+fn of_frames_without_a_request_a_few_are_handed_on_at_a_time() {
+    let mut bytes = GREETING.to_vec();
+    for number in 0..10 {
+        frame(1, 5, 2 * number + 1, b"\x82", &mut bytes);
+        for _ in 0..49 {
+            frame(4, 0, 0, b"", &mut bytes);
+        }
+    }
+    let (reads, failed) = reads(in_pieces(&bytes, &[1 << 14]), 1 << 14);
+    assert_eq!((reads.concat(), failed), (bytes, false));
+    // 490 of them and the one of the greeting; the first read of a connection is short.
+    assert_eq!(reads.len(), 1 + 491_usize.div_ceil(64));
 }
