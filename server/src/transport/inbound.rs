@@ -13,6 +13,7 @@
 //! a time that carry no request: of SETTINGS, PING or WINDOW_UPDATE a read of 8 kB holds a thousand,
 //! and h2 takes half a millisecond for those.
 
+use std::cell::RefCell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,6 +28,15 @@ mod huffman;
 
 use super::turns::{Turn, Turns};
 use frames::{Frames, TablesDiffer};
+
+/// The most bytes of one read.
+const READ_BYTES: usize = 8 << 10;
+
+thread_local! {
+    /// What was just read. h2's own buffer often has room for a few bytes only: reading into that
+    /// would cut requests in two, and take a system call for each piece.
+    static READ: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
+}
 
 /// Whether a RST_STREAM was read of late. Clones are the same.
 #[derive(Clone, Default)]
@@ -91,18 +101,18 @@ impl<S> Inbound<S> {
         }
     }
 
-    /// Takes what was just read into `buffer` after the first `before` bytes, and leaves there what
-    /// can be handed on.
-    fn take(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> Result<(), TablesDiffer> {
-        let read = &mut buffer.filled_mut()[before..];
+    /// Hands on what was just read as far as it can be and there is room, and holds the rest.
+    fn take(&mut self, read: &mut [u8], buffer: &mut ReadBuf<'_>) -> Result<(), TablesDiffer> {
         if self.held.is_empty() {
             let checked = self.frames.check(read, &self.resets)?;
+            let (now, later) =
+                read[..checked.ready].split_at(checked.ready.min(buffer.remaining()));
+            buffer.put_slice(now);
+            self.held.extend_from_slice(later);
             self.held.extend_from_slice(&read[checked.rest..]);
-            self.more = checked.more;
-            buffer.set_filled(before + checked.ready);
+            (self.ready, self.more) = (later.len(), checked.more);
         } else {
             self.held.extend_from_slice(read);
-            buffer.set_filled(before);
             self.check_held()?;
             self.hand_on(buffer);
         }
@@ -139,12 +149,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
             if self.more {
                 continue;
             }
-            ready!(Pin::new(&mut self.inner).poll_read(context, buffer))?;
-            if buffer.filled().len() == before {
+            let this = &mut *self;
+            let read = READ.with_borrow_mut(|bytes| {
+                let mut read = ReadBuf::new(bytes);
+                ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
+                let read = read.filled_mut();
+                this.take(read, buffer).map_err(invalid)?;
+                Poll::Ready(io::Result::Ok(read.len()))
+            });
+            if ready!(read)? == 0 {
                 // The end, also of a block that is not whole.
                 return Poll::Ready(Ok(()));
             }
-            self.take(buffer, before).map_err(invalid)?;
             // Nothing at all would be the end.
             if buffer.filled().len() > before {
                 return Poll::Ready(Ok(()));
