@@ -1,19 +1,45 @@
 //! Some nodes on one Redis, three if nothing is said.
 
 use std::net::SocketAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, eventually};
 
-static MACHINE: Mutex<()> = Mutex::new(());
+/// Halves of the machine that no test of this binary uses.
+static FREE_HALVES: Mutex<usize> = Mutex::new(2);
+static HALF_FREED: Condvar = Condvar::new();
 
-/// The machine for one test at a time: those that measure time or drive load would measure
-/// one another.
-pub fn alone() -> MutexGuard<'static, ()> {
-    // Another test that failed has left nothing behind.
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+/// The part of the machine that a test uses. Dropped, it is free again.
+pub struct Machine {
+    halves: usize,
+}
+
+impl Machine {
+    fn take(halves: usize) -> Self {
+        let free = FREE_HALVES.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = HALF_FREED.wait_while(free, |free| *free < halves);
+        *free.unwrap_or_else(PoisonError::into_inner) -= halves;
+        Self { halves }
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        *FREE_HALVES.lock().unwrap_or_else(PoisonError::into_inner) += self.halves;
+        HALF_FREED.notify_all();
+    }
+}
+
+/// The whole machine, for a test that measures how fast something is or loads all CPUs.
+pub fn alone() -> Machine {
+    Machine::take(2)
+}
+
+/// Half of the machine, for a test under a light load: two of these run at the same time.
+pub fn half() -> Machine {
+    Machine::take(1)
 }
 
 /// Runs a test some of whose figures a busy machine spoils, again where they were missed, three

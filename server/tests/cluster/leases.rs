@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alone};
+use testkit::cluster::{Cluster, half};
 use testkit::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
 use testkit::wire::get;
 use testkit::{Node, eventually};
@@ -56,7 +56,7 @@ fn near(a: f64, b: f64) -> bool {
 #[test]
 fn a_node_killed_under_5000_clients() {
     const CLIENTS: usize = 5000;
-    let _alone = alone();
+    let _half = half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let capacity = (wanted.iter().sum::<f64>() / 2.0).floor();
     let shares = fair_shares(&wanted, capacity);
@@ -139,7 +139,7 @@ fn redis_restarted_empty() {
     const CLIENTS: usize = 300;
     const CAPACITY: f64 = 6000.0;
     const LEARNING: i64 = 3;
-    let _alone = alone();
+    let _half = half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let shares = fair_shares(&wanted, CAPACITY);
     let mut cluster = Cluster::start(&limits(CAPACITY, 20, 1, LEARNING as u32), &PATIENT);
@@ -205,7 +205,7 @@ fn redis_restarted_empty() {
 #[test]
 fn a_capacity_that_is_lowered() {
     const CLIENTS: usize = 300;
-    let _alone = alone();
+    let _half = half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let (before, after) = (9000.0, 4000.0);
     let cluster = Cluster::start(&limits(before, 20, 1, 0), &PATIENT);

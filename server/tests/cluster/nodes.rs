@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, alone, attempts};
+use testkit::cluster::{Cluster, alive, attempts, half};
 use testkit::eventually;
 use testkit::load::{Books, Load, Plan, Sample};
 use testkit::wire::request;
@@ -45,7 +45,7 @@ fn rate(samples: &[Sample]) -> f64 {
 
 #[test]
 fn one_bucket_over_three_nodes() {
-    let _alone = alone();
+    let _half = half();
     attempts(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
@@ -71,7 +71,7 @@ fn one_bucket_over_three_nodes() {
 
 #[test]
 fn one_bucket_over_three_nodes_with_debt() {
-    let _alone = alone();
+    let _half = half();
     attempts(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 100, fill_rate: 1000, wait_timeout_millis: 400, max_debt_millis: 500 } } } }",
@@ -102,7 +102,7 @@ fn one_bucket_over_three_nodes_with_debt() {
 
 #[test]
 fn a_node_that_is_killed_changes_neither_bound() {
-    let _alone = alone();
+    let _half = half();
     attempts(|| {
         let mut cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
@@ -136,7 +136,7 @@ fn a_node_that_is_killed_changes_neither_bound() {
 fn dynamic_buckets_are_bounded_exactly() {
     const BOUND: usize = 100;
     const NAMES: usize = 1000;
-    let _alone = alone();
+    let _half = half();
     let cluster = Cluster::start(
         "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1 } } }",
         &PATIENT,
@@ -170,7 +170,7 @@ fn dynamic_buckets_are_bounded_exactly() {
 
 #[test]
 fn script_flush_fails_no_decision() {
-    let _alone = alone();
+    let _half = half();
     attempts(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
@@ -207,7 +207,7 @@ fn script_flush_fails_no_decision() {
 
 #[test]
 fn nodes_are_counted() {
-    let _alone = alone();
+    let _half = half();
     // Waits until each counts three.
     let mut cluster =
         Cluster::start("global_default_bucket: { size: 100, fill_rate: 50 }", &PATIENT);

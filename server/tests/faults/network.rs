@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::trial::{LIMITS, Trial};
-use testkit::cluster::{Cluster, alone};
+use testkit::cluster::{Cluster, half};
 use testkit::faults::{Fault, Network};
 use testkit::{Redis, eventually};
 
@@ -16,7 +16,7 @@ const BY_POLICY: &str = "the policy answers";
 
 /// Breaks the network in one way.
 fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
-    let _alone = alone();
+    let _half = half();
     let redis = Redis::start();
     let network = Network::to(redis.port());
     let mut cluster = Cluster::start_on(redis, &network.url("127.0.0.1"), &[], 3, LIMITS, &[]);
@@ -109,7 +109,7 @@ fn a_name_that_stops_resolving() {
         println!("left out: only root may give a node a hosts file of its own");
         return;
     }
-    let _alone = alone();
+    let _half = half();
     let name_server = std::net::UdpSocket::bind("127.83.14.29:53").unwrap();
     let dir = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {

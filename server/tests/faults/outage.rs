@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, alone};
+use testkit::cluster::{Cluster, alive, half};
 use testkit::load::{Load, Plan};
 use testkit::metrics::{Scrape, http};
 use testkit::wire::request;
@@ -31,7 +31,7 @@ fn is_up(node: &Node) -> bool {
 /// moment, each would take itself for the only one, and grant the whole limit.
 #[test]
 fn an_empty_store_does_not_make_shares_larger() {
-    let _alone = alone();
+    let _half = half();
     let mut cluster = Cluster::start(LIMITS, &[]);
     cluster.redis.kill();
     for node in &cluster.nodes {
@@ -82,7 +82,7 @@ fn joins(what: &str, node: &Node) {
 
 #[test]
 fn a_wrong_password() {
-    let _alone = alone();
+    let _half = half();
     let redis = Redis::start();
     // Stays logged in whatever happens.
     let mut inside = redis.connection();
@@ -120,7 +120,7 @@ fn a_wrong_password() {
 
 #[test]
 fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
-    let _alone = alone();
+    let _half = half();
     let redis = Redis::start();
     let url = redis.url();
     let limits = LimitsFile::new(
@@ -137,7 +137,7 @@ fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
 
 #[test]
 fn a_node_that_starts_before_redis() {
-    let _alone = alone();
+    let _half = half();
     let mut redis = Redis::start();
     redis.kill();
     let limits = LimitsFile::new(LIMITS);
@@ -152,7 +152,7 @@ fn a_node_that_starts_before_redis() {
 /// Connections that sat idle when the store failed must not fail one by one when it is back.
 #[test]
 fn idle_connections_do_not_fail_afterwards() {
-    let _alone = alone();
+    let _half = half();
     let mut redis = Redis::start();
     let limits = LimitsFile::new(LIMITS);
     // Patient, so that only dead connections can fail.

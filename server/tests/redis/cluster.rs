@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use testkit::cluster::alone;
+use testkit::cluster::half;
 use testkit::fleet::{Fleet, now_us};
 use testkit::load::{Books, Load, Plan, Sample, percentile};
 use testkit::metrics::{Scrape, allow, http, shared_grant};
@@ -112,7 +112,7 @@ fn a_slot_under_way(
     (what, test, place): (&str, &str, u32),
     choose: impl FnOnce(&RedisCluster) -> u16,
 ) {
-    let _alone = alone();
+    let _half = half();
     let cluster = RedisCluster::start();
     cluster.born(now_us() - HOUR_US);
     let moving = choose(&cluster);
@@ -223,7 +223,7 @@ fn the_last_slot_of_a_server() {
 
 #[test]
 fn script_flush_on_one_master_fails_nothing() {
-    let _alone = alone();
+    let _half = half();
     let cluster = RedisCluster::start();
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
@@ -244,7 +244,7 @@ fn script_flush_on_one_master_fails_nothing() {
 
 #[test]
 fn a_new_master_is_given_slots() {
-    let _alone = alone();
+    let _half = half();
     let mut cluster = RedisCluster::start();
     cluster.born(now_us() - HOUR_US);
     let limits = limits("bounded");
@@ -283,7 +283,7 @@ fn a_new_master_is_given_slots() {
 /// more lately goes on learning, and who has given the slot away does not begin to.
 #[test]
 fn births_of_two_servers_meet() {
-    let _alone = alone();
+    let _half = half();
     let cluster = RedisCluster::start_with(3, 0);
     let now = now_us();
     cluster.born(now - HOUR_US);
@@ -337,7 +337,7 @@ fn births_of_two_servers_meet() {
 /// What `docs/operating.md` names is enough.
 #[test]
 fn a_user_with_few_rights() {
-    let _alone = alone();
+    let _half = half();
     let (cluster, mut servers) = (RedisCluster::start_with(3, 0), Vec::new());
     for number in 0..3 {
         let of_a_cluster = " +cluster|slots +cluster|info";

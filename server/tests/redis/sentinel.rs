@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{alive, alone, attempts};
+use testkit::cluster::{alive, attempts, half};
 use testkit::fleet::{Fleet, Holdings, now_us};
 use testkit::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
 use testkit::metrics::{Scrape, http};
@@ -50,7 +50,7 @@ fn calls(sentinels: &Sentinels) -> bool {
 
 #[test]
 fn a_url_of_sentinels_is_served() {
-    let _alone = alone();
+    let _half = half();
     attempts(|| {
         let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
         let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
@@ -70,7 +70,7 @@ fn a_url_of_sentinels_is_served() {
 /// What `docs/operating.md` names is enough, of the servers and of the sentinels.
 #[test]
 fn a_user_with_few_rights() {
-    let _alone = alone();
+    let _half = half();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
     let mut asked = vec![FewRights::given(sentinels.connection(), " +role")];
     for port in sentinels.ports() {
@@ -118,7 +118,7 @@ fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
 
 #[test]
 fn nodes_follow_when_the_master_dies() {
-    let _alone = alone();
+    let _half = half();
     let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
     let nodes = start(&sentinels, &limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();

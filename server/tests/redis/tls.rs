@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use redis::{ClientTlsConfig, TlsCertificates};
 use tempfile::TempDir;
 use testkit::certs::{Ca, Pair, text};
-use testkit::cluster::alone;
+use testkit::cluster::half;
 use testkit::command::{Running, command, tollgate};
 use testkit::rights::FewRights;
 use testkit::sentinel::Sentinels;
@@ -251,7 +251,7 @@ fn a_password_that_is_replaced() {
 
 #[test]
 fn a_login_in_files_behind_sentinels() {
-    let _alone = alone();
+    let _half = half();
     let (sentinels, limits, ca) = (Sentinels::start(), LimitsFile::new(LIMITS), Ca::new());
     let mut connection = sentinels.connection();
     let mut user = redis::cmd("ACL");
