@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use super::budget::Held;
 use super::closing;
-use super::inbound::{Inbound, Resets};
+use super::inbound::{Inbound, ResetFlag};
 use super::resets::Allowance;
 use super::turns::{Turn, Turns};
 
@@ -130,7 +130,7 @@ pub async fn serve<F>(
     F: Future<Output = ()>,
 {
     let mut stop = Box::pin(stop.fuse());
-    let (turn, resets) = (Turn::default(), Resets::default());
+    let (turn, resets) = (Turn::default(), ResetFlag::default());
     let stream = Inbound::new(&mut io, turn.clone(), resets.clone());
     let handshake = turn.each_poll(handshake(stream, patience, &mut stop));
     let Some(mut connection) = handshake.await else { return };
@@ -157,7 +157,7 @@ pub async fn serve<F>(
     let mut allowance = Allowance::new(Instant::now());
     let ended = poll_fn(|context| {
         turn.begin(context);
-        resets.forget();
+        resets.clear();
         loop {
             // Accepts every request that has arrived before it answers any: `poll_accept` also
             // writes, so the answers are written together.
@@ -165,7 +165,7 @@ pub async fn serve<F>(
             loop {
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, mut respond)))) => {
-                        if resets.any() && respond.poll_reset(context).is_ready() {
+                        if resets.is_set() && respond.poll_reset(context).is_ready() {
                             reset_count += 1;
                             continue;
                         }

@@ -100,11 +100,21 @@ pub struct Load {
 impl Load {
     /// Allows up to `max` requests in flight. `shed` counts the refused ones.
     pub fn new(max: usize, shed: Counter) -> Self {
-        let refusal_headers = RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
+        let refusal_headers =
+            RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
         let (in_flight, retry_index) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let callers = Mutex::default();
         let company = Company::default();
-        Self { max, in_flight, callers, company, retry_index, shed, log: Arc::default(), refusal_headers }
+        Self {
+            max,
+            in_flight,
+            callers,
+            company,
+            retry_index,
+            shed,
+            log: Arc::default(),
+            refusal_headers,
+        }
     }
 
     /// Uses `log` for refusals. All users of one log write at most one line a second together.
@@ -124,8 +134,7 @@ impl Load {
             if let Some(held_back) = self.log.pass() {
                 tracing::warn!(
                     turned_away = held_back + 1,
-                    advice =
-                        "note_request who asks for so much, add nodes or cores, or raise --max-in-flight",
+                    advice = "note_request who asks for so much, add nodes or cores, or raise --max-in-flight",
                     "requests are turned away: as many as may be are under way"
                 );
             }
@@ -143,8 +152,7 @@ impl Load {
         }
         let holds = &mut callers[place];
         let scarce = others.saturating_mul(4) >= self.max.saturating_mul(3);
-        let room =
-            !scarce || *holds as usize <= (self.max / 4).max(1) || !self.company.is_recent();
+        let room = !scarce || *holds as usize <= (self.max / 4).max(1) || !self.company.is_recent();
         *holds += u32::from(room);
         room
     }
