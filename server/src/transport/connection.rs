@@ -118,9 +118,9 @@ enum End {
 }
 
 /// Serves a connection until the client closes it, or until `stop` completes and all open requests
-/// are answered. `answer` handles one request; `None` if it has already sent the response. Its
-/// future is dropped when the connection ends, but has to watch for a reset of its own stream: see
-/// [`Answering::unless_given_up`].
+/// are answered. `answer` handles one request, or returns `None` if it has already sent the
+/// response. The future that it returns is dropped when the connection ends. A reset of the
+/// request's own stream does not drop it: see [`Answering::unless_given_up`].
 pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     patience: Patience,

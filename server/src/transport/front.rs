@@ -56,8 +56,8 @@ const MAX_UNFINISHED: usize = 16;
 /// of a sensible request of the maximum size.
 const MAX_PARTS: usize = 100_000;
 
-/// Lease requests of more bytes wait for a turn of their thread before they are decoded, and again
-/// before the answer is encoded: a million bytes take some milliseconds.
+/// Lease requests longer than this, in bytes, wait for a turn of their thread before they are
+/// decoded, and again before the answer is encoded: a million bytes take some milliseconds.
 const LONG_REQUEST: usize = 8 << 10;
 
 /// Memory that a part takes, in bytes: decoded, while it is decided, and in the answer.

@@ -134,7 +134,8 @@ impl Load {
             if let Some(held_back) = self.log.pass() {
                 tracing::warn!(
                     turned_away = held_back + 1,
-                    advice = "note_request who asks for so much, add nodes or cores, or raise --max-in-flight",
+                    advice =
+                        "see who asks for so much, add nodes or cores, or raise --max-in-flight",
                     "requests are turned away: as many as may be are under way"
                 );
             }
@@ -224,7 +225,7 @@ impl Places {
                 if let Some(held_back) = self.log.pass() {
                     tracing::warn!(
                         closed = held_back + 1,
-                        advice = "note_request who opens them (ss -tn), or raise --max-connections",
+                        advice = "see who opens them (ss -tn), or raise --max-connections",
                         "connections are closed at once: as many as may be are open"
                     );
                 }

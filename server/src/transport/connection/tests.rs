@@ -673,7 +673,7 @@ impl AsyncWrite for PingFlood {
 
 /// Other connections of the thread wait while this much input is processed.
 #[tokio::test]
-async fn a_turn_is_two_reads_of_8_kb() {
+async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
     let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let next = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     let io = PingFlood { next, reads: Arc::clone(&reads), bytes: Arc::clone(&bytes) };

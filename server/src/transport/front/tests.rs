@@ -340,7 +340,7 @@ fn size<A, B, C, F>(
 
 /// Each future is moved into place and polled there: at 25 kB it took a third of a node's time.
 #[test]
-fn an_open_request_is_small() {
+fn a_request_under_way_is_small() {
     let embedded = size(Front::<MemoryStore>::answer);
     let redis = size(Front::<Prefetching<RedisStore>>::answer);
     assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");

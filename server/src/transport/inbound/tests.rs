@@ -101,8 +101,8 @@ type Field = (Vec<u8>, Vec<u8>);
 /// How one field is encoded.
 #[derive(Clone, Debug)]
 struct Style {
-    /// The representation if there is no index for the whole field: `kind % 3` selects without
-    /// indexing, never indexed, or with indexing. 0 and 1 never use such an index.
+    /// `kind % 3`: a literal without indexing, never indexed, or with indexing. From 2 on, a field
+    /// that is in a table is sent as its index instead.
     kind: u8,
     name_by_index: bool,
     name_encoded: bool,
