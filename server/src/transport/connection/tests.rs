@@ -536,7 +536,7 @@ async fn goaways_after_resets(rounds: u32, resets: u32, accepted: u32) -> Vec<u3
 async fn a_client_that_only_resets_is_closed() {
     let calm = u32::from(Reason::ENHANCE_YOUR_CALM);
     assert_eq!(goaways_after_resets(1000, 100, 0).await, [calm], "100,000 in a second or two");
-    assert_eq!(goaways_after_resets(9, 100, 0).await, [0; 0], "the initial allowance");
+    assert_eq!(goaways_after_resets(9, 100, 0).await, [0; 0], "within the initial allowance");
     assert_eq!(goaways_after_resets(500, 50, 50).await, [0; 0], "as many begin as are reset");
 }
 
