@@ -1,4 +1,4 @@
-//! Work that holds a thread for long is done in turns.
+//! A fair queue per thread for tasks with long CPU work.
 
 use std::sync::Arc;
 
@@ -6,19 +6,18 @@ use tokio::sync::Semaphore;
 use tokio::task::yield_now;
 
 thread_local! {
-    /// The queue of this thread: one permit, handed out in the order of asking.
+    /// The queue of this thread: one permit, granted in FIFO order.
     static QUEUE: Arc<Semaphore> = Arc::new(Semaphore::new(1));
 }
 
-/// Waits for the caller's next turn on this thread.
+/// Waits for the next turn of the current task on this thread.
 ///
-/// Whoever has much to do calls this before each part of it. Only the first in the queue is
-/// runnable, so all other tasks of the thread wait for one such part at most, however many there
-/// are in the queue.
+/// A task with much CPU work calls this before each part of it. Only the first task of the queue is
+/// runnable, so all other tasks of the thread wait for at most one part, however long the queue is.
 pub async fn next() {
     let queue = QUEUE.with(Arc::clone);
-    // Nobody closes it, which alone would be an error.
+    // Fails only for a closed semaphore; this one is never closed.
     let _first = queue.acquire().await;
-    // Lets the runtime look for the input of others before each turn.
+    // Lets the runtime poll I/O before each turn.
     yield_now().await;
 }

@@ -1,25 +1,25 @@
-//! How long a connection lasts. gRPC clients keep theirs for as long as they run, so that after a
-//! scale-up the new nodes would stay idle: connections end at an age, and come again elsewhere.
+//! Maximum age of connections. gRPC clients keep a connection for as long as they run, so nodes
+//! added by a scale-up would stay idle. Connections therefore end at a maximum age, and clients
+//! reconnect to other nodes.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
-/// How much of the age chance adds or takes, so that connections which began together, as after a
+/// Jitter of the maximum age, as a fraction, so that connections that began together, as after a
 /// restart, do not end together.
-const SPREAD: f64 = 0.1;
+const JITTER: f64 = 0.1;
 
-/// How long a connection lasts that is told to end at this age, on average, and whose client's
-/// certificate expires in that time; `None`: for as long as its client likes, or without a
-/// certificate.
+/// The age at which a connection ends: `age` with jitter, but no later than `expires`, the time
+/// until the client's certificate expires. `None` if both are `None`.
 pub fn of_connection(age: Option<Duration>, expires: Option<Duration>) -> Option<Duration> {
-    let age = age.map(|age| spread(age, RandomState::new().hash_one(())));
+    let age = age.map(|age| with_jitter(age, RandomState::new().hash_one(())));
     [age, expires].into_iter().flatten().min()
 }
 
-/// The age, with as much more or less as chance will have it.
-fn spread(age: Duration, chance: u64) -> Duration {
-    let part = chance as f64 / u64::MAX as f64;
-    age.mul_f64(1.0 - SPREAD + 2.0 * SPREAD * part)
+/// Scales `age` by a factor of 1 ± [`JITTER`]; `random` selects the factor.
+fn with_jitter(age: Duration, random: u64) -> Duration {
+    let fraction = random as f64 / u64::MAX as f64;
+    age.mul_f64(1.0 - JITTER + 2.0 * JITTER * fraction)
 }
 
 #[cfg(test)]
@@ -29,12 +29,12 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn ages_are_spread_by_a_tenth() {
-        let minutes = |chance| spread(HOUR, chance).as_secs_f64() / 60.0;
+    fn ages_have_a_jitter_of_a_tenth() {
+        let minutes = |random| with_jitter(HOUR, random).as_secs_f64() / 60.0;
         assert_eq!([0, u64::MAX / 2, u64::MAX].map(|c| minutes(c).round() as u32), [54, 60, 66]);
-        let some = [(); 8].map(|()| of_connection(Some(HOUR), None).expect("an age"));
-        assert!(some.iter().any(|age| *age != some[0]), "{some:?}");
-        assert!(some.iter().all(|age| (HOUR * 9 / 10..=HOUR * 11 / 10).contains(age)), "{some:?}");
+        let ages = [(); 8].map(|()| of_connection(Some(HOUR), None).expect("an age"));
+        assert!(ages.iter().any(|age| *age != ages[0]), "{ages:?}");
+        assert!(ages.iter().all(|age| (HOUR * 9 / 10..=HOUR * 11 / 10).contains(age)), "{ages:?}");
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! The bytes that a node buffers for its clients: parts of requests, requests being decided, and
-//! answers that are not sent yet, on both ports together.
+//! unsent answers, of both ports together.
 //!
-//! A buffer may grow as long as it is smaller than what the whole node has free: a dynamic
+//! A connection may buffer more as long as it holds less than the node has free: a dynamic
 //! threshold (Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory packet
-//! switches", 1998). A single connection gets half of an idle node. Among many, those that hold most
-//! reach the threshold first, while those that hold little go on. Nothing has to look for the
+//! switches", 1998). A single connection gets half of an idle node. Among many connections, the
+//! largest reach the threshold first, and small ones continue. Nothing has to search for the
 //! largest one.
 //!
-//! Beyond the threshold a connection is not read from, so that flow control stops its client. It is
-//! not refused.
+//! A connection above the threshold is not refused. The node stops reading from it, so that flow
+//! control stops the client.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,20 +22,21 @@ use crate::metrics::BudgetMetrics;
 /// The default limit of a node, in bytes.
 pub const DEFAULT_LIMIT: usize = 128 << 20;
 
-/// Time to the first check for free bytes. It doubles with each check, …
-const FIRST_CHECK: Duration = Duration::from_millis(5);
+/// Pause before the first check for free bytes. It doubles with each check.
+const MIN_PAUSE: Duration = Duration::from_millis(5);
 
-/// … up to this.
-const LAST_CHECK: Duration = Duration::from_millis(80);
+/// Longest pause between two checks.
+const MAX_PAUSE: Duration = Duration::from_millis(80);
 
-/// Bytes that a connection may always buffer if it has none yet, so that each makes progress.
-const ALWAYS: usize = 16 << 10;
+/// Bytes that a connection with an empty buffer may always add, so that each connection makes
+/// progress.
+const MIN_SHARE: usize = 16 << 10;
 
-/// The bytes that one node may buffer. Clones share them.
+/// The bytes that one node may buffer. Clones share one limit.
 #[derive(Clone)]
-pub struct Budget(Arc<Shared>);
+pub struct Budget(Arc<BudgetState>);
 
-struct Shared {
+struct BudgetState {
     limit: usize,
     used: AtomicUsize,
     metrics: BudgetMetrics,
@@ -44,17 +45,17 @@ struct Shared {
 impl Budget {
     /// A budget of `limit` bytes, all of them free.
     pub fn new(limit: usize, metrics: BudgetMetrics) -> Self {
-        Self(Arc::new(Shared { limit, used: AtomicUsize::new(0), metrics }))
+        Self(Arc::new(BudgetState { limit, used: AtomicUsize::new(0), metrics }))
     }
 
-    /// A budget that stops nobody, and is not measured.
+    /// A budget without a limit or metrics.
     pub fn unlimited() -> Self {
         Self::new(usize::MAX, BudgetMetrics::noop())
     }
 
-    /// An account for one direction of one connection. The directions are apart because a client
-    /// that takes no answers must still be able to send its window updates, and because a request
-    /// that is complete must be decided before its bytes are free again.
+    /// An account for one direction of one connection. Directions are separate because a client
+    /// that reads no answers must still be able to send WINDOW_UPDATE frames, and because a
+    /// complete request must be decided before its bytes are free again.
     pub fn account(&self) -> Arc<Account> {
         let (used, turn) = (AtomicUsize::new(0), Mutex::new(()));
         Arc::new(Account { budget: self.clone(), used, turn })
@@ -70,31 +71,31 @@ impl Budget {
     }
 }
 
-/// What one connection buffers in one direction.
+/// The bytes that one connection buffers in one direction.
 pub struct Account {
     budget: Budget,
     used: AtomicUsize,
-    /// Held by the one task that checks for room, so that a connection has one timer however many
-    /// streams wait.
+    /// Held by the one task that waits for room, so that a connection has one timer for all its
+    /// streams.
     turn: Mutex<()>,
 }
 
 impl Account {
-    /// Whether this connection may buffer `bytes` more. A piece of a request is read without
-    /// knowing its length: then it is 0, and the threshold may be passed by one piece.
+    /// Whether this connection may buffer `bytes` more. `bytes` is 0 for a chunk of unknown length;
+    /// one chunk may exceed the threshold.
     pub fn has_room(&self, bytes: usize) -> bool {
         let used = self.used.load(Ordering::Relaxed);
-        used + bytes < self.budget.free() || (used == 0 && bytes <= ALWAYS)
+        used + bytes < self.budget.free() || (used == 0 && bytes <= MIN_SHARE)
     }
 
-    /// Waits until this connection may read another piece. Waiters go on in the order of their
-    /// calls. The caller bounds the time.
+    /// Waits until this connection may read another chunk. Waiters proceed in the order of their
+    /// calls. Has no timeout.
     pub async fn room(&self) {
         self.room_for(0).await;
     }
 
-    /// Waits until this connection may buffer `bytes` more, and counts them. What is too much for
-    /// any node of this limit waits for a quarter of the limit, and is counted as that.
+    /// Waits until this connection may buffer `bytes` more, and counts them. Waits for, and counts,
+    /// a quarter of the node's limit at most, so that a large reservation can succeed at all.
     pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Held {
         let bytes = bytes.min(self.budget.0.limit / 4);
         self.room_for(bytes).await;
@@ -107,14 +108,14 @@ impl Account {
         }
         self.budget.0.metrics.pauses.increment(1);
         let _turn = self.turn.lock().await;
-        let mut pause = FIRST_CHECK;
+        let mut pause = MIN_PAUSE;
         while !self.has_room(bytes) {
             sleep(pause).await;
-            pause = (pause * 2).min(LAST_CHECK);
+            pause = (pause * 2).min(MAX_PAUSE);
         }
     }
 
-    /// Counts so many bytes until the result is dropped. Never fails: the bytes are there already.
+    /// Counts `bytes` until the result is dropped. Never waits: the bytes are buffered already.
     pub fn hold(self: &Arc<Self>, bytes: usize) -> Held {
         let mut held = Held { account: Arc::clone(self), bytes: 0 };
         held.set(bytes);
@@ -129,7 +130,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Counts so many bytes from now on, instead of as many as before.
+    /// Replaces the number of bytes counted.
     pub fn set(&mut self, bytes: usize) {
         let shared = &self.account.budget.0;
         if let Some(more) = bytes.checked_sub(self.bytes) {
@@ -164,7 +165,7 @@ mod tests {
         Budget::new(limit, BudgetMetrics::noop())
     }
 
-    /// Buffers in pieces of 10 bytes for as long as there is room.
+    /// Buffers chunks of 10 bytes while there is room.
     fn fill(account: &Arc<Account>) -> Held {
         let mut held = account.hold(0);
         while account.has_room(0) {
@@ -174,18 +175,18 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_alone_gets_half_of_it() {
+    fn a_single_connection_gets_half() {
         let budget = budget(1000);
         assert_eq!(fill(&budget.account()).bytes, 500);
-        assert_eq!(budget.used(), 0, "dropped");
+        assert_eq!(budget.used(), 0, "free again after the drop");
     }
 
     #[test]
-    fn a_small_connection_goes_on_beside_large_ones() {
+    fn large_connections_leave_room_for_small_ones() {
         let budget = budget(10_000);
         let large: Vec<_> = (0..9).map(|_| fill(&budget.account())).collect();
         let first = large[0].bytes;
-        assert!(large.iter().all(|one| one.bytes <= first), "nobody passes the first");
+        assert!(large.iter().all(|held| held.bytes <= first), "the first has the most");
         let free = 10_000 - budget.used();
         assert!(free > 0, "{} used", budget.used());
         let small = fill(&budget.account());
@@ -196,10 +197,10 @@ mod tests {
     #[test]
     fn an_empty_connection_always_has_room() {
         let budget = budget(100);
-        let _most = budget.account().hold(1000);
+        let _large = budget.account().hold(1000);
         let empty = budget.account();
         assert!(empty.has_room(0));
-        let _some = empty.hold(1);
+        let _held = empty.hold(1);
         assert!(!empty.has_room(0));
     }
 
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiters_go_on_in_turn_once_others_let_go() {
+    async fn waiters_proceed_in_order() {
         let budget = budget(1000);
         let (other, own) = (budget.account().hold(900), budget.account());
         let _held = own.hold(200);
@@ -224,7 +225,7 @@ mod tests {
         assert!(second.as_mut().poll(&mut context).is_pending());
         drop(other);
         assert!(own.has_room(0));
-        assert!(second.as_mut().poll(&mut context).is_pending(), "after the first");
+        assert!(second.as_mut().poll(&mut context).is_pending(), "waits for the first");
         first.await;
         second.await;
     }

@@ -1,7 +1,7 @@
-//! One HTTP/2 connection, on h2 itself: all its requests are worked on in its one task, so that
-//! whatever is answered together is also written together. A task for each request, as hyper has
-//! it, costs a tenth of a node's time, and makes each one wait in the runtime's queue behind
-//! those of others, twice.
+//! Serves one HTTP/2 connection with the `h2` crate. One task handles all requests of a connection,
+//! so answers that are ready together are written together. A task per request, as hyper has it,
+//! costs a tenth of a node's time, and makes each request wait twice in the runtime's queue behind
+//! the requests of other connections.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -23,31 +23,32 @@ use tokio::time::timeout;
 
 use super::budget::Held;
 use super::closing;
-use super::inbound::{Inbound, Resets};
+use super::inbound::{Inbound, ResetFlag};
 use super::resets::Allowance;
 use super::turns::{Turn, Turns};
 
-/// How long a client is waited for.
+/// Timeouts of client connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// To the end of its first words, and of a request's body over HTTP.
+    /// For the handshake: the HTTP/2 preface and SETTINGS, or the first HTTP/1.1 header. Also for
+    /// the body of an HTTP request.
     pub greeting: Duration,
-    /// How often it is asked whether it is still there, …
+    /// Interval between HTTP/2 keepalive PINGs.
     pub keepalive: Duration,
-    /// … and how long it may take to answer.
+    /// For the answer to a keepalive PING. Over HTTP/1.1: for a client to take more of an answer.
     pub answer: Duration,
-    /// From one request to the next over HTTP/1.1, where nobody can be asked.
+    /// Between two requests over HTTP/1.1, which has no PING.
     pub idle: Duration,
-    /// All calls but `Allow`, to the end of their answers.
+    /// For every gRPC call except `Allow`, to the end of its response.
     pub call: Duration,
-    /// The age at which a connection ends; `None`: it ends with its client. Spread by
-    /// [`super::age::of_connection`].
+    /// Maximum age of a connection, with the jitter of [`super::age::of_connection`]. `None`: no
+    /// maximum.
     pub age: Option<Duration>,
-    /// How long one that ends for its age may take to answer what is under way.
+    /// How long a connection at its maximum age may take to answer its open requests.
     pub grace: Duration,
 }
 
-/// What clients are used to.
+/// The default timeouts.
 pub const PATIENCE: Patience = Patience {
     greeting: Duration::from_secs(10),
     keepalive: Duration::from_secs(30),
@@ -58,67 +59,68 @@ pub const PATIENCE: Patience = Patience {
     grace: Duration::from_secs(30),
 };
 
-/// How long a client may take to the end of its first words once the node is stopping.
+/// Handshake timeout while the node is stopping.
 pub(super) const LAST_GREETING: Duration = Duration::from_secs(1);
 
-/// How long a client may take to read what it was told last, and to close the connection.
-const LAST_WORD: Duration = Duration::from_secs(1);
+/// How long a client may take to read the last frames and close the connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How many requests of a connection are worked on at once; its client holds back the others. What
-/// it sends beyond that before it knows is refused, which libraries send again.
-pub(super) const STREAMS: u32 = 200;
+/// Concurrent streams per connection, as announced in SETTINGS. h2 refuses the streams that a
+/// client opens above this before it has read the SETTINGS; client libraries retry them.
+pub(super) const MAX_STREAMS: u32 = 200;
 
-/// How many requests may have been reset before they are looked at, at one time: more than fit into
-/// what is read in one turn. How many a client may reset in the long run is for [`Allowance`] to say.
-const GIVEN_UP: usize = 1024;
+/// Streams that a client may reset before they are accepted: more than the reads of one turn can
+/// contain. [`Allowance`] limits the rate of resets.
+const MAX_PENDING_RESETS: usize = 1024;
 
-/// Bytes that a client may send ahead, on one stream and in all. These are buffered outside of the
-/// node's budget. HTTP/2 allows no smaller window for a connection.
-const WINDOW: u32 = (64 << 10) - 1;
+/// Flow-control window in bytes, of each stream and of the connection. h2 buffers these bytes
+/// outside of the node's budget. HTTP/2 allows no smaller window for a connection.
+const FLOW_WINDOW: u32 = (64 << 10) - 1;
 
-/// Bytes by which h2 lets unread DATA frames fall short of 256 bytes each: room for two small
-/// ones on every stream, because some clients end a request with a frame of its own.
-const SMALL_FRAMES: usize = 2 * 256 * STREAMS as usize;
+/// Bytes by which unread DATA frames may in total fall short of 256 bytes each: room for two small
+/// frames per stream, because some clients end a request with a separate frame.
+const DATA_FRAME_BUDGET: usize = 2 * 256 * MAX_STREAMS as usize;
 
-/// Streams that may be reset early and still be remembered, and for how long. DATA that was on its
-/// way is ignored for as long. For a forgotten stream h2 counts it as an error of the client, of
-/// which 1,024 end the connection.
-const RESETS: usize = STREAMS as usize;
-const REMEMBERED: Duration = Duration::from_secs(5);
+/// Streams reset by the node that h2 remembers, and for how long. h2 ignores DATA for a remembered
+/// stream. It counts DATA for a forgotten one as a client error, and closes the connection after
+/// 1,024 of these.
+const MAX_RESET_STREAMS: usize = MAX_STREAMS as usize;
+const RESET_STREAM_DURATION: Duration = Duration::from_secs(5);
 
-/// The most bytes of the headers of a request.
-pub(super) const HEADERS: u32 = 16 << 10;
+/// Maximum size of a request's headers, in bytes.
+pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
 
-/// The most bytes of headers that h2 reads. What is longer gets a bare 431, which gRPC libraries
-/// can't explain, so requests of up to this many bytes are refused with a text.
-const METADATA: u32 = 64 << 10;
+/// Maximum size of headers that h2 accepts, in bytes. h2 answers longer ones with a bare 431, which
+/// gRPC libraries can't explain. Headers between the two limits are refused with a status text.
+const MAX_H2_HEADER_BYTES: u32 = 64 << 10;
 
-/// The most bytes of an answer that wait to be sent.
-const UNSENT: usize = 400 << 10;
+/// Maximum bytes of a response that are queued for sending.
+const MAX_SEND_BUFFER: usize = 400 << 10;
 
-/// What may happen to a connection beside its requests.
+/// An event of a connection that is not a request.
 enum Event {
-    /// No more requests should come.
+    /// The node is stopping: accept no more requests.
     Stop,
-    /// The connection has lasted for long enough.
-    Old,
-    /// The client is gone, or had time enough to go.
-    Gone,
-    /// It is time to look whether the client takes its answers.
-    Look,
+    /// The connection has reached its maximum age.
+    MaxAge,
+    /// The client is unresponsive, or its time to finish is over.
+    CutOff,
+    /// Time to check whether the client reads its answers.
+    StallCheck,
 }
 
-/// How a connection has ended.
+/// How a connection ended.
 enum End {
-    /// All was sent, also that nothing more will come.
+    /// h2 has ended it and sent its last frames.
     Closed,
-    /// Its client takes nothing.
-    GivenUp,
+    /// The server gives up on the client and closes the socket at once.
+    CutOff,
 }
 
-/// Serves a connection until its client closes it, or until `stop` completes and every request
-/// under way is answered. `answer` answers one request, and is dropped if its caller gives up;
-/// `None`: it has answered it already.
+/// Serves a connection until the client closes it, or until `stop` completes and all open requests
+/// are answered. `answer` handles one request, or returns `None` if it has already sent the
+/// response. The future that it returns is dropped when the connection ends. A reset of the
+/// request's own stream does not drop it: see [`Answering::unless_given_up`].
 pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     patience: Patience,
@@ -128,13 +130,13 @@ pub async fn serve<F>(
     F: Future<Output = ()>,
 {
     let mut stop = Box::pin(stop.fuse());
-    let (turn, resets) = (Turn::default(), Resets::default());
+    let (turn, resets) = (Turn::default(), ResetFlag::default());
     let stream = Inbound::new(&mut io, turn.clone(), resets.clone());
-    let greeting = turn.each_poll(greet(stream, patience, &mut stop));
-    let Some(mut connection) = greeting.await else { return };
+    let handshake = turn.each_poll(handshake(stream, patience, &mut stop));
+    let Some(mut connection) = handshake.await else { return };
 
-    // Each polls only what has something to do.
-    let mut under_way = FuturesUnordered::new();
+    // `FuturesUnordered` polls only the futures that were woken.
+    let mut open_requests = FuturesUnordered::new();
     let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
     if let Some(pings) = connection.ping_pong() {
         events.push(Box::pin(keep_alive(pings, patience)));
@@ -144,73 +146,76 @@ pub async fn serve<F>(
         Event::Stop
     }));
     if let Some(age) = patience.age {
-        events.push(Box::pin(after(age, Event::Old)));
+        events.push(Box::pin(after(age, Event::MaxAge)));
     }
-    let look = || after(patience.keepalive, Event::Look);
-    events.push(Box::pin(look()));
-    // How many requests have come, and how many had when nothing was left but to send answers.
-    let (mut come, mut idle_at) = (0_u64, None);
-    // One for each that is under way, and for each answer that waits to be sent.
+    let stall_check = || after(patience.keepalive, Event::StallCheck);
+    events.push(Box::pin(stall_check()));
+    // Requests accepted so far, and their number at the last check that found unsent answers.
+    let (mut accepted, mut stalled_at) = (0_u64, None);
+    // One clone per open request and per response that is not sent yet.
     let unsent = Arc::new(());
     let mut allowance = Allowance::new(Instant::now());
     let ended = poll_fn(|context| {
         turn.begin(context);
-        resets.forget();
+        resets.clear();
         loop {
-            // All that has come is taken before any of it is answered, so that the answers are
-            // written at once: it is taking that writes.
-            let mut given_up = 0;
+            // Accepts every request that has arrived before it answers any: `poll_accept` also
+            // writes, so the answers are written together.
+            let mut reset_count = 0;
             loop {
                 match connection.poll_accept(context) {
                     Poll::Ready(Some(Ok((request, mut respond)))) => {
-                        if resets.any() && respond.poll_reset(context).is_ready() {
-                            given_up += 1;
+                        if resets.is_set() && respond.poll_reset(context).is_ready() {
+                            reset_count += 1;
                             continue;
                         }
-                        come += 1;
+                        accepted += 1;
                         let answering = Answering { respond, unsent: Arc::clone(&unsent) };
                         if let Some(answering) = answer(request, answering) {
-                            under_way.push(answering);
+                            open_requests.push(answering);
                         }
                     }
-                    // How a connection ends is its client's business.
+                    // A connection error is the client's, and is not reported.
                     Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(End::Closed),
                     Poll::Pending => break,
                 }
             }
             let mut written = false;
-            if given_up > 0 && !allowance.pay(given_up, come, Instant::now()) {
+            if reset_count > 0 && !allowance.pay(reset_count, accepted, Instant::now()) {
                 connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                events.push(Box::pin(after(LAST_WORD, Event::Gone)));
+                events.push(Box::pin(after(CLOSE_TIMEOUT, Event::CutOff)));
                 written = true;
             }
-            // A task's budget is meant for one request. There are no more than streams.
-            let all = poll_fn(|context| {
-                while let Poll::Ready(Some(())) = under_way.poll_next_unpin(context) {
+            // tokio's cooperative budget is meant for a task with one request. There are at most
+            // MAX_STREAMS here.
+            let answer_all = poll_fn(|context| {
+                while let Poll::Ready(Some(())) = open_requests.poll_next_unpin(context) {
                     written = true;
                 }
                 Poll::<()>::Pending
             });
-            let _ = pin!(unconstrained(all)).poll(context);
+            let _ = pin!(unconstrained(answer_all)).poll(context);
             while let Poll::Ready(Some(event)) = events.poll_next_unpin(context) {
                 written = true;
                 match event {
                     Event::Stop => connection.graceful_shutdown(),
-                    Event::Old => {
+                    Event::MaxAge => {
                         connection.graceful_shutdown();
-                        events.push(Box::pin(after(patience.grace, Event::Gone)));
+                        events.push(Box::pin(after(patience.grace, Event::CutOff)));
                     }
-                    Event::Gone => return Poll::Ready(End::GivenUp),
-                    Event::Look => {
-                        // Also beside one that lasts, as those do who watch the node's health.
-                        let wait = Arc::strong_count(&unsent) - 1 > under_way.len()
-                            || under_way.is_empty() && connection.has_streams();
-                        // Answers to pings alone do not show that anybody wants the others.
-                        if wait && idle_at == Some(come) {
-                            return Poll::Ready(End::GivenUp);
+                    Event::CutOff => return Poll::Ready(End::CutOff),
+                    Event::StallCheck => {
+                        // Unsent answers count even beside a request that stays open, such as a
+                        // health watch.
+                        let has_unsent = Arc::strong_count(&unsent) - 1 > open_requests.len()
+                            || open_requests.is_empty() && connection.has_streams();
+                        // A client that only answers PINGs, but reads no answers and sends no
+                        // requests, is cut off.
+                        if has_unsent && stalled_at == Some(accepted) {
+                            return Poll::Ready(End::CutOff);
                         }
-                        idle_at = wait.then_some(come);
-                        events.push(Box::pin(look()));
+                        stalled_at = has_unsent.then_some(accepted);
+                        events.push(Box::pin(stall_check()));
                     }
                 }
             }
@@ -221,36 +226,37 @@ pub async fn serve<F>(
     });
     let ended = ended.await;
     drop(connection);
-    // A request that is left over may be the first in a queue of this thread.
-    drop((under_way, events));
+    // A leftover request may be first in this thread's queue, so drop it before the next wait.
+    drop((open_requests, events));
     if let End::Closed = ended {
         let stream = Turns::new(io, turn.clone());
-        turn.each_poll(closing::read_to_end(stream, LAST_WORD, LAST_WORD)).await;
+        turn.each_poll(closing::read_to_end(stream, CLOSE_TIMEOUT, CLOSE_TIMEOUT)).await;
     }
 }
 
-/// Greets a client. One that comes while the node stops is told to go elsewhere, like all others.
-async fn greet<S: AsyncRead + AsyncWrite + Unpin>(
+/// Performs the HTTP/2 handshake; `None` if it fails or times out. A client that connects while the
+/// node is stopping gets a GOAWAY.
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     patience: Patience,
     mut stop: impl Future<Output = ()> + Unpin,
 ) -> Option<Connection<S, Bytes>> {
     let mut builder = Builder::new();
     builder
-        .initial_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
-        .max_concurrent_streams(STREAMS)
-        .max_header_list_size(METADATA)
-        .max_send_buffer_size(UNSENT)
-        .data_frame_budget(SMALL_FRAMES)
-        .max_concurrent_reset_streams(RESETS)
-        .reset_stream_duration(REMEMBERED)
-        .max_pending_accept_reset_streams(GIVEN_UP);
-    let mut greeting = pin!(timeout(patience.greeting, builder.handshake(stream)));
+        .initial_window_size(FLOW_WINDOW)
+        .initial_connection_window_size(FLOW_WINDOW)
+        .max_concurrent_streams(MAX_STREAMS)
+        .max_header_list_size(MAX_H2_HEADER_BYTES)
+        .max_send_buffer_size(MAX_SEND_BUFFER)
+        .data_frame_budget(DATA_FRAME_BUDGET)
+        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
+        .reset_stream_duration(RESET_STREAM_DURATION)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
+    let mut handshake = pin!(timeout(patience.greeting, builder.handshake(stream)));
     tokio::select! {
-        greeted = &mut greeting => greeted.ok()?.ok(),
+        done = &mut handshake => done.ok()?.ok(),
         () = &mut stop => {
-            let mut connection = timeout(LAST_GREETING, greeting).await.ok()?.ok()?.ok()?;
+            let mut connection = timeout(LAST_GREETING, handshake).await.ok()?.ok()?.ok()?;
             connection.graceful_shutdown();
             Some(connection)
         }
@@ -262,37 +268,37 @@ async fn after(time: Duration, event: Event) -> Event {
     event
 }
 
-/// Completes once the client does not answer when it is asked whether it is still there.
+/// Sends keepalive PINGs. Completes when one fails or is not answered in time.
 async fn keep_alive(mut pings: PingPong, patience: Patience) -> Event {
     loop {
         tokio::time::sleep(patience.keepalive).await;
         let answer = timeout(patience.answer, pings.ping(Ping::opaque())).await;
         if !matches!(answer, Ok(Ok(_))) {
-            return Event::Gone;
+            return Event::CutOff;
         }
     }
 }
 
-/// The way back to the caller of one request.
+/// Sends the response of one request.
 pub struct Answering {
     respond: SendResponse<Bytes>,
     unsent: Arc<()>,
 }
 
-/// A message that is counted until it is sent.
-struct Unsent {
+/// The bytes of a message. Counts as unsent until h2 drops it.
+struct TrackedMessage {
     message: Bytes,
     _counted: Arc<()>,
 }
 
-impl AsRef<[u8]> for Unsent {
+impl AsRef<[u8]> for TrackedMessage {
     fn as_ref(&self) -> &[u8] {
         &self.message
     }
 }
 
 impl Answering {
-    /// Waits for something, but not after the caller has given up: then there is `None`.
+    /// Waits for `future`; `None` if the client resets the stream first.
     pub async fn unless_given_up<T>(
         &mut self,
         mut future: Pin<&mut impl Future<Output = T>>,
@@ -304,15 +310,15 @@ impl Answering {
         .await
     }
 
-    /// Sends headers and nothing else. A caller who has given up meanwhile gets nothing, here and
-    /// below.
+    /// Sends a response without a body. This and the methods below do nothing if the client has
+    /// reset the stream.
     pub fn headers(mut self, response: Response<()>) {
         let _ = self.respond.send_response(response, true);
     }
 
-    /// Sends headers, one message, and what comes after it.
+    /// Sends headers, one message, and trailers.
     pub fn message(mut self, response: Response<()>, message: Bytes, trailers: http::HeaderMap) {
-        let message = Bytes::from_owner(Unsent { message, _counted: self.unsent });
+        let message = Bytes::from_owner(TrackedMessage { message, _counted: self.unsent });
         if let Ok(mut stream) = self.respond.send_response(response, false)
             && stream.send_data(message, false).is_ok()
         {
@@ -320,14 +326,14 @@ impl Answering {
         }
     }
 
-    /// Sends the headers of an answer of many messages; `None` if the caller has given up.
-    pub fn begin(mut self, response: Response<()>) -> Option<Sending> {
+    /// Sends the headers of a response of many messages; `None` if the client has reset the stream.
+    pub fn begin(mut self, response: Response<()>) -> Option<ResponseStream> {
         let stream = self.respond.send_response(response, false).ok()?;
-        Some(Sending { stream, _counted: self.unsent })
+        Some(ResponseStream { stream, _counted: self.unsent })
     }
 
-    /// Sends whatever a body has, as fast as the caller takes it. `held` counts the bytes that
-    /// are not sent yet.
+    /// Sends headers and a body, as fast as flow control allows. `held` counts the bytes of the
+    /// frame that is being sent.
     pub async fn body<B>(mut self, response: Response<B>, mut held: Held)
     where
         B: Body<Data = Bytes> + Unpin,
@@ -338,38 +344,38 @@ impl Answering {
         else {
             return;
         };
-        if !ended && send(&mut body, &mut stream, &mut held).await.is_err() {
+        if !ended && send_body(&mut body, &mut stream, &mut held).await.is_err() {
             stream.send_reset(Reason::INTERNAL_ERROR);
         }
     }
 }
 
-/// An answer of many messages.
-pub struct Sending {
+/// A response of many messages.
+pub struct ResponseStream {
     stream: SendStream<Bytes>,
     _counted: Arc<()>,
 }
 
-impl Sending {
-    /// Sends a message as fast as the caller takes it; `None`: it has gone.
+impl ResponseStream {
+    /// Sends a message as fast as flow control allows; `None` if the client has closed the stream.
     pub async fn message(&mut self, message: Bytes) -> Option<()> {
         send_data(message, &mut self.stream).await
     }
 
-    /// Ends the answer.
+    /// Sends the trailers, which end the response.
     pub fn end(mut self, trailers: http::HeaderMap) {
         let _ = self.stream.send_trailers(trailers);
     }
 }
 
-/// Why a body was not sent to its end; an answer that the caller gave up counts as sent.
-struct Broken;
+/// The body of a response failed. A response that the client cancels counts as sent.
+struct BodyError;
 
-async fn send<B>(
+async fn send_body<B>(
     body: &mut B,
     stream: &mut SendStream<Bytes>,
     held: &mut Held,
-) -> Result<(), Broken>
+) -> Result<(), BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -384,7 +390,7 @@ where
             let _ = stream.send_data(Bytes::new(), true);
             return Ok(());
         };
-        match frame.map_err(|_| Broken)?.into_data() {
+        match frame.map_err(|_| BodyError)?.into_data() {
             Ok(data) => {
                 held.set(data.len());
                 if send_data(data, stream).await.is_none() {
@@ -401,7 +407,7 @@ where
     }
 }
 
-/// Sends as much at a time as the caller has room for; `None`: it has gone.
+/// Sends `data` as fast as flow control allows; `None` if the client has closed the stream.
 async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>) -> Option<()> {
     while data.has_remaining() {
         stream.reserve_capacity(data.len());
@@ -412,32 +418,32 @@ async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>) -> Option<()
                 Err(_) => return None,
             }
         };
-        let some = data.split_to(room.min(data.len()));
-        stream.send_data(some, false).ok()?;
+        let chunk = data.split_to(room.min(data.len()));
+        stream.send_data(chunk, false).ok()?;
     }
     Some(())
 }
 
 /// The body of a request.
-pub struct Received {
+pub struct RequestBody {
     stream: RecvStream,
-    /// What was taken too early.
+    /// Bytes that were read and put back.
     put_back: Option<Bytes>,
 }
 
-impl Received {
-    /// All that comes on a stream.
+impl RequestBody {
+    /// The body of the request on `stream`.
     pub fn new(stream: RecvStream) -> Self {
         Self { stream, put_back: None }
     }
 
-    /// Makes these the next bytes again.
+    /// Makes `data` the next bytes to be read.
     pub fn put_back(&mut self, data: Bytes) {
         self.put_back = Some(data);
     }
 
-    /// The next bytes; `None`: there are no more. The caller's window is smaller by them until
-    /// they are [released](Self::release).
+    /// The next bytes; `None` at the end of the body. They take up the client's flow-control window
+    /// until they are [released](Self::release).
     pub async fn data(&mut self) -> Option<Result<Bytes, h2::Error>> {
         if let Some(data) = self.put_back.take() {
             return Some(Ok(data));
@@ -445,13 +451,13 @@ impl Received {
         poll_fn(|context| self.stream.poll_data(context)).await
     }
 
-    /// Gives so many bytes back to the caller's window.
+    /// Returns `bytes` to the client's flow-control window.
     pub fn release(&mut self, bytes: usize) {
-        // It fails only for more than was received.
+        // Fails only for more bytes than were received.
         let _ = self.stream.flow_control().release_capacity(bytes);
     }
 
-    /// Nothing comes any more.
+    /// Whether there are no more bytes.
     pub fn is_over(&self) -> bool {
         self.put_back.is_none() && self.stream.is_end_stream()
     }

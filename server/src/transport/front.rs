@@ -1,11 +1,11 @@
-//! What gRPC connections are served with. Nearly all requests are `Allow`: they are decoded,
-//! decided and encoded right here, on HTTP/2 as h2 has it. Everything else goes through tonic's
-//! router, whose layers and boxes cost as much again as a decision.
+//! Serves gRPC connections. Nearly all requests are `Allow`: this module decodes, decides and
+//! encodes them directly on h2. All other methods go through tonic's router, whose layers and boxed
+//! futures cost as much again as a decision.
 //!
-//! Every request is read to its end before it takes a slot, whatever it asks for. A client that does
-//! not send its request to the end holds no slot, and its bytes are bounded by the node's budget.
-//! A refusal is sent at once, and what still comes of its request is read and dropped: closing the
-//! stream would take a reset, and h2 closes connections that need many of them.
+//! Every request is read to its end before it takes a slot, whatever its method. A client that does
+//! not finish its request holds no slot, and its bytes are limited by the node's budget. A refusal
+//! is sent at once, and the rest of its request is read and discarded: closing the stream early
+//! would take a RST_STREAM, and h2 closes connections that need many of those.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -29,7 +29,7 @@ use tower_service::Service as _;
 
 use super::age;
 use super::budget::{Account, Held};
-use super::connection::{self, Answering, Patience, Received};
+use super::connection::{self, Answering, Patience, RequestBody};
 use super::load;
 use super::messages;
 use super::{refusal, turned_away};
@@ -42,39 +42,40 @@ mod body;
 mod head;
 mod reflection;
 
-use body::{Bounds, collected, drained, unwrapped, whole};
-use head::{Head, Method};
+use body::{MessageLimits, drain, read_message, ready_message, without_prefix};
+use head::{CallHeaders, Method};
 
-/// How many may watch the node's health at once over one connection: one for each service and
-/// caller behind it, but not so many that a balancer had better ask.
-const WATCHES: usize = 16;
+/// Health watches per connection: enough for every service and caller behind it. A load balancer
+/// that needs more should use `Check`.
+const MAX_WATCHES: usize = 16;
 
-/// Messages to health and reflection that have begun and not ended, on one connection.
-const UNFINISHED: usize = 16;
+/// Unfinished messages to health and reflection, per connection.
+const MAX_UNFINISHED: usize = 16;
 
-/// Parts of a request for leases: many times what a sensible one of this length has.
-const MOST_PARTS: usize = 100_000;
+/// Maximum parts of a lease request, as [`messages::count_parts`] counts them: many times the parts
+/// of a sensible request of the maximum size.
+const MAX_PARTS: usize = 100_000;
 
-/// A request for leases of more bytes than this waits for its turn before it is decoded, and before
-/// its answer is encoded: a million bytes of them take some milliseconds.
-const LONG: usize = 8 << 10;
+/// Lease requests longer than this, in bytes, wait for a turn of their thread before they are
+/// decoded, and again before the answer is encoded: a million bytes take some milliseconds.
+const LONG_REQUEST: usize = 8 << 10;
 
-/// Bytes that a part takes: decoded, decided, and in the answer.
+/// Memory that a part takes, in bytes: decoded, while it is decided, and in the answer.
 const PART_BYTES: usize = 320;
 
 const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
-/// What one worker serves its connections with.
+/// The gRPC server of one worker thread.
 pub struct Front<S> {
     allow: AllowService<S>,
-    took: Histogram,
-    others: Routes,
+    latency: Histogram,
+    router: Routes,
     bounds: load::Bounds,
 }
 
-/// The slot of a request that is being decided.
+/// The slot of a request that is being decided. Returned when dropped.
 struct Slot<S>(Arc<Front<S>>, Option<usize>);
 
 impl<S> Drop for Slot<S> {
@@ -84,63 +85,63 @@ impl<S> Drop for Slot<S> {
 }
 
 /// What the requests of one connection share.
-struct Shared {
-    /// Of requests that have not come to their end, or are being decided.
+struct ConnectionState {
+    /// Bytes of requests that are incomplete or being decided.
     incoming: Arc<Account>,
-    /// Of what is being decided, and of answers that are not sent yet.
+    /// Bytes of decisions in progress and of unsent answers.
     outgoing: Arc<Account>,
     unfinished: Semaphore,
-    watches: Watches,
+    watches: WatchCount,
 }
 
-/// Who watches the node's health over one connection.
+/// Counts the health watches of one connection.
 #[derive(Default)]
-struct Watches(Arc<()>);
+struct WatchCount(Arc<()>);
 
-/// One of them.
-struct Watch(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+/// A health watch, counted until it is dropped.
+struct WatchSlot(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
-impl Watches {
-    fn one_more(&self) -> Result<Watch, Status> {
-        if Arc::strong_count(&self.0) > WATCHES {
+impl WatchCount {
+    fn add(&self) -> Result<WatchSlot, Status> {
+        if Arc::strong_count(&self.0) > MAX_WATCHES {
             let text = "this connection watches the health already: use Check";
             return Err(Status::resource_exhausted(text));
         }
-        Ok(Watch(Arc::clone(&self.0)))
+        Ok(WatchSlot(Arc::clone(&self.0)))
     }
 }
 
-/// What is kept of a call's headers.
+/// A call, as its headers describe it.
 struct Call {
     method: Method,
-    head: Head,
+    head: CallHeaders,
     caller: Caller,
-    _watch: Option<Watch>,
+    _watch: Option<WatchSlot>,
 }
 
-/// How a call is answered.
-enum Answer {
-    /// With one message of `Allow`.
+/// The reply to a call.
+enum Reply {
+    /// One message of `Allow`.
     Message(Bytes),
-    /// With what tonic's router says, and the bytes that it may take.
+    /// The response of tonic's router, and the bytes reserved for it.
     Routed(Response<tonic::body::Body>, Held),
 }
 
 impl<S: Store> Front<S> {
-    /// `took` records how long requests take from their end to their answer; `others` answers
-    /// everything but `Allow`. `bounds` is what is taken on.
+    /// `latency` records the time from the end of a request to its answer. `router` answers every
+    /// method except `Allow`. `bounds` limits the load of this server.
     pub fn new(
         allow: AllowService<S>,
-        took: Histogram,
-        others: Routes,
+        latency: Histogram,
+        router: Routes,
         bounds: load::Bounds,
     ) -> Self {
-        Self { allow, took, others, bounds }
+        Self { allow, latency, router, bounds }
     }
 
-    /// Serves a connection that `guard` knows until its client closes it, or until `stop`
-    /// completes and every request under way is answered. It does not outlast its client's
-    /// certificate, which expires in the time `expires`.
+    /// Serves a connection until the client closes it, or until `stop` completes and all open
+    /// requests are answered. `guard` identifies the callers. The connection ends after `expires`
+    /// at the latest, when the client's certificate expires.
     pub async fn serve(
         self: Arc<Self>,
         io: impl AsyncRead + AsyncWrite + Unpin,
@@ -148,65 +149,65 @@ impl<S: Store> Front<S> {
         mut guard: Guard,
         expires: Option<Duration>,
     ) {
-        let shared = Arc::new(Shared {
+        let state = Arc::new(ConnectionState {
             incoming: self.bounds.budget.account(),
             outgoing: self.bounds.budget.account(),
-            unfinished: Semaphore::new(UNFINISHED),
-            watches: Watches::default(),
+            unfinished: Semaphore::new(MAX_UNFINISHED),
+            watches: WatchCount::default(),
         });
         let answer =
-            |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &shared);
+            |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &state);
         let patience = self.bounds.patience;
         let age = age::of_connection(patience.age, expires);
         connection::serve(io, Patience { age, ..patience }, stop, answer).await;
     }
 
-    // There is one of these for each request under way, and each is moved to where it stays: so
-    // it keeps no more of the request than it needs, and what is waited for is pinned where it
-    // is, since handing it on would keep its room twice.
+    // This future exists once per open request, and is moved into a queue. So it keeps no more of
+    // the request than it needs. The futures that it awaits are pinned in place: moving a future
+    // into another stores it twice.
     fn answer(
         self: Arc<Self>,
         request: Request<RecvStream>,
         answering: Answering,
         guard: &mut Guard,
-        shared: &Arc<Shared>,
+        state: &Arc<ConnectionState>,
     ) -> Option<impl Future<Output = ()> + use<S>> {
         let (parts, body) = request.into_parts();
-        let mut body = Received::new(body);
-        let call = match read_head(&parts, guard, shared) {
+        let mut body = RequestBody::new(body);
+        let call = match read_headers(&parts, guard, state) {
             Ok(call) => call,
             Err(status) => {
                 answering.headers(status.into_http());
-                let rest: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(drained(body));
+                let rest: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(drain(body));
                 return Some(Either::Right(rest));
             }
         };
         if call.method == Method::Allow
             && !call.head.gzip
-            && let Some(message) = whole(&mut body)
+            && let Some(message) = ready_message(&mut body)
         {
-            // Whoever is turned away is to cost next to nothing.
-            let Some(slot) = self.slot(&call.caller) else {
+            // A refused request must cost next to nothing.
+            let Some(slot) = self.take_slot(&call.caller) else {
                 answering.headers(self.bounds.load.turned_away());
                 return None;
             };
             let answered = slot.answer_allow(call.head.limit, message, call.caller, answering);
             return Some(Either::Left(answered));
         }
-        let shared = Arc::clone(shared);
-        Some(Either::Right(Box::pin(self.answer_slowly(call, body, answering, shared))))
+        let state = Arc::clone(state);
+        Some(Either::Right(Box::pin(self.answer_slow_path(call, body, answering, state))))
     }
 
-    /// `None` if the caller is turned away.
-    fn slot(self: &Arc<Self>, caller: &Caller) -> Option<Slot<S>> {
+    /// Takes a slot for a request of `caller`; `None` if the request is refused.
+    fn take_slot(self: &Arc<Self>, caller: &Caller) -> Option<Slot<S>> {
         let place = caller.place();
         self.bounds.load.begin(place).then(|| Slot(Arc::clone(self), place))
     }
 
     async fn allow(&self, message: Bytes, caller: &Caller) -> Result<Bytes, Status> {
-        let message = unwrapped(message)?;
+        let message = without_prefix(message)?;
         let unusual: AllowRequest;
-        let query = match messages::read(&message) {
+        let query = match messages::decode_allow(&message) {
             Some(query) => query,
             None => {
                 unusual = AllowRequest::decode(message)
@@ -216,76 +217,77 @@ impl<S: Store> Front<S> {
         };
         caller.may_ask_in(query.namespace).map_err(turned_away)?;
         let answer = self.allow.allow_for(&query, caller.id()).await;
-        answer.map(|answer| messages::written(&answer)).map_err(|error| refusal(&error))
+        answer.map(|answer| messages::encode_allow(&answer)).map_err(|error| refusal(&error))
     }
 
-    /// Answers a call that has not come to its end when its headers are looked at, or is not to
-    /// `Allow`.
-    async fn answer_slowly(
+    /// Answers a call that is not to `Allow`, is compressed, or was incomplete when its headers
+    /// were read.
+    async fn answer_slow_path(
         self: Arc<Self>,
         call: Call,
-        mut body: Received,
+        mut body: RequestBody,
         mut answering: Answering,
-        shared: Arc<Shared>,
+        state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
-            let held = shared.incoming.hold(0);
+            let held = state.incoming.hold(0);
             let reflect = reflection::reflect(
-                &self.others,
+                &self.router,
                 call.head,
                 body,
                 answering,
-                &shared.unfinished,
+                &state.unfinished,
                 held,
             );
             return reflect.await;
         }
         let (began, patience) = (Instant::now(), self.bounds.patience.call);
         let limit = call.head.limit.unwrap_or(Duration::MAX);
-        // Whoever watches the node's health does so for as long as the connection lasts.
-        let to_the_end = if call.method == Method::Watch { limit } else { limit.min(patience) };
+        // A health watch lasts as long as the connection, if the caller sets no deadline.
+        let total_limit = if call.method == Method::Watch { limit } else { limit.min(patience) };
         let answer = {
-            let answer = self.decide(&call, &mut body, &shared);
+            let answer = self.decide(&call, &mut body, &state);
             let answer = pin!(tokio::time::timeout(limit.min(patience), answer));
             answering.unless_given_up(answer).await
         };
         let Some(answer) = answer else { return };
-        match answer.unwrap_or_else(|_| Err(too_late().into_http())) {
-            Ok(Answer::Message(message)) => send_allowed(answering, message),
-            Ok(Answer::Routed(response, held)) => {
-                // Who does not take its answer is cut off.
-                let left = to_the_end.saturating_sub(began.elapsed());
+        match answer.unwrap_or_else(|_| Err(deadline_exceeded().into_http())) {
+            Ok(Reply::Message(message)) => send_allowed(answering, message),
+            Ok(Reply::Routed(response, held)) => {
+                // A client that does not read its answer is cut off.
+                let left = total_limit.saturating_sub(began.elapsed());
                 let _ = tokio::time::timeout(left, answering.body(response, held)).await;
             }
-            Err(refused) => {
-                answering.headers(refused);
-                drained(body).await;
+            Err(refusal) => {
+                answering.headers(refusal);
+                drain(body).await;
             }
         }
     }
 
-    /// Reads a call to its end, takes a slot, and decides.
+    /// Reads a call to its end, takes a slot, and decides. An error is a refusal.
     async fn decide(
         self: &Arc<Self>,
         call: &Call,
-        body: &mut Received,
-        shared: &Shared,
-    ) -> Result<Answer, Response<()>> {
-        let (message, read) = read(call, body, shared).await.map_err(Status::into_http)?;
-        let is_long = message.len() > LONG;
+        body: &mut RequestBody,
+        state: &ConnectionState,
+    ) -> Result<Reply, Response<()>> {
+        let (message, held_request) =
+            read_request(call, body, state).await.map_err(Status::into_http)?;
+        let is_long = message.len() > LONG_REQUEST;
         let held = match call.method {
             Method::Lease(_) => {
                 let bytes = lease_bytes(&message).map_err(Status::into_http)?;
-                let held = shared.outgoing.reserve(bytes).await;
+                let held = state.outgoing.reserve(bytes).await;
                 if is_long {
                     turns::next().await;
                 }
                 held
             }
-            _ => shared.outgoing.hold(0),
+            _ => state.outgoing.hold(0),
         };
         let slot = match call.method.is_counted() {
-            true => match self.slot(&call.caller) {
+            true => match self.take_slot(&call.caller) {
                 Some(slot) => Some(slot),
                 None => return Err(self.bounds.load.turned_away()),
             },
@@ -294,18 +296,19 @@ impl<S: Store> Front<S> {
         let started = Instant::now();
         let answer = if call.method == Method::Allow {
             let allowed = self.allow(message, &call.caller).await;
-            allowed.map(Answer::Message).map_err(Status::into_http)
+            allowed.map(Reply::Message).map_err(Status::into_http)
         } else {
-            let response = asked(&self.others, call.method, message, Some(&call.caller)).await;
+            let response =
+                call_router(&self.router, call.method, message, Some(&call.caller)).await;
             if is_long {
                 turns::next().await;
             }
-            Ok(Answer::Routed(response, held))
+            Ok(Reply::Routed(response, held))
         };
         if slot.is_some() {
-            self.took.record(started.elapsed().as_secs_f64());
+            self.latency.record(started.elapsed().as_secs_f64());
         }
-        drop(read);
+        drop(held_request);
         answer
     }
 }
@@ -325,13 +328,13 @@ impl<S: Store> Slot<S> {
                 None => allowed.await,
                 Some(limit) => {
                     let answer = tokio::time::timeout(limit, allowed.as_mut()).await;
-                    answer.unwrap_or_else(|_| Err(too_late()))
+                    answer.unwrap_or_else(|_| Err(deadline_exceeded()))
                 }
             }
         });
         let answer = answering.unless_given_up(answer);
         let Some(answer) = answer.await else { return };
-        self.0.took.record(started.elapsed().as_secs_f64());
+        self.0.latency.record(started.elapsed().as_secs_f64());
         match answer {
             Ok(message) => send_allowed(answering, message),
             Err(status) => answering.headers(status.into_http()),
@@ -339,55 +342,60 @@ impl<S: Store> Slot<S> {
     }
 }
 
-/// Says what a call is and whose, or why it is refused.
-fn read_head(
+/// Reads the method, caller and options of a call. An error says why the call is refused.
+fn read_headers(
     parts: &http::request::Parts,
     guard: &mut Guard,
-    shared: &Shared,
+    state: &ConnectionState,
 ) -> Result<Call, Status> {
     let path = parts.uri.path();
-    // Anybody may ask there: load balancers and orchestrators do. Nothing else is there.
+    // Health needs no identity: load balancers and orchestrators ask for it. `Method::at` rejects
+    // all other paths below it.
     let caller = match path.starts_with(head::HEALTH) {
         true => Caller::ALLOWED,
         false => guard.caller(&parts.headers).map_err(turned_away)?,
     };
     let method = Method::at(path)?;
     if let Method::Lease(_) = method {
-        // Such requests are long: of a caller that may lease nothing, nothing is kept.
+        // Lease requests are long: buffer none for a caller that may lease nothing.
         caller.may_lease_any().map_err(turned_away)?;
     }
-    let head = Head::read(&parts.headers)?;
-    let watch = (method == Method::Watch).then(|| shared.watches.one_more()).transpose()?;
+    let head = CallHeaders::read(&parts.headers)?;
+    let watch = (method == Method::Watch).then(|| state.watches.add()).transpose()?;
     Ok(Call { method, head, caller, _watch: watch })
 }
 
-/// The message of a call, with its prefix and not compressed.
-async fn read(call: &Call, body: &mut Received, shared: &Shared) -> Result<(Bytes, Held), Status> {
-    let (gzip, account) = (call.head.gzip, &shared.incoming);
-    let bounds = match call.method {
-        Method::Allow => Bounds::ALLOW,
-        Method::Lease(_) | Method::Discovery => Bounds::LEASES,
-        Method::Watch => Bounds::WATCH,
-        Method::Check | Method::Reflection => Bounds::SMALL,
+/// Reads the message of a call: decompressed, with its gRPC prefix.
+async fn read_request(
+    call: &Call,
+    body: &mut RequestBody,
+    state: &ConnectionState,
+) -> Result<(Bytes, Held), Status> {
+    let (gzip, account) = (call.head.gzip, &state.incoming);
+    let limits = match call.method {
+        Method::Allow => MessageLimits::ALLOW,
+        Method::Lease(_) | Method::Discovery => MessageLimits::LEASES,
+        Method::Watch => MessageLimits::WATCH,
+        Method::Check | Method::Reflection => MessageLimits::SMALL,
     };
-    let unfinished = (!call.method.is_counted()).then_some(&shared.unfinished);
-    let (message, held) = collected(body, gzip, bounds, account, unfinished).await?;
-    unwrapped(message.clone())?;
+    let unfinished = (!call.method.is_counted()).then_some(&state.unfinished);
+    let (message, held) = read_message(body, gzip, limits, account, unfinished).await?;
+    without_prefix(message.clone())?;
     Ok((message, held))
 }
 
-/// Bytes that a request for leases takes until it is answered.
+/// Memory that a lease request takes until it is answered, in bytes.
 fn lease_bytes(message: &[u8]) -> Result<usize, Status> {
-    let parts = messages::parts(&message[messages::PREFIX..]);
-    if parts > MOST_PARTS {
-        let text = format!("the message has more than {MOST_PARTS} parts");
+    let parts = messages::count_parts(&message[messages::PREFIX..]);
+    if parts > MAX_PARTS {
+        let text = format!("the message has more than {MAX_PARTS} parts");
         return Err(Status::invalid_argument(text));
     }
     Ok(2 * message.len() + parts * PART_BYTES)
 }
 
-/// What tonic's router answers to a message with a prefix.
-async fn asked(
+/// Calls tonic's router with a message that has its gRPC prefix.
+async fn call_router(
     routes: &Routes,
     method: Method,
     message: Bytes,
@@ -414,7 +422,7 @@ fn send_allowed(answering: Answering, message: Bytes) {
     answering.message(response, message, trailers);
 }
 
-fn too_late() -> Status {
+fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("the deadline is over")
 }
 

@@ -1,17 +1,17 @@
-//! What a gRPC connection sends, before h2 reads it.
+//! Filters what a client sends on a gRPC connection, before h2 reads it.
 //!
 //! h2 resets every request whose `:authority` is not a host and a port, and has no setting for
-//! that. Clients send others: a list of addresses, a path, escaped characters. Other gRPC servers
-//! take any text. Nobody reads the authority on this port, so [`Inbound`] leaves such a value out
-//! of the header block before h2 sees it. Everything else goes on unchanged.
+//! that. Some clients send other values: a list of addresses, a path, escaped characters. Other
+//! gRPC servers accept any text. Nothing on this port uses the authority, so [`Inbound`] removes an
+//! invalid one from the header block.
 //!
-//! grpc-core, the library under grpcio, resets a stream that it never opened when a deadline passes
-//! before the headers are written. For h2 that is an error of the whole connection, and all its calls
-//! would fail. Such a RST_STREAM is left out as well: other gRPC servers ignore it.
+//! grpc-core, the library under grpcio, resets a stream that it has not opened if a deadline passes
+//! before the headers are written. h2 treats this as an error of the connection, and all its calls
+//! would fail. [`Inbound`] removes these RST_STREAM frames too; other gRPC servers ignore them.
 //!
-//! It also tells when a client resets a stream: see [`Resets`]. And it hands on only a few frames at
-//! a time that carry no request: of SETTINGS, PING or WINDOW_UPDATE a read of 8 kB holds a thousand,
-//! and h2 takes half a millisecond for those.
+//! All other bytes pass unchanged. [`Inbound`] reports RST_STREAM frames: see [`ResetFlag`]. It
+//! also limits how many frames without a request it passes on at a time: a read of 8 kB can hold a
+//! thousand SETTINGS, PING or WINDOW_UPDATE frames, and h2 takes half a millisecond for these.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -29,54 +29,54 @@ mod huffman;
 use super::turns::{Turn, Turns};
 use frames::{Frames, TablesDiffer};
 
-/// The most bytes of one read.
+/// Maximum bytes per read.
 const READ_BYTES: usize = 8 << 10;
 
 thread_local! {
-    /// What was just read. h2's own buffer often has room for a few bytes only: reading into that
-    /// would cut requests in two, and take a system call for each piece.
-    static READ: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
+    /// The buffer for reads. h2's own buffer often has room for a few bytes only: reading into that
+    /// would split requests, and take a system call for each part.
+    static READ_BUFFER: RefCell<[u8; READ_BYTES]> = const { RefCell::new([0; READ_BYTES]) };
 }
 
-/// Whether a RST_STREAM was read of late. Clones are the same.
+/// Whether a RST_STREAM was read since the last [`clear`](Self::clear). Clones share the flag.
 #[derive(Clone, Default)]
-pub(super) struct Resets(Arc<AtomicBool>);
+pub(super) struct ResetFlag(Arc<AtomicBool>);
 
-impl Resets {
-    fn seen(&self) {
+impl ResetFlag {
+    fn set(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Forgets those that were read until now.
-    pub(super) fn forget(&self) {
+    /// Clears the flag.
+    pub(super) fn clear(&self) {
         self.0.store(false, Ordering::Relaxed);
     }
 
-    /// There was one since.
-    pub(super) fn any(&self) -> bool {
+    /// Whether a RST_STREAM was read since the flag was cleared.
+    pub(super) fn is_set(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A connection whose header blocks h2 takes.
+/// A stream with the filtered bytes of a client, for h2 to read.
 pub(super) struct Inbound<S> {
     inner: Turns<S>,
     turn: Turn,
     frames: Frames,
-    resets: Resets,
-    /// Bytes that were read, but are not handed on yet: a header block of which more is to come,
-    /// frames that are left for the next read, or what there was no room for.
+    resets: ResetFlag,
+    /// Bytes that were read but not passed on: an incomplete header block, frames left for the next
+    /// read, or bytes that the reader had no room for.
     held: Vec<u8>,
-    /// How many of these can be handed on.
+    /// Length of the first part of `held` that is checked, and can be passed on.
     ready: usize,
-    /// Whether the others hold frames that can be checked before more is read.
-    more: bool,
+    /// Whether the rest of `held` has whole frames to check before more is read.
+    has_unchecked: bool,
 }
 
 impl<S> Inbound<S> {
-    /// `inner` is at its first byte. It is read, and what was read is checked, in turns. `resets` is
-    /// told of each RST_STREAM.
-    pub(super) fn new(inner: S, turn: Turn, resets: Resets) -> Self {
+    /// Filters `inner` from its first byte on. Reading and checking use up `turn`. `resets` is set
+    /// at each RST_STREAM.
+    pub(super) fn new(inner: S, turn: Turn, resets: ResetFlag) -> Self {
         let inner = Turns::new(inner, turn.clone());
         Self {
             inner,
@@ -85,24 +85,29 @@ impl<S> Inbound<S> {
             resets,
             held: Vec::new(),
             ready: 0,
-            more: false,
+            has_unchecked: false,
         }
     }
 
-    /// Hands on what there is room for.
-    fn hand_on(&mut self, buffer: &mut ReadBuf<'_>) {
+    /// Passes on checked bytes of `held`, as far as `buffer` has room.
+    fn pass_on(&mut self, buffer: &mut ReadBuf<'_>) {
         let length = self.ready.min(buffer.remaining());
         buffer.put_slice(&self.held[..length]);
         self.held.drain(..length);
         self.ready -= length;
         if self.held.is_empty() {
-            // Most connections never need it again.
+            // Frees the memory: most connections never need it again.
             self.held = Vec::new();
         }
     }
 
-    /// Hands on what was just read as far as it can be and there is room, and holds the rest.
-    fn take(&mut self, read: &mut [u8], buffer: &mut ReadBuf<'_>) -> Result<(), TablesDiffer> {
+    /// Checks bytes that were just read, passes them on as far as `buffer` has room, and holds the
+    /// rest.
+    fn check_read(
+        &mut self,
+        read: &mut [u8],
+        buffer: &mut ReadBuf<'_>,
+    ) -> Result<(), TablesDiffer> {
         if self.held.is_empty() {
             let checked = self.frames.check(read, &self.resets)?;
             let (now, later) =
@@ -110,20 +115,20 @@ impl<S> Inbound<S> {
             buffer.put_slice(now);
             self.held.extend_from_slice(later);
             self.held.extend_from_slice(&read[checked.rest..]);
-            (self.ready, self.more) = (later.len(), checked.more);
+            (self.ready, self.has_unchecked) = (later.len(), checked.has_unchecked);
         } else {
             self.held.extend_from_slice(read);
             self.check_held()?;
-            self.hand_on(buffer);
+            self.pass_on(buffer);
         }
         Ok(())
     }
 
-    /// Checks bytes that are held, none of which can be handed on yet.
+    /// Checks `held`, none of which is ready to be passed on.
     fn check_held(&mut self) -> Result<(), TablesDiffer> {
         let checked = self.frames.check(&mut self.held, &self.resets)?;
         self.held.drain(checked.ready..checked.rest);
-        (self.ready, self.more) = (checked.ready, checked.more);
+        (self.ready, self.has_unchecked) = (checked.ready, checked.has_unchecked);
         Ok(())
     }
 }
@@ -137,31 +142,31 @@ impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         let before = buffer.filled().len();
         loop {
-            if self.ready == 0 && self.more {
+            if self.ready == 0 && self.has_unchecked {
                 ready!(self.turn.poll_may_read(context));
                 self.turn.count_read();
                 self.check_held().map_err(invalid)?;
             }
             if self.ready > 0 {
-                self.hand_on(buffer);
+                self.pass_on(buffer);
                 return Poll::Ready(Ok(()));
             }
-            if self.more {
+            if self.has_unchecked {
                 continue;
             }
             let this = &mut *self;
-            let read = READ.with_borrow_mut(|bytes| {
+            let read = READ_BUFFER.with_borrow_mut(|bytes| {
                 let mut read = ReadBuf::new(bytes);
                 ready!(Pin::new(&mut this.inner).poll_read(context, &mut read))?;
                 let read = read.filled_mut();
-                this.take(read, buffer).map_err(invalid)?;
+                this.check_read(read, buffer).map_err(invalid)?;
                 Poll::Ready(io::Result::Ok(read.len()))
             });
             if ready!(read)? == 0 {
-                // The end, also of a block that is not whole.
+                // End of input, even in the middle of a header block.
                 return Poll::Ready(Ok(()));
             }
-            // Nothing at all would be the end.
+            // A read of no bytes would mean the end of input.
             if buffer.filled().len() > before {
                 return Poll::Ready(Ok(()));
             }

@@ -1,5 +1,4 @@
-//! How much is taken on at once: requests, connections. Whoever is turned away hears when to try
-//! again.
+//! Limits on requests in flight and open connections. Refused requests are told when to retry.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,61 +17,61 @@ use crate::logging::Repeating;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
 
-/// When whoever is turned away may try again, in ms. They are told one after the other, so that
-/// not all come back at once.
+/// Retry delays for refused gRPC requests, in ms. They are used in turn, so that not all callers
+/// retry at once.
 const RETRY_MS: [u64; 4] = [100, 150, 200, 250];
 
-/// The same over HTTP, which knows whole seconds only.
+/// The retry delay over HTTP, in whole seconds as `retry-after` requires.
 pub(super) const RETRY_S: u64 = 1;
 
-/// What one thread takes on, and how long it waits for its clients.
+/// The limits and timeouts of one thread.
 pub struct Bounds {
-    /// Requests being decided.
+    /// Limit on requests in flight.
     pub load: Load,
-    /// Time limits.
+    /// Timeouts of clients.
     pub patience: Patience,
-    /// Bytes buffered, of the whole node.
+    /// Limit on buffered bytes, of the whole node.
     pub budget: Budget,
 }
 
-/// How long after a request the slots that a single caller may not take are kept for others.
+/// How long slots are reserved for other callers after the last change of caller.
 const RECENT_MS: u64 = 1000;
 
-/// Stands for all callers whose share is not bounded.
-const NOBODY: usize = usize::MAX;
+/// Index that stands for all callers whose share is not bounded.
+const UNBOUNDED: usize = usize::MAX;
 
-/// No caller has asked yet.
-const NONE_YET: usize = usize::MAX - 1;
+/// No request has arrived yet.
+const NO_CALLER: usize = usize::MAX - 1;
 
-/// Whether more than one caller asks.
+/// Detects whether several callers send requests: a bound on one caller's share applies only then.
 struct Company {
     since: Instant,
-    /// The place of the caller that asked last.
+    /// Index of the caller of the last request.
     last: AtomicUsize,
-    /// When it was another one than before, in ms from `since`, beginning at 1; 0: never.
+    /// When `last` last changed, in ms since `since`, counted from 1; 0 if it never changed.
     changed_ms: AtomicU64,
 }
 
 impl Default for Company {
     fn default() -> Self {
-        let (last, changed_ms) = (AtomicUsize::new(NONE_YET), AtomicU64::new(0));
+        let (last, changed_ms) = (AtomicUsize::new(NO_CALLER), AtomicU64::new(0));
         Self { since: Instant::now(), last, changed_ms }
     }
 }
 
 impl Company {
-    /// Notes a request of the caller at that place.
-    fn see(&self, caller: usize) {
+    /// Notes a request of the caller with this index.
+    fn note_request(&self, caller: usize) {
         let last = self.last.load(Ordering::Relaxed);
         if last != caller {
             self.last.store(caller, Ordering::Relaxed);
-            if last != NONE_YET {
+            if last != NO_CALLER {
                 self.changed_ms.store(self.now_ms(), Ordering::Relaxed);
             }
         }
     }
 
-    /// Whether several callers have asked lately.
+    /// Whether several callers have sent requests within [`RECENT_MS`].
     fn is_recent(&self) -> bool {
         let changed_ms = self.changed_ms.load(Ordering::Relaxed);
         changed_ms > 0 && self.now_ms().saturating_sub(changed_ms) <= RECENT_MS
@@ -83,43 +82,54 @@ impl Company {
     }
 }
 
-/// The requests that one thread works on.
+/// Limits the requests that one thread has in flight.
 pub struct Load {
-    most: usize,
-    under_way: AtomicUsize,
-    /// Requests under way by caller, by its place in the access file. A reload may change who has
-    /// a place. Counts stay right, because each request gives back the place that it took.
+    max: usize,
+    in_flight: AtomicUsize,
+    /// Requests in flight of each caller, by its index in the access file. A reload may give an
+    /// index to another caller. The counts stay right, because each request returns the slot under
+    /// the index that it took it with.
     callers: Mutex<Vec<u32>>,
     company: Company,
-    told: AtomicUsize,
+    retry_index: AtomicUsize,
     shed: Counter,
     log: Arc<Repeating>,
-    answers: [HeaderMap; 4],
+    refusal_headers: [HeaderMap; 4],
 }
 
 impl Load {
-    /// None yet, and never more than `most`. `shed` counts who is turned away.
-    pub fn new(most: usize, shed: Counter) -> Self {
-        let answers = RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
-        let (under_way, told) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    /// Allows up to `max` requests in flight. `shed` counts the refused ones.
+    pub fn new(max: usize, shed: Counter) -> Self {
+        let refusal_headers =
+            RETRY_MS.map(|ms| overloaded(ms).into_http::<()>().into_parts().0.headers);
+        let (in_flight, retry_index) = (AtomicUsize::new(0), AtomicUsize::new(0));
         let callers = Mutex::default();
         let company = Company::default();
-        Self { most, under_way, callers, company, told, shed, log: Arc::default(), answers }
+        Self {
+            max,
+            in_flight,
+            callers,
+            company,
+            retry_index,
+            shed,
+            log: Arc::default(),
+            refusal_headers,
+        }
     }
 
-    /// The same; it and all others with that `log` write no more than one line a second together.
+    /// Uses `log` for refusals. All users of one log write at most one line a second together.
     pub fn sharing_log(self, log: &Arc<Repeating>) -> Self {
         Self { log: Arc::clone(log), ..self }
     }
 
-    /// Takes a slot for a request, until [`end`](Self::end) with the same `caller`; `false` if the
-    /// request is turned away. `caller` is the place of a caller whose share is bounded.
+    /// Takes a slot, until [`end`](Self::end) is called with the same `caller`; `false` if the
+    /// request is refused. `caller` is the index of a caller whose share is bounded.
     pub(super) fn begin(&self, caller: Option<usize>) -> bool {
-        let before = self.under_way.fetch_add(1, Ordering::Relaxed);
-        self.company.see(caller.unwrap_or(NOBODY));
-        let room = before < self.most && caller.is_none_or(|place| self.one_more_of(place, before));
+        let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
+        self.company.note_request(caller.unwrap_or(UNBOUNDED));
+        let room = before < self.max && caller.is_none_or(|place| self.admit(place, before));
         if !room {
-            self.under_way.fetch_sub(1, Ordering::Relaxed);
+            self.in_flight.fetch_sub(1, Ordering::Relaxed);
             self.shed.increment(1);
             if let Some(held_back) = self.log.pass() {
                 tracing::warn!(
@@ -133,42 +143,41 @@ impl Load {
         room
     }
 
-    /// Counts a request of a named caller, with `others` under way. Once three quarters of the
-    /// slots are taken, a caller that holds more than a quarter gets none of the rest, as long as
-    /// there is another caller that may want them.
-    fn one_more_of(&self, place: usize, others: usize) -> bool {
+    /// Counts a request of the caller at `place`, with `others` in flight; `false` if it gets no
+    /// slot. Once three quarters of the slots are taken, a caller that holds more than a quarter
+    /// gets no more, as long as other callers send requests too.
+    fn admit(&self, place: usize, others: usize) -> bool {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
         if callers.len() <= place {
             callers.resize(place + 1, 0);
         }
         let holds = &mut callers[place];
-        let scarce = others.saturating_mul(4) >= self.most.saturating_mul(3);
-        let room =
-            !scarce || *holds as usize <= (self.most / 4).max(1) || !self.company.is_recent();
+        let scarce = others.saturating_mul(4) >= self.max.saturating_mul(3);
+        let room = !scarce || *holds as usize <= (self.max / 4).max(1) || !self.company.is_recent();
         *holds += u32::from(room);
         room
     }
 
-    /// Gives a slot back.
+    /// Returns a slot.
     pub(super) fn end(&self, caller: Option<usize>) {
-        self.under_way.fetch_sub(1, Ordering::Relaxed);
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
         if let Some(place) = caller {
             let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
             callers[place] -= 1;
         }
     }
 
-    /// What a gRPC caller hears that is turned away.
+    /// The response to a refused gRPC request.
     pub(super) fn turned_away(&self) -> Response<()> {
-        let next = self.told.fetch_add(1, Ordering::Relaxed);
+        let next = self.retry_index.fetch_add(1, Ordering::Relaxed);
         let mut response = Response::new(());
-        response.headers_mut().clone_from(&self.answers[next % RETRY_MS.len()]);
+        response.headers_mut().clone_from(&self.refusal_headers[next % RETRY_MS.len()]);
         response
     }
 }
 
-/// That the node has too much to do, and when to try again: as retry policies of gRPC libraries
-/// understand it, and as `google.rpc.RetryInfo`.
+/// The status of a refused request. Says when to retry, in the header that gRPC libraries' retry
+/// policies read, and as `google.rpc.RetryInfo`.
 fn overloaded(retry_ms: u64) -> Status {
     let details = ErrorDetails::with_retry_info(Some(Duration::from_millis(retry_ms)));
     let text = Error::Overloaded.to_string();
@@ -177,13 +186,13 @@ fn overloaded(retry_ms: u64) -> Status {
     status
 }
 
-/// The same for one that was turned away further on.
+/// The status of a request that is refused after it was admitted, by the service.
 pub(super) fn overloaded_further_on() -> Status {
-    static TOLD: AtomicUsize = AtomicUsize::new(0);
-    overloaded(RETRY_MS[TOLD.fetch_add(1, Ordering::Relaxed) % RETRY_MS.len()])
+    static RETRY_INDEX: AtomicUsize = AtomicUsize::new(0);
+    overloaded(RETRY_MS[RETRY_INDEX.fetch_add(1, Ordering::Relaxed) % RETRY_MS.len()])
 }
 
-/// The connections that one port has room for. Clones share it.
+/// Limits the open connections of one port. Clones share the limit.
 #[derive(Clone)]
 pub struct Places {
     free: Arc<Semaphore>,
@@ -191,20 +200,20 @@ pub struct Places {
     log: Arc<Repeating>,
 }
 
-/// The place of one connection, until it is dropped.
+/// The slot of one open connection. Dropping it frees the slot.
 pub struct Place {
     _permit: OwnedSemaphorePermit,
     metrics: ConnectionMetrics,
 }
 
 impl Places {
-    /// For so many.
-    pub fn new(most: usize, metrics: ConnectionMetrics) -> Self {
-        let most = most.min(Semaphore::MAX_PERMITS);
-        Self { free: Arc::new(Semaphore::new(most)), metrics, log: Arc::default() }
+    /// Allows up to `max` connections.
+    pub fn new(max: usize, metrics: ConnectionMetrics) -> Self {
+        let max = max.min(Semaphore::MAX_PERMITS);
+        Self { free: Arc::new(Semaphore::new(max)), metrics, log: Arc::default() }
     }
 
-    /// One of them; `None`: there is none left.
+    /// Takes a slot; `None` if all are taken.
     pub fn take(&self) -> Option<Place> {
         match Arc::clone(&self.free).try_acquire_owned() {
             Ok(permit) => {
@@ -239,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_than_there_is_room_for() {
+    fn requests_above_the_maximum_are_refused() {
         let load = Load::new(2, Counter::noop());
         let begin = || load.begin(None);
         assert_eq!([begin(), begin(), begin()], [true, true, false]);
@@ -248,22 +257,22 @@ mod tests {
     }
 
     #[test]
-    fn the_last_quarter_is_for_callers_that_hold_no_more_than_that() {
+    fn the_last_quarter_is_for_callers_below_their_share() {
         let load = Load::new(100, Counter::noop());
         let taken = |place, tries: usize| (0..tries).filter(|_| load.begin(place)).count();
         assert_eq!(taken(Some(3), 1), 1);
         load.end(Some(3));
-        assert_eq!(taken(Some(7), 200), 75, "free slots are for anybody");
+        assert_eq!(taken(Some(7), 200), 75, "any caller may take free slots");
         assert_eq!(taken(Some(3), 10), 10);
         assert_eq!(taken(None, 5), 5, "a caller without a name is not bounded");
         load.end(Some(7));
-        assert_eq!(taken(Some(7), 5), 0, "still the one that holds most");
+        assert_eq!(taken(Some(7), 5), 0, "it still holds more than its share");
         assert_eq!(taken(Some(3), 200), 11);
         assert_eq!(taken(None, 1), 0);
     }
 
     #[test]
-    fn a_caller_may_always_hold_one() {
+    fn every_caller_may_hold_one_slot() {
         let load = Load::new(1, Counter::noop());
         assert!(load.begin(Some(0)));
         load.end(Some(0));
@@ -276,17 +285,17 @@ mod tests {
     }
 
     #[test]
-    fn a_caller_that_is_alone_gets_all_slots() {
+    fn a_single_caller_gets_all_slots() {
         let load = Load::new(100, Counter::noop());
         assert_eq!((0..200).filter(|_| load.begin(Some(7))).count(), 100);
-        assert!(!load.begin(Some(3)), "there is none left");
+        assert!(!load.begin(Some(3)), "no slot is left");
         load.end(Some(7));
         assert!(!load.begin(Some(7)), "the next one is for the other caller");
         assert!(load.begin(Some(3)));
     }
 
     #[test]
-    fn who_is_turned_away_hears_when_to_try_again() {
+    fn refusals_say_when_to_retry() {
         let load = Load::new(0, Counter::noop());
         for ms in RETRY_MS.into_iter().chain(RETRY_MS) {
             let response = load.turned_away();
@@ -294,13 +303,13 @@ mod tests {
             assert_eq!(response.headers()["grpc-retry-pushback-ms"], text.as_str());
             let status = Status::from_header_map(response.headers()).expect("a status");
             assert_eq!(status.code(), Code::ResourceExhausted);
-            let retry = status.get_details_retry_info().expect("it says when");
+            let retry = status.get_details_retry_info().expect("RetryInfo");
             assert_eq!(retry.retry_delay, Some(Duration::from_millis(ms)));
         }
     }
 
     #[test]
-    fn a_place_is_free_again_once_it_is_left() {
+    fn dropped_connections_free_their_place() {
         let (open, refused) = (Gauge::noop(), Counter::noop());
         let places = Places::new(1, ConnectionMetrics { open, refused });
         let place = places.take().expect("a place");

@@ -1,6 +1,6 @@
-//! The messages of `Allow` without copies: the names of a request stay in the bytes that came,
-//! and an answer is written straight from what was decided. What they look like on the wire is
-//! what the generated code makes of them, which the tests hold this to.
+//! Encodes and decodes the messages of `Allow` without copies. The names in a request are borrowed
+//! from its bytes, and an answer is encoded directly from the decision. Tests compare both with the
+//! generated code.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use tollgate_proto::quotaservice::AllowRequest;
@@ -8,69 +8,68 @@ use tollgate_proto::quotaservice::AllowRequest;
 use super::status_on_wire;
 use crate::service::allow::{Answer, Query};
 
-/// Bytes before each message: whether it is compressed, and its length.
+/// Bytes of the gRPC prefix of a message: one for the compressed flag, four for the length.
 pub(super) const PREFIX: usize = 5;
 
-/// The fields of an [`AllowRequest`], as long as there is nothing unusual about them: no field
-/// that this version does not know, no negative number, none in more bytes than it needs. What
-/// is unusual is left to the generated code, as is saying what is wrong with it.
-pub(super) fn read(mut bytes: &[u8]) -> Option<Query<'_>> {
+/// Decodes an [`AllowRequest`]. `None` if it has an unknown field or a varint of more than 9 bytes
+/// (a negative number), or is invalid: then the generated code decodes it, and words the error.
+pub(super) fn decode_allow(mut bytes: &[u8]) -> Option<Query<'_>> {
     let mut query = Query { namespace: "", bucket: "", tokens: 0, max_wait_ms: None };
-    let (mut max_wait_ms, mut says) = (0, false);
+    let (mut max_wait_ms, mut has_max_wait) = (0, false);
     while let Some((key, rest)) = bytes.split_first() {
         bytes = rest;
         match key {
-            0x0a => query.namespace = text(&mut bytes)?,
-            0x12 => query.bucket = text(&mut bytes)?,
-            0x18 => query.tokens = number(&mut bytes)? as i64,
-            0x20 => max_wait_ms = number(&mut bytes)? as i64,
-            0x28 => says = number(&mut bytes)? != 0,
+            0x0a => query.namespace = string(&mut bytes)?,
+            0x12 => query.bucket = string(&mut bytes)?,
+            0x18 => query.tokens = varint(&mut bytes)? as i64,
+            0x20 => max_wait_ms = varint(&mut bytes)? as i64,
+            0x28 => has_max_wait = varint(&mut bytes)? != 0,
             _ => return None,
         }
     }
-    query.max_wait_ms = says.then_some(max_wait_ms);
+    query.max_wait_ms = has_max_wait.then_some(max_wait_ms);
     Some(query)
 }
 
-fn text<'a>(bytes: &mut &'a [u8]) -> Option<&'a str> {
-    let length = usize::try_from(number(bytes)?).ok()?;
-    let (text, rest) = bytes.split_at_checked(length)?;
+fn string<'a>(bytes: &mut &'a [u8]) -> Option<&'a str> {
+    let length = usize::try_from(varint(bytes)?).ok()?;
+    let (string, rest) = bytes.split_at_checked(length)?;
     *bytes = rest;
-    std::str::from_utf8(text).ok()
+    std::str::from_utf8(string).ok()
 }
 
-/// A varint of up to 9 bytes.
-fn number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0;
+/// A varint of up to 9 bytes; `None` if it is longer or cut off.
+fn varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
     for shift in (0..63).step_by(7) {
         let (&byte, rest) = bytes.split_first()?;
         *bytes = rest;
-        number |= u64::from(byte & 0x7f) << shift;
+        value |= u64::from(byte & 0x7f) << shift;
         if byte < 0x80 {
-            return Some(number);
+            return Some(value);
         }
     }
     None
 }
 
-/// How many parts a message has: fields with a length, in itself and in those one level down. What
-/// decoding allocates is in proportion to them. A message that does not decode may have any number.
-pub(super) fn parts(message: &[u8]) -> usize {
+/// Counts the length-delimited fields of a message and of the fields one level down. Decoding
+/// allocates memory in proportion to this count. For an invalid message the count is arbitrary.
+pub(super) fn count_parts(message: &[u8]) -> usize {
     fields(message).map(|field| 1 + fields(field).count()).sum()
 }
 
-/// The fields with a length, up to where a message does not make sense.
+/// The length-delimited fields of a message, up to the first invalid one.
 fn fields(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         loop {
-            let kind = number(&mut bytes)? & 7;
+            let kind = varint(&mut bytes)? & 7;
             let length = match kind {
                 0 => {
-                    number(&mut bytes)?;
+                    varint(&mut bytes)?;
                     continue;
                 }
                 1 => 8,
-                2 => usize::try_from(number(&mut bytes)?).ok()?,
+                2 => usize::try_from(varint(&mut bytes)?).ok()?,
                 5 => 4,
                 _ => return None,
             };
@@ -83,7 +82,7 @@ fn fields(mut bytes: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
-/// The query of a request that the generated code has read.
+/// The query of a request that the generated code has decoded.
 pub(super) fn query(request: &AllowRequest) -> Query<'_> {
     Query {
         namespace: &request.namespace,
@@ -93,11 +92,11 @@ pub(super) fn query(request: &AllowRequest) -> Query<'_> {
     }
 }
 
-/// An answer as an `AllowResponse` on the wire, with its prefix.
-pub(super) fn written(answer: &Answer<'_>) -> Bytes {
+/// Encodes an answer as an `AllowResponse` with its gRPC prefix.
+pub(super) fn encode_allow(answer: &Answer<'_>) -> Bytes {
     let mut length = 0;
     write(answer, &mut length);
-    // Exactly as much as is needed: else it is moved once more to be shared.
+    // Exact capacity: otherwise the bytes are moved once more when they become shared.
     let mut bytes = BytesMut::with_capacity(PREFIX + length);
     bytes.put_u8(0);
     bytes.put_u32(length as u32);
@@ -105,20 +104,20 @@ pub(super) fn written(answer: &Answer<'_>) -> Bytes {
     bytes.freeze()
 }
 
-/// What a message is written to, or measured with.
+/// The target of encoding: a buffer, or a byte count.
 trait Sink {
     fn put(&mut self, bytes: &[u8]);
 
-    fn number(&mut self, mut number: u64) {
-        while number >= 0x80 {
-            self.put(&[number as u8 | 0x80]);
-            number >>= 7;
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.put(&[value as u8 | 0x80]);
+            value >>= 7;
         }
-        self.put(&[number as u8]);
+        self.put(&[value as u8]);
     }
 }
 
-/// How long it would be.
+/// Counts the bytes only.
 impl Sink for usize {
     fn put(&mut self, bytes: &[u8]) {
         *self += bytes.len();
@@ -131,25 +130,25 @@ impl Sink for BytesMut {
     }
 }
 
-/// Writes the fields in the order of their numbers, but for those that say nothing.
+/// Writes the fields in the order of their numbers, without those that have the default value.
 fn write(answer: &Answer<'_>, to: &mut impl Sink) {
-    let mut number = |key: &[u8], number: u64| {
-        if number != 0 {
+    let mut field = |key: &[u8], value: u64| {
+        if value != 0 {
             to.put(key);
-            to.number(number);
+            to.varint(value);
         }
     };
-    number(&[0x08], status_on_wire(answer.status) as u64);
-    number(&[0x10], answer.tokens_granted as u64);
-    number(&[0x18], answer.wait_ms as u64);
-    number(&[0x80, 0x01], answer.retry_after_ms as u64);
+    field(&[0x08], status_on_wire(answer.status) as u64);
+    field(&[0x10], answer.tokens_granted as u64);
+    field(&[0x18], answer.wait_ms as u64);
+    field(&[0x80, 0x01], answer.retry_after_ms as u64);
     if answer.tokens_available != 0.0 {
         to.put(&[0x89, 0x01]);
         to.put(&answer.tokens_available.to_le_bytes());
     }
     if let Some((namespace, name)) = &answer.bucket {
         to.put(&[0x92, 0x01]);
-        to.number((namespace.len() + 1 + name.len()) as u64);
+        to.varint((namespace.len() + 1 + name.len()) as u64);
         to.put(namespace.as_bytes());
         to.put(b":");
         to.put(name.as_bytes());
@@ -180,13 +179,13 @@ mod tests {
     fn requests() -> impl Strategy<Value = AllowRequest> {
         let number = || prop_oneof![any::<i64>(), 0..300i64, Just(0)];
         (".{0,20}", ".{0,200}", number(), number(), any::<bool>()).prop_map(
-            |(namespace, bucket_name, tokens_requested, max_wait_millis_override, says)| {
+            |(namespace, bucket_name, tokens_requested, max_wait_millis_override, has_max_wait)| {
                 AllowRequest {
                     namespace,
                     bucket_name,
                     tokens_requested,
                     max_wait_millis_override,
-                    max_wait_time_override: says,
+                    max_wait_time_override: has_max_wait,
                 }
             },
         )
@@ -208,20 +207,20 @@ mod tests {
             (prop::sample::select(statuses.to_vec()), number(), number(), number()),
             (any::<f64>(), bucket, any::<bool>(), any::<bool>()),
         )
-            .prop_map(|(numbers, others)| Answer {
+            .prop_map(|(numbers, flags)| Answer {
                 status: numbers.0,
                 tokens_granted: numbers.1,
                 wait_ms: numbers.2,
                 retry_after_ms: numbers.3,
-                tokens_available: others.0,
-                bucket: others.1.map(|(namespace, name)| (namespace, Cow::Owned(name))),
-                soft_limited: others.2,
-                degraded: others.3,
+                tokens_available: flags.0,
+                bucket: flags.1.map(|(namespace, name)| (namespace, Cow::Owned(name))),
+                soft_limited: flags.2,
+                degraded: flags.3,
             })
     }
 
     #[test]
-    fn parts_of_two_levels_are_counted() {
+    fn count_parts_counts_two_levels() {
         let wants = PriorityBandAggregate::default();
         let resource = ServerCapacityResourceRequest {
             resource_id: "id".to_owned(),
@@ -231,32 +230,32 @@ mod tests {
         };
         let request =
             GetServerCapacityRequest { server_id: "me".to_owned(), resource: vec![resource; 2] };
-        assert_eq!(parts(&request.encode_to_vec()), 1 + 2 * (1 + 1 + 1 + 3));
+        assert_eq!(count_parts(&request.encode_to_vec()), 1 + 2 * (1 + 1 + 1 + 3));
         let request = ReleaseCapacityRequest {
             client_id: "me".to_owned(),
             resource_id: vec![String::new(); 1000],
         };
-        assert_eq!(parts(&request.encode_to_vec()), 1001);
+        assert_eq!(count_parts(&request.encode_to_vec()), 1001);
     }
 
     proptest! {
         #[test]
-        fn parts_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
-            prop_assert!(parts(&bytes) <= bytes.len());
+        fn count_parts_of_any_bytes(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+            prop_assert!(count_parts(&bytes) <= bytes.len());
         }
 
         #[test]
-        fn requests_as_the_generated_code_reads_them(request in requests()) {
+        fn requests_decode_as_in_generated_code(request in requests()) {
             let bytes = request.encode_to_vec();
             let negative = request.tokens_requested < 0 || request.max_wait_millis_override < 0;
-            match read(&bytes) {
-                Some(read) => prop_assert_eq!(read, query(&request)),
+            match decode_allow(&bytes) {
+                Some(decoded) => prop_assert_eq!(decoded, query(&request)),
                 None => prop_assert!(negative),
             }
         }
 
         #[test]
-        fn bytes_as_the_generated_code_reads_them(
+        fn changed_bytes_decode_as_in_generated_code(
             request in requests(),
             changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
             length in any::<prop::sample::Index>(),
@@ -268,17 +267,17 @@ mod tests {
                 bytes[at] = byte;
             }
             bytes.truncate(length.index(bytes.len() + 1));
-            if let Some(read) = read(&bytes) {
+            if let Some(decoded) = decode_allow(&bytes) {
                 let request = AllowRequest::decode(&*bytes);
-                prop_assert_eq!(Ok(read), request.as_ref().map(query).map_err(Clone::clone));
+                prop_assert_eq!(Ok(decoded), request.as_ref().map(query).map_err(Clone::clone));
             }
         }
 
         #[test]
-        fn answers_as_the_generated_code_writes_them(answer in answers()) {
+        fn answers_encode_as_in_generated_code(answer in answers()) {
             let expected = response(&answer).encode_to_vec();
-            let written = written(&answer);
-            let (prefix, message) = written.split_first_chunk::<PREFIX>().expect("a prefix");
+            let encoded = encode_allow(&answer);
+            let (prefix, message) = encoded.split_first_chunk::<PREFIX>().expect("a prefix");
             prop_assert_eq!(message, &expected);
             prop_assert_eq!(prefix[0], 0);
             prop_assert_eq!(&prefix[1..], &(expected.len() as u32).to_be_bytes());

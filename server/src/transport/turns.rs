@@ -1,10 +1,11 @@
-//! Connections take turns. Without that, one whose client never ceases to send would be read for
-//! as long as the runtime lets it: a megabyte at a time, which is a hundred thousand frames that
-//! nobody needs.
+//! Fair reading of connections. Without a limit, a connection whose client sends without pause
+//! would be read for as long as the runtime allows: a megabyte at a time, which can be a hundred
+//! thousand small frames.
 //!
-//! A connection that uses up its turn queues for the next one, behind all others of its thread
-//! that did, and only the first of that queue is runnable. All other connections wait for one such
-//! turn at most, however many clients never cease to send.
+//! A connection is read a few times per turn. When its turn is used up, it queues for the next one
+//! behind all other connections of its thread that did the same. Only the first connection of the
+//! queue is runnable, so all other connections wait for at most one turn, however many clients send
+//! without pause.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -18,29 +19,28 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::service::turns;
 
-/// How often a connection is read in one turn, 8 kB at a time: for all requests that may be under way
-/// on one. Requests that are answered at once make room for others, so that it is this that bounds
-/// the answers of a turn, too.
-const READS: u8 = 2;
+/// Reads of one connection per turn, of up to 8 kB each: enough for all requests that one
+/// connection may have open. Requests that are answered at once make room for others, so this also
+/// limits the answers of a turn.
+const READS_PER_TURN: u8 = 2;
 
-/// The most bytes of each read until a new connection has been read to the end of what its client
-/// has sent, or queues. Those that begin at the same moment do not know of each other yet, and
-/// could not take turns.
-const FIRST_READ: usize = 1 << 10;
+/// Maximum bytes per read of a new connection, until it has been read empty or queues. Connections
+/// that begin at the same moment are not in the queue yet, and could not take turns.
+const NEW_READ_BYTES: usize = 1 << 10;
 
-/// The value of `reads` while the connection queues for its next turn.
+/// Value of `reads` while the connection queues for its next turn.
 const QUEUED: u8 = u8::MAX;
 
-/// The turn of one connection. Clones are the same.
+/// The turn of one connection. Clones share it.
 #[derive(Clone, Default)]
 pub(super) struct Turn(Arc<State>);
 
 struct State {
-    /// How often the connection may still be read, or [`QUEUED`].
+    /// Reads left in this turn, or [`QUEUED`].
     reads: AtomicU8,
-    /// Reads are short, see [`FIRST_READ`].
+    /// Whether reads are limited to [`NEW_READ_BYTES`].
     is_new: AtomicBool,
-    /// Completes when the next turn comes, if the connection queues for it.
+    /// Completes at the next turn. `None` unless the connection is in the queue.
     next: Mutex<Option<BoxFuture<'static, ()>>>,
 }
 
@@ -51,16 +51,16 @@ impl Default for State {
 }
 
 impl Turn {
-    /// Begins another one, unless the connection queues for it. To be called whenever the
-    /// connection's task is polled, and only then: the connection must not stay first in the queue
-    /// while it does something else.
+    /// Begins another turn, unless the connection is in the queue. Call this at each poll of the
+    /// connection's task, and only then: the connection must not stay first in the queue while it
+    /// waits for something else.
     pub(super) fn begin(&self, context: &mut Context<'_>) {
         if self.0.reads.load(Ordering::Relaxed) != QUEUED || self.poll_next(context).is_ready() {
-            self.0.reads.store(READS, Ordering::Relaxed);
+            self.0.reads.store(READS_PER_TURN, Ordering::Relaxed);
         }
     }
 
-    /// Begins another turn whenever `future` is polled.
+    /// Polls `future`, and begins another turn before each poll.
     pub(super) async fn each_poll<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         poll_fn(|context| {
@@ -70,7 +70,7 @@ impl Turn {
         .await
     }
 
-    /// Completes if the connection may be read; otherwise it queues for its next turn.
+    /// Ready if the connection may be read. Otherwise it joins the queue.
     pub(super) fn poll_may_read(&self, context: &mut Context<'_>) -> Poll<()> {
         match self.0.reads.load(Ordering::Relaxed) {
             QUEUED => Poll::Pending,
@@ -83,12 +83,12 @@ impl Turn {
         }
     }
 
-    /// Counts a read. There must be one left.
+    /// Counts a read; [`poll_may_read`](Self::poll_may_read) must have been ready.
     pub(super) fn count_read(&self) {
         self.0.reads.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Gets into the queue.
+    /// Joins the queue of this thread.
     fn queue(&self, context: &mut Context<'_>) {
         let next = Box::pin(turns::next());
         *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
@@ -106,7 +106,7 @@ impl Turn {
     }
 }
 
-/// A connection that is read no more often than its turn allows.
+/// A stream that is read no more often than its turn allows.
 pub(super) struct Turns<S> {
     inner: S,
     turn: Turn,
@@ -127,8 +127,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
         ready!(self.turn.poll_may_read(context));
         let is_new = self.turn.0.is_new.load(Ordering::Relaxed);
         let inner = Pin::new(&mut self.inner);
-        let read = if is_new && buffer.remaining() > FIRST_READ {
-            let mut short = ReadBuf::new(buffer.initialize_unfilled_to(FIRST_READ));
+        let read = if is_new && buffer.remaining() > NEW_READ_BYTES {
+            let mut short = ReadBuf::new(buffer.initialize_unfilled_to(NEW_READ_BYTES));
             let read = inner.poll_read(context, &mut short);
             let length = short.filled().len();
             buffer.advance(length);
@@ -186,13 +186,13 @@ mod tests {
 
     use super::*;
 
-    /// A client that never ceases to send.
+    /// A stream that always has bytes to read.
     fn endless(turn: &Turn) -> Turns<tokio::io::Repeat> {
         Turns::new(tokio::io::repeat(7), turn.clone())
     }
 
     #[tokio::test]
-    async fn who_never_ceases_to_send_is_interrupted() {
+    async fn an_endless_sender_is_interrupted() {
         let turn = Turn::default();
         let mut endless = endless(&turn);
         let mut bytes = [0; 16];
@@ -203,16 +203,17 @@ mod tests {
                 let mut buffer = ReadBuf::new(&mut bytes);
                 Pin::new(&mut endless).poll_read(context, &mut buffer).is_ready()
             };
-            assert_eq!((0..100).filter(|_| read()).count(), usize::from(READS));
+            assert_eq!((0..100).filter(|_| read()).count(), usize::from(READS_PER_TURN));
             turns += 1;
             if turns < 3 { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
     }
 
-    /// However many never cease to send, another connection waits for one turn of theirs.
+    /// However many connections have endless input, another one waits for at most one of their
+    /// turns.
     #[test]
-    fn others_wait_for_one_turn_however_many_queue() {
+    fn other_connections_wait_for_one_turn() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .event_interval(8)
@@ -220,7 +221,7 @@ mod tests {
             .expect("a runtime");
         LocalSet::new().block_on(&runtime, async {
             let served: Rc<RefCell<Vec<u32>>> = Rc::default();
-            for number in 0..50 {
+            for id in 0..50 {
                 let served = Rc::clone(&served);
                 tokio::task::spawn_local(async move {
                     let turn = Turn::default();
@@ -228,10 +229,10 @@ mod tests {
                     let mut bytes = [0; 16];
                     let read = async {
                         loop {
-                            for _ in 0..READS {
+                            for _ in 0..READS_PER_TURN {
                                 endless.read_exact(&mut bytes).await.expect("read");
                             }
-                            served.borrow_mut().push(number);
+                            served.borrow_mut().push(id);
                         }
                     };
                     turn.each_poll(tokio::task::unconstrained(read)).await
@@ -241,24 +242,24 @@ mod tests {
             while turns() < 200 {
                 tokio::task::yield_now().await;
             }
-            // All of them get on, in turn.
+            // Every connection makes progress.
             let last = served.borrow()[150..200].to_vec();
-            assert!((0..50).all(|number| last.contains(&number)), "{last:?}");
+            assert!((0..50).all(|id| last.contains(&id)), "{last:?}");
             for _ in 0..100 {
                 let before = turns();
-                // Woken by another task, as a connection is by its input.
+                // Woken by another task, as the reactor wakes a connection on input.
                 let (wake, woken) = tokio::sync::oneshot::channel();
                 tokio::task::spawn_local(async { wake.send(()) });
                 woken.await.expect("woken");
                 let waited = turns() - before;
-                assert!(waited <= 2, "it has waited for {waited} turns");
+                assert!(waited <= 2, "it waited for {waited} turns");
             }
         });
     }
 
-    /// One that is first in the queue, and then neither reads nor is polled, holds up nobody.
+    /// A dropped connection leaves the queue, even from the first place.
     #[tokio::test]
-    async fn who_leaves_the_queue_makes_room() {
+    async fn a_dropped_turn_frees_the_queue() {
         let [first, second] = [Turn::default(), Turn::default()];
         let mut bytes = [0; 16];
         let mut read = |turn: &Turn, context: &mut Context<'_>| {
@@ -278,6 +279,6 @@ mod tests {
             second.begin(context);
             if read(&second, context) { Poll::Ready(()) } else { Poll::Pending }
         });
-        tokio::time::timeout(Duration::from_secs(10), next).await.expect("its turn comes");
+        tokio::time::timeout(Duration::from_secs(10), next).await.expect("its turn in time");
     }
 }

@@ -1,4 +1,4 @@
-//! Connections with a real client at the other end, from memory to memory.
+//! Tests of connections with a real client, over in-memory streams and sockets.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -20,16 +20,17 @@ use super::super::budget::Budget;
 use super::*;
 use crate::metrics::BudgetMetrics;
 
-/// A client of a server that answers like this, and both of their ends.
+/// Connects a client to a server that answers with `answer`. Returns the client and the tasks of
+/// both ends.
 async fn connected<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()> + Send + 'static,
     answer: impl Fn(Request<RecvStream>, Answering) -> F + Send + Sync + 'static,
 ) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
-    let (near, far) = tokio::io::duplex(1 << 16);
+    let (client_io, server_io) = tokio::io::duplex(1 << 16);
     let server = tokio::spawn(async move {
-        serve(far, PATIENCE, stop, |request, to| Some(answer(request, to))).await
+        serve(server_io, PATIENCE, stop, |request, to| Some(answer(request, to))).await
     });
-    let (sender, connection) = client::handshake(near).await.expect("a handshake");
+    let (sender, connection) = client::handshake(client_io).await.expect("a handshake");
     (sender, tokio::spawn(connection), server)
 }
 
@@ -37,35 +38,35 @@ fn request() -> Request<()> {
     Request::builder().method(Method::POST).uri("http://node/").body(()).expect("a request")
 }
 
-/// Adds up how many are there at a time.
-struct There(Arc<AtomicUsize>);
+/// Counts the instances that exist.
+struct CountGuard(Arc<AtomicUsize>);
 
-impl There {
+impl CountGuard {
     fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(Arc::clone(count))
     }
 }
 
-impl Drop for There {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-async fn until(what: impl Fn() -> bool) {
+async fn wait_until(condition: impl Fn() -> bool) {
     let met = async {
-        while !what() {
+        while !condition() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), met).await.expect("it comes to that");
+    tokio::time::timeout(Duration::from_secs(10), met).await.expect("the condition in time");
 }
 
 #[tokio::test]
-async fn a_message_and_what_comes_after_it() {
+async fn a_response_has_a_message_and_trailers() {
     let (sender, ..) = connected(pending(), |request, answering| async move {
-        let mut body = Received::new(request.into_body());
+        let mut body = RequestBody::new(request.into_body());
         let mut message = Vec::new();
         while let Some(data) = body.data().await {
             let data = data.expect("data");
@@ -89,59 +90,59 @@ async fn a_message_and_what_comes_after_it() {
 }
 
 #[tokio::test]
-async fn who_gives_up_is_forgotten_and_nobody_else() {
-    let (waiting, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let (count, gone) = (Arc::clone(&waiting), Arc::clone(&go));
+async fn a_reset_cancels_only_its_own_request() {
+    let (open_requests, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (count, go_signal) = (Arc::clone(&open_requests), Arc::clone(&go));
     let (sender, ..) = connected(pending(), move |_, mut answering| {
-        let (count, gone) = (Arc::clone(&count), Arc::clone(&gone));
+        let (count, go_signal) = (Arc::clone(&count), Arc::clone(&go_signal));
         async move {
-            let there = There::new(&count);
-            let mut future = std::pin::pin!(gone.notified());
+            let guard = CountGuard::new(&count);
+            let mut future = std::pin::pin!(go_signal.notified());
             if answering.unless_given_up(future.as_mut()).await.is_some() {
                 answering.headers(Response::new(()));
             }
-            drop(there);
+            drop(guard);
         }
     })
     .await;
     let mut sender = sender.ready().await.expect("ready");
     let mut all: VecDeque<_> =
         (0..3).map(|_| sender.send_request(request(), true).expect("sent")).collect();
-    until(|| waiting.load(Ordering::Relaxed) == 3).await;
+    wait_until(|| open_requests.load(Ordering::Relaxed) == 3).await;
     let (_, mut stream) = all.pop_front().expect("the first");
     stream.send_reset(Reason::CANCEL);
-    until(|| waiting.load(Ordering::Relaxed) == 2).await;
+    wait_until(|| open_requests.load(Ordering::Relaxed) == 2).await;
     go.notify_waiters();
     for (response, _) in all {
         response.await.expect("a response");
     }
-    assert_eq!(waiting.load(Ordering::Relaxed), 0);
+    assert_eq!(open_requests.load(Ordering::Relaxed), 0);
 }
 
 #[tokio::test]
-async fn a_closed_connection_takes_its_requests_along() {
-    let waiting = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&waiting);
+async fn a_closed_connection_drops_its_requests() {
+    let open_requests = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&open_requests);
     let (mut sender, client, server) = connected(pending(), move |_, _answering| {
-        let there = There::new(&count);
+        let guard = CountGuard::new(&count);
         async move {
             pending::<()>().await;
-            drop(there);
+            drop(guard);
         }
     })
     .await;
     let _held = sender.send_request(request(), true).expect("sent");
-    until(|| waiting.load(Ordering::Relaxed) == 1).await;
+    wait_until(|| open_requests.load(Ordering::Relaxed) == 1).await;
     client.abort();
     server.await.expect("it ends");
-    assert_eq!(waiting.load(Ordering::Relaxed), 0);
+    assert_eq!(open_requests.load(Ordering::Relaxed), 0);
 }
 
 /// grpc-core does so when a deadline passes before the headers are written.
 #[tokio::test]
-async fn a_stream_that_was_never_opened_may_be_reset() {
-    let (mut near, far) = tokio::io::duplex(1 << 16);
-    tokio::spawn(serve(far, PATIENCE, pending(), |_, to| {
+async fn a_reset_of_an_unopened_stream_is_ignored() {
+    let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
+    tokio::spawn(serve(server_io, PATIENCE, pending(), |_, to| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));
@@ -153,23 +154,27 @@ async fn a_stream_that_was_never_opened_may_be_reset() {
         [&[0, 0, block.len() as u8, 1, 0x5, 0, 0, 0, stream][..], &block].concat()
     };
     let sent = [&greeting[..], &reset(1), &headers(3), &reset(5), &headers(7)].concat();
-    // In two parts, one of which ends within the first reset.
+    // Split within the first reset.
     let (first, rest) = sent.split_at(greeting.len() + 11);
-    near.write_all(first).await.expect("sent");
+    client_io.write_all(first).await.expect("sent");
     tokio::task::yield_now().await;
-    near.write_all(rest).await.expect("sent");
+    client_io.write_all(rest).await.expect("sent");
     let mut read = Vec::new();
     for stream in [3, 7] {
         let answered = |read: &[u8]| read.windows(6).any(|at| at == [1, 0x5, 0, 0, 0, stream]);
         while !answered(&read) {
             assert!(!read.windows(4).any(|at| at == [7, 0, 0, 0]), "GOAWAY: {read:?}");
-            assert_ne!(near.read_buf(&mut read).await.expect("answers"), 0, "closed: {read:?}");
+            assert_ne!(
+                client_io.read_buf(&mut read).await.expect("answers"),
+                0,
+                "closed: {read:?}"
+            );
         }
     }
 }
 
-/// More pings than fit into the buffers of two small sockets, after the answer to the one by which
-/// a server that stops makes sure that no request is on its way.
+/// More PINGs than the buffers of two small sockets hold, after the answer to the PING by which a
+/// stopping server checks that no request is in transit.
 fn pings(answered: &[u8]) -> Vec<u8> {
     let mut pings = [&[0, 0, 8, 6, 1, 0, 0, 0, 0], answered].concat();
     while pings.len() < 256 << 10 {
@@ -186,7 +191,7 @@ fn small_socket() -> TcpSocket {
 }
 
 #[tokio::test]
-async fn a_client_that_still_sends_is_not_reset() {
+async fn a_client_that_still_sends_gets_no_tcp_reset() {
     let socket = small_socket();
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let listener = socket.listen(1).expect("a port");
@@ -194,7 +199,7 @@ async fn a_client_that_still_sends_is_not_reset() {
     let mut client = client.expect("connected");
     let (io, _) = listener.accept().await.expect("a connection");
     let (stop, stopped) = oneshot::channel();
-    let stopped = async { stopped.await.expect("told to") };
+    let stopped = async { stopped.await.expect("a stop") };
     let server = tokio::spawn(serve(io, PATIENCE, stopped, |_, to| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
@@ -202,7 +207,7 @@ async fn a_client_that_still_sends_is_not_reset() {
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     client.write_all(greeting).await.expect("sent");
     stop.send(()).expect("it runs");
-    // The first word that a stop sends beside GOAWAY, and the eight bytes to be sent back.
+    // The PING that a stop sends along with GOAWAY, and its eight bytes of payload.
     let mut read = Vec::new();
     let ping = loop {
         let start = read.windows(9).position(|frame| frame == [0, 0, 8, 6, 0, 0, 0, 0, 0]);
@@ -214,48 +219,48 @@ async fn a_client_that_still_sends_is_not_reset() {
     let (mut reading, mut writing) = client.split();
     let pings = pings(&ping);
     let (read, written) = tokio::join!(reading.read_to_end(&mut read), writing.write_all(&pings));
-    read.expect("an end, and no reset");
-    written.expect("all of it is read");
+    read.expect("an end without a reset");
+    written.expect("the server reads everything");
     drop(client);
     server.await.expect("it ends");
 }
 
 #[tokio::test]
-async fn told_to_stop_it_finishes_what_is_under_way() {
+async fn a_stop_finishes_open_requests() {
     let (stop, stopped) = oneshot::channel::<()>();
-    let (waiting, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
-    let (count, held) = (Arc::clone(&waiting), Arc::clone(&go));
+    let (open_requests, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    let (count, signal) = (Arc::clone(&open_requests), Arc::clone(&go));
     let (mut sender, client, server) = connected(
         async move {
             let _ = stopped.await;
         },
         move |_, answering| {
-            let (there, held) = (There::new(&count), Arc::clone(&held));
+            let (guard, signal) = (CountGuard::new(&count), Arc::clone(&signal));
             async move {
-                held.notified().await;
-                drop(there);
+                signal.notified().await;
+                drop(guard);
                 answering.headers(Response::new(()));
             }
         },
     )
     .await;
     let (response, _) = sender.send_request(request(), true).expect("sent");
-    until(|| waiting.load(Ordering::Relaxed) == 1).await;
+    wait_until(|| open_requests.load(Ordering::Relaxed) == 1).await;
     stop.send(()).expect("it listens");
-    let told = async {
+    let refused = async {
         while sender.clone().ready().await.is_ok() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(10), told).await.expect("no more requests");
-    assert!(!server.is_finished(), "one is not answered yet");
+    tokio::time::timeout(Duration::from_secs(10), refused).await.expect("no more requests");
+    assert!(!server.is_finished(), "a request is still open");
     go.notify_one();
     assert!(response.await.is_ok());
     server.await.expect("it ends");
     client.await.expect("no panic").expect("a clean end");
 }
 
-const IMPATIENCE: Patience = Patience {
+const SHORT_TIMEOUTS: Patience = Patience {
     greeting: Duration::from_millis(100),
     keepalive: Duration::from_millis(20),
     answer: Duration::from_millis(50),
@@ -263,41 +268,42 @@ const IMPATIENCE: Patience = Patience {
 };
 
 #[tokio::test]
-async fn who_does_not_answer_is_gone() {
-    let (near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| Some(async {})));
-    let (sender, connection) = client::handshake::<DuplexStream>(near).await.expect("a handshake");
+async fn unanswered_pings_end_the_connection() {
+    let (client_io, server_io) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(server_io, SHORT_TIMEOUTS, pending(), |_, _| Some(async {})));
+    let (sender, connection) =
+        client::handshake::<DuplexStream>(client_io).await.expect("a handshake");
     let mut connection = std::pin::pin!(connection);
-    // As long as its client answers it is there.
+    // The connection stays open while the client answers PINGs.
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut connection).await.is_err());
     assert!(!server.is_finished());
-    server.await.expect("once nobody answers it ends");
+    server.await.expect("it ends without answers");
     drop(sender);
 }
 
 #[tokio::test]
-async fn half_a_greeting_is_not_waited_for() {
-    let (mut near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), |_, _| Some(async {})));
-    near.write_all(b"PRI * HTTP").await.expect("written");
+async fn half_a_preface_times_out() {
+    let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(server_io, SHORT_TIMEOUTS, pending(), |_, _| Some(async {})));
+    client_io.write_all(b"PRI * HTTP").await.expect("written");
     server.await.expect("it ends");
 
-    let (mut near, far) = tokio::io::duplex(1 << 16);
+    let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
     let (stop, stopped) = oneshot::channel::<()>();
     let stop_signal = async move {
         let _ = stopped.await;
     };
-    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| Some(async {})));
-    near.write_all(b"PRI * HTTP").await.expect("written");
+    let server = tokio::spawn(serve(server_io, PATIENCE, stop_signal, |_, _| Some(async {})));
+    client_io.write_all(b"PRI * HTTP").await.expect("written");
     stop.send(()).expect("it listens");
     let ended = tokio::time::timeout(Duration::from_secs(5), server).await;
-    ended.expect("nor when it should stop").expect("it ends");
+    ended.expect("in time").expect("it ends");
 }
 
 #[tokio::test]
-async fn more_streams_than_it_takes_wait() {
-    let come = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&come);
+async fn streams_above_the_maximum_wait() {
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&accepted);
     let (mut sender, ..) = connected(pending(), move |_, mut answering| {
         count.fetch_add(1, Ordering::Relaxed);
         async move {
@@ -306,24 +312,24 @@ async fn more_streams_than_it_takes_wait() {
         }
     })
     .await;
-    // The first one has heard how many there may be once it is there.
+    // Once the first request is accepted, its client knows the maximum number of streams.
     let _first = sender.send_request(request(), true).expect("sent");
-    until(|| come.load(Ordering::Relaxed) == 1).await;
-    let mut held = Vec::new();
-    for _ in 1..STREAMS {
+    wait_until(|| accepted.load(Ordering::Relaxed) == 1).await;
+    let mut open_streams = Vec::new();
+    for _ in 1..MAX_STREAMS {
         sender = sender.ready().await.expect("ready");
-        held.push(sender.send_request(request(), true).expect("sent"));
+        open_streams.push(sender.send_request(request(), true).expect("sent"));
     }
-    until(|| come.load(Ordering::Relaxed) == STREAMS as usize).await;
+    wait_until(|| accepted.load(Ordering::Relaxed) == MAX_STREAMS as usize).await;
     let (_late, _) = sender.send_request(request(), true).expect("queued");
     assert!(tokio::time::timeout(Duration::from_millis(50), sender.ready()).await.is_err());
-    assert_eq!(come.load(Ordering::Relaxed), STREAMS as usize);
-    let (_, stream) = held.last_mut().expect("one");
+    assert_eq!(accepted.load(Ordering::Relaxed), MAX_STREAMS as usize);
+    let (_, stream) = open_streams.last_mut().expect("a stream");
     stream.send_reset(Reason::CANCEL);
-    until(|| come.load(Ordering::Relaxed) == STREAMS as usize + 1).await;
+    wait_until(|| accepted.load(Ordering::Relaxed) == MAX_STREAMS as usize + 1).await;
 }
 
-/// So many bytes in large pieces, then trailers.
+/// A body of this many frames: large chunks, and trailers last.
 struct Large(u8);
 
 impl Body for Large {
@@ -344,7 +350,7 @@ impl Body for Large {
 }
 
 #[tokio::test]
-async fn a_large_body_goes_as_fast_as_it_is_taken() {
+async fn a_large_body_follows_flow_control() {
     let (mut sender, ..) = connected(pending(), |_, answering| async {
         let budget = Budget::new(1 << 20, BudgetMetrics::noop());
         answering.body(Response::new(Large(11)), budget.account().hold(0)).await;
@@ -355,7 +361,7 @@ async fn a_large_body_goes_as_fast_as_it_is_taken() {
     let mut length = 0;
     while let Some(data) = body.data().await {
         let data = data.expect("data");
-        assert!(data.iter().all(|byte| *byte == data[0]), "pieces stay what they are");
+        assert!(data.iter().all(|byte| *byte == data[0]), "chunks stay in order");
         length += data.len();
         body.flow_control().release_capacity(data.len()).expect("room");
     }
@@ -364,33 +370,34 @@ async fn a_large_body_goes_as_fast_as_it_is_taken() {
 }
 
 #[tokio::test]
-async fn what_is_no_http_2_is_closed() {
-    let (mut near, far): (DuplexStream, _) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, _| Some(async {})));
-    near.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
+async fn http_1_is_refused() {
+    let (mut client_io, server_io): (DuplexStream, _) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(server_io, PATIENCE, pending(), |_, _| Some(async {})));
+    client_io.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
     let mut rest = Vec::new();
-    near.read_to_end(&mut rest).await.expect("an end");
+    client_io.read_to_end(&mut rest).await.expect("an end");
     server.await.expect("it ends");
 }
 
-/// What becomes of a connection beside a request that lasts, if another is answered as well.
-async fn beside_one_that_lasts(window: u32) -> JoinHandle<()> {
-    let (near, far) = tokio::io::duplex(1 << 16);
+/// Serves a client with the flow-control window `window`, whose first request stays open and whose
+/// second is answered. Returns the server's task.
+async fn serve_beside_open_request(window: u32) -> JoinHandle<()> {
+    let (client_io, server_io) = tokio::io::duplex(1 << 16);
     let mut first = true;
-    let server = tokio::spawn(serve(far, IMPATIENCE, pending(), move |_, answering| {
-        let lasts = std::mem::replace(&mut first, false);
+    let server = tokio::spawn(serve(server_io, SHORT_TIMEOUTS, pending(), move |_, answering| {
+        let stays_open = std::mem::replace(&mut first, false);
         Some(async move {
-            if lasts {
+            if stays_open {
                 pending::<()>().await;
             }
-            answering.message(Response::new(()), "what it is".into(), HeaderMap::new());
+            answering.message(Response::new(()), "a message".into(), HeaderMap::new());
         })
     }));
     let mut builder = client::Builder::new();
-    let handshake = builder.initial_window_size(window).handshake::<_, Bytes>(near);
+    let handshake = builder.initial_window_size(window).handshake::<_, Bytes>(client_io);
     let (mut sender, connection) = handshake.await.expect("a handshake");
     tokio::spawn(async move {
-        // It answers pings as it should, for as long as there is a connection.
+        // Answers PINGs as long as the connection exists.
         let _ = connection.await;
     });
     let (_lasting, _) = sender.send_request(request(), true).expect("sent");
@@ -405,15 +412,15 @@ async fn beside_one_that_lasts(window: u32) -> JoinHandle<()> {
 }
 
 #[tokio::test]
-async fn who_takes_no_answers_is_gone_also_beside_one_that_lasts() {
-    assert!(!beside_one_that_lasts(1 << 16).await.is_finished(), "it has taken its answer");
-    assert!(beside_one_that_lasts(0).await.is_finished(), "nobody takes anything");
+async fn a_client_that_reads_no_answers_is_cut_off() {
+    assert!(!serve_beside_open_request(1 << 16).await.is_finished(), "it has read its answer");
+    assert!(serve_beside_open_request(0).await.is_finished(), "it reads nothing");
 }
 
-/// A frame's kind, at its fourth byte.
+/// The frame type, at the fourth byte of a frame.
 const GOAWAY: u8 = 7;
 
-/// The error codes of all GOAWAYs that came.
+/// The error codes of all GOAWAY frames.
 fn goaways(mut frames: &[u8]) -> Vec<u32> {
     let mut codes = Vec::new();
     while let Some(&[a, b, c, kind, ..]) = frames.first_chunk::<9>() {
@@ -427,58 +434,58 @@ fn goaways(mut frames: &[u8]) -> Vec<u32> {
     codes
 }
 
-const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 #[tokio::test]
-async fn a_greeting_that_comes_while_it_stops_is_answered() {
-    let (mut near, far) = tokio::io::duplex(1 << 16);
+async fn a_handshake_during_a_stop_gets_a_goaway() {
+    let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
     let (stop, stopped) = oneshot::channel::<()>();
     let stop_signal = async move {
         let _ = stopped.await;
     };
-    let server = tokio::spawn(serve(far, PATIENCE, stop_signal, |_, _| Some(async {})));
+    let server = tokio::spawn(serve(server_io, PATIENCE, stop_signal, |_, _| Some(async {})));
     stop.send(()).expect("it listens");
     tokio::task::yield_now().await;
-    near.write_all(GREETING).await.expect("it is waited for");
-    let mut got = Vec::new();
-    while goaways(&got).is_empty() {
-        let read = near.read_buf(&mut got).await.expect("readable");
-        assert!(read > 0, "closed without a word: {got:x?}");
+    client_io.write_all(PREFACE).await.expect("the server waits for it");
+    let mut received = Vec::new();
+    while goaways(&received).is_empty() {
+        let read = client_io.read_buf(&mut received).await.expect("readable");
+        assert!(read > 0, "closed without a GOAWAY: {received:x?}");
     }
-    assert_eq!(goaways(&got), [0]);
-    drop(near);
+    assert_eq!(goaways(&received), [0]);
+    drop(client_io);
     server.await.expect("it ends");
 }
 
 #[tokio::test]
-async fn a_connection_of_age_ends_and_what_is_under_way_has_its_grace() {
+async fn the_maximum_age_leaves_open_requests_a_grace_period() {
     let (short, long) = (Duration::from_millis(50), Duration::from_secs(3600));
     for (grace, answered) in [(long, true), (short, false)] {
-        let aged = Patience { age: Some(short), grace, ..PATIENCE };
-        let (near, far) = tokio::io::duplex(1 << 16);
+        let patience = Patience { age: Some(short), grace, ..PATIENCE };
+        let (client_io, server_io) = tokio::io::duplex(1 << 16);
         let go = Arc::new(Notify::new());
-        let held = Arc::clone(&go);
+        let signal = Arc::clone(&go);
         let server = tokio::spawn(async move {
-            serve(far, aged, pending(), |_, to: Answering| {
-                let held = Arc::clone(&held);
+            serve(server_io, patience, pending(), |_, to: Answering| {
+                let signal = Arc::clone(&signal);
                 Some(async move {
-                    held.notified().await;
+                    signal.notified().await;
                     to.headers(Response::new(()));
                 })
             })
             .await;
         });
-        let (mut sender, connection) = client::handshake(near).await.expect("greeted");
+        let (mut sender, connection) = client::handshake(client_io).await.expect("greeted");
         tokio::spawn(connection);
         let (answer, _) = sender.send_request(request(), true).expect("sent");
-        let told = async {
+        let refused = async {
             while sender.clone().ready().await.is_ok() {
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(10), told).await.expect("no more requests");
+        tokio::time::timeout(Duration::from_secs(10), refused).await.expect("no more requests");
         if answered {
-            assert!(!server.is_finished(), "one is not answered yet");
+            assert!(!server.is_finished(), "a request is still open");
             go.notify_one();
         }
         assert_eq!(answer.await.is_ok(), answered, "{grace:?}");
@@ -486,79 +493,79 @@ async fn a_connection_of_age_ends_and_what_is_under_way_has_its_grace() {
     }
 }
 
-/// What becomes of a connection that resets so many requests before they are looked at, and lets so
-/// many begin, in each of so many turns: the GOAWAYs that it got.
-async fn after_resets(turns: u32, resets: u32, begun: u32) -> Vec<u32> {
-    let (mut near, far) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(far, PATIENCE, pending(), |_, to: Answering| {
+/// Resets `resets` requests before they are accepted and lets `accepted` begin, in each of
+/// `rounds`. Returns the error codes of the GOAWAY frames received.
+async fn goaways_after_resets(rounds: u32, resets: u32, accepted: u32) -> Vec<u32> {
+    let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
+    let server = tokio::spawn(serve(server_io, PATIENCE, pending(), |_, to: Answering| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));
-    near.write_all(GREETING).await.expect("written");
-    let (mut got, mut id) = (Vec::new(), 1_u32);
-    for _ in 0..turns {
+    client_io.write_all(PREFACE).await.expect("written");
+    let (mut received, mut id) = (Vec::new(), 1_u32);
+    for _ in 0..rounds {
         let mut frames = Vec::new();
-        for number in 0..resets + begun {
+        for number in 0..resets + accepted {
             frames.extend([&b"\0\0\x03\x01\x05"[..], &id.to_be_bytes(), b"\x82\x86\x84"].concat());
             if number < resets {
                 frames.extend([&b"\0\0\x04\x03\0"[..], &id.to_be_bytes(), &[0, 0, 0, 8]].concat());
             }
             id += 2;
         }
-        // A PING, whose answer shows that all before it was looked at.
+        // The answer to this PING shows that all frames before it were processed.
         frames.extend(b"\0\0\x08\x06\0\0\0\0\0a number");
-        if near.write_all(&frames).await.is_err() {
+        if client_io.write_all(&frames).await.is_err() {
             break;
         }
-        let before = got.len();
-        while !got[before..].windows(8).any(|window| window == b"a number") {
-            match near.read_buf(&mut got).await {
+        let before = received.len();
+        while !received[before..].windows(8).any(|window| window == b"a number") {
+            match client_io.read_buf(&mut received).await {
                 Ok(1..) => {}
-                _ => return goaways(&got),
+                _ => return goaways(&received),
             }
         }
     }
-    // What the server sent before it ended the connection is still there to be read.
-    let _ = near.shutdown().await;
-    let _ = near.read_to_end(&mut got).await;
+    // What the server sent before it closed the connection can still be read.
+    let _ = client_io.shutdown().await;
+    let _ = client_io.read_to_end(&mut received).await;
     server.await.expect("it ends");
-    goaways(&got)
+    goaways(&received)
 }
 
 #[tokio::test]
-async fn who_only_resets_is_turned_out() {
+async fn a_client_that_only_resets_is_closed() {
     let calm = u32::from(Reason::ENHANCE_YOUR_CALM);
-    assert_eq!(after_resets(1000, 100, 0).await, [calm], "100,000 in a second or two");
-    assert_eq!(after_resets(9, 100, 0).await, [0; 0], "no more than may be at once");
-    assert_eq!(after_resets(500, 50, 50).await, [0; 0], "as many begin as are given up");
+    assert_eq!(goaways_after_resets(1000, 100, 0).await, [calm], "100,000 in a second or two");
+    assert_eq!(goaways_after_resets(9, 100, 0).await, [0; 0], "within the initial allowance");
+    assert_eq!(goaways_after_resets(500, 50, 50).await, [0; 0], "as many begin as are reset");
 }
 
-/// How many requests it has under way at a time.
-const TOGETHER: u32 = 100;
+/// Open requests of an [`EagerClient`].
+const CONCURRENCY: u32 = 100;
 
-/// A client that asks again as soon as it is answered.
-struct Eager {
-    /// What it sends next.
+/// A client that sends a new request for each answer.
+struct EagerClient {
+    /// Bytes to be sent next.
     next: Vec<u8>,
-    asked: u32,
+    sent: u32,
     most: u32,
-    /// What has come.
+    /// Bytes received but not parsed yet.
     answers: Vec<u8>,
     answered: u32,
 }
 
-impl AsyncRead for Eager {
+impl AsyncRead for EagerClient {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let room = TOGETHER - (self.asked - self.answered);
-        for _ in 0..room.min(self.most - self.asked) {
-            // GET http / as HPACK's table has them.
-            let id = (2 * self.asked + 1).to_be_bytes();
+        let room = CONCURRENCY - (self.sent - self.answered);
+        for _ in 0..room.min(self.most - self.sent) {
+            // GET http / by indices of HPACK's static table.
+            let id = (2 * self.sent + 1).to_be_bytes();
             self.next.extend([&b"\0\0\x03\x01\x05"[..], &id, b"\x82\x86\x84"].concat());
-            self.asked += 1;
+            self.sent += 1;
         }
         if self.next.is_empty() && self.answered < self.most {
             let _ = pin!(tokio::task::yield_now()).poll(context);
@@ -570,7 +577,7 @@ impl AsyncRead for Eager {
     }
 }
 
-impl AsyncWrite for Eager {
+impl AsyncWrite for EagerClient {
     fn poll_write(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -596,12 +603,12 @@ impl AsyncWrite for Eager {
 }
 
 #[tokio::test]
-async fn answers_that_come_at_once_make_no_turn_longer() {
+async fn immediate_answers_do_not_prolong_a_turn() {
     const REQUESTS: u32 = 20_000;
-    // SETTINGS with nothing in them.
+    // The preface, and SETTINGS without parameters.
     let greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
     let next = greeting.to_vec();
-    let io = Eager { next, asked: 0, most: REQUESTS, answers: Vec::new(), answered: 0 };
+    let io = EagerClient { next, sent: 0, most: REQUESTS, answers: Vec::new(), answered: 0 };
     let answered = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&answered);
     let server = serve(io, PATIENCE, pending(), |_, to| {
@@ -617,19 +624,19 @@ async fn answers_that_come_at_once_make_no_turn_longer() {
         polled
     })
     .await;
-    assert_eq!(answered.load(Ordering::Relaxed), REQUESTS as usize, "it gets through all of it");
-    assert!(most <= 2 * TOGETHER as usize, "{most} in one turn, which is two reads");
+    assert_eq!(answered.load(Ordering::Relaxed), REQUESTS as usize, "all requests are answered");
+    assert!(most <= 2 * CONCURRENCY as usize, "{most} in one turn of two reads");
 }
 
-/// A client that never ceases to send PINGs, and takes whatever comes.
-struct Endless {
-    /// What it sends next.
+/// A client that sends PINGs without end, and accepts all output.
+struct PingFlood {
+    /// Bytes to be sent next.
     next: Vec<u8>,
     reads: Arc<AtomicUsize>,
     bytes: Arc<AtomicUsize>,
 }
 
-impl AsyncRead for Endless {
+impl AsyncRead for PingFlood {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -646,7 +653,7 @@ impl AsyncRead for Endless {
     }
 }
 
-impl AsyncWrite for Endless {
+impl AsyncWrite for PingFlood {
     fn poll_write(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -664,19 +671,19 @@ impl AsyncWrite for Endless {
     }
 }
 
-/// The others of its thread wait for as long as it takes to work on that.
+/// Other connections of the thread wait while this much input is processed.
 #[tokio::test]
 async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
     let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let next = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
-    let io = Endless { next, reads: Arc::clone(&reads), bytes: Arc::clone(&bytes) };
+    let io = PingFlood { next, reads: Arc::clone(&reads), bytes: Arc::clone(&bytes) };
     let mut server = pin!(serve(io, PATIENCE, pending(), |_, _| Some(async {})));
     let counted = || [&reads, &bytes].map(|count| count.load(Ordering::Relaxed));
     let mut poll = async || {
         let polled = poll_fn(|context| Poll::Ready(server.as_mut().poll(context))).await;
         assert!(polled.is_pending(), "it never ends");
     };
-    // The greeting has a turn of its own.
+    // The handshake has its own turn.
     poll().await;
     for turn in 0..100 {
         let before = counted();
@@ -685,6 +692,6 @@ async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
         assert!(after[0] - before[0] <= 2, "turn {turn}: {} reads", after[0] - before[0]);
         assert!(after[1] - before[1] <= 16 << 10, "turn {turn}: {} bytes", after[1] - before[1]);
     }
-    // Of pings only a few are taken in a turn, so that one read is enough for several.
+    // Only a few PINGs are passed on per turn, so one read lasts for several turns.
     assert!(counted()[0] >= 10, "{:?} reads and bytes in all", counted());
 }

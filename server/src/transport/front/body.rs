@@ -1,4 +1,4 @@
-//! The messages of gRPC calls, read whole before anything is decided.
+//! Reads the messages of gRPC calls completely, before anything is decided.
 
 use std::io::Read as _;
 use std::sync::Arc;
@@ -11,57 +11,65 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
 use super::super::budget::{Account, Held};
-use super::super::connection::Received;
+use super::super::connection::RequestBody;
 use super::super::messages::PREFIX;
 
-/// The most bytes of a request to `Allow`, as in all gRPC libraries.
-const LONGEST_ALLOW: usize = 4 << 20;
+/// Maximum bytes of a request to `Allow`: the default of all gRPC libraries.
+const MAX_ALLOW_BYTES: usize = 4 << 20;
 
-/// Bytes of a refused request that are read to its end, and how long that may take. Until a
-/// request has ended, closing its stream takes a reset, and h2 closes a connection that needs many.
-const DRAINED: usize = 64 << 10;
-const DRAINING: Duration = Duration::from_secs(5);
+/// How many bytes of a refused request are read, and for how long. Closing a stream before the
+/// request has ended takes a RST_STREAM, and h2 closes a connection that needs many of those.
+const MAX_DRAINED_BYTES: usize = 64 << 10;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is read of a message.
+/// Limits for reading a message.
 #[derive(Clone, Copy)]
-pub(super) struct Bounds {
-    /// Bytes beyond which it is refused, on the wire.
-    pub(super) longest: usize,
-    /// Bytes beyond which it is read, but not kept. Of a compressed message these are those before
-    /// and those after.
-    kept: usize,
-    /// From its first frame to its end.
-    pub(super) within: Duration,
-    /// Whether the message is taken once it is whole, though the client may leave its side of the
-    /// stream open.
-    open: bool,
+pub(super) struct MessageLimits {
+    /// Longer messages are refused, by their length on the wire.
+    pub(super) max_bytes: usize,
+    /// Longer messages are read, but their bytes are dropped. For a compressed message this applies
+    /// before and after decompression.
+    kept_bytes: usize,
+    /// Time from the first frame to the end of the message.
+    pub(super) timeout: Duration,
+    /// Whether the message is accepted once it is complete, although the client leaves its side of
+    /// the stream open.
+    accepts_open_stream: bool,
 }
 
-impl Bounds {
-    /// `Allow`: many times what the longest names take, with room for unknown fields.
+impl MessageLimits {
+    /// `Allow`: keeps many times the bytes of the longest names, with room for unknown fields.
     pub(super) const ALLOW: Self = Self {
-        longest: LONGEST_ALLOW,
-        kept: 8 << 10,
-        within: Duration::from_secs(10),
-        open: false,
+        max_bytes: MAX_ALLOW_BYTES,
+        kept_bytes: 8 << 10,
+        timeout: Duration::from_secs(10),
+        accepts_open_stream: false,
     };
 
-    /// `doorman.Capacity`: as many resources as a request may have, with names of 60 characters,
-    /// take less.
-    pub(super) const LEASES: Self =
-        Self { longest: 1 << 20, kept: 1 << 20, within: Duration::from_secs(10), open: false };
+    /// `doorman.Capacity`: more than a request with the maximum number of resources takes, if their
+    /// names have 60 characters.
+    pub(super) const LEASES: Self = Self {
+        max_bytes: 1 << 20,
+        kept_bytes: 1 << 20,
+        timeout: Duration::from_secs(10),
+        accepts_open_stream: false,
+    };
 
-    /// Health and reflection, which need no rights or hardly any.
-    pub(super) const SMALL: Self =
-        Self { longest: 1 << 10, kept: 1 << 10, within: Duration::from_secs(2), open: false };
+    /// Health and reflection, which need few rights or none.
+    pub(super) const SMALL: Self = Self {
+        max_bytes: 1 << 10,
+        kept_bytes: 1 << 10,
+        timeout: Duration::from_secs(2),
+        accepts_open_stream: false,
+    };
 
-    /// `Watch`, which is answered for as long as the stream lasts.
-    pub(super) const WATCH: Self = Self { open: true, ..Self::SMALL };
+    /// `Watch`, which is answered until the stream ends.
+    pub(super) const WATCH: Self = Self { accepts_open_stream: true, ..Self::SMALL };
 }
 
-/// The one message of a unary call, with its prefix, if it has come already and is in one frame,
-/// as it nearly always is: then it is not copied.
-pub(super) fn whole(body: &mut Received) -> Option<Bytes> {
+/// The one message of a unary call, with its gRPC prefix, if it has arrived in one frame, as it
+/// nearly always has. It is not copied. `None` if more has to be read.
+pub(super) fn ready_message(body: &mut RequestBody) -> Option<Bytes> {
     match body.data().now_or_never()? {
         Some(Ok(data)) if body.is_over() => {
             body.release(data.len());
@@ -71,45 +79,45 @@ pub(super) fn whole(body: &mut Received) -> Option<Bytes> {
             body.put_back(data);
             None
         }
-        // The reader of the slow road meets the error again.
+        // `read_message` gets the error again.
         Some(Err(_)) => None,
         None => Some(Bytes::new()),
     }
 }
 
-/// The one message of a unary call as it comes, with its prefix and not compressed. Of a message
-/// that is longer than what is kept, an empty one is left. A message that has not come whole takes
-/// one of the `unfinished`, if they are bounded.
-pub(super) async fn collected(
-    body: &mut Received,
+/// Reads the one message of a unary call: decompressed, with its gRPC prefix. A message longer than
+/// the `kept_bytes` limit becomes an empty one. A message that has not arrived completely takes one
+/// slot of `unfinished`, if given.
+pub(super) async fn read_message(
+    body: &mut RequestBody,
     gzip: bool,
-    bounds: Bounds,
+    limits: MessageLimits,
     account: &Arc<Account>,
     unfinished: Option<&Semaphore>,
 ) -> Result<(Bytes, Held), Status> {
     let mut held = account.hold(0);
-    let message = match whole(body) {
+    let message = match ready_message(body) {
         Some(message) => message,
         None => {
-            let _place = unfinished.map(place).transpose()?;
-            let message = gathered(body, bounds, account, &mut held);
-            tokio::time::timeout(bounds.within, message).await.map_err(|_| too_slow())??
+            let _slot = unfinished.map(unfinished_slot).transpose()?;
+            let message = read_frames(body, limits, account, &mut held);
+            tokio::time::timeout(limits.timeout, message).await.map_err(|_| too_slow())??
         }
     };
-    if announced(&message).is_some_and(|length| length > bounds.longest) {
-        return Err(too_long(bounds.longest));
+    if message_length(&message).is_some_and(|length| length > limits.max_bytes) {
+        return Err(too_long(limits.max_bytes));
     }
-    let message = match message.len() > PREFIX + bounds.kept {
+    let message = match message.len() > PREFIX + limits.kept_bytes {
         true => Bytes::from_static(&[0; PREFIX]),
-        false => inflated(message, gzip, bounds)?,
+        false => decompressed(message, gzip, limits)?,
     };
     held.set(message.len());
     Ok((message, held))
 }
 
-/// A place among the unfinished messages of a connection. Whoever finds none is refused: to wait
-/// would leave bytes unread that hold up the other calls of the connection.
-pub(super) fn place(unfinished: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
+/// Takes a slot for an unfinished message. A caller that finds none is refused: waiting would leave
+/// bytes unread, which hold up the other calls of the connection.
+pub(super) fn unfinished_slot(unfinished: &Semaphore) -> Result<SemaphorePermit<'_>, Status> {
     unfinished.try_acquire().map_err(|_| {
         Status::resource_exhausted("too many messages on this connection have not ended")
     })
@@ -119,30 +127,32 @@ fn too_slow() -> Status {
     Status::deadline_exceeded("the request does not end")
 }
 
-async fn gathered(
-    body: &mut Received,
-    bounds: Bounds,
+async fn read_frames(
+    body: &mut RequestBody,
+    limits: MessageLimits,
     account: &Arc<Account>,
     held: &mut Held,
 ) -> Result<Bytes, Status> {
-    let (mut gathered, mut length) = (BytesMut::new(), 0);
+    let (mut buffer, mut length) = (BytesMut::new(), 0);
     while let Some(data) = body.data().await {
-        // The caller is gone.
+        // The client has closed the stream.
         let data = data.map_err(|error| Status::cancelled(error.to_string()))?;
         length += data.len();
-        // Of what is not kept, the prefix stays.
-        let room = (PREFIX + bounds.kept + 1).saturating_sub(gathered.len());
-        gathered.extend_from_slice(&data[..room.min(data.len())]);
-        held.set(gathered.capacity());
-        if let Some(announced) = announced(&gathered)
-            && announced > bounds.longest
+        // The prefix is kept even of a message whose bytes are dropped.
+        let room = (PREFIX + limits.kept_bytes + 1).saturating_sub(buffer.len());
+        buffer.extend_from_slice(&data[..room.min(data.len())]);
+        held.set(buffer.capacity());
+        if let Some(expected) = message_length(&buffer)
+            && expected > limits.max_bytes
         {
-            return Err(too_long(bounds.longest));
+            return Err(too_long(limits.max_bytes));
         }
-        if length > PREFIX + bounds.longest {
-            return Err(several());
+        if length > PREFIX + limits.max_bytes {
+            return Err(multiple_messages());
         }
-        if bounds.open && announced(&gathered).is_some_and(|one| one + PREFIX == length) {
+        if limits.accepts_open_stream
+            && message_length(&buffer).is_some_and(|expected| expected + PREFIX == length)
+        {
             break;
         }
         let bytes = data.len();
@@ -150,64 +160,71 @@ async fn gathered(
         account.room().await;
         body.release(bytes);
     }
-    if length > gathered.len() && announced(&gathered).is_some_and(|one| one + PREFIX < length) {
-        return Err(several());
+    if length > buffer.len()
+        && message_length(&buffer).is_some_and(|expected| expected + PREFIX < length)
+    {
+        return Err(multiple_messages());
     }
-    Ok(gathered.freeze())
+    Ok(buffer.freeze())
 }
 
-/// The length of the message that begins here, as it says itself.
-pub(super) fn announced(gathered: &[u8]) -> Option<usize> {
-    let [_, length @ ..] = *gathered.first_chunk::<PREFIX>()?;
+/// The length of the first message in `bytes`, as its prefix states; `None` without a whole prefix.
+pub(super) fn message_length(bytes: &[u8]) -> Option<usize> {
+    let [_, length @ ..] = *bytes.first_chunk::<PREFIX>()?;
     Some(u32::from_be_bytes(length) as usize)
 }
 
-pub(super) fn too_long(longest: usize) -> Status {
-    Status::out_of_range(format!("the message has more than {longest} bytes"))
+pub(super) fn too_long(max_bytes: usize) -> Status {
+    Status::out_of_range(format!("the message has more than {max_bytes} bytes"))
 }
 
-fn several() -> Status {
+fn multiple_messages() -> Status {
     Status::unimplemented("more than one message in a call that takes one")
 }
 
-/// Checks that these are one message of a unary call, and returns it without its prefix.
-pub(super) fn unwrapped(mut whole: Bytes) -> Result<Bytes, Status> {
-    check(&whole)?;
-    if whole[0] != 0 {
+/// Checks that `message` is exactly one uncompressed message with its prefix, and removes the
+/// prefix.
+pub(super) fn without_prefix(mut message: Bytes) -> Result<Bytes, Status> {
+    check(&message)?;
+    if message[0] != 0 {
         return Err(Status::internal("the message is compressed, but grpc-encoding is not said"));
     }
-    whole.advance(PREFIX);
-    Ok(whole)
+    message.advance(PREFIX);
+    Ok(message)
 }
 
-fn check(whole: &[u8]) -> Result<(), Status> {
+fn check(message: &[u8]) -> Result<(), Status> {
     let cut = || Status::internal("the message is shorter than it says");
-    if whole.is_empty() {
+    if message.is_empty() {
         return Err(Status::unimplemented("no message in a call that takes one"));
     }
-    let announced = announced(whole).ok_or_else(cut)?;
-    match (whole.len() - PREFIX).cmp(&announced) {
+    let expected = message_length(message).ok_or_else(cut)?;
+    match (message.len() - PREFIX).cmp(&expected) {
         std::cmp::Ordering::Less => Err(cut()),
         std::cmp::Ordering::Equal => Ok(()),
-        std::cmp::Ordering::Greater => Err(several()),
+        std::cmp::Ordering::Greater => Err(multiple_messages()),
     }
 }
 
-/// The same message, decompressed if it is compressed.
-pub(super) fn inflated(whole: Bytes, gzip: bool, bounds: Bounds) -> Result<Bytes, Status> {
-    check(&whole)?;
-    if !gzip || whole[0] == 0 {
-        return Ok(whole);
+/// Decompresses a message, if it is compressed. Keeps the prefix.
+pub(super) fn decompressed(
+    message: Bytes,
+    gzip: bool,
+    limits: MessageLimits,
+) -> Result<Bytes, Status> {
+    check(&message)?;
+    if !gzip || message[0] == 0 {
+        return Ok(message);
     }
     let mut plain = Vec::new();
-    let read = GzDecoder::new(&whole[PREFIX..])
-        .take(bounds.kept as u64 + 1)
+    let read = GzDecoder::new(&message[PREFIX..])
+        .take(limits.kept_bytes as u64 + 1)
         .read_to_end(&mut plain)
         .map_err(|error| Status::internal(format!("the message is no gzip: {error}")))?;
-    if read > bounds.kept {
-        return match bounds.kept < bounds.longest {
+    if read > limits.kept_bytes {
+        return match limits.kept_bytes < limits.max_bytes {
             true => Ok(Bytes::from_static(&[0; PREFIX])),
-            false => Err(too_long(bounds.kept)),
+            false => Err(too_long(limits.kept_bytes)),
         };
     }
     let mut framed = BytesMut::with_capacity(PREFIX + read);
@@ -217,20 +234,20 @@ pub(super) fn inflated(whole: Bytes, gzip: bool, bounds: Bounds) -> Result<Bytes
     Ok(framed.freeze())
 }
 
-/// Reads what is left of a request that is answered already, and keeps nothing.
-pub(super) async fn drained(mut body: Received) {
+/// Reads and discards the rest of a request that is already answered.
+pub(super) async fn drain(mut body: RequestBody) {
     let ended = async {
         let mut length = 0;
         while let Some(Ok(data)) = body.data().await {
             body.release(data.len());
             length += data.len();
-            if length > DRAINED {
+            if length > MAX_DRAINED_BYTES {
                 return;
             }
         }
     };
-    // Beyond that the stream is reset.
-    let _ = tokio::time::timeout(DRAINING, ended).await;
+    // Beyond these limits the stream is reset.
+    let _ = tokio::time::timeout(DRAIN_TIMEOUT, ended).await;
 }
 
 #[cfg(test)]
@@ -255,8 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn one_message_and_no_other_number() {
-        let code = |bytes: Bytes| unwrapped(bytes).map_err(|status| status.code());
+    fn exactly_one_message_is_accepted() {
+        let code = |bytes: Bytes| without_prefix(bytes).map_err(|status| status.code());
         assert_eq!(code(framed(0, b"abc")), Ok("abc".into()));
         assert_eq!(code(framed(0, b"")), Ok(Bytes::new()));
         assert_eq!(code(Bytes::new()), Err(Code::Unimplemented));
@@ -268,20 +285,22 @@ mod tests {
     }
 
     #[test]
-    fn a_compressed_message_is_read_up_to_the_bound() {
-        let small = inflated(gzipped(b"abc"), true, Bounds::LEASES).expect("small");
+    fn decompression_stops_at_the_limit() {
+        let small = decompressed(gzipped(b"abc"), true, MessageLimits::LEASES).expect("small");
         assert_eq!(small, framed(0, b"abc"));
-        let plain = inflated(framed(0, b"abc"), true, Bounds::LEASES).expect("not compressed");
+        let plain =
+            decompressed(framed(0, b"abc"), true, MessageLimits::LEASES).expect("not compressed");
         assert_eq!(plain, framed(0, b"abc"));
         let bomb = gzipped(&vec![0; 64 << 20]);
         assert!(bomb.len() < 100 << 10, "{} bytes", bomb.len());
-        let status = inflated(bomb, true, Bounds::LEASES).expect_err("too long");
+        let status = decompressed(bomb, true, MessageLimits::LEASES).expect_err("too long");
         assert_eq!(status.code(), Code::OutOfRange);
         let bomb = gzipped(&vec![0; 1 << 20]);
-        assert!(bomb.len() < Bounds::ALLOW.kept);
-        let nothing = inflated(bomb, true, Bounds::ALLOW).expect("it is answered");
+        assert!(bomb.len() < MessageLimits::ALLOW.kept_bytes);
+        let nothing = decompressed(bomb, true, MessageLimits::ALLOW).expect("no error");
         assert_eq!(nothing, framed(0, b""));
-        let status = inflated(framed(1, b"abc"), true, Bounds::LEASES).expect_err("no gzip");
+        let status =
+            decompressed(framed(1, b"abc"), true, MessageLimits::LEASES).expect_err("no gzip");
         assert_eq!(status.code(), Code::Internal);
     }
 }

@@ -1,4 +1,4 @@
-//! What the headers of a gRPC call say, before anything of its message is read.
+//! The headers of a gRPC call, read before any of its message.
 
 use std::time::Duration;
 
@@ -6,22 +6,22 @@ use http::{HeaderMap, HeaderValue};
 use tonic::Status;
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::super::connection::HEADERS;
+use super::super::connection::MAX_HEADER_BYTES;
 
-/// Bytes that HTTP/2 adds to the length of a header (RFC 9113, 6.5.2).
+/// Bytes that HTTP/2 counts for each header beside its name and value (RFC 9113, 6.5.2).
 const HEADER_OVERHEAD: usize = 32;
 
-/// The compressions of requests that a node reads.
+/// The compressions that a request may have.
 const ENCODINGS: &str = "identity,gzip";
 
-/// The most characters of a path that a status repeats.
-const SHOWN: usize = 100;
+/// Maximum characters of an unknown path that a status repeats.
+const MAX_SHOWN_CHARS: usize = 100;
 
-/// What a call goes to.
+/// The method that a call is to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Allow,
-    /// One of `doorman.Capacity` that needs the right to lease.
+    /// A method of `doorman.Capacity` that needs the right to lease, by its path.
     Lease(&'static str),
     Discovery,
     Check,
@@ -35,7 +35,7 @@ pub(super) const CHECK: &str = "/grpc.health.v1.Health/Check";
 pub(super) const WATCH: &str = "/grpc.health.v1.Health/Watch";
 pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
 
-/// The messages of this version are those of `v1`.
+/// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
 const METHODS: [(&str, Method); 9] = [
@@ -53,16 +53,16 @@ const METHODS: [(&str, Method); 9] = [
 const DISCOVERY: &str = "/doorman.Capacity/Discovery";
 
 impl Method {
-    /// The method at a path.
+    /// The method with this path. The error names an unknown path.
     pub(super) fn at(path: &str) -> Result<Self, Status> {
-        let found = METHODS.iter().find(|(known, _)| *known == path);
+        let found = METHODS.iter().find(|(at, _)| *at == path);
         found.map(|(_, method)| *method).ok_or_else(|| {
-            let shown: String = path.chars().take(SHOWN).collect();
+            let shown: String = path.chars().take(MAX_SHOWN_CHARS).collect();
             Status::unimplemented(format!("unknown method {shown}"))
         })
     }
 
-    /// Where tonic's router has it.
+    /// The path of the method in tonic's router.
     pub(super) fn path(self) -> &'static str {
         match self {
             Self::Allow => ALLOW,
@@ -74,29 +74,29 @@ impl Method {
         }
     }
 
-    /// Whether requests are counted as load. Whoever looks after a node is answered even by one
-    /// that turns everything else away.
+    /// Whether calls take a slot. Health and reflection take none, so that operators are answered
+    /// even by an overloaded node.
     pub(super) fn is_counted(self) -> bool {
         matches!(self, Self::Allow | Self::Lease(_) | Self::Discovery)
     }
 }
 
-/// What a call's headers say of its deadline and its message.
-pub(super) struct Head {
-    /// From the headers to the answer; `None`: the caller sets no deadline.
+/// The deadline and encoding of a call.
+pub(super) struct CallHeaders {
+    /// Time from the headers to the answer; `None` if the caller sets no deadline.
     pub(super) limit: Option<Duration>,
-    /// The message may be compressed.
+    /// Whether the message may be compressed.
     pub(super) gzip: bool,
 }
 
-impl Head {
-    /// Reads them. A status if the call can't be served.
+impl CallHeaders {
+    /// Reads `headers`. An error says why the call can't be served.
     pub(super) fn read(headers: &HeaderMap) -> Result<Self, Status> {
         let length = headers.iter().fold(0, |length, (name, value)| {
             length + name.as_str().len() + value.len() + HEADER_OVERHEAD
         });
-        if length > HEADERS as usize {
-            let text = format!("the metadata has {length} bytes: {HEADERS} are the most");
+        if length > MAX_HEADER_BYTES as usize {
+            let text = format!("the metadata has {length} bytes: {MAX_HEADER_BYTES} are the most");
             return Err(Status::resource_exhausted(text));
         }
         let limit = headers.get("grpc-timeout").map(timeout).transpose()?;
@@ -118,7 +118,7 @@ fn unknown_encoding() -> Status {
     status
 }
 
-/// The time of a `grpc-timeout`: 8 digits at most, and a unit.
+/// Parses a `grpc-timeout`: 1 to 8 digits and a unit.
 pub(super) fn timeout(value: &HeaderValue) -> Result<Duration, Status> {
     let malformed =
         || Status::internal("grpc-timeout is malformed: 1 to 8 digits and one of H, M, S, m, u, n");
@@ -142,14 +142,14 @@ pub(super) fn timeout(value: &HeaderValue) -> Result<Duration, Status> {
 mod tests {
     use super::*;
 
-    fn head(name: &'static str, value: &str) -> Result<Head, Status> {
+    fn head(name: &'static str, value: &str) -> Result<CallHeaders, Status> {
         let mut headers = HeaderMap::new();
         headers.insert(name, value.parse().expect("a header"));
-        Head::read(&headers)
+        CallHeaders::read(&headers)
     }
 
     #[test]
-    fn timeouts_as_grpc_writes_them() {
+    fn timeouts_are_parsed() {
         let read = |text| head("grpc-timeout", text).expect("well-formed").limit;
         assert_eq!(read("2H"), Some(Duration::from_secs(7200)));
         assert_eq!(read("3M"), Some(Duration::from_secs(180)));
@@ -161,21 +161,21 @@ mod tests {
             let status = head("grpc-timeout", wrong).err().expect(wrong);
             assert_eq!(status.code(), tonic::Code::Internal, "{wrong}");
         }
-        assert_eq!(Head::read(&HeaderMap::new()).expect("nothing").limit, None);
+        assert_eq!(CallHeaders::read(&HeaderMap::new()).expect("nothing").limit, None);
     }
 
     #[test]
-    fn other_compressions_are_refused_with_what_to_use() {
+    fn unknown_compressions_are_refused_with_the_known_ones() {
         assert!(head("grpc-encoding", "gzip").expect("known").gzip);
         assert!(!head("grpc-encoding", "identity").expect("known").gzip);
         let status = head("grpc-encoding", "deflate").err().expect("unknown");
         assert_eq!(status.code(), tonic::Code::Unimplemented);
-        assert_eq!(status.metadata().get("grpc-accept-encoding").expect("it is"), ENCODINGS);
+        assert_eq!(status.metadata().get("grpc-accept-encoding").expect("the header"), ENCODINGS);
     }
 
     #[test]
     fn too_much_metadata_is_refused_with_a_text() {
-        let most = HEADERS as usize - HEADER_OVERHEAD - "x".len();
+        let most = MAX_HEADER_BYTES as usize - HEADER_OVERHEAD - "x".len();
         assert!(head("x", &"y".repeat(most)).is_ok());
         let status = head("x", &"y".repeat(most + 1)).err().expect("too long");
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);
@@ -186,7 +186,7 @@ mod tests {
         assert!(METHODS.iter().all(|(path, method)| Method::at(path).ok() == Some(*method)));
         let status = Method::at("/a.B/C").expect_err("unknown");
         assert_eq!(status.message(), "unknown method /a.B/C");
-        let status = Method::at(&"é".repeat(2 * SHOWN)).expect_err("unknown");
-        assert_eq!(status.message(), format!("unknown method {}", "é".repeat(SHOWN)));
+        let status = Method::at(&"é".repeat(2 * MAX_SHOWN_CHARS)).expect_err("unknown");
+        assert_eq!(status.message(), format!("unknown method {}", "é".repeat(MAX_SHOWN_CHARS)));
     }
 }

@@ -1,6 +1,6 @@
-//! Server reflection. What tonic's service leaves out is added around it: both versions, whose
-//! messages are the same, an error as the answer to one question instead of the end of the stream,
-//! and bounds on messages that do not end.
+//! Server reflection. Adds what tonic's service lacks: both versions of the protocol, whose
+//! messages are the same; an error as the answer to one request instead of the end of the stream;
+//! and limits on unfinished messages.
 
 use std::time::Duration;
 
@@ -16,31 +16,33 @@ use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ErrorResponse, ServerReflectionRequest, ServerReflectionResponse};
 
 use super::super::budget::Held;
-use super::super::connection::{Answering, Received};
+use super::super::connection::{Answering, RequestBody};
 use super::super::messages::PREFIX;
-use super::body::{Bounds, announced, drained, inflated, place, too_long, unwrapped};
-use super::head::{Head, Method};
-use super::{GRPC, GRPC_STATUS, OK, asked, too_late};
+use super::body::{
+    MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
+};
+use super::head::{CallHeaders, Method};
+use super::{GRPC, GRPC_STATUS, OK, call_router, deadline_exceeded};
 
-/// Answers questions until the caller ends the call or its deadline is over. `unfinished` bounds
-/// the questions that have begun and not ended. `held` counts what was read and not answered.
+/// Answers requests until the client ends the call or its deadline passes. `unfinished` limits the
+/// unfinished messages of the connection. `held` counts the bytes read but not answered.
 pub(super) async fn reflect(
     routes: &Routes,
-    head: Head,
-    body: Received,
+    head: CallHeaders,
+    body: RequestBody,
     answering: Answering,
     unfinished: &Semaphore,
     held: Held,
 ) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let Some(mut sending) = answering.begin(response) else { return };
-    let mut questions =
-        Questions { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, held };
-    let answered = async {
-        while let Some(question) = questions.next().await? {
-            let answer = answered(routes, question).await?;
-            if sending.message(answer).await.is_none() {
+    let Some(mut stream) = answering.begin(response) else { return };
+    let mut messages =
+        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, held };
+    let answer_all = async {
+        while let Some(message) = messages.next().await? {
+            let answer = answer_message(routes, message).await?;
+            if stream.message(answer).await.is_none() {
                 return Ok(());
             }
         }
@@ -48,55 +50,55 @@ pub(super) async fn reflect(
     };
     let limit = head.limit.unwrap_or(Duration::MAX);
     let ended: Result<(), Status> =
-        tokio::time::timeout(limit, answered).await.unwrap_or_else(|_| Err(too_late()));
+        tokio::time::timeout(limit, answer_all).await.unwrap_or_else(|_| Err(deadline_exceeded()));
     let mut trailers = HeaderMap::new();
     match ended {
         Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
-        // It fails only for what is no header, and a status is one.
+        // Fails only for values that are no valid header, which a status never has.
         Err(status) => drop(status.add_header(&mut trailers)),
     }
-    sending.end(trailers);
-    drained(questions.body).await;
+    stream.end(trailers);
+    drain(messages.body).await;
 }
 
-/// The messages of a call, one after the other.
-struct Questions<'a> {
-    body: Received,
+/// Reads the messages of a call one by one.
+struct Messages<'a> {
+    body: RequestBody,
     gzip: bool,
     buffer: BytesMut,
     unfinished: &'a Semaphore,
     held: Held,
 }
 
-impl Questions<'_> {
-    /// The next one with its prefix; `None` if the caller asks no more.
+impl Messages<'_> {
+    /// The next message with its gRPC prefix, decompressed; `None` at the end of the call.
     async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         while self.buffer.is_empty() {
-            if !self.more().await? {
+            if !self.read_more().await? {
                 return Ok(None);
             }
         }
-        if let Some(question) = self.split()? {
-            return Ok(Some(question));
+        if let Some(message) = self.split_message()? {
+            return Ok(Some(message));
         }
         let unfinished = self.unfinished;
-        let _place = place(unfinished)?;
+        let _slot = unfinished_slot(unfinished)?;
         let rest = async {
             loop {
-                if let Some(question) = self.split()? {
-                    return Ok(Some(question));
+                if let Some(message) = self.split_message()? {
+                    return Ok(Some(message));
                 }
-                if !self.more().await? {
+                if !self.read_more().await? {
                     return Err(Status::internal("the message is shorter than it says"));
                 }
             }
         };
-        let rest = tokio::time::timeout(Bounds::SMALL.within, rest).await;
+        let rest = tokio::time::timeout(MessageLimits::SMALL.timeout, rest).await;
         rest.unwrap_or_else(|_| Err(Status::deadline_exceeded("the message does not end")))
     }
 
-    /// Waits for more bytes; `false`: there are none.
-    async fn more(&mut self) -> Result<bool, Status> {
+    /// Waits for more bytes; `false` at the end of the call.
+    async fn read_more(&mut self) -> Result<bool, Status> {
         match self.body.data().await {
             None => Ok(false),
             Some(Err(error)) => Err(Status::cancelled(error.to_string())),
@@ -109,37 +111,37 @@ impl Questions<'_> {
         }
     }
 
-    fn split(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(length) = announced(&self.buffer) else { return Ok(None) };
-        if length > Bounds::SMALL.longest {
-            return Err(too_long(Bounds::SMALL.longest));
+    fn split_message(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some(length) = message_length(&self.buffer) else { return Ok(None) };
+        if length > MessageLimits::SMALL.max_bytes {
+            return Err(too_long(MessageLimits::SMALL.max_bytes));
         }
         if self.buffer.len() < PREFIX + length {
             return Ok(None);
         }
-        let question = self.buffer.split_to(PREFIX + length).freeze();
+        let message = self.buffer.split_to(PREFIX + length).freeze();
         self.held.set(self.buffer.len());
-        inflated(question, self.gzip, Bounds::SMALL).map(Some)
+        decompressed(message, self.gzip, MessageLimits::SMALL).map(Some)
     }
 }
 
-/// Asks tonic's service one question. Its error is an answer, too.
-async fn answered(routes: &Routes, question: Bytes) -> Result<Bytes, Status> {
-    let request = ServerReflectionRequest::decode(unwrapped(question.clone())?)
+/// Answers one request with tonic's service. Its errors become an answer too.
+async fn answer_message(routes: &Routes, message: Bytes) -> Result<Bytes, Status> {
+    let request = ServerReflectionRequest::decode(without_prefix(message.clone())?)
         .map_err(|error| Status::internal(error.to_string()))?;
-    let response = asked(routes, Method::Reflection, question, None).await;
+    let response = call_router(routes, Method::Reflection, message, None).await;
     let (head, body) = response.into_parts();
     let body = body.collect().await?;
     let ended = body.trailers().or(Some(&head.headers)).and_then(Status::from_header_map);
     let answer = body.to_bytes();
     match ended {
-        Some(status) if status.code() != Code::Ok => Ok(error(request, &status)),
+        Some(status) if status.code() != Code::Ok => Ok(error_response(request, &status)),
         _ => Ok(answer),
     }
 }
 
-/// That a question has no answer, on the wire.
-fn error(request: ServerReflectionRequest, status: &Status) -> Bytes {
+/// An `ErrorResponse` to `request`, with its gRPC prefix.
+fn error_response(request: ServerReflectionRequest, status: &Status) -> Bytes {
     let answer = ServerReflectionResponse {
         valid_host: request.host.clone(),
         original_request: Some(request),

@@ -1,4 +1,4 @@
-//! One front, with a real client at the other end of a connection in memory.
+//! Tests of one `Front` with a real client, over an in-memory connection.
 
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
@@ -11,7 +11,7 @@ use super::super::messages::PREFIX;
 use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
 use crate::metrics::{BudgetMetrics, Metrics};
-use crate::service::Shared as Services;
+use crate::service::Shared;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -19,7 +19,7 @@ use crate::store::prefetch::Prefetching;
 use crate::store::redis::RedisStore;
 use crate::store::{Ask, Outcomes};
 
-/// A store that has no answer for as long as anyone waits.
+/// A store that never answers.
 #[derive(Clone)]
 struct Silent;
 
@@ -29,40 +29,40 @@ impl Store for Silent {
     }
 }
 
-/// A store that has no answer until it is told to.
+/// A store that answers each call after one notification.
 #[derive(Clone)]
-struct Told(Arc<Notify>, MemoryStore);
+struct Signalled(Arc<Notify>, MemoryStore);
 
-impl Store for Told {
+impl Store for Signalled {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         self.0.notified().await;
         self.1.decide(asks).await
     }
 }
 
-/// A front over a store, with one slot.
-fn front<S: Store>(store: S, others: Routes, patience: Patience, budget: Budget) -> Arc<Front<S>> {
+/// A `Front` over `store`, with one slot.
+fn front<S: Store>(store: S, router: Routes, patience: Patience, budget: Budget) -> Arc<Front<S>> {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let shared = Services::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
     let allow = AllowService::new(store, Arc::new(shared));
     let load = Load::new(1, metrics.shed("grpc"));
     let bounds = load::Bounds { load, patience, budget };
-    Arc::new(Front::new(allow, metrics.rpc_duration("grpc"), others, bounds))
+    Arc::new(Front::new(allow, metrics.rpc_duration("grpc"), router, bounds))
 }
 
-/// The same without a bound on bytes, and a client of it.
+/// A `Front` without a limit on buffered bytes, and a client of it.
 async fn client(
     store: impl Store,
-    others: Routes,
+    router: Routes,
     patience: Patience,
 ) -> (SendRequest<Bytes>, Arc<Front<impl Store>>) {
-    let front = front(store, others, patience, Budget::unlimited());
+    let front = front(store, router, patience, Budget::unlimited());
     (connected(&front).await, front)
 }
 
-/// One more client.
+/// Connects another client.
 async fn connected(front: &Arc<Front<impl Store>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let guard = Guard::grpc(None, None);
@@ -72,8 +72,8 @@ async fn connected(front: &Arc<Front<impl Store>>) -> SendRequest<Bytes> {
     sender
 }
 
-/// A request for tokens, with its prefix.
-fn question() -> Bytes {
+/// An `Allow` request with its gRPC prefix.
+fn allow_request() -> Bytes {
     let request = AllowRequest {
         namespace: "payments".to_owned(),
         bucket_name: "refunds".to_owned(),
@@ -82,18 +82,18 @@ fn question() -> Bytes {
     framed(&request.encode_to_vec())
 }
 
-/// A message with its prefix.
+/// Adds the gRPC prefix to a message.
 fn framed(message: &[u8]) -> Bytes {
     [&[0][..], &(message.len() as u32).to_be_bytes(), message].concat().into()
 }
 
-/// Begins a call whose message is sent later.
-fn begin(sender: &mut SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
+/// Begins a call; its message is sent later.
+fn begin_call(sender: &mut SendRequest<Bytes>, path: &str) -> (ResponseFuture, SendStream<Bytes>) {
     let request = Request::post(format!("http://node{path}")).header(CONTENT_TYPE, GRPC);
     sender.send_request(request.body(()).expect("a request"), false).expect("sent")
 }
 
-/// The gRPC status of an answer without a message.
+/// The gRPC status of a response without a message; "none" if it has a message.
 async fn status(response: ResponseFuture) -> String {
     let response = tokio::time::timeout(Duration::from_secs(20), response).await;
     let response = response.expect("in time").expect("an answer");
@@ -101,72 +101,73 @@ async fn status(response: ResponseFuture) -> String {
     status.unwrap_or("none").to_owned()
 }
 
-/// Lets the other tasks of this thread run until nothing is left to do.
+/// Lets the other tasks of this thread run until they are idle.
 async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-/// How many refusals on one connection: h2 gives up after 1,024 resets.
+/// Number of refusals on one connection. h2 closes it after 1,024 resets.
 fn refusals() -> usize {
     let count = std::env::var("TOLLGATE_REFUSALS").ok();
     count.map_or(3_000, |count| count.parse().expect("a number"))
 }
 
-/// Refuses so many calls to `path`, whose messages come early and late, while one call waits.
-async fn refuse(path: &str, expected: &str) {
-    let told = Arc::new(Notify::new());
-    let store = Told(Arc::clone(&told), MemoryStore::new());
+/// Sends calls to `path` that are all refused, with messages before and after the refusal, while
+/// one call waits.
+async fn refuse_calls(path: &str, expected: &str) {
+    let signal = Arc::new(Notify::new());
+    let store = Signalled(Arc::clone(&signal), MemoryStore::new());
     let (mut sender, front) = client(store, Routes::default(), connection::PATIENCE).await;
-    let (waiting, mut body) = begin(&mut sender, ALLOW);
-    body.send_data(question(), true).expect("sent");
+    let (waiting, mut body) = begin_call(&mut sender, ALLOW);
+    body.send_data(allow_request(), true).expect("sent");
     settle().await;
-    assert!(!front.bounds.load.begin(None), "it holds the one slot");
+    assert!(!front.bounds.load.begin(None), "the waiting call holds the only slot");
     for number in 0..refusals() {
         sender = sender.ready().await.expect("the connection is open");
-        let (response, mut body) = begin(&mut sender, path);
+        let (response, mut body) = begin_call(&mut sender, path);
         if number % 2 == 0 {
             settle().await;
         }
-        body.send_data(question(), true).expect("sent");
+        body.send_data(allow_request(), true).expect("sent");
         assert_eq!(status(response).await, expected, "{number}");
     }
-    told.notify_one();
+    signal.notify_one();
     let answer = tokio::time::timeout(Duration::from_secs(10), waiting).await;
-    let answer = answer.expect("in time").expect("the call that waited is answered");
+    let answer = answer.expect("in time").expect("an answer to the waiting call");
     assert!(!answer.headers().contains_key(GRPC_STATUS), "{answer:?}");
 }
 
 #[tokio::test]
-async fn requests_turned_away_do_not_cut_the_connection() {
-    refuse(ALLOW, "8").await;
+async fn refused_requests_do_not_close_the_connection() {
+    refuse_calls(ALLOW, "8").await;
 }
 
 #[tokio::test]
-async fn refusals_before_the_message_do_not_cut_the_connection() {
-    refuse("/no.Such/Method", "12").await;
+async fn early_refusals_do_not_close_the_connection() {
+    refuse_calls("/no.Such/Method", "12").await;
 }
 
 #[tokio::test]
-async fn a_request_that_does_not_end_holds_no_slot() {
+async fn an_unfinished_request_holds_no_slot() {
     let front =
         front(MemoryStore::new(), Routes::default(), connection::PATIENCE, Budget::unlimited());
     let mut sender = connected(&front).await;
-    let mut held = Vec::new();
+    let mut open_calls = Vec::new();
     for path in [ALLOW, "/doorman.Capacity/GetCapacity"].into_iter().cycle().take(100) {
-        let (response, mut body) = begin(&mut sender, path);
-        body.send_data(question().slice(..7), false).expect("sent");
-        held.push((response, body));
+        let (response, mut body) = begin_call(&mut sender, path);
+        body.send_data(allow_request().slice(..7), false).expect("sent");
+        open_calls.push((response, body));
     }
     settle().await;
-    let (response, mut body) = begin(&mut sender, ALLOW);
-    body.send_data(question(), true).expect("sent");
-    assert_eq!(status(response).await, "none", "it is answered with a message");
+    let (response, mut body) = begin_call(&mut sender, ALLOW);
+    body.send_data(allow_request(), true).expect("sent");
+    assert_eq!(status(response).await, "none", "answered with a message");
 }
 
 #[tokio::test]
-async fn a_deadline_ends_a_request_that_is_still_being_sent() {
+async fn a_deadline_ends_an_unfinished_request() {
     let (mut sender, _) = client(Silent, Routes::default(), connection::PATIENCE).await;
     for path in [ALLOW, "/doorman.Capacity/GetCapacity"] {
         let request = Request::post(format!("http://node{path}"))
@@ -182,42 +183,42 @@ async fn a_deadline_ends_a_request_that_is_still_being_sent() {
 }
 
 #[tokio::test]
-async fn messages_to_the_health_end_soon_and_few_are_unfinished_at_once() {
+async fn unfinished_health_checks_are_limited() {
     let (mut sender, _) = client(Silent, health(), connection::PATIENCE).await;
-    let mut held = Vec::new();
-    for _ in 0..2 * UNFINISHED {
-        let (response, mut body) = begin(&mut sender, CHECK);
+    let mut open_calls = Vec::new();
+    for _ in 0..2 * MAX_UNFINISHED {
+        let (response, mut body) = begin_call(&mut sender, CHECK);
         body.send_data(framed(&[0; 100]).slice(..100), false).expect("sent");
-        held.push((response, body));
+        open_calls.push((response, body));
     }
     settle().await;
-    let (headers, _) = ask(&mut sender, CHECK, true).await;
-    assert!(!headers.contains_key(GRPC_STATUS), "a whole one is answered: {headers:?}");
-    for (number, (response, _body)) in held.into_iter().enumerate() {
-        let expected = if number < UNFINISHED { "4" } else { "8" };
+    let (headers, _) = call_health(&mut sender, CHECK, true).await;
+    assert!(!headers.contains_key(GRPC_STATUS), "a complete check is answered: {headers:?}");
+    for (number, (response, _body)) in open_calls.into_iter().enumerate() {
+        let expected = if number < MAX_UNFINISHED { "4" } else { "8" };
         assert_eq!(status(response).await, expected, "{number}");
     }
-    let (response, mut body) = begin(&mut sender, CHECK);
+    let (response, mut body) = begin_call(&mut sender, CHECK);
     body.send_data(framed(&[]).slice(..1), false).expect("sent");
     settle().await;
     body.send_data(framed(&[]).slice(1..), true).expect("sent");
-    assert_eq!(status(response).await, "none", "there is room again");
+    assert_eq!(status(response).await, "none", "slots are free again");
 }
 
 #[tokio::test]
-async fn long_requests_are_read_within_the_budget() {
+async fn long_requests_stay_within_the_budget() {
     const LIMIT: usize = 1 << 20;
     const LEASES: &str = "/doorman.Capacity/GetCapacity";
     let budget = Budget::new(LIMIT, BudgetMetrics::noop());
     let front = front(Silent, Routes::default(), connection::PATIENCE, budget.clone());
-    // 20 MB in all, of messages that never end.
-    let mut held = Vec::new();
+    // 20 MB in total, of unfinished messages.
+    let mut open_calls = Vec::new();
     for _ in 0..4 {
         let mut sender = connected(&front).await;
         for _ in 0..5 {
-            let (response, mut body) = begin(&mut sender, LEASES);
+            let (response, mut body) = begin_call(&mut sender, LEASES);
             body.send_data(framed(&[0; 1_000_000]).slice(..999_000), false).expect("queued");
-            held.push((response, body));
+            open_calls.push((response, body));
         }
     }
     let filled = async {
@@ -225,26 +226,29 @@ async fn long_requests_are_read_within_the_budget() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), filled).await.expect("it is used");
+    tokio::time::timeout(Duration::from_secs(20), filled).await.expect("the budget is used");
     for _ in 0..200 {
         assert!(budget.used() <= LIMIT + (256 << 10), "{}", budget.used());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    // There is nothing but health here: the question has been read, and found a slot.
-    let (response, mut body) = begin(&mut connected(&front).await, LEASES);
+    // The router has no lease methods. UNIMPLEMENTED shows that the request was read and found a
+    // slot.
+    let (response, mut body) = begin_call(&mut connected(&front).await, LEASES);
     body.send_data(framed(&[0x0a, 1, b'c']), true).expect("sent");
-    assert_eq!(status(response).await, "12", "others go on");
-    drop(held);
+    assert_eq!(status(response).await, "12", "other requests are served");
+    drop(open_calls);
     let freed = async {
         while budget.used() > 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), freed).await.expect("all of it is free again");
+    tokio::time::timeout(Duration::from_secs(20), freed)
+        .await
+        .expect("the whole budget is free again");
 }
 
 #[tokio::test]
-async fn a_deadline_ends_the_wait_whatever_the_store_does() {
+async fn a_deadline_ends_the_wait_for_a_store() {
     let (mut sender, _) = client(Silent, Routes::default(), connection::PATIENCE).await;
     let request = Request::post(format!("http://node{ALLOW}"))
         .header(CONTENT_TYPE, GRPC)
@@ -252,18 +256,19 @@ async fn a_deadline_ends_the_wait_whatever_the_store_does() {
         .body(())
         .expect("a request");
     let (response, mut body) = sender.send_request(request, false).expect("sent");
-    body.send_data(question(), true).expect("sent");
+    body.send_data(allow_request(), true).expect("sent");
     let response = response.await.expect("an answer");
     assert_eq!(response.headers()[GRPC_STATUS], "4", "{response:?}");
 }
 
-/// A health that is always good.
+/// A health service that always reports SERVING.
 fn health() -> Routes {
     Routes::new(tonic_health::server::health_reporter().1).prepare()
 }
 
-/// Asks for the node's health, and goes on holding the stream; `ended`: the request is.
-async fn ask(
+/// Calls a method of the health service, and keeps the stream open. `ended`: whether the message is
+/// sent and the request ends.
+async fn call_health(
     sender: &mut SendRequest<Bytes>,
     path: &str,
     ended: bool,
@@ -280,58 +285,60 @@ async fn ask(
 }
 
 #[tokio::test]
-async fn only_so_many_watch_the_health_over_one_connection() {
+async fn health_watches_per_connection_are_limited() {
     let (mut sender, front) = client(Silent, health(), connection::PATIENCE).await;
     let mut watches = Vec::new();
-    for _ in 0..WATCHES {
-        let (headers, held) = ask(&mut sender, WATCH, true).await;
+    for _ in 0..MAX_WATCHES {
+        let (headers, watch) = call_health(&mut sender, WATCH, true).await;
         assert!(!headers.contains_key(GRPC_STATUS), "{headers:?}");
-        watches.push(held);
+        watches.push(watch);
     }
-    let (headers, _) = ask(&mut sender, WATCH, true).await;
-    assert_eq!(headers[GRPC_STATUS], "8", "one too many");
-    let (headers, _) = ask(&mut connected(&front).await, WATCH, true).await;
-    assert!(!headers.contains_key(GRPC_STATUS), "others watch as they like");
-    let (headers, _) = ask(&mut sender, CHECK, true).await;
-    assert!(!headers.contains_key(GRPC_STATUS), "and who checks is answered");
-    let (_, mut body) = watches.pop().expect("one of them");
+    let (headers, _) = call_health(&mut sender, WATCH, true).await;
+    assert_eq!(headers[GRPC_STATUS], "8", "above the limit");
+    let (headers, _) = call_health(&mut connected(&front).await, WATCH, true).await;
+    assert!(!headers.contains_key(GRPC_STATUS), "another connection has its own limit");
+    let (headers, _) = call_health(&mut sender, CHECK, true).await;
+    assert!(!headers.contains_key(GRPC_STATUS), "a check is answered");
+    let (_, mut body) = watches.pop().expect("a watch");
     body.send_reset(h2::Reason::CANCEL);
-    let room = async { while ask(&mut sender, WATCH, true).await.0.contains_key(GRPC_STATUS) {} };
-    tokio::time::timeout(Duration::from_secs(10), room).await.expect("one has left");
+    let freed =
+        async { while call_health(&mut sender, WATCH, true).await.0.contains_key(GRPC_STATUS) {} };
+    tokio::time::timeout(Duration::from_secs(10), freed).await.expect("a slot is free again");
 }
 
 #[tokio::test]
-async fn nothing_else_is_found_beside_the_health() {
-    // Whatever gets as far as that is answered otherwise.
-    let others = axum::Router::new().fallback(async || "here");
-    let (mut sender, front) = client(Silent, others.into(), connection::PATIENCE).await;
-    // There is no more room: it needs none, whatever it is.
+async fn unknown_health_methods_are_refused() {
+    // Calls that reach the router get another answer.
+    let router = axum::Router::new().fallback(async || "here");
+    let (mut sender, front) = client(Silent, router.into(), connection::PATIENCE).await;
+    // All slots are taken. Health needs none.
     assert!(front.bounds.load.begin(None));
     for path in ["List", "check", "Watch/", ""] {
-        let (headers, _) = ask(&mut sender, &format!("{HEALTH}{path}"), true).await;
+        let (headers, _) = call_health(&mut sender, &format!("{HEALTH}{path}"), true).await;
         assert_eq!(headers[GRPC_STATUS], "12", "{path}");
     }
 }
 
 #[tokio::test]
-async fn who_checks_has_no_longer_than_others() {
+async fn health_checks_time_out_and_watches_do_not() {
     let patience = Patience { call: Duration::from_millis(100), ..connection::PATIENCE };
     let (mut sender, _) = client(Silent, health(), patience).await;
-    let (headers, _) = ask(&mut sender, CHECK, false).await;
-    assert_eq!(headers[GRPC_STATUS], "4", "it does not end: {headers:?}");
-    let (headers, (mut received, _)) = ask(&mut sender, WATCH, true).await;
+    let (headers, _) = call_health(&mut sender, CHECK, false).await;
+    assert_eq!(headers[GRPC_STATUS], "4", "it times out: {headers:?}");
+    let (headers, (mut received, _)) = call_health(&mut sender, WATCH, true).await;
     assert!(!headers.contains_key(GRPC_STATUS), "{headers:?}");
-    received.data().await.expect("what it is").expect("data");
+    received.data().await.expect("the status").expect("data");
     let more = tokio::time::timeout(Duration::from_millis(300), received.data());
-    assert!(more.await.is_err(), "but a watch lasts");
+    assert!(more.await.is_err(), "a watch stays open");
 }
 
-fn size<A, B, C, F>(_: fn(A, B, C, &mut Guard, &Arc<super::Shared>) -> Option<F>) -> usize {
+fn size<A, B, C, F>(
+    _: fn(A, B, C, &mut Guard, &Arc<super::ConnectionState>) -> Option<F>,
+) -> usize {
     size_of::<F>()
 }
 
-/// Each is moved to where it stays, and read from there: it was 25 kB once, and that was a
-/// third of a node's time.
+/// Each future is moved into place and polled there: at 25 kB it took a third of a node's time.
 #[test]
 fn a_request_under_way_is_small() {
     let embedded = size(Front::<MemoryStore>::answer);

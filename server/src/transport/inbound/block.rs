@@ -1,10 +1,9 @@
-//! What a header block (RFC 7541) says of `:authority`, and the same block without what h2 would
-//! refuse.
+//! Removes an invalid `:authority` from header blocks (RFC 7541), which h2 would refuse.
 //!
-//! An entry that is left out of a block is missing in the dynamic table of h2, too, while the
-//! client's has it. So indices are translated: an entry's index in h2's table is the client's
-//! less the number of newer entries that are missing. h2's table has every other entry that the
-//! client's has, because it has fewer that take room.
+//! An entry that is removed from a block is missing in h2's dynamic table, while the client's table
+//! has it. So indices are translated: an entry's index in h2's table is its index in the client's
+//! table minus the number of newer entries that are missing. h2's table has every other entry of
+//! the client's table, because its entries take less room.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -15,101 +14,104 @@ use super::huffman;
 
 const AUTHORITY: &[u8] = b":authority";
 
-/// The same in Huffman's code.
+/// `:authority` in HPACK's Huffman code.
 const AUTHORITY_ENCODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
-/// The entry `:authority` without a value, in the static table.
+/// The index of `:authority` with an empty value in the static table.
 const AUTHORITY_INDEX: usize = 1;
 
-/// Representations of one byte, which refer to another entry.
-const ONE_BYTE: RangeInclusive<u8> = 0x82..=0xfe;
+/// Indexed fields of one byte, except `:authority` of the static table.
+const ONE_BYTE_INDEXED: RangeInclusive<u8> = 0x82..=0xfe;
 
 /// The index of the newest entry of the dynamic table.
-const NEWEST: usize = 62;
+const FIRST_DYNAMIC_INDEX: usize = 62;
 
-/// The most entries of a dynamic table of 4,096 bytes, which is what h2 grants: each counts as
-/// its name, its value and 32 bytes.
-const ENTRIES: u64 = 4096 / 32;
+/// Maximum entries of a dynamic table of 4,096 bytes, which is the size that h2 allows: each entry
+/// counts as its name, its value and 32 bytes.
+const MAX_ENTRIES: u64 = 4096 / 32;
 
-/// The block is not as RFC 7541 says.
+/// A header block or frame violates its RFC.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
 /// An entry of the client's dynamic table whose name is `:authority`.
 #[derive(Clone, Copy, Debug)]
-struct Entry {
-    /// How many were inserted before it.
+struct AuthorityEntry {
+    /// Number of entries that were inserted before it.
     number: u64,
-    /// h2's table does not have it.
+    /// Whether h2's table lacks it.
     missing: bool,
-    /// How many older ones h2's table never got.
+    /// Number of older entries that h2's table never got.
     missing_before: u64,
 }
 
-/// How the client's dynamic table differs from that of h2.
+/// The difference between the client's dynamic table and h2's.
 #[derive(Default)]
 pub(super) struct Table {
-    /// How many entries were ever inserted into the client's.
+    /// Number of entries ever inserted into the client's table.
     inserted: u64,
-    /// Oldest first; those that are not in the client's any more may be among them.
-    authorities: VecDeque<Entry>,
-    /// How many entries h2's table never got.
+    /// Entries named `:authority`, oldest first. May contain entries that the client's table has
+    /// evicted.
+    authorities: VecDeque<AuthorityEntry>,
+    /// Number of entries that h2's table never got.
     missing: u64,
 }
 
-/// What becomes of one representation.
+/// The change to one representation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edit {
     Keep,
-    LeaveOut,
-    /// Its index becomes this one.
-    Index(usize),
+    Remove,
+    /// Replaces the index.
+    Reindex(usize),
 }
 
-/// What an index of the dynamic table refers to.
+/// An index of the client's dynamic table, translated for h2.
 #[derive(Clone, Copy)]
-enum Referred {
-    /// The entry of this index in h2's table.
-    Entry(usize),
-    /// One that h2's table does not have.
+enum Translated {
+    /// The index in h2's table.
+    Index(usize),
+    /// h2's table lacks the entry.
     Missing,
 }
 
 impl Table {
-    /// The tables differ, so that nothing may be handed on without a look at it.
+    /// Whether the tables have ever differed: then every block must be translated.
     pub(super) fn differs(&self) -> bool {
         self.missing > 0
     }
 
-    /// Writes the block as h2 is to read it to `out`; `false` if it is to read it as it is. It
-    /// never grows.
+    /// Translates `block` into `out`, which is never longer; `false`, with `out` unused, if h2 is
+    /// to read the block unchanged.
     pub(super) fn translate(&mut self, block: &[u8], out: &mut Vec<u8>) -> Result<bool, Malformed> {
         out.clear();
         let mut reader = Reader { block, at: 0 };
-        // All before this is in `out`, or left out.
+        // The block up to here is in `out` or removed.
         let mut done = 0;
         while let Some(&first) = block.get(reader.at) {
-            if ONE_BYTE.contains(&first) && !self.differs() {
-                // Nearly all are such ones.
+            if ONE_BYTE_INDEXED.contains(&first) && !self.differs() {
+                // The fast path of most fields.
                 reader.at += 1;
                 continue;
             }
             let start = reader.at;
-            let kind = Kind::of(first);
+            let kind = Representation::of(first);
             let index = reader.integer(kind.prefix())?;
             let index_end = reader.at;
             let edit = match kind {
-                Kind::SizeUpdate => Edit::Keep,
-                Kind::Indexed => self.indexed(index)?,
-                Kind::Literal | Kind::LiteralToIndex => self.literal(kind, index, &mut reader)?,
+                Representation::SizeUpdate => Edit::Keep,
+                Representation::Indexed => self.indexed(index)?,
+                Representation::Literal | Representation::LiteralToIndex => {
+                    self.literal(kind, index, &mut reader)?
+                }
             };
             match edit {
                 Edit::Keep => continue,
-                Edit::LeaveOut => {
+                Edit::Remove => {
                     out.extend_from_slice(&block[done..start]);
                     done = reader.at;
                 }
-                Edit::Index(index) => {
+                Edit::Reindex(index) => {
                     out.extend_from_slice(&block[done..start]);
                     write_integer(first, kind.prefix(), index, out);
                     done = index_end;
@@ -126,19 +128,19 @@ impl Table {
     fn indexed(&self, index: usize) -> Result<Edit, Malformed> {
         Ok(match index {
             0 => return Err(Malformed),
-            AUTHORITY_INDEX => Edit::LeaveOut,
-            2..NEWEST => Edit::Keep,
-            _ => match self.referred(index)? {
-                Referred::Missing => Edit::LeaveOut,
-                Referred::Entry(same) if same == index => Edit::Keep,
-                Referred::Entry(other) => Edit::Index(other),
+            AUTHORITY_INDEX => Edit::Remove,
+            2..FIRST_DYNAMIC_INDEX => Edit::Keep,
+            _ => match self.translate_index(index)? {
+                Translated::Missing => Edit::Remove,
+                Translated::Index(same) if same == index => Edit::Keep,
+                Translated::Index(other) => Edit::Reindex(other),
             },
         })
     }
 
     fn literal(
         &mut self,
-        kind: Kind,
+        kind: Representation,
         index: usize,
         reader: &mut Reader<'_>,
     ) -> Result<Edit, Malformed> {
@@ -146,29 +148,30 @@ impl Table {
         let is_authority = match index {
             0 => reader.string()?.is_authority(),
             AUTHORITY_INDEX => true,
-            2..NEWEST => false,
+            2..FIRST_DYNAMIC_INDEX => false,
             _ if self.number(index).is_some_and(|number| self.authority(number).is_some()) => {
                 if self.differs() {
-                    // Missing entries have no index in h2's table, but this name always has one.
-                    edit = Edit::Index(AUTHORITY_INDEX);
+                    // A missing entry has no index in h2's table, but the static table has the same
+                    // name.
+                    edit = Edit::Reindex(AUTHORITY_INDEX);
                 }
                 true
             }
             _ => {
-                if let Referred::Entry(other) = self.referred(index)?
+                if let Translated::Index(other) = self.translate_index(index)?
                     && other != index
                 {
-                    edit = Edit::Index(other);
+                    edit = Edit::Reindex(other);
                 }
                 false
             }
         };
         let value = reader.string()?;
-        let left_out = is_authority && !value.is_valid_authority();
-        if kind == Kind::LiteralToIndex {
-            self.insert(is_authority, left_out);
+        let removed = is_authority && !value.is_valid_authority();
+        if kind == Representation::LiteralToIndex {
+            self.insert(is_authority, removed);
         }
-        Ok(if left_out { Edit::LeaveOut } else { edit })
+        Ok(if removed { Edit::Remove } else { edit })
     }
 
     fn insert(&mut self, is_authority: bool, missing: bool) {
@@ -177,41 +180,45 @@ impl Table {
         if !is_authority {
             return;
         }
-        self.authorities.push_back(Entry { number, missing, missing_before: self.missing });
+        self.authorities.push_back(AuthorityEntry {
+            number,
+            missing,
+            missing_before: self.missing,
+        });
         self.missing += u64::from(missing);
-        while self.authorities.front().is_some_and(|oldest| oldest.number + ENTRIES <= number) {
+        while self.authorities.front().is_some_and(|oldest| oldest.number + MAX_ENTRIES <= number) {
             self.authorities.pop_front();
         }
     }
 
-    /// The number of the entry with this index in the client's table.
+    /// The number of the entry at `index` of the client's table.
     fn number(&self, index: usize) -> Option<u64> {
-        self.inserted.checked_sub(1 + (index - NEWEST) as u64)
+        self.inserted.checked_sub(1 + (index - FIRST_DYNAMIC_INDEX) as u64)
     }
 
-    fn authority(&self, number: u64) -> Option<Entry> {
+    fn authority(&self, number: u64) -> Option<AuthorityEntry> {
         let at = self.authorities.binary_search_by_key(&number, |entry| entry.number).ok()?;
         self.authorities.get(at).copied()
     }
 
-    fn referred(&self, index: usize) -> Result<Referred, Malformed> {
+    fn translate_index(&self, index: usize) -> Result<Translated, Malformed> {
         let number = self.number(index).ok_or(Malformed)?;
         if !self.differs() {
-            return Ok(Referred::Entry(index));
+            return Ok(Translated::Index(index));
         }
         let from = self.authorities.partition_point(|entry| entry.number < number);
-        let Some(next) = self.authorities.get(from) else { return Ok(Referred::Entry(index)) };
+        let Some(next) = self.authorities.get(from) else { return Ok(Translated::Index(index)) };
         if next.number == number && next.missing {
-            return Ok(Referred::Missing);
+            return Ok(Translated::Missing);
         }
         let newer = (self.missing - next.missing_before) as usize;
-        index.checked_sub(newer).map(Referred::Entry).ok_or(Malformed)
+        index.checked_sub(newer).map(Translated::Index).ok_or(Malformed)
     }
 }
 
-/// Representations (RFC 7541, section 6).
+/// The representations of a field, or a table size update (RFC 7541, section 6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum Representation {
     Indexed,
     LiteralToIndex,
     SizeUpdate,
@@ -219,7 +226,7 @@ enum Kind {
     Literal,
 }
 
-impl Kind {
+impl Representation {
     fn of(first: u8) -> Self {
         match first.leading_zeros() {
             0 => Self::Indexed,
@@ -229,7 +236,7 @@ impl Kind {
         }
     }
 
-    /// How many bits of the first byte belong to the integer.
+    /// Bits of the first byte that belong to the integer.
     fn prefix(self) -> u32 {
         match self {
             Self::Indexed => 7,
@@ -252,7 +259,7 @@ impl<'a> Reader<'a> {
         Ok(byte)
     }
 
-    /// An integer of at most five bytes, which is all that h2 reads.
+    /// Reads an integer of at most five bytes, which is the longest that h2 reads.
     fn integer(&mut self, prefix: u32) -> Result<usize, Malformed> {
         let mask = (1_usize << prefix) - 1;
         let mut value = usize::from(self.byte()?) & mask;
@@ -269,23 +276,23 @@ impl<'a> Reader<'a> {
         Err(Malformed)
     }
 
-    fn string(&mut self) -> Result<Text<'a>, Malformed> {
+    fn string(&mut self) -> Result<StringLiteral<'a>, Malformed> {
         let encoded = self.block.get(self.at).ok_or(Malformed)? & 0x80 != 0;
         let length = self.integer(7)?;
         let bytes = self.block.get(self.at..self.at + length).ok_or(Malformed)?;
         self.at += length;
-        Ok(if encoded { Text::Encoded(bytes) } else { Text::Plain(bytes) })
+        Ok(if encoded { StringLiteral::Encoded(bytes) } else { StringLiteral::Plain(bytes) })
     }
 }
 
 /// A string literal.
-enum Text<'a> {
+enum StringLiteral<'a> {
     Plain(&'a [u8]),
-    /// In Huffman's code.
+    /// Huffman-coded.
     Encoded(&'a [u8]),
 }
 
-impl Text<'_> {
+impl StringLiteral<'_> {
     fn is_authority(&self) -> bool {
         match *self {
             Self::Plain(name) => name == AUTHORITY,
@@ -293,13 +300,13 @@ impl Text<'_> {
         }
     }
 
-    /// Judges by the same rules as h2.
+    /// Applies the same rules as h2.
     fn is_valid_authority(&self) -> bool {
         let valid = |value: &[u8]| Authority::try_from(value).is_ok();
         match *self {
             Self::Plain(value) => valid(value),
-            // What can't be decoded is left for h2 to refuse.
-            Self::Encoded(value) => huffman::decoded(value).is_none_or(|value| valid(&value)),
+            // h2 refuses strings that can't be decoded.
+            Self::Encoded(value) => huffman::decode(value).is_none_or(|value| valid(&value)),
         }
     }
 }

@@ -1,112 +1,115 @@
-//! Finds the header blocks in what a client sends (RFC 9113, section 4).
+//! Finds the header blocks in the bytes of a client (RFC 9113, section 4).
 
 use std::ops::Range;
 
-use super::Resets;
+use super::ResetFlag;
 use super::block::{Malformed, Table};
 
-/// The bytes of a client's preface.
-const PREFACE: usize = 24;
+/// Bytes of the client's connection preface.
+const PREFACE_LENGTH: usize = 24;
 
-/// The bytes of a frame's head.
-const HEAD: usize = 9;
+/// Bytes of a frame header.
+const FRAME_HEADER_LENGTH: usize = 9;
 
-/// The most bytes of a frame's payload, which is what h2 grants.
-const LONGEST: usize = 1 << 14;
+/// Maximum bytes of a frame's payload: the SETTINGS_MAX_FRAME_SIZE that h2 announces.
+const MAX_PAYLOAD: usize = 1 << 14;
 
-/// The most bytes of a header block with the heads of its frames. h2 closes the connection for
-/// less.
-const LONGEST_BLOCK: usize = 4 * (HEAD + LONGEST);
+/// Maximum bytes of a header block with its frame headers. h2 closes the connection at a lower
+/// limit.
+const MAX_BLOCK: usize = 4 * (FRAME_HEADER_LENGTH + MAX_PAYLOAD);
 
-/// The most frames of one. h2 closes the connection for less.
-const MOST_FRAMES: usize = 8;
+/// Maximum frames of a header block. h2 closes the connection at a lower limit.
+const MAX_BLOCK_FRAMES: usize = 8;
 
-/// The most frames at a time that neither carry a request nor reset one. A client with 200 streams
-/// sends hardly more of them in what is read at once.
-const MOST_OTHERS: usize = 64;
+/// Frames passed on at a time that neither carry a request nor reset one. A client with 200 streams
+/// rarely sends more of them in one read.
+const MAX_CONTROL_FRAMES: usize = 64;
 
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const CONTINUATION: u8 = 9;
 
-/// The bytes of a RST_STREAM frame's payload.
+/// Bytes of a RST_STREAM payload.
 const RST_LENGTH: usize = 4;
 
 const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// The bytes of a stream's priority.
+/// Bytes of the priority fields of a HEADERS frame.
 const PRIORITY_LENGTH: usize = 5;
 
-/// The client sent what is no header block after its table had come to differ from that of h2:
+/// A malformed header block or frame arrived while the client's dynamic table differs from h2's, so
 /// h2 can't judge it.
 #[derive(Debug, thiserror::Error)]
 #[error("a malformed header block")]
 pub(super) struct TablesDiffer;
 
-/// What was found in bytes that came.
+/// The result of a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Checked {
-    /// So many from the first on are for h2.
+    /// Length of the first part of the bytes, which h2 can read.
     pub(super) ready: usize,
-    /// From here on nothing was looked at, or more is needed before anything can be said.
+    /// Start of the bytes that are not checked yet, or that are an incomplete frame or header
+    /// block.
     pub(super) rest: usize,
-    /// There was enough for one time: the rest can be checked before more is read.
-    pub(super) more: bool,
+    /// Whether the check stopped at [`MAX_CONTROL_FRAMES`]: the rest can be checked before more is
+    /// read.
+    pub(super) has_unchecked: bool,
 }
 
-/// Where a connection is, between two frames or within one.
+/// The parser state of one connection.
 pub(super) struct Frames {
-    /// How many of the next bytes are in no header block.
+    /// Bytes to pass on before the next frame header.
     skip: usize,
-    /// The highest stream that the client has opened; 0: none.
+    /// The highest stream that the client has opened; 0 if it has opened none.
     opened: u32,
     table: Table,
-    /// A block as h2 is to read it.
+    /// The translated header block.
     out: Vec<u8>,
 }
 
 impl Default for Frames {
     fn default() -> Self {
-        Self { skip: PREFACE, opened: 0, table: Table::default(), out: Vec::new() }
+        Self { skip: PREFACE_LENGTH, opened: 0, table: Table::default(), out: Vec::new() }
     }
 }
 
 impl Frames {
-    /// Looks at bytes that follow those before, and writes those that are for h2 to the beginning.
-    /// After the first frame that makes no sense all goes on unchanged: h2 judges it.
+    /// Checks the next bytes of the connection, and moves those that h2 is to read to their start.
+    /// After the first malformed frame all bytes pass unchanged, and h2 reports the error; an error
+    /// here if the dynamic tables differ by then.
     pub(super) fn check(
         &mut self,
         bytes: &mut [u8],
-        resets: &Resets,
+        resets: &ResetFlag,
     ) -> Result<Checked, TablesDiffer> {
         let (mut read, mut written) = (0, 0);
-        let mut others = 0;
-        let more = loop {
+        let mut control_frames = 0;
+        let has_unchecked = loop {
             let skipped = self.skip.min(bytes.len() - read);
             if written < read {
                 bytes.copy_within(read..read + skipped, written);
             }
             (read, written) = (read + skipped, written + skipped);
             self.skip -= skipped;
-            let Some(head) = Head::first_of(&bytes[read..]) else { break false };
-            if !matches!(head.kind, DATA | HEADERS | RST_STREAM) {
-                others += 1;
-                if others > MOST_OTHERS {
+            let Some(header) = FrameHeader::parse(&bytes[read..]) else { break false };
+            if !matches!(header.kind, DATA | HEADERS | RST_STREAM) {
+                control_frames += 1;
+                if control_frames > MAX_CONTROL_FRAMES {
                     break true;
                 }
             }
-            match head.kind {
-                RST_STREAM if self.is_unopened(&head) => {
-                    let length = HEAD + head.length;
+            match header.kind {
+                RST_STREAM if self.is_unopened(&header) => {
+                    let length = FRAME_HEADER_LENGTH + header.length;
                     if bytes.len() - read < length {
                         break false;
                     }
                     read += length;
                 }
-                HEADERS => match Block::first_of(&bytes[read..]) {
+                HEADERS => match Block::parse(&bytes[read..]) {
                     Ok(Some(block)) => match self.translate(&block, &mut bytes[read..]) {
                         Ok(None) => {
                             self.opened = self.opened.max(block.stream);
@@ -117,42 +120,43 @@ impl Frames {
                             bytes.copy_within(read..read + length, written);
                             (read, written) = (read + block.length, written + length);
                         }
-                        Err(Malformed) => self.give_up()?,
+                        Err(Malformed) => self.pass_through()?,
                     },
                     Ok(None) => break false,
-                    Err(Malformed) => self.give_up()?,
+                    Err(Malformed) => self.pass_through()?,
                 },
-                CONTINUATION => self.give_up()?,
+                CONTINUATION => self.pass_through()?,
                 kind => {
                     if kind == RST_STREAM {
-                        resets.seen();
+                        resets.set();
                     }
-                    self.skip = HEAD + head.length;
+                    self.skip = FRAME_HEADER_LENGTH + header.length;
                 }
             }
         };
-        Ok(Checked { ready: written, rest: read, more })
+        Ok(Checked { ready: written, rest: read, has_unchecked })
     }
 
-    /// Whether the frame is of a client's stream that has not been opened.
-    fn is_unopened(&self, head: &Head) -> bool {
-        head.length == RST_LENGTH && head.stream % 2 == 1 && head.stream > self.opened
+    /// Whether a RST_STREAM frame is well-formed and its stream is a client's, but not opened.
+    fn is_unopened(&self, header: &FrameHeader) -> bool {
+        header.length == RST_LENGTH && header.stream % 2 == 1 && header.stream > self.opened
     }
 
-    /// Writes the block's frames anew where h2 is to read another one: how long they are then.
+    /// Translates a header block, and rewrites its frames if it changes. Returns the new length of
+    /// the frames; `None` if they stay as they are.
     fn translate(&mut self, block: &Block, bytes: &mut [u8]) -> Result<Option<usize>, Malformed> {
-        let gathered;
+        let joined;
         let fragment = if block.is_one_frame {
             &bytes[block.fragment.clone()]
         } else {
-            gathered = block.gathered(bytes);
-            &gathered
+            joined = block.joined(bytes);
+            &joined
         };
         let changed = self.table.translate(fragment, &mut self.out)?;
         Ok(changed.then(|| block.rewrite(&self.out, bytes)))
     }
 
-    fn give_up(&mut self) -> Result<(), TablesDiffer> {
+    fn pass_through(&mut self) -> Result<(), TablesDiffer> {
         if self.table.differs() {
             return Err(TablesDiffer);
         }
@@ -161,18 +165,19 @@ impl Frames {
     }
 }
 
-/// What precedes a frame's payload.
-struct Head {
+/// A frame header.
+struct FrameHeader {
     length: usize,
     kind: u8,
     flags: u8,
     stream: u32,
 }
 
-impl Head {
-    /// `None`: it is not whole.
-    fn first_of(bytes: &[u8]) -> Option<Self> {
-        let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] = bytes.first_chunk::<HEAD>()?;
+impl FrameHeader {
+    /// Parses the header at the start of `bytes`; `None` if it is incomplete.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let &[l0, l1, l2, kind, flags, s0, s1, s2, s3] =
+            bytes.first_chunk::<FRAME_HEADER_LENGTH>()?;
         let length = u32::from_be_bytes([0, l0, l1, l2]) as usize;
         let stream = u32::from_be_bytes([s0, s1, s2, s3]) & (u32::MAX >> 1);
         Some(Self { length, kind, flags, stream })
@@ -183,112 +188,119 @@ impl Head {
         bytes[..3].copy_from_slice(&length);
         bytes[3] = self.kind;
         bytes[4] = self.flags;
-        bytes[5..HEAD].copy_from_slice(&self.stream.to_be_bytes());
+        bytes[5..FRAME_HEADER_LENGTH].copy_from_slice(&self.stream.to_be_bytes());
     }
 }
 
-/// A HEADERS frame with the CONTINUATION frames that follow it. Ranges are from its first byte on.
+/// A HEADERS frame with its CONTINUATION frames. Ranges count from its first byte.
 struct Block {
-    /// Of all frames, with their heads.
+    /// Bytes of all frames with their headers.
     length: usize,
     flags: u8,
     stream: u32,
-    /// Empty if the frame has none.
+    /// The priority fields; empty if the frame has none.
     priority: Range<usize>,
-    /// What the HEADERS frame has of the block.
+    /// The part of the header block in the HEADERS frame.
     fragment: Range<usize>,
-    /// There is no CONTINUATION.
+    /// Whether there is no CONTINUATION frame.
     is_one_frame: bool,
 }
 
 impl Block {
-    /// The one that these bytes begin with; `None`: it is not whole.
-    fn first_of(bytes: &[u8]) -> Result<Option<Self>, Malformed> {
-        let Some(head) = Head::first_of(bytes) else { return Ok(None) };
-        let mut length = HEAD + head.length;
-        if head.length > LONGEST {
+    /// Parses the frames of a header block at the start of `bytes`; `None` if they are incomplete.
+    fn parse(bytes: &[u8]) -> Result<Option<Self>, Malformed> {
+        let Some(header) = FrameHeader::parse(bytes) else { return Ok(None) };
+        let mut length = FRAME_HEADER_LENGTH + header.length;
+        if header.length > MAX_PAYLOAD {
             return Err(Malformed);
         }
         if bytes.len() < length {
             return Ok(None);
         }
-        let (priority, fragment) = parts(&head, bytes)?;
-        let (mut is_over, mut frames) = (head.flags & END_HEADERS != 0, 1);
-        let is_one_frame = is_over;
-        while !is_over {
-            let Some(next) = Head::first_of(&bytes[length..]) else { return Ok(None) };
-            length += HEAD + next.length;
+        let (priority, fragment) = parts(&header, bytes)?;
+        let (mut ended, mut frames) = (header.flags & END_HEADERS != 0, 1);
+        let is_one_frame = ended;
+        while !ended {
+            let Some(next) = FrameHeader::parse(&bytes[length..]) else { return Ok(None) };
+            length += FRAME_HEADER_LENGTH + next.length;
             frames += 1;
-            let follows = next.kind == CONTINUATION && next.stream == head.stream;
-            if !follows || next.length > LONGEST || length > LONGEST_BLOCK || frames > MOST_FRAMES {
+            let follows = next.kind == CONTINUATION && next.stream == header.stream;
+            if !follows
+                || next.length > MAX_PAYLOAD
+                || length > MAX_BLOCK
+                || frames > MAX_BLOCK_FRAMES
+            {
                 return Err(Malformed);
             }
             if bytes.len() < length {
                 return Ok(None);
             }
-            is_over = next.flags & END_HEADERS != 0;
+            ended = next.flags & END_HEADERS != 0;
         }
-        let (flags, stream) = (head.flags, head.stream);
+        let (flags, stream) = (header.flags, header.stream);
         Ok(Some(Self { length, flags, stream, priority, fragment, is_one_frame }))
     }
 
-    /// The parts of all frames.
-    fn gathered(&self, bytes: &[u8]) -> Vec<u8> {
-        let mut gathered = bytes[self.fragment.clone()].to_vec();
-        let payload = |at| Head::first_of(&bytes[at..]).map(|head| at + HEAD + head.length);
+    /// Joins the parts of the header block.
+    fn joined(&self, bytes: &[u8]) -> Vec<u8> {
+        let mut joined = bytes[self.fragment.clone()].to_vec();
+        let payload = |at| {
+            FrameHeader::parse(&bytes[at..]).map(|header| at + FRAME_HEADER_LENGTH + header.length)
+        };
         let mut at = payload(0);
         while let Some(start) = at
             && start < self.length
             && let Some(end) = payload(start)
         {
-            gathered.extend_from_slice(&bytes[start + HEAD..end]);
+            joined.extend_from_slice(&bytes[start + FRAME_HEADER_LENGTH..end]);
             at = Some(end);
         }
-        gathered
+        joined
     }
 
-    /// Writes the frames of another block, which is no longer, over this one, without padding. They
-    /// take no more room, as only the last of them is not full.
+    /// Overwrites the frames with those of `block`, which is not longer, without padding. Returns
+    /// their length. They fit, because each of them but the last is full.
     fn rewrite(&self, block: &[u8], bytes: &mut [u8]) -> usize {
         let priority = self.priority.len();
-        bytes.copy_within(self.priority.clone(), HEAD);
-        let (first, rest) = block.split_at(block.len().min(LONGEST - priority));
-        let start = HEAD + priority;
+        bytes.copy_within(self.priority.clone(), FRAME_HEADER_LENGTH);
+        let (first, rest) = block.split_at(block.len().min(MAX_PAYLOAD - priority));
+        let start = FRAME_HEADER_LENGTH + priority;
         bytes[start..start + first.len()].copy_from_slice(first);
         let mut written = start + first.len();
         let mut last = 0;
-        for part in rest.chunks(LONGEST) {
+        for part in rest.chunks(MAX_PAYLOAD) {
             last = written;
             let (length, stream) = (part.len(), self.stream);
-            Head { length, kind: CONTINUATION, flags: 0, stream }.write(&mut bytes[written..]);
-            written += HEAD;
+            FrameHeader { length, kind: CONTINUATION, flags: 0, stream }
+                .write(&mut bytes[written..]);
+            written += FRAME_HEADER_LENGTH;
             bytes[written..written + part.len()].copy_from_slice(part);
             written += part.len();
         }
         let flags = self.flags & !(PADDED | END_HEADERS);
         let (length, stream) = (priority + first.len(), self.stream);
-        Head { length, kind: HEADERS, flags, stream }.write(bytes);
+        FrameHeader { length, kind: HEADERS, flags, stream }.write(bytes);
         bytes[last + 4] |= END_HEADERS;
         written
     }
 }
 
-/// Where the priority and the block's first part are in a HEADERS frame that is whole.
-fn parts(head: &Head, bytes: &[u8]) -> Result<(Range<usize>, Range<usize>), Malformed> {
-    let mut start = HEAD;
-    let mut end = HEAD + head.length;
-    if head.flags & PADDED != 0 {
+/// The ranges of the priority fields and of the header block in a complete HEADERS frame.
+fn parts(header: &FrameHeader, bytes: &[u8]) -> Result<(Range<usize>, Range<usize>), Malformed> {
+    let mut start = FRAME_HEADER_LENGTH;
+    let mut end = FRAME_HEADER_LENGTH + header.length;
+    if header.flags & PADDED != 0 {
         let padding = *bytes[start..end].first().ok_or(Malformed)?;
         start += 1;
         end = end.checked_sub(usize::from(padding)).ok_or(Malformed)?;
     }
     let priority =
-        if head.flags & PRIORITY != 0 { start..start + PRIORITY_LENGTH } else { start..start };
+        if header.flags & PRIORITY != 0 { start..start + PRIORITY_LENGTH } else { start..start };
     if priority.end > end {
         return Err(Malformed);
     }
     if let Some(parent) = bytes[priority.clone()].first_chunk()
-        && u32::from_be_bytes(*parent) & (u32::MAX >> 1) == head.stream
+        && u32::from_be_bytes(*parent) & (u32::MAX >> 1) == header.stream
     {
         // h2 refuses a stream that depends on itself before it reads the block.
         return Err(Malformed);

@@ -1,7 +1,7 @@
 //! HPACK's Huffman code (RFC 7541, appendix B).
 
-/// The length of each byte's code, in bits. The code is canonical: codes of one length follow one
-/// another in the order of their bytes, so that the lengths determine all of them.
+/// The length of each byte's code, in bits. The code is canonical: codes of one length are
+/// consecutive, in the order of their bytes, so the lengths determine all codes.
 #[rustfmt::skip]
 const LENGTHS: [u8; 256] = [
     13, 23, 28, 28, 28, 28, 28, 28, 28, 24, 30, 28, 28, 30, 28, 28,
@@ -23,34 +23,34 @@ const LENGTHS: [u8; 256] = [
 ];
 
 /// The longest code, in bits.
-const LONGEST: usize = 30;
+const MAX_CODE_BITS: usize = 30;
 
-/// All codes of one length.
+/// The codes of one length.
 #[derive(Clone, Copy)]
-struct Codes {
-    /// The first of them.
+struct CodeRange {
+    /// The first code.
     first: u32,
-    /// How many there are.
+    /// Number of codes.
     count: u32,
-    /// Where their bytes begin in [`Code::bytes`].
+    /// Index of their first byte in [`CodeTable::bytes`].
     offset: usize,
 }
 
-struct Code {
-    /// By length in bits.
-    lengths: [Codes; LONGEST + 1],
-    /// In the order of their codes.
+struct CodeTable {
+    /// By code length in bits.
+    lengths: [CodeRange; MAX_CODE_BITS + 1],
+    /// The bytes in the order of their codes.
     bytes: [u8; 256],
 }
 
-static CODE: Code = Code::new();
+static CODE_TABLE: CodeTable = CodeTable::new();
 
-impl Code {
+impl CodeTable {
     const fn new() -> Self {
-        let mut lengths = [Codes { first: 0, count: 0, offset: 0 }; LONGEST + 1];
+        let mut lengths = [CodeRange { first: 0, count: 0, offset: 0 }; MAX_CODE_BITS + 1];
         let (mut bytes, mut placed, mut next) = ([0; 256], 0, 0_u32);
         let mut length = 1;
-        while length <= LONGEST {
+        while length <= MAX_CODE_BITS {
             next <<= 1;
             let (first, offset) = (next, placed);
             let mut byte = 0;
@@ -62,26 +62,26 @@ impl Code {
                 }
                 byte += 1;
             }
-            lengths[length] = Codes { first, count: next - first, offset };
+            lengths[length] = CodeRange { first, count: next - first, offset };
             length += 1;
         }
         Self { lengths, bytes }
     }
 }
 
-/// The bytes that were encoded; `None` if there is a code among them that stands for no byte.
-/// What the last byte is filled up with is not looked at.
-pub(super) fn decoded(encoded: &[u8]) -> Option<Vec<u8>> {
+/// Decodes a string; `None` if it contains a code that stands for no byte. Ignores the padding of
+/// the last byte.
+pub(super) fn decode(encoded: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(encoded.len() * 8 / 5);
     let (mut code, mut length) = (0_u32, 0);
     for byte in encoded {
         for shift in (0..8).rev() {
             code = code << 1 | u32::from(byte >> shift & 1);
             length += 1;
-            let codes = CODE.lengths.get(length)?;
+            let codes = CODE_TABLE.lengths.get(length)?;
             let number = code.wrapping_sub(codes.first);
             if number < codes.count {
-                bytes.push(CODE.bytes[codes.offset + number as usize]);
+                bytes.push(CODE_TABLE.bytes[codes.offset + number as usize]);
                 (code, length) = (0, 0);
             }
         }
@@ -89,15 +89,16 @@ pub(super) fn decoded(encoded: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Encodes them as clients do.
+/// Encodes a string as clients do.
 #[cfg(test)]
-pub(super) fn encoded(bytes: &[u8]) -> Vec<u8> {
+pub(super) fn encode(bytes: &[u8]) -> Vec<u8> {
     let mut bits = Vec::new();
     for byte in bytes {
         let length = usize::from(LENGTHS[usize::from(*byte)]);
-        let codes = CODE.lengths[length];
+        let codes = CODE_TABLE.lengths[length];
         let end = codes.offset + codes.count as usize;
-        let number = CODE.bytes[codes.offset..end].iter().position(|b| b == byte).expect("a code");
+        let number =
+            CODE_TABLE.bytes[codes.offset..end].iter().position(|b| b == byte).expect("a code");
         let code = codes.first + number as u32;
         bits.extend((0..length).rev().map(|shift| code >> shift & 1));
     }
@@ -110,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn examples_of_the_specification() {
+    fn examples_of_rfc_7541() {
         // RFC 7541, C.4 and C.6.
         for (text, code) in [
             ("www.example.com", "f1e3c2e5f23a6ba0ab90f4ff"),
@@ -122,15 +123,15 @@ mod tests {
                 .step_by(2)
                 .map(|at| u8::from_str_radix(&code[at..at + 2], 16).expect("digits"))
                 .collect();
-            assert_eq!(decoded(&code).expect("a text"), text.as_bytes());
-            assert_eq!(encoded(text.as_bytes()), code);
+            assert_eq!(decode(&code).expect("a text"), text.as_bytes());
+            assert_eq!(encode(text.as_bytes()), code);
         }
     }
 
     #[test]
-    fn every_byte_has_a_code_of_its_own() {
+    fn every_byte_has_its_own_code() {
         let all: Vec<u8> = (0..=255).collect();
-        assert_eq!(decoded(&encoded(&all)).expect("all bytes"), all);
-        assert_eq!(decoded(&[0xff; 4]), None, "the end of a string is no byte");
+        assert_eq!(decode(&encode(&all)).expect("all bytes"), all);
+        assert_eq!(decode(&[0xff; 4]), None, "EOS is not a byte");
     }
 }

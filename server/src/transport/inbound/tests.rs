@@ -1,4 +1,4 @@
-//! What h2 makes of a connection that was looked at first, against what its client meant.
+//! Compares what h2 reads from a filtered connection with what the client sent.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -12,35 +12,35 @@ use proptest::test_runner::{Config, RngSeed, TestRunner};
 
 use super::*;
 
-const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Gives out bytes in pieces, then nothing more for ever; takes whatever is written.
-struct Pieces {
-    left: VecDeque<Vec<u8>>,
-    /// Set once it is asked for more than there is.
-    over: Arc<AtomicBool>,
+/// Returns its chunks of bytes, then stays pending forever. Accepts all writes.
+struct ChunkedInput {
+    remaining: VecDeque<Vec<u8>>,
+    /// Set at the first read after the last chunk.
+    exhausted: Arc<AtomicBool>,
 }
 
-impl AsyncRead for Pieces {
+impl AsyncRead for ChunkedInput {
     fn poll_read(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let Some(mut piece) = self.left.pop_front() else {
-            self.over.store(true, Ordering::Relaxed);
+        let Some(mut chunk) = self.remaining.pop_front() else {
+            self.exhausted.store(true, Ordering::Relaxed);
             return Poll::Pending;
         };
-        let rest = piece.split_off(piece.len().min(buffer.remaining()));
+        let rest = chunk.split_off(chunk.len().min(buffer.remaining()));
         if !rest.is_empty() {
-            self.left.push_front(rest);
+            self.remaining.push_front(rest);
         }
-        buffer.put_slice(&piece);
+        buffer.put_slice(&chunk);
         Poll::Ready(Ok(()))
     }
 }
 
-impl AsyncWrite for Pieces {
+impl AsyncWrite for ChunkedInput {
     fn poll_write(
         self: Pin<&mut Self>,
         _: &mut Context<'_>,
@@ -58,27 +58,27 @@ impl AsyncWrite for Pieces {
     }
 }
 
-/// The bytes in pieces of these lengths, in turn.
-fn in_pieces(mut bytes: &[u8], lengths: &[usize]) -> Pieces {
-    let mut pieces = VecDeque::new();
+/// Splits `bytes` into chunks of these lengths, repeated.
+fn chunked(mut bytes: &[u8], lengths: &[usize]) -> ChunkedInput {
+    let mut chunks = VecDeque::new();
     for length in lengths.iter().cycle() {
         if bytes.is_empty() {
             break;
         }
-        let (piece, rest) = bytes.split_at((*length).min(bytes.len()));
-        pieces.push_back(piece.to_vec());
+        let (chunk, rest) = bytes.split_at((*length).min(bytes.len()));
+        chunks.push_back(chunk.to_vec());
         bytes = rest;
     }
-    Pieces { left: pieces, over: Arc::default() }
+    ChunkedInput { remaining: chunks, exhausted: Arc::default() }
 }
 
-/// What each read of at most `room` bytes hands on, and whether it ends in an error.
-fn reads(pieces: Pieces, room: usize) -> (Vec<Vec<u8>>, bool) {
-    let (over, turn) = (Arc::clone(&pieces.over), Turn::default());
-    let mut inbound = Inbound::new(pieces, turn.clone(), Resets::default());
+/// The bytes passed on by each read of at most `room` bytes, and whether the last read fails.
+fn read_all(chunks: ChunkedInput, room: usize) -> (Vec<Vec<u8>>, bool) {
+    let (exhausted, turn) = (Arc::clone(&chunks.exhausted), Turn::default());
+    let mut inbound = Inbound::new(chunks, turn.clone(), ResetFlag::default());
     let mut context = Context::from_waker(Waker::noop());
     let (mut reads, mut room) = (Vec::new(), vec![0; room]);
-    while !over.load(Ordering::Relaxed) {
+    while !exhausted.load(Ordering::Relaxed) {
         turn.begin(&mut context);
         let mut buffer = ReadBuf::new(&mut room);
         match Pin::new(&mut inbound).poll_read(&mut context, &mut buffer) {
@@ -90,18 +90,19 @@ fn reads(pieces: Pieces, room: usize) -> (Vec<Vec<u8>>, bool) {
     (reads, false)
 }
 
-/// What is handed on, and whether it ends in an error.
-fn handed_on(bytes: &[u8], lengths: &[usize]) -> (Vec<u8>, bool) {
-    let (reads, failed) = reads(in_pieces(bytes, lengths), 100);
+/// The bytes passed on, and whether a read fails.
+fn passed_on(bytes: &[u8], lengths: &[usize]) -> (Vec<u8>, bool) {
+    let (reads, failed) = read_all(chunked(bytes, lengths), 100);
     (reads.concat(), failed)
 }
 
 type Field = (Vec<u8>, Vec<u8>);
 
-/// How one field is written.
+/// How one field is encoded.
 #[derive(Clone, Debug)]
 struct Style {
-    /// 0 and 1: without an index where there may be one; 2: as a literal to be indexed, …
+    /// `kind % 3`: a literal without indexing, never indexed, or with indexing. From 2 on, a field
+    /// that is in a table is sent as its index instead.
     kind: u8,
     name_by_index: bool,
     name_encoded: bool,
@@ -110,23 +111,23 @@ struct Style {
 
 /// One request.
 #[derive(Clone, Debug)]
-struct Sent {
+struct TestRequest {
     authority: Option<Vec<u8>>,
     path: String,
     fields: Vec<(String, String)>,
     styles: Vec<Style>,
-    resized: Option<usize>,
+    table_size: Option<usize>,
     padding: Option<u8>,
     priority: bool,
-    /// Lengths of the parts that the block is cut into.
+    /// Lengths of the fragments that the header block is split into.
     parts: Vec<usize>,
 }
 
-/// A client's encoder, by the book.
+/// A client's HPACK encoder, according to RFC 7541.
 struct Encoder {
-    /// Newest first.
+    /// The dynamic table, newest entry first.
     table: VecDeque<Field>,
-    most: usize,
+    max_size: usize,
 }
 
 const STATIC: [(usize, &str, &str); 6] = [
@@ -143,15 +144,15 @@ impl Encoder {
         let size = |table: &VecDeque<Field>| -> usize {
             table.iter().map(|(name, value)| name.len() + value.len() + 32).sum()
         };
-        while size(&self.table) > self.most {
+        while size(&self.table) > self.max_size {
             self.table.pop_back();
         }
     }
 
-    fn resize(&mut self, most: usize, out: &mut Vec<u8>) {
-        self.most = most;
+    fn resize(&mut self, max_size: usize, out: &mut Vec<u8>) {
+        self.max_size = max_size;
         self.shrink();
-        integer(0x20, 5, most, out);
+        integer(0x20, 5, max_size, out);
     }
 
     fn index(&self, matches: impl Fn(&[u8], &[u8]) -> bool) -> Option<usize> {
@@ -181,22 +182,22 @@ impl Encoder {
         }
     }
 
-    fn block(&mut self, sent: &Sent) -> Vec<u8> {
+    fn block(&mut self, request: &TestRequest) -> Vec<u8> {
         let mut out = Vec::new();
-        if let Some(most) = sent.resized {
-            self.resize(most, &mut out);
+        if let Some(max_size) = request.table_size {
+            self.resize(max_size, &mut out);
         }
-        let mut styles = sent.styles.iter().cycle();
+        let mut styles = request.styles.iter().cycle();
         let mut field = |name: &str, value: &[u8]| {
             self.field(name.as_bytes(), value, styles.next().expect("endless"), &mut out);
         };
         field(":method", b"POST");
-        field(":path", sent.path.as_bytes());
-        if let Some(authority) = &sent.authority {
+        field(":path", request.path.as_bytes());
+        if let Some(authority) = &request.authority {
             field(":authority", authority);
         }
         field(":scheme", b"http");
-        for (name, value) in &sent.fields {
+        for (name, value) in &request.fields {
             field(name, value.as_bytes());
         }
         out
@@ -218,7 +219,7 @@ fn integer(first: u8, prefix: u32, value: usize, out: &mut Vec<u8>) {
 }
 
 fn string(text: &[u8], encoded: bool, out: &mut Vec<u8>) {
-    let bytes = if encoded { huffman::encoded(text) } else { text.to_vec() };
+    let bytes = if encoded { huffman::encode(text) } else { text.to_vec() };
     integer(if encoded { 0x80 } else { 0 }, 7, bytes.len(), out);
     out.extend(bytes);
 }
@@ -230,11 +231,11 @@ fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8], out: &mut Vec<u8>) {
     out.extend(payload);
 }
 
-/// The frames of one request, with a body of random bytes.
-fn frames(sent: &Sent, block: &[u8], stream: u32, out: &mut Vec<u8>) {
+/// Writes the frames of one request, with a body of 20 bytes.
+fn frames(request: &TestRequest, block: &[u8], stream: u32, out: &mut Vec<u8>) {
     let mut parts: Vec<&[u8]> = Vec::new();
     let mut rest = block;
-    for length in &sent.parts {
+    for length in &request.parts {
         let (part, others) = rest.split_at((*length).min(rest.len()));
         parts.push(part);
         rest = others;
@@ -248,22 +249,22 @@ fn frames(sent: &Sent, block: &[u8], stream: u32, out: &mut Vec<u8>) {
             continue;
         }
         let (mut flags, mut payload) = (end, Vec::new());
-        if let Some(padding) = sent.padding {
+        if let Some(padding) = request.padding {
             flags |= 8;
             payload.push(padding);
         }
-        if sent.priority {
+        if request.priority {
             flags |= 0x20;
             payload.extend([0, 0, 0, 0, 16]);
         }
         payload.extend(*part);
-        payload.extend(vec![0; usize::from(sent.padding.unwrap_or(0))]);
+        payload.extend(vec![0; usize::from(request.padding.unwrap_or(0))]);
         frame(1, flags, stream, &payload, out);
     }
     frame(0, 1, stream, &[1; 20], out);
 }
 
-fn sent() -> impl Strategy<Value = Sent> {
+fn test_request() -> impl Strategy<Value = TestRequest> {
     let authorities = select(vec![
         "node",
         "node:1",
@@ -298,8 +299,8 @@ fn sent() -> impl Strategy<Value = Sent> {
             value_encoded,
         },
     );
-    let many = prop_oneof![9 => 0..6_usize, 1 => 30..60_usize];
-    let fields = many.prop_flat_map(move |many| prop::collection::vec(field.clone(), many));
+    let count = prop_oneof![9 => 0..6_usize, 1 => 30..60_usize];
+    let fields = count.prop_flat_map(move |count| prop::collection::vec(field.clone(), count));
     (
         (authority, "/[a-z]{0,20}", fields, prop::collection::vec(style, 1..9)),
         (
@@ -310,29 +311,31 @@ fn sent() -> impl Strategy<Value = Sent> {
         ),
     )
         .prop_map(
-            |((authority, path, fields, styles), (resized, padding, priority, parts))| Sent {
-                authority,
-                path,
-                fields,
-                styles,
-                resized,
-                padding,
-                priority,
-                parts,
+            |((authority, path, fields, styles), (table_size, padding, priority, parts))| {
+                TestRequest {
+                    authority,
+                    path,
+                    fields,
+                    styles,
+                    table_size,
+                    padding,
+                    priority,
+                    parts,
+                }
             },
         )
 }
 
 /// The path, the authority and the fields of a request.
-type Got = (String, Option<String>, Vec<Field>);
+type Received = (String, Option<String>, Vec<Field>);
 
-async fn read_by_h2(io: Pieces, resets: Resets) -> Vec<Got> {
+async fn read_by_h2(io: ChunkedInput, resets: ResetFlag) -> Vec<Received> {
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(1000).initial_connection_window_size(1 << 20);
-    let (over, turn) = (Arc::clone(&io.over), Turn::default());
+    let (exhausted, turn) = (Arc::clone(&io.exhausted), Turn::default());
     let handshake = builder.handshake::<_, Bytes>(Inbound::new(io, turn.clone(), resets));
-    let mut connection = turn.each_poll(handshake).await.expect("a greeting");
-    let (mut got, mut kept) = (Vec::new(), Vec::new());
+    let mut connection = turn.each_poll(handshake).await.expect("a handshake");
+    let (mut received, mut open) = (Vec::new(), Vec::new());
     loop {
         let next = poll_fn(|context| {
             turn.begin(context);
@@ -340,8 +343,8 @@ async fn read_by_h2(io: Pieces, resets: Resets) -> Vec<Got> {
         });
         let next = match next.await {
             Poll::Ready(Some(next)) => next,
-            Poll::Ready(None) => return got,
-            Poll::Pending if over.load(Ordering::Relaxed) => return got,
+            Poll::Ready(None) => return received,
+            Poll::Pending if exhausted.load(Ordering::Relaxed) => return received,
             Poll::Pending => {
                 tokio::task::yield_now().await;
                 continue;
@@ -352,29 +355,29 @@ async fn read_by_h2(io: Pieces, resets: Resets) -> Vec<Got> {
         let fields =
             parts.headers.iter().map(|(n, v)| (n.as_str().into(), v.as_bytes().into())).collect();
         let authority = parts.uri.authority().map(|authority| authority.to_string());
-        got.push((parts.uri.path().to_owned(), authority, fields));
-        kept.push((respond, body));
+        received.push((parts.uri.path().to_owned(), authority, fields));
+        open.push((respond, body));
     }
 }
 
-/// In the order that h2 has them: by name, as they came.
-fn meant(sent: &Sent) -> Got {
-    let valid = sent.authority.as_deref().and_then(|text| Authority::try_from(text).ok());
+/// The expected request. h2 groups fields by name.
+fn expected(request: &TestRequest) -> Received {
+    let valid = request.authority.as_deref().and_then(|text| Authority::try_from(text).ok());
     let mut map = http::HeaderMap::new();
-    for (name, value) in &sent.fields {
+    for (name, value) in &request.fields {
         let name: http::HeaderName = name.parse().expect("a name");
         map.append(name, value.parse().expect("a value"));
     }
     let fields = map.iter().map(|(n, v)| (n.as_str().into(), v.as_bytes().into())).collect();
-    (sent.path.clone(), valid.map(|authority| authority.to_string()), fields)
+    (request.path.clone(), valid.map(|authority| authority.to_string()), fields)
 }
 
-fn written(all: &[Sent]) -> Vec<u8> {
-    let mut encoder = Encoder { table: VecDeque::new(), most: 4096 };
-    let mut bytes = GREETING.to_vec();
-    for (number, sent) in all.iter().enumerate() {
-        let block = encoder.block(sent);
-        frames(sent, &block, 2 * number as u32 + 1, &mut bytes);
+fn encode_all(all: &[TestRequest]) -> Vec<u8> {
+    let mut encoder = Encoder { table: VecDeque::new(), max_size: 4096 };
+    let mut bytes = PREFACE.to_vec();
+    for (number, request) in all.iter().enumerate() {
+        let block = encoder.block(request);
+        frames(request, &block, 2 * number as u32 + 1, &mut bytes);
     }
     bytes
 }
@@ -389,55 +392,55 @@ fn runner(cases: u32) -> TestRunner {
     })
 }
 
-fn all_sent() -> impl Strategy<Value = (Vec<Sent>, Vec<usize>)> {
+fn test_requests() -> impl Strategy<Value = (Vec<TestRequest>, Vec<usize>)> {
     let lengths = prop_oneof![
         prop::collection::vec(1..40_usize, 1..9),
         prop::collection::vec(100..9000_usize, 1..4),
     ];
-    (prop::collection::vec(sent(), 1..60), lengths)
+    (prop::collection::vec(test_request(), 1..60), lengths)
 }
 
 #[test]
-fn h2_reads_what_the_client_meant_but_for_the_authority() {
+fn h2_reads_requests_without_invalid_authorities() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runner(400)
-        .run(&all_sent(), |(all, lengths)| {
-            let io = in_pieces(&written(&all), &lengths);
-            let got = runtime.block_on(read_by_h2(io, Resets::default()));
-            let meant: Vec<Got> = all.iter().map(meant).collect();
-            prop_assert_eq!(got, meant);
+        .run(&test_requests(), |(all, lengths)| {
+            let io = chunked(&encode_all(&all), &lengths);
+            let received = runtime.block_on(read_by_h2(io, ResetFlag::default()));
+            let expected: Vec<Received> = all.iter().map(expected).collect();
+            prop_assert_eq!(received, expected);
             Ok(())
         })
-        .expect("all are read");
+        .expect("h2 reads all requests");
 }
 
 #[test]
-fn what_h2_takes_is_handed_on_unchanged() {
+fn valid_requests_pass_unchanged() {
     runner(200)
-        .run(&all_sent(), |(mut all, lengths)| {
-            for sent in &mut all {
+        .run(&test_requests(), |(mut all, lengths)| {
+            for request in &mut all {
                 let valid =
-                    sent.authority.take().filter(|text| Authority::try_from(&**text).is_ok());
-                sent.authority = valid;
+                    request.authority.take().filter(|text| Authority::try_from(&**text).is_ok());
+                request.authority = valid;
             }
-            let bytes = written(&all);
-            prop_assert_eq!(handed_on(&bytes, &lengths), (bytes, false));
+            let bytes = encode_all(&all);
+            prop_assert_eq!(passed_on(&bytes, &lengths), (bytes, false));
             Ok(())
         })
-        .expect("nothing is changed");
+        .expect("no change");
 }
 
 #[test]
-fn bytes_that_mean_nothing_do_no_harm() {
+fn malformed_input_does_no_harm() {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20);
     runner(1000)
-        .run(&(all_sent(), changes), |((all, lengths), changes)| {
-            let mut bytes = written(&all);
+        .run(&(test_requests(), changes), |((all, lengths), changes)| {
+            let mut bytes = encode_all(&all);
             for (at, byte) in changes {
                 let at = at.index(bytes.len());
                 bytes[at] = byte;
             }
-            let (out, _) = handed_on(&bytes, &lengths);
+            let (out, _) = passed_on(&bytes, &lengths);
             prop_assert!(out.len() <= bytes.len());
             Ok(())
         })
@@ -445,75 +448,75 @@ fn bytes_that_mean_nothing_do_no_harm() {
 }
 
 #[test]
-fn a_block_that_does_not_end_is_left_to_h2() {
-    let mut bytes = GREETING.to_vec();
+fn an_endless_block_is_left_to_h2() {
+    let mut bytes = PREFACE.to_vec();
     frame(1, 0, 1, b"\x82", &mut bytes);
     for _ in 0..20 {
         frame(9, 0, 1, b"", &mut bytes);
     }
-    assert_eq!(handed_on(&bytes, &[1000]), (bytes.clone(), false));
-    assert_eq!(handed_on(&bytes, &[1]), (bytes, false));
+    assert_eq!(passed_on(&bytes, &[1000]), (bytes.clone(), false));
+    assert_eq!(passed_on(&bytes, &[1]), (bytes, false));
 }
 
 #[test]
-fn what_h2_can_not_judge_ends_the_connection() {
-    let mut bytes = GREETING.to_vec();
+fn malformed_blocks_after_a_removal_end_the_connection() {
+    let mut bytes = PREFACE.to_vec();
     frame(1, 4, 1, b"\x41\x03a b", &mut bytes);
-    let before = handed_on(&bytes, &[1000]).0;
+    let before = passed_on(&bytes, &[1000]).0;
     frame(1, 4, 3, b"\x80", &mut bytes);
     frame(1, 4, 5, b"\x82\xbe", &mut bytes);
-    let (out, failed) = handed_on(&bytes, &[1000]);
+    let (out, failed) = passed_on(&bytes, &[1000]);
     assert!(failed && out.len() <= before.len(), "{out:x?}");
 }
 
 #[test]
-fn resets_are_told_of() {
-    let resets = Resets::default();
-    let mut bytes = GREETING.to_vec();
+fn resets_set_the_flag() {
+    let resets = ResetFlag::default();
+    let mut bytes = PREFACE.to_vec();
     frame(0, 1, 1, b"\0\0\0\x04\x03\0\0\0\x01", &mut bytes);
     frame(1, 5, 1, b"\x82", &mut bytes);
     let mut frames = Frames::default();
-    assert!(frames.check(&mut bytes.clone(), &resets).is_ok() && !resets.any());
+    assert!(frames.check(&mut bytes.clone(), &resets).is_ok() && !resets.is_set());
     let mut reset = Vec::new();
     frame(3, 0, 1, &[0, 0, 0, 8], &mut reset);
-    assert!(frames.check(&mut reset, &resets).is_ok() && resets.any());
-    resets.forget();
-    assert!(!resets.any());
+    assert!(frames.check(&mut reset, &resets).is_ok() && resets.is_set());
+    resets.clear();
+    assert!(!resets.is_set());
 }
 
-/// Those of streams that h2 or nobody opens, and of another length, are for h2 to judge.
+/// h2 judges resets of streams that the client opened or can't open, and of a wrong length.
 #[test]
-fn resets_of_streams_that_were_never_opened_are_left_out() {
-    let mut bytes = GREETING.to_vec();
+fn resets_of_unopened_streams_are_removed() {
+    let mut bytes = PREFACE.to_vec();
     frame(1, 5, 3, b"\x82", &mut bytes);
     let mut expected = bytes.clone();
-    for (stream, length, left_out) in
+    for (stream, length, removed) in
         [(1, 4, false), (3, 4, false), (5, 4, true), (6, 4, false), (0, 4, false), (7, 5, false)]
     {
         let mut reset = Vec::new();
         frame(3, 0, stream, &[0, 0, 0, 8, 0][..length], &mut reset);
         bytes.extend_from_slice(&reset);
-        if !left_out {
+        if !removed {
             expected.extend_from_slice(&reset);
         }
     }
     for size in [1, 7, 1000] {
-        assert_eq!(handed_on(&bytes, &[size]), (expected.clone(), false));
+        assert_eq!(passed_on(&bytes, &[size]), (expected.clone(), false));
     }
 }
 
-/// However much was read at once.
+/// Even after one large read.
 #[test]
-fn of_frames_without_a_request_a_few_are_handed_on_at_a_time() {
-    let mut bytes = GREETING.to_vec();
+fn control_frames_pass_a_few_at_a_time() {
+    let mut bytes = PREFACE.to_vec();
     for number in 0..10 {
         frame(1, 5, 2 * number + 1, b"\x82", &mut bytes);
         for _ in 0..49 {
             frame(4, 0, 0, b"", &mut bytes);
         }
     }
-    let (reads, failed) = reads(in_pieces(&bytes, &[1 << 14]), 1 << 14);
+    let (reads, failed) = read_all(chunked(&bytes, &[1 << 14]), 1 << 14);
     assert_eq!((reads.concat(), failed), (bytes, false));
-    // 490 of them and the one of the greeting; the first read of a connection is short.
+    // 490 and the SETTINGS of the preface; the first read of a connection is short.
     assert_eq!(reads.len(), 1 + 491_usize.div_ceil(64));
 }
