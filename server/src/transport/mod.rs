@@ -78,7 +78,7 @@ fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
 
 fn response(answer: &Answer<'_>) -> AllowResponse {
     AllowResponse {
-        status: wire_status(answer.status).into(),
+        status: status_on_wire(answer.status).into(),
         tokens_granted: answer.tokens_granted,
         wait_millis: answer.wait_ms,
         retry_after_millis: answer.retry_after_ms,
@@ -93,7 +93,7 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
     }
 }
 
-fn wire_status(status: Status) -> allow_response::Status {
+fn status_on_wire(status: Status) -> allow_response::Status {
     use allow_response::Status as Wire;
     match status {
         Status::Ok => Wire::Ok,
