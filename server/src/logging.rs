@@ -28,7 +28,8 @@ pub enum LogFormat {
 /// filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
     // `EnvFilter` takes an unknown level for a target, and then logs nothing else.
-    let unknown_level = |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
+    let unknown_level =
+        |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
     if let Some(part) = level.split(',').find(unknown_level) {
         return Err(format!(
             "--log-level: {part:?} is no level; use error, warn, info, debug, trace or off, \
@@ -43,7 +44,9 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    let all = tracing_subscriber::registry().with(lines.with_filter(filter)).with(http2_layer(&HTTP2_FAULTS));
+    let all = tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(http2_layer(&HTTP2_FAULTS));
     all.try_init().map_err(|error| error.to_string())
 }
 
@@ -57,7 +60,9 @@ pub fn http2_faults() -> u64 {
 
 /// Counts warnings and errors of the HTTP libraries, and passes one per second. Unauthenticated
 /// clients can cause thousands per second.
-fn http2_layer<S: Subscriber + for<'a> LookupSpan<'a>>(counter: &'static AtomicU64) -> impl Layer<S> {
+fn http2_layer<S: Subscriber + for<'a> LookupSpan<'a>>(
+    counter: &'static AtomicU64,
+) -> impl Layer<S> {
     let warnings = ["h2", "hyper", "hyper_util"].map(|library| (library, Level::WARN));
     Http2Layer { counter, shown: Repeating::default() }
         .with_filter(Targets::new().with_targets(warnings))

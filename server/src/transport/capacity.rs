@@ -98,7 +98,8 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|item| &*item.resource_id);
         caller.may_lease(&request.server_id, ids).map_err(turned_away)?;
-        let requests = request.resource.iter().map(|item| server_request(&caller, &request.server_id, item));
+        let requests =
+            request.resource.iter().map(|item| server_request(&caller, &request.server_id, item));
         let requests = requests.collect::<Result<Vec<_>, _>>().map_err(turned_away)?;
         let leases = self.get(&caller, Holder::Server(&request.server_id), &requests).await?;
         let response = request

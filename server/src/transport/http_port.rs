@@ -125,8 +125,12 @@ impl HttpPort {
         connection::serve(stream, Patience { age, ..patience }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(self, stream: PrefixedStream<S>, asking: Asking, stop: impl Future<Output = ()>)
-    where
+    async fn serve_http1<S>(
+        self,
+        stream: PrefixedStream<S>,
+        asking: Asking,
+        stop: impl Future<Output = ()>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
@@ -165,7 +169,8 @@ impl HttpPort {
                 std::future::pending::<()>().await;
             }
         };
-        let (mut no_first_request, mut stop, mut stopping) = (pin!(no_first_request), pin!(stop), false);
+        let (mut no_first_request, mut stop, mut stopping) =
+            (pin!(no_first_request), pin!(stop), false);
         let served = poll_fn(|context| {
             turn.begin(context);
             if !stopping && stop.as_mut().poll(context).is_ready() {
@@ -186,7 +191,8 @@ impl HttpPort {
         let mut stream = connection.into_parts().io.into_inner();
         let close_timeout = self.patience.greeting;
         let closing = async {
-            let shut = timeout(close_timeout, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
+            let shut =
+                timeout(close_timeout, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
             if shut && unread {
                 closing::read_to_end(stream, LINGER_TIMEOUT, close_timeout).await;
             }

@@ -199,8 +199,12 @@ fn match_answers(
     let answer = |asked: &ParentRequest| match found.get(asked.resource.as_str()).map(Vec::as_slice)
     {
         Some([response]) => parse_lease(address, asked, response),
-        None | Some([]) => Err(ambiguous_error(format!("{address} has no answer for {:?}", asked.resource))),
-        Some(_) => Err(ambiguous_error(format!("{address} has two answers for {:?}", asked.resource))),
+        None | Some([]) => {
+            Err(ambiguous_error(format!("{address} has no answer for {:?}", asked.resource)))
+        }
+        Some(_) => {
+            Err(ambiguous_error(format!("{address} has two answers for {:?}", asked.resource)))
+        }
     };
     requests.iter().map(answer).collect()
 }
@@ -217,7 +221,10 @@ fn parse_lease(
     };
     for amount in [gets.capacity, safe_capacity] {
         if !(amount.is_finite() && amount >= 0.0) {
-            return Err(ambiguous_error(format!("{address} leases {amount} of {:?}", asked.resource)));
+            return Err(ambiguous_error(format!(
+                "{address} leases {amount} of {:?}",
+                asked.resource
+            )));
         }
     }
     let algorithm = response.algorithm.as_ref();
@@ -271,7 +278,8 @@ mod tests {
     #[test]
     fn invalid_amounts_are_rejected() {
         let safe = |capacity, safe_capacity| {
-            let response = ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
+            let response =
+                ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
             let lease = match_answers("parent", &[asked("a")], &[response]).pop().unwrap();
             lease.ok().map(|lease| lease.safe_capacity)
         };

@@ -98,7 +98,9 @@ pub(super) async fn admit(
     let ended = read.ended;
     let mut response = match (caller, read.body) {
         (Err(refusal), _) => refusal,
-        (Ok(_), Err(error)) if keep_body || matches!(error, BodyError::Broken(_)) => body_error(&error),
+        (Ok(_), Err(error)) if keep_body || matches!(error, BodyError::Broken(_)) => {
+            body_error(&error)
+        }
         (Ok(caller), body) => {
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
             caller.put_on(request.extensions_mut());

@@ -85,7 +85,8 @@ async fn collect(
     account: &Account,
     held: &mut Held,
 ) -> Result<Bytes, ReadError> {
-    let max_discarded = if limits.version == Version::HTTP_2 { MAX_DISCARDED_HTTP2 } else { MAX_DISCARDED_HTTP1 };
+    let max_discarded =
+        if limits.version == Version::HTTP_2 { MAX_DISCARDED_HTTP2 } else { MAX_DISCARDED_HTTP1 };
     let max_read = limits.max_bytes + max_discarded;
     if body.size_hint().lower() > max_read as u64 {
         return Err(ReadError { reason: BodyError::TooLong, ended: false });
@@ -94,7 +95,8 @@ async fn collect(
     loop {
         account.room().await;
         let Some(frame) = body.frame().await else { break };
-        let frame = frame.map_err(|error| ReadError { reason: BodyError::Broken(error), ended: false })?;
+        let frame =
+            frame.map_err(|error| ReadError { reason: BodyError::Broken(error), ended: false })?;
         // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
         let before = length;

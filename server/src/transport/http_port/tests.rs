@@ -74,7 +74,8 @@ async fn idle_http1_connections_outlive_the_ping_timeouts() {
 
 #[tokio::test]
 async fn incomplete_first_requests_time_out() {
-    let node = start_port(Patience { greeting: Duration::from_millis(100), ..PATIENCE }, Duration::ZERO);
+    let node =
+        start_port(Patience { greeting: Duration::from_millis(100), ..PATIENCE }, Duration::ZERO);
     let node = node.await;
     let mut streams = Vec::new();
     for bytes in ["", "P", "PRI * HTTP/2.0\r\n", "GET /slow HTTP/1.1\r\nhost"] {
