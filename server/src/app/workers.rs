@@ -103,7 +103,9 @@ impl Worker {
                     biased;
                     opened = &mut opening => opened,
                     // A stopping node waits for open requests, but only briefly for handshakes.
-                    () = stopping => tokio::time::timeout(LAST_HANDSHAKE, opening).await.ok().flatten(),
+                    () = stopping => {
+                        tokio::time::timeout(LAST_HANDSHAKE, opening).await.ok().flatten()
+                    }
                 };
                 if let Some((stream, guard)) = opened {
                     server.serve(stream, guard, stop_signal(stop)).await;

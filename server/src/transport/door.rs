@@ -29,7 +29,7 @@ impl Door {
         }
     }
 
-    /// Completes the handshake of a connection. `None` if it fails or takes longer than ten seconds.
+    /// Completes the handshake of a connection. `None` if it fails or takes more than ten seconds.
     pub async fn open(
         &self,
         stream: TcpStream,

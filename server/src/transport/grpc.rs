@@ -19,9 +19,9 @@ use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
 
-/// Health service whose `Watch` of an unknown service sends `SERVICE_UNKNOWN` and stays open, as the
-/// health checking protocol requires. The stream sends nothing further, because no services are
-/// registered once a node serves.
+/// Health service whose `Watch` of an unknown service sends `SERVICE_UNKNOWN` and stays open, as
+/// the health checking protocol requires. The stream sends nothing further, because no services
+/// are registered once a node serves.
 struct OpenWatch<H>(H);
 
 #[tonic::async_trait]

@@ -36,7 +36,7 @@ use super::budget::{Budget, Held};
 use super::closing;
 use super::connection::{self, Answering, LAST_GREETING, Patience};
 use super::door::Asking;
-use super::http::Unread;
+use super::http::UnreadBody;
 use super::turns::{Turn, Turns};
 use crate::access::Guard;
 
@@ -147,7 +147,7 @@ impl HttpPort {
             let (answer, draining) = (router.clone().call(request), Arc::clone(&draining));
             Box::pin(async move {
                 let Ok(mut response) = answer.await;
-                if response.extensions().get::<Unread>().is_some() {
+                if response.extensions().get::<UnreadBody>().is_some() {
                     unread.store(true, Ordering::Relaxed);
                 }
                 if unread.load(Ordering::Relaxed) || draining.load(Ordering::Relaxed) {
