@@ -1,12 +1,12 @@
-//! The composition root: the one place that names concrete stores. Starts a node, and stops
-//! it without losing a request.
+//! The composition root: the only module that names concrete stores. Starts a node, and stops it
+//! without losing a request.
 //!
-//! The caller's thread does what nobody waits for: limits, gauges, sweeps, leases of the parent.
-//! One thread accepts connections for both ports, one serves HTTP, and the others serve gRPC. Each
-//! of those that serve has a runtime and connections to the store of its own, so that cores
-//! hardly talk. Connections are dealt out to the gRPC threads in turn: with SO_REUSEPORT the
-//! kernel would deal by hash, and a few long-lived connections, which is what gRPC clients make,
-//! could all land on one core.
+//! The calling thread runs background work: reloads, gauges, sweeps, the parent's leases. One
+//! thread accepts connections on both ports, one serves HTTP, and the others serve gRPC. Each
+//! serving thread has its own runtime and store connections, so threads share little state.
+//! The accept thread distributes connections to the gRPC threads round-robin. With SO_REUSEPORT
+//! the kernel would distribute them by hash, and the few long-lived connections that gRPC clients
+//! open could all land on one core.
 
 use std::future::Future;
 use std::io;
@@ -50,35 +50,35 @@ mod doors;
 mod heart;
 mod workers;
 
-use accept::{Accepting, Gate};
-use heart::Heart;
-use workers::{Worker, ended_early, word};
+use accept::{AcceptThread, PortWorkers};
+use heart::Heartbeat;
+use workers::{Worker, ended_early, exit_result};
 
-/// Connections accepted but not yet taken up by their thread.
-const ACCEPTED: usize = 128;
+/// Capacity of the channel of accepted connections to each serving thread.
+const ACCEPT_QUEUE: usize = 128;
 
-/// How often histograms are folded and full buckets swept.
-const UPKEEP: Duration = Duration::from_secs(1);
+/// Interval of metrics upkeep, and of removing full buckets from the in-memory store.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the gauges of resources are brought up to date.
-const GAUGES: Duration = Duration::from_secs(2);
+/// Pause between two updates of the resource gauges.
+const GAUGE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// How long giving back tokens that were taken ahead may take: as long as they may be held.
-const GIVE_BACK: Duration = Duration::from_secs(1);
+/// Timeout for returning prefetched tokens on shutdown: as long as a node may hold them.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Why a node does not start, or stops.
+/// Why a node fails to start, or stops.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error("{0}")]
     Setting(String),
-    /// The limits can't be used.
+    /// The limits file is unusable.
     #[error("--limits: {0}")]
     Limits(#[from] LoadError),
-    /// Who may ask can't be told.
+    /// The access file is unusable.
     #[error("--access: {0}")]
     Access(#[from] AccessError),
-    /// Certificates can't be used.
+    /// Certificates or keys are unusable.
     #[error("{0}: {1}")]
     Tls(&'static str, tls::Error),
     /// An address can't be listened on.
@@ -87,24 +87,24 @@ pub enum Error {
     /// The operating system refused something else.
     #[error("{0}: {1}")]
     System(&'static str, io::Error),
-    /// The gRPC services don't fit together.
+    /// The gRPC reflection service can't be built.
     #[error("{0}")]
     Grpc(String),
-    /// Nothing had told it to.
+    /// A serving thread ended without having been stopped.
     #[error("a thread that serves connections has ended by itself")]
     WorkerEnded,
 }
 
 /// The node's two ports, bound.
 pub struct Listeners {
-    /// For gRPC.
+    /// The gRPC port.
     pub grpc: TcpListener,
-    /// For HTTP.
+    /// The HTTP port.
     pub http: TcpListener,
 }
 
 impl Listeners {
-    /// Binds what the settings say; port 0 is any free one.
+    /// Binds the addresses in the settings. Port 0 picks a free port.
     pub async fn bind(settings: &Settings) -> Result<Self, Error> {
         let bind = async |flag, addr| {
             TcpListener::bind(addr).await.map_err(|error| Error::Listen(flag, addr, error))
@@ -116,8 +116,8 @@ impl Listeners {
     }
 }
 
-/// Runs a node until `shutdown` completes, then drains it. `reload` is asked for each reload
-/// of the limits beyond those that the file's changes cause.
+/// Runs a node until `shutdown` completes, then drains it. Each message on `reload` reloads limits,
+/// certificates and access file, in addition to reloads on file changes.
 pub async fn run(
     settings: Settings,
     listeners: Listeners,
@@ -142,16 +142,16 @@ pub async fn run(
             let memory = MemoryStore::new();
             let gauge = node.metrics.embedded_buckets();
             let (swept, opened) = (memory.clone(), memory);
-            let tend = async move {
+            let maintain = async move {
                 loop {
                     swept.sweep().await;
                     gauge.set(swept.buckets() as f64);
-                    tokio::time::sleep(UPKEEP).await;
+                    tokio::time::sleep(UPKEEP_INTERVAL).await;
                 }
             };
-            // Nothing is nearer than this store: nobody needs to take tokens ahead.
+            // An in-memory store needs no prefetching.
             let open = Arc::new(move || (opened.clone(), opened.clone()));
-            node.run(open().1, open, None, tend, shutdown).await
+            node.run(open().1, open, None, maintain, shutdown).await
         }
         url => {
             let classes = StoreError::ALL.map(StoreError::class);
@@ -178,31 +178,31 @@ pub async fn run(
             let id = NodeView::of_this_build(node.settings.node_id()).registered();
             let local = MemoryStore::new();
             let swept = local.clone();
-            let mut heart = Heart::start(connector, id)?;
+            let mut heartbeat = Heartbeat::start(connector, id)?;
             let mut shutdown = std::pin::pin!(shutdown);
-            let hears = async {
-                heart.greeted().await;
+            let startup = async {
+                heartbeat.registered().await;
                 limits.settle_once(&layouts).await;
             };
             tokio::select! {
-                () = hears => {}
+                () = startup => {}
                 () = &mut shutdown => {
-                    heart.stop().await;
+                    heartbeat.stop().await;
                     tracing::info!("stopped before it served anyone");
                     return Ok(());
                 }
             }
-            let tend = async {
+            let maintain = async {
                 let sweep = async {
                     loop {
                         swept.sweep().await;
-                        tokio::time::sleep(UPKEEP).await;
+                        tokio::time::sleep(UPKEEP_INTERVAL).await;
                     }
                 };
                 let settle = limits.settle(&layouts);
                 let rest = async { tokio::join!(prefetching.tend(), settle, sweep) };
                 tokio::select! {
-                    error = heart.gone() => error,
+                    error = heartbeat.gone() => error,
                     (_, _, never) = rest => never,
                 }
             };
@@ -211,15 +211,15 @@ pub async fn run(
                 shutdown.await;
                 prefetching.end();
             };
-            let ended = node.run(own, open, fallback, tend, shutdown).await;
-            let _ = tokio::time::timeout(GIVE_BACK, prefetching.close()).await;
-            heart.stop().await;
+            let ended = node.run(own, open, fallback, maintain, shutdown).await;
+            let _ = tokio::time::timeout(RETURN_TIMEOUT, prefetching.close()).await;
+            heartbeat.stop().await;
             ended
         }
     }
 }
 
-/// The servers that a URL names.
+/// The store servers that a URL names.
 fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
     let files = &settings.store_files;
     let files = LoginFiles {
@@ -243,18 +243,18 @@ fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
         }
     };
     let servers = servers.map_err(|error| {
-        // The rest of such an error repeats parts of the URL.
+        // The rest of the error repeats parts of the URL, which may be secret.
         let text = error.to_string();
-        let what = text.split(" - ").next().unwrap_or_default();
-        Error::Setting(format!("--store: {what}"))
+        let reason = text.split(" - ").next().unwrap_or_default();
+        Error::Setting(format!("--store: {reason}"))
     })?;
     servers.with_files(&files).map_err(|error| Error::Setting(wrong_setting(&error)))
 }
 
-/// Makes a store for buckets and one for leases, whose connections live on the current runtime.
-type Open<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
+/// Opens a bucket store and a lease store with connections on the current runtime.
+type OpenStores<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
 
-/// The parent that the settings name, and what it is to know this cluster by.
+/// The client of the parent in the settings, and the name of this cluster there.
 fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> {
     if settings.parents.is_empty() {
         return Ok(None);
@@ -289,14 +289,14 @@ struct Node {
 }
 
 impl Node {
-    /// `own` is the store of leases for the caller's runtime. `tend` looks after the store for as long as the node
-    /// runs, which is until it ends, if it does.
+    /// Runs the node. `own` is the lease store of the calling runtime. `maintain` does the store's
+    /// background work; the node stops if it completes.
     async fn run<B: Store, L: LeaseStore>(
         self,
         own: L,
-        open: Open<B, L>,
+        open: OpenStores<B, L>,
         fallback: Option<Fallback>,
-        tend: impl Future<Output = Error>,
+        maintain: impl Future<Output = Error>,
         shutdown: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let Self { settings, listeners, metrics, limits, mut reload, parent, door, store } = self;
@@ -316,16 +316,16 @@ impl Node {
         let (stop_grpc, grpc_stopped) = watch::channel(false);
         let (stop_http, http_stopped) = watch::channel(false);
 
-        let unknown = |error| Error::System("a bound address", error);
+        let system_error = |error| Error::System("a bound address", error);
         let addresses = (
-            listeners.grpc.local_addr().map_err(unknown)?,
-            listeners.http.local_addr().map_err(unknown)?,
+            listeners.grpc.local_addr().map_err(system_error)?,
+            listeners.http.local_addr().map_err(system_error)?,
         );
 
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| addresses.0.to_string()).into();
-        doors::warn_if_nowhere(&advertise);
-        // For what nobody waits for: gauges, the status page, the parent.
+        doors::warn_if_unspecified(&advertise);
+        // The leases of background work: gauges and the status page.
         let leases = CapacityService::new(own.clone(), Arc::clone(&shared));
         let outage = health.clone();
         let about = http::About {
@@ -340,25 +340,25 @@ impl Node {
             down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
             door: door.clone(),
         };
-        let seen = health.clone();
+        let store_health = health.clone();
         let state: Box<http::StoreState> = Box::new(move || {
-            seen.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()))
+            store_health.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()))
         });
         let ready = readiness(Arc::clone(&draining), Arc::clone(&limits), health.clone());
-        let mut announcer = Announcer {
+        let mut health_publisher = HealthPublisher {
             reporter,
             ready: readiness(Arc::clone(&draining), Arc::clone(&limits), health),
-            said: None,
+            published: None,
         };
         let gauged = leases.clone();
-        let bounds = bounds::Bounds::new(&settings, &metrics);
-        let (status, make_status) = http::status_pages(about, state, leases);
+        let bounds = bounds::NodeBounds::new(&settings, &metrics);
+        let (status, render_status) = http::status_pages(about, state, leases);
 
         let mut workers = JoinSet::new();
-        let (http_lane, accepted) = mpsc::channel(ACCEPTED);
+        let (http_sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
         let worker =
             Worker { port: Port::Http, accepted, stopped: http_stopped, door: door.clone() };
-        let Bounds { load, patience, budget } = bounds.of_a_thread("http");
+        let Bounds { load, patience, budget } = bounds.for_thread("http");
         let hosts = doors::hosts(&settings.doors, addresses.1, &advertise);
         let admission = http::Admission { load, hosts, patience };
         let (open_http, shared_http) = (Arc::clone(&open), Arc::clone(&shared));
@@ -367,40 +367,40 @@ impl Node {
             let (buckets, leases) = open_http();
             let leases = CapacityService::new(leases, Arc::clone(&shared_http));
             let allow = AllowService::new(buckets, shared_http);
-            let took = metrics_http.rpc_duration("http");
-            let (metrics, make_metrics) = http::metrics_page(metrics_http);
-            tokio::spawn(make_metrics);
+            let latency = metrics_http.rpc_duration("http");
+            let (metrics, render_metrics) = http::metrics_page(metrics_http);
+            tokio::spawn(render_metrics);
             let pages = http::Pages { metrics, status };
-            let router = http::router(allow, leases, pages, took, ready, admission);
+            let router = http::router(allow, leases, pages, latency, ready, admission);
             Ok(HttpPort::new(router, patience, budget, draining_http))
         })?);
 
-        let mut lanes = Vec::new();
+        let mut senders = Vec::new();
         for number in 0..settings.threads().get() {
-            let (sender, accepted) = mpsc::channel(ACCEPTED);
+            let (sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
             let (open, shared) = (Arc::clone(&open), Arc::clone(&shared));
-            let (took, health) = (metrics.rpc_duration("grpc"), health_service.clone());
+            let (latency, health) = (metrics.rpc_duration("grpc"), health_service.clone());
             let (stopped, door) = (grpc_stopped.clone(), door.clone());
             let worker = Worker { port: Port::Grpc, accepted, stopped, door };
             let advertise = Arc::clone(&advertise);
-            let taken_on = bounds.of_a_thread("grpc");
+            let thread_bounds = bounds.for_thread("grpc");
             workers.spawn(worker.start(format!("grpc-{number}"), move || {
                 let (buckets, leases) = open();
                 let leases = CapacityService::new(leases, Arc::clone(&shared));
                 let allow = AllowService::new(buckets, shared);
                 let health = HealthService::from_health_reporter(health);
-                grpc::front(allow, leases, took, advertise, health, taken_on)
+                grpc::front(allow, leases, latency, advertise, health, thread_bounds)
                     .map(Arc::new)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);
-            lanes.push(sender);
+            senders.push(sender);
         }
 
         let background = async {
             let upkeep = async {
                 let faults = metrics.http2_faults();
                 loop {
-                    tokio::time::sleep(UPKEEP).await;
+                    tokio::time::sleep(UPKEEP_INTERVAL).await;
                     metrics.upkeep();
                     faults.absolute(logging::http2_faults());
                 }
@@ -413,8 +413,8 @@ impl Node {
             };
             let gauges = async {
                 loop {
-                    tokio::time::sleep(GAUGES).await;
-                    // The store says what is wrong with it itself; the gauges stay as they are.
+                    tokio::time::sleep(GAUGE_INTERVAL).await;
+                    // The store logs its failures; the gauges keep their values.
                     let _ = gauged.gauge().await;
                 }
             };
@@ -429,20 +429,25 @@ impl Node {
             };
             let rest = async {
                 let watch = async { tokio::join!(limits.watch(), door.watch(), reloads) };
-                tokio::join!(watch, upkeep, gauges, renewals, make_status)
+                tokio::join!(watch, upkeep, gauges, renewals, render_status)
             };
             tokio::select! {
-                error = tend => Some(error),
+                error = maintain => Some(error),
                 _ = rest => None,
             }
         };
-        let threads = lanes.len();
-        let grpc_gate = Gate { places: bounds.places("grpc"), lanes, stop: stop_grpc };
-        let http_gate =
-            Gate { places: bounds.places("http"), lanes: vec![http_lane], stop: stop_http };
-        let mut accepting = Accepting::start(listeners, grpc_gate, http_gate, stopped)?;
+        let threads = senders.len();
+        let grpc_workers =
+            PortWorkers { slots: bounds.connection_slots("grpc"), senders, stop: stop_grpc };
+        let http_workers = PortWorkers {
+            slots: bounds.connection_slots("http"),
+            senders: vec![http_sender],
+            stop: stop_http,
+        };
+        let mut accept_thread =
+            AcceptThread::start(listeners, grpc_workers, http_workers, stopped)?;
         let mut background = std::pin::pin!(background.fuse());
-        announcer.announce().await;
+        health_publisher.publish().await;
         tracing::info!(
             grpc = %addresses.0, http = %addresses.1, advertise = &*advertise, threads, "serving"
         );
@@ -455,8 +460,8 @@ impl Node {
                     result = Err(error);
                 }
             }
-            () = announcer.follow() => {}
-            error = accepting.gone() => {
+            () = health_publisher.follow() => {}
+            error = accept_thread.gone() => {
                 tracing::error!(%error, "the node can not go on");
                 result = Err(error);
             }
@@ -471,20 +476,20 @@ impl Node {
             "stopping: health says no, and after the delay new connections are refused"
         );
         draining.store(true, Ordering::Relaxed);
-        announcer.announce().await;
+        health_publisher.publish().await;
         tokio::select! {
             () = tokio::time::sleep(settings.drain_delay) => {}
             _ = &mut background => {}
         }
-        // Closes the ports; who serves them stops after that.
+        // Closes the listeners, and then stops the workers.
         stop.send_replace(true);
-        // Ends the streams of those who watch the health, which would not end by themselves.
-        announcer.end().await;
+        // Health watch streams would not end by themselves.
+        health_publisher.end().await;
         let finished = async {
             let mut ended = Ok(());
             while let Some(worker) = workers.join_next().await {
-                // A thread that is gone without a word has panicked, and said so.
-                ended = ended.and(word(worker).unwrap_or(Err(Error::WorkerEnded)));
+                // A thread without a result has panicked, which the panic message shows.
+                ended = ended.and(exit_result(worker).unwrap_or(Err(Error::WorkerEnded)));
             }
             ended
         };
@@ -506,57 +511,57 @@ impl Node {
     }
 }
 
-/// What gRPC health reports on: the node as a whole, and the service.
-const SERVICES: [&str; 3] = ["", "quotaservice.QuotaService", "doorman.Capacity"];
+/// Service names in gRPC health: the node as a whole, and both services.
+const HEALTH_SERVICES: [&str; 3] = ["", "quotaservice.QuotaService", "doorman.Capacity"];
 
-/// How often gRPC health is brought up to date.
-const ANNOUNCE: Duration = Duration::from_millis(200);
+/// Interval of updates of gRPC health.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Says by gRPC health what `/readyz` says.
-struct Announcer {
+/// Publishes readiness, as on `/readyz`, through gRPC health.
+struct HealthPublisher {
     reporter: HealthReporter,
     ready: Box<http::Readiness>,
-    /// What it has said last, unless it was cut short saying it.
-    said: Option<bool>,
+    /// The last published readiness; `None` before the first, or after an interrupted update.
+    published: Option<bool>,
 }
 
-impl Announcer {
-    /// Says it if it has changed: whoever watches hears of nothing else.
-    async fn announce(&mut self) {
+impl HealthPublisher {
+    /// Publishes readiness if it has changed, so that watch streams carry only changes.
+    async fn publish(&mut self) {
         let ready = (self.ready)().is_ok();
-        if self.said == Some(ready) {
+        if self.published == Some(ready) {
             return;
         }
-        self.said = None;
+        self.published = None;
         let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-        for service in SERVICES {
+        for service in HEALTH_SERVICES {
             self.reporter.set_service_status(service, status).await;
         }
-        self.said = Some(ready);
+        self.published = Some(ready);
     }
 
-    /// Goes on saying it until the future is dropped.
+    /// Publishes changes until the future is dropped.
     async fn follow(&mut self) {
         loop {
-            tokio::time::sleep(ANNOUNCE).await;
-            self.announce().await;
+            tokio::time::sleep(HEALTH_INTERVAL).await;
+            self.publish().await;
         }
     }
 
-    /// Ends the streams of those who watch.
+    /// Ends all watch streams.
     async fn end(&mut self) {
-        for service in SERVICES {
+        for service in HEALTH_SERVICES {
             self.reporter.clear_service_status(service).await;
         }
     }
 }
 
 async fn stop_signal(mut stopped: watch::Receiver<bool>) {
-    // An error means that the sender is gone, which is a stop too.
+    // A dropped sender counts as a stop.
     let _ = stopped.wait_for(|stop| *stop).await;
 }
 
-/// Whether the node should get requests.
+/// Returns the readiness check of the node.
 fn readiness(
     draining: Arc<AtomicBool>,
     limits: Arc<LiveLimits>,
@@ -566,8 +571,8 @@ fn readiness(
         if draining.load(Ordering::Relaxed) {
             return Err("stopping");
         }
-        let unheard = health.as_ref().is_some_and(|health| !health.ever_up());
-        if unheard && limits.current().limits.refuses_without_store() {
+        let never_answered = health.as_ref().is_some_and(|health| !health.ever_up());
+        if never_answered && limits.current().limits.refuses_without_store() {
             return Err("the store has never answered, and the limits say to refuse without it");
         }
         Ok(())

@@ -1,24 +1,24 @@
 //! The tollgate node.
 //!
-//! A request goes one way, and its answer comes back the same way:
+//! Requests pass through transport, service and store, and answers return the same way.
+//! `tests/layers.rs` enforces the dependencies:
 //!
-//! | place | lives there | may name |
+//! | module | contents | may use |
 //! |---|---|---|
 //! | `cli` | arguments, exit codes | everything |
 //! | `app` | the composition root: starts, drains, stops | everything |
-//! | `transport` | gRPC and HTTP: decode, ask, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
-//! | `access` | who asks, and whether they may | `config`, `domain`, `files`, `logging`, `metrics` |
+//! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
+//! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
-//! | `service` | one use case a file | `store`, `config`, `domain`, `files`, `metrics`, `logging` |
-//! | `store` | where buckets and leases live: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
+//! | `service` | one use case per file | `store`, `config`, `domain`, `files`, `metrics`, `logging` |
+//! | `store` | storage of buckets and leases: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
 //! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |
-//! | `settings`, `logging`, `metrics`, `files` | how the process runs, speaks, counts and sees files change | nothing |
+//! | `settings`, `logging`, `metrics`, `files` | command-line settings, log output, metrics, file watching | nothing |
 //!
-//! Two things are not where one might look for them. The live snapshot of the limits is in
-//! `service::limits`, not in `config`: it carries the metric handles of each bucket. And
-//! `transport` names the trait `Store`, because the service is generic over it: that spares
-//! every request a boxed future.
+//! Two placements may surprise. The live snapshot of the limits is in `service::limits`, not in
+//! `config`, because it contains the metric handles of each bucket. `transport` uses the trait
+//! `Store` because the service is generic over it, which avoids a boxed future per request.
 
 pub mod access;
 pub mod app;

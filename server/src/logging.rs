@@ -1,4 +1,4 @@
-//! Log lines: how they look, and that a failure which repeats doesn't flood them.
+//! Log output: its format, its filter, and rate limits for repeated messages.
 
 use std::fmt::{self, Write as _};
 use std::io::IsTerminal;
@@ -14,22 +14,23 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Sends this process's log lines to standard error. `level` is a level, or a filter in
-/// tracing's syntax.
+/// Installs the logger of this process, which writes to standard error. `level` is a level, or a
+/// filter in the syntax of `tracing_subscriber::EnvFilter`.
 pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
-    // The filter's syntax takes any other word for a target, and would then log nothing else.
-    let word = |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
-    if let Some(part) = level.split(',').find(word) {
+    // `EnvFilter` takes an unknown level for a target, and then logs nothing else.
+    let unknown_level =
+        |part: &&str| !part.contains(['=', '[']) && LevelFilter::from_str(part).is_err();
+    if let Some(part) = level.split(',').find(unknown_level) {
         return Err(format!(
             "--log-level: {part:?} is no level; use error, warn, info, debug, trace or off, \
              or a filter like info,tollgate_server=debug"
@@ -43,53 +44,57 @@ pub fn init(format: LogFormat, level: &str) -> Result<(), String> {
         LogFormat::Text => lines.boxed(),
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    let all = tracing_subscriber::registry().with(lines.with_filter(filter)).with(http2(&FAULTS));
+    let all = tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(http2_layer(&HTTP2_FAULTS));
     all.try_init().map_err(|error| error.to_string())
 }
 
-/// What the HTTP libraries warn of is counted here.
-static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// Warnings and errors of the HTTP libraries since the process started.
+static HTTP2_FAULTS: AtomicU64 = AtomicU64::new(0);
 
-/// How often the HTTP libraries have warned of something, whether it was logged or not.
+/// Warnings and errors of the HTTP libraries since the process started, logged or not.
 pub fn http2_faults() -> u64 {
-    FAULTS.load(Ordering::Relaxed)
+    HTTP2_FAULTS.load(Ordering::Relaxed)
 }
 
-/// Counts warnings and errors of the HTTP libraries, and lets one a second through. Clients cause
-/// them, thousands a second if they like, and need no rights for that.
-fn http2<S: Subscriber + for<'a> LookupSpan<'a>>(counted: &'static AtomicU64) -> impl Layer<S> {
+/// Counts warnings and errors of the HTTP libraries, and passes one per second. Unauthenticated
+/// clients can cause thousands per second.
+fn http2_layer<S: Subscriber + for<'a> LookupSpan<'a>>(
+    counter: &'static AtomicU64,
+) -> impl Layer<S> {
     let warnings = ["h2", "hyper", "hyper_util"].map(|library| (library, Level::WARN));
-    Http2 { counted, shown: Repeating::default() }
+    Http2Layer { counter, shown: Repeating::default() }
         .with_filter(Targets::new().with_targets(warnings))
 }
 
-struct Http2 {
-    counted: &'static AtomicU64,
+struct Http2Layer {
+    counter: &'static AtomicU64,
     shown: Repeating,
 }
 
-impl<S: Subscriber> Layer<S> for Http2 {
+impl<S: Subscriber> Layer<S> for Http2Layer {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
-        // Only those of the libraries come here, unless another layer asks for all.
+        // Only the libraries' warnings arrive here, unless another layer enables more.
         if *event.metadata().level() > Level::WARN {
             return true;
         }
-        self.counted.fetch_add(1, Ordering::Relaxed);
+        self.counter.fetch_add(1, Ordering::Relaxed);
         self.shown.pass().is_some()
     }
 }
 
-/// The most characters of a text that a line of the log repeats.
-const SHOWN: usize = 300;
+/// Maximum characters of an untrusted text in a log line.
+const MAX_SHOWN: usize = 300;
 
-/// A text that may have come from elsewhere, as a part of a line of the log: on that line, readable,
-/// and not too long.
+/// Displays an untrusted text as part of a log line: control characters escaped, so that it stays
+/// on its line, and truncated.
 pub struct Shown<T>(pub T);
 
 impl<T: fmt::Display> fmt::Display for Shown<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
-        let mut left = SHOWN;
+        let mut left = MAX_SHOWN;
         for c in text.chars() {
             let plain = matches!(c, '"' | '\'' | '\\');
             let length = if plain { 1 } else { c.escape_debug().len() };
@@ -103,7 +108,7 @@ impl<T: fmt::Display> fmt::Display for Shown<T> {
     }
 }
 
-/// Lets one line a second through, and says how many it held back.
+/// Limits a repeated log message to one line per second, and counts those suppressed.
 #[derive(Default)]
 pub struct Repeating {
     held_back: AtomicU64,
@@ -111,8 +116,8 @@ pub struct Repeating {
 }
 
 impl Repeating {
-    /// `Some(n)`: write a line now, n were held back since the last; `None`: don't. Nobody waits for
-    /// another thread here.
+    /// `Some(n)`: write a line now; `n` lines were suppressed since the last one. `None`: suppress
+    /// this line. Never blocks.
     pub fn pass(&self) -> Option<u64> {
         let mut last = match self.last.try_lock() {
             Ok(last) => last,
@@ -138,14 +143,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_of_the_http_libraries_are_counted_and_one_a_second_is_shown() {
+    fn http_library_warnings_are_counted_and_logged_once_per_second() {
         static COUNTED: AtomicU64 = AtomicU64::new(0);
         let shown = Arc::new(Mutex::new(Vec::new()));
         let written = Arc::clone(&shown);
         let lines = tracing_subscriber::fmt::layer()
-            .with_writer(move || Lines(Arc::clone(&written)))
+            .with_writer(move || LogBuffer(Arc::clone(&written)))
             .with_filter(EnvFilter::new("info"));
-        let all = tracing_subscriber::registry().with(lines).with(http2(&COUNTED));
+        let all = tracing_subscriber::registry().with(lines).with(http2_layer(&COUNTED));
         tracing::subscriber::with_default(all, || {
             for number in 0..1000 {
                 tracing::warn!(target: "h2::proto::streams", number, "a fault");
@@ -160,10 +165,10 @@ mod tests {
         assert!((1..=10).contains(&count("a fault")), "{}", count("a fault"));
     }
 
-    /// Gathers what is written.
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    /// Collects log output.
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl std::io::Write for Lines {
+    impl std::io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0.lock().expect("not poisoned").extend_from_slice(bytes);
             Ok(bytes.len())
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_from_elsewhere_stays_on_its_line() {
+    fn untrusted_text_stays_on_its_line() {
         let shown = |text: &str| Shown(text).to_string();
         assert_eq!(
             shown("no \"quotes\" 'are' \\ changed: ключ"),

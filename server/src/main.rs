@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-/// A tenth faster than the system's, whose locks are shared by all threads.
+/// A tenth faster than the system allocator, whose locks are shared by all threads.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,5 +1,5 @@
-//! The thread that accepts connections for both ports and hands them to the threads that serve
-//! them. It does nothing else, so new connections never wait for what older ones ask.
+//! The accept thread. It accepts connections on both ports and hands them to the worker threads. It
+//! does nothing else, so new connections never wait for requests of other connections.
 
 use std::future::Future;
 use std::io;
@@ -17,43 +17,43 @@ use super::{Error, Listeners, stop_signal};
 use crate::logging::Repeating;
 use crate::transport::load::{Place, Places};
 
-/// How long a gRPC connection may take to its first byte.
-const SILENCE: Duration = Duration::from_secs(10);
+/// How long a gRPC client may take to send its first byte.
+const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many connections wait to be accepted at most, as the listeners are made.
+/// Listen backlog of tokio's `TcpListener::bind`.
 const BACKLOG: usize = 1024;
 
-/// How long it may still take to that once the node is stopping.
-const LAST: Duration = Duration::from_secs(1);
+/// How long a gRPC client may take to send its first byte once the node is stopping.
+const LAST_FIRST_BYTE: Duration = Duration::from_secs(1);
 
-/// A connection, and its place among those that the port has room for.
+/// An accepted connection and its slot among the port's connections.
 pub(super) type Accepted = (std::net::TcpStream, Place);
 
-/// What becomes of the connections of one port.
-pub(super) struct Gate {
-    /// How many there may be.
-    pub(super) places: Places,
-    /// One for each thread that serves them.
-    pub(super) lanes: Vec<mpsc::Sender<Accepted>>,
-    /// Tells these threads to stop. That is after the port is closed: clients that are sent away
-    /// connect again at once, and would wait for nobody here.
+/// The worker threads of one port.
+pub(super) struct PortWorkers {
+    /// The port's connection slots.
+    pub(super) slots: Places,
+    /// One channel per worker.
+    pub(super) senders: Vec<mpsc::Sender<Accepted>>,
+    /// Stops the workers. Sent after the listener is closed, so that clients that are told to go
+    /// away can't reconnect to this node.
     pub(super) stop: watch::Sender<bool>,
 }
 
-/// The thread, which ends when the node stops.
-pub(super) struct Accepting(oneshot::Receiver<()>);
+/// Handle of the accept thread, which ends when the node stops.
+pub(super) struct AcceptThread(oneshot::Receiver<()>);
 
-impl Accepting {
-    /// Accepts until `stopped`. Then it closes both ports, and tells who serves them to stop.
+impl AcceptThread {
+    /// Accepts until `stopped` is true, then closes both listeners and stops the workers.
     pub(super) fn start(
         listeners: Listeners,
-        grpc: Gate,
-        http: Gate,
+        grpc: PortWorkers,
+        http: PortWorkers,
         stopped: watch::Receiver<bool>,
     ) -> Result<Self, Error> {
-        let unusable = |error| Error::System("a bound address", error);
-        let grpc_listener = listeners.grpc.into_std().map_err(unusable)?;
-        let http_listener = listeners.http.into_std().map_err(unusable)?;
+        let system_error = |error| Error::System("a bound address", error);
+        let grpc_listener = listeners.grpc.into_std().map_err(system_error)?;
+        let http_listener = listeners.http.into_std().map_err(system_error)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -63,7 +63,7 @@ impl Accepting {
             let grpc_listener = TcpListener::from_std(grpc_listener)?;
             let http_listener = TcpListener::from_std(http_listener)?;
             tokio::join!(
-                accept_once_spoken(grpc_listener, grpc, stop_signal(stopped.clone())),
+                accept_after_first_byte(grpc_listener, grpc, stop_signal(stopped.clone())),
                 accept(http_listener, http, stop_signal(stopped)),
             );
             io::Result::Ok(())
@@ -74,14 +74,14 @@ impl Accepting {
                 if let Err(error) = runtime.block_on(accepting) {
                     tracing::error!(%error, "no connections can be accepted");
                 }
-                // Nobody listens if the node has given up waiting.
+                // Fails if the node no longer waits for this thread.
                 let _ = end.send(());
             })
             .map_err(|error| Error::System("a thread", error))?;
         Ok(Self(ended))
     }
 
-    /// Completes once the thread has ended, which it does by itself only for a fault.
+    /// Completes if the thread exits. Before `stopped` is true, it exits only on an error.
     pub(super) async fn gone(&mut self) -> Error {
         let _ = (&mut self.0).await;
         Error::System("accepting connections", io::Error::other("the thread is gone"))
@@ -89,89 +89,93 @@ impl Accepting {
 }
 
 /// Accepts the connections of the HTTP port until `stopped` completes.
-async fn accept(listener: TcpListener, gate: Gate, stopped: impl Future<Output = ()>) {
-    let (failures, mut deal) = (Repeating::default(), Deal::new(&gate));
+async fn accept(listener: TcpListener, workers: PortWorkers, stopped: impl Future<Output = ()>) {
+    let (failures, mut dispatcher) = (Repeating::default(), Dispatcher::new(&workers));
     let mut stopped = pin!(stopped);
     let last = loop {
         let accepted = tokio::select! {
             accepted = next(&listener, &failures) => accepted,
-            () = &mut stopped => break close(listener, &gate),
+            () = &mut stopped => break close(listener, &workers),
         };
         if let Some(stream) = accepted {
-            deal.admit(stream).await;
+            dispatcher.dispatch(stream).await;
         }
     };
     for stream in last {
-        deal.admit(stream).await;
+        dispatcher.dispatch(stream).await;
     }
 }
 
-/// Accepts the connections of the gRPC port until `stopped` completes, and hands over each once it
-/// has sent something: until then it can be closed, whereas a server waits for it to speak.
-/// Connections that speak soon after the stop are handed over as well, to hear that they should go.
-async fn accept_once_spoken(listener: TcpListener, gate: Gate, stopped: impl Future<Output = ()>) {
-    let (failures, mut deal) = (Repeating::default(), Deal::new(&gate));
-    let (mut silent, mut stopped) = (JoinSet::new(), pin!(stopped));
+/// Accepts the connections of the gRPC port until `stopped` completes. Hands each over when its
+/// first byte arrives: before that, a stopping node can simply close it, while a worker would wait
+/// for its preface. Connections that send a byte soon after the stop are handed over to get GOAWAY.
+async fn accept_after_first_byte(
+    listener: TcpListener,
+    workers: PortWorkers,
+    stopped: impl Future<Output = ()>,
+) {
+    let (failures, mut dispatcher) = (Repeating::default(), Dispatcher::new(&workers));
+    let (mut waiting, mut stopped) = (JoinSet::new(), pin!(stopped));
     loop {
         let accepted = tokio::select! {
             accepted = next(&listener, &failures) => accepted,
-            Some(spoken) = silent.join_next() => {
-                deal.hand_over_spoken(spoken).await;
+            Some(result) = waiting.join_next() => {
+                dispatcher.hand_over_result(result).await;
                 continue;
             }
             () = &mut stopped => break,
         };
-        if let Some(accepted) = accepted.and_then(|stream| placed(stream, &gate.places)) {
-            silent.spawn(spoken(accepted));
+        if let Some(accepted) = accepted.and_then(|stream| take_slot(stream, &workers.slots)) {
+            waiting.spawn(await_first_byte(accepted));
         }
     }
-    for stream in close(listener, &gate) {
-        if let Some(accepted) = placed(stream, &gate.places) {
-            silent.spawn(spoken(accepted));
+    for stream in close(listener, &workers) {
+        if let Some(accepted) = take_slot(stream, &workers.slots) {
+            waiting.spawn(await_first_byte(accepted));
         }
     }
     let last = async {
-        while let Some(spoken) = silent.join_next().await {
-            deal.hand_over_spoken(spoken).await;
+        while let Some(result) = waiting.join_next().await {
+            dispatcher.hand_over_result(result).await;
         }
     };
-    let _ = tokio::time::timeout(LAST, last).await;
+    let _ = tokio::time::timeout(LAST_FIRST_BYTE, last).await;
 }
 
-/// The same connection once its client has sent something.
-async fn spoken((stream, place): (TcpStream, Place)) -> io::Result<Accepted> {
-    tokio::time::timeout(SILENCE, stream.peek(&mut [0])).await??;
-    Ok((stream.into_std()?, place))
+/// Waits for the first byte of a connection, and returns the connection.
+async fn await_first_byte((stream, slot): (TcpStream, Place)) -> io::Result<Accepted> {
+    tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut [0])).await??;
+    Ok((stream.into_std()?, slot))
 }
 
-/// Closes a port, and tells who serves it to stop. Gives back the connections that are made already
-/// and wait to be accepted: closing the port would reset them, and their clients could not know
-/// that nobody has looked at their requests.
-fn close(listener: TcpListener, gate: &Gate) -> Vec<TcpStream> {
+/// Closes a listener and stops the workers. Returns the connections in the listener's backlog:
+/// closing the listener would reset them, and clients could not tell whether their requests were
+/// processed.
+fn close(listener: TcpListener, workers: &PortWorkers) -> Vec<TcpStream> {
     let mut waiting = Vec::new();
     if let Ok(listener) = listener.into_std() {
-        // It does not block. Who connects without end is not waited for.
+        // The listener is non-blocking. The bound holds if clients keep connecting.
         while waiting.len() < BACKLOG
             && let Ok((stream, _)) = listener.accept()
         {
             waiting.extend(ready(stream).ok());
         }
     }
-    gate.stop.send_replace(true);
+    workers.stop.send_replace(true);
     waiting
 }
 
 fn ready(stream: std::net::TcpStream) -> io::Result<TcpStream> {
     stream.set_nonblocking(true)?;
-    // An answer must not wait for the acknowledgement of the one before.
+    // Nagle's algorithm would delay a response until the one before it is acknowledged.
     stream.set_nodelay(true)?;
     TcpStream::from_std(stream)
 }
 
-/// The next connection; `None`: it failed, and nothing is gained by trying again sooner.
+/// The next connection; `None` after a failure and a pause.
 async fn next(listener: &TcpListener, failures: &Repeating) -> Option<TcpStream> {
     let accepted = listener.accept().await.and_then(|(stream, _)| {
-        // An answer must not wait for the acknowledgement of the one before.
+        // Nagle's algorithm would delay a response until the one before it is acknowledged.
         stream.set_nodelay(true)?;
         Ok(stream)
     });
@@ -190,60 +194,60 @@ async fn next(listener: &TcpListener, failures: &Repeating) -> Option<TcpStream>
     }
 }
 
-/// The connection and its place. Without a place it is closed at once: left to wait, it would look
-/// to a load balancer like one that is served, but slowly.
-fn placed(stream: TcpStream, places: &Places) -> Option<(TcpStream, Place)> {
-    match places.take() {
-        Some(place) => Some((stream, place)),
+/// Takes a slot for a connection. If none is free, closes the connection at once: if it waited, a
+/// load balancer would take it for a slow one.
+fn take_slot(stream: TcpStream, slots: &Places) -> Option<(TcpStream, Place)> {
+    match slots.take() {
+        Some(slot) => Some((stream, slot)),
         None => {
-            // Nothing is left of it, not even for the minute that ports are kept.
+            // Closes with a reset, which leaves no socket in TIME_WAIT.
             let _ = stream.set_zero_linger();
             None
         }
     }
 }
 
-/// Deals connections out to the threads of one port, in turn.
-struct Deal<'g> {
-    gate: &'g Gate,
+/// Distributes connections to the workers of one port, round-robin.
+struct Dispatcher<'w> {
+    workers: &'w PortWorkers,
     next: usize,
 }
 
-impl<'g> Deal<'g> {
-    fn new(gate: &'g Gate) -> Self {
-        Self { gate, next: 0 }
+impl<'w> Dispatcher<'w> {
+    fn new(workers: &'w PortWorkers) -> Self {
+        Self { workers, next: 0 }
     }
 
-    /// Hands over a new connection, if there is a place for it.
-    async fn admit(&mut self, stream: TcpStream) {
-        if let Some((stream, place)) = placed(stream, &self.gate.places)
+    /// Hands over a new connection if a slot is free.
+    async fn dispatch(&mut self, stream: TcpStream) {
+        if let Some((stream, slot)) = take_slot(stream, &self.workers.slots)
             && let Ok(stream) = stream.into_std()
         {
-            self.hand_over((stream, place)).await;
+            self.hand_over((stream, slot)).await;
         }
     }
 
-    async fn hand_over_spoken(&mut self, spoken: Result<io::Result<Accepted>, JoinError>) {
-        // What has failed before its first byte is nobody's request.
-        if let Ok(Ok(accepted)) = spoken {
+    async fn hand_over_result(&mut self, result: Result<io::Result<Accepted>, JoinError>) {
+        // A connection that failed before its first byte carried no request.
+        if let Ok(Ok(accepted)) = result {
             self.hand_over(accepted).await;
         }
     }
 
-    /// Hands over to the next thread that has room. Waits only while none of them has any: then
-    /// the port's other connections wait to be accepted.
+    /// Hands over to the next worker whose channel has room. Waits while all channels are full; new
+    /// connections then wait in the listen backlog.
     async fn hand_over(&mut self, mut accepted: Accepted) {
-        let lanes = &self.gate.lanes;
-        for _ in 0..lanes.len() {
-            let lane = &lanes[self.next];
-            self.next = (self.next + 1) % lanes.len();
-            match lane.try_send(accepted) {
+        let senders = &self.workers.senders;
+        for _ in 0..senders.len() {
+            let sender = &senders[self.next];
+            self.next = (self.next + 1) % senders.len();
+            match sender.try_send(accepted) {
                 Ok(()) => return,
                 Err(TrySendError::Full(back) | TrySendError::Closed(back)) => accepted = back,
             }
         }
-        let room = select_all(lanes.iter().map(|lane| Box::pin(lane.reserve())));
-        // A thread that is gone takes no connections, and ends the node.
+        let room = select_all(senders.iter().map(|sender| Box::pin(sender.reserve())));
+        // A closed channel means that its worker is gone, which ends the node.
         if let (Ok(permit), _, _) = room.await {
             permit.send(accepted);
         }
@@ -259,34 +263,34 @@ mod tests {
     use super::*;
     use crate::metrics::ConnectionMetrics;
 
-    async fn accepted(listener: &TcpListener, places: &Places) -> (TcpStream, Accepted) {
+    async fn accepted(listener: &TcpListener, slots: &Places) -> (TcpStream, Accepted) {
         let address = listener.local_addr().expect("an address");
         let (client, stream) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (stream, _) = stream.expect("accepted");
-        let (stream, place) = placed(stream, places).expect("a place");
-        (client.expect("connected"), (stream.into_std().expect("a stream"), place))
+        let (stream, slot) = take_slot(stream, slots).expect("a slot");
+        (client.expect("connected"), (stream.into_std().expect("a stream"), slot))
     }
 
     #[tokio::test]
-    async fn a_thread_that_takes_nothing_holds_up_no_other() {
+    async fn a_stuck_worker_does_not_block_the_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let places =
+        let slots =
             Places::new(100, ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() });
         let (stuck, _never_received) = mpsc::channel(1);
         let (free, mut received) = mpsc::channel(8);
         let (stop, _) = watch::channel(false);
-        let gate = Gate { places: places.clone(), lanes: vec![stuck, free], stop };
-        let mut deal = Deal::new(&gate);
+        let workers = PortWorkers { slots: slots.clone(), senders: vec![stuck, free], stop };
+        let mut dispatcher = Dispatcher::new(&workers);
         let mut clients = Vec::new();
-        // The first goes to the one that is stuck, and the other takes eight more.
+        // The stuck worker takes the first connection, the other worker the next eight.
         for _ in 0..9 {
-            let (client, accepted) = accepted(&listener, &places).await;
+            let (client, accepted) = accepted(&listener, &slots).await;
             clients.push(client);
-            deal.hand_over(accepted).now_or_never().expect("one of them has room");
+            dispatcher.hand_over(accepted).now_or_never().expect("a channel has room");
         }
-        // Neither has room now.
-        let (_client, last) = accepted(&listener, &places).await;
-        let mut waits = Box::pin(deal.hand_over(last));
+        // Both channels are full now.
+        let (_client, last) = accepted(&listener, &slots).await;
+        let mut waits = Box::pin(dispatcher.hand_over(last));
         assert!(waits.as_mut().now_or_never().is_none());
         received.try_recv().expect("handed over");
         waits.now_or_never().expect("there is room again");
@@ -297,34 +301,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_has_just_connected_is_dealt_out_when_it_stops() {
+    async fn new_connections_are_handed_over_on_stop() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (lane, mut accepted) = mpsc::channel(8);
+        let (sender, mut accepted) = mpsc::channel(8);
         let (stop, stopped) = watch::channel(false);
         let counted = ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() };
         let (stop_workers, workers_stopped) = watch::channel(false);
-        let places = Places::new(8, counted);
-        let gate = Gate { places, lanes: vec![lane], stop: stop_workers };
-        let accepting = tokio::spawn(accept_once_spoken(listener, gate, stop_signal(stopped)));
-        let mut spoken = TcpStream::connect(address).await.expect("connected");
+        let slots = Places::new(8, counted);
+        let workers = PortWorkers { slots, senders: vec![sender], stop: stop_workers };
+        let accepting =
+            tokio::spawn(accept_after_first_byte(listener, workers, stop_signal(stopped)));
+        let mut late = TcpStream::connect(address).await.expect("connected");
         let mut silent = TcpStream::connect(address).await.expect("connected");
-        // It was accepted after the one that is silent.
+        // Accepted after the silent connection.
         let mut last = TcpStream::connect(address).await.expect("connected");
         last.write_all(b"x").await.expect("sent");
         assert!(accepted.recv().await.is_some());
         stop.send_replace(true);
         stop_signal(workers_stopped).await;
-        TcpStream::connect(address).await.expect_err("the port was closed before");
-        spoken.write_all(b"x").await.expect("sent");
-        assert!(accepted.recv().await.is_some(), "it has spoken late, but in time");
-        assert!(accepted.recv().await.is_none(), "nothing is waited for any more");
+        TcpStream::connect(address).await.expect_err("the listener is closed first");
+        late.write_all(b"x").await.expect("sent");
+        assert!(accepted.recv().await.is_some(), "its first byte came late, but in time");
+        assert!(accepted.recv().await.is_none(), "the channel is closed");
         accepting.await.expect("it ends");
         assert_eq!(silent.read(&mut [0]).await.expect("closed"), 0);
     }
 
     #[tokio::test]
-    async fn who_waits_to_be_accepted_is_dealt_out_when_it_stops() {
+    async fn connections_in_the_backlog_are_handed_over_on_stop() {
         for grpc in [true, false] {
             let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
             let address = listener.local_addr().expect("an address");
@@ -334,20 +339,21 @@ mod tests {
                 client.write_all(b"x").await.expect("sent");
                 clients.push(client);
             }
-            let (lane, mut accepted) = mpsc::channel(8);
+            let (sender, mut accepted) = mpsc::channel(8);
             let counted = ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() };
             let (stop, _) = watch::channel(false);
-            let gate = Gate { places: Places::new(8, counted), lanes: vec![lane], stop };
+            let workers =
+                PortWorkers { slots: Places::new(8, counted), senders: vec![sender], stop };
             let stopped = std::future::ready(());
             match grpc {
-                true => accept_once_spoken(listener, gate, stopped).await,
-                false => accept(listener, gate, stopped).await,
+                true => accept_after_first_byte(listener, workers, stopped).await,
+                false => accept(listener, workers, stopped).await,
             }
-            let mut dealt_out = 0;
+            let mut handed_over = 0;
             while accepted.recv().await.is_some() {
-                dealt_out += 1;
+                handed_over += 1;
             }
-            assert_eq!(dealt_out, clients.len());
+            assert_eq!(handed_over, clients.len());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How much a node takes on, by the settings.
+//! Load limits of a node, from its settings.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -12,46 +12,48 @@ use crate::transport::budget::{Budget, DEFAULT_LIMIT};
 use crate::transport::connection::{PATIENCE, Patience};
 use crate::transport::load::{self, Load, Places};
 
-/// Requests under way a thread. Those that wait for the store are fewer: there it is known whose
-/// they are, and who has most is turned away first. This is for whatever else there may be.
-const IN_FLIGHT: usize = 10_000;
+/// Default limit of requests in flight per thread. The store's queues have a lower limit, which
+/// refuses the callers with the most requests first; this is a backstop.
+const DEFAULT_IN_FLIGHT: usize = 10_000;
 
-/// Connections on each port.
-const CONNECTIONS: usize = 10_000;
+/// Default limit of connections per port.
+const DEFAULT_CONNECTIONS: usize = 10_000;
 
-/// Open files beside connections: handshakes, connections to the store, files that are watched.
+/// File descriptors reserved for handshakes, connections to the store and watched files.
 const OTHER_FILES: usize = 1024;
 
-/// The node's two ports.
+/// Number of listening ports: gRPC and HTTP.
 const PORTS: usize = 2;
 
-/// What the parts of a node take on.
-pub(super) struct Bounds {
+/// Load limits for the threads and ports of a node.
+pub(super) struct NodeBounds {
     in_flight: usize,
     connections: usize,
-    /// How long clients are waited for.
+    /// Timeouts of client connections.
     pub(super) patience: Patience,
-    /// Bytes that both ports buffer.
+    /// Bytes that both ports together may buffer.
     pub(super) budget: Budget,
     metrics: Arc<Metrics>,
-    /// Of requests that are turned away, whichever thread it is that does.
+    /// Rate limit of the log message about refused requests, shared by all threads.
     log: Arc<Repeating>,
 }
 
-impl Bounds {
+impl NodeBounds {
     pub(super) fn new(settings: &Settings, metrics: &Arc<Metrics>) -> Self {
         let bounds = &settings.bounds;
         let threads = settings.threads().get();
         let (keepalive, answer) = (bounds.keepalive, bounds.keepalive_timeout);
-        // A call of a page asks the store twice at most: what its caller gives back, and what it
-        // gets. One of many pages has the rest of the time for them.
+        // A one-page lease call needs at most two store round trips: one for what the caller gives
+        // back, one for what it gets. `PATIENCE.call` is left for the other pages.
         let call = PATIENCE.call + settings.store_timeout * 2;
         let limit = bounds.max_buffered_bytes.unwrap_or(DEFAULT_LIMIT);
         let age = Some(bounds.max_connection_age).filter(|age| !age.is_zero());
         let idle = bounds.http_idle;
         Self {
             budget: Budget::new(limit, BudgetMetrics::new(metrics)),
-            in_flight: bounds.max_in_flight.map_or(IN_FLIGHT, |all| all.get().div_ceil(threads)),
+            in_flight: bounds
+                .max_in_flight
+                .map_or(DEFAULT_IN_FLIGHT, |total| total.get().div_ceil(threads)),
             connections: connections(settings, open_files()),
             patience: Patience { keepalive, answer, idle, call, age, ..PATIENCE },
             metrics: Arc::clone(metrics),
@@ -59,27 +61,27 @@ impl Bounds {
         }
     }
 
-    /// For one thread.
+    /// The request slots of one thread.
     pub(super) fn load(&self, transport: &'static str) -> Load {
         Load::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
     }
 
-    /// For one thread that serves gRPC.
-    pub(super) fn of_a_thread(&self, transport: &'static str) -> load::Bounds {
+    /// The limits of one thread.
+    pub(super) fn for_thread(&self, transport: &'static str) -> load::Bounds {
         let (load, budget) = (self.load(transport), self.budget.clone());
         load::Bounds { load, patience: self.patience, budget }
     }
 
-    /// For one port.
-    pub(super) fn places(&self, transport: &'static str) -> Places {
+    /// The connection slots of one port.
+    pub(super) fn connection_slots(&self, transport: &'static str) -> Places {
         Places::new(self.connections, ConnectionMetrics::new(&self.metrics, transport))
     }
 }
 
-/// How many connections there may be on each port, with so many open files in all.
+/// Maximum connections per port, given the process's limit of open files.
 fn connections(settings: &Settings, open_files: usize) -> usize {
     let room = open_files.saturating_sub(OTHER_FILES).max(open_files / 2) / PORTS;
-    settings.bounds.max_connections.map_or(CONNECTIONS.min(room).max(1), NonZeroUsize::get)
+    settings.bounds.max_connections.map_or(DEFAULT_CONNECTIONS.min(room).max(1), NonZeroUsize::get)
 }
 
 fn open_files() -> usize {
@@ -87,8 +89,8 @@ fn open_files() -> usize {
     limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Lets this process open as many files as the system grants it, and says so where that is not
-/// enough.
+/// Raises the soft limit of open files to the hard limit. Warns if that is too low for
+/// `--max-connections`.
 pub(super) fn raise_open_files(settings: &Settings) {
     let mut limit = getrlimit(Resource::Nofile);
     if limit.current != limit.maximum {
@@ -117,21 +119,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_call_is_cut_off_before_the_store_is() {
+    fn call_timeouts_exceed_the_store_timeout() {
         #[derive(clap::Parser)]
-        struct Line {
+        struct Args {
             #[command(flatten)]
             settings: Settings,
         }
-        let line = ["tollgate", "--limits", "x", "--store-timeout", "60s"];
-        let settings = Line::try_parse_from(line).expect("settings").settings;
-        let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
+        let args = ["tollgate", "--limits", "x", "--store-timeout", "60s"];
+        let settings = Args::try_parse_from(args).expect("settings").settings;
+        let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
         assert_eq!(bounds.patience.call, Duration::from_secs(150));
         assert_eq!(bounds.patience.idle, Duration::from_secs(75));
         assert_eq!(bounds.patience.age, Some(Duration::from_secs(3600)));
-        let line = ["tollgate", "--limits", "x", "--max-connection-age", "0"];
-        let settings = Line::try_parse_from(line).expect("settings").settings;
-        let bounds = Bounds::new(&settings, &Arc::new(Metrics::new()));
+        let args = ["tollgate", "--limits", "x", "--max-connection-age", "0"];
+        let settings = Args::try_parse_from(args).expect("settings").settings;
+        let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
         assert_eq!(bounds.patience.age, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Who gets in, by the settings.
+//! Builds TLS and access control from the settings, and warns about insecure ones.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,15 +14,15 @@ use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::door::Door;
 use crate::transport::http::Hosts;
 
-/// What connections come in through.
+/// Loads the certificates and the access file.
 pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
-    let how = match settings.tls_client_optional {
+    let client_auth = match settings.tls_client_optional {
         true => ClientAuth::Optional,
         false => ClientAuth::Required,
     };
     let tls = match settings.tls_cert_file.clone().zip(settings.tls_key_file.clone()) {
         Some((cert, key)) => {
-            let client_ca = settings.tls_client_ca_file.clone().map(|path| (path, how));
+            let client_ca = settings.tls_client_ca_file.clone().map(|path| (path, client_auth));
             let acceptor = Acceptor::load(ServerFiles { cert, key, client_ca }, metrics);
             Some(Arc::new(acceptor.map_err(|error| Error::Tls("--tls-cert-file", error))?))
         }
@@ -35,22 +35,22 @@ pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
     Ok(Door { tls, access })
 }
 
-/// The host names that the HTTP port at `address` answers to.
+/// The host names that requests to the HTTP port at `address` may have.
 pub(super) fn hosts(settings: &Doors, address: SocketAddr, advertise: &str) -> Hosts {
     Hosts::new(address.ip().is_loopback(), advertise, &settings.http_hosts)
 }
 
-/// Says so, once, where anybody on the network may read along, or ask.
+/// Warns if the node listens on the network without TLS or without authentication.
 pub(super) fn warn_if_open(settings: &Doors, listeners: &Listeners) {
-    let outside = |listener: &TcpListener| {
+    let is_exposed = |listener: &TcpListener| {
         listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
     };
-    if !outside(&listeners.grpc) && !outside(&listeners.http) {
+    if !is_exposed(&listeners.grpc) && !is_exposed(&listeners.http) {
         return;
     }
-    let known = settings.access.is_some()
+    let authenticated = settings.access.is_some()
         || (settings.tls_client_ca_file.is_some() && !settings.tls_client_optional);
-    let missing = match (settings.tls_cert_file.is_some(), known) {
+    let missing = match (settings.tls_cert_file.is_some(), authenticated) {
         (true, true) => return,
         (true, false) => "anybody who reaches it may ask (--access)",
         (false, true) => "anybody on the way may read along, tokens too (--tls-cert-file)",
@@ -62,8 +62,8 @@ pub(super) fn warn_if_open(settings: &Doors, listeners: &Listeners) {
     tracing::warn!(missing, advice = "see docs/security.md", "the node is open to the network");
 }
 
-/// Says so, once, where clients are told to dial an address that is none.
-pub(super) fn warn_if_nowhere(advertise: &str) {
+/// Warns if the advertised address is unspecified (0.0.0.0 or ::), which clients can't dial.
+pub(super) fn warn_if_unspecified(advertise: &str) {
     if advertise.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
         tracing::warn!(
             advertise,
@@ -73,7 +73,7 @@ pub(super) fn warn_if_nowhere(advertise: &str) {
     }
 }
 
-/// Says so, once, where the token for a parent is sent for all on the way to read.
+/// Warns if the token for a parent on another machine is sent without TLS.
 pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]) {
     if files.parent_token_file.is_none() || files.parent_ca_file.is_some() {
         return;
@@ -88,7 +88,7 @@ pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]
     }
 }
 
-/// Says so, once for each, where everybody on this machine may read a private key.
+/// Warns about each private key that is world-readable.
 pub(super) fn warn_if_keys_are_readable(settings: &Settings) {
     for (flag, key) in [
         ("--tls-key-file", &settings.doors.tls_key_file),

@@ -1,5 +1,5 @@
-//! The thread of the heartbeat: whether a server is back, and how many nodes there are, is found
-//! out in time whatever else the node has to do.
+//! The heartbeat thread. It detects recovered store servers and counts the nodes. It is a thread of
+//! its own so that load on the other threads can't delay it.
 
 use std::time::Duration;
 use std::{io, thread};
@@ -9,42 +9,43 @@ use tokio::sync::oneshot;
 use super::Error;
 use crate::store::redis::Connector;
 
-/// How long saying that the node is going may take.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Timeout for deregistering the node.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What looks after the store's servers, until [`stop`](Self::stop).
-pub(super) struct Heart {
-    /// `None`: it has said that the node is there.
-    greeted: Option<oneshot::Receiver<()>>,
-    /// `None`: it was told to.
+/// Handle of the heartbeat thread, which runs until [`stop`](Self::stop).
+pub(super) struct Heartbeat {
+    /// Resolves after the first attempt to register the node; `None` once awaited.
+    registered: Option<oneshot::Receiver<()>>,
+    /// Stops the thread when dropped.
     stop: Option<oneshot::Sender<()>>,
-    /// `None`: it has.
+    /// Resolves when the thread exits; `None` once awaited.
     ended: Option<oneshot::Receiver<()>>,
 }
 
-impl Heart {
-    /// Says first that the node `id` is there; see [`greeted`](Self::greeted).
+impl Heartbeat {
+    /// Starts the thread, which first registers the node `id`; see
+    /// [`registered`](Self::registered).
     pub(super) fn start(connector: Connector, id: String) -> Result<Self, Error> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| Error::System("a runtime", error))?;
-        let (greeted, has_greeted) = oneshot::channel();
+        let (registered, is_registered) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
         let (end, ended) = oneshot::channel();
         let beat = async move {
-            let goes_on = async {
+            let heartbeats = async {
                 connector.greet(&id).await;
-                // Nobody may wait for it.
-                let _ = greeted.send(());
+                // Fails if nothing awaits `registered`.
+                let _ = registered.send(());
                 connector.tend(&id).await;
             };
             tokio::select! {
-                () = goes_on => {}
+                () = heartbeats => {}
                 _ = stopped => {}
             }
-            // The others find out by themselves when it can't be said.
-            let _ = tokio::time::timeout(FAREWELL, connector.leave(&id)).await;
+            // Without this, the other nodes notice when the registration expires.
+            let _ = tokio::time::timeout(LEAVE_TIMEOUT, connector.leave(&id)).await;
         };
         thread::Builder::new()
             .name("heartbeat".to_owned())
@@ -53,28 +54,28 @@ impl Heart {
                 let _ = end.send(());
             })
             .map_err(|error| Error::System("a thread", error))?;
-        Ok(Self { greeted: Some(has_greeted), stop: Some(stop), ended: Some(ended) })
+        Ok(Self { registered: Some(is_registered), stop: Some(stop), ended: Some(ended) })
     }
 
-    /// Waits until the store has been told that the node is there, or has not answered: one whose
-    /// store is there need not begin with the failure policy.
-    pub(super) async fn greeted(&mut self) {
-        if let Some(greeted) = &mut self.greeted {
-            // An error means that the thread is gone, which ends the node later on.
-            let _ = greeted.await;
-            self.greeted = None;
+    /// Waits until the node is registered in the store, or the store has not answered. A node with
+    /// a healthy store thus does not begin with the failure policy.
+    pub(super) async fn registered(&mut self) {
+        if let Some(registered) = &mut self.registered {
+            // An error means that the thread is gone, which `gone` reports.
+            let _ = registered.await;
+            self.registered = None;
         }
     }
 
-    /// Completes if the thread is gone, which nobody has told it to.
+    /// Completes if the thread exits without having been stopped.
     pub(super) async fn gone(&mut self) -> Error {
         self.end().await;
         Error::System("the heartbeat", io::Error::other("its thread is gone"))
     }
 
-    /// Says that the node is going.
+    /// Deregisters the node and ends the thread.
     pub(super) async fn stop(mut self) {
-        // Without the sender, which is a stop, too.
+        // Dropping the sender stops the thread.
         self.stop = None;
         self.end().await;
     }

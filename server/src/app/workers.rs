@@ -1,4 +1,4 @@
-//! The threads that serve connections: several for gRPC, and one for HTTP.
+//! Worker threads, which serve connections: several for gRPC, one for HTTP.
 
 use std::future::Future;
 use std::io;
@@ -24,32 +24,34 @@ use crate::transport::http_port::HttpPort;
 use crate::transport::load::Place;
 
 /// How long a TLS handshake may still take once the node is stopping.
-const LAST: Duration = Duration::from_secs(1);
+const LAST_HANDSHAKE: Duration = Duration::from_secs(1);
 
-/// How many turns connections have between two looks for the input of others, where there are
-/// always some that have more to do.
-const TURNS: u32 = 8;
+/// Task polls between two I/O polls if tasks are always ready (tokio's `event_interval`).
+const EVENT_INTERVAL: u32 = 8;
 
-/// What a worker's receiver has heard.
-pub(super) type Heard = Result<Result<(), Error>, oneshot::error::RecvError>;
+/// What the receiver of a worker returns when the thread ends.
+pub(super) type WorkerExit = Result<Result<(), Error>, oneshot::error::RecvError>;
 
-/// The last word of a worker, if it had one.
-pub(super) fn word(heard: Result<Heard, JoinError>) -> Option<Result<(), Error>> {
-    heard.ok()?.ok()
+/// The result that a worker sent before it ended; `None` if it panicked.
+pub(super) fn exit_result(exit: Result<WorkerExit, JoinError>) -> Option<Result<(), Error>> {
+    exit.ok()?.ok()
 }
 
-/// Waits for a worker to end, which none does before it is told to.
-pub(super) async fn ended_early(workers: &mut JoinSet<Heard>) -> Error {
+/// Completes with an error when a worker ends before it was told to stop.
+pub(super) async fn ended_early(workers: &mut JoinSet<WorkerExit>) -> Error {
     let first = workers.join_next().await;
-    let result = first.and_then(word).unwrap_or(Err(Error::WorkerEnded));
+    let result = first.and_then(exit_result).unwrap_or(Err(Error::WorkerEnded));
     result.err().unwrap_or(Error::WorkerEnded)
 }
 
 fn runtime() -> io::Result<Runtime> {
-    tokio::runtime::Builder::new_current_thread().enable_all().event_interval(TURNS).build()
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .event_interval(EVENT_INTERVAL)
+        .build()
 }
 
-/// One thread that serves the connections of one port.
+/// A thread that serves connections of one port.
 pub(super) struct Worker {
     pub(super) port: Port,
     pub(super) accepted: mpsc::Receiver<Accepted>,
@@ -58,8 +60,8 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Starts it; the receiver hears when it has ended. `open` makes, on the new thread, what
-    /// serves one connection until its client or the last argument ends it.
+    /// Starts the thread; the receiver resolves when it ends. `open` creates the server on the new
+    /// thread.
     pub(super) fn start<F>(
         self,
         name: String,
@@ -73,40 +75,42 @@ impl Worker {
         thread::Builder::new()
             .name(name)
             .spawn(move || {
-                // Nobody listens if the node has given up waiting.
+                // Fails if the node no longer waits for its threads.
                 let _ = done.send(runtime.block_on(self.serve(open)));
             })
             .map_err(|error| Error::System("a thread", error))?;
         Ok(ended)
     }
 
-    /// Serves until it is told to stop, and every request under way is answered.
+    /// Serves until it is told to stop and all open requests are answered.
     async fn serve<F: Server>(
         mut self,
         open: impl FnOnce() -> Result<F, Error>,
     ) -> Result<(), Error> {
-        let served = open()?;
+        let server = open()?;
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
         let (door, port) = (self.door, self.port);
-        let begin = |connections: &mut JoinSet<()>, (accepted, place), room: Room| {
-            // One that is broken already is nobody's request.
+        let spawn = |connections: &mut JoinSet<()>, (accepted, slot), room: Room| {
+            // Fails if the connection is already broken.
             let Ok(stream) = TcpStream::from_std(accepted) else { return };
-            let (served, door) = (served.clone(), door.clone());
-            let (going, stop) = (stop_signal(self.stopped.clone()), self.stopped.clone());
+            let (server, door) = (server.clone(), door.clone());
+            let (stopping, stop) = (stop_signal(self.stopped.clone()), self.stopped.clone());
             connections.spawn(async move {
                 let mut opening = pin!(door.open(stream, port, room));
                 let opened = tokio::select! {
-                    // Without TLS it is in at once, also when it only comes to be sent away.
+                    // Without TLS this is ready at once, even while the node is stopping.
                     biased;
                     opened = &mut opening => opened,
-                    // A stop waits for requests, and not for long for handshakes.
-                    () = going => tokio::time::timeout(LAST, opening).await.ok().flatten(),
+                    // A stopping node waits for open requests, but only briefly for handshakes.
+                    () = stopping => {
+                        tokio::time::timeout(LAST_HANDSHAKE, opening).await.ok().flatten()
+                    }
                 };
                 if let Some((stream, guard)) = opened {
-                    served.serve(stream, guard, stop_signal(stop)).await;
+                    server.serve(stream, guard, stop_signal(stop)).await;
                 }
-                drop::<Place>(place);
+                drop::<Place>(slot);
             });
         };
         loop {
@@ -115,29 +119,30 @@ impl Worker {
                 Some(_) = connections.join_next() => continue,
                 () = &mut stopped => break,
             };
-            // Until there is, connections wait in the lane, and then to be accepted.
+            // Until a handshake may begin, connections wait in the channel, then in the backlog of
+            // the listener.
             let room = tokio::select! {
                 biased;
                 room = door.room(port) => room,
                 () = &mut stopped => break,
             };
-            begin(&mut connections, accepted, room);
+            spawn(&mut connections, accepted, room);
         }
-        // Those that are still handed over hear that they should go elsewhere. The thread that
-        // accepts ends soon, and with it the channel.
+        // Connections that are still handed over are told to go away. The accept thread ends soon
+        // and closes the channel.
         while let Some(accepted) = self.accepted.recv().await {
             let Some(room) = door.room(port).now_or_never() else { continue };
-            begin(&mut connections, accepted, room);
+            spawn(&mut connections, accepted, room);
         }
         while connections.join_next().await.is_some() {}
         Ok(())
     }
 }
 
-/// What serves connections.
+/// Serves the connections of a port.
 pub(super) trait Server: Clone + Send + 'static {
-    /// Serves one until its client closes it, or until `stop` completes and every request under
-    /// way is answered.
+    /// Serves one connection until its client closes it, or until `stop` completes and all open
+    /// requests are answered.
     fn serve(
         self,
         stream: Stream<TcpStream>,
@@ -204,17 +209,17 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_worker_that_ends_is_noticed() {
+    async fn a_worker_that_ends_early_is_reported() {
         let (_stop, stopped) = watch::channel(false);
         let mut workers = JoinSet::new();
-        let mut lanes = Vec::new();
+        let mut senders = Vec::new();
         let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
-            let (lane, accepted) = mpsc::channel(1);
+            let (sender, accepted) = mpsc::channel(1);
             let (stopped, door) = (stopped.clone(), Door::default());
             let worker = Worker { port: Port::Grpc, accepted, stopped, door };
             let name = format!("grpc-{number}");
             let ended = worker.start(name, move || front().map(Arc::new)).expect("a thread");
-            lanes.push(lane);
+            senders.push(sender);
             ended
         };
         workers.spawn(start(0, || Ok(front())));
@@ -222,7 +227,7 @@ mod tests {
         assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
         workers.spawn(start(2, || panic!("as a test")));
         assert!(matches!(ended_early(&mut workers).await, Error::WorkerEnded));
-        assert_eq!(workers.len(), 1, "the first goes on");
+        assert_eq!(workers.len(), 1, "the first continues");
     }
 
     #[test]
@@ -231,9 +236,9 @@ mod tests {
         receiver.set_nonblocking(true).expect("as tokio wants it");
         runtime().expect("a runtime").block_on(async {
             let mut receiver = UnixStream::from_std(receiver).expect("registered");
-            let turns = Arc::new(AtomicU32::new(0));
-            let counted = Arc::clone(&turns);
-            // It always has more to do.
+            let polls = Arc::new(AtomicU32::new(0));
+            let counted = Arc::clone(&polls);
+            // This task is always ready.
             tokio::spawn(poll_fn(move |context| {
                 counted.fetch_add(1, Ordering::Relaxed);
                 context.waker().wake_by_ref();
@@ -241,12 +246,12 @@ mod tests {
             }));
             for _ in 0..100 {
                 let mut input = pin!(receiver.read_u8());
-                assert!(input.as_mut().now_or_never().is_none(), "there is none yet");
+                assert!(input.as_mut().now_or_never().is_none(), "no input yet");
                 sender.write_all(&[7]).expect("sent");
-                let before = turns.load(Ordering::Relaxed);
+                let before = polls.load(Ordering::Relaxed);
                 assert_eq!(input.await.expect("received"), 7);
-                let waited = turns.load(Ordering::Relaxed) - before;
-                assert!(waited <= 10, "it has waited for {waited} turns of another");
+                let waited = polls.load(Ordering::Relaxed) - before;
+                assert!(waited <= 10, "it waited for {waited} polls of another task");
             }
         });
     }

@@ -1,38 +1,39 @@
-//! Pages that take long to make: made off the thread that serves requests, one at a time, and the
-//! same one for all who wait for it. However many ask, and however often, a page takes a bounded
-//! part of the node's time.
+//! Pages that are slow to render. They are rendered outside of the request handlers, one at a time,
+//! and all waiting requests share one rendering. A page takes a bounded share of the node's time,
+//! however many requests ask for it.
 
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot};
 
-/// How long making a page may be put off.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum pause between two renderings, unless the page has a longer minimum.
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// Pauses this many times as long as the last page took: one fifth of a core at most.
-const PAUSE: u32 = 4;
+/// The pause after a rendering is this many times as long as the rendering, so that rendering takes
+/// one fifth of a core.
+const PAUSE_FACTOR: u32 = 4;
 
-/// The side of those who want a page. Clones ask for the same page.
-pub struct Asker<T>(mpsc::UnboundedSender<oneshot::Sender<T>>);
+/// Requests a page. Clones request the same page.
+pub struct PageHandle<T>(mpsc::UnboundedSender<oneshot::Sender<T>>);
 
-/// The side that makes it.
-pub struct Maker<T>(mpsc::UnboundedReceiver<oneshot::Sender<T>>);
+/// Renders the page for its handles.
+pub struct PageRenderer<T>(mpsc::UnboundedReceiver<oneshot::Sender<T>>);
 
-/// Both sides of one kind of page.
-pub fn page<T: Clone>() -> (Asker<T>, Maker<T>) {
-    // One entry for each request under way, and those are bounded.
-    let (asker, maker) = mpsc::unbounded_channel();
-    (Asker(asker), Maker(maker))
+/// The handle and the renderer of one page.
+pub fn page_channel<T: Clone>() -> (PageHandle<T>, PageRenderer<T>) {
+    // Holds one entry per open request, and open requests are bounded.
+    let (sender, receiver) = mpsc::unbounded_channel();
+    (PageHandle(sender), PageRenderer(receiver))
 }
 
-impl<T> Clone for Asker<T> {
+impl<T> Clone for PageHandle<T> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<T> Asker<T> {
-    /// A page that is begun after this call. `None`: the maker has stopped.
+impl<T> PageHandle<T> {
+    /// A page whose rendering begins after this call; `None` if the renderer has stopped.
     pub async fn ask(&self) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         self.0.send(sender).ok()?;
@@ -40,25 +41,26 @@ impl<T> Asker<T> {
     }
 }
 
-impl<T: Clone> Maker<T> {
-    /// Makes pages until nobody can ask any more, with a pause of at least `pause` after each.
-    pub async fn run(mut self, pause: Duration, mut make: impl AsyncFnMut() -> T) {
+impl<T: Clone> PageRenderer<T> {
+    /// Renders pages on request until all handles are dropped, with a pause of at least `min_pause`
+    /// after each.
+    pub async fn run(mut self, min_pause: Duration, mut render: impl AsyncFnMut() -> T) {
         while let Some(first) = self.0.recv().await {
             let mut waiting = vec![first];
             while let Ok(more) = self.0.try_recv() {
                 waiting.push(more);
             }
-            waiting.retain(|one| !one.is_closed());
+            waiting.retain(|request| !request.is_closed());
             if waiting.is_empty() {
                 continue;
             }
             let begun = Instant::now();
-            let made = make().await;
+            let page = render().await;
             let took = begun.elapsed();
-            for one in waiting {
-                let _ = one.send(made.clone());
+            for request in waiting {
+                let _ = request.send(page.clone());
             }
-            tokio::time::sleep((took * PAUSE).min(LONGEST_PAUSE).max(pause)).await;
+            tokio::time::sleep((took * PAUSE_FACTOR).min(MAX_PAUSE).max(min_pause)).await;
         }
     }
 }
@@ -70,32 +72,32 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_who_wait_get_the_same_page() {
-        let (asker, maker) = page();
-        let mut made = 0;
+    async fn waiting_requests_share_one_page() {
+        let (handle, renderer) = page_channel();
+        let mut rendered = 0;
         let pause = Duration::from_millis(50);
-        let maker = maker.run(pause, async || {
+        let renderer = renderer.run(pause, async || {
             tokio::task::yield_now().await;
-            made += 1;
-            made
+            rendered += 1;
+            rendered
         });
         tokio::select! {
-            () = maker => panic!("somebody can still ask"),
+            () = renderer => panic!("a handle is left"),
             () = async {
-                assert_eq!(join_all((0..100).map(|_| asker.ask())).await, [Some(1); 100]);
-                // Who gives up leaves nothing to do.
-                assert!(asker.ask().now_or_never().is_none());
+                assert_eq!(join_all((0..100).map(|_| handle.ask())).await, [Some(1); 100]);
+                // An abandoned request causes no rendering.
+                assert!(handle.ask().now_or_never().is_none());
                 let begun = tokio::time::Instant::now();
-                assert_eq!(join_all((0..100).map(|_| asker.ask())).await, [Some(2); 100]);
-                assert!(begun.elapsed() >= pause, "not before the pause is over");
+                assert_eq!(join_all((0..100).map(|_| handle.ask())).await, [Some(2); 100]);
+                assert!(begun.elapsed() >= pause, "only after the pause");
             } => {}
         }
     }
 
     #[tokio::test]
-    async fn nobody_waits_for_a_maker_that_has_stopped() {
-        let (asker, maker) = page::<u32>();
-        drop(maker);
-        assert_eq!(asker.ask().await, None);
+    async fn requests_fail_once_the_renderer_has_stopped() {
+        let (handle, renderer) = page_channel::<u32>();
+        drop(renderer);
+        assert_eq!(handle.ask().await, None);
     }
 }

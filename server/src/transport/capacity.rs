@@ -1,4 +1,4 @@
-//! `doorman.Capacity` on the gRPC port.
+//! The gRPC service `doorman.Capacity`.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use crate::access::{Caller, Refusal};
 use crate::domain::lease::{Claim, Holder};
 use crate::domain::sharing::Kind;
 use crate::service::capacity::{
-    Asker, CapacityService, Lease, PriorityWants, Request as Asked, check_count,
+    Asker, CapacityService, Lease, PriorityWants, Request as ResourceRequest, check_count,
 };
 use crate::store::LeaseStore;
 
-pub(super) struct Leases<S> {
+pub(super) struct CapacityApi<S> {
     service: CapacityService<S>,
     advertise: Arc<str>,
 }
 
-impl<S: LeaseStore> Leases<S> {
+impl<S: LeaseStore> CapacityApi<S> {
     pub(super) fn new(service: CapacityService<S>, advertise: Arc<str>) -> Self {
         Self { service, advertise }
     }
@@ -34,15 +34,15 @@ impl<S: LeaseStore> Leases<S> {
         &self,
         caller: &Caller,
         holder: Holder<'_>,
-        asked: &[Asked<'_>],
+        requests: &[ResourceRequest<'_>],
     ) -> Result<Vec<Lease>, Status> {
         let asker = Asker { id: caller.id(), max_resources: caller.max_resources() };
-        self.service.get_for(asker, holder, asked).await.map_err(|error| refusal(&error))
+        self.service.get_for(asker, holder, requests).await.map_err(|error| refusal(&error))
     }
 }
 
 #[tonic::async_trait]
-impl<S: LeaseStore> Capacity for Leases<S> {
+impl<S: LeaseStore> Capacity for CapacityApi<S> {
     async fn discovery(
         &self,
         _: Request<DiscoveryRequest>,
@@ -60,27 +60,27 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         let caller = caller(&request)?;
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
-        let ids = request.resource.iter().map(|one| &*one.resource_id);
+        let ids = request.resource.iter().map(|item| &*item.resource_id);
         caller.may_lease(&request.client_id, ids).map_err(turned_away)?;
-        let asked: Vec<_> = request
+        let requests: Vec<_> = request
             .resource
             .iter()
-            .map(|one| Asked {
-                resource: &one.resource_id,
-                wants: [PriorityWants { priority: one.priority, clients: 1, wants: one.wants }]
+            .map(|item| ResourceRequest {
+                resource: &item.resource_id,
+                wants: [PriorityWants { priority: item.priority, clients: 1, wants: item.wants }]
                     .into(),
-                has: one.has.as_ref().map(claim),
+                has: item.has.as_ref().map(claim),
                 most_clients: 1,
             })
             .collect();
-        let leases = self.get(&caller, Holder::Client(&request.client_id), &asked).await?;
+        let leases = self.get(&caller, Holder::Client(&request.client_id), &requests).await?;
         let response = request
             .resource
             .into_iter()
             .zip(leases)
-            .map(|(one, lease)| ResourceResponse {
-                resource_id: one.resource_id,
-                gets: wire(&lease),
+            .map(|(item, lease)| ResourceResponse {
+                resource_id: item.resource_id,
+                gets: wire_lease(&lease),
                 safe_capacity: lease.safe_capacity,
                 learning_until: lease.learning_until_s,
                 degraded: lease.degraded.then_some(true),
@@ -96,20 +96,21 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         let caller = caller(&request)?;
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
-        let ids = request.resource.iter().map(|one| &*one.resource_id);
+        let ids = request.resource.iter().map(|item| &*item.resource_id);
         caller.may_lease(&request.server_id, ids).map_err(turned_away)?;
-        let asked = request.resource.iter().map(|one| server_ask(&caller, &request.server_id, one));
-        let asked = asked.collect::<Result<Vec<_>, _>>().map_err(turned_away)?;
-        let leases = self.get(&caller, Holder::Server(&request.server_id), &asked).await?;
+        let requests =
+            request.resource.iter().map(|item| server_request(&caller, &request.server_id, item));
+        let requests = requests.collect::<Result<Vec<_>, _>>().map_err(turned_away)?;
+        let leases = self.get(&caller, Holder::Server(&request.server_id), &requests).await?;
         let response = request
             .resource
             .into_iter()
             .zip(leases)
-            .map(|(one, lease)| ServerCapacityResourceResponse {
-                resource_id: one.resource_id,
-                gets: wire(&lease),
+            .map(|(item, lease)| ServerCapacityResourceResponse {
+                resource_id: item.resource_id,
+                gets: wire_lease(&lease),
                 algorithm: Some(Algorithm {
-                    kind: kind(lease.kind).into(),
+                    kind: wire_kind(lease.kind).into(),
                     lease_length: lease.lease_length_s,
                     refresh_interval: lease.refresh_interval_s,
                     parameters: Vec::new(),
@@ -130,7 +131,7 @@ impl<S: LeaseStore> Capacity for Leases<S> {
         let caller = caller(&request)?;
         let request = request.get_ref();
         check_count(request.resource_id.len()).map_err(|error| refusal(&error))?;
-        // Older clients send empty names when they close, which mean nothing.
+        // Older clients send empty names when they close.
         let named = request.resource_id.iter().map(String::as_str).filter(|id| !id.is_empty());
         let resources: Vec<&str> = named.collect();
         caller.may_lease(&request.client_id, resources.iter().copied()).map_err(turned_away)?;
@@ -140,26 +141,26 @@ impl<S: LeaseStore> Capacity for Leases<S> {
     }
 }
 
-/// What a lower cluster asks of one resource.
-fn server_ask<'a>(
+/// What a lower cluster requests of one resource.
+fn server_request<'a>(
     caller: &Caller,
     server_id: &str,
-    one: &'a ServerCapacityResourceRequest,
-) -> Result<Asked<'a>, Refusal> {
-    let wants = one.wants.iter().map(|band| PriorityWants {
+    item: &'a ServerCapacityResourceRequest,
+) -> Result<ResourceRequest<'a>, Refusal> {
+    let wants = item.wants.iter().map(|band| PriorityWants {
         priority: band.priority,
         clients: band.num_clients,
         wants: band.wants,
     });
-    let clients = one.wants.iter().fold(0_i64, |sum, band| sum.saturating_add(band.num_clients));
-    Ok(Asked {
-        resource: &one.resource_id,
+    let clients = item.wants.iter().fold(0_i64, |sum, band| sum.saturating_add(band.num_clients));
+    Ok(ResourceRequest {
+        resource: &item.resource_id,
         wants: wants.collect(),
-        has: match one.forgotten {
+        has: match item.forgotten {
             Some(true) => Some(Claim::UNKNOWN),
-            _ => one.has.as_ref().map(claim),
+            _ => item.has.as_ref().map(claim),
         },
-        most_clients: caller.may_lend(server_id, &one.resource_id, clients)?,
+        most_clients: caller.may_lend(server_id, &item.resource_id, clients)?,
     })
 }
 
@@ -167,7 +168,7 @@ fn claim(has: &WireLease) -> Claim {
     Claim { capacity: has.capacity, expiry_s: has.expiry_time }
 }
 
-fn wire(lease: &Lease) -> WireLease {
+fn wire_lease(lease: &Lease) -> WireLease {
     WireLease {
         expiry_time: lease.expiry_s,
         refresh_interval: lease.refresh_interval_s,
@@ -175,7 +176,7 @@ fn wire(lease: &Lease) -> WireLease {
     }
 }
 
-fn kind(kind: Kind) -> algorithm::Kind {
+fn wire_kind(kind: Kind) -> algorithm::Kind {
     match kind {
         Kind::NoAlgorithm => algorithm::Kind::NoAlgorithm,
         Kind::Static => algorithm::Kind::Static,

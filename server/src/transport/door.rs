@@ -1,5 +1,5 @@
-//! What a connection goes through before its first request: a handshake where TLS is on, and a
-//! guard that knows whose it is.
+//! What both ports share before the first request of a connection: the TLS handshake, if TLS is on,
+//! and the [`Guard`] that identifies callers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -10,18 +10,18 @@ use super::budget::{Account, Budget};
 use crate::access::{Access, Caller, Guard, Refusal};
 use crate::tls::{Acceptor, Port, Room, Stream};
 
-/// How connections get in. Clones are the same door.
+/// TLS and access control of a node. Clones share both.
 #[derive(Clone, Default)]
 pub struct Door {
-    /// `None`: without TLS.
+    /// `None` if TLS is off.
     pub tls: Option<Arc<Acceptor>>,
-    /// `None`: everybody may do everything.
+    /// `None` without an access file: every caller may do everything.
     pub access: Option<Arc<Access>>,
 }
 
 impl Door {
-    /// Waits until one more connection may be let in: no more than a few hundred handshakes
-    /// are under way at once.
+    /// Waits until another handshake may begin on `port`; a few hundred may run at once. Returns at
+    /// once if TLS is off.
     pub async fn room(&self, port: Port) -> Room {
         match &self.tls {
             Some(tls) => tls.room(port).await,
@@ -29,7 +29,7 @@ impl Door {
         }
     }
 
-    /// Lets a connection in, within ten seconds; `None`: it is none.
+    /// Completes the handshake of a connection. `None` if it fails or takes more than ten seconds.
     pub async fn open(
         &self,
         stream: TcpStream,
@@ -37,7 +37,7 @@ impl Door {
         room: Room,
     ) -> Option<(Stream<TcpStream>, Guard)> {
         let (stream, names) = match &self.tls {
-            // In a box, as it takes kilobytes, which connections without TLS need not keep.
+            // Boxed: the future takes kilobytes, which connections without TLS would store, too.
             Some(tls) => Box::pin(tls.accept(stream, port, room)).await?,
             None => (Stream::Plain(stream), None),
         };
@@ -49,7 +49,7 @@ impl Door {
         Some((stream, guard))
     }
 
-    /// Reads the files again that it goes by. What comes of it is logged.
+    /// Rereads certificates and access file off the runtime's own threads. Logs the outcome.
     pub async fn reload_aside(&self) {
         if let Some(tls) = &self.tls {
             tls.reload_aside().await;
@@ -59,7 +59,7 @@ impl Door {
         }
     }
 
-    /// Does so whenever they have changed, until the future is dropped.
+    /// Rereads these files whenever they change, until the future is dropped.
     pub async fn watch(&self) {
         let tls = async {
             if let Some(tls) = &self.tls {
@@ -75,24 +75,24 @@ impl Door {
     }
 }
 
-/// What requests of one HTTP connection have in common: who sends them, and what the connection
-/// may buffer. Clones belong to the same connection.
+/// Context of one HTTP connection, shared by its requests: its guard and its accounts of buffered
+/// bytes. Clones belong to the same connection.
 #[derive(Clone)]
 pub struct Asking {
-    /// `None`: everybody may do everything. In a lock, since requests over HTTP/2 are concurrent.
+    /// `None` without an access file. In a mutex because requests over HTTP/2 are concurrent.
     guard: Option<Arc<Mutex<Guard>>>,
     bodies: Arc<Account>,
     answers: Arc<Account>,
 }
 
 impl Asking {
-    /// For a connection that `guard` knows.
+    /// The context of a connection whose callers `guard` identifies.
     pub fn new(guard: Guard, budget: &Budget) -> Self {
         let guard = (!guard.is_open()).then(|| Arc::new(Mutex::new(guard)));
         Self { guard, bodies: budget.account(), answers: budget.account() }
     }
 
-    /// Who sends a request with these headers.
+    /// The caller of a request with these headers.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
         match &self.guard {
             None => Ok(Caller::ALLOWED),
@@ -100,12 +100,12 @@ impl Asking {
         }
     }
 
-    /// Counts the bodies of requests.
+    /// The account of request bodies.
     pub(super) fn bodies(&self) -> &Arc<Account> {
         &self.bodies
     }
 
-    /// Counts the answers that are not sent yet.
+    /// The account of unsent responses.
     pub(super) fn answers(&self) -> &Arc<Account> {
         &self.answers
     }

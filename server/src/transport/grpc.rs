@@ -12,19 +12,20 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::capacity::Leases;
+use super::capacity::CapacityApi;
 use super::front::Front;
 use super::load::Bounds;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
 
-/// Health whose `Watch` of a service that is not there says so and stays open, as the protocol
-/// wants it. No service is registered once a node serves, so nothing can follow.
-struct Watched<H>(H);
+/// Health service whose `Watch` of an unknown service sends `SERVICE_UNKNOWN` and stays open, as
+/// the health checking protocol requires. The stream sends nothing further, because no services
+/// are registered once a node serves.
+struct OpenWatch<H>(H);
 
 #[tonic::async_trait]
-impl<H: Health> Health for Watched<H> {
+impl<H: Health> Health for OpenWatch<H> {
     type WatchStream = Pin<Box<dyn Stream<Item = Result<HealthCheckResponse, Status>> + Send>>;
 
     async fn check(
@@ -50,12 +51,12 @@ impl<H: Health> Health for Watched<H> {
     }
 }
 
-/// Everything that the gRPC port serves. `took` records how long requests take; `advertise`
-/// is the address that clients should dial. `bounds` is what is taken on.
+/// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
+/// address that clients should dial. `bounds` limits one thread's load.
 pub fn front<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
-    took: Histogram,
+    latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
     bounds: Bounds,
@@ -66,9 +67,9 @@ pub fn front<B: Store, L: LeaseStore>(
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let others = Routes::new(CapacityServer::new(Leases::new(leases, advertise)))
-        .add_service(HealthServer::new(Watched(health)))
+    let routes = Routes::new(CapacityServer::new(CapacityApi::new(leases, advertise)))
+        .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();
-    Ok(Front::new(service, took, others, bounds))
+    Ok(Front::new(service, latency, routes, bounds))
 }

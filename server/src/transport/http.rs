@@ -1,5 +1,5 @@
-//! The HTTP port: the API as JSON, metrics, health for load balancers and orchestrators, and
-//! a page that shows what goes on.
+//! The HTTP port: the JSON API, metrics, health checks for load balancers and orchestrators, and
+//! status pages.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use super::aside::{Asker, page as page_aside};
+use super::aside::{PageHandle, page_channel};
 use super::load::RETRY_S;
 use super::messages::query;
 pub use super::status::{About, StoreState, pages as status_pages};
 use super::status::{StatusPages, resource as resource_view};
-use super::{response, status};
+use super::{http_status, response};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::Error;
@@ -34,107 +34,108 @@ mod body;
 mod host;
 
 pub use admission::Admission;
-pub(super) use admission::Unread;
+pub(super) use admission::UnreadBody;
 use admission::admit;
 pub use host::Hosts;
 
-/// The largest request body, in bytes: a name of a megabyte is answered as over gRPC, and all else
-/// that a request has takes less than two kilobytes, every character of it escaped.
+/// Maximum request body, in bytes. A request with an invalid name of up to 1 MiB gets the same
+/// answer as over gRPC; the rest of a request takes less than 2 KiB, even fully escaped.
 const BODY_LIMIT: usize = (1 << 20) + (4 << 10);
 
-/// Where tokens are asked for. All else is for those who look after the node, and is answered
-/// also when it has too much to do.
-const ALLOW: &str = "/v1/allow";
+/// Path of token requests. All other paths are for operators, and are answered even while the node
+/// is overloaded.
+const ALLOW_PATH: &str = "/v1/allow";
 
-/// Where anybody may ask: load balancers and orchestrators do.
-const OPEN: [&str; 2] = ["/healthz", "/readyz"];
+/// Paths that anybody may request, for load balancers and orchestrators.
+const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
-/// Whether the node should get requests; the text says why not.
+/// Whether the node should receive requests; `Err` is the reason why not.
 pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 
-/// The pages that are made aside, for all who ask at once.
+/// The pages that are rendered outside of the request handlers and shared by concurrent requests.
 #[derive(Clone)]
 pub struct Pages {
-    /// The metrics, as Prometheus reads them.
-    pub metrics: Asker<Bytes>,
-    /// The state of the node.
-    pub status: Asker<Arc<StatusPages>>,
+    /// The metrics in Prometheus text format.
+    pub metrics: PageHandle<Bytes>,
+    /// The node's status, as HTML and JSON.
+    pub status: PageHandle<Arc<StatusPages>>,
 }
 
-/// The metrics page, and the future that makes it for as long as it is polled.
-pub fn metrics_page(metrics: Arc<Metrics>) -> (Asker<Bytes>, impl Future<Output = ()> + Send) {
-    let (asker, maker) = page_aside();
+/// The metrics page, and the future that renders it for as long as it is polled.
+pub fn metrics_page(metrics: Arc<Metrics>) -> (PageHandle<Bytes>, impl Future<Output = ()> + Send) {
+    let (handle, renderer) = page_channel();
     let render = async move || {
         let metrics = Arc::clone(&metrics);
         let rendered = tokio::task::spawn_blocking(move || metrics.render()).await;
-        // An error means that the process ends.
+        // A join error occurs only while the process exits.
         rendered.map(Bytes::from).unwrap_or_default()
     };
-    (asker, maker.run(Duration::ZERO, render))
+    (handle, renderer.run(Duration::ZERO, render))
 }
 
-struct Port<B, L> {
+/// Shared state of the handlers.
+struct ApiState<B, L> {
     service: AllowService<B>,
     leases: CapacityService<L>,
     pages: Pages,
-    took: metrics::Histogram,
+    latency: metrics::Histogram,
     ready: Box<Readiness>,
 }
 
-/// Everything that the HTTP port serves, to requests that `admission` lets in. Each needs an
-/// [`Asking`](super::door::Asking) as its `ConnectInfo`. `took` records how long decisions take
-/// from the moment that the request is complete.
+/// The routes of the HTTP port, behind `admission`. Each request needs an
+/// [`Asking`](super::door::Asking) as its `ConnectInfo`. `latency` records the time of token
+/// requests from the end of the request body to the response.
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
     pages: Pages,
-    took: metrics::Histogram,
+    latency: metrics::Histogram,
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let port = Port { service, leases, pages, took, ready };
+    let state = ApiState { service, leases, pages, latency, ready };
     Router::new()
-        .route(ALLOW, post(allow::<B, L>))
-        .route("/metrics", get(render::<B, L>))
+        .route(ALLOW_PATH, post(allow::<B, L>))
+        .route("/metrics", get(metrics_text::<B, L>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<B, L>))
         .route("/debug/status", get(status_page::<B, L>))
         .route("/debug/status.json", get(status_json::<B, L>))
         .route("/debug/resource.json", get(resource::<B, L>))
-        .fallback(async || failure(StatusCode::NOT_FOUND, "there is nothing at this path"))
+        .fallback(async || error_response(StatusCode::NOT_FOUND, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
-            failure(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method")
+            error_response(StatusCode::METHOD_NOT_ALLOWED, "this path does not take that method")
         })
-        // The body was bounded when it was read.
+        // `admit` has already limited and read the body.
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(Arc::new(admission), admit))
-        .with_state(Arc::new(port))
+        .with_state(Arc::new(state))
 }
 
-/// One that came past the guard may do nothing.
+/// Rejects requests that carry no caller identity: they have bypassed `admit`.
 impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
-        Self::of(&parts.extensions).ok_or_else(|| turned_away(Refusal::Forbidden))
+        Self::of(&parts.extensions).ok_or_else(|| access_denied(Refusal::Forbidden))
     }
 }
 
-fn turned_away(refusal: Refusal) -> Response {
+fn access_denied(refusal: Refusal) -> Response {
     match refusal {
         Refusal::Unknown => {
-            let answer = failure(StatusCode::UNAUTHORIZED, &refusal.to_string());
+            let answer = error_response(StatusCode::UNAUTHORIZED, &refusal.to_string());
             ([(header::WWW_AUTHENTICATE, "Bearer")], answer).into_response()
         }
         Refusal::Forbidden | Refusal::MayNotLend => {
-            failure(StatusCode::FORBIDDEN, &refusal.to_string())
+            error_response(StatusCode::FORBIDDEN, &refusal.to_string())
         }
     }
 }
 
-/// The same request as over gRPC, in protobuf's JSON form; any content type will do.
+/// `POST /v1/allow`: `AllowRequest` in protobuf's JSON mapping. Ignores the content type.
 async fn allow<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+    State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
     body: Bytes,
 ) -> Response {
@@ -143,95 +144,95 @@ async fn allow<B: Store, L: LeaseStore>(
         Ok(request) => request,
         Err(error) => {
             let text = format!("the body is no AllowRequest in JSON: {error}");
-            return failure(StatusCode::BAD_REQUEST, &text);
+            return error_response(StatusCode::BAD_REQUEST, &text);
         }
     };
     if let Err(refusal) = caller.may_ask_in(&request.namespace) {
-        return turned_away(refusal);
+        return access_denied(refusal);
     }
-    let answer = port.service.allow_for(&query(&request), caller.id()).await;
+    let answer = state.service.allow_for(&query(&request), caller.id()).await;
     let answer = match &answer {
         Ok(answer) => Json(response(answer)).into_response(),
-        Err(failed) => error(failed),
+        Err(error) => service_error(error),
     };
-    port.took.record(started.elapsed().as_secs_f64());
+    state.latency.record(started.elapsed().as_secs_f64());
     answer
 }
 
-fn error(error: &Error) -> Response {
-    let answer = failure(status(error), &error.to_string());
+fn service_error(error: &Error) -> Response {
+    let answer = error_response(http_status(error), &error.to_string());
     match error {
         Error::Overloaded => ([(header::RETRY_AFTER, RETRY_S)], answer).into_response(),
         _ => answer,
     }
 }
 
-fn failure(status: StatusCode, text: &str) -> Response {
+fn error_response(status: StatusCode, text: &str) -> Response {
     (status, Json(serde_json::json!({ "error": text }))).into_response()
 }
 
-/// What is answered instead of a page while the node ends.
-fn no_page() -> Response {
-    failure(StatusCode::SERVICE_UNAVAILABLE, "the node is stopping")
+/// The response to a page request once the page's renderer has stopped.
+fn stopping() -> Response {
+    error_response(StatusCode::SERVICE_UNAVAILABLE, "the node is stopping")
 }
 
-async fn render<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+async fn metrics_text<B: Store, L: LeaseStore>(
+    State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
 ) -> Result<impl IntoResponse, Response> {
-    caller.may_see_all().map_err(turned_away)?;
-    let kind = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    Ok((kind, port.pages.metrics.ask().await.ok_or_else(no_page)?))
+    caller.may_see_all().map_err(access_denied)?;
+    let content_type = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    Ok((content_type, state.pages.metrics.ask().await.ok_or_else(stopping)?))
 }
 
 async fn readyz<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+    State(state): State<Arc<ApiState<B, L>>>,
 ) -> (StatusCode, String) {
-    match (port.ready)() {
+    match (state.ready)() {
         Ok(()) => (StatusCode::OK, "ready\n".to_owned()),
         Err(reason) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {reason}\n")),
     }
 }
 
 async fn status_json<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+    State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
 ) -> Result<impl IntoResponse, Response> {
-    caller.may_see_all().map_err(turned_away)?;
-    let pages = port.pages.status.ask().await.ok_or_else(no_page)?;
+    caller.may_see_all().map_err(access_denied)?;
+    let pages = state.pages.status.ask().await.ok_or_else(stopping)?;
     Ok(([(header::CONTENT_TYPE, "application/json")], pages.json.clone()))
 }
 
 async fn status_page<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+    State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
 ) -> Result<Html<Bytes>, Response> {
-    caller.may_see_all().map_err(turned_away)?;
-    let pages = port.pages.status.ask().await.ok_or_else(no_page)?;
+    caller.may_see_all().map_err(access_denied)?;
+    let pages = state.pages.status.ask().await.ok_or_else(stopping)?;
     Ok(Html(pages.html.clone()))
 }
 
 #[derive(serde::Deserialize)]
-struct Which {
+struct ResourceQuery {
     id: String,
 }
 
 async fn resource<B: Store, L: LeaseStore>(
-    State(port): State<Arc<Port<B, L>>>,
+    State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
-    which: Result<Query<Which>, QueryRejection>,
+    query: Result<Query<ResourceQuery>, QueryRejection>,
 ) -> Response {
-    let Query(which) = match which {
-        Ok(which) => which,
-        Err(error) => return failure(error.status(), &error.body_text()),
+    let Query(ResourceQuery { id }) = match query {
+        Ok(query) => query,
+        Err(error) => return error_response(error.status(), &error.body_text()),
     };
-    if let Err(refusal) = caller.may_see(&which.id) {
-        return turned_away(refusal);
+    if let Err(refusal) = caller.may_see(&id) {
+        return access_denied(refusal);
     }
-    match resource_view(&port.leases, &which.id).await {
+    match resource_view(&state.leases, &id).await {
         Ok(Some(view)) => Json(view).into_response(),
-        Ok(None) => failure(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
-        Err(failed) => error(&failed),
+        Ok(None) => error_response(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
+        Err(error) => service_error(&error),
     }
 }
 

@@ -1,6 +1,6 @@
-//! How a connection of the HTTP port is served: as HTTP/2 by the same loop as gRPC connections if
-//! it begins with HTTP/2's preface, as HTTP/1.1 by hyper otherwise. In turns with the other
-//! connections of the thread, and for no longer than its client is heard from.
+//! Serves one connection of the HTTP port: with the same loop as gRPC connections if it begins with
+//! the HTTP/2 preface, with hyper as HTTP/1.1 otherwise. The connection takes turns with the other
+//! connections of its thread, and is closed when its client is silent for too long.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -36,35 +36,35 @@ use super::budget::{Budget, Held};
 use super::closing;
 use super::connection::{self, Answering, LAST_GREETING, Patience};
 use super::door::Asking;
-use super::http::Unread;
+use super::http::UnreadBody;
 use super::turns::{Turn, Turns};
 use crate::access::Guard;
 
-/// The first bytes of a client that speaks HTTP/2.
+/// The HTTP/2 connection preface (RFC 9113, 3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Bytes that are read ahead over HTTP/1.1, and so the longest headers of a request.
-const BUFFER: usize = 64 << 10;
+/// Maximum read buffer over HTTP/1.1, in bytes; also the maximum size of a request's headers.
+const READ_BUFFER: usize = 64 << 10;
 
-/// How long a client may be silent that still sends a request which was answered before its end.
-const LINGER: Duration = Duration::from_secs(2);
+/// How long a client may pause while it sends the rest of a request that is already answered.
+const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Periods of `--keepalive` that an answer over HTTP/2 may take to be sent.
-const SENDING: u32 = 3;
+/// Time for sending a response over HTTP/2, in intervals of `--keepalive`.
+const SEND_INTERVALS: u32 = 3;
 
-/// What the connections of the HTTP port are served with.
+/// Serves the connections of the HTTP port.
 #[derive(Clone)]
 pub struct HttpPort {
     router: Router,
     patience: Patience,
     budget: Budget,
-    /// Set while the node goes on serving but wants its clients elsewhere.
+    /// Set while the node still serves, but wants clients to reconnect to other nodes.
     draining: Arc<AtomicBool>,
 }
 
 impl HttpPort {
-    /// Serves `router`, which takes requests with an [`Asking`] as `ConnectInfo`. While `draining`
-    /// is set, every answer over HTTP/1.1 says `Connection: close`.
+    /// Serves `router`, whose requests get an [`Asking`] as `ConnectInfo`. While `draining` is set,
+    /// every HTTP/1.1 response has `Connection: close`.
     pub fn new(
         router: Router,
         patience: Patience,
@@ -74,9 +74,9 @@ impl HttpPort {
         Self { router, patience, budget, draining }
     }
 
-    /// Serves a connection until its client closes it, or until `stop` completes and every
-    /// request under way is answered. Over HTTP/2 it ends no later than `expires`, when the client's
-    /// certificate does.
+    /// Serves a connection until its client closes it, or until `stop` completes and all open
+    /// requests are answered. An HTTP/2 connection also ends when the client's certificate expires,
+    /// after `expires`.
     pub async fn serve(
         self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -86,20 +86,20 @@ impl HttpPort {
     ) {
         let asking = Asking::new(guard, &self.budget);
         let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
-        let first_words = self.patience.greeting.min(self.patience.idle);
-        let begun = {
-            let mut protocol = pin!(protocol(&mut stream));
+        let first_timeout = self.patience.greeting.min(self.patience.idle);
+        let detected = {
+            let mut detecting = pin!(detect_protocol(&mut stream));
             tokio::select! {
-                begun = timeout(first_words, &mut protocol) => begun,
+                detected = timeout(first_timeout, &mut detecting) => detected,
                 () = &mut stop => {
-                    // Its first request may be on its way.
+                    // The first request may be in transit.
                     stop = Box::pin(std::future::ready(()));
-                    timeout(LAST_GREETING, protocol).await
+                    timeout(LAST_GREETING, detecting).await
                 }
             }
         };
-        let Ok(Ok((protocol, read))) = begun else { return };
-        let stream = Begun { read, stream };
+        let Ok(Ok((protocol, read))) = detected else { return };
+        let stream = PrefixedStream { read, stream };
         match protocol {
             Protocol::Http1 => self.serve_http1(stream, asking, stop).await,
             Protocol::Http2 => self.serve_http2(stream, asking, stop, expires).await,
@@ -108,7 +108,7 @@ impl HttpPort {
 
     async fn serve_http2<S>(
         self,
-        stream: Begun<S>,
+        stream: PrefixedStream<S>,
         asking: Asking,
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
@@ -117,7 +117,7 @@ impl HttpPort {
     {
         let (patience, router) = (self.patience, self.router);
         let answer = |request: Request<RecvStream>, answering| {
-            let mut request = request.map(|body| Body::new(Received(body)));
+            let mut request = request.map(|body| Body::new(RequestBody(body)));
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
             Some(answer_http2(router.clone(), request, answering, asking.clone(), patience))
         };
@@ -125,54 +125,59 @@ impl HttpPort {
         connection::serve(stream, Patience { age, ..patience }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(self, stream: Begun<S>, asking: Asking, stop: impl Future<Output = ()>)
-    where
+    async fn serve_http1<S>(
+        self,
+        stream: PrefixedStream<S>,
+        asking: Asking,
+        stop: impl Future<Output = ()>,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
         stream.set_write_timeout(Some(self.patience.answer));
         let turn = Turn::default();
         let stream = TokioIo::new(Turns::new(Box::pin(stream), turn.clone()));
-        let (asked, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-        let (first_asked, left_unread) = (Arc::clone(&asked), Arc::clone(&unread));
+        let (first_request, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
+        let (notify_first, set_unread) = (Arc::clone(&first_request), Arc::clone(&unread));
         let (router, draining) = (self.router, self.draining);
         let service = service_fn(move |mut request: Request<Incoming>| {
-            first_asked.notify_one();
+            notify_first.notify_one();
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
-            let (asking, unread) = (asking.clone(), Arc::clone(&left_unread));
+            let (asking, unread) = (asking.clone(), Arc::clone(&set_unread));
             let (answer, draining) = (router.clone().call(request), Arc::clone(&draining));
             Box::pin(async move {
                 let Ok(mut response) = answer.await;
-                if response.extensions().get::<Unread>().is_some() {
+                if response.extensions().get::<UnreadBody>().is_some() {
                     unread.store(true, Ordering::Relaxed);
                 }
                 if unread.load(Ordering::Relaxed) || draining.load(Ordering::Relaxed) {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                let held = asking.answers().hold(bytes(&response));
-                Ok::<_, Infallible>(response.map(|body| Counted { body, _held: held }))
+                let held = asking.answers().hold(body_bytes(&response));
+                Ok::<_, Infallible>(response.map(|body| ResponseBody { body, _held: held }))
             })
         });
         let mut connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            // From the end of the answer before. A client that waits for one is not silent.
+            // Runs from the end of the previous response, so waiting for a response is not idling.
             .header_read_timeout(self.patience.idle)
-            .max_buf_size(BUFFER)
+            .max_buf_size(READ_BUFFER)
             .serve_connection(stream, service);
-        let first_words = self.patience.greeting.min(self.patience.idle);
-        let silent = async {
-            if timeout(first_words, asked.notified()).await.is_ok() {
+        let first_timeout = self.patience.greeting.min(self.patience.idle);
+        let no_first_request = async {
+            if timeout(first_timeout, first_request.notified()).await.is_ok() {
                 std::future::pending::<()>().await;
             }
         };
-        let (mut silent, mut stop, mut stopping) = (pin!(silent), pin!(stop), false);
+        let (mut no_first_request, mut stop, mut stopping) =
+            (pin!(no_first_request), pin!(stop), false);
         let served = poll_fn(|context| {
             turn.begin(context);
             if !stopping && stop.as_mut().poll(context).is_ready() {
                 stopping = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
-            if silent.as_mut().poll(context).is_ready() {
+            if no_first_request.as_mut().poll(context).is_ready() {
                 return Poll::Ready(None);
             }
             connection.poll_without_shutdown(context).map(Some)
@@ -184,18 +189,19 @@ impl HttpPort {
             return;
         }
         let mut stream = connection.into_parts().io.into_inner();
-        let longest = self.patience.greeting;
+        let close_timeout = self.patience.greeting;
         let closing = async {
-            let shut = timeout(longest, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
+            let shut =
+                timeout(close_timeout, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
             if shut && unread {
-                closing::read_to_end(stream, LINGER, longest).await;
+                closing::read_to_end(stream, LINGER_TIMEOUT, close_timeout).await;
             }
         };
         turn.each_poll(closing).await;
     }
 }
 
-/// Answers one request over HTTP/2, unless its caller gives up.
+/// Answers one request over HTTP/2, unless its caller resets the stream.
 async fn answer_http2(
     mut router: Router,
     request: Request<Body>,
@@ -205,27 +211,27 @@ async fn answer_http2(
 ) {
     let answer = pin!(router.call(request));
     let Some(Ok(mut response)) = answering.unless_given_up(answer).await else { return };
-    // Over HTTP/1.1 hyper does this.
-    #[expect(clippy::disallowed_methods, reason = "the time of day is what the header tells")]
+    // Over HTTP/1.1 hyper sets `Date`.
+    #[expect(clippy::disallowed_methods, reason = "the header contains the wall-clock time")]
     let now = httpdate::fmt_http_date(SystemTime::now());
     if let Ok(now) = HeaderValue::try_from(now) {
         response.headers_mut().insert(DATE, now);
     }
-    let held = asking.answers().hold(bytes(&response));
+    let held = asking.answers().hold(body_bytes(&response));
     let sending = answering.body(response, held);
-    // A client that takes nothing is cut off from this answer.
-    let _ = timeout(patience.keepalive * SENDING, sending).await;
+    // Resets the stream of a client that does not read its response in time.
+    let _ = timeout(patience.keepalive * SEND_INTERVALS, sending).await;
 }
 
-/// The length of an answer, if it is known.
-fn bytes(response: &Response) -> usize {
+/// The length of a response body in bytes, as far as it is known.
+fn body_bytes(response: &Response) -> usize {
     usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-/// The body of a request over HTTP/2. What is read from it is given back to the client's window.
-struct Received(RecvStream);
+/// The body of a request over HTTP/2. Returns what is read to the flow-control windows.
+struct RequestBody(RecvStream);
 
-impl http_body::Body for Received {
+impl http_body::Body for RequestBody {
     type Data = Bytes;
     type Error = h2::Error;
 
@@ -235,7 +241,7 @@ impl http_body::Body for Received {
     ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
         let data = ready!(self.0.poll_data(context));
         if let Some(Ok(data)) = &data {
-            // It fails only for more than was received.
+            // Fails only if more is released than was received.
             let _ = self.0.flow_control().release_capacity(data.len());
         }
         Poll::Ready(data.map(|data| data.map(Frame::data)))
@@ -246,13 +252,13 @@ impl http_body::Body for Received {
     }
 }
 
-/// The body of an answer over HTTP/1.1, counted in the budget.
-struct Counted {
+/// The body of a response over HTTP/1.1, counted in the budget until it is dropped.
+struct ResponseBody {
     body: Body,
     _held: Held,
 }
 
-impl http_body::Body for Counted {
+impl http_body::Body for ResponseBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -277,11 +283,11 @@ enum Protocol {
     Http2,
 }
 
-/// Reads until it is clear which protocol the client speaks. Gives back what was read.
-async fn protocol(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Protocol, Bytes)> {
+/// Reads until the client's protocol is known. Also returns the bytes read.
+async fn detect_protocol(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Protocol, Bytes)> {
     let mut read = BytesMut::with_capacity(PREFACE.len());
     while read.len() < PREFACE.len() {
-        // No more than the preface: what follows is for whoever speaks the protocol.
+        // Reads no further than the preface; the HTTP parser reads the rest.
         let left = PREFACE.len() - read.len();
         if (&mut *stream).take(left as u64).read_buf(&mut read).await? == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
@@ -293,13 +299,13 @@ async fn protocol(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Protocol
     Ok((Protocol::Http2, read.freeze()))
 }
 
-/// A stream of which some bytes were read already.
-struct Begun<S> {
+/// A stream whose first bytes were already read; returns them first.
+struct PrefixedStream<S> {
     read: Bytes,
     stream: S,
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for PrefixedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -315,7 +321,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Begun<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Begun<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -1,17 +1,17 @@
-//! The two ports: gRPC and HTTP. They decode, ask the service, encode; what is decided is
-//! none of their business.
+//! The gRPC port and the HTTP port. They decode requests, call the service and encode its answers;
+//! they make no decisions.
 //!
-//! A rejection is a normal answer on both. What is no decision at all:
+//! On both ports a rejection by a limit is a normal response. These are the error responses:
 //!
-//! | what | gRPC | HTTP |
+//! | error | gRPC | HTTP |
 //! |---|---|---|
-//! | a message that does not decode | INTERNAL, as tonic has it | 400 |
-//! | a request for leases that makes no sense | INVALID_ARGUMENT | 400 |
-//! | a store that does not answer, where nothing can be answered instead | UNAVAILABLE | 503 |
-//! | a node with too much to do | RESOURCE_EXHAUSTED, and when to try again | 503, and `retry-after` |
-//! | nobody knows who asks | UNAUTHENTICATED | 401 |
-//! | who asks may not | PERMISSION_DENIED | 403 |
-//! | a node that is stopping | GOAWAY, then UNAVAILABLE | connection refused |
+//! | a message that can't be decoded | INTERNAL, as in tonic | 400 |
+//! | an invalid request for leases | INVALID_ARGUMENT | 400 |
+//! | a store that does not answer, without a fallback | UNAVAILABLE | 503 |
+//! | an overloaded node | RESOURCE_EXHAUSTED with a retry delay | 503 with `retry-after` |
+//! | an unknown caller | UNAUTHENTICATED | 401 |
+//! | a caller without permission | PERMISSION_DENIED | 403 |
+//! | a stopping node | GOAWAY, then UNAVAILABLE | connection refused |
 
 use axum::http::StatusCode;
 use tollgate_proto::quotaservice::{AllowResponse, allow_response};
@@ -39,7 +39,7 @@ mod resets;
 mod status;
 mod turns;
 
-fn code(error: &Error) -> tonic::Code {
+fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::Overloaded => tonic::Code::ResourceExhausted,
@@ -51,10 +51,10 @@ fn refusal(error: &Error) -> tonic::Status {
     if *error == Error::Overloaded {
         return load::overloaded_further_on();
     }
-    tonic::Status::new(code(error), error.to_string())
+    tonic::Status::new(grpc_code(error), error.to_string())
 }
 
-fn status(error: &Error) -> StatusCode {
+fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::Overloaded | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
@@ -70,7 +70,8 @@ fn turned_away(refusal: Refusal) -> tonic::Status {
     }
 }
 
-/// Who sends a request that tonic's router has. One that came past the guard may do nothing.
+/// The caller of a request from tonic's router. Rejects requests that carry no caller identity:
+/// they have bypassed the guard.
 fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
     Caller::of(request.extensions()).ok_or_else(|| turned_away(Refusal::Forbidden))
 }

@@ -1,4 +1,4 @@
-//! Asking a parent over gRPC: `doorman.Capacity/GetServerCapacity`, as its client.
+//! gRPC client of a parent cluster: calls `doorman.Capacity/GetServerCapacity`.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -21,18 +21,18 @@ use crate::logging::Repeating;
 use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
 use crate::tls::Dialer;
 
-/// The addresses of a parent: any of its nodes, or the load balancer before them.
+/// Client of a parent. Its addresses are nodes of the parent, or a load balancer in front of them.
 pub struct ParentClient {
     channels: Vec<(String, Channel)>,
     authorization: Option<Reread<MetadataValue<Ascii>>>,
     failures: Repeating,
-    /// The one that answered last.
+    /// Index of the channel for the next request; advanced on failure.
     next: AtomicUsize,
 }
 
 impl ParentClient {
-    /// Connects to nothing yet. `addresses` are `HOST:PORT`, at least one. `tls`: how to, over
-    /// TLS; `token`: a file with the token to show, which is read again when it changes.
+    /// Connects lazily. `addresses` are `HOST:PORT`, at least one. `tls` is `None` for plain text.
+    /// `token` is a file with a bearer token, reread when it changes.
     pub fn new(
         addresses: &[String],
         tls: Option<&Dialer>,
@@ -41,10 +41,10 @@ impl ParentClient {
         let channel = |address: &String| {
             let bare = address.trim_start_matches("http://").trim_start_matches("https://");
             if tls.is_none() && address.starts_with("https://") {
-                return Err(unheard(format!("{address:?} needs --parent-ca-file")));
+                return Err(unsent_error(format!("{address:?} needs --parent-ca-file")));
             }
             let endpoint = Endpoint::from_shared(format!("http://{bare}"))
-                .map_err(|_| unheard(format!("{address:?} is no HOST:PORT")))?;
+                .map_err(|_| unsent_error(format!("{address:?} is no HOST:PORT")))?;
             let endpoint = endpoint.timeout(ANSWER).connect_timeout(ANSWER);
             let channel = match tls {
                 Some(dialer) => dialer.channel(endpoint),
@@ -58,14 +58,14 @@ impl ParentClient {
             Some(path) => {
                 let file = path.clone();
                 let read = Reread::new::<String>([&*path], move || authorization(&file));
-                Some(read.map_err(unheard)?)
+                Some(read.map_err(unsent_error)?)
             }
         };
         let (failures, next) = (Repeating::default(), AtomicUsize::new(0));
         Ok(Self { channels, authorization, failures, next })
     }
 
-    /// What is shown to the parent: the token that is in the file, or was before the file became
+    /// The `authorization` header: the token in the file, or the last valid one if the file became
     /// unusable.
     async fn authorization(&self) -> Option<Arc<MetadataValue<Ascii>>> {
         let file = self.authorization.as_ref()?;
@@ -78,7 +78,7 @@ impl ParentClient {
     }
 }
 
-/// The header of the token in a file.
+/// The `authorization` header with the token in a file.
 fn authorization(path: &Path) -> Result<MetadataValue<Ascii>, String> {
     let token =
         files::read_secret(path).map_err(|error| format!("--parent-token-file: {error}"))?;
@@ -89,13 +89,13 @@ fn authorization(path: &Path) -> Result<MetadataValue<Ascii>, String> {
 }
 
 impl Parent for ParentClient {
-    /// Asks one address; the next one is asked the next time if it gives no answer.
+    /// Asks one address. If it gives no usable answer, the next call asks the next address.
     async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         let at = self.next.load(Ordering::Relaxed) % self.channels.len();
         let (address, channel) = &self.channels[at];
         let request = GetServerCapacityRequest {
             server_id: cluster.to_owned(),
-            resource: requests.iter().map(wire).collect(),
+            resource: requests.iter().map(wire_request).collect(),
         };
         let mut request = tonic::Request::new(request);
         if let Some(token) = self.authorization().await {
@@ -105,7 +105,7 @@ impl Parent for ParentClient {
         match tokio::time::timeout(ANSWER, client.get_server_capacity(request)).await {
             Ok(Ok(response)) => {
                 let response = response.into_inner();
-                // An older Doorman says that it is not the master.
+                // A Doorman server that is not the master answers with `mastership` only.
                 if response.response.is_empty()
                     && let Some(mastership) = response.mastership
                 {
@@ -114,9 +114,9 @@ impl Parent for ParentClient {
                         Some(master) => format!("{address} sends us to {master}: name that"),
                         None => format!("{address} knows of no master"),
                     };
-                    return Err(heard(text));
+                    return Err(ambiguous_error(text));
                 }
-                let answers = answers(address, requests, &response.response);
+                let answers = match_answers(address, requests, &response.response);
                 if answers.iter().any(Result::is_err) {
                     self.next.store(at + 1, Ordering::Relaxed);
                 }
@@ -126,33 +126,35 @@ impl Parent for ParentClient {
                 self.next.store(at + 1, Ordering::Relaxed);
                 let text = format!("{address}: {:?}: {}", status.code(), status.message());
                 let refused = is_refusal(status.code());
-                // What it refuses, it has not acted on.
-                let heard = !refused && !is_connect(&status);
+                // A parent does not act on a request that it refuses.
+                let heard = !refused && !is_connect_error(&status);
                 Err(ParentError { text, heard, refused })
             }
             Err(_) => {
                 self.next.store(at + 1, Ordering::Relaxed);
-                Err(heard(format!("{address}: no answer after {ANSWER:?}")))
+                Err(ambiguous_error(format!("{address}: no answer after {ANSWER:?}")))
             }
         }
     }
 }
 
-fn heard(text: String) -> ParentError {
+/// An error after which the parent may have acted on the request.
+fn ambiguous_error(text: String) -> ParentError {
     ParentError { text, heard: true, refused: false }
 }
 
-fn unheard(text: String) -> ParentError {
+/// An error before the request was sent.
+fn unsent_error(text: String) -> ParentError {
     ParentError { text, heard: false, refused: false }
 }
 
-/// Something in the request is not allowed, makes no sense, or makes it too long.
+/// Whether the parent refuses the request for its content: not allowed, invalid or too long.
 fn is_refusal(code: Code) -> bool {
     matches!(code, Code::PermissionDenied | Code::InvalidArgument | Code::OutOfRange)
 }
 
-/// No connection came about that the request could have gone over.
-fn is_connect(status: &tonic::Status) -> bool {
+/// Whether connecting failed, so that the request was not sent.
+fn is_connect_error(status: &tonic::Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if error.is::<tonic::ConnectError>() {
@@ -163,7 +165,7 @@ fn is_connect(status: &tonic::Status) -> bool {
     false
 }
 
-fn wire(request: &ParentRequest) -> ServerCapacityResourceRequest {
+fn wire_request(request: &ParentRequest) -> ServerCapacityResourceRequest {
     ServerCapacityResourceRequest {
         resource_id: request.resource.clone(),
         has: request.has.filter(|has| *has != Claim::UNKNOWN).map(|has| Lease {
@@ -184,8 +186,8 @@ fn wire(request: &ParentRequest) -> ServerCapacityResourceRequest {
     }
 }
 
-/// The answers in the order asked. An older Doorman has them in any.
-fn answers(
+/// The answers in the order of the requests. Doorman servers may reorder them.
+fn match_answers(
     address: &str,
     requests: &[ParentRequest],
     responses: &[ServerCapacityResourceResponse],
@@ -196,14 +198,18 @@ fn answers(
     }
     let answer = |asked: &ParentRequest| match found.get(asked.resource.as_str()).map(Vec::as_slice)
     {
-        Some([one]) => read(address, asked, one),
-        None | Some([]) => Err(heard(format!("{address} has no answer for {:?}", asked.resource))),
-        Some(_) => Err(heard(format!("{address} has two answers for {:?}", asked.resource))),
+        Some([response]) => parse_lease(address, asked, response),
+        None | Some([]) => {
+            Err(ambiguous_error(format!("{address} has no answer for {:?}", asked.resource)))
+        }
+        Some(_) => {
+            Err(ambiguous_error(format!("{address} has two answers for {:?}", asked.resource)))
+        }
     };
     requests.iter().map(answer).collect()
 }
 
-fn read(
+fn parse_lease(
     address: &str,
     asked: &ParentRequest,
     response: &ServerCapacityResourceResponse,
@@ -215,23 +221,26 @@ fn read(
     };
     for amount in [gets.capacity, safe_capacity] {
         if !(amount.is_finite() && amount >= 0.0) {
-            return Err(heard(format!("{address} leases {amount} of {:?}", asked.resource)));
+            return Err(ambiguous_error(format!(
+                "{address} leases {amount} of {:?}",
+                asked.resource
+            )));
         }
     }
-    let shared = response.algorithm.as_ref();
+    let algorithm = response.algorithm.as_ref();
     Ok(ParentLease {
         capacity: gets.capacity,
         expiry_s: gets.expiry_time,
         refresh_s: gets.refresh_interval,
         safe_capacity,
-        kind: match shared.map(tollgate_proto::doorman::Algorithm::kind) {
+        kind: match algorithm.map(tollgate_proto::doorman::Algorithm::kind) {
             Some(algorithm::Kind::Static) => Kind::Static,
             Some(algorithm::Kind::ProportionalShare) => Kind::ProportionalShare,
             Some(algorithm::Kind::NoAlgorithm) => Kind::NoAlgorithm,
-            // A parent that does not say how: by need, and never more than there is.
+            // The default for a parent that names no algorithm: shares by need, within capacity.
             Some(algorithm::Kind::FairShare) | None => Kind::FairShare,
         },
-        lease_s: shared.map_or(60, |shared| shared.lease_length),
+        lease_s: algorithm.map_or(60, |algorithm| algorithm.lease_length),
     })
 }
 
@@ -255,11 +264,11 @@ mod tests {
     }
 
     #[test]
-    fn answers_in_any_order_are_told_apart_by_resource() {
+    fn answers_are_matched_by_resource() {
         let requests = ["a", "b", "c", "d"].map(asked);
         let responses = [("x", 9.0), ("d", 4.0), ("c", 3.0), ("a", 1.0), ("c", 3.0)]
             .map(|(r, c)| response(r, c));
-        let answers = answers("parent", &requests, &responses);
+        let answers = match_answers("parent", &requests, &responses);
         let capacities: Vec<_> =
             answers.iter().map(|a| a.as_ref().ok().map(|l| l.capacity)).collect();
         assert_eq!(capacities, [Some(1.0), None, None, Some(4.0)]);
@@ -267,15 +276,16 @@ mod tests {
     }
 
     #[test]
-    fn an_amount_that_is_none_is_no_answer() {
+    fn invalid_amounts_are_rejected() {
         let safe = |capacity, safe_capacity| {
-            let one = ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
-            let lease = answers("parent", &[asked("a")], &[one]).pop().unwrap();
+            let response =
+                ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
+            let lease = match_answers("parent", &[asked("a")], &[response]).pop().unwrap();
             lease.ok().map(|lease| lease.safe_capacity)
         };
         assert_eq!(safe(5.0, Some(2.0)), Some(2.0));
-        assert_eq!(safe(5.0, None), Some(6.0), "what it said last");
-        assert_eq!(safe(5.0, Some(-1.0)), Some(BOUNDLESS), "any amount");
+        assert_eq!(safe(5.0, None), Some(6.0), "the last known value");
+        assert_eq!(safe(5.0, Some(-1.0)), Some(BOUNDLESS), "unbounded");
         assert_eq!(safe(-1.0, Some(2.0)), None);
         for bad in [f64::NAN, f64::INFINITY, -0.5, -2.0] {
             assert_eq!((safe(5.0, Some(bad)), safe(bad, Some(2.0))), (None, None), "{bad}");

@@ -1,5 +1,5 @@
-//! `/debug/status`: what a node knows of itself, of the store and of the resources in it, as a
-//! page for people and as JSON. The page needs nothing from elsewhere.
+//! `/debug/status`: the state of the node, its store and the resources in it, as HTML and as JSON.
+//! The page loads nothing from other hosts.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::aside::{self, Asker};
+use super::aside::{PageHandle, page_channel};
 use super::door::Door;
 use crate::files::Refusal;
 use crate::service::Error;
@@ -17,38 +17,38 @@ use crate::service::capacity::CapacityService;
 use crate::service::status::{NodeView, ResourceView};
 use crate::store::{Down, LeaseStore, LeaseView, Listing, StoreError};
 
-/// The most resources on one page, …
-const RESOURCES: usize = 1000;
+/// Maximum resources listed.
+const MAX_RESOURCES: usize = 1000;
 
-/// … and the most leases on one resource.
-const LEASES: usize = 1000;
+/// Maximum leases listed for one resource.
+const MAX_LEASES: usize = 1000;
 
-/// What the node says of itself.
+/// What the status pages show of the node.
 #[derive(Clone)]
 pub struct About {
-    /// Its id among the others.
+    /// The node's id.
     pub id: String,
     /// When it started.
     pub started: Instant,
-    /// Where it serves gRPC, …
+    /// The address of its gRPC port.
     pub grpc: String,
-    /// … and HTTP.
+    /// The address of its HTTP port.
     pub http: String,
     /// The address that clients should dial.
     pub advertise: String,
-    /// How many threads serve gRPC.
+    /// Number of gRPC threads.
     pub threads: usize,
-    /// Where its store is, without secrets.
+    /// The store's URL, without secrets.
     pub store: String,
-    /// Its parents' addresses.
+    /// The addresses of its parent cluster.
     pub parents: Vec<String>,
-    /// The outage of its store, while there is one.
+    /// Returns the current outage of the store, if any.
     pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
-    /// The files that say who gets in.
+    /// Certificates and access file, for their state.
     pub door: Door,
 }
 
-/// A node that has nothing to say of itself, and starts now.
+/// A node without names, started now.
 impl Default for About {
     fn default() -> Self {
         let text = String::new;
@@ -67,37 +67,37 @@ impl Default for About {
     }
 }
 
-/// How the store is at the moment: whether it decides, and how many nodes share it.
+/// Returns whether the store decides, and how many nodes share it.
 pub type StoreState = dyn Fn() -> (bool, u32) + Send + Sync;
 
-/// How often the status is made at most.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Minimum pause between two renderings.
+const MIN_PAUSE: Duration = Duration::from_secs(1);
 
-/// The state of the node, ready to be sent.
+/// The rendered status.
 #[derive(Default)]
 pub struct StatusPages {
     pub(super) json: Bytes,
     pub(super) html: Bytes,
 }
 
-/// The status pages, and the future that makes them for as long as it is polled.
+/// The status pages, and the future that renders them for as long as it is polled.
 pub fn pages<S: LeaseStore>(
     about: About,
     state: Box<StoreState>,
     leases: CapacityService<S>,
-) -> (Asker<Arc<StatusPages>>, impl Future<Output = ()>) {
-    let (asker, maker) = aside::page();
-    let make = async move || {
+) -> (PageHandle<Arc<StatusPages>>, impl Future<Output = ()>) {
+    let (handle, renderer) = page_channel();
+    let render = async move || {
         let status = status(&about, &*state, &leases).await;
         let now_s = leases.shared().now().as_secs();
         let write = move || StatusPages {
             json: status.to_string().into(),
-            html: page(&status, now_s).into(),
+            html: html_page(&status, now_s).into(),
         };
-        // An error means that the process ends.
+        // A join error occurs only while the process exits.
         Arc::new(tokio::task::spawn_blocking(write).await.unwrap_or_default())
     };
-    (asker, maker.run(PAUSE, make))
+    (handle, renderer.run(MIN_PAUSE, render))
 }
 
 async fn status<S: LeaseStore>(
@@ -106,13 +106,13 @@ async fn status<S: LeaseStore>(
     leases: &CapacityService<S>,
 ) -> Value {
     let (up, nodes) = state();
-    // A store that does not answer leaves the rest of the page to look at.
+    // The page is rendered even if the store does not answer.
     let born_at_s = leases.born_s().await.ok().flatten();
-    let (resources, error) = match leases.resources(RESOURCES).await {
+    let (resources, error) = match leases.resources(MAX_RESOURCES).await {
         Ok(resources) => (resources, None),
         Err(error) => (Listing { items: Vec::new(), left_out: 0 }, Some(error.to_string())),
     };
-    let nodes_seen = leases.nodes().await.ok().map(|nodes| known(about, nodes));
+    let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(about, nodes));
     let limits = leases.shared().limits();
     let snapshot = limits.current();
     let now_s = leases.shared().now().as_secs();
@@ -139,22 +139,22 @@ async fn status<S: LeaseStore>(
         "nodes": nodes_seen,
         "outage": (about.down)().map(|down| outage(&down, now_s)),
         "files": {
-            "limits": file(limits.refusal()),
-            "access": about.door.access.as_ref().map(|access| file(access.refusal())),
+            "limits": file_state(limits.refusal()),
+            "access": about.door.access.as_ref().map(|access| file_state(access.refusal())),
             "tls": about.door.tls.as_ref().map(|tls| {
-                let mut value = file(tls.refusal());
+                let mut value = file_state(tls.refusal());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
             }),
         },
-        "resources": resources.items.iter().map(view).collect::<Vec<_>>(),
+        "resources": resources.items.iter().map(resource_json).collect::<Vec<_>>(),
         "resources_left_out": resources.left_out,
         "resources_error": error,
     })
 }
 
-/// All nodes, this one included.
-fn known(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
+/// All nodes in the store; only this one if the store registers no nodes.
+fn node_list(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
     if nodes.is_empty() {
         nodes.push(NodeView::of_this_build(about.id.clone()));
     }
@@ -172,24 +172,25 @@ fn outage(down: &Down, now_s: i64) -> Value {
     })
 }
 
-/// A file that the node goes by. A refused one is not in use, and the node would not start with it.
-fn file(refusal: Option<Refusal>) -> Value {
+/// The state of a reloadable file. A refused file is not in use, and the node would not start with
+/// it.
+fn file_state(refusal: Option<Refusal>) -> Value {
     json!({ "in_use": refusal.is_none(), "refused": refusal })
 }
 
-/// One resource and who holds leases on it; `None`: nobody.
+/// One resource and its leases; `None` if it has none.
 pub(super) async fn resource<S: LeaseStore>(
     leases: &CapacityService<S>,
     id: &str,
 ) -> Result<Option<Value>, Error> {
-    let Some((found, holders)) = leases.holders(id, LEASES).await? else { return Ok(None) };
-    let mut value = view(&found);
-    value["holders"] = holders.items.iter().map(holder).collect();
+    let Some((found, holders)) = leases.holders(id, MAX_LEASES).await? else { return Ok(None) };
+    let mut value = resource_json(&found);
+    value["holders"] = holders.items.iter().map(lease_json).collect();
     value["holders_left_out"] = holders.left_out.into();
     Ok(Some(value))
 }
 
-fn view(view: &ResourceView) -> Value {
+fn resource_json(view: &ResourceView) -> Value {
     json!({
         "resource": view.resource,
         "template": view.template,
@@ -204,7 +205,7 @@ fn view(view: &ResourceView) -> Value {
     })
 }
 
-fn holder(lease: &LeaseView) -> Value {
+fn lease_json(lease: &LeaseView) -> Value {
     json!({
         "id": lease.id,
         "kind": if lease.server { "server" } else { "client" },
@@ -215,13 +216,13 @@ fn holder(lease: &LeaseView) -> Value {
     })
 }
 
-/// The same as a page.
-fn page(status: &Value, now_s: i64) -> String {
+/// The status as an HTML page.
+fn html_page(status: &Value, now_s: i64) -> String {
     let mut html = String::from(HEAD);
     for (title, part) in [("Node", "node"), ("Store", "store"), ("Limits", "limits")] {
         let _ = write!(html, "<section><h2>{title}</h2><dl>");
         for (name, value) in status[part].as_object().into_iter().flatten() {
-            let _ = write!(html, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(&text(value)));
+            let _ = write!(html, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(&cell(value)));
         }
         html.push_str("</dl></section>");
     }
@@ -257,19 +258,19 @@ fn table(html: &mut String, resources: &[Value], now_s: i64) {
         "<table><tr><th class=l>resource<th class=l>template<th class=l>algorithm<th>capacity\
          <th>wants<th>has<th>clients<th>subclients<th>level<th class=l>learning</tr>",
     );
-    for one in resources {
+    for resource in resources {
         html.push_str("<tr>");
-        let name = one["resource"].as_str().unwrap_or_default();
+        let name = resource["resource"].as_str().unwrap_or_default();
         let link = percent(name);
         let _ =
             write!(html, "<td class=l><a href=\"resource.json?id={link}\">{}</a>", escape(name));
         for field in ["template", "algorithm"] {
-            let _ = write!(html, "<td class=l>{}", escape(&text(&one[field])));
+            let _ = write!(html, "<td class=l>{}", escape(&cell(&resource[field])));
         }
         for field in ["capacity", "wants", "has", "clients", "subclients", "level"] {
-            let _ = write!(html, "<td>{}", escape(&text(&one[field])));
+            let _ = write!(html, "<td>{}", escape(&cell(&resource[field])));
         }
-        let learning = match one["learning_until_s"].as_i64() {
+        let learning = match resource["learning_until_s"].as_i64() {
             Some(until) => {
                 format!(
                     "for {} s more: clients get what they say they have",
@@ -283,12 +284,12 @@ fn table(html: &mut String, resources: &[Value], now_s: i64) {
     html.push_str("</table>");
 }
 
-fn text(value: &Value) -> String {
+fn cell(value: &Value) -> String {
     match value {
         Value::Null => "–".to_owned(),
         Value::String(text) => text.clone(),
         Value::Number(number) => match number.as_f64() {
-            // Six digits tell all that people want to know.
+            // Six decimals suffice for a reader.
             Some(float) if number.is_f64() && float.fract() != 0.0 => {
                 let digits = format!("{float:.6}");
                 digits.trim_end_matches('0').trim_end_matches('.').to_owned()
@@ -296,14 +297,14 @@ fn text(value: &Value) -> String {
             Some(float) if number.is_f64() => format!("{float}"),
             _ => number.to_string(),
         },
-        Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(", "),
+        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(", "),
         other => other.to_string(),
     }
 }
 
-/// Characters that show nothing themselves, but may turn around or hide the text around them
-/// (Unicode's bidirectional controls, and other format characters).
-fn is_unseen(c: char) -> bool {
+/// Unicode's bidirectional controls and other format characters: invisible, but they can reorder or
+/// hide the text around them.
+fn is_invisible(c: char) -> bool {
     matches!(
         c,
         '\u{ad}'
@@ -327,14 +328,14 @@ fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            c if c.is_control() || is_unseen(c) => escaped.push('\u{fffd}'),
+            c if c.is_control() || is_invisible(c) => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }
     escaped
 }
 
-/// For the query of a URL.
+/// Percent-encodes a text for the query of a URL.
 fn percent(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -356,7 +357,7 @@ mod tests {
         let resource = json!({ "resource": "<b>\"&'\u{7}", "template": "*", "level": 1.25,
             "capacity": 2.0, "learning_until_s": 12 });
         let status = json!({ "node": { "id": "<script>" }, "resources": [resource] });
-        let html = page(&status, 10);
+        let html = html_page(&status, 10);
         assert!(!html.contains("<script>") && html.contains("&lt;script&gt;"), "{html}");
         assert!(html.contains("&lt;b&gt;&quot;&amp;&#39;\u{fffd}</a>"), "{html}");
         assert!(html.contains("id=%3Cb%3E%22%26%27%07\""), "{html}");
@@ -365,15 +366,15 @@ mod tests {
     }
 
     #[test]
-    fn what_turns_text_around_is_not_shown() {
+    fn bidirectional_controls_are_replaced() {
         let name = "a\u{202e}b\u{2066}c\u{200f}d\u{feff}e";
-        let html = page(&json!({ "resources": [{ "resource": name }] }), 0);
+        let html = html_page(&json!({ "resources": [{ "resource": name }] }), 0);
         assert!(html.contains("a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}e</a>"), "{html}");
     }
 
     #[test]
-    fn nothing_from_elsewhere() {
-        let html = page(&json!({ "resources": [] }), 0);
+    fn the_page_loads_nothing_from_other_hosts() {
+        let html = html_page(&json!({ "resources": [] }), 0);
         assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src="));
         assert!(html.contains("Nobody holds a lease."));
     }

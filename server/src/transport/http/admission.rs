@@ -1,5 +1,5 @@
-//! What every request on the HTTP port goes through before its page is looked up: who sends it and
-//! from where, and its body. The body is read first also of a request that is refused.
+//! Checks every request on the HTTP port before it is routed: host, origin and caller. Reads the
+//! body before it responds, even to a request that it refuses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,65 +11,65 @@ use axum::http::{HeaderMap, Method, StatusCode, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
-use super::body::{self, Fault, Read};
+use super::body::{self, BodyError, ReadBody, ReadLimits};
 use super::host::{self, Hosts};
-use super::{ALLOW, BODY_LIMIT, OPEN, error, failure, turned_away};
+use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::service::Error;
 use crate::transport::connection::Patience;
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
-/// How long the body of a request is waited for that nobody wants.
-const UNWANTED: Duration = Duration::from_secs(2);
+/// How long the node reads a body that it discards.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Marks the answer to a request whose body was not read to its end: the connection can't take
-/// another request over HTTP/1.1.
+/// Response extension: the request body was not read to its end, so the HTTP/1.1 connection can't
+/// carry another request.
 #[derive(Clone)]
-pub(in crate::transport) struct Unread;
+pub(in crate::transport) struct UnreadBody;
 
-/// Which requests are answered.
+/// Decides which requests are routed to a handler.
 pub struct Admission {
-    /// How many requests for tokens may be under way.
+    /// Slots for token requests.
     pub load: Load,
     /// The host names that requests may be addressed to.
     pub hosts: Hosts,
-    /// How long bodies are waited for.
+    /// Timeouts; `greeting` bounds the reading of a body.
     pub patience: Patience,
 }
 
 impl Admission {
-    /// Who sends this request; `Err`: it is refused by its headers alone.
-    #[expect(clippy::result_large_err, reason = "a refusal is an answer, and is sent at once")]
+    /// The caller of this request, or the response if its headers are refused.
+    #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
     fn caller(&self, request: &Request, asking: &Asking) -> Result<Caller, Response> {
         let authority = host::authority(request);
-        let authority = authority.map_err(|text| failure(StatusCode::BAD_REQUEST, text))?;
-        if OPEN.contains(&request.uri().path()) {
+        let authority = authority.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))?;
+        if OPEN_PATHS.contains(&request.uri().path()) {
             return Ok(Caller::ALLOWED);
         }
         if !self.hosts.allow(authority) {
             let text = "this node does not answer to that host name: --http-host adds names";
-            return Err(failure(StatusCode::MISDIRECTED_REQUEST, text));
+            return Err(error_response(StatusCode::MISDIRECTED_REQUEST, text));
         }
         let headers = request.headers();
         if request.method() == Method::POST && host::is_foreign(headers, authority) {
             let text = "a page of another site may not ask: see Origin and Sec-Fetch-Site";
-            return Err(failure(StatusCode::FORBIDDEN, text));
+            return Err(error_response(StatusCode::FORBIDDEN, text));
         }
-        let caller = asking.caller(headers).map_err(turned_away)?;
-        if asks_for_tokens(request) {
-            if let Some(refusal) = refused_encoding(headers) {
+        let caller = asking.caller(headers).map_err(access_denied)?;
+        if is_allow_request(request) {
+            if let Some(refusal) = encoding_refusal(headers) {
                 return Err(refusal);
             }
-            if announced_bytes(headers) > BODY_LIMIT as u64 {
-                return Err(no_body(&Fault::TooLong));
+            if content_length(headers) > BODY_LIMIT as u64 {
+                return Err(body_error(&BodyError::TooLong));
             }
         }
         Ok(caller)
     }
 }
 
-/// Lets a request in, complete with its body.
+/// Middleware: checks a request, reads its body into memory, and passes it on.
 pub(super) async fn admit(
     State(admission): State<Arc<Admission>>,
     ConnectInfo(asking): ConnectInfo<Asking>,
@@ -77,85 +77,88 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &asking);
-    let asks = asks_for_tokens(&request);
+    let is_allow = is_allow_request(&request);
     let (head, body) = request.into_parts();
-    let wanted = asks && caller.is_ok();
-    let terms = body::Terms {
-        kept: if wanted { BODY_LIMIT } else { 0 },
-        within: if wanted { admission.patience.greeting } else { UNWANTED },
+    let keep_body = is_allow && caller.is_ok();
+    let limits = ReadLimits {
+        max_bytes: if keep_body { BODY_LIMIT } else { 0 },
+        timeout: if keep_body { admission.patience.greeting } else { DISCARD_TIMEOUT },
         version: head.version,
     };
-    // To read would tell the client to go on.
-    let held_back = caller.is_err()
+    // Polling the body would send `100 Continue`.
+    let expects_continue = caller.is_err()
         && head.version == Version::HTTP_11
         && head.headers.contains_key(EXPECT)
         && !body.is_end_stream();
-    let read = if held_back {
-        Read::nothing(asking.bodies())
+    let read = if expects_continue {
+        ReadBody::nothing(asking.bodies())
     } else {
-        body::read(body, terms, asking.bodies()).await
+        body::read(body, limits, asking.bodies()).await
     };
     let ended = read.ended;
     let mut response = match (caller, read.body) {
         (Err(refusal), _) => refusal,
-        (Ok(_), Err(fault)) if wanted || matches!(fault, Fault::Broken(_)) => no_body(&fault),
+        (Ok(_), Err(error)) if keep_body || matches!(error, BodyError::Broken(_)) => {
+            body_error(&error)
+        }
         (Ok(caller), body) => {
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
             caller.put_on(request.extensions_mut());
-            match asks {
-                true => admission.decided(caller.place(), request, next).await,
-                false => admission.paged(request, &asking, next).await,
+            match is_allow {
+                true => admission.run_allow(caller.place(), request, next).await,
+                false => admission.run_page(request, &asking, next).await,
             }
         }
     };
     if !ended {
-        response.extensions_mut().insert(Unread);
+        response.extensions_mut().insert(UnreadBody);
     }
     response
 }
 
 impl Admission {
-    /// Passes on a request for tokens if there is a slot for it, and for the caller at that place.
-    async fn decided(&self, place: Option<usize>, request: Request, next: Next) -> Response {
+    /// Runs a token request if the thread and the caller have a free slot. `place` is the caller's
+    /// index in the access file.
+    async fn run_allow(&self, place: Option<usize>, request: Request, next: Next) -> Response {
         if !self.load.begin(place) {
-            return error(&Error::Overloaded);
+            return service_error(&Error::Overloaded);
         }
-        let _under_way = UnderWay(&self.load, place);
+        let _slot = LoadSlot(&self.load, place);
         next.run(request).await
     }
 
-    /// Passes on any other request once its connection may buffer an answer.
-    async fn paged(&self, request: Request, asking: &Asking, next: Next) -> Response {
-        let open = OPEN.contains(&request.uri().path());
+    /// Runs any other request once its connection may buffer a response.
+    async fn run_page(&self, request: Request, asking: &Asking, next: Next) -> Response {
+        let open = OPEN_PATHS.contains(&request.uri().path());
         let room = tokio::time::timeout(self.patience.greeting, asking.answers().room());
         if !open && room.await.is_err() {
-            return error(&Error::Overloaded);
+            return service_error(&Error::Overloaded);
         }
         next.run(request).await
     }
 }
 
-/// One of the requests that are counted.
-struct UnderWay<'l>(&'l Load, Option<usize>);
+/// A slot of [`Load`], returned on drop.
+struct LoadSlot<'l>(&'l Load, Option<usize>);
 
-impl Drop for UnderWay<'_> {
+impl Drop for LoadSlot<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
     }
 }
 
-fn asks_for_tokens(request: &Request) -> bool {
-    request.method() == Method::POST && request.uri().path() == ALLOW
+fn is_allow_request(request: &Request) -> bool {
+    request.method() == Method::POST && request.uri().path() == ALLOW_PATH
 }
 
-/// The length that a client announces, in bytes.
-fn announced_bytes(headers: &HeaderMap) -> u64 {
+/// `Content-Length` in bytes; 0 if it is missing or malformed.
+fn content_length(headers: &HeaderMap) -> u64 {
     let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
     length.and_then(|length| length.parse().ok()).unwrap_or(0)
 }
 
-/// The answer to a body that is compressed.
-fn refused_encoding(headers: &HeaderMap) -> Option<Response> {
+/// The response to a compressed body; `None` if the body is not compressed.
+fn encoding_refusal(headers: &HeaderMap) -> Option<Response> {
     let plain = |encoding: &axum::http::HeaderValue| {
         encoding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")
     };
@@ -163,15 +166,15 @@ fn refused_encoding(headers: &HeaderMap) -> Option<Response> {
         return None;
     }
     let text = "the body is compressed: send it as it is, without Content-Encoding";
-    let answer = failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
+    let answer = error_response(StatusCode::UNSUPPORTED_MEDIA_TYPE, text);
     Some(([(ACCEPT_ENCODING, "identity")], answer).into_response())
 }
 
-fn no_body(fault: &Fault) -> Response {
-    let status = match fault {
-        Fault::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
-        Fault::TooSlow => StatusCode::REQUEST_TIMEOUT,
-        Fault::Broken(_) => StatusCode::BAD_REQUEST,
+fn body_error(error: &BodyError) -> Response {
+    let status = match error {
+        BodyError::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        BodyError::TooSlow => StatusCode::REQUEST_TIMEOUT,
+        BodyError::Broken(_) => StatusCode::BAD_REQUEST,
     };
-    failure(status, &fault.to_string())
+    error_response(status, &error.to_string())
 }

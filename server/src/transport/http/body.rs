@@ -1,5 +1,5 @@
-//! How the body of a request is read: to its end before anything is answered, so that no answer
-//! closes a connection or resets a stream on which the client still writes.
+//! Reads a request's body to its end before the node responds, so that no response closes a
+//! connection or resets a stream on which the client is still writing.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use http_body_util::BodyExt as _;
 
 use crate::transport::budget::{Account, Held};
 
-/// How many bytes are read that nobody wants. HTTP/1.1 can close the connection instead, after an
-/// answer that says so.
-const DROPPED_HTTP1: usize = 64 << 10;
+/// Maximum bytes of a body that are read and discarded over HTTP/1.1. Beyond that, the response
+/// closes the connection.
+const MAX_DISCARDED_HTTP1: usize = 64 << 10;
 
-/// The same over HTTP/2, where other requests share the connection: all that any known client
-/// sends before it looks at an early answer.
-const DROPPED_HTTP2: usize = 4 << 20;
+/// The same over HTTP/2, where other requests share the connection: as much as any known client
+/// sends before it reads an early response.
+const MAX_DISCARDED_HTTP2: usize = 4 << 20;
 
-/// Why there is no body.
+/// Why a body was not read.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum BodyError {
     TooLong,
     TooSlow,
     Broken(axum::Error),
 }
 
-impl fmt::Display for Fault {
+impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong => write!(f, "the body is longer than {} bytes", super::BODY_LIMIT),
@@ -38,76 +38,77 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What came of reading a body.
-pub(super) struct Read {
-    pub(super) body: Result<Bytes, Fault>,
-    /// Counts the bytes of the body for as long as the request is under way.
+/// A body that was read, or discarded.
+pub(super) struct ReadBody {
+    pub(super) body: Result<Bytes, BodyError>,
+    /// Counts the body's bytes in the connection's account until the request is done.
     pub(super) _held: Held,
-    /// All of it has come: the connection can take another request.
+    /// The whole body has arrived, so the connection can carry another request.
     pub(super) ended: bool,
 }
 
-impl Read {
-    /// Of a body that is not read at all.
+impl ReadBody {
+    /// An unread body.
     pub(super) fn nothing(account: &Arc<Account>) -> Self {
         Self { body: Ok(Bytes::new()), _held: account.hold(0), ended: false }
     }
 }
 
-/// How a body is read.
+/// Bounds on reading a body.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
-    /// The most bytes that are kept; a longer body is dropped.
-    pub(super) kept: usize,
-    /// How long it may take.
-    pub(super) within: Duration,
+pub(super) struct ReadLimits {
+    /// Maximum bytes kept; a longer body is discarded.
+    pub(super) max_bytes: usize,
+    /// Time for the whole body.
+    pub(super) timeout: Duration,
     pub(super) version: Version,
 }
 
-/// Reads a body to its end, or until it is longer or slower than `terms` allow.
-/// Reading waits while `account` has no room.
-pub(super) async fn read(mut body: Body, terms: Terms, account: &Arc<Account>) -> Read {
+/// Reads a body to its end, or until it exceeds `limits`. Pauses while `account` has no room.
+pub(super) async fn read(mut body: Body, limits: ReadLimits, account: &Arc<Account>) -> ReadBody {
     let mut held = account.hold(0);
-    let gathering = gather(&mut body, terms, account, &mut held);
-    let gathered = tokio::time::timeout(terms.within, gathering).await;
-    let body = gathered.unwrap_or(Err(Stopped { fault: Fault::TooSlow, ended: false }));
-    let ended = body.as_ref().map_or_else(|stopped| stopped.ended, |_| true);
-    Read { body: body.map_err(|stopped| stopped.fault), _held: held, ended }
+    let collecting = collect(&mut body, limits, account, &mut held);
+    let collected = tokio::time::timeout(limits.timeout, collecting).await;
+    let body = collected.unwrap_or(Err(ReadError { reason: BodyError::TooSlow, ended: false }));
+    let ended = body.as_ref().map_or_else(|error| error.ended, |_| true);
+    ReadBody { body: body.map_err(|error| error.reason), _held: held, ended }
 }
 
-struct Stopped {
-    fault: Fault,
+struct ReadError {
+    reason: BodyError,
     ended: bool,
 }
 
-async fn gather(
+async fn collect(
     body: &mut Body,
-    terms: Terms,
+    limits: ReadLimits,
     account: &Account,
     held: &mut Held,
-) -> Result<Bytes, Stopped> {
-    let dropped = if terms.version == Version::HTTP_2 { DROPPED_HTTP2 } else { DROPPED_HTTP1 };
-    let longest = terms.kept + dropped;
-    if body.size_hint().lower() > longest as u64 {
-        return Err(Stopped { fault: Fault::TooLong, ended: false });
+) -> Result<Bytes, ReadError> {
+    let max_discarded =
+        if limits.version == Version::HTTP_2 { MAX_DISCARDED_HTTP2 } else { MAX_DISCARDED_HTTP1 };
+    let max_read = limits.max_bytes + max_discarded;
+    if body.size_hint().lower() > max_read as u64 {
+        return Err(ReadError { reason: BodyError::TooLong, ended: false });
     }
     let (mut first, mut all, mut length) = (Bytes::new(), BytesMut::new(), 0);
     loop {
         account.room().await;
         let Some(frame) = body.frame().await else { break };
-        let frame = frame.map_err(|error| Stopped { fault: Fault::Broken(error), ended: false })?;
-        // Trailers say nothing that is of use here.
+        let frame =
+            frame.map_err(|error| ReadError { reason: BodyError::Broken(error), ended: false })?;
+        // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
         let before = length;
         length += data.len();
-        if length > longest {
-            return Err(Stopped { fault: Fault::TooLong, ended: false });
+        if length > max_read {
+            return Err(ReadError { reason: BodyError::TooLong, ended: false });
         }
-        held.set(if length > terms.kept { 0 } else { length });
-        if length > terms.kept {
+        held.set(if length > limits.max_bytes { 0 } else { length });
+        if length > limits.max_bytes {
             (first, all) = (Bytes::new(), BytesMut::new());
         } else if before == 0 {
-            // Most bodies come in one piece, which need not be copied.
+            // Most bodies arrive as one chunk, which is not copied.
             first = data;
         } else {
             if all.is_empty() {
@@ -116,8 +117,8 @@ async fn gather(
             all.extend_from_slice(&data);
         }
     }
-    match length > terms.kept {
-        true => Err(Stopped { fault: Fault::TooLong, ended: true }),
+    match length > limits.max_bytes {
+        true => Err(ReadError { reason: BodyError::TooLong, ended: true }),
         false if all.is_empty() => Ok(first),
         false => Ok(all.freeze()),
     }

@@ -1,4 +1,5 @@
-//! Which host names the HTTP port answers to, and which web pages may send it requests.
+//! Protects the HTTP port against requests that a browser sends for other sites' pages: checks the
+//! host name and the origin of a request.
 //!
 //! A browser lets any page send a simple POST to any address, a node on localhost included, and
 //! names the page's site in `Origin` and `Sec-Fetch-Site`. DNS rebinding gets around that: the
@@ -10,7 +11,7 @@ use std::net::IpAddr;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Request, Version};
 
-/// The ports that a URL need not mention, by scheme.
+/// Default ports by URL scheme.
 const DEFAULT_PORTS: [(&str, u16); 2] = [("http", 80), ("https", 443)];
 
 /// The host names that requests may be addressed to.
@@ -21,8 +22,8 @@ pub struct Hosts {
 }
 
 impl Hosts {
-    /// The host of `advertise` (`HOST:PORT`) and those in `more`. Any other name passes as well if
-    /// `more` is empty and the node is reachable from outside (`on_loopback` is false).
+    /// Allows the host of `advertise` (`HOST:PORT`) and the hosts in `more`. Allows any name if
+    /// `more` is empty and the node listens on more than loopback (`on_loopback` is false).
     pub fn new(on_loopback: bool, advertise: &str, more: &[String]) -> Self {
         if more.is_empty() && !on_loopback {
             return Self::default();
@@ -31,8 +32,8 @@ impl Hosts {
         Self { names: Some(names.map(|name| split(name).0.to_ascii_lowercase()).collect()) }
     }
 
-    /// Whether a request with this `Host` or `:authority` is answered. IP addresses and loopback
-    /// names always are: no one else can make them resolve to this node.
+    /// Whether a request with this `Host` or `:authority` is allowed. IP addresses and loopback
+    /// names always are: DNS rebinding can't use them.
     pub fn allow(&self, authority: &str) -> bool {
         let Some(names) = &self.names else { return true };
         let (host, _) = split(authority);
@@ -43,7 +44,8 @@ impl Hosts {
     }
 }
 
-/// The authority that a request is addressed to. `Err`: HTTP/1.1 without exactly one `Host`.
+/// The authority that a request is addressed to; empty over HTTP/1.0 without `Host`. `Err` if there
+/// are several `Host` headers, none over HTTP/1.1, or one that is not ASCII.
 pub(super) fn authority<B>(request: &Request<B>) -> Result<&str, &'static str> {
     let mut hosts = request.headers().get_all(HOST).iter();
     let (first, second) = (hosts.next(), hosts.next());
@@ -53,7 +55,7 @@ pub(super) fn authority<B>(request: &Request<B>) -> Result<&str, &'static str> {
     if first.is_none() && request.version() == Version::HTTP_11 {
         return Err("the request has no Host header, which HTTP/1.1 needs");
     }
-    // An absolute URI, and `:authority` of HTTP/2, count before `Host` (RFC 9112, 3.2.2).
+    // An absolute URI, and `:authority` of HTTP/2, take precedence over `Host` (RFC 9112, 3.2.2).
     if let Some(authority) = request.uri().authority() {
         return Ok(authority.as_str());
     }
@@ -63,7 +65,7 @@ pub(super) fn authority<B>(request: &Request<B>) -> Result<&str, &'static str> {
     }
 }
 
-/// Whether a browser sent the request for a page of another site than `authority`.
+/// Whether a browser sent the request on behalf of a page of another site than `authority`.
 pub(super) fn is_foreign(headers: &HeaderMap, authority: &str) -> bool {
     let other_site =
         |value: &http::HeaderValue| !matches!(value.as_bytes(), b"same-origin" | b"none");
@@ -74,7 +76,7 @@ pub(super) fn is_foreign(headers: &HeaderMap, authority: &str) -> bool {
         || headers.get_all(ORIGIN).iter().any(other_origin)
 }
 
-/// Whether host and port are the same. The scheme may differ: a proxy may end TLS.
+/// Whether host and port are equal. The scheme may differ because a proxy may terminate TLS.
 fn is_origin_of(origin: &str, authority: &str) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     let default = DEFAULT_PORTS.iter().find(|(name, _)| scheme.eq_ignore_ascii_case(name));
@@ -82,18 +84,19 @@ fn is_origin_of(origin: &str, authority: &str) -> bool {
     let ((host, port), (own_host, own_port)) = (split(rest), split(authority));
     !host.is_empty()
         && host.eq_ignore_ascii_case(own_host)
-        && number(port, default).is_some_and(|port| number(own_port, default) == Some(port))
+        && port_number(port, default)
+            .is_some_and(|port| port_number(own_port, default) == Some(port))
 }
 
-/// The port that a text names. `None`: it names none that exists.
-fn number(port: Option<&str>, default: u16) -> Option<u16> {
+/// Parses a port; `default` if the text has none. `None` if it is not a valid port number.
+fn port_number(port: Option<&str>, default: u16) -> Option<u16> {
     port.map_or(Some(default), |port| port.parse().ok())
 }
 
-/// `localhost` and the names below it, which browsers resolve without asking anyone.
+/// `localhost` and the names below it, which browsers resolve without DNS.
 fn is_loopback_name(host: &str) -> bool {
-    let last = host.rsplit('.').next().unwrap_or_default();
-    last.eq_ignore_ascii_case("localhost")
+    let last_label = host.rsplit('.').next().unwrap_or_default();
+    last_label.eq_ignore_ascii_case("localhost")
 }
 
 /// Host and port of `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`, without brackets and without
@@ -117,11 +120,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_that_are_answered_to() {
+    fn allowed_host_names() {
         let on_loopback = Hosts::new(true, "Quota.Example.:10990", &[]);
         let from_outside = Hosts::new(false, "quota.example:10990", &[]);
         let named = Hosts::new(false, "quota.example:10990", &["Status.Example".to_owned()]);
-        // Whether each of the three answers.
+        // Whether each of the three allows the name.
         for (authority, expected) in [
             ("127.0.0.1", [true; 3]),
             ("127.0.0.1:10991", [true; 3]),
@@ -153,8 +156,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_may_send_requests() {
-        // `Origin` and `Sec-Fetch-Site`, `Host`, whether that is foreign.
+    fn requests_of_foreign_pages() {
+        // `Origin`, `Sec-Fetch-Site`, `Host`, and whether the request is foreign.
         for (origin, site, host, expected) in [
             (None, None, "node:10991", false),
             (None, Some("none"), "node:10991", false),
@@ -196,12 +199,12 @@ mod tests {
         for origin in ["http://node", "http://other"] {
             two.append("origin", origin.parse().expect("a header"));
         }
-        assert!(is_foreign(&two, "node"), "of two, the worse one counts");
+        assert!(is_foreign(&two, "node"), "one foreign origin of two suffices");
     }
 
     #[test]
-    fn a_request_is_addressed_once() {
-        let addressed = |version, uri: &str, hosts: &[&str]| {
+    fn a_request_has_one_authority() {
+        let authority_of = |version, uri: &str, hosts: &[&str]| {
             let mut request = Request::builder().version(version).uri(uri);
             for host in hosts {
                 request = request.header(HOST, *host);
@@ -209,11 +212,11 @@ mod tests {
             authority(&request.body(()).expect("a request")).map(str::to_owned)
         };
         let ok = |text: &str| Ok(text.to_owned());
-        assert_eq!(addressed(Version::HTTP_11, "/", &["a:1"]), ok("a:1"));
-        assert_eq!(addressed(Version::HTTP_11, "/", &[""]), ok(""));
-        assert_eq!(addressed(Version::HTTP_11, "http://b/", &["a"]), ok("b"));
-        assert_eq!(addressed(Version::HTTP_10, "/", &[]), ok(""));
-        assert_eq!(addressed(Version::HTTP_2, "http://b/", &[]), ok("b"));
+        assert_eq!(authority_of(Version::HTTP_11, "/", &["a:1"]), ok("a:1"));
+        assert_eq!(authority_of(Version::HTTP_11, "/", &[""]), ok(""));
+        assert_eq!(authority_of(Version::HTTP_11, "http://b/", &["a"]), ok("b"));
+        assert_eq!(authority_of(Version::HTTP_10, "/", &[]), ok(""));
+        assert_eq!(authority_of(Version::HTTP_2, "http://b/", &[]), ok("b"));
         for (version, uri, hosts) in [
             (Version::HTTP_11, "/", &[][..]),
             (Version::HTTP_11, "http://b/", &[]),
@@ -221,7 +224,7 @@ mod tests {
             (Version::HTTP_10, "/", &["a", "b"]),
             (Version::HTTP_2, "http://b/", &["a", "b"]),
         ] {
-            assert!(addressed(version, uri, hosts).is_err(), "{version:?} {uri} {hosts:?}");
+            assert!(authority_of(version, uri, hosts).is_err(), "{version:?} {uri} {hosts:?}");
         }
     }
 }

@@ -19,21 +19,21 @@ use crate::transport::connection::{PATIENCE, Patience};
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
-/// A store that takes its time.
+/// A store that takes 300 ms to decide.
 #[derive(Clone)]
-struct Slow(MemoryStore);
+struct SlowStore(MemoryStore);
 
-impl Store for Slow {
+impl Store for SlowStore {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.0.decide(asks).await
     }
 }
 
-/// A body that does not come.
-struct Awaited;
+/// A body that never arrives.
+struct PendingBody;
 
-impl http_body::Body for Awaited {
+impl http_body::Body for PendingBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -46,7 +46,7 @@ impl http_body::Body for Awaited {
 }
 
 #[tokio::test]
-async fn a_body_is_waited_for_and_an_answer_for_longer() {
+async fn body_timeout_does_not_bound_the_decision() {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
@@ -61,20 +61,20 @@ async fn a_body_is_waited_for_and_an_answer_for_longer() {
         hosts: Hosts::default(),
         patience: Patience { greeting: Duration::from_millis(100), ..PATIENCE },
     };
-    let allow = AllowService::new(Slow(store), shared);
-    let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let mut port = router(allow, leases, pages, took, ready, admission);
+    let allow = AllowService::new(SlowStore(store), shared);
+    let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
+    let mut http_router = router(allow, leases, pages, latency, ready, admission);
     let budget = Budget::unlimited();
     let mut ask = async |body| {
-        let request = Request::post(ALLOW).header("host", "node").body(body);
+        let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
         let mut request = request.expect("a request");
         let asking = Asking::new(Guard::http(None, None), &budget);
         request.extensions_mut().insert(ConnectInfo(asking));
-        let answer = tokio::time::timeout(Duration::from_secs(10), port.call(request));
+        let answer = tokio::time::timeout(Duration::from_secs(10), http_router.call(request));
         let Ok(answer) = answer.await.expect("an answer");
         answer.status()
     };
     let body = r#"{"namespace":"payments","bucketName":"refunds"}"#;
     assert_eq!(ask(Body::from(body)).await, StatusCode::OK);
-    assert_eq!(ask(Body::new(Awaited)).await, StatusCode::REQUEST_TIMEOUT);
+    assert_eq!(ask(Body::new(PendingBody)).await, StatusCode::REQUEST_TIMEOUT);
 }
