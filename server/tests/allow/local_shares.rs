@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, alone};
+use testkit::cluster::{Cluster, alive, half};
 use testkit::load::{Load, Plan, Sample};
 use testkit::metrics::http;
 use testkit::report::Row;
@@ -80,7 +80,7 @@ fn a_fourth_dies(cluster: &mut Cluster) {
 
 #[test]
 fn all_nodes_together_grant_about_the_limit() {
-    let _alone = alone();
+    let _half = half();
     let mut outages: Vec<(usize, Outage)> = thread::scope(|scope| {
         let three = scope.spawn(|| outage(Cluster::start_of(3, LIMITS, &[]), a_fourth_dies));
         let others = [1, 5].map(|count| {
@@ -130,7 +130,7 @@ fn all_nodes_together_grant_about_the_limit() {
 /// one, up to the first heartbeat. Those that were there before don't grant more for it, nor less.
 #[test]
 fn a_node_that_starts_meanwhile_knows_of_nobody() {
-    let _alone = alone();
+    let _half = half();
     let mut cluster = Cluster::start_of(2, LIMITS, &[]);
     cluster.redis.kill();
     let new = Node::start(&cluster.limits.path(), &["--store", &cluster.redis.url()]);

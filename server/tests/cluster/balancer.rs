@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use testkit::balancer::Balancer;
 use testkit::certs::{Ca, text};
-use testkit::cluster::{Cluster, alone};
+use testkit::cluster::{Cluster, half};
 use testkit::command::tollgate;
 use testkit::load::{Load, Plan, Sample, percentile};
 use testkit::metrics::{Scrape, http};
@@ -42,7 +42,7 @@ fn failed(samples: &[Sample]) -> Vec<&Sample> {
 
 #[test]
 fn one_connection_is_spread_over_all_nodes() {
-    let _alone = alone();
+    let _half = half();
     let cluster = Cluster::start(LIMITS, &[]);
     let balancer = Balancer::start(&cluster);
     let load = Load::start(&[balancer.grpc], CALLERS, |_, count| {
@@ -62,7 +62,7 @@ fn one_connection_is_spread_over_all_nodes() {
 
 #[test]
 fn a_killed_node_fails_only_what_it_was_working_on() {
-    let _alone = alone();
+    let _half = half();
     let mut cluster = Cluster::start(LIMITS, &[]);
     let balancer = Balancer::start(&cluster);
     let plan = Plan { pace: Duration::ZERO, ..CALLERS };
@@ -99,7 +99,7 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
 
 #[test]
 fn a_node_that_drains_loses_nothing() {
-    let _alone = alone();
+    let _half = half();
     let mut cluster = Cluster::start(LIMITS, &["--drain-delay", "1s"]);
     let balancer = Balancer::start(&cluster);
     let load = load(&balancer);
@@ -121,7 +121,7 @@ fn a_node_that_drains_loses_nothing() {
 
 #[test]
 fn the_http_frontend() {
-    let _alone = alone();
+    let _half = half();
     let cluster = Cluster::start(LIMITS, &[]);
     let balancer = Balancer::start(&cluster);
     let body = r#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
@@ -147,7 +147,7 @@ fn the_http_frontend() {
 #[test]
 fn tls_on_each_leg() {
     const NAME: &str = "nodes.example";
-    let _alone = alone();
+    let _half = half();
     let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
     let root = ca.file();
     let own = ca.named_server("node", NAME);

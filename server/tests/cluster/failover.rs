@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::alone;
+use testkit::cluster::half;
 use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
 use testkit::metrics::{allow, shared_grant};
 use testkit::redis_cluster::RedisCluster;
@@ -156,7 +156,7 @@ fn counted(bucket: &str) -> String {
 #[test]
 fn a_master_that_dies_takes_only_its_own_keys() {
     const PLACE: u32 = 740;
-    let _alone = alone();
+    let _half = half();
     // A busy machine may let a few miss their deadline.
     let bounds = Bounds { took: TOOK, unshared_percent: 1, resumed: SECOND };
     let mut voids = 0;

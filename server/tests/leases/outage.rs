@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::alone;
+use testkit::cluster::half;
 use testkit::wire::{Samples, channel, get, now_s};
 use testkit::{Limit, LimitsFile, Node, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -29,7 +29,7 @@ const RESUMED: Duration = Duration::from_secs(1);
 
 /// Runs a test while no other one measures time.
 fn on_its_own(test: impl Future<Output = ()>) {
-    let _alone = alone();
+    let _half = half();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);
 }

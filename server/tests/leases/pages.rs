@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use testkit::callers::{Callers, LIMITS};
-use testkit::cluster::alone;
+use testkit::cluster::half;
 use testkit::faults::{Fault, Network};
 use testkit::wire::{Samples, channel, get};
 use testkit::{Limit, LimitsFile, Node, Redis, eventually};
@@ -42,7 +42,7 @@ impl Far {
 
 /// Runs a test while no other one measures time.
 fn on_its_own(test: impl Future<Output = ()>) {
-    let _alone = alone();
+    let _half = half();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);
 }
