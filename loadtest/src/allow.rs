@@ -1,4 +1,4 @@
-//! `tollgate-loadtest allow`: the arguments, and the run from dialling to the report.
+//! `tollgate-loadtest allow`: arguments, and a run from connecting to the report.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -26,7 +26,7 @@ use crate::report::Report;
 use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
 
-/// Histograms and clocks hold for much longer, but nobody means that.
+/// Longest accepted run; also keeps clock arithmetic within range.
 pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
@@ -43,7 +43,7 @@ pub struct AllowArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
-    /// How to get in.
+    /// TLS and authentication.
     #[command(flatten)]
     pub secure: SecureArgs,
     /// How long to measure, after the warm-up.
@@ -136,47 +136,47 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     number.ok_or("expected a number above 0".to_owned())
 }
 
-/// Why a run didn't take place.
+/// Why a run failed to start or finish.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Arguments that are fine each, but not together.
+    /// Invalid arguments, or an invalid combination of them.
     #[error("{0}")]
     Usage(String),
-    /// The limits file can't be used.
+    /// The limits file is unreadable or faulty.
     #[error(transparent)]
     Limits(#[from] LoadError),
-    /// No thread, or nothing for one to run on.
+    /// A thread or a runtime could not be started.
     #[error("can't start a thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// No histogram.
+    /// The latency histogram could not be created.
     #[error("can't make a histogram: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
-    /// A simulation broke off.
+    /// A simulation failed.
     #[error(transparent)]
     Simulation(#[from] tree::Error),
-    /// A file can't be written.
+    /// A file could not be written.
     #[error("can't write {}: {error}", path.display())]
     Write {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// A server can't listen.
+    /// A server could not bind its address.
     #[error("--listen: {0}")]
     Listen(std::io::Error),
-    /// A store can't be reached, or doesn't do what it should.
+    /// The store is unreachable or answered with an error.
     #[error("--store: {0}")]
     Store(#[from] redis::RedisError),
-    /// A server stopped serving.
+    /// A server failed while serving.
     #[error("can't go on serving: {0}")]
     Serve(#[from] tonic::transport::Error),
-    /// A thread ended in the middle of the run.
+    /// A sending thread panicked.
     #[error("a sending thread panicked")]
     Panicked,
 }
 
-/// How to get in where not everybody may.
+/// TLS and authentication flags.
 #[derive(Args, Clone, Debug)]
 pub struct SecureArgs {
     /// A file with the token to show to the nodes.
@@ -194,7 +194,7 @@ pub struct SecureArgs {
 }
 
 impl SecureArgs {
-    /// What the files have.
+    /// Loads the files.
     pub(crate) fn read(&self) -> Result<Secure, RunError> {
         let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
         let own = self.cert_file.clone().zip(self.key_file.clone());
@@ -275,12 +275,12 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `total` dealt out evenly: what number `index` of `parts` gets.
+/// Part `index` of `total` split as evenly as possible into `parts`.
 fn share(total: u64, index: u64, parts: u64) -> u64 {
     total / parts + u64::from(index < total % parts)
 }
 
-/// Runs the whole load and reports.
+/// Runs the load and reports.
 pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     args.check()?;
     let source = args.source()?;
@@ -292,14 +292,15 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     Ok(Report::new(args, source.as_ref(), &total))
 }
 
-/// Runs the whole load. `watch` looks on meanwhile, until the other end of its receiver is gone.
+/// Runs the load. `watch` runs on the calling thread meanwhile; its receiver disconnects when the
+/// last sending thread ends.
 pub(crate) fn drive<W>(
     args: &AllowArgs,
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
     let ask = Arc::new(args.ask());
     let secure = args.secure.read()?;
-    // All that can fail, and the dialling, comes before the first request.
+    // Connects and does all other fallible work before the first request.
     let mut dialled = Vec::new();
     for thread in 0..args.threads {
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -349,7 +350,7 @@ pub(crate) fn drive<W>(
     })
 }
 
-/// What one thread works with.
+/// State of one sending thread.
 struct Part {
     thread: u64,
     runtime: Runtime,
@@ -391,7 +392,7 @@ impl Part {
                     }
                 }
             }
-            // Panics where a task did, instead of reporting half of a run.
+            // Propagates a panic of a task instead of reporting a partial run.
             tasks.join_all().await;
         });
         Rc::into_inner(worker).map(Worker::into_tally)

@@ -1,4 +1,4 @@
-//! Tests of the books.
+//! Tests of the ledger and its audit.
 
 use tollgate_server::config::model::{Bucket, FailurePolicy, Namespace, Others};
 
@@ -10,7 +10,7 @@ fn limit(size_tokens: u64, fill_rate: f64, max_debt_ms: u64) -> BucketLimit {
     BucketLimit { size_tokens, fill_rate, max_debt_ms, ..BucketLimit::default() }
 }
 
-/// Size 10, 5 a second, 1 s of debt: 10 + 5 * 2 + 5 = 25 within [`SPAN`].
+/// Size 10, 5 tokens/s, 1 s of debt: 10 + 5 * 2 + 5 = 25 tokens within [`SPAN`].
 fn same() -> Source {
     Source::Same(limit(10, 5.0, 1000))
 }
@@ -108,12 +108,12 @@ fn numbers_become_names_and_add_up() {
 
 #[test]
 fn a_dynamic_bucket_may_be_full_again_after_each_idle_time() {
-    // 4 at first, 4 more after each of two idle seconds, and 1 a second.
+    // 4 at first, 4 more after each of two idle seconds, and 1 token/s.
     let books = ledger(&[("dynamic:user", 14)]);
     assert!(audit(&books, Some(&file()), SPAN, None).passed());
     let books = ledger(&[("dynamic:user", 15)]);
     assert!(!audit(&books, Some(&file()), SPAN, None).passed());
-    // Within less than the idle time there is no second filling.
+    // A span below the idle time allows no renewal.
     let books = ledger(&[("dynamic:user", 5)]);
     assert!(!audit(&books, Some(&file()), Duration::from_millis(900), None).passed());
 }
@@ -148,7 +148,7 @@ fn without_limits_nothing_is_checked() {
 
 #[test]
 fn a_saturated_bucket_must_deliver_what_it_accrues() {
-    // 10 + 5 * 2 = 20 accrue.
+    // 10 + 5 * 2 = 20 tokens accrue.
     let run = |granted, saturated| {
         let expectation = Some(Expectation { share: 0.99, asking: SPAN, saturated });
         audit(&ledger(&[("n:a", granted)]), Some(&same()), SPAN, expectation)

@@ -1,4 +1,4 @@
-//! A sign of life each second, on stderr.
+//! Progress on stderr, once a second.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use crate::tally::{Live, Window};
 
-/// How progress is shown.
+/// How progress is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Not at all.
     Silent,
-    /// In one line that is written over.
+    /// As one line, overwritten each second.
     Live,
-    /// In a line a second.
+    /// As one line per second.
     Lines,
 }
 
 impl Style {
-    /// Lines where asked for, else a live line where a person may be looking.
+    /// `Lines` on request, else `Live` on a terminal, else `Silent`.
     pub fn choose(lines: bool) -> Self {
         match lines {
             true => Self::Lines,
@@ -31,8 +31,8 @@ impl Style {
     }
 }
 
-/// Shows progress until the other end of `over` is gone. `granted` says what it is that
-/// [`Live::granted`] counts.
+/// Prints progress until `over` disconnects. `granted` names the outcome that [`Live::granted`]
+/// counts.
 pub fn watch(
     over: &Receiver<()>,
     lives: &[Arc<Live>],
@@ -60,7 +60,7 @@ pub fn watch(
 }
 
 fn print(style: Style, line: &str) {
-    // With stderr gone there is nobody to tell.
+    // Ignores a closed stderr.
     let _ = match style {
         Style::Live => write!(std::io::stderr(), "\r\x1b[K{line}"),
         _ => writeln!(std::io::stderr(), "{line}"),
@@ -84,7 +84,7 @@ impl Seen {
     }
 }
 
-/// What happened in the second that ended at `now`.
+/// Summary of the second that ended at `now`.
 fn line(window: Window, now: Instant, seen: &Seen, before: &Seen, word: &str) -> String {
     let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
     let total = (window.end - window.start).as_secs_f64();

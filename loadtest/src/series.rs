@@ -1,38 +1,37 @@
-//! What is measured of a value that holds from one change to the next: its mean over time, the
-//! stretches above a bound, and when it has settled. Times are counted from the start of a run.
+//! Statistics of a piecewise constant value: time-weighted mean, intervals above a bound, settling
+//! time. Times count from the start of a run.
 
 use std::time::Duration;
 
-/// How far above a bound counts as above it: a share of the bound, since amounts are doubles
-/// that each side adds up in its own order.
+/// Relative tolerance of a bound: both sides sum floating-point amounts in different orders.
 pub const TOLERANCE: f64 = 1e-6;
 
-/// The share of `target` that `has` comes to, at most 1. Where nothing is wanted, nothing lacks.
+/// `has` ÷ `target`, at most 1; also 1 if the target is 0.
 pub fn utilisation(has: f64, target: f64) -> f64 {
-    // Sums of doubles that cancel out leave a rest.
+    // Floating-point sums that should cancel out leave a residue.
     if target <= 1e-9 { 1.0 } else { (has / target).clamp(0.0, 1.0) }
 }
 
-/// A value for a stretch of time.
+/// A constant value over an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Stretch {
-    /// Where it begins.
+    /// Start.
     pub from: Duration,
-    /// Where it ends.
+    /// End.
     pub until: Duration,
-    /// The value that held all the while.
+    /// The value.
     pub value: f64,
 }
 
 impl Stretch {
-    /// The part of it from `from` on; `None` when it ended before.
+    /// The part from `from` on; `None` if the interval ends before.
     fn since(self, from: Duration) -> Option<Self> {
         let from = self.from.max(from);
         (from < self.until).then_some(Self { from, ..self })
     }
 }
 
-/// A mean over time.
+/// A time-weighted mean.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeMean {
     start: Duration,
@@ -41,12 +40,12 @@ pub struct TimeMean {
 }
 
 impl TimeMean {
-    /// The mean of what comes from `start` on.
+    /// A mean of the values from `start` on.
     pub fn from(start: Duration) -> Self {
         Self { start, ..Self::default() }
     }
 
-    /// Takes in one stretch.
+    /// Adds an interval.
     pub fn add(&mut self, stretch: Stretch) {
         if let Some(Stretch { from, until, value }) = stretch.since(self.start) {
             let weight_s = (until - from).as_secs_f64();
@@ -55,27 +54,27 @@ impl TimeMean {
         }
     }
 
-    /// The mean so far; `None` before the first stretch.
+    /// The mean so far; `None` before the first interval.
     pub fn mean(&self) -> Option<f64> {
         (self.weight_s > 0.0).then(|| self.sum / self.weight_s)
     }
 
-    /// For how long there was a value, in seconds.
+    /// Total time with a value, in seconds.
     pub fn seconds(&self) -> f64 {
         self.weight_s
     }
 }
 
-/// The stretches in which a value lay above a bound.
+/// Intervals in which a value exceeds a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Excess {
     bound: f64,
     above: bool,
-    /// How often the value went above the bound.
+    /// How often the value rose above the bound.
     pub times: u64,
-    /// The highest value of all, if any lay above the bound.
+    /// Highest value above the bound; `None` if it was never exceeded.
     pub worst: Option<f64>,
-    /// The mean of the value while it lay above the bound.
+    /// Mean of the value while above the bound.
     pub mean: TimeMean,
 }
 
@@ -85,7 +84,7 @@ impl Excess {
         Self { bound, above: false, times: 0, worst: None, mean: TimeMean::default() }
     }
 
-    /// Takes in one stretch, and tells whether it lies above the bound.
+    /// Adds an interval. Returns whether its value is above the bound.
     pub fn add(&mut self, stretch: Stretch) -> bool {
         let above = stretch.value > self.bound * (1.0 + TOLERANCE);
         if above {
@@ -98,7 +97,7 @@ impl Excess {
     }
 }
 
-/// When a value has settled: from when on it stays at a threshold or above.
+/// Settling time: when a value has risen to a threshold and stayed there.
 #[derive(Clone, Copy, Debug)]
 pub struct Settling {
     start: Duration,
@@ -109,12 +108,12 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// Watches from `start` on for `threshold` to be held for `hold`.
+    /// Watches from `start` on for a value of at least `threshold` that lasts for `hold`.
     pub fn new(start: Duration, threshold: f64, hold: Duration) -> Self {
         Self { start, threshold, hold, since: None, settled: None }
     }
 
-    /// Takes in one stretch.
+    /// Adds an interval.
     pub fn add(&mut self, stretch: Stretch) {
         let Some(stretch) = stretch.since(self.start) else { return };
         if stretch.value < self.threshold {
@@ -127,8 +126,8 @@ impl Settling {
         }
     }
 
-    /// How long after `start` the value had settled. At the end of a run a value that still
-    /// holds counts as settled, though it may not have held for long.
+    /// Time from `start` until the value settled. A value that is above the threshold at the end of
+    /// the run counts as settled, even if it has not lasted for `hold`.
     pub fn after(&self) -> Option<Duration> {
         self.settled.or(self.since).map(|at| at - self.start)
     }
@@ -197,14 +196,14 @@ mod tests {
             stretches(changes).for_each(|stretch| settling.add(stretch));
             settling.after()
         };
-        // High before the start, low, briefly high, low, then high for good.
+        // High before the start, low, briefly high, low, then high to the end.
         let changes = [(0, 1.0), (101, 0.5), (103, 0.99), (107, 0.9), (110, 0.995), (111, 1.0)];
         assert_eq!(run(&[&changes[..], &[(115, 0.0), (200, 0.0)]].concat()), Some(s(10)));
-        // It never dipped.
+        // Never below the threshold.
         assert_eq!(run(&[(0, 1.0), (200, 1.0)]), Some(s(0)));
-        // It never rose, or not since the start.
+        // Never above it, or only before the start.
         assert_eq!(run(&[(0, 1.0), (99, 0.1), (200, 0.0)]), None);
-        // It was back only just before the end.
+        // Above it again only just before the end.
         assert_eq!(run(&[(0, 0.1), (198, 1.0), (199, 0.0)]), Some(s(98)));
         assert_eq!(run(&[(0, 0.1), (194, 1.0), (198, 0.0), (199, 0.0)]), None);
     }

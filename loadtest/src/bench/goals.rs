@@ -1,15 +1,15 @@
-//! The goals, and whether what was measured reaches them.
+//! The performance goals and their evaluation.
 
 use serde::Serialize;
 
 use crate::bench::stats::{Round, Stat, Value};
 
-/// What a figure should be.
+/// Acceptable range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
     Least(f64),
     Most(f64),
-    /// So far from 1 at most.
+    /// At most this far from 1.
     Near(f64),
 }
 
@@ -123,20 +123,20 @@ const GOALS: [Goal; 20] = {
     ]
 };
 
-/// A goal, and what came of it.
+/// A goal and its evaluation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// What it is about.
+    /// Description of the figure.
     pub what: &'static str,
-    /// What it should be.
+    /// Acceptable range, as text.
     pub goal: String,
-    /// What it is; null: it was not measured.
+    /// Measured figure; null if not measured.
     pub reached: Option<Stat>,
-    /// Whether the median is as it should be; null: it was not measured.
+    /// Whether the median is within the range; null if not measured.
     pub holds: Option<bool>,
 }
 
-/// What came of each goal.
+/// Evaluates every goal.
 pub fn outcomes(rounds: &[Round]) -> Vec<Outcome> {
     let outcome = |goal: &Goal| {
         let reached = goal.value.over(rounds);

@@ -1,4 +1,4 @@
-//! What a decision on a lease costs, by the number of clients of its resource.
+//! Cost of a lease decision, by the number of clients of the resource.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,13 +17,13 @@ use crate::bench::{BenchArgs, Error};
 use crate::driver::{Connection, Failure};
 use crate::keys;
 
-/// How many ask at once.
+/// Concurrent requests.
 const ASKING: u64 = 32;
 
-/// Connections that they share.
+/// Connections shared by all requests.
 const CONNECTIONS: u64 = 4;
 
-/// All clients of a resource, and what they have.
+/// All clients of a resource, with their leases.
 struct Crowd {
     resource: String,
     has: RefCell<Vec<Option<Lease>>>,
@@ -31,7 +31,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    /// Lets one client refresh its lease, wanting something else than before.
+    /// Refreshes the lease of one client with new wants.
     async fn refresh(
         &self,
         connection: &mut Connection,
@@ -53,8 +53,8 @@ impl Crowd {
     }
 }
 
-/// Lets clients of the resource that `clients` share refresh their leases, by chance and as fast
-/// as they are answered, after all of them have got one.
+/// Requests a lease for each of the `clients` clients of a resource, then measures refreshes by
+/// random clients in a closed loop.
 pub fn measure(
     rig: &mut Rig,
     args: &BenchArgs,

@@ -1,4 +1,4 @@
-//! One run of Allow requests, and what it costs everybody.
+//! One measured run of Allow requests, with the CPU time of all processes.
 
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
@@ -14,28 +14,29 @@ use crate::bench::{BenchArgs, Error};
 use crate::figures::Latency;
 use crate::tally::{Tally, Window};
 
-/// The arguments of a run, as on a command line.
+/// Arguments of a run, parsed as from a command line.
 #[derive(Parser)]
 struct Line {
     #[command(flatten)]
     args: AllowArgs,
 }
 
-/// What processes have used so far, in µs of CPU time.
+/// Cumulative CPU time of the processes, in µs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Used {
-    /// The servers.
+    /// Server processes.
     pub servers_us: f64,
-    /// The stores.
+    /// Redis processes.
     pub stores_us: f64,
-    /// The stores, in scripts.
+    /// Scripts within Redis.
     pub scripts_us: f64,
     /// This process.
     pub own_us: f64,
 }
 
 impl Used {
-    /// Looks at the processes `servers` and `stores`, the latter through their connections too.
+    /// Reads the CPU times of the processes `servers` and `stores`; script times come from `INFO`
+    /// on the connections of `stores`.
     pub fn now(
         servers: &[u32],
         stores: &mut [(u32, &mut redis::Connection)],
@@ -52,7 +53,7 @@ impl Used {
         Ok(used)
     }
 
-    /// Notes what was used since `before` for each of so many decisions.
+    /// Records the CPU time per decision since `before`.
     pub fn note(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
         for (figure, after, before) in [
             ("server_us", self.servers_us, before.servers_us),
@@ -67,7 +68,7 @@ impl Used {
     }
 }
 
-/// Drives one load, looking at the processes where measuring begins and where it ends.
+/// Runs one load and reads the CPU times at the start and the end of the measured time.
 pub fn watched(
     line: &str,
     servers: &[u32],
@@ -77,7 +78,7 @@ pub fn watched(
     let args = line.map_err(|error| Error::Other(error.to_string()))?.args;
     let watch = |over: &Receiver<()>, _: &[_], window: Window| {
         let mut look = |at: Instant| {
-            // Only a run that ends early has anything to say.
+            // Disconnects early only if the run fails; its error is reported by `drive`.
             let _ = over.recv_timeout(at.saturating_duration_since(Instant::now()));
             Used::now(servers, &mut stores)
         };
@@ -89,7 +90,7 @@ pub fn watched(
     Ok((tally, before?, after?))
 }
 
-/// What a run is to ask for, as on a command line.
+/// Command line of a run, without targets and concurrency.
 pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
     let names = match keys {
         Keys::Hot => format!("hot --bucket {HOT}"),
@@ -104,7 +105,7 @@ pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
     )
 }
 
-/// Measures `load`, and notes its figures under its name.
+/// Measures `load` and records its figures under its name.
 pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> Result<(), Error> {
     let name = load.to_string();
     rig.start(load.place)?;
@@ -119,7 +120,7 @@ pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> 
         None => line += &format!(" --in-flight {}", load.in_flight),
         Some(share) => {
             let peak = round.get(&format!("{}.rate", load.peak())).copied().unwrap_or_default();
-            // A schedule needs a rate.
+            // `--rate` must be above 0.
             line += &format!(" --rate {}", (peak * share).max(1.0));
         }
     }

@@ -1,59 +1,58 @@
-//! What is measured in a round, and in which order: what is compared stands close together.
+//! The measurements of a round and their order: compared measurements are adjacent.
 
 use std::fmt;
 
-/// Who is asked.
+/// System under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
     /// A server that answers at once: the empty RPC.
     Empty,
-    /// A server that makes one EVALSHA a request.
+    /// A server that makes one EVALSHA per request.
     OneCall,
-    /// A node with its own memory.
+    /// A node with the embedded store.
     Embedded,
-    /// A node with Redis.
+    /// A node with the Redis store.
     Redis,
 }
 
-/// Which buckets are asked for.
+/// Requested buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keys {
-    /// One, which grants everything.
+    /// One bucket that grants every request.
     Hot,
-    /// One, which refuses nearly everything.
+    /// One bucket that refuses nearly every request.
     Refused,
-    /// All alike.
+    /// All buckets, uniformly distributed.
     Uniform,
-    /// All, by Zipf's law with exponent 1.
+    /// All buckets, Zipf-distributed with exponent 1.
     Zipf,
 }
 
 /// One run of Allow requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Who is asked.
+    /// System under test.
     pub place: Place,
-    /// For which buckets.
+    /// Requested buckets.
     pub keys: Keys,
     /// HTTP/2 connections.
     pub connections: u32,
-    /// Callers on each.
+    /// Concurrent callers per connection.
     pub in_flight: u32,
-    /// On a schedule, with this share of the rate that 128 callers get; else as fast as the
-    /// answers come.
+    /// Open loop at this share of the closed-loop peak rate; `None` for a closed loop.
     pub pace: Option<f64>,
 }
 
-/// One thing that is measured.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Point {
     /// Allow requests.
     Load(Load),
-    /// The rate of an independent load generator at the hot bucket, 4 × 32.
+    /// h2load on the hot bucket, 4 connections with 32 streams each.
     H2load,
-    /// Decisions on the leases of a resource with so many clients.
+    /// Lease decisions on a resource with this many clients.
     Leases(usize),
-    /// So many nodes on so many shards.
+    /// This many nodes on as many shards.
     Scale(usize),
 }
 
@@ -100,13 +99,13 @@ impl fmt::Display for Point {
     }
 }
 
-/// Connections and callers on each, by how many requests are under way in all.
+/// Connections and callers per connection, for each total concurrency.
 const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
 
-/// Shares of the peak at which latency is measured.
+/// Shares of the peak rate at which latency is measured.
 const PACES: [f64; 2] = [0.5, 0.8];
 
-/// What is measured at 128 requests under way, which the goals are about.
+/// Loads at a concurrency of 128, which the goals refer to.
 const CLOSE: [(Place, Keys); 8] = [
     (Place::Empty, Keys::Hot),
     (Place::Embedded, Keys::Uniform),
@@ -118,7 +117,7 @@ const CLOSE: [(Place, Keys); 8] = [
     (Place::OneCall, Keys::Uniform),
 ];
 
-/// … and at all others.
+/// Loads at the other concurrencies.
 const BESIDE: [(Place, Keys); 6] = [
     (Place::Empty, Keys::Hot),
     (Place::Embedded, Keys::Hot),
@@ -128,7 +127,7 @@ const BESIDE: [(Place, Keys); 6] = [
     (Place::OneCall, Keys::Uniform),
 ];
 
-/// All points, in their order.
+/// All measurements, in order.
 pub fn all() -> Vec<Point> {
     let mut all = Vec::new();
     for (connections, in_flight) in CONCURRENCY {
@@ -153,8 +152,8 @@ pub fn all() -> Vec<Point> {
     all
 }
 
-/// The points whose names have any of `parts` in them, and those that they can't do without;
-/// all where there are no `parts`.
+/// The measurements whose names contain any of `parts`, and those that they depend on. All of them
+/// if `parts` is empty.
 pub fn some(parts: &[String]) -> Vec<Point> {
     let all = all();
     let names: Vec<String> = all.iter().map(Point::to_string).collect();
@@ -173,7 +172,7 @@ pub fn some(parts: &[String]) -> Vec<Point> {
     all.into_iter().zip(wanted).filter_map(|(point, wanted)| wanted.then_some(point)).collect()
 }
 
-/// Whether `part` is in `name`, and no number of it begins there that goes on.
+/// Whether `name` contains `part`, without cutting a number at its end short.
 fn has(name: &str, part: &str) -> bool {
     name.match_indices(part).any(|(at, _)| {
         let next = name[at + part.len()..].chars().next();
@@ -183,7 +182,7 @@ fn has(name: &str, part: &str) -> bool {
 }
 
 impl Load {
-    /// The name of the run that tells the peak of a paced one.
+    /// Name of the closed-loop run whose rate is the peak of this load.
     pub fn peak(&self) -> String {
         Self { pace: None, ..*self }.to_string()
     }

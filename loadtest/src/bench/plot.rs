@@ -1,4 +1,4 @@
-//! A plot as one self-contained SVG: how near to an empty RPC each store and pattern comes.
+//! Bar chart as a self-contained SVG: rate of each store and key pattern relative to the empty RPC.
 
 use std::fmt::Write as _;
 
@@ -12,14 +12,14 @@ const HEAD: f64 = 84.0;
 const ROW: f64 = 38.0;
 const BAR: f64 = 22.0;
 
-/// The ratio at the right edge.
+/// Ratio at the right edge.
 const MOST: f64 = 1.2;
 
 const EMBEDDED: &str = "#6a1b9a";
 const REDIS: &str = "#1565c0";
 const OTHER: &str = "#9e9e9e";
 
-/// What has a bar: its name, its colour, and the figure that it shows.
+/// The bars: label, colour, figure.
 const BARS: [(&str, &str, &str); 7] = [
     ("embedded, one hot bucket", EMBEDDED, "embedded/hot/128.rate"),
     ("embedded, uniform", EMBEDDED, "embedded/uniform/128.rate"),
@@ -34,7 +34,7 @@ fn x(ratio: f64) -> f64 {
     LEFT + ratio.clamp(0.0, MOST) / MOST * (WIDTH - LEFT - RIGHT)
 }
 
-/// The plot as text.
+/// Renders the chart.
 pub fn svg(report: &Report) -> String {
     let bars: Vec<_> = BARS
         .iter()
@@ -105,7 +105,7 @@ mod tests {
         let svg = svg(&Report::new(&Line::parse_from(["bench"]).args, vec![round]));
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert_eq!(svg.matches("fill-opacity").count(), 1, "{svg}");
-        // Half of the 620 between the edges, which stand for 1.2.
+        // Half of the 620 px between the edges, which span 0 to 1.2.
         assert!(svg.contains("width=\"310.0\""), "{svg}");
         assert!(svg.contains(">0.60<") && svg.contains(">Redis, one hot bucket<"), "{svg}");
         assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());

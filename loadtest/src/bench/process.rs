@@ -1,4 +1,4 @@
-//! The processes that a bench starts, and what they cost.
+//! Processes that a benchmark starts, and their CPU time.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,19 +14,19 @@ use redis::Connection;
 
 use crate::bench::Error;
 
-/// How long a process may take to serve.
+/// Time limit for a process to start serving.
 const START: Duration = Duration::from_secs(20);
 
-/// How long to wait before a store is asked again whether it serves.
+/// Delay between two connection attempts to a starting Redis.
 const AWAY: Duration = Duration::from_millis(10);
 
-/// A process, stopped by its id when dropped.
+/// A child process, killed when dropped.
 #[derive(Debug)]
 pub struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended already needs no more.
+        // Fails if the process has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -39,25 +39,25 @@ impl Process {
     }
 }
 
-/// The CPU time, in µs, that the process has used in its threads that live.
+/// CPU time of the live threads of a process, in µs.
 pub fn cpu_us(id: u32) -> io::Result<f64> {
     let mut ns = 0.0;
     for thread in fs::read_dir(format!("/proc/{id}/task"))? {
-        // A thread may end while it is looked at. The first number is its time on a CPU.
+        // A thread may exit meanwhile. The first field of schedstat is its CPU time in ns.
         let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
         ns += text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
     }
     Ok(ns / 1000.0)
 }
 
-/// The CPU time, in µs, that this process has used, also in threads that have ended: those that
-/// send end with each run.
+/// CPU time of this process in µs. Includes exited threads, as sending threads exit after each run.
 pub fn own_cpu_us() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
     Ok(stat_us(&text))
 }
 
-/// User and system time of a process. Its name, in brackets, may have anything in it.
+/// User and system time in µs from the text of /proc/PID/stat. The process name in brackets may
+/// contain any characters.
 fn stat_us(text: &str) -> f64 {
     const TICK_US: f64 = 10_000.0;
     let rest = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -65,12 +65,12 @@ fn stat_us(text: &str) -> f64 {
     ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * TICK_US
 }
 
-/// A server: a node, or a floor to compare with.
+/// A server process: a node or a baseline server.
 #[derive(Debug)]
 pub struct Server {
-    /// What runs it.
+    /// The process.
     pub process: Process,
-    /// Where it listens, HOST:PORT.
+    /// Listening address, HOST:PORT.
     pub address: String,
 }
 
@@ -102,7 +102,7 @@ impl Server {
         })
     }
 
-    /// Starts a process that tells its address in a line of its piped output.
+    /// Starts a process and finds its address in its piped output.
     fn start(
         command: &mut Command,
         address: impl Fn(&str) -> Option<String> + Send + 'static,
@@ -114,7 +114,7 @@ impl Server {
         let output = output.or_else(|| process.0.stderr.take().map(|err| Box::new(err) as _));
         let (found, address_found) = mpsc::channel();
         thread::spawn(move || {
-            // To the end, so that the process never waits for someone to read what it says.
+            // Reads to the end, so that the process never blocks on a full pipe.
             let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
             let mut said = Some(String::new());
             for line in lines.map_while(Result::ok) {
@@ -125,7 +125,7 @@ impl Server {
                     said.push_str(&line);
                 }
             }
-            // Nobody listens any more if it has served.
+            // The receiver is gone if the server has started.
             let _ = found.send(Err(io::Error::other(said.unwrap_or_default())));
         });
         let silent = |_| Err(io::Error::other("it does not say that it serves"));
@@ -134,17 +134,17 @@ impl Server {
     }
 }
 
-/// A Redis that keeps nothing on disk.
+/// A Redis process without persistence.
 #[derive(Debug)]
 pub struct Redis {
-    /// What runs it.
+    /// The process.
     pub process: Process,
-    /// HOST:PORT.
+    /// Address, HOST:PORT.
     pub address: String,
 }
 
 impl Redis {
-    /// Starts one on a free port.
+    /// Starts Redis on a free port.
     pub fn start(dir: &Path, args: &[&str]) -> Result<Self, Error> {
         let failed = |error| Error::Start("redis-server".to_owned(), error);
         let port = free_port().map_err(failed)?;
@@ -167,18 +167,18 @@ impl Redis {
         Ok(redis)
     }
 
-    /// `redis://…`
+    /// URL for clients.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// A connection of one's own.
+    /// Opens a connection.
     pub fn connect(&self) -> Result<Connection, Error> {
         Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START)?)
     }
 }
 
-/// The number after `key` and `:` in a section of INFO; `None`: there is none.
+/// Number after `key:` in a section of `INFO`; `None` if it is missing.
 pub fn info(connection: &mut Connection, section: &str, key: &str) -> Result<Option<f64>, Error> {
     let text: String = redis::cmd("INFO").arg(section).query(connection)?;
     Ok(field(&text, key))
@@ -189,7 +189,7 @@ fn field(text: &str, key: &str) -> Option<f64> {
     value.trim().parse().ok()
 }
 
-/// The time in µs that scripts have run.
+/// Total run time of EVALSHA in µs, from `INFO commandstats`.
 pub fn script_us(connection: &mut Connection) -> Result<f64, Error> {
     let text: String = redis::cmd("INFO").arg("commandstats").query(connection)?;
     Ok(script_us_of(&text))
@@ -201,12 +201,12 @@ fn script_us_of(text: &str) -> f64 {
     us.and_then(|us| us.parse().ok()).unwrap_or(0.0)
 }
 
-/// A port that was free a moment ago.
+/// A port that was free at the time of the call.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Waits for another process to get on.
+/// Sleeps while another process makes progress.
 #[expect(clippy::disallowed_methods, reason = "no runtime is on this thread")]
 pub fn pause(time: Duration) {
     thread::sleep(time);
@@ -231,7 +231,7 @@ mod tests {
     fn the_time_of_a_process_goes_on() {
         let id = std::process::id();
         let (before, own) = (cpu_us(id).expect("this process"), own_cpu_us().expect("this too"));
-        // However long that takes: all of 20 ms shows in ticks as well.
+        // 20 ms of CPU time show as at least one tick.
         while cpu_us(id).expect("this process") < before + 20_000.0 {}
         assert!(own_cpu_us().expect("this too") > own);
         assert!(cpu_us(u32::MAX).is_err());

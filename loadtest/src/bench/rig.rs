@@ -1,4 +1,4 @@
-//! What is measured: servers and stores, each started and filled when it is first needed.
+//! The processes under test, each started and filled on first use.
 
 use std::cell::Cell;
 use std::collections::{HashMap, HashSet};
@@ -20,27 +20,27 @@ use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
 use crate::driver::Caller;
 
-/// The namespace of all buckets; like the buckets' names, 20 characters.
+/// Namespace of all buckets; 20 characters, like the bucket names.
 pub const NAMESPACE: &str = "TheBrain_userLogins_";
-/// The bucket that grants everything.
+/// Bucket that grants every request.
 pub const HOT: &str = "bench-user-hot-00000";
-/// The bucket that refuses nearly everything.
+/// Bucket that refuses nearly every request.
 pub const REFUSED: &str = "bench-user-refused-0";
 
-/// So many tokens are taken of each bucket before it is measured: at the rate of the limits it
-/// is in use, not full, for hours from then on.
+/// Tokens taken from each bucket before it is measured. At the configured fill rate the bucket
+/// stays below full for hours.
 const TAKEN: i64 = 100_000;
 
-/// How often the buckets are asked at once while they are filled.
+/// Concurrent requests while filling.
 const FILLING: usize = 128;
 
-/// How often a bucket is asked that doesn't answer: a busy machine makes a store seem gone.
+/// Attempts per bucket while filling: on a busy machine a store may time out.
 const FILL_ATTEMPTS: u32 = 5;
 
-/// … and how long after.
+/// Delay between two attempts.
 const AFTER_FAILURE: Duration = Duration::from_millis(300);
 
-/// The limits that every node runs with. Nothing runs out of tokens but what should.
+/// Limits of all nodes. Only the refused bucket runs out of tokens.
 const LIMITS: &str = "\
 namespaces:
   TheBrain_userLogins_:
@@ -50,11 +50,11 @@ namespaces:
     dynamic_bucket_template: { size: 1000000, fill_rate: 10, max_tokens_per_request: -1 }
 ";
 
-/// How leases are shared, half of what is wanted being there.
+/// Lease algorithm. The capacity is half of the wants.
 const SHARING: &str =
     "{ kind: FAIR_SHARE, lease_length: 86400, refresh_interval: 5, learning_mode_duration: 0 }";
 
-/// Everything that runs.
+/// All processes and their configuration.
 pub struct Rig {
     tollgate: PathBuf,
     loadtest: PathBuf,
@@ -64,16 +64,16 @@ pub struct Rig {
     servers: HashMap<Place, Server>,
     stores: HashMap<Place, (Redis, Connection)>,
     filled: HashSet<Place>,
-    /// By how many nodes and shards they have; `None`: there is no such store.
+    /// Redis Clusters by number of nodes and shards; `None` if the node does not support them.
     pub clusters: HashMap<usize, Option<Cluster>>,
-    /// What is measured once and not in every round.
+    /// Figures measured once instead of per round.
     pub once: Round,
-    /// For what lies on disk; dropped after all that use it.
+    /// Working directory; the last field, so that it is dropped after the processes that use it.
     dir: TempDir,
 }
 
 impl Rig {
-    /// One in which nothing runs yet.
+    /// A rig without running processes.
     pub fn new(args: &BenchArgs) -> Result<Self, Error> {
         let loadtest = std::env::current_exe().map_err(Error::Files)?;
         let beside = || loadtest.with_file_name("tollgate");
@@ -104,7 +104,7 @@ impl Rig {
         })
     }
 
-    /// Starts whatever serves `place`, unless it runs.
+    /// Starts the processes of `place` unless they run.
     pub fn start(&mut self, place: Place) -> Result<(), Error> {
         if self.servers.contains_key(&place) {
             return Ok(());
@@ -128,35 +128,35 @@ impl Rig {
         Ok(())
     }
 
-    /// Starts a node with that store.
+    /// Starts a node with the given store.
     pub fn node(&self, store: &str) -> Result<Server, Error> {
-        // A machine that is busy for a moment must not make answers degraded: those cost nothing.
+        // A generous timeout: degraded answers on a busy machine would distort the cost.
         let args = ["--threads", &self.threads, "--store", store, "--store-timeout", "1s"];
         Server::node(&self.tollgate, &self.limits, args)
     }
 
-    /// Where things can be written.
+    /// Directory for temporary files.
     pub fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// How many buckets there are beside the hot one.
+    /// Number of buckets besides the hot and the refused one.
     pub fn buckets(&self) -> u64 {
         self.buckets
     }
 
-    /// What serves `place`, which has been started.
+    /// The running server of `place`.
     pub fn server(&self, place: Place) -> Result<&Server, Error> {
         self.servers.get(&place).ok_or_else(|| Error::Other(format!("{place} does not run")))
     }
 
-    /// The process of the Redis behind `place`, and a connection to it.
+    /// Process id of the Redis of `place`, and a connection to it.
     pub fn store(&mut self, place: Place) -> Option<(u32, &mut Connection)> {
         let (redis, inside) = self.stores.get_mut(&place)?;
         Some((redis.process.id(), inside))
     }
 
-    /// Puts all buckets of `place` in use, once.
+    /// Takes tokens from all buckets of `place`, once, and records the memory per bucket.
     pub fn fill(&mut self, place: Place) -> Result<(), Error> {
         if place == Place::Empty || !self.filled.insert(place) {
             return Ok(());
@@ -176,21 +176,21 @@ impl Rig {
     }
 }
 
-/// What a client of a resource wants on average.
+/// Mean wants of a client.
 pub const MEAN_WANTS: f64 = 50.0;
 
-/// The resource that so many clients share.
+/// Name of the resource with this many clients.
 pub fn resource(clients: usize) -> String {
     format!("bench.{clients}")
 }
 
-/// What the names of so many buckets begin with, their numbers making up 20 characters.
+/// Name prefix of `buckets` buckets, such that prefix and number have 20 characters.
 pub fn bucket_prefix(buckets: u64) -> String {
     let digits = (buckets.max(1) - 1).to_string().len();
     format!("bench-user-{:0<1$}", "key", 20_usize.saturating_sub(11 + digits))
 }
 
-/// Takes some tokens of every bucket.
+/// Takes tokens from every bucket.
 pub fn fill(address: &str, buckets: u64) -> Result<(), Error> {
     let target = address.parse().map_err(Error::Other)?;
     let prefix = bucket_prefix(buckets);

@@ -1,5 +1,5 @@
-//! Nodes on the shards of a Redis Cluster. On one machine a rate can't show how this scales, so
-//! what counts is the CPU time of a decision.
+//! Nodes on the shards of a Redis Cluster. On a single machine the rate does not show how this
+//! scales, so the measure is CPU time per decision.
 
 use std::time::{Duration, Instant};
 
@@ -15,20 +15,20 @@ use crate::figures::Latency;
 
 const SLOTS: usize = 16384;
 
-/// How long a cluster may take until all its servers agree.
+/// Time limit for the servers of a cluster to agree.
 const AGREE: Duration = Duration::from_secs(30);
 
-/// Connections to each node, and callers on each.
+/// Connections per node, and callers per connection.
 const CALLERS: (usize, usize) = (4, 32);
 
-/// Shards, each a master without replicas, and nodes that use them.
+/// Shards (masters without replicas) and the nodes that use them.
 pub struct Cluster {
     nodes: Vec<Server>,
     shards: Vec<(Redis, Connection)>,
 }
 
 impl Cluster {
-    /// Starts so many of both and fills the buckets. `None`: the node has no such store.
+    /// Starts `number` nodes and shards and fills the buckets. `None` if a node does not start.
     fn start(rig: &Rig, number: usize) -> Result<Option<Self>, Error> {
         let mut shards = Vec::new();
         let mut buses = Vec::new();
@@ -47,7 +47,7 @@ impl Cluster {
         for (at, (_, inside)) in shards.iter_mut().enumerate() {
             let (first, last) = (SLOTS * at / number, SLOTS * (at + 1) / number - 1);
             cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(last).exec(inside)?;
-            // Masters of one epoch would first have to agree on others.
+            // Distinct epochs avoid a round of conflict resolution.
             cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).exec(inside)?;
             for (address, bus) in addresses.iter().zip(&buses).take(at) {
                 let (host, port) = address.split_once(':').unwrap_or_default();
@@ -75,7 +75,7 @@ impl Cluster {
     }
 }
 
-/// Whether every server serves all slots and knows all others.
+/// Whether every server reports all slots served and all shards known.
 fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
     let number = shards.len();
     for (_, inside) in shards {
@@ -88,7 +88,7 @@ fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Measures so many nodes on as many shards, all buckets being asked for alike.
+/// Measures `number` nodes on as many shards, with uniform keys.
 pub fn measure(
     rig: &mut Rig,
     args: &BenchArgs,

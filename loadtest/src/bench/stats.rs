@@ -1,27 +1,27 @@
-//! What several rounds come to: medians and spreads, of figures and of ratios within a round.
+//! Aggregation of rounds: medians and ranges, of figures and of ratios within a round.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The figures of one round, by name.
+/// Figures of one round, by name.
 pub type Round = BTreeMap<String, f64>;
 
 /// A figure over all rounds that have it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stat {
-    /// The middle one, or the mean of the middle two.
+    /// Median; the mean of the middle two for an even number of rounds.
     pub median: f64,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
-    /// Each, in the order of the rounds.
+    /// Values in round order.
     pub rounds: Vec<f64>,
 }
 
 impl Stat {
-    /// What `rounds` come to; `None` where there are none.
+    /// Aggregates `rounds`; `None` if empty.
     pub fn of(rounds: Vec<f64>) -> Option<Self> {
         let mut sorted = rounds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -35,15 +35,14 @@ impl Stat {
     }
 }
 
-/// What is compared of the figures of a round.
+/// A value derived from the figures of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     /// One figure.
     Of(&'static str),
-    /// The first ÷ the second, both of the same round: what slows down a whole round slows down
-    /// both.
+    /// First figure divided by the second, within a round: a slowdown of the machine affects both.
     Ratio(&'static str, &'static str),
-    /// The first less the second, both of the same round.
+    /// First figure minus the second, within a round.
     Beyond(&'static str, &'static str),
 }
 
@@ -59,7 +58,7 @@ impl Value {
         }
     }
 
-    /// Over all rounds that have it; `None`: none has.
+    /// Over all rounds that have it; `None` if no round has.
     pub fn over(self, rounds: &[Round]) -> Option<Stat> {
         Stat::of(rounds.iter().filter_map(|round| self.of(round)).collect())
     }

@@ -1,10 +1,10 @@
-//! The books of leases: what all clients want and have, resource by resource, over time.
+//! Ledger of leases: the total wants and capacity of all clients, per resource and over time.
 //!
-//! A node decides at some moment between a request and its answer. Of a lease that shrinks, the
-//! difference may be someone else's from the request on; of one that grows, it may have been
-//! someone else's until the answer. Booked in that way, clients never seem to have more than
-//! a correct server leased out, however the requests of many overlap. The price is that the books
-//! run behind: they are closed only up to the oldest request that is still unanswered.
+//! A node decides at an unknown moment between a request and its answer. So a shrinking lease
+//! counts as shrunk from the request on, since another client may already have the difference, and
+//! a growing lease counts as grown from the answer on. Overlapping requests to a correct server
+//! then never appear to exceed the capacity. The price is a delay: the ledger closes only up to the
+//! oldest unanswered request.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::series::{Excess, Settling, Stretch, TimeMean, utilisation};
 
-/// What one resource's clients want and have together.
+/// Totals of one resource.
 #[derive(Clone, Debug)]
 struct Account {
     wants: f64,
@@ -21,7 +21,7 @@ struct Account {
     since: Duration,
 }
 
-/// A change of what is wanted or held.
+/// A change of wants and capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Change {
     at: Duration,
@@ -33,7 +33,7 @@ struct Change {
 impl Eq for Change {}
 
 impl Ord for Change {
-    /// The earliest is the greatest, as the heap gives out.
+    /// Reversed, so that the max-heap yields the earliest change first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at.cmp(&self.at)
     }
@@ -45,12 +45,12 @@ impl PartialOrd for Change {
     }
 }
 
-/// The worst that was seen of one resource.
+/// Largest overshoot of one resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Worst {
-    /// The resource's number.
+    /// Resource number.
     pub resource: usize,
-    /// The most that its clients had together.
+    /// Largest total that its clients held.
     pub has: f64,
 }
 
@@ -70,13 +70,13 @@ pub struct Books {
     pub mean_has: TimeMean,
     /// Σ wants.
     pub mean_wants: TimeMean,
-    /// When utilisation has settled after a jump, if one is watched for.
+    /// Watches for utilisation to settle after a demand jump; `None` without a jump.
     pub settling: Option<Settling>,
 }
 
 impl Books {
-    /// Empty books for so many `resources` of a known `capacity` each, or of none. Means
-    /// begin at `warm`.
+    /// An empty ledger for `resources` resources. `capacity` is that of each resource, if known.
+    /// Means begin at `warm`.
     pub fn new(resources: usize, capacity: Option<f64>, warm: Duration) -> Self {
         let account = Account {
             wants: 0.0,
@@ -99,12 +99,13 @@ impl Books {
         }
     }
 
-    /// Books that a client wants `by` more of `resource` from `at` on.
+    /// Adds `by` to the wants on `resource` from `at` on.
     pub fn wants(&mut self, at: Duration, resource: usize, by: f64) {
         self.change(Change { at, resource, wants: by, has: 0.0 });
     }
 
-    /// Books an answer at `answered` to a request at `sent`: a lease on `from` becomes one on `to`.
+    /// Records the answer at `answered` to a request at `sent`, which changed a lease from `from`
+    /// to `to`.
     pub fn lease(
         &mut self,
         resource: usize,
@@ -117,7 +118,7 @@ impl Books {
         self.change(Change { at, resource, wants: 0.0, has: to - from });
     }
 
-    /// Books that a lease on `has` expired at `at`.
+    /// Records that a lease of `has` expired at `at`.
     pub fn expired(&mut self, at: Duration, resource: usize, has: f64) {
         self.change(Change { at, resource, wants: 0.0, has: -has });
     }
@@ -128,7 +129,7 @@ impl Books {
         }
     }
 
-    /// Closes the books up to `until`: no change from before that is to come any more.
+    /// Applies all changes before `until`. No earlier change may be recorded afterwards.
     pub fn close(&mut self, until: Duration) {
         while let Some(change) = self.pending.peek().copied().filter(|change| change.at < until) {
             self.pending.pop();
@@ -138,7 +139,7 @@ impl Books {
         self.advance(until);
     }
 
-    /// Lets the values of the moment hold until `until`. Changes of the same moment make one.
+    /// Extends the current values to `until`. Changes at the same moment act as one.
     fn advance(&mut self, until: Duration) {
         if until <= self.closed {
             return;
@@ -166,7 +167,7 @@ impl Books {
         self.has += change.has;
     }
 
-    /// Closes the books for good.
+    /// Closes the ledger at the end of a run.
     pub fn finish(&mut self, end: Duration) {
         self.close(end);
         for account in &mut self.accounts {
@@ -174,12 +175,12 @@ impl Books {
         }
     }
 
-    /// How often a resource's clients came to have more than its capacity.
+    /// How often the total of a resource rose above its capacity.
     pub fn overshoots(&self) -> u64 {
         self.excesses().map(|(_, excess)| excess.times).sum()
     }
 
-    /// The resource whose clients had the most, if it was too much.
+    /// The resource with the largest overshoot, if any.
     pub fn worst(&self) -> Option<Worst> {
         let worst = self
             .excesses()
@@ -187,7 +188,7 @@ impl Books {
         worst.max_by(|a, b| a.has.total_cmp(&b.has))
     }
 
-    /// The resources whose clients ever had too much.
+    /// The resources that ever exceeded their capacity.
     pub fn overshot(&self) -> HashSet<usize> {
         self.excesses()
             .filter(|(_, excess)| excess.times > 0)
@@ -202,8 +203,8 @@ impl Books {
 }
 
 impl Account {
-    /// Takes note of what has been held since the last change, until now. Of several changes at
-    /// one moment only the last is seen.
+    /// Adds the value held since the last change. Of several changes at one moment only the last
+    /// counts.
     fn observe(&mut self, now: Duration) {
         if let Some(over) = self.over.as_mut().filter(|_| now > self.since) {
             over.add(Stretch { from: self.since, until: now, value: self.has });
@@ -230,7 +231,7 @@ mod tests {
     fn what_shrinks_counts_from_the_request_and_what_grows_from_the_answer() {
         let mut books = books();
         books.lease(0, ms(0), ms(10), 0.0, 100.0);
-        // The node shrank one lease and gave the rest away before the first answer was back.
+        // The node shrank one lease and leased the rest before its first answer arrived.
         books.lease(0, ms(50), ms(90), 100.0, 40.0);
         books.lease(0, ms(60), ms(70), 0.0, 60.0);
         books.finish(ms(100));
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn the_target_is_what_each_resource_could_hand_out() {
         let mut books = books();
-        // The first resource wants more than there is, the second less.
+        // The first resource wants more than its capacity, the second less.
         books.wants(ms(0), 1, 20.0);
         books.lease(0, ms(0), ms(0), 0.0, 90.0);
         books.finish(ms(10));
@@ -290,7 +291,7 @@ mod tests {
         let mut books = books();
         books.lease(0, ms(20), ms(30), 0.0, 70.0);
         books.close(ms(10));
-        // Comes in later, but from before.
+        // Recorded later, for an earlier moment.
         books.lease(0, ms(15), ms(16), 0.0, 50.0);
         books.close(ms(40));
         books.finish(ms(50));

@@ -1,4 +1,4 @@
-//! The loop that lets clients take their turns, over a few connections and on one thread.
+//! The send loop for lease clients: one thread, a few shared connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,53 +15,53 @@ use crate::driver::{Connection, Failure};
 use crate::pace::Pacer;
 use crate::tally::{Live, Window};
 
-/// How many requests are sent before answers get their turn.
+/// Requests sent before the loop yields, so that answers are processed.
 const SENDS_BETWEEN_ANSWERS: u32 = 16;
 
-/// What clients and resources are called.
+/// Names of clients and resources.
 #[derive(Clone, Debug)]
 pub struct Names {
-    /// What a client's name starts with; its number follows.
+    /// Prefix of client names; the client number follows.
     pub clients: String,
-    /// A resource's name, with {} where its number goes.
+    /// Pattern of resource names; {} stands for the resource number.
     pub resources: String,
 }
 
 impl Names {
-    /// The name of client number `client`.
+    /// Name of client number `client`.
     pub fn client(&self, client: usize) -> String {
         format!("{}-{client}", self.clients)
     }
 
-    /// The name of resource number `resource`.
+    /// Name of resource number `resource`.
     pub fn resource(&self, resource: usize) -> String {
         self.resources.replace("{}", &resource.to_string())
     }
 }
 
-/// Everything that sending needs.
+/// Configuration of the send loop.
 #[derive(Debug)]
 pub struct Driver {
-    /// Where to, in turn.
+    /// Connections, used round-robin.
     pub connections: Vec<Connection>,
-    /// Who asks for what.
+    /// Names of clients and resources.
     pub names: Names,
-    /// The names of all resources by their number.
+    /// Resource names by number.
     pub resources: Vec<String>,
-    /// When the run starts and ends.
+    /// Start and end of the run.
     pub window: Window,
-    /// When all want how many times as much, if ever.
+    /// When demand jumps, and by what factor.
     pub jump: Option<(Duration, f64)>,
-    /// The most requests unanswered at once.
+    /// Limit of unanswered requests.
     pub max_outstanding: usize,
-    /// Whether latency counts from the sending: clients that refresh as soon as they are
-    /// answered are never due at any time.
+    /// Whether latency counts from sending: clients that refresh right after each answer have no
+    /// due time.
     pub closed_loop: bool,
-    /// What the progress line shows.
+    /// Counters of the progress line.
     pub live: Arc<Live>,
 }
 
-/// One request that is over.
+/// A finished request.
 struct Answer {
     turn: Turn,
     sent: Instant,
@@ -91,8 +91,7 @@ impl Driver {
         }
     }
 
-    /// Lets all clients of `fleet` take their turns until the time is over, and waits for the
-    /// last answers.
+    /// Sends the refreshes of `fleet` until the window ends, then waits for the last answers.
     pub async fn run(&self, fleet: &mut Fleet, tally: &mut Tally, pacer: &Pacer) {
         let Window { start, end, .. } = self.window;
         let mut jump = self.jump;
@@ -159,7 +158,7 @@ impl Driver {
     fn take(&self, fleet: &mut Fleet, tally: &mut Tally, answer: Result<Answer, task::JoinError>) {
         let Answer { turn, sent, over, result } = match answer {
             Ok(answer) => answer,
-            // Panics where a task did, instead of reporting half of a run.
+            // Propagates a panic of a task instead of reporting a partial run.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => return,
@@ -186,8 +185,8 @@ impl Driver {
         }
     }
 
-    /// What each item of `turn` was answered. Nodes answer in the order of the request, but
-    /// what they say they answer counts.
+    /// The lease granted for each item of `turn`; `None` if the answer omits it. Nodes answer in
+    /// request order, but leases are matched by name.
     fn leases(&self, turn: &Turn, response: &GetCapacityResponse) -> Vec<Option<Lease>> {
         let name = |item: usize| self.resources[turn.items[item].resource].as_str();
         let lease = |gets: &doorman::Lease| Lease {
@@ -205,8 +204,8 @@ impl Driver {
         (0..turn.items.len()).map(|item| by_name.get(name(item)).map(|gets| lease(gets))).collect()
     }
 
-    /// Gives back everything that is still held, and counts what came of it: clients that have
-    /// given back, and failures.
+    /// Releases all leases that are still held. Returns the number of clients that released theirs,
+    /// and the number of failures.
     pub async fn release(&self, fleet: &Fleet) -> (u64, u64) {
         let mut under_way = JoinSet::new();
         let (mut released, mut failed) = (0, 0);
@@ -235,8 +234,8 @@ impl Driver {
     }
 }
 
-/// The shortest refresh interval of all resources: a client that wants nothing asks for them
-/// once, and lets go again.
+/// Shortest refresh interval of `resources`, found by a client that requests each of them with
+/// wants of 0 and then releases them.
 pub async fn probe(
     connection: &mut Connection,
     client_id: String,
@@ -251,7 +250,7 @@ pub async fn probe(
     let request = GetCapacityRequest { client_id: client_id.clone(), resource: wanted.collect() };
     let response = connection.get_capacity(request).await?;
     let release = ReleaseCapacityRequest { client_id, resource_id: resources.to_vec() };
-    // What is not released expires.
+    // An unreleased lease expires.
     let _ = connection.release_capacity(release).await;
     let intervals = response.response.iter().map(|one| one.gets.refresh_interval);
     let seconds = intervals.min().and_then(|seconds| u64::try_from(seconds).ok());

@@ -1,5 +1,5 @@
-//! The clients: what each wants, which leases it holds, and when it refreshes them. They are rows
-//! in tables and a heap of times, so that a hundred thousand of them cost little.
+//! State of the lease clients: wants, leases and refresh times. Rows in flat vectors and a heap of
+//! times keep 100,000 clients cheap.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -11,64 +11,63 @@ use crate::capacity::books::Books;
 use crate::keys;
 use crate::walk::Walk;
 
-/// How long a client rests at least after a failure, so that a dead target isn't asked in a busy
-/// loop.
+/// Least delay of a client after a failure, so that a dead target does not cause a busy loop.
 const REST_AFTER_FAILURE: Duration = Duration::from_millis(10);
 
-/// What the fleet is made of.
+/// Parameters of a fleet.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// How many clients.
+    /// Number of clients.
     pub clients: usize,
-    /// How many resources.
+    /// Number of resources.
     pub resources: usize,
-    /// On how many of them each client holds a lease.
+    /// Number of resources that each client leases.
     pub per_client: usize,
-    /// What each client wants of each at first.
+    /// Initial wants of each client on each resource.
     pub wants: f64,
-    /// How that moves, a step a refresh.
+    /// Random walk of the wants, one step per refresh.
     pub walk: Walk,
-    /// Over what time the first requests are spread; also how long clients wait that know no
-    /// other interval yet.
+    /// Interval over which the first requests are spread; also the refresh interval of clients
+    /// without a lease.
     pub spread: Duration,
-    /// The refresh interval, where it isn't left to the nodes.
+    /// Fixed refresh interval; `None` to follow the nodes.
     pub refresh_every: Option<Duration>,
-    /// The wall clock at the start, in µs since the Unix epoch: nodes tell expiries by it.
+    /// Wall clock at the start, in µs since the Unix epoch: lease expiries refer to it.
     pub epoch_us: i64,
-    /// The seed of the walks.
+    /// Seed of the random walks.
     pub seed: u64,
 }
 
-/// A lease as a node told it.
+/// A lease as granted by a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lease {
-    /// When it ends, in seconds since the Unix epoch.
+    /// Expiry, in seconds since the Unix epoch.
     pub expiry_s: i64,
-    /// How soon to refresh it, in seconds.
+    /// Refresh interval, in seconds.
     pub refresh_s: i64,
-    /// How much it is.
+    /// Leased capacity.
     pub capacity: f64,
 }
 
-/// What is asked of one resource.
+/// A request for one resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Item {
-    /// The resource's number.
+    /// Resource number.
     pub resource: usize,
-    /// How much is wanted.
+    /// Requested capacity.
     pub wants: f64,
-    /// The lease that is held.
+    /// The lease already held.
     pub has: Option<Lease>,
 }
 
-/// A client whose time to refresh has come.
+/// A due refresh of one client.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
-    /// The client's number.
+    /// Client number.
     pub client: usize,
-    /// When it should have been its turn.
+    /// When the refresh was due.
     pub due: Duration,
-    /// What it asks for.
+    /// Requests per resource.
     pub items: Vec<Item>,
 }
 
@@ -78,26 +77,26 @@ pub struct Fleet {
     shape: Shape,
     walk: Walk,
     rng: SmallRng,
-    /// `per_client` rows for each client, one after the other.
+    /// `per_client` consecutive rows for each client.
     wants: Vec<f64>,
     leases: Vec<Option<Lease>>,
-    /// When whose turn is.
+    /// When each client refreshes next.
     turns: BinaryHeap<Reverse<(Duration, usize)>>,
-    /// When to look whether which row's lease has expired: never later than it does. A lease
-    /// that is refreshed leaves its entry where it is, so there is about one for each.
+    /// When to check which row for expiry, never later than its lease expires. A refresh does not
+    /// move the entry, so there is about one entry per row.
     expiries: BinaryHeap<Reverse<(Duration, usize)>>,
-    /// Where a row's entry in `expiries` is; an entry from elsewhere is out of date.
+    /// Time of a row's valid entry in `expiries`; other entries are stale.
     looks: Vec<Option<Duration>>,
-    /// Unanswered requests by the time at which they were sent.
+    /// Unanswered requests, by send time.
     asking: BTreeSet<(Duration, usize)>,
     /// Leases that expired before they were refreshed.
     pub expired: u64,
-    /// The books of all leases.
+    /// Ledger of all leases.
     pub books: Books,
 }
 
 impl Fleet {
-    /// A fleet that holds nothing yet, and keeps its leases in `books`.
+    /// A fleet without leases that records its leases in `books`.
     pub fn new(shape: Shape, mut books: Books) -> Self {
         let rows = shape.clients * shape.per_client;
         let turns = (0..shape.clients).map(|client| {
@@ -122,12 +121,12 @@ impl Fleet {
         }
     }
 
-    /// When the next client's turn is.
+    /// When the next refresh is due.
     pub fn next_turn(&self) -> Option<Duration> {
         self.turns.peek().map(|Reverse((due, _))| *due)
     }
 
-    /// The client whose turn has come, if any: it asks `now`.
+    /// The next refresh that is due at `now`; it counts as sent then.
     pub fn turn(&mut self, now: Duration) -> Option<Turn> {
         let &Reverse((due, client)) = self.turns.peek().filter(|turn| turn.0.0 <= now)?;
         self.turns.pop();
@@ -144,8 +143,8 @@ impl Fleet {
         Some(Turn { client, due, items })
     }
 
-    /// Takes in what `turn`, asked at `sent`, was answered at `answered`: a lease for each
-    /// resource, or none where the answer left it out.
+    /// Applies the answer at `answered` to `turn`, sent at `sent`: a lease per item, `None` if
+    /// omitted.
     pub fn answered(
         &mut self,
         turn: &Turn,
@@ -177,8 +176,8 @@ impl Fleet {
         self.again(turn, answered, interval);
     }
 
-    /// Takes note that `turn`, asked at `sent`, failed at `over`: the client keeps what it has
-    /// and asks again an interval later.
+    /// Records the failure at `over` of `turn`, sent at `sent`. The client keeps its lease and asks
+    /// again after an interval.
     pub fn failed(&mut self, turn: &Turn, sent: Duration, over: Duration) {
         self.expire(over);
         self.asking.remove(&(sent, turn.client));
@@ -192,7 +191,7 @@ impl Fleet {
         self.turns.push(Reverse(((turn.due + interval).max(earliest), turn.client)));
     }
 
-    /// All want `factor` times as much from `now` on.
+    /// Multiplies all wants by `factor` from `now` on.
     pub fn jump(&mut self, now: Duration, factor: f64) {
         self.walk = self.walk.scaled(factor);
         for (row, wants) in self.wants.iter_mut().enumerate() {
@@ -201,7 +200,7 @@ impl Fleet {
         }
     }
 
-    /// Sees to it that `row` is looked at by `at`.
+    /// Ensures that `row` is checked for expiry at `at` or earlier.
     fn look(&mut self, at: Duration, row: usize) {
         if self.looks[row].is_none_or(|look| look > at) {
             self.looks[row] = Some(at);
@@ -209,7 +208,7 @@ impl Fleet {
         }
     }
 
-    /// Drops leases that have expired by `now`.
+    /// Drops the leases that have expired by `now`.
     fn expire(&mut self, now: Duration) {
         while let Some(&Reverse((at, row))) = self.expiries.peek().filter(|next| next.0.0 <= now) {
             self.expiries.pop();
@@ -234,20 +233,20 @@ impl Fleet {
         Duration::from_micros(u64::try_from(us).unwrap_or(0))
     }
 
-    /// Closes the books as far as the oldest unanswered request lets them be.
+    /// Closes the ledger up to the oldest unanswered request.
     pub fn close(&mut self, now: Duration) {
         self.expire(now);
         let until = self.asking.first().map_or(now, |(sent, _)| now.min(*sent));
         self.books.close(until);
     }
 
-    /// Closes the books for good, once every request has its answer.
+    /// Closes the ledger at the end, after all answers.
     pub fn finish(&mut self, end: Duration) {
         self.expire(end);
         self.books.finish(end);
     }
 
-    /// The clients that hold anything, and what of.
+    /// Clients with leases, and the resources of these.
     pub fn holders(&self) -> impl Iterator<Item = (usize, Vec<usize>)> {
         (0..self.shape.clients).filter_map(|client| {
             let held = self.rows(client).filter(|row| self.leases[*row].is_some());
@@ -262,7 +261,7 @@ impl Fleet {
     }
 }
 
-/// Which resource a row is about: each client begins one further on.
+/// Resource of a row: the first resource of each client is one further than the previous client's.
 fn resource(shape: &Shape, row: usize) -> usize {
     (row / shape.per_client + row % shape.per_client) % shape.resources
 }

@@ -29,7 +29,7 @@ fn lease(expires: u64, capacity: f64) -> Lease {
     Lease { expiry_s: EPOCH_S + expires as i64, refresh_s: 5, capacity }
 }
 
-/// Lets the next client ask when its turn is, and answers at once.
+/// Sends the next client's request at its due time and answers it with `lease` at once.
 fn refresh(fleet: &mut Fleet, lease: Lease) -> Turn {
     let now = fleet.next_turn().expect("a client");
     let turn = fleet.turn(now).expect("its turn");
@@ -103,7 +103,7 @@ fn leases_that_are_refreshed_or_shortened_expire_when_they_say() {
     assert_eq!(fleet.expiries.len(), 1);
     fleet.close(s(62));
     assert_eq!((fleet.expired, fleet.holders().count()), (0, 1));
-    // From 65 to 63, and then one that is over already.
+    // Shortened from 65 to 63, then answered with an expired lease.
     let turn = fleet.turn(s(62)).expect("its turn");
     fleet.answered(&turn, s(62), s(62), &[Some(lease(63, 1.0))]);
     fleet.close(s(64));
@@ -143,7 +143,7 @@ fn books_stay_open_from_the_oldest_unanswered_request_on() {
     refresh(&mut fleet, lease(60, 90.0));
     refresh(&mut fleet, lease(60, 20.0));
     fleet.close(s(8));
-    // Answered only now: it held nothing until then, and by then the other had shrunk.
+    // Answered late: it held nothing until then, and the other lease had shrunk meanwhile.
     fleet.answered(&slow, s(0), s(9), &[Some(lease(60, 80.0))]);
     fleet.finish(s(10));
     assert_eq!(fleet.books.worst(), None);
@@ -161,7 +161,7 @@ fn demand_jumps_at_once_and_leases_follow() {
         refresh(&mut fleet, lease(60, wants));
     }
     fleet.finish(s(20));
-    // Clients ask at 5, 6, 10 and 11.
+    // The clients refresh at 5, 6, 10 and 11 s.
     let settled = fleet.books.settling.and_then(|settling| settling.after());
     assert_eq!(settled, Some(s(1)));
 }

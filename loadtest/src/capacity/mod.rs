@@ -1,7 +1,7 @@
-//! `tollgate-loadtest capacity`: the arguments, and the run from dialling to the report.
+//! `tollgate-loadtest capacity`: arguments, and a run from connecting to the report.
 //!
-//! [`fleet`] has the clients and [`books`] what they want and hold over time, both without any
-//! clock; [`drive`] sends, [`tally`] counts, [`report`] tells.
+//! [`fleet`] has the client state and [`books`] the lease ledger, both without a clock. [`drive`]
+//! sends, [`tally`] counts, and [`report`] formats the result.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -30,7 +30,7 @@ pub mod fleet;
 pub mod report;
 pub mod tally;
 
-/// How long the first requests are spread over, where nobody could be asked for an interval.
+/// Interval over which the first requests are spread if the probe for the refresh interval fails.
 const SPREAD: Duration = Duration::from_secs(1);
 
 /// Lets many clients hold leases, and checks that they never have more than there is.
@@ -47,7 +47,7 @@ pub struct CapacityArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
-    /// How to get in.
+    /// TLS and authentication.
     #[command(flatten)]
     pub secure: SecureArgs,
     /// How long to measure, after the warm-up.
@@ -176,7 +176,7 @@ impl CapacityArgs {
     }
 }
 
-/// Runs the whole load and reports.
+/// Runs the load and reports.
 pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     args.check()?;
     let names =
@@ -195,7 +195,8 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
             (Some(interval), _) => interval,
             (None, Some(connection)) => {
                 let client = format!("{}-probe", names.clients);
-                // An outage at the start is counted like one in the middle.
+                // A failed probe does not abort the run: an outage at the start is measured like a
+                // later one.
                 drive::probe(connection, client, &resources).await.unwrap_or(SPREAD)
             }
             (None, None) => SPREAD,

@@ -1,4 +1,4 @@
-//! What is counted of requests for leases.
+//! Counters of lease requests.
 
 use std::time::{Duration, Instant};
 
@@ -9,38 +9,38 @@ use crate::capacity::fleet::Lease;
 use crate::driver::Failure;
 use crate::tally::{MAX_LATENCY_NS, PUNCTUAL, Window};
 
-/// Counts of a run. Unless they say otherwise, of the requests due in the measured time.
+/// Counters of a run. Unless noted otherwise they cover requests due in the measured time.
 #[derive(Clone, Debug)]
 pub struct Tally {
     window: Window,
     /// Requests that were answered.
     pub answered: u64,
-    /// Leases asked for in those.
+    /// Leases requested by the answered requests.
     pub asked: u64,
-    /// Leases told in their answers.
+    /// Leases contained in the answers.
     pub leases: u64,
     /// Requests that failed, by gRPC code.
     pub errors: [u64; Failure::CODES],
-    /// Requests sent more than a millisecond after they were due, for any reason.
+    /// Requests sent more than 1 ms after their due time, for any reason.
     pub late: u64,
-    /// The furthest that a request was sent behind its time.
+    /// Largest delay between due time and sending.
     pub max_send_lag: Duration,
     /// Latencies in ns.
     pub latency: Histogram<u64>,
-    /// Requests answered within the measured time, whenever they were due.
+    /// Requests answered in the measured time, whenever they were due.
     pub answered_in_time: u64,
-    /// Leases told within the measured time.
+    /// Leases received in the measured time.
     pub leases_in_time: u64,
     /// Leases of the whole run.
     pub leases_ever: u64,
-    /// Leases of the whole run told by nodes that were learning.
+    /// Leases of the whole run granted in learning mode.
     pub learning: u64,
-    /// Leases of the whole run told without the shared store.
+    /// Leases of the whole run granted without the shared store.
     pub degraded: u64,
 }
 
 impl Tally {
-    /// An empty one for a run over `window`.
+    /// Empty counters for a run over `window`.
     pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
         Ok(Self {
             window,
@@ -77,8 +77,8 @@ impl Tally {
         }
     }
 
-    /// Counts an answer that arrived at `over` to a request due at `due`, and `told` a lease for
-    /// each resource asked for, or left it out.
+    /// Counts an answer that arrived at `over` to a request due at `due`. `told` has the lease for
+    /// each requested resource; `None` if the answer omits it.
     pub fn answered(
         &mut self,
         due: Instant,
@@ -104,8 +104,8 @@ impl Tally {
         }
     }
 
-    /// Counts a request without an answer. Only running into the deadline counts as a
-    /// latency: other failures are often quick, and would flatter the percentiles.
+    /// Counts a request without an answer. Only a timeout is recorded as a latency: other failures
+    /// are often fast and would lower the percentiles.
     pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
         if self.measures(due) {
             self.errors[failure.code()] += 1;

@@ -1,5 +1,5 @@
-//! Allow over h2 itself: a caller reuses its buffers and its timer, so that a request costs this
-//! side little of the CPU time that it shares with those who are measured.
+//! Client for `Allow` directly on h2. A caller reuses its buffers and its timer, which keeps the
+//! client's CPU use low: it shares the CPUs with the measured servers.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -26,41 +26,40 @@ use tonic::Code;
 use super::{CONNECT_TIMEOUT, Failure, Target};
 use crate::allow::LONGEST_RUN;
 
-/// Bytes on their way to this side before the other must wait: more than fit at once.
+/// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
 const WINDOW: u32 = 16 << 20;
 
-/// A message on the wire comes after this: one byte says whether it is compressed, four how long
-/// it is.
+/// Length of the gRPC message prefix: a compression flag (1 byte) and the message length (4 bytes).
 const PREFIX: usize = 5;
 
-/// Where an answer says what came of it.
+/// The trailer with the gRPC status code.
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Bytes that a caller asks for at once, for some of its requests to come.
+/// Allocation size for request frames, in bytes; serves several requests.
 const BUFFER: usize = 4096;
 
-/// One of those who ask over an HTTP/2 connection, with one request at a time.
+/// A caller on a shared HTTP/2 connection, with one request at a time.
 #[derive(Debug)]
 pub struct Caller {
     link: Arc<Link>,
     line: Option<Line>,
     timeout: Duration,
-    /// Rings at the earliest when the request under way has taken too long.
+    /// Timer for the request deadline; may fire early.
     alarm: Option<Pin<Box<Sleep>>>,
     frames: BytesMut,
     answer: AllowResponse,
 }
 
 impl Caller {
-    /// Dials `target`. Where nobody answers yet, the requests dial again and fail one by one: an
-    /// outage at the start is counted like one in the middle.
+    /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
+    /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let caller = Self::new(Arc::new(Link::new(target)), timeout);
         let _ = caller.link.line(0).await;
         caller
     }
 
-    /// Another one on the same connection.
+    /// A new caller on the same connection.
     pub fn another(&self) -> Self {
         Self::new(Arc::clone(&self.link), self.timeout)
     }
@@ -70,19 +69,19 @@ impl Caller {
         Self { link, line: None, timeout, alarm: None, frames, answer }
     }
 
-    /// Asks for tokens once. `sent` is now.
+    /// Sends one request. `sent` is the current time.
     pub async fn allow(
         &mut self,
         request: &AllowRequest,
         sent: Instant,
     ) -> Result<&AllowResponse, Failure> {
-        // No clock reaches the end of a timeout that is longer.
+        // Capped so that adding it to a clock reading cannot overflow.
         let deadline = sent + self.timeout.min(LONGEST_RUN);
         self.ask(request, deadline).await.map_err(Failure)?;
         Ok(&self.answer)
     }
 
-    /// Leaves the answer in its place.
+    /// Sends the request and stores the answer in `self.answer`.
     async fn ask(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
         let message = frame(&mut self.frames, request);
         let Self { link, line, alarm, answer, .. } = self;
@@ -93,7 +92,7 @@ impl Caller {
             if let Poll::Ready(result) = asked.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
-            // Set once in a while, not for each request: it costs less to let it ring early.
+            // Resetting the timer for every request would cost more than letting it fire early.
             while alarm.as_mut().poll(context).is_ready() {
                 if Instant::now() >= deadline {
                     return Poll::Ready(Err(Code::DeadlineExceeded));
@@ -106,7 +105,7 @@ impl Caller {
     }
 }
 
-/// One message with its prefix.
+/// Encodes a message with its prefix.
 fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     let length = request.encoded_len();
     if frames.capacity() < PREFIX + length {
@@ -118,7 +117,7 @@ fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     frames.split().freeze()
 }
 
-/// Asks once, over `line` or, where that has been lost, over a new one.
+/// Sends one request over `line`; reconnects first if that connection is gone.
 async fn ask(
     link: &Link,
     line: &mut Option<Line>,
@@ -135,7 +134,7 @@ async fn ask(
         let begun = ready.and_then(|()| sender.send_request(link.head.clone(), false));
         match begun {
             Ok(begun) => break begun,
-            // This request was never sent, so it is not the one to fail.
+            // The request was never sent, so it is retried on a new connection.
             Err(_) if lost == 0 => {
                 lost = *number;
                 *line = None;
@@ -157,7 +156,7 @@ async fn ask(
     }
 }
 
-/// Forgets a line that is no more, and tells the code.
+/// Drops a closed connection and returns the status code of `error`.
 fn failed(line: &mut Option<Line>, error: &h2::Error) -> Code {
     if error.is_io() || error.is_go_away() {
         *line = None;
@@ -165,7 +164,7 @@ fn failed(line: &mut Option<Line>, error: &h2::Error) -> Code {
     code(error)
 }
 
-/// Reads an answer to its end.
+/// Reads a response with its trailers.
 async fn read(
     status: StatusCode,
     head: &HeaderMap,
@@ -173,13 +172,13 @@ async fn read(
     answer: &mut AllowResponse,
 ) -> Result<(), Code> {
     if let Some(code) = grpc_status(head) {
-        // There is no message when the status comes first.
+        // Trailers-only response: it has no message.
         return Err(if code == Code::Ok { Code::Internal } else { code });
     }
     let mut message = Bytes::new();
     while let Some(data) = body.data().await {
         let data = data.map_err(|error| code(&error))?;
-        // The connection is as good as the window that is given back.
+        // Fails only on a closed connection, which the next read reports.
         let _ = body.flow_control().release_capacity(data.len());
         message = match message.is_empty() {
             true => data,
@@ -194,14 +193,14 @@ async fn read(
     }
 }
 
-/// Reads the one message that an answer has.
+/// Decodes the single message of a response.
 fn decode(mut message: Bytes, answer: &mut AllowResponse) -> Option<()> {
     let compressed = message.try_get_u8().ok()?;
     let length = message.try_get_u32().ok()?;
     if compressed != 0 || length as usize != message.len() {
         return None;
     }
-    // Keeps the memory of its text.
+    // `clear` keeps the allocations of the previous answer.
     answer.clear();
     answer.merge(message).ok()
 }
@@ -210,7 +209,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<Code> {
     Some(Code::from_bytes(headers.get(&GRPC_STATUS)?.as_bytes()))
 }
 
-/// What the gRPC documents say of an answer without a gRPC status.
+/// Status code for an HTTP status without a gRPC status, as specified by gRPC.
 fn of_http(status: StatusCode) -> Code {
     match status.as_u16() {
         400 => Code::Internal,
@@ -222,8 +221,7 @@ fn of_http(status: StatusCode) -> Code {
     }
 }
 
-/// What the gRPC documents say of the errors of HTTP/2; a connection that broke is a node that
-/// can't be reached.
+/// Status code for an HTTP/2 error, as specified by gRPC. A broken connection is `Unavailable`.
 fn code(error: &h2::Error) -> Code {
     match error.reason() {
         _ if error.is_io() || error.is_go_away() => Code::Unavailable,
@@ -236,19 +234,19 @@ fn code(error: &h2::Error) -> Code {
     }
 }
 
-/// A connection, which is dialled again when it breaks.
+/// A shared connection that reconnects when it breaks.
 struct Link {
-    /// What every request begins with.
+    /// Head of every request.
     head: Request<()>,
-    /// Over TLS.
+    /// TLS connector; `None` for cleartext.
     dialer: Option<Dialer>,
     line: Mutex<Option<Line>>,
 }
 
-/// A connection while it lasts.
+/// One established connection.
 #[derive(Clone, Debug)]
 struct Line {
-    /// Which of the link's, from 1.
+    /// Sequence number within its [`Link`], from 1.
     number: u64,
     sender: SendRequest<Bytes>,
 }
@@ -267,7 +265,7 @@ impl Link {
             Some(http::uri::PathAndQuery::from_static("/quotaservice.QuotaService/Allow"));
         *head.method_mut() = Method::POST;
         *head.version_mut() = Version::HTTP_2;
-        // A target has a scheme and a host.
+        // `Target` ensures a scheme and a host.
         *head.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
@@ -277,7 +275,7 @@ impl Link {
         Self { head, dialer: secure.dialer.clone(), line: Mutex::new(None) }
     }
 
-    /// A line that came after number `lost`. One dials for all who wait.
+    /// A connection newer than number `lost`. One caller connects on behalf of all that wait.
     async fn line(&self, lost: u64) -> Result<Line, Code> {
         let mut line = self.line.lock().await;
         if let Some(line) = line.as_ref().filter(|line| line.number > lost) {
@@ -304,7 +302,7 @@ impl Link {
     }
 }
 
-/// Begins to speak HTTP/2.
+/// Performs the HTTP/2 handshake.
 async fn talk(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> io::Result<SendRequest<Bytes>> {
@@ -315,7 +313,7 @@ async fn talk(
         .handshake(stream)
         .await
         .map_err(io::Error::other)?;
-    // Whoever waits for an answer hears of its errors.
+    // Connection errors surface in the pending requests.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }

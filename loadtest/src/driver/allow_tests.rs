@@ -1,4 +1,4 @@
-//! Tests of the way that Allow travels, against a server that can be stopped.
+//! Tests of the `Allow` client against a server that can be stopped.
 
 use std::net::SocketAddr;
 
@@ -10,7 +10,7 @@ use tonic::{Response, Status};
 
 use super::*;
 
-/// Answers by the name that is asked for.
+/// A server whose answer depends on the requested bucket name.
 struct Named;
 
 #[tonic::async_trait]
@@ -23,7 +23,7 @@ impl QuotaService for Named {
         match name.as_str() {
             "never" => std::future::pending().await,
             "refused" => Err(Status::permission_denied("who?")),
-            // Longer than a frame may be, so that it comes in several.
+            // Longer than the maximum frame size, so it arrives in several frames.
             "long" => Ok(name.repeat(10_000)),
             _ => Ok(name.clone()),
         }
@@ -87,7 +87,7 @@ async fn a_caller_goes_on_after_a_timeout() {
     assert_eq!(ask(&mut patient, "b").await, Ok("b".to_owned()));
 }
 
-/// A server on a runtime of its own, all of whose connections break when that stops.
+/// A server on its own runtime, whose shutdown breaks all connections.
 fn aside(at: SocketAddr) -> (SocketAddr, tokio::runtime::Runtime) {
     let started = std::thread::spawn(move || {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();

@@ -1,6 +1,5 @@
-//! The transport: how one request travels. The rest of the crate knows only [`Target`],
-//! [`Caller`] for tokens, [`Connection`] for leases, and [`Failure`], so that another gRPC client
-//! can take their place here.
+//! The gRPC transport. The rest of the crate uses only [`Target`], [`Caller`] for tokens,
+//! [`Connection`] for leases, and [`Failure`], so the client library can be replaced here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,22 +19,22 @@ mod allow;
 
 pub use allow::Caller;
 
-/// How long dialling may take.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a node, or a load balancer before several, listens.
+/// Address of a node or a load balancer.
 #[derive(Clone, Debug)]
 pub struct Target {
     uri: Uri,
     secure: Secure,
 }
 
-/// How to get in.
+/// TLS and authentication.
 #[derive(Clone, Default)]
 pub struct Secure {
-    /// Over TLS.
+    /// TLS connector; `None` for cleartext.
     pub dialer: Option<Dialer>,
-    /// What the `authorization` of each request is.
+    /// Value of the `authorization` header.
     pub authorization: Option<HeaderValue>,
 }
 
@@ -46,7 +45,7 @@ impl fmt::Debug for Secure {
 }
 
 impl Target {
-    /// The same, got into like that.
+    /// This target with the given TLS and authentication.
     pub fn secured(&self, secure: &Secure) -> Self {
         Self { uri: self.uri.clone(), secure: secure.clone() }
     }
@@ -85,20 +84,20 @@ impl fmt::Display for Target {
     }
 }
 
-/// A request that got no decision: a gRPC status code, from the node or from this side.
+/// A request without a decision: its gRPC status code, from the node or from this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(tonic::Code);
 
 impl Failure {
-    /// How many codes there are.
+    /// Number of gRPC status codes.
     pub const CODES: usize = 17;
 
-    /// The code's number.
+    /// Number of the code.
     pub fn code(self) -> usize {
         self.0 as usize
     }
 
-    /// The name of code number `code`, as the gRPC documents write it.
+    /// Name of code number `code`, as in the gRPC specification.
     pub fn name(code: usize) -> &'static str {
         const NAMES: [&str; Failure::CODES] = [
             "OK",
@@ -122,13 +121,13 @@ impl Failure {
         NAMES.get(code).unwrap_or(&"UNKNOWN")
     }
 
-    /// Whether the request ran into its deadline.
+    /// Whether the deadline was exceeded.
     pub fn timed_out(self) -> bool {
         self.0 == tonic::Code::DeadlineExceeded
     }
 }
 
-/// One HTTP/2 connection for leases; clones share it.
+/// An HTTP/2 connection for lease requests; clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
     capacity: CapacityClient<Channel>,
@@ -137,8 +136,8 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Dials `target`. Where nobody answers yet, the requests dial again and fail one by
-    /// one: an outage at the start is counted like one in the middle.
+    /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
+    /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let endpoint =
             Endpoint::from(target.uri.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
@@ -153,7 +152,7 @@ impl Connection {
         Self { capacity: CapacityClient::new(channel), authorization, timeout }
     }
 
-    /// Asks for leases once.
+    /// Sends one lease request.
     pub async fn get_capacity(
         &mut self,
         request: GetCapacityRequest,
@@ -162,7 +161,7 @@ impl Connection {
         within(self.timeout, self.capacity.get_capacity(request)).await
     }
 
-    /// Gives leases back.
+    /// Releases leases.
     pub async fn release_capacity(
         &mut self,
         request: ReleaseCapacityRequest,

@@ -1,8 +1,8 @@
-//! `tollgate-loadtest scenario`: the simulations of the older doorman's design document, against
-//! the service itself and on a clock of their own.
+//! `tollgate-loadtest scenario`: the simulations of doorman's design document, run against the real
+//! service on a simulated clock.
 //!
-//! [`plan`] says what is simulated, [`sim`] lets it happen, [`tree`] has the clusters that decide,
-//! [`measure`] looks on; [`report`] and [`svg`] tell.
+//! [`plan`] defines the scenarios, [`sim`] runs them, [`tree`] has the deciding clusters,
+//! [`measure`] measures; [`report`] and [`svg`] present.
 
 use std::fs;
 use std::path::PathBuf;

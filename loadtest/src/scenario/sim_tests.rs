@@ -4,13 +4,13 @@ use std::convert::Infallible;
 use super::*;
 use crate::scenario::plan::{CAPACITY, LEASE, Scenario};
 
-/// Clusters that share one pool, in the order of asking.
+/// Clusters that share one pool on a first-come basis.
 struct Pool {
     capacity: f64,
     now: Duration,
     held: HashMap<String, Lease>,
     ticks: Vec<u64>,
-    /// How often a cluster's parent could not be reached.
+    /// Ticks at which the parent was unreachable.
     orphaned: u64,
     stores_lost: Vec<usize>,
 }
@@ -121,7 +121,7 @@ fn mishaps_come_every_minute_and_leave_the_walks_as_they_are() {
     assert!(outcome.failed > 0);
     assert!(pool.orphaned > 0);
     assert!(pool.ticks[1..].iter().any(|ticks| *ticks < 4 * 3600));
-    // What is wanted differs only by the spikes.
+    // The total wants differ only by the spikes.
     let calm = simulate(Scenario::Five, CAPACITY, 3).0.measure;
     let wants = calm.mean_wants.mean().unwrap();
     assert!(outcome.measure.mean_wants.mean().unwrap() > wants);

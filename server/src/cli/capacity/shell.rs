@@ -150,7 +150,7 @@ impl Shell {
                 if is_caller_error(&status) {
                     return Err(error);
                 }
-                // As a real client does: keep requests while the node is unreachable.
+                // As a real client does: keep asking while the node is unreachable.
                 self.leases.on_failure(&key.0, &key.1, wants, now);
                 Err(format!("{error}; asking again every second"))
             }
