@@ -1,7 +1,6 @@
-//! Fuzzing as a part of the ordinary tests: first all inputs of the corpus, which anything that was
-//! ever found becomes a part of, then mutations of those: `PROPTEST_CASES` of them, 2,000 if
-//! not set, by the seed in `PROPTEST_RNG_SEED`. cargo-fuzz would want another compiler than the
-//! rest.
+//! Fuzzing within the ordinary tests. First runs all inputs of the corpus, which includes every
+//! past finding, then random mutations of them: `PROPTEST_CASES` of them (default 2,000), seeded by
+//! `PROPTEST_RNG_SEED`. cargo-fuzz would require another compiler.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,13 +12,13 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 
 use super::fixture;
 
-/// Mutations in a run that sets no other number: some seconds in an unoptimised build.
+/// Default number of mutated inputs: some seconds in a debug build.
 const CASES: u32 = 2000;
 
-/// The longest input, in bytes.
+/// Maximum length of an input, in bytes.
 const LONGEST: usize = 1 << 16;
 
-/// What may become of an input.
+/// A change to an input.
 #[derive(Clone, Debug)]
 enum Mutation {
     Put(Index, Vec<u8>),
@@ -28,7 +27,7 @@ enum Mutation {
     Repeat(Index, usize, usize),
     Flip(Index, u8),
     Cut(Index),
-    /// Some of another input goes in between.
+    /// Inserts a part of another input.
     Splice(Index, Index, Index, usize),
 }
 
@@ -65,7 +64,7 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
         2 => proptest::collection::vec(any::<u8>(), 1..8),
         1 => select(doubles.to_vec()).prop_map(|number| number.to_le_bytes().to_vec()),
         1 => select(numbers.to_vec()).prop_map(|number| number.to_le_bytes().to_vec()),
-        // As protobuf writes them.
+        // Protobuf varints: too long, 64-bit, and padded.
         1 => select(vec![vec![0xff; 10], [vec![0xff; 9], vec![1]].concat(), vec![0x80, 0]]),
         3 => select(words.to_vec()).prop_map(|word| word.as_bytes().to_vec()),
     ]
@@ -134,9 +133,9 @@ fn read(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).expect("a file"))).collect()
 }
 
-/// Runs `check` on all inputs in the fixtures `corpus/<target>` and in `more` folders of fixtures, then on
-/// mutations of them. `check` panics where something is wrong; a new input that makes it so is put
-/// into the corpus, in as few mutations as will do.
+/// Runs `check` on all inputs in the fixture folders `corpus/<target>` and `more`, then on
+/// mutations of them. `check` panics on an error; a new failing input is minimised and added to the
+/// corpus.
 pub fn run(target: &str, more: &[&str], check: impl Fn(&[u8])) {
     let corpus = fixture("corpus").join(target);
     let mut seeds = read(&corpus);

@@ -1,9 +1,9 @@
-//! Values that no node writes, to be planted under keys that nodes read.
+//! Corrupt values for keys that nodes read, of every Redis type.
 
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// A value of any type.
+/// A value of any Redis type.
 #[derive(Clone, Debug)]
 pub enum Plant {
     /// A string.
@@ -14,14 +14,14 @@ pub enum Plant {
     Set(Vec<Vec<u8>>),
     /// A hash.
     Hash(Vec<(Vec<u8>, Vec<u8>)>),
-    /// A sorted set; scores as Redis reads them.
+    /// A sorted set; scores in Redis notation.
     Sorted(Vec<(Vec<u8>, String)>),
     /// A stream with one entry.
     Stream(Vec<u8>),
 }
 
 impl Plant {
-    /// Replaces whatever is there.
+    /// Replaces the value of `key`.
     pub fn put(&self, inside: &mut redis::Connection, key: &str) {
         redis::cmd("DEL").arg(key).exec(inside).unwrap();
         let mut put = redis::cmd(match self {
@@ -46,7 +46,7 @@ impl Plant {
     }
 }
 
-/// Doubles that sums should not meet.
+/// Doubles including NaN, infinities and other extreme values.
 pub fn number() -> impl Strategy<Value = f64> {
     prop_oneof![
         2 => select(vec![
@@ -57,7 +57,7 @@ pub fn number() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// Bytes of any kind: none, a few, many, text, numbers as text, packed numbers.
+/// Byte strings: empty, short, long, text, numbers as text, packed doubles.
 pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let words = ["", "0", "-1", "nan", "inf", "1e400", "0x10", "99999999999999999999", "no state"];
     prop_oneof![
@@ -69,7 +69,7 @@ pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A value of any type, as different as can be.
+/// A value of any type.
 pub fn plant() -> impl Strategy<Value = Plant> {
     let some = || proptest::collection::vec(bytes(), 1..5);
     let field = || prop_oneof![bytes(), Just(Vec::new()), Just(b"f".to_vec()), Just(b"a".to_vec())];
