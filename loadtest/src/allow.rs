@@ -16,10 +16,10 @@ use tollgate_server::files::read_secret;
 use tollgate_server::service::limits::LoadError;
 use tollgate_server::tls::{ClientFiles, Dialer};
 
-use crate::books::{Source, load_limits};
-use crate::driver::{Caller, Secure, Target};
+use crate::books::{LimitSource, load_limits};
+use crate::driver::{Caller, Credentials, Target};
 use crate::keys::{Keys, Pattern};
-use crate::load::{Ask, Worker, closed_loop, open_loop};
+use crate::load::{RequestSpec, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
 use crate::progress::{self, Style};
 use crate::report::Report;
@@ -27,7 +27,7 @@ use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
 
 /// Longest accepted run; also keeps clock arithmetic within range.
-pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const MAX_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -45,7 +45,7 @@ pub struct AllowArgs {
     pub target: Vec<Target>,
     /// TLS and authentication.
     #[command(flatten)]
-    pub secure: SecureArgs,
+    pub credentials: CredentialArgs,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -178,7 +178,7 @@ pub enum RunError {
 
 /// TLS and authentication flags.
 #[derive(Args, Clone, Debug)]
-pub struct SecureArgs {
+pub struct CredentialArgs {
     /// A file with the token to show to the nodes.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
@@ -193,9 +193,9 @@ pub struct SecureArgs {
     pub key_file: Option<PathBuf>,
 }
 
-impl SecureArgs {
+impl CredentialArgs {
     /// Loads the files.
-    pub(crate) fn read(&self) -> Result<Secure, RunError> {
+    pub(crate) fn read(&self) -> Result<Credentials, RunError> {
         let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
         let own = self.cert_file.clone().zip(self.key_file.clone());
         let files = |ca| ClientFiles { ca, own, server_name: None };
@@ -208,7 +208,7 @@ impl SecureArgs {
                 Some(value.map_err(|_| wrong(&"--token-file: no token"))?)
             }
         };
-        Ok(Secure { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
+        Ok(Credentials { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
     }
 }
 
@@ -218,7 +218,7 @@ impl AllowArgs {
         let bounds = self.limits.is_some() || self.size.is_some();
         let wrong = if self.duration.is_zero() {
             "--duration must be above 0"
-        } else if self.duration.saturating_add(self.warmup) > LONGEST_RUN {
+        } else if self.duration.saturating_add(self.warmup) > MAX_RUN {
             "--duration and --warmup are more than 30 days together"
         } else if self.timeout.is_zero() {
             "--timeout must be above 0"
@@ -240,13 +240,13 @@ impl AllowArgs {
         Err(RunError::Usage(wrong.to_owned()))
     }
 
-    fn source(&self) -> Result<Option<Source>, LoadError> {
+    fn source(&self) -> Result<Option<LimitSource>, LoadError> {
         if let Some(path) = &self.limits {
-            return Ok(Some(Source::File(Box::new(load_limits(path)?))));
+            return Ok(Some(LimitSource::File(Box::new(load_limits(path)?))));
         }
         Ok(self.size.zip(self.fill_rate).map(|(size_tokens, fill_rate)| {
             let max_debt_ms = millis(self.max_debt);
-            Source::Same(BucketLimit {
+            LimitSource::Same(BucketLimit {
                 size_tokens,
                 fill_rate,
                 max_debt_ms,
@@ -255,10 +255,10 @@ impl AllowArgs {
         }))
     }
 
-    fn ask(&self) -> Ask {
+    fn request_spec(&self) -> RequestSpec {
         let max_wait_ms =
             self.max_wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
-        Ask {
+        RequestSpec {
             namespace: self.namespace.clone(),
             keys: Keys::new(
                 self.keys,
@@ -284,11 +284,13 @@ fn share(total: u64, index: u64, parts: u64) -> u64 {
 pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     args.check()?;
     let source = args.source()?;
-    let (mut total, ()) = drive(args, |over, lives, window| {
-        progress::watch(over, lives, window, Style::choose(args.progress), "granted");
+    let (mut total, ()) = drive(args, |finished, lives, window| {
+        progress::watch(finished, lives, window, Style::choose(args.progress), "granted");
     })?;
-    let ask = args.ask();
-    total.ledger.settle(|key| format!("{}:{}", ask.namespace, ask.keys.name(key)));
+    let request_spec = args.request_spec();
+    total
+        .ledger
+        .resolve_names(|key| format!("{}:{}", request_spec.namespace, request_spec.keys.name(key)));
     Ok(Report::new(args, source.as_ref(), &total))
 }
 
@@ -298,10 +300,10 @@ pub(crate) fn drive<W>(
     args: &AllowArgs,
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
-    let ask = Arc::new(args.ask());
-    let secure = args.secure.read()?;
+    let request_spec = Arc::new(args.request_spec());
+    let credentials = args.credentials.read()?;
     // Connects and does all other fallible work before the first request.
-    let mut dialled = Vec::new();
+    let mut connected = Vec::new();
     for thread in 0..args.threads {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
@@ -309,24 +311,25 @@ pub(crate) fn drive<W>(
             let mut callers = Vec::new();
             for number in (thread..args.connections).step_by(args.threads as usize) {
                 let target = &args.target[number as usize % args.target.len()];
-                callers.push(Caller::dial(&target.secured(&secure), args.timeout).await);
+                callers
+                    .push(Caller::dial(&target.with_credentials(&credentials), args.timeout).await);
             }
             callers
         });
-        dialled.push((runtime, pacer, callers));
+        connected.push((runtime, pacer, callers));
     }
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
     let mut lives = Vec::new();
     let mut parts = Vec::new();
-    for (thread, (runtime, pacer, callers)) in (0..).zip(dialled) {
+    for (thread, (runtime, pacer, callers)) in (0..).zip(connected) {
         let live = Arc::<Live>::default();
         lives.push(Arc::clone(&live));
-        let worker = Worker::new(Arc::clone(&ask), window, live, Tally::new(window)?);
-        parts.push(Part { thread, runtime, pacer, callers, worker });
+        let worker = Worker::new(Arc::clone(&request_spec), window, live, Tally::new(window)?);
+        parts.push(SenderThread { thread, runtime, pacer, callers, worker });
     }
     thread::scope(|scope| {
-        let (running, over) = mpsc::channel::<()>();
+        let (running, finished) = mpsc::channel::<()>();
         let mut threads = Vec::new();
         for part in parts {
             let running = running.clone();
@@ -337,7 +340,7 @@ pub(crate) fn drive<W>(
             })?);
         }
         drop(running);
-        let seen = watch(&over, &lives, window);
+        let watched = watch(&finished, &lives, window);
         let mut total: Option<Tally> = None;
         for thread in threads {
             let tally = thread.join().ok().flatten().ok_or(RunError::Panicked)?;
@@ -346,12 +349,12 @@ pub(crate) fn drive<W>(
                 None => total = Some(tally),
             }
         }
-        total.map(|total| (total, seen)).ok_or(RunError::Panicked)
+        total.map(|total| (total, watched)).ok_or(RunError::Panicked)
     })
 }
 
 /// State of one sending thread.
-struct Part {
+struct SenderThread {
     thread: u64,
     runtime: Runtime,
     pacer: Option<Pacer>,
@@ -359,7 +362,7 @@ struct Part {
     worker: Worker,
 }
 
-impl Part {
+impl SenderThread {
     fn drive(self, args: &AllowArgs) -> Option<Tally> {
         let Self { thread, runtime, pacer, callers, worker } = self;
         let worker = Rc::new(worker);
@@ -385,7 +388,7 @@ impl Part {
                     for caller in 0..args.in_flight {
                         tasks.spawn_local(closed_loop(
                             Rc::clone(&worker),
-                            worker.asker(&at),
+                            worker.requester(&at),
                             draw(number * args.in_flight + caller),
                             args.honour_wait,
                         ));

@@ -15,10 +15,10 @@ use tollgate_server::domain::bucket::Place;
 use tollgate_server::service::limits::{self, LoadError};
 
 /// Violating buckets listed in a report.
-const NAMED_VIOLATIONS: usize = 10;
+const REPORTED_VIOLATIONS: usize = 10;
 
 /// Most keys counted by number; 8 bytes each, 128 MiB at the limit.
-const NUMBERED: u64 = 1 << 24;
+const MAX_NUMBERED_KEYS: u64 = 1 << 24;
 
 /// Tokens granted per bucket that decided. Names that share a default bucket have one entry.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ pub struct Ledger {
     granted: HashMap<Box<str>, u64>,
     /// Tokens by key number, for requests decided by the bucket of the requested name. A map lookup
     /// by name would dominate the cost of counting.
-    own: Vec<u64>,
+    by_number: Vec<u64>,
     degraded_grants: u64,
     degraded_tokens: u64,
 }
@@ -34,20 +34,20 @@ pub struct Ledger {
 impl Ledger {
     /// Adds `tokens` granted by the bucket of key number `key` out of `keys`. Returns false if
     /// there are too many keys to count by number; use [`Ledger::grant`] then.
-    pub fn grant_own(&mut self, key: u64, keys: u64, tokens: u64) -> bool {
-        if keys > NUMBERED {
+    pub fn grant_by_number(&mut self, key: u64, keys: u64, tokens: u64) -> bool {
+        if keys > MAX_NUMBERED_KEYS {
             return false;
         }
-        if self.own.is_empty() {
-            self.own.resize(keys as usize, 0);
+        if self.by_number.is_empty() {
+            self.by_number.resize(keys as usize, 0);
         }
-        self.own[key as usize] += tokens;
+        self.by_number[key as usize] += tokens;
         true
     }
 
     /// Moves the counts by key number to the counts by bucket name.
-    pub fn settle(&mut self, name: impl Fn(u64) -> String) {
-        for (key, tokens) in (0..).zip(std::mem::take(&mut self.own)) {
+    pub fn resolve_names(&mut self, name: impl Fn(u64) -> String) {
+        for (key, tokens) in (0..).zip(std::mem::take(&mut self.by_number)) {
             if tokens > 0 {
                 self.grant(&name(key), tokens);
             }
@@ -72,10 +72,10 @@ impl Ledger {
 
     /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
-        if self.own.is_empty() {
-            self.own = other.own;
+        if self.by_number.is_empty() {
+            self.by_number = other.by_number;
         } else {
-            self.own.iter_mut().zip(other.own).for_each(|(sum, tokens)| *sum += tokens);
+            self.by_number.iter_mut().zip(other.by_number).for_each(|(sum, tokens)| *sum += tokens);
         }
         if self.granted.is_empty() {
             self.granted = other.granted;
@@ -91,14 +91,14 @@ impl Ledger {
 
 /// Where the limits for the audit come from.
 #[derive(Clone, Debug)]
-pub enum Source {
+pub enum LimitSource {
     /// The limits file of the nodes.
     File(Box<Limits>),
     /// The same limit for every bucket.
     Same(BucketLimit),
 }
 
-impl Source {
+impl LimitSource {
     /// Allowance of `bucket` (`namespace:bucket`); `None` if no bucket serves that name.
     fn allowance(&self, bucket: &str) -> Option<Allowance> {
         match self {
@@ -151,7 +151,7 @@ impl Allowance {
 
 /// Audited grants of one bucket.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Line {
+pub struct LedgerEntry {
     /// The bucket that decided, as `namespace:bucket`.
     pub bucket: String,
     /// Tokens that it granted.
@@ -195,9 +195,9 @@ pub struct Audit {
     /// Buckets that granted more than their bound.
     pub violations: u64,
     /// The worst violations, at most 10.
-    pub violated: Vec<Line>,
+    pub violated: Vec<LedgerEntry>,
     /// Bucket with the highest share of its bound; `None` if nothing was checked.
-    pub most_loaded: Option<Line>,
+    pub most_loaded: Option<LedgerEntry>,
     /// `None` unless a saturation was expected.
     pub saturation: Option<Saturation>,
 }
@@ -216,7 +216,7 @@ pub struct Expectation {
     pub share: f64,
     /// From just before the first request to just before the last one; tokens accrued later could
     /// not be delivered.
-    pub asking: Duration,
+    pub request_span: Duration,
     /// Whether any request found the bucket short of tokens.
     pub saturated: bool,
 }
@@ -224,7 +224,7 @@ pub struct Expectation {
 /// Audits the grants of `ledger`, made within `span`, against the limits of `source`.
 pub fn audit(
     ledger: &Ledger,
-    source: Option<&Source>,
+    source: Option<&LimitSource>,
     span: Duration,
     expectation: Option<Expectation>,
 ) -> Audit {
@@ -242,7 +242,7 @@ pub fn audit(
     };
     let Some(source) = source else { return audit };
 
-    let mut most_loaded: Option<(f64, Line, Option<Allowance>)> = None;
+    let mut most_loaded: Option<(f64, LedgerEntry, Option<Allowance>)> = None;
     let mut violated = Vec::new();
     for (bucket, &granted_tokens) in &ledger.granted {
         let allowance = source.allowance(bucket);
@@ -253,7 +253,7 @@ pub fn audit(
         if !leads && ratio <= 1.0 {
             continue;
         }
-        let line = Line {
+        let entry = LedgerEntry {
             bucket: bucket.to_string(),
             granted_tokens,
             bound_tokens,
@@ -261,37 +261,37 @@ pub fn audit(
         };
         if ratio > 1.0 {
             audit.violations += 1;
-            violated.push((ratio, line.clone()));
+            violated.push((ratio, entry.clone()));
             // Truncated at intervals to bound memory if most buckets violate.
             if violated.len() >= 1000 {
                 keep_worst(&mut violated);
             }
         }
         if leads {
-            most_loaded = Some((ratio, line, allowance));
+            most_loaded = Some((ratio, entry, allowance));
         }
     }
     keep_worst(&mut violated);
-    audit.violated = violated.into_iter().map(|(_, line)| line).collect();
-    audit.saturation = expectation.map(|Expectation { share, asking, saturated }| {
+    audit.violated = violated.into_iter().map(|(_, entry)| entry).collect();
+    audit.saturation = expectation.map(|Expectation { share, request_span, saturated }| {
         let delivered = match &most_loaded {
-            Some((_, line, Some(allowance))) => {
-                line.granted_tokens as f64 / allowance.accrual_tokens(asking)
+            Some((_, entry, Some(allowance))) => {
+                entry.granted_tokens as f64 / allowance.accrual_tokens(request_span)
             }
             _ => 0.0,
         };
         let met = saturated && delivered >= share;
         Saturation { expected: share, delivered, saturated, met }
     });
-    audit.most_loaded = most_loaded.map(|(_, line, _)| line);
+    audit.most_loaded = most_loaded.map(|(_, entry, _)| entry);
     audit
 }
 
-fn keep_worst(violated: &mut Vec<(f64, Line)>) {
-    violated.sort_by(|(a, line_a), (b, line_b)| {
-        b.total_cmp(a).then_with(|| line_a.bucket.cmp(&line_b.bucket))
+fn keep_worst(violated: &mut Vec<(f64, LedgerEntry)>) {
+    violated.sort_by(|(a, entry_a), (b, entry_b)| {
+        b.total_cmp(a).then_with(|| entry_a.bucket.cmp(&entry_b.bucket))
     });
-    violated.truncate(NAMED_VIOLATIONS);
+    violated.truncate(REPORTED_VIOLATIONS);
 }
 
 /// Reads a limits file.

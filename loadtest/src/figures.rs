@@ -54,33 +54,34 @@ impl fmt::Display for Latency {
         write!(
             f,
             "p50 {}  p90 {}  p99 {}  p99.9 {}  p99.99 {}  max {}",
-            time(self.p50_us),
-            time(self.p90_us),
-            time(self.p99_us),
-            time(self.p99_9_us),
-            time(self.p99_99_us),
-            time(self.max_us)
+            time_text(self.p50_us),
+            time_text(self.p90_us),
+            time_text(self.p99_us),
+            time_text(self.p99_9_us),
+            time_text(self.p99_99_us),
+            time_text(self.max_us)
         )
     }
 }
 
 /// The counts above 0, by name.
-pub fn occurring(
+pub fn nonzero(
     counts: &[u64],
     name: impl Fn(usize) -> &'static str,
 ) -> BTreeMap<&'static str, u64> {
-    let occurring = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-    occurring.map(|(index, count)| (name(index), *count)).collect()
+    let nonzero = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    nonzero.map(|(index, count)| (name(index), *count)).collect()
 }
 
 /// Counts as text in brackets; empty without counts.
-pub fn each(counts: &BTreeMap<&'static str, u64>) -> String {
-    let each: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    if each.is_empty() { String::new() } else { format!(" ({})", each.join(", ")) }
+pub fn bracketed(counts: &BTreeMap<&'static str, u64>) -> String {
+    let bracketed: Vec<String> =
+        counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    if bracketed.is_empty() { String::new() } else { format!(" ({})", bracketed.join(", ")) }
 }
 
 /// Formats a time with a unit; `-` for `None`.
-pub fn time(us: Option<f64>) -> String {
+pub fn time_text(us: Option<f64>) -> String {
     match us {
         None => "-".to_owned(),
         Some(us) if us < 1000.0 => format!("{us:.0} µs"),

@@ -128,15 +128,14 @@ impl Keys {
 
     /// A stream of key numbers, determined by `seed` and `stream`.
     pub fn draw(&self, seed: u64, stream: u64) -> Draw {
-        let from = match self.pattern {
-            Pattern::Hot => From::One,
-            Pattern::Uniform(keys) => From::Range(keys),
+        let sampler = match self.pattern {
+            Pattern::Hot => Sampler::One,
+            Pattern::Uniform(keys) => Sampler::Range(keys),
             // Parsing has already validated the arguments of `Zipf::new`.
-            Pattern::Zipf { keys, exponent } => {
-                Zipf::new(keys as f64, exponent).map_or(From::One, |zipf| From::Zipf(zipf, keys))
-            }
+            Pattern::Zipf { keys, exponent } => Zipf::new(keys as f64, exponent)
+                .map_or(Sampler::One, |zipf| Sampler::Zipf(zipf, keys)),
         };
-        Draw { from, rng: rng(seed, stream) }
+        Draw { sampler, rng: rng(seed, stream) }
     }
 }
 
@@ -148,12 +147,12 @@ pub(crate) fn rng(seed: u64, stream: u64) -> SmallRng {
 /// An endless stream of key numbers.
 #[derive(Clone, Debug)]
 pub struct Draw {
-    from: From,
+    sampler: Sampler,
     rng: SmallRng,
 }
 
 #[derive(Clone, Debug)]
-enum From {
+enum Sampler {
     One,
     Range(u64),
     Zipf(Zipf<f64>, u64),
@@ -162,11 +161,11 @@ enum From {
 impl Draw {
     /// Draws the next key number.
     pub fn key(&mut self) -> u64 {
-        match &self.from {
-            From::One => 0,
-            From::Range(keys) => self.rng.random_range(0..*keys),
+        match &self.sampler {
+            Sampler::One => 0,
+            Sampler::Range(keys) => self.rng.random_range(0..*keys),
             // Zipf ranks start at 1.
-            From::Zipf(zipf, keys) => (zipf.sample(&mut self.rng) as u64).clamp(1, *keys) - 1,
+            Sampler::Zipf(zipf, keys) => (zipf.sample(&mut self.rng) as u64).clamp(1, *keys) - 1,
         }
     }
 }

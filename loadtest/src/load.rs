@@ -17,18 +17,18 @@ use crate::pace::{Pacer, Schedule};
 use crate::tally::{Live, Tally, Window};
 
 /// Pause of a caller after a failure, so that a dead target does not cause a busy loop.
-const REST_AFTER_FAILURE: Duration = Duration::from_millis(10);
+const FAILURE_BACKOFF: Duration = Duration::from_millis(10);
 
 /// How long after the end the open loop still sends requests that were due before it and have a
 /// slot. The thread may have woken late, which must not spare the target a request.
-const LATE_WAKING: Duration = Duration::from_millis(100);
+const LATE_WAKE_GRACE: Duration = Duration::from_millis(100);
 
 /// Overdue requests sent before the loop yields, so that answers are processed.
-const SENDS_BETWEEN_ANSWERS: u32 = 16;
+const SENDS_PER_YIELD: u32 = 16;
 
 /// What every request asks for.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct RequestSpec {
     /// Namespace.
     pub namespace: String,
     /// Bucket names.
@@ -39,7 +39,7 @@ pub struct Ask {
     pub max_wait_ms: Option<i64>,
 }
 
-impl Ask {
+impl RequestSpec {
     /// The request without its bucket name.
     fn request(&self) -> AllowRequest {
         AllowRequest {
@@ -54,19 +54,19 @@ impl Ask {
 
 /// A caller with its reusable request.
 #[derive(Debug)]
-pub struct Asker {
+pub struct Requester {
     caller: Caller,
     request: AllowRequest,
 }
 
 /// Time of an answer, and either the wait in ms (until use of a grant, or until the retry of a
 /// refusal) or the failure.
-type Over = (Instant, Result<i64, Failure>);
+type Completion = (Instant, Result<i64, Failure>);
 
 /// Counters and configuration of one thread, shared by its tasks.
 #[derive(Debug)]
 pub struct Worker {
-    ask: Arc<Ask>,
+    spec: Arc<RequestSpec>,
     window: Window,
     live: Arc<Live>,
     tally: RefCell<Tally>,
@@ -74,13 +74,13 @@ pub struct Worker {
 
 impl Worker {
     /// Counts into `tally`, and into `live` for the progress line.
-    pub fn new(ask: Arc<Ask>, window: Window, live: Arc<Live>, tally: Tally) -> Self {
-        Self { ask, window, live, tally: RefCell::new(tally) }
+    pub fn new(spec: Arc<RequestSpec>, window: Window, live: Arc<Live>, tally: Tally) -> Self {
+        Self { spec, window, live, tally: RefCell::new(tally) }
     }
 
     /// Bucket names.
     pub fn keys(&self) -> &Keys {
-        &self.ask.keys
+        &self.spec.keys
     }
 
     /// The final counts, after all tasks have ended.
@@ -89,31 +89,37 @@ impl Worker {
     }
 
     /// A requester on the connection of `caller`.
-    pub fn asker(&self, caller: &Caller) -> Asker {
-        Asker { caller: caller.another(), request: self.ask.request() }
+    pub fn requester(&self, caller: &Caller) -> Requester {
+        Requester { caller: caller.sibling(), request: self.spec.request() }
     }
 
     /// Sends one request, which was due at `due`, and counts its outcome.
-    async fn ask(&self, asker: &mut Asker, due: Instant, sent: Instant, key: u64) -> Over {
-        let (keys, Asker { caller, request }) = (&self.ask.keys, asker);
+    async fn send_request(
+        &self,
+        requester: &mut Requester,
+        due: Instant,
+        sent: Instant,
+        key: u64,
+    ) -> Completion {
+        let (keys, Requester { caller, request }) = (&self.spec.keys, requester);
         self.tally.borrow_mut().sent(due, sent);
         keys.write(key, &mut request.bucket_name);
         let answer = caller.allow(request, sent).await;
-        let over = Instant::now();
+        let ended = Instant::now();
         let mut tally = self.tally.borrow_mut();
         let wait = match answer {
             Ok(answer) => {
                 self.live.decided(answer.status == Status::Ok as i32);
-                tally.decided(due, over, answer, request, (key, keys.count()));
+                tally.decided(due, ended, answer, request, (key, keys.count()));
                 Ok(answer.wait_millis.max(answer.retry_after_millis))
             }
             Err(failure) => {
                 self.live.failed();
-                tally.failed(due, over, failure);
+                tally.failed(due, ended, failure);
                 Err(failure)
             }
         };
-        (over, wait)
+        (ended, wait)
     }
 
     fn shed(&self, due: Instant) {
@@ -124,19 +130,24 @@ impl Worker {
 
 /// Sends one request after another until the window ends. With `honour_wait` it also sleeps for the
 /// wait of each answer.
-pub async fn closed_loop(worker: Rc<Worker>, mut asker: Asker, mut draw: Draw, honour_wait: bool) {
+pub async fn closed_loop(
+    worker: Rc<Worker>,
+    mut requester: Requester,
+    mut draw: Draw,
+    honour_wait: bool,
+) {
     let end = worker.window.end;
     let mut now = Instant::now();
     while now < end {
-        let (over, wait) = worker.ask(&mut asker, now, now, draw.key()).await;
-        now = over;
-        let rest = match wait {
+        let (ended, wait) = worker.send_request(&mut requester, now, now, draw.key()).await;
+        now = ended;
+        let pause = match wait {
             Ok(ms) if honour_wait => Duration::from_millis(u64::try_from(ms).unwrap_or(0)),
             Ok(_) => Duration::ZERO,
-            Err(_) => REST_AFTER_FAILURE,
+            Err(_) => FAILURE_BACKOFF,
         };
-        if !rest.is_zero() {
-            let until = now.checked_add(rest).map_or(end, |until| until.min(end));
+        if !pause.is_zero() {
+            let until = now.checked_add(pause).map_or(end, |until| until.min(end));
             tokio::time::sleep_until(until.into()).await;
             now = Instant::now();
         }
@@ -156,10 +167,10 @@ pub async fn open_loop(
 ) {
     let Window { start, end, .. } = worker.window;
     let slots = Arc::new(Semaphore::new(max_outstanding));
-    let mut under_way = JoinSet::new();
+    let mut in_flight = JoinSet::new();
     // Idle requesters of each connection, for reuse.
     let idle: Rc<Vec<_>> = Rc::new(callers.iter().map(|_| RefCell::new(Vec::new())).collect());
-    let mut turns = callers.iter().enumerate().cycle();
+    let mut rotation = callers.iter().enumerate().cycle();
     let mut overdue_sends = 0;
     for due in schedule.map(|at| start + at).take_while(|due| *due < end) {
         let key = draw.key();
@@ -168,7 +179,7 @@ pub async fn open_loop(
             pacer.until(due).await;
         } else {
             overdue_sends += 1;
-            if overdue_sends % SENDS_BETWEEN_ANSWERS == 0 {
+            if overdue_sends % SENDS_PER_YIELD == 0 {
                 task::yield_now().await;
             }
         }
@@ -180,21 +191,21 @@ pub async fn open_loop(
             }
         };
         let now = Instant::now();
-        let (Some(slot), Some((turn, caller))) =
-            (slot.filter(|_| now < end + LATE_WAKING), turns.next())
+        let (Some(slot), Some((index, caller))) =
+            (slot.filter(|_| now < end + LATE_WAKE_GRACE), rotation.next())
         else {
             worker.shed(due);
             continue;
         };
-        let asker = idle[turn].borrow_mut().pop();
-        let mut asker = asker.unwrap_or_else(|| worker.asker(caller));
+        let requester = idle[index].borrow_mut().pop();
+        let mut requester = requester.unwrap_or_else(|| worker.requester(caller));
         let (worker, idle) = (Rc::clone(&worker), Rc::clone(&idle));
-        under_way.spawn_local(async move {
-            let _ = worker.ask(&mut asker, due, now, key).await;
-            idle[turn].borrow_mut().push(asker);
+        in_flight.spawn_local(async move {
+            let _ = worker.send_request(&mut requester, due, now, key).await;
+            idle[index].borrow_mut().push(requester);
             drop(slot);
         });
-        while under_way.try_join_next().is_some() {}
+        while in_flight.try_join_next().is_some() {}
     }
-    under_way.join_all().await;
+    in_flight.join_all().await;
 }

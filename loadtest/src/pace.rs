@@ -89,7 +89,7 @@ impl Iterator for Schedule {
 /// show as latency, so a separate thread sleeps and wakes the task.
 #[derive(Debug)]
 pub struct Pacer {
-    alarms: mpsc::Sender<Instant>,
+    deadlines: mpsc::Sender<Instant>,
     set: Cell<Option<Instant>>,
     woken: Arc<Notify>,
 }
@@ -97,23 +97,23 @@ pub struct Pacer {
 impl Pacer {
     /// Starts the timer thread, which ends when this value is dropped.
     pub fn start() -> std::io::Result<Self> {
-        let (alarms, requested) = mpsc::channel::<Instant>();
+        let (deadlines, requested) = mpsc::channel::<Instant>();
         let woken = Arc::new(Notify::new());
         let wake = Arc::clone(&woken);
         thread::Builder::new().name("pacer".to_owned()).spawn(move || {
-            while let Ok(mut alarm) = requested.recv() {
+            while let Ok(mut deadline) = requested.recv() {
                 // A new deadline replaces the pending one.
                 loop {
-                    let pause = alarm.saturating_duration_since(Instant::now());
+                    let pause = deadline.saturating_duration_since(Instant::now());
                     match requested.recv_timeout(pause) {
-                        Ok(instead) => alarm = instead,
+                        Ok(instead) => deadline = instead,
                         Err(_) => break,
                     }
                 }
                 wake.notify_one();
             }
         })?;
-        Ok(Self { alarms, set: Cell::new(None), woken })
+        Ok(Self { deadlines, set: Cell::new(None), woken })
     }
 
     /// Waits until `when`; returns at once if it has passed. Cancel-safe: a dropped wait does not
@@ -121,7 +121,7 @@ impl Pacer {
     pub async fn until(&self, when: Instant) {
         if self.set.get() != Some(when) && when > Instant::now() {
             self.set.set(Some(when));
-            if self.alarms.send(when).is_err() {
+            if self.deadlines.send(when).is_err() {
                 self.set.set(None);
                 tokio::time::sleep_until(when.into()).await;
             }
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_was_given_up_holds_up_no_other() {
+    async fn cancelled_waits_do_not_delay_others() {
         let pacer = Pacer::start().expect("a thread");
         let start = Instant::now();
         let late = start + Duration::from_secs(60);

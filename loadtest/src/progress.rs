@@ -31,26 +31,26 @@ impl Style {
     }
 }
 
-/// Prints progress until `over` disconnects. `granted` names the outcome that [`Live::granted`]
+/// Prints progress until `finished` disconnects. `granted` names the outcome that [`Live::granted`]
 /// counts.
 pub fn watch(
-    over: &Receiver<()>,
+    finished: &Receiver<()>,
     lives: &[Arc<Live>],
     window: Window,
     style: Style,
     granted: &str,
 ) {
-    let mut before = Seen::default();
+    let mut before = Totals::default();
     let mut next = window.start + Duration::from_secs(1);
     loop {
         let pause = next.saturating_duration_since(Instant::now());
-        if !matches!(over.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
+        if !matches!(finished.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
             break;
         }
         if style != Style::Silent {
-            let seen = Seen::now(lives);
-            print(style, &line(window, next, &seen, &before, granted));
-            before = seen;
+            let totals = Totals::now(lives);
+            print(style, &line(window, next, &totals, &before, granted));
+            before = totals;
         }
         next += Duration::from_secs(1);
     }
@@ -68,13 +68,13 @@ fn print(style: Style, line: &str) {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Totals {
     decided: u64,
     granted: u64,
     failed: u64,
 }
 
-impl Seen {
+impl Totals {
     fn now(lives: &[Arc<Live>]) -> Self {
         lives.iter().fold(Self::default(), |sum, live| Self {
             decided: sum.decided + live.decided.load(Ordering::Relaxed),
@@ -85,17 +85,17 @@ impl Seen {
 }
 
 /// Summary of the second that ended at `now`.
-fn line(window: Window, now: Instant, seen: &Seen, before: &Seen, word: &str) -> String {
+fn line(window: Window, now: Instant, totals: &Totals, before: &Totals, word: &str) -> String {
     let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
     let total = (window.end - window.start).as_secs_f64();
-    let decided = seen.decided - before.decided;
+    let decided = totals.decided - before.decided;
     let mut line = format!("{:.0} s of {total:.0} s: {decided} requests/s", since(window.start));
     if decided > 0 {
-        let granted = (seen.granted - before.granted) as f64 / decided as f64;
+        let granted = (totals.granted - before.granted) as f64 / decided as f64;
         let _ = write!(line, ", {:.1} % {word}", granted * 100.0);
     }
-    if seen.failed > 0 {
-        let _ = write!(line, ", {} failed so far", seen.failed);
+    if totals.failed > 0 {
+        let _ = write!(line, ", {} failed so far", totals.failed);
     }
     if now <= window.measure_from {
         line.push_str(" (warming up)");
@@ -110,17 +110,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_of_the_last_second() {
+    fn line_covers_the_last_second() {
         let second = Duration::from_secs(1);
         let window = Window::new(Instant::now(), second, 9 * second);
-        let before = Seen { decided: 1000, granted: 1000, failed: 0 };
-        let seen = Seen { decided: 3000, granted: 1500, failed: 7 };
+        let before = Totals { decided: 1000, granted: 1000, failed: 0 };
+        let totals = Totals { decided: 3000, granted: 1500, failed: 7 };
         assert_eq!(
-            line(window, window.start + second, &before, &Seen::default(), "granted"),
+            line(window, window.start + second, &before, &Totals::default(), "granted"),
             "1 s of 10 s: 1000 requests/s, 100.0 % granted (warming up)"
         );
         assert_eq!(
-            line(window, window.start + 2 * second, &seen, &before, "in full"),
+            line(window, window.start + 2 * second, &totals, &before, "in full"),
             "2 s of 10 s: 2000 requests/s, 25.0 % in full, 7 failed so far"
         );
         assert_eq!(

@@ -7,9 +7,9 @@ use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 use crate::allow::AllowArgs;
-use crate::books::{self, Audit, Expectation, Line, Source};
+use crate::books::{self, Audit, Expectation, LedgerEntry, LimitSource};
 use crate::driver::Failure;
-use crate::figures::{self, Latency, each, occurring};
+use crate::figures::{self, Latency, bracketed, nonzero};
 use crate::tally::Tally;
 
 /// One run of `allow`. JSON always has every field: null, an empty list or 0 where it does not
@@ -115,10 +115,10 @@ impl Verdict {
 
 impl Report {
     /// Report of a run with `args` and its counts.
-    pub fn new(args: &AllowArgs, source: Option<&Source>, tally: &Tally) -> Self {
+    pub fn new(args: &AllowArgs, source: Option<&LimitSource>, tally: &Tally) -> Self {
         let expectation = args.expect_saturation.map(|share| Expectation {
             share,
-            asking: tally.asking(),
+            request_span: tally.request_span(),
             saturated: tally.short_ever > 0,
         });
         let audit = books::audit(&tally.ledger, source, tally.span(), expectation);
@@ -153,10 +153,10 @@ impl Report {
             soft_limited: counts.soft_limited,
             granted_tokens: counts.granted_tokens,
             refused: counts.decided - counts.granted,
-            refused_by_status: occurring(&counts.by_status[1..], |index| status_name(index + 1)),
+            refused_by_status: nonzero(&counts.by_status[1..], |index| status_name(index + 1)),
             degraded: counts.degraded,
             errors: counts.failed(),
-            errors_by_code: occurring(&counts.errors, Failure::name),
+            errors_by_code: nonzero(&counts.errors, Failure::name),
             late: counts.late,
             shed: counts.shed,
             max_send_lag_us: if open { tally.max_send_lag.as_nanos() as f64 / 1e3 } else { 0.0 },
@@ -191,11 +191,11 @@ impl fmt::Display for Report {
             "granted    {} ({} after a wait, {} past a soft limit), {} tokens",
             self.granted, self.granted_after_wait, self.soft_limited, self.granted_tokens
         )?;
-        writeln!(f, "refused    {}{}", self.refused, each(&self.refused_by_status))?;
+        writeln!(f, "refused    {}{}", self.refused, bracketed(&self.refused_by_status))?;
         writeln!(f, "degraded   {}", self.degraded)?;
-        writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
+        writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
         if load.rate_per_s.is_some() {
-            let lag = figures::time(Some(self.max_send_lag_us));
+            let lag = figures::time_text(Some(self.max_send_lag_us));
             writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
         }
         writeln!(f, "latency    {}", self.latency)?;
@@ -209,22 +209,25 @@ impl fmt::Display for Report {
 }
 
 fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let of = format!(
+    let summary = format!(
         "{} buckets granted {} tokens in {:.3} s",
         books.buckets, books.granted_tokens, books.span_s
     );
     if !books.checked {
-        writeln!(f, "books      NOT CHECKED (give --limits, or --size and --fill-rate): {of}")?;
+        writeln!(
+            f,
+            "books      NOT CHECKED (give --limits, or --size and --fill-rate): {summary}"
+        )?;
     } else if books.violations == 0 {
-        writeln!(f, "books      kept: {of}")?;
+        writeln!(f, "books      kept: {summary}")?;
     } else {
-        writeln!(f, "books      VIOLATED by {} buckets: {of}", books.violations)?;
+        writeln!(f, "books      VIOLATED by {} buckets: {summary}", books.violations)?;
     }
-    for line in &books.violated {
-        writeln!(f, "           too much: {}", line_text(line))?;
+    for entry in &books.violated {
+        writeln!(f, "           too much: {}", entry_text(entry))?;
     }
-    if let Some(line) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
-        writeln!(f, "           most loaded: {}", line_text(line))?;
+    if let Some(entry) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
+        writeln!(f, "           most loaded: {}", entry_text(entry))?;
     }
     if books.degraded_grants > 0 {
         writeln!(
@@ -249,8 +252,8 @@ fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn line_text(line: &Line) -> String {
-    let Line { bucket, granted_tokens, bound_tokens, granted_to_bound } = line;
+fn entry_text(entry: &LedgerEntry) -> String {
+    let LedgerEntry { bucket, granted_tokens, bound_tokens, granted_to_bound } = entry;
     match (bound_tokens, granted_to_bound) {
         (Some(bound), Some(ratio)) => {
             format!(

@@ -40,11 +40,11 @@ impl Log {
 
     fn decided(&mut self, ms: u64, us: u64, answer: &AllowResponse) {
         let due = self.at(ms);
-        let over = due + Duration::from_micros(us);
+        let ended = due + Duration::from_micros(us);
         let (namespace, bucket_name) = ("n".to_owned(), "b".to_owned());
         let request = AllowRequest { namespace, bucket_name, ..AllowRequest::default() };
         // Too many keys to count by number.
-        self.0.decided(due, over, answer, &request, (0, u64::MAX));
+        self.0.decided(due, ended, answer, &request, (0, u64::MAX));
     }
 }
 
@@ -74,7 +74,7 @@ fn percentiles_are_those_of_the_latencies() {
 }
 
 #[test]
-fn outcomes_are_counted_apart() {
+fn outcomes_are_counted_separately() {
     let mut log = Log::new();
     log.decided(100, 10, &answer(Status::Ok, 50, 0));
     log.decided(1000, 10, &answer(Status::Ok, 5, 0));
@@ -118,7 +118,7 @@ fn tallies_of_threads_add_up() {
 
 #[test]
 fn json_has_every_field_under_its_documented_name() {
-    let source = Source::Same(tollgate_server::domain::bucket::BucketLimit::default());
+    let source = LimitSource::Same(tollgate_server::domain::bucket::BucketLimit::default());
     let mut log = Log::new();
     log.decided(2000, 10, &answer(Status::Ok, 100_000, 0));
     let args = args("--rate 5 --size 1 --fill-rate 1 --expect-saturation 0.9");

@@ -14,7 +14,7 @@ pub fn utilisation(has: f64, target: f64) -> f64 {
 
 /// A constant value over an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
+pub struct Interval {
     /// Start.
     pub from: Duration,
     /// End.
@@ -23,7 +23,7 @@ pub struct Stretch {
     pub value: f64,
 }
 
-impl Stretch {
+impl Interval {
     /// The part from `from` on; `None` if the interval ends before.
     fn since(self, from: Duration) -> Option<Self> {
         let from = self.from.max(from);
@@ -46,8 +46,8 @@ impl TimeMean {
     }
 
     /// Adds an interval.
-    pub fn add(&mut self, stretch: Stretch) {
-        if let Some(Stretch { from, until, value }) = stretch.since(self.start) {
+    pub fn add(&mut self, interval: Interval) {
+        if let Some(Interval { from, until, value }) = interval.since(self.start) {
             let weight_s = (until - from).as_secs_f64();
             self.weight_s += weight_s;
             self.sum += weight_s * value;
@@ -85,12 +85,12 @@ impl Excess {
     }
 
     /// Adds an interval. Returns whether its value is above the bound.
-    pub fn add(&mut self, stretch: Stretch) -> bool {
-        let above = stretch.value > self.bound * (1.0 + TOLERANCE);
+    pub fn add(&mut self, interval: Interval) -> bool {
+        let above = interval.value > self.bound * (1.0 + TOLERANCE);
         if above {
             self.times += u64::from(!self.above);
-            self.worst = Some(self.worst.map_or(stretch.value, |worst| worst.max(stretch.value)));
-            self.mean.add(stretch);
+            self.worst = Some(self.worst.map_or(interval.value, |worst| worst.max(interval.value)));
+            self.mean.add(interval);
         }
         self.above = above;
         above
@@ -114,14 +114,14 @@ impl Settling {
     }
 
     /// Adds an interval.
-    pub fn add(&mut self, stretch: Stretch) {
-        let Some(stretch) = stretch.since(self.start) else { return };
-        if stretch.value < self.threshold {
+    pub fn add(&mut self, interval: Interval) {
+        let Some(interval) = interval.since(self.start) else { return };
+        if interval.value < self.threshold {
             self.since = None;
             return;
         }
-        let since = *self.since.get_or_insert(stretch.from);
-        if self.settled.is_none() && stretch.until - since >= self.hold {
+        let since = *self.since.get_or_insert(interval.from);
+        if self.settled.is_none() && interval.until - since >= self.hold {
             self.settled = Some(since);
         }
     }
@@ -141,8 +141,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn stretches(changes: &[(u64, f64)]) -> impl Iterator<Item = Stretch> {
-        changes.windows(2).map(|pair| Stretch {
+    fn intervals(changes: &[(u64, f64)]) -> impl Iterator<Item = Interval> {
+        changes.windows(2).map(|pair| Interval {
             from: s(pair[0].0),
             until: s(pair[1].0),
             value: pair[0].1,
@@ -162,7 +162,7 @@ mod tests {
     fn a_mean_weighs_values_by_their_time_and_begins_where_told() {
         let mut mean = TimeMean::from(s(10));
         assert_eq!(mean.mean(), None);
-        stretches(&[(0, 5.0), (9, 100.0), (12, 1.0), (20, 0.0)]).for_each(|s| mean.add(s));
+        intervals(&[(0, 5.0), (9, 100.0), (12, 1.0), (20, 0.0)]).for_each(|s| mean.add(s));
         assert_eq!(mean.mean(), Some((2.0 * 100.0 + 8.0) / 10.0));
         assert_eq!(mean.seconds(), 10.0);
     }
@@ -171,12 +171,12 @@ mod tests {
     fn excess_counts_stretches_and_not_changes() {
         let mut excess = Excess::over(500.0);
         let changes = [(0, 499.0), (5, 510.0), (6, 530.0), (8, 500.0), (9, 500.0001), (10, 0.0)];
-        stretches(&changes).for_each(|s| {
+        intervals(&changes).for_each(|s| {
             excess.add(s);
         });
         assert_eq!((excess.times, excess.worst), (1, Some(530.0)));
         assert_eq!(excess.mean.mean(), Some((510.0 + 2.0 * 530.0) / 3.0));
-        stretches(&[(10, 501.0), (11, 0.0)]).for_each(|s| {
+        intervals(&[(10, 501.0), (11, 0.0)]).for_each(|s| {
             excess.add(s);
         });
         assert_eq!((excess.times, excess.worst), (2, Some(530.0)));
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn nothing_above_the_bound_has_no_worst() {
         let mut excess = Excess::over(0.0);
-        stretches(&[(0, 0.0), (5, 0.0)]).for_each(|s| assert!(!excess.add(s)));
+        intervals(&[(0, 0.0), (5, 0.0)]).for_each(|s| assert!(!excess.add(s)));
         assert_eq!((excess.times, excess.worst, excess.mean.mean()), (0, None, None));
     }
 
@@ -193,7 +193,7 @@ mod tests {
     fn settled_is_where_the_hold_began() {
         let run = |changes: &[(u64, f64)]| {
             let mut settling = Settling::new(s(100), 0.99, s(5));
-            stretches(changes).for_each(|stretch| settling.add(stretch));
+            intervals(changes).for_each(|interval| settling.add(interval));
             settling.after()
         };
         // High before the start, low, briefly high, low, then high to the end.

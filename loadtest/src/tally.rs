@@ -14,7 +14,7 @@ use crate::driver::Failure;
 pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
 /// Largest delay that still counts as on time.
-pub(crate) const PUNCTUAL: Duration = Duration::from_millis(1);
+pub(crate) const ON_TIME_TOLERANCE: Duration = Duration::from_millis(1);
 
 /// Known statuses plus one: the last slot counts unknown ones.
 pub const STATUSES: usize = 8;
@@ -100,12 +100,12 @@ impl Counts {
 }
 
 /// Requested bucket as `namespace:bucket`.
-fn name(request: &AllowRequest) -> String {
+fn requested_bucket(request: &AllowRequest) -> String {
     format!("{}:{}", request.namespace, request.bucket_name)
 }
 
 /// Whether `bucket` is the bucket that `request` names.
-fn names(bucket: &str, request: &AllowRequest) -> bool {
+fn is_requested_bucket(bucket: &str, request: &AllowRequest) -> bool {
     let rest = bucket.strip_prefix(&request.namespace).and_then(|rest| rest.strip_prefix(':'));
     rest == Some(&request.bucket_name)
 }
@@ -157,25 +157,25 @@ impl Tally {
     }
 
     /// From just before the first request to just before the last one.
-    pub fn asking(&self) -> Duration {
+    pub fn request_span(&self) -> Duration {
         self.last_sent - self.window.start
     }
 
-    fn measures(&self, due: Instant) -> bool {
+    fn is_measured(&self, due: Instant) -> bool {
         due >= self.window.measure_from
     }
 
-    fn latency(&mut self, due: Instant, over: Instant) {
-        let ns = over.saturating_duration_since(due).as_nanos();
+    fn latency(&mut self, due: Instant, ended: Instant) {
+        let ns = ended.saturating_duration_since(due).as_nanos();
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `over`, for a request due at `due` for key number `key` of
+    /// Counts a decision that arrived at `ended`, for a request due at `due` for key number `key` of
     /// `keys`.
     pub fn decided(
         &mut self,
         due: Instant,
-        over: Instant,
+        ended: Instant,
         answer: &AllowResponse,
         request: &AllowRequest,
         (key, keys): (u64, u64),
@@ -184,7 +184,7 @@ impl Tally {
         let waits = granted && answer.wait_millis > 0;
         let tokens = if granted { u64::try_from(answer.tokens_granted).unwrap_or(0) } else { 0 };
 
-        self.last_answer = self.last_answer.max(over);
+        self.last_answer = self.last_answer.max(ended);
         self.decided_ever += 1;
         if waits || answer.status == Status::RejectedTimeout as i32 {
             self.short_ever += 1;
@@ -193,22 +193,23 @@ impl Tally {
             self.ledger.grant_degraded(tokens);
         } else if granted {
             // An empty bucket name in an answer means the requested bucket.
-            let own = answer.bucket.is_empty() || names(&answer.bucket, request);
-            if !(own && self.ledger.grant_own(key, keys, tokens)) {
+            let by_requested_bucket =
+                answer.bucket.is_empty() || is_requested_bucket(&answer.bucket, request);
+            if !(by_requested_bucket && self.ledger.grant_by_number(key, keys, tokens)) {
                 match answer.bucket.as_str() {
-                    "" => self.ledger.grant(&name(request), tokens),
+                    "" => self.ledger.grant(&requested_bucket(request), tokens),
                     bucket => self.ledger.grant(bucket, tokens),
                 }
             }
         }
 
-        if over >= self.window.measure_from && over < self.window.end {
+        if ended >= self.window.measure_from && ended < self.window.end {
             self.decided_in_time += 1;
         }
-        if !self.measures(due) {
+        if !self.is_measured(due) {
             return;
         }
-        self.latency(due, over);
+        self.latency(due, ended);
         let counts = &mut self.counts;
         counts.decided += 1;
         counts.granted += u64::from(granted);
@@ -222,11 +223,11 @@ impl Tally {
 
     /// Counts a request without a decision. Only a timeout is recorded as a latency: other failures
     /// are often fast and would lower the percentiles.
-    pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
-        if self.measures(due) {
+    pub fn failed(&mut self, due: Instant, ended: Instant, failure: Failure) {
+        if self.is_measured(due) {
             self.counts.errors[failure.code()] += 1;
             if failure.timed_out() {
-                self.latency(due, over);
+                self.latency(due, ended);
             }
         }
     }
@@ -234,19 +235,19 @@ impl Tally {
     /// Counts a request that was due at `due` and is sent `now`.
     pub fn sent(&mut self, due: Instant, now: Instant) {
         self.last_sent = self.last_sent.max(now);
-        if self.measures(due) {
+        if self.is_measured(due) {
             let lag = now.saturating_duration_since(due);
-            self.counts.late += u64::from(lag > PUNCTUAL);
+            self.counts.late += u64::from(lag > ON_TIME_TOLERANCE);
             self.max_send_lag = self.max_send_lag.max(lag);
         }
     }
 
     /// Counts a request that was never sent. Its wait so far is a lower bound of its latency and is
     /// recorded as such.
-    pub fn shed(&mut self, due: Instant, over: Instant) {
-        if self.measures(due) {
+    pub fn shed(&mut self, due: Instant, ended: Instant) {
+        if self.is_measured(due) {
             self.counts.shed += 1;
-            self.latency(due, over);
+            self.latency(due, ended);
         }
     }
 

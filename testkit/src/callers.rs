@@ -24,11 +24,11 @@ resources:
 /// A new token, and its hash for the access file.
 pub fn token() -> (String, String) {
     let said = tollgate(&["token"]).stdout;
-    let word = |name: &str| {
+    let field = |name: &str| {
         let line = said.lines().find(|line| line.starts_with(name)).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
     };
-    (word("token "), word("token_sha256 "))
+    (field("token "), field("token_sha256 "))
 }
 
 /// Tokens of several callers, and their access file.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, eventually};
 
-static MACHINE: Mutex<()> = Mutex::new(());
+static EXCLUSIVE: Mutex<()> = Mutex::new(());
 
 /// Serialises tests that measure time or drive load, as they would disturb each other.
 pub fn alone() -> MutexGuard<'static, ()> {
     // A panic of another test leaves no shared state behind.
-    MACHINE.lock().unwrap_or_else(PoisonError::into_inner)
+    EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs a test up to three times, for tests with timings that a busy machine can spoil. The test

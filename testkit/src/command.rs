@@ -92,15 +92,15 @@ pub fn tollgate_with(args: &[&str], variables: &[(&str, &str)]) -> Done {
 pub fn run(command: &mut Command) -> Done {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let gather = |mut pipe: Box<dyn Read + Send>| {
+    let read_all = |mut pipe: Box<dyn Read + Send>| {
         thread::spawn(move || {
             let mut text = String::new();
             pipe.read_to_string(&mut text).unwrap();
             text
         })
     };
-    let stdout = gather(Box::new(child.stdout.take().unwrap()));
-    let stderr = gather(Box::new(child.stderr.take().unwrap()));
+    let stdout = read_all(Box::new(child.stdout.take().unwrap()));
+    let stderr = read_all(Box::new(child.stderr.take().unwrap()));
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() && started.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(2));

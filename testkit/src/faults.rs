@@ -37,10 +37,10 @@ pub enum Fault {
 }
 
 /// Read size in bytes.
-const PIECE: usize = 16 * 1024;
+const CHUNK_BYTES: usize = 16 * 1024;
 
 /// Chunks buffered per direction.
-const PIECES: usize = 1024;
+const MAX_CHUNKS: usize = 1024;
 
 /// A proxy to one server on loopback; stops when dropped.
 pub struct Network {
@@ -120,7 +120,7 @@ async fn serve(
                 } else {
                     // Errors of a connection end only that connection.
                     let faults = faults.clone();
-                    tokio::spawn(async move { drop(carry(stream, target, faults).await) });
+                    tokio::spawn(async move { drop(proxy(stream, target, faults).await) });
                 }
             }
             changed = faults.changed() => if changed.is_err() { return },
@@ -135,7 +135,7 @@ fn reset(stream: &TcpStream) {
 }
 
 /// The rate limit in bytes/s; `None` without one.
-fn trickles(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
+fn rate_limit(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
     match *faults.borrow_and_update() {
         Fault::Trickle(rate) => Some(rate),
         _ => None,
@@ -153,19 +153,20 @@ enum End {
 }
 
 /// Proxies one connection until it ends.
-async fn carry(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>) -> io::Result<()> {
+async fn proxy(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>) -> io::Result<()> {
     let mut far = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await?;
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    let mut fate = faults.clone();
-    let sealed = |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
+    let mut fault_watch = faults.clone();
+    let ends_connection =
+        |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
     let end = {
         let (from_near, to_near) = near.split();
         let (from_far, to_far) = far.split();
         tokio::select! {
             end = copy(from_near, to_far, faults.clone(), false) => end,
             end = copy(from_far, to_near, faults, true) => end,
-            fault = fate.wait_for(sealed) => match fault.as_deref() {
+            fault = fault_watch.wait_for(ends_connection) => match fault.as_deref() {
                 Ok(Fault::HalfOpen) => End::Dead,
                 _ => End::Reset,
             },
@@ -190,17 +191,17 @@ async fn copy(
     mut faults: watch::Receiver<Fault>,
     replies: bool,
 ) -> End {
-    let (sender, mut pieces) = mpsc::channel(PIECES);
+    let (sender, mut chunks) = mpsc::channel(MAX_CHUNKS);
     let seen = faults.clone();
     let read = async move {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; CHUNK_BYTES];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             let late = match *seen.borrow() {
                 Fault::Late(late) => late,
                 _ => Duration::ZERO,
             };
-            let piece = (Instant::now() + late, buffer[..count].to_vec());
-            if sender.send(piece).await.is_err() {
+            let chunk = (Instant::now() + late, buffer[..count].to_vec());
+            if sender.send(chunk).await.is_err() {
                 break;
             }
         }
@@ -209,14 +210,14 @@ async fn copy(
         pending::<()>().await;
     };
     let write = async move {
-        while let Some((due, piece)) = pieces.recv().await {
+        while let Some((due, chunk)) = chunks.recv().await {
             sleep_until(due).await;
             if replies {
                 // If the proxy was dropped, continues.
                 let _ = faults.wait_for(|fault| *fault != Fault::Silent).await;
             }
-            let mut rest = piece.as_slice();
-            while let Some(rate) = trickles(&mut faults)
+            let mut rest = chunk.as_slice();
+            while let Some(rate) = rate_limit(&mut faults)
                 && let Some((first, others)) = rest.split_first()
             {
                 if to.write_all(&[*first]).await.is_err() {

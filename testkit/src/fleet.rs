@@ -95,8 +95,8 @@ impl Fleet {
             let endpoint = endpoint.connect_timeout(Duration::from_secs(5));
             runtime.block_on(endpoint.timeout(Duration::from_secs(10)).connect()).unwrap()
         };
-        let all = |target| (0..CONNECTIONS).map(|_| connect(target)).collect();
-        let channels: Vec<Vec<Channel>> = targets.iter().map(all).collect();
+        let connect_all = |target| (0..CONNECTIONS).map(|_| connect(target)).collect();
+        let channels: Vec<Vec<Channel>> = targets.iter().map(connect_all).collect();
         let (stop, record) = (Arc::default(), Arc::default());
         let wants: Arc<Wants> = Arc::new(wants);
         let tasks = (0..clients)
@@ -133,7 +133,7 @@ impl Fleet {
 
     /// Latest answer to a client.
     pub fn last(&self, client: usize) -> Option<Answer> {
-        self.look(|record| record.answers.iter().rfind(|one| one.client == client).cloned())
+        self.look(|record| record.answers.iter().rfind(|answer| answer.client == client).cloned())
     }
 
     /// Capacity that all clients hold now.
@@ -221,19 +221,19 @@ impl Client {
         };
         let request = GetCapacityRequest { client_id, resource: vec![resource] };
         let response = node.get_capacity(request).await?.into_inner();
-        let [one] = response.response.as_slice() else { panic!("{response:?}") };
-        self.held = Some(one.gets);
+        let [answer] = response.response.as_slice() else { panic!("{response:?}") };
+        self.held = Some(answer.gets);
         Ok(Answer {
             client,
             target,
             sent,
             got: now_us(),
-            capacity: one.gets.capacity,
-            expiry: one.gets.expiry_time * 1_000_000,
-            refresh_s: one.gets.refresh_interval,
-            safe_capacity: one.safe_capacity,
-            learning: one.learning_until.is_some(),
-            degraded: one.degraded(),
+            capacity: answer.gets.capacity,
+            expiry: answer.gets.expiry_time * 1_000_000,
+            refresh_s: answer.gets.refresh_interval,
+            safe_capacity: answer.safe_capacity,
+            learning: answer.learning_until.is_some(),
+            degraded: answer.degraded(),
         })
     }
 }
@@ -250,19 +250,19 @@ impl Holdings {
     pub fn of(fleets: &[&[Answer]]) -> Self {
         let mut changes = Vec::new();
         for answers in fleets {
-            let clients = answers.iter().map(|one| one.client + 1).max().unwrap_or(0);
+            let clients = answers.iter().map(|answer| answer.client + 1).max().unwrap_or(0);
             let mut last: Vec<Option<&Answer>> = vec![None; clients];
-            for one in *answers {
-                let before = last[one.client].replace(one);
+            for answer in *answers {
+                let before = last[answer.client].replace(answer);
                 let had = before.map_or(0.0, |before| before.capacity);
-                let from = if one.capacity < had { one.sent } else { one.got };
+                let from = if answer.capacity < had { answer.sent } else { answer.got };
                 if let Some(before) = before {
                     changes.push((from.min(before.expiry), -had));
                 }
-                changes.push((from.min(one.expiry), one.capacity));
+                changes.push((from.min(answer.expiry), answer.capacity));
             }
             let ends = last.iter().flatten();
-            changes.extend(ends.map(|one| (one.expiry, -one.capacity)));
+            changes.extend(ends.map(|answer| (answer.expiry, -answer.capacity)));
         }
         // Decreases before increases at the same moment.
         changes.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
@@ -301,14 +301,14 @@ impl Holdings {
 pub fn fair_shares(wants: &[f64], capacity: f64) -> Vec<f64> {
     let mut sorted: Vec<f64> = wants.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let (mut left, mut level) = (capacity, f64::INFINITY);
+    let (mut remaining, mut level) = (capacity, f64::INFINITY);
     for (at, want) in sorted.iter().enumerate() {
-        let equal = left / (sorted.len() - at) as f64;
+        let equal = remaining / (sorted.len() - at) as f64;
         if *want > equal {
             level = equal;
             break;
         }
-        left -= want;
+        remaining -= want;
     }
     wants.iter().map(|want| want.min(level)).collect()
 }

@@ -13,10 +13,10 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 use super::fixture;
 
 /// Default number of mutated inputs: some seconds in a debug build.
-const CASES: u32 = 2000;
+const DEFAULT_CASES: u32 = 2000;
 
 /// Maximum length of an input, in bytes.
-const LONGEST: usize = 1 << 16;
+const MAX_INPUT: usize = 1 << 16;
 
 /// A change to an input.
 #[derive(Clone, Debug)]
@@ -31,7 +31,7 @@ enum Mutation {
     Splice(Index, Index, Index, usize),
 }
 
-fn piece() -> impl Strategy<Value = Vec<u8>> {
+fn bytes_strategy() -> impl Strategy<Value = Vec<u8>> {
     let doubles = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, -0.0, -1.0, 1e300];
     let numbers = [0, 1, 126, 127, 255, 65_535, 1 << 31, i64::MAX as u64, u64::MAX];
     let words = [
@@ -73,8 +73,8 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
 fn mutation() -> impl Strategy<Value = Mutation> {
     let at = any::<Index>;
     prop_oneof![
-        3 => (at(), piece()).prop_map(|(at, bytes)| Mutation::Put(at, bytes)),
-        3 => (at(), piece()).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
+        3 => (at(), bytes_strategy()).prop_map(|(at, bytes)| Mutation::Put(at, bytes)),
+        3 => (at(), bytes_strategy()).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
         2 => (at(), 1..16_usize).prop_map(|(at, length)| Mutation::Remove(at, length)),
         1 => (at(), 1..64_usize, 1..200_usize).prop_map(|(at, n, times)| Mutation::Repeat(at, n, times)),
         2 => (at(), 0..8_u8).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
@@ -86,42 +86,42 @@ fn mutation() -> impl Strategy<Value = Mutation> {
 
 fn mutate(mut input: Vec<u8>, mutations: &[Mutation], seeds: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     for mutation in mutations {
-        let place = |at: &Index, input: &[u8]| at.index(input.len() + 1);
+        let position = |at: &Index, input: &[u8]| at.index(input.len() + 1);
         match mutation {
             Mutation::Put(at, bytes) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 let end = (at + bytes.len()).min(input.len());
                 input.splice(at..end, bytes.iter().copied());
             }
             Mutation::Insert(at, bytes) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.splice(at..at, bytes.iter().copied());
             }
             Mutation::Remove(at, length) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.drain(at..(at + length).min(input.len()));
             }
             Mutation::Repeat(at, length, times) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 let part = input[at..(at + length).min(input.len())].repeat(*times);
                 input.splice(at..at, part);
             }
             Mutation::Flip(at, bit) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 if let Some(byte) = input.get_mut(at) {
                     *byte ^= 1 << bit;
                 }
             }
-            Mutation::Cut(at) => input.truncate(place(at, &input)),
+            Mutation::Cut(at) => input.truncate(position(at, &input)),
             Mutation::Splice(at, which, from, length) => {
                 let other = &seeds[which.index(seeds.len())].1;
-                let from = place(from, other);
+                let from = position(from, other);
                 let part = other[from..(from + length).min(other.len())].to_vec();
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.splice(at..at, part);
             }
         }
-        input.truncate(LONGEST);
+        input.truncate(MAX_INPUT);
     }
     input
 }
@@ -148,7 +148,8 @@ pub fn run(target: &str, more: &[&str], check: impl Fn(&[u8])) {
             resume_unwind(panic);
         }
     }
-    let cases = std::env::var("PROPTEST_CASES").map_or(CASES, |n| n.parse().expect("a number"));
+    let cases =
+        std::env::var("PROPTEST_CASES").map_or(DEFAULT_CASES, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let input = (any::<Index>(), proptest::collection::vec(mutation(), 0..12));
     let result = TestRunner::new(config).run(&input, |(seed, mutations)| {

@@ -82,23 +82,23 @@ pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) 
 pub struct Limit {
     time: Duration,
     started: Instant,
-    looks: u32,
+    polls: u32,
 }
 
 /// Interval between polls on an idle machine, including the pause.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Limit {
     /// Starts the clock.
     pub fn new(time: Duration) -> Self {
-        Self { time, started: Instant::now(), looks: 0 }
+        Self { time, started: Instant::now(), polls: 0 }
     }
 
     /// Counts an unsuccessful poll; fails when the limit is exceeded.
     pub fn check(&mut self, what: &str) {
-        self.looks += 1;
-        let over = self.started.elapsed() >= self.time && LOOK * self.looks >= self.time;
-        assert!(!over, "{what}: not within {:?}, in {} looks", self.started.elapsed(), self.looks);
+        self.polls += 1;
+        let over = self.started.elapsed() >= self.time && POLL_INTERVAL * self.polls >= self.time;
+        assert!(!over, "{what}: not within {:?}, in {} looks", self.started.elapsed(), self.polls);
     }
 }
 
@@ -278,19 +278,19 @@ impl Node {
                 }
             }
         });
-        let mut said = Vec::new();
+        let mut log = Vec::new();
         loop {
             let Ok(line) = lines.recv_timeout(Duration::from_secs(20)) else {
                 let _ = child.kill();
                 let _ = child.wait();
-                panic!("the node does not start: {said:#?}");
+                panic!("the node does not start: {log:#?}");
             };
             let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
             if event["message"] == "serving" {
                 let address = |key: &str| event[key].as_str().unwrap().parse().unwrap();
                 return Self { grpc: address("grpc"), http: address("http"), child, lines };
             }
-            said.push(line);
+            log.push(line);
         }
     }
 
@@ -306,15 +306,15 @@ impl Node {
 
     /// Resident memory, in kB.
     pub fn rss_kb(&self) -> u64 {
-        self.counted("VmRSS:")
+        self.status_field("VmRSS:")
     }
 
     /// Number of threads.
     pub fn threads(&self) -> u64 {
-        self.counted("Threads:")
+        self.status_field("Threads:")
     }
 
-    fn counted(&self, name: &str) -> u64 {
+    fn status_field(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()

@@ -91,8 +91,8 @@ impl Load {
             let endpoint = endpoint.connect_timeout(Duration::from_secs(5));
             runtime.block_on(endpoint.timeout(Duration::from_secs(10)).connect()).unwrap()
         };
-        let all = |target| (0..plan.connections).map(|_| connect(target)).collect();
-        let channels: Vec<Vec<Channel>> = targets.iter().map(all).collect();
+        let connect_all = |target| (0..plan.connections).map(|_| connect(target)).collect();
+        let channels: Vec<Vec<Channel>> = targets.iter().map(connect_all).collect();
         let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(next));
         let callers = (0..plan.callers)
             .map(|number| {
@@ -158,8 +158,8 @@ impl Caller {
                 // A late caller skips its missed slots and keeps its phase. Otherwise a stall would
                 // synchronise the callers for good.
                 let late = tokio::time::Instant::now().saturating_duration_since(due);
-                let turns = late.as_nanos() / self.plan.pace.as_nanos() + 1;
-                due += self.plan.pace * u32::try_from(turns).unwrap_or(u32::MAX);
+                let slots = late.as_nanos() / self.plan.pace.as_nanos() + 1;
+                due += self.plan.pace * u32::try_from(slots).unwrap_or(u32::MAX);
             }
             let Some(request) = next(samples.len()) else { break };
             let (namespace, bucket) = (request.namespace.clone(), request.bucket_name.clone());
@@ -257,37 +257,37 @@ pub const STALL: Duration = Duration::from_millis(25);
 /// suspend a single one. The threads only sleep, so any delay is the machine's.
 pub struct Canary {
     stop: Arc<AtomicBool>,
-    noted: Vec<thread::JoinHandle<Stalls>>,
+    threads: Vec<thread::JoinHandle<Stalls>>,
 }
 
 impl Canary {
     /// Starts the threads.
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let may = sched_getaffinity(None).unwrap();
-        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| may.is_set(cpu));
-        let noted = cpus.map(|cpu| {
+        let allowed_cpus = sched_getaffinity(None).unwrap();
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed_cpus.is_set(cpu));
+        let threads = cpus.map(|cpu| {
             let stopped = Arc::clone(&stop);
             thread::spawn(move || {
                 let mut here = CpuSet::new();
                 here.set(cpu);
                 sched_setaffinity(None, &here).unwrap();
-                watch(&stopped)
+                measure_stalls(&stopped)
             })
         });
-        Self { noted: noted.collect(), stop }
+        Self { threads: threads.collect(), stop }
     }
 
     /// Stops the threads and returns the stalls.
     pub fn stalls(self) -> Stalls {
         self.stop.store(true, Ordering::Relaxed);
-        let mut all = Stalls::default();
-        for one in self.noted {
-            let one = one.join().unwrap();
-            all.worst = all.worst.max(one.worst);
-            all.long.extend(one.long);
+        let mut total = Stalls::default();
+        for thread in self.threads {
+            let thread = thread.join().unwrap();
+            total.worst = total.worst.max(thread.worst);
+            total.long.extend(thread.long);
         }
-        all
+        total
     }
 
     /// The longest stall.
@@ -297,7 +297,7 @@ impl Canary {
 }
 
 /// Measures how late this thread wakes from sleeps.
-fn watch(stopped: &AtomicBool) -> Stalls {
+fn measure_stalls(stopped: &AtomicBool) -> Stalls {
     let pause = Duration::from_millis(1);
     let mut stalls = Stalls::default();
     while !stopped.load(Ordering::Relaxed) {

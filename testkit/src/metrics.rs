@@ -19,7 +19,7 @@ pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        return Ok((status, whole(body)));
+        return Ok((status, decode_chunked(body)));
     }
     Ok((status, body.to_owned()))
 }
@@ -38,7 +38,7 @@ pub fn shared_grant(answer: &serde_json::Value) -> bool {
 }
 
 /// Decodes a chunked body.
-fn whole(mut chunks: &str) -> String {
+fn decode_chunked(mut chunks: &str) -> String {
     let mut body = String::new();
     while let Some((length, rest)) = chunks.split_once("\r\n") {
         let length = usize::from_str_radix(length, 16).unwrap();

@@ -16,7 +16,7 @@ use super::wire::{channel, request};
 const CONNECTIONS: usize = 4;
 
 /// Upper limit of the delay before a call is cancelled, in ms (exclusive).
-const IMPATIENCE_MS: usize = 12;
+const MAX_CANCEL_DELAY_MS: usize = 12;
 
 /// Behaviour of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,15 +161,15 @@ pub fn ask_around(targets: &[SocketAddr], groups: &[Group], time: Duration) -> R
                 clients.push(QuotaServiceClient::new(channel(*target).await));
             }
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut callers = JoinSet::new();
         for (group, number) in groups.iter().flat_map(|g| (0..g.callers).map(move |n| (g, n))) {
             let client = clients[callers.len() % clients.len()].clone();
-            callers.spawn(caller(client, *group, number, begun, time));
+            callers.spawn(caller(client, *group, number, started, time));
         }
         let mut record = Record::default();
-        while let Some(one) = callers.join_next().await {
-            record.merge(one.unwrap());
+        while let Some(caller_record) = callers.join_next().await {
+            record.merge(caller_record.unwrap());
         }
         record
     });
@@ -183,24 +183,24 @@ async fn caller(
     mut client: QuotaServiceClient<Channel>,
     group: Group,
     number: usize,
-    begun: Instant,
+    started: Instant,
     time: Duration,
 ) -> Record {
     let mut record = Record::default();
     let manner = (group.manner)(number);
     for count in 0.. {
         if let Manner::Bursts(length) = manner {
-            let at = begun.elapsed().as_nanos() % (2 * length.as_nanos());
-            if let Some(rest) = at.checked_sub(length.as_nanos()) {
-                tokio::time::sleep(length - Duration::from_nanos(rest as u64)).await;
+            let at = started.elapsed().as_nanos() % (2 * length.as_nanos());
+            if let Some(pause) = at.checked_sub(length.as_nanos()) {
+                tokio::time::sleep(length - Duration::from_nanos(pause as u64)).await;
             }
         }
-        if begun.elapsed() >= time {
+        if started.elapsed() >= time {
             break;
         }
         // Pseudo-random, but equal in every run.
-        let dice = (number * 7919 + count * 104_729) >> 3;
-        let tokens = group.least + dice % (group.most - group.least + 1);
+        let pseudo_random = (number * 7919 + count * 104_729) >> 3;
+        let tokens = group.least + pseudo_random % (group.most - group.least + 1);
         let bucket = match group.buckets {
             1 => group.bucket.to_owned(),
             many => format!("{}{}", group.bucket, (number + count) % many),
@@ -211,8 +211,9 @@ async fn caller(
         let answer = client.allow(request);
         let answer = match manner {
             Manner::GivesUp => {
-                let patience = Duration::from_millis((dice % IMPATIENCE_MS) as u64);
-                match tokio::time::timeout(patience, answer).await {
+                let cancel_after =
+                    Duration::from_millis((pseudo_random % MAX_CANCEL_DELAY_MS) as u64);
+                match tokio::time::timeout(cancel_after, answer).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         let name = format!("{}:{bucket}", group.namespace);
@@ -249,8 +250,8 @@ async fn caller(
             other => *record.others.entry((group.namespace, other)).or_default() += 1,
         }
         if manner == Manner::Honours {
-            let rest = answer.wait_millis.max(answer.retry_after_millis).max(0);
-            tokio::time::sleep(Duration::from_millis(rest as u64)).await;
+            let pause = answer.wait_millis.max(answer.retry_after_millis).max(0);
+            tokio::time::sleep(Duration::from_millis(pause as u64)).await;
         }
     }
     record

@@ -22,8 +22,8 @@ pub enum Plant {
 
 impl Plant {
     /// Replaces the value of `key`.
-    pub fn put(&self, inside: &mut redis::Connection, key: &str) {
-        redis::cmd("DEL").arg(key).exec(inside).unwrap();
+    pub fn put(&self, connection: &mut redis::Connection, key: &str) {
+        redis::cmd("DEL").arg(key).exec(connection).unwrap();
         let mut put = redis::cmd(match self {
             Self::Text(_) => "SET",
             Self::List(_) => "RPUSH",
@@ -42,7 +42,7 @@ impl Plant {
             }
             Self::Stream(value) => put.arg("*").arg("field").arg(value),
         };
-        put.exec(inside).unwrap();
+        put.exec(connection).unwrap();
     }
 }
 
@@ -71,7 +71,7 @@ pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
 
 /// A value of any type.
 pub fn plant() -> impl Strategy<Value = Plant> {
-    let some = || proptest::collection::vec(bytes(), 1..5);
+    let byte_strings = || proptest::collection::vec(bytes(), 1..5);
     let field = || prop_oneof![bytes(), Just(Vec::new()), Just(b"f".to_vec()), Just(b"a".to_vec())];
     let score = prop_oneof![
         select(vec!["inf", "-inf", "0", "1e300", "-5", "50"]).prop_map(str::to_owned),
@@ -79,8 +79,8 @@ pub fn plant() -> impl Strategy<Value = Plant> {
     ];
     prop_oneof![
         3 => bytes().prop_map(Plant::Text),
-        1 => some().prop_map(Plant::List),
-        1 => some().prop_map(Plant::Set),
+        1 => byte_strings().prop_map(Plant::List),
+        1 => byte_strings().prop_map(Plant::Set),
         2 => proptest::collection::vec((field(), bytes()), 1..5).prop_map(Plant::Hash),
         2 => proptest::collection::vec((field(), score), 1..5).prop_map(Plant::Sorted),
         1 => bytes().prop_map(Plant::Stream),

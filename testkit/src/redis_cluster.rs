@@ -35,25 +35,25 @@ impl RedisCluster {
     /// every replica is connected to its master.
     pub fn start_with(masters: usize, replicas: usize) -> Self {
         let servers: Vec<Redis> = (0..masters + replicas).map(|_| server()).collect();
-        let ids = servers.iter().map(|server| ask(server, "CLUSTER MYID")).collect();
+        let ids = servers.iter().map(|server| query(server, "CLUSTER MYID")).collect();
         let cluster = Self { servers, ids };
         for number in 0..masters {
             let first = SLOTS * number / masters;
             let last = SLOTS * (number + 1) / masters - 1;
-            cluster.tell(number, &format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+            cluster.execute(number, &format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
             // Distinct epochs avoid a round of conflict resolution.
-            cluster.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            cluster.execute(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
         }
         for (number, server) in cluster.servers.iter().enumerate() {
-            let bus: (String, u16) = ask(server, "CONFIG GET cluster-port");
+            let bus: (String, u16) = query(server, "CONFIG GET cluster-port");
             for other in 0..number {
                 let meet = format!("CLUSTER MEET 127.0.0.1 {} {}", server.port(), bus.1);
-                cluster.tell(other, &meet);
+                cluster.execute(other, &meet);
             }
         }
         eventually("the servers know one another", PATIENCE, || {
             cluster.running().all(|server| {
-                let nodes: String = ask(server, "CLUSTER NODES");
+                let nodes: String = query(server, "CLUSTER NODES");
                 nodes.lines().count() == cluster.servers.len()
                     && !nodes.contains("handshake")
                     && cluster.ids.iter().all(|id| nodes.contains(id))
@@ -75,7 +75,7 @@ impl RedisCluster {
     pub fn start_partial() -> Self {
         let cluster = Self::start();
         for number in 0..cluster.servers.len() {
-            cluster.tell(number, "CONFIG SET cluster-require-full-coverage no");
+            cluster.execute(number, "CONFIG SET cluster-require-full-coverage no");
         }
         cluster
     }
@@ -83,13 +83,13 @@ impl RedisCluster {
     /// Adds a master without slots and returns its number.
     pub fn add_master(&mut self) -> usize {
         let new = server();
-        let bus: (String, u16) = ask(&new, "CONFIG GET cluster-port");
-        self.tell(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
-        self.ids.push(ask(&new, "CLUSTER MYID"));
+        let bus: (String, u16) = query(&new, "CONFIG GET cluster-port");
+        self.execute(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
+        self.ids.push(query(&new, "CLUSTER MYID"));
         self.servers.push(new);
         eventually("all know the new one", PATIENCE, || {
             self.running().all(|server| {
-                let nodes: String = ask(server, "CLUSTER NODES");
+                let nodes: String = query(server, "CLUSTER NODES");
                 self.ids.iter().all(|id| nodes.contains(id)) && !nodes.contains("handshake")
             })
         });
@@ -114,16 +114,16 @@ impl RedisCluster {
     /// replicas are connected to their masters.
     pub fn wait_until_whole(&self) {
         eventually("the cluster is whole", PATIENCE, || {
-            let mut told = self.running().map(|server| {
-                let about: String = ask(server, "CLUSTER INFO");
-                let replication: String = ask(server, "INFO replication");
-                let sound = about.contains("cluster_state:ok")
+            let mut answers = self.running().map(|server| {
+                let about: String = query(server, "CLUSTER INFO");
+                let replication: String = query(server, "INFO replication");
+                let healthy = about.contains("cluster_state:ok")
                     && (replication.contains("role:master")
                         || replication.contains("master_link_status:up"));
-                sound.then(|| shares(server))
+                healthy.then(|| slot_ranges(server))
             });
-            let first = told.next().flatten();
-            first.is_some() && told.all(|others| others == first)
+            let first = answers.next().flatten();
+            first.is_some() && answers.all(|others| others == first)
         });
     }
 
@@ -167,7 +167,7 @@ impl RedisCluster {
     /// Numbers of the masters with slots, in the order of their lowest slots.
     pub fn masters(&self) -> Vec<usize> {
         let mut masters = Vec::new();
-        for (_, _, port) in shares(self.running().next().unwrap()) {
+        for (_, _, port) in slot_ranges(self.running().next().unwrap()) {
             let number = self.servers.iter().position(|server| server.port() == port).unwrap();
             if !masters.contains(&number) {
                 masters.push(number);
@@ -178,21 +178,26 @@ impl RedisCluster {
 
     /// Number of the master that serves `slot`.
     pub fn owner(&self, slot: u16) -> Option<usize> {
-        let shares = shares(self.running().next().unwrap());
-        let (_, _, port) = *shares.iter().find(|share| (share.0..=share.1).contains(&slot))?;
+        let slot_ranges = slot_ranges(self.running().next().unwrap());
+        let (_, _, port) =
+            *slot_ranges.iter().find(|slot_range| (slot_range.0..=slot_range.1).contains(&slot))?;
         self.servers.iter().position(|server| server.port() == port)
     }
 
     /// Highest slot of a master.
     pub fn highest_slot(&self, number: usize) -> Option<u16> {
         let port = self.servers[number].port();
-        let shares = shares(self.running().next().unwrap());
-        shares.into_iter().filter(|share| share.2 == port).map(|share| share.1).max()
+        let slot_ranges = slot_ranges(self.running().next().unwrap());
+        slot_ranges
+            .into_iter()
+            .filter(|slot_range| slot_range.2 == port)
+            .map(|slot_range| slot_range.1)
+            .max()
     }
 
     /// A running replica of `master`.
     pub fn replica_of(&self, master: usize) -> Option<usize> {
-        let nodes: String = ask(&self.servers[master], "CLUSTER NODES");
+        let nodes: String = query(&self.servers[master], "CLUSTER NODES");
         let follower = |line: &&str| {
             let mut fields = line.split(' ').skip(2);
             let (flags, of) = (fields.next().unwrap_or_default(), fields.next());
@@ -204,9 +209,9 @@ impl RedisCluster {
 
     /// Promotes a replica by a manual failover, which loses no data.
     pub fn failover(&self, replica: usize) {
-        self.tell(replica, "CLUSTER FAILOVER");
+        self.execute(replica, "CLUSTER FAILOVER");
         eventually("the replica is a master", PATIENCE, || {
-            let role: String = ask(&self.servers[replica], "INFO replication");
+            let role: String = query(&self.servers[replica], "INFO replication");
             role.contains("role:master")
         });
     }
@@ -216,8 +221,8 @@ impl RedisCluster {
     pub fn begin_migration(&self, slot: u16, to: usize) -> Migration {
         let from = self.owner(slot).unwrap();
         let (source, target) = (&self.ids[from], &self.ids[to]);
-        self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"));
-        self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"));
+        self.execute(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"));
+        self.execute(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"));
         Migration { slot, from, to }
     }
 
@@ -242,7 +247,7 @@ impl RedisCluster {
         let others = self.masters().into_iter().filter(|&other| other != from && other != to);
         // The new master first: otherwise the two would redirect clients to each other.
         for number in [to, from].into_iter().chain(others) {
-            self.tell(number, &format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]));
+            self.execute(number, &format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]));
         }
     }
 
@@ -257,8 +262,8 @@ impl RedisCluster {
         self.servers.iter().filter(|server| server.runs())
     }
 
-    fn tell(&self, number: usize, words: &str) {
-        command(words).exec(&mut self.connection(number)).unwrap();
+    fn execute(&self, number: usize, command_line: &str) {
+        command(command_line).exec(&mut self.connection(number)).unwrap();
     }
 }
 
@@ -301,26 +306,26 @@ fn server() -> Redis {
     (0..5).find_map(|_| start()).expect("redis-server does not start in cluster mode")
 }
 
-fn command(words: &str) -> Cmd {
-    let mut words = words.split(' ');
-    let mut command = redis::cmd(words.next().unwrap());
-    command.arg(words.collect::<Vec<_>>());
+fn command(command_line: &str) -> Cmd {
+    let mut command_line = command_line.split(' ');
+    let mut command = redis::cmd(command_line.next().unwrap());
+    command.arg(command_line.collect::<Vec<_>>());
     command
 }
 
-fn ask<T: FromRedisValue>(server: &Redis, words: &str) -> T {
-    command(words).query(&mut server.connection()).unwrap()
+fn query<T: FromRedisValue>(server: &Redis, command_line: &str) -> T {
+    command(command_line).query(&mut server.connection()).unwrap()
 }
 
 /// First slot, last slot and master port of each slot range, as reported by `server`.
-fn shares(server: &Redis) -> Vec<(u16, u16, u16)> {
-    let told: Vec<Vec<redis::Value>> = ask(server, "CLUSTER SLOTS");
+fn slot_ranges(server: &Redis) -> Vec<(u16, u16, u16)> {
+    let answers: Vec<Vec<redis::Value>> = query(server, "CLUSTER SLOTS");
     let number = |value: &redis::Value| u16::from_redis_value_ref(value).unwrap();
-    let share = |entry: &Vec<redis::Value>| {
+    let slot_range = |entry: &Vec<redis::Value>| {
         let redis::Value::Array(master) = &entry[2] else { panic!("{entry:?}") };
         (number(&entry[0]), number(&entry[1]), number(&master[1]))
     };
-    let mut shares: Vec<_> = told.iter().map(share).collect();
-    shares.sort_unstable();
-    shares
+    let mut slot_ranges: Vec<_> = answers.iter().map(slot_range).collect();
+    slot_ranges.sort_unstable();
+    slot_ranges
 }

@@ -2,7 +2,7 @@
 
 use redis::{Connection, Value};
 
-const RIGHTS: &str = "reset on >secret ~* +@read +@write +@connection -@dangerous -@scripting \
+const PRIVILEGES: &str = "reset on >secret ~* +@read +@write +@connection -@dangerous -@scripting \
                       +eval +evalsha +script|load +time +unwatch";
 
 /// A server or sentinel with the user `tollgate` and the password `secret`.

@@ -47,22 +47,22 @@ impl Sentinels {
     /// failover.
     pub fn wait_until_agreed(&self) {
         eventually("the sentinels agree", PATIENCE, || {
-            let told = self.sentinels.iter().filter_map(|sentinel| sentinel.about().ok());
-            let told: Vec<HashMap<String, String>> = told.collect();
-            let sound = told.iter().all(|about| {
+            let infos = self.sentinels.iter().filter_map(|sentinel| sentinel.master_info().ok());
+            let infos: Vec<HashMap<String, String>> = infos.collect();
+            let healthy = infos.iter().all(|master_info| {
                 let expected =
                     [("flags", "master"), ("num-slaves", "2"), ("num-other-sentinels", "2")];
-                about["port"] == told[0]["port"]
-                    && expected.iter().all(|(key, value)| about[*key] == *value)
+                master_info["port"] == infos[0]["port"]
+                    && expected.iter().all(|(key, value)| master_info[*key] == *value)
             });
             let mut servers = self.servers.iter().filter(|server| server.runs());
-            sound
-                && !told.is_empty()
+            healthy
+                && !infos.is_empty()
                 && servers.all(|server| {
-                    let about = replication(server);
-                    let is_master = server.port().to_string() == told[0]["port"];
-                    is_master && about.contains("role:master")
-                        || about.contains("master_link_status:up")
+                    let master_info = replication(server);
+                    let is_master = server.port().to_string() == infos[0]["port"];
+                    is_master && master_info.contains("role:master")
+                        || master_info.contains("master_link_status:up")
                 })
         });
     }
@@ -83,7 +83,9 @@ impl Sentinels {
     pub fn master(&self) -> Option<u16> {
         let named = |port: u16| {
             let names = self.sentinels.iter().filter(|sentinel| {
-                sentinel.about().is_ok_and(|about| about["port"] == port.to_string())
+                sentinel
+                    .master_info()
+                    .is_ok_and(|master_info| master_info["port"] == port.to_string())
             });
             names.count() * 2 > self.sentinels.len()
         };
@@ -153,10 +155,10 @@ impl Sentinels {
 /// connections of the server.
 fn replication(server: &Redis) -> String {
     let client = redis::Client::open(server.url()).unwrap();
-    let about = client
+    let master_info = client
         .get_connection()
         .and_then(|mut to| redis::cmd("INFO").arg("replication").query(&mut to));
-    about.unwrap_or_default()
+    master_info.unwrap_or_default()
 }
 
 struct Sentinel {
@@ -194,7 +196,7 @@ impl Sentinel {
         let mut ended = false;
         eventually("the sentinel answers", PATIENCE, || {
             ended = sentinel.child.try_wait().unwrap().is_some();
-            ended || sentinel.about().is_ok()
+            ended || sentinel.master_info().is_ok()
         });
         (!ended).then_some(sentinel)
     }
@@ -205,7 +207,7 @@ impl Sentinel {
     }
 
     /// The sentinel's view of the master.
-    fn about(&self) -> RedisResult<HashMap<String, String>> {
+    fn master_info(&self) -> RedisResult<HashMap<String, String>> {
         redis::cmd("SENTINEL").arg("MASTER").arg(NAME).query(&mut self.connection()?)
     }
 

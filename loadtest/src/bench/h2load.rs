@@ -6,7 +6,7 @@ use std::process::Command;
 use prost::Message as _;
 use tollgate_proto::quotaservice::AllowRequest;
 
-use crate::bench::plan::Place;
+use crate::bench::plan::Backend;
 use crate::bench::rig::{HOT, NAMESPACE, Rig};
 use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
@@ -14,7 +14,7 @@ use crate::bench::{BenchArgs, Error};
 /// Records the request rate of h2load on the hot bucket of the node with Redis. Records nothing if
 /// h2load is not installed.
 pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(), Error> {
-    rig.start(Place::Redis)?;
+    rig.start(Backend::Redis)?;
     let request = AllowRequest {
         namespace: NAMESPACE.to_owned(),
         bucket_name: HOT.to_owned(),
@@ -25,9 +25,9 @@ pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(),
     body.extend((request.encoded_len() as u32).to_be_bytes());
     body.extend(request.encode_to_vec());
     let file = rig.dir().join("allow.grpc");
-    fs::write(&file, body).map_err(Error::Files)?;
+    fs::write(&file, body).map_err(Error::Io)?;
 
-    let address = &rig.server(Place::Redis)?.address;
+    let address = &rig.server(Backend::Redis)?.address;
     let output = Command::new("h2load")
         .args(["--clients=4", "--max-concurrent-streams=32", "--threads=1"])
         // h2load accepts only whole seconds.
@@ -49,8 +49,8 @@ pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(),
 
 /// Requests/s; `None` unless all were answered with 2xx.
 fn rate(text: &str) -> Option<f64> {
-    let all_well = text.lines().find(|line| line.starts_with("status codes:"))?;
-    if !all_well.contains(" 0 3xx, 0 4xx, 0 5xx") {
+    let status_line = text.lines().find(|line| line.starts_with("status codes:"))?;
+    if !status_line.contains(" 0 3xx, 0 4xx, 0 5xx") {
         return None;
     }
     let line = text.lines().find(|line| line.starts_with("finished in "))?;

@@ -16,14 +16,14 @@ use crate::tally::{Tally, Window};
 
 /// Arguments of a run, parsed as from a command line.
 #[derive(Parser)]
-struct Line {
+struct Cli {
     #[command(flatten)]
     args: AllowArgs,
 }
 
 /// Cumulative CPU time of the processes, in µs.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
+pub struct CpuUsage {
     /// Server processes.
     pub servers_us: f64,
     /// Redis processes.
@@ -34,27 +34,27 @@ pub struct Used {
     pub own_us: f64,
 }
 
-impl Used {
+impl CpuUsage {
     /// Reads the CPU times of the processes `servers` and `stores`; script times come from `INFO`
     /// on the connections of `stores`.
-    pub fn now(
+    pub fn read(
         servers: &[u32],
         stores: &mut [(u32, &mut redis::Connection)],
     ) -> Result<Self, Error> {
-        let mut used = Self::default();
-        for (id, inside) in stores {
-            used.stores_us += cpu_us(*id).map_err(Error::Files)?;
-            used.scripts_us += script_us(inside)?;
+        let mut usage = Self::default();
+        for (id, connection) in stores {
+            usage.stores_us += cpu_us(*id).map_err(Error::Io)?;
+            usage.scripts_us += script_us(connection)?;
         }
         for id in servers {
-            used.servers_us += cpu_us(*id).map_err(Error::Files)?;
+            usage.servers_us += cpu_us(*id).map_err(Error::Io)?;
         }
-        used.own_us = own_cpu_us().map_err(Error::Files)?;
-        Ok(used)
+        usage.own_us = own_cpu_us().map_err(Error::Io)?;
+        Ok(usage)
     }
 
     /// Records the CPU time per decision since `before`.
-    pub fn note(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
+    pub fn record(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
         for (figure, after, before) in [
             ("server_us", self.servers_us, before.servers_us),
             ("redis_us", self.stores_us, before.stores_us),
@@ -69,21 +69,21 @@ impl Used {
 }
 
 /// Runs one load and reads the CPU times at the start and the end of the measured time.
-pub fn watched(
-    line: &str,
+pub fn drive_measured(
+    command_line: &str,
     servers: &[u32],
     mut stores: Vec<(u32, &mut redis::Connection)>,
-) -> Result<(Tally, Used, Used), Error> {
-    let line = Line::try_parse_from(line.split_whitespace());
-    let args = line.map_err(|error| Error::Other(error.to_string()))?.args;
-    let watch = |over: &Receiver<()>, _: &[_], window: Window| {
-        let mut look = |at: Instant| {
+) -> Result<(Tally, CpuUsage, CpuUsage), Error> {
+    let command_line = Cli::try_parse_from(command_line.split_whitespace());
+    let args = command_line.map_err(|error| Error::Other(error.to_string()))?.args;
+    let watch = |finished: &Receiver<()>, _: &[_], window: Window| {
+        let mut read_at = |at: Instant| {
             // Disconnects early only if the run fails; its error is reported by `drive`.
-            let _ = over.recv_timeout(at.saturating_duration_since(Instant::now()));
-            Used::now(servers, &mut stores)
+            let _ = finished.recv_timeout(at.saturating_duration_since(Instant::now()));
+            CpuUsage::read(servers, &mut stores)
         };
-        let seen = (look(window.measure_from), look(window.end));
-        let _ = over.recv();
+        let seen = (read_at(window.measure_from), read_at(window.end));
+        let _ = finished.recv();
         seen
     };
     let (tally, (before, after)) = drive(&args, watch)?;
@@ -91,7 +91,7 @@ pub fn watched(
 }
 
 /// Command line of a run, without targets and concurrency.
-pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
+pub fn command_line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
     let names = match keys {
         Keys::Hot => format!("hot --bucket {HOT}"),
         Keys::Refused => format!("hot --bucket {REFUSED}"),
@@ -108,26 +108,26 @@ pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
 /// Measures `load` and records its figures under its name.
 pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> Result<(), Error> {
     let name = load.to_string();
-    rig.start(load.place)?;
+    rig.start(load.backend)?;
     if matches!(load.keys, Keys::Uniform | Keys::Zipf) {
-        rig.fill(load.place)?;
+        rig.fill(load.backend)?;
     }
-    let server = rig.server(load.place)?;
+    let server = rig.server(load.backend)?;
     let (servers, address) = ([server.process.id()], &server.address);
-    let mut line = line(args, load.keys, rig.buckets());
-    line += &format!(" --target {address} --connections {}", load.connections);
+    let mut command_line = command_line(args, load.keys, rig.buckets());
+    command_line += &format!(" --target {address} --connections {}", load.connections);
     match load.pace {
-        None => line += &format!(" --in-flight {}", load.in_flight),
+        None => command_line += &format!(" --in-flight {}", load.in_flight),
         Some(share) => {
             let peak = round.get(&format!("{}.rate", load.peak())).copied().unwrap_or_default();
             // `--rate` must be above 0.
-            line += &format!(" --rate {}", (peak * share).max(1.0));
+            command_line += &format!(" --rate {}", (peak * share).max(1.0));
         }
     }
-    let stores = rig.store(load.place).into_iter().collect();
-    let (tally, before, after) = watched(&line, &servers, stores)?;
+    let stores = rig.store(load.backend).into_iter().collect();
+    let (tally, before, after) = drive_measured(&command_line, &servers, stores)?;
     let decided = tally.decided_in_time as f64;
-    after.note(before, decided, &name, round);
+    after.record(before, decided, &name, round);
     let latency = Latency::of(&tally.latency);
     let share = |part: u64| part as f64 / tally.counts.requests().max(1) as f64;
     let figures = [

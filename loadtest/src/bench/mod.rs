@@ -86,7 +86,7 @@ impl BenchArgs {
     }
 
     fn points(&self) -> Vec<Point> {
-        let mut points = plan::some(&self.only);
+        let mut points = plan::select(&self.only);
         points.retain(|point| !matches!(point, Point::Leases(clients) if *clients > self.clients));
         points
     }
@@ -114,7 +114,7 @@ pub enum Error {
     Run(#[from] RunError),
     /// A file or another system call failed.
     #[error("{0}")]
-    Files(io::Error),
+    Io(io::Error),
     /// Any other error.
     #[error("{0}")]
     Other(String),
@@ -131,13 +131,13 @@ pub fn run(args: &BenchArgs) -> Result<Report, Error> {
     for number in 1..=args.rounds {
         let mut round = Round::new();
         for point in &points {
-            say(&format!("round {number} of {}: {point}", args.rounds));
+            log_line(&format!("round {number} of {}: {point}", args.rounds));
             measure(&mut rig, args, *point, &mut round)?;
         }
         rounds.push(round);
     }
     if let Some(round) = rounds.first_mut() {
-        round.append(&mut rig.once);
+        round.append(&mut rig.one_time_figures);
     }
     let report = Report::new(args, rounds);
     let write = |path: &Option<PathBuf>, text: String| match path {
@@ -159,7 +159,7 @@ fn measure(rig: &mut Rig, args: &BenchArgs, point: Point, round: &mut Round) -> 
     }
 }
 
-fn say(line: &str) {
+fn log_line(line: &str) {
     // Ignores a closed stderr.
     let _ = writeln!(io::stderr(), "{line}");
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// System under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Backend {
     /// A server that answers at once: the empty RPC.
     Empty,
     /// A server that makes one EVALSHA per request.
@@ -32,7 +32,7 @@ pub enum Keys {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
     /// System under test.
-    pub place: Place,
+    pub backend: Backend,
     /// Requested buckets.
     pub keys: Keys,
     /// HTTP/2 connections.
@@ -56,7 +56,7 @@ pub enum Point {
     Scale(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Empty => "empty",
@@ -80,10 +80,10 @@ impl fmt::Display for Keys {
 
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, keys, connections, in_flight, pace } = self;
+        let Self { backend, keys, connections, in_flight, pace } = self;
         match pace {
-            Some(share) => write!(f, "{place}/{keys}/{:.0}%", share * 100.0),
-            None => write!(f, "{place}/{keys}/{}", connections * in_flight),
+            Some(share) => write!(f, "{backend}/{keys}/{:.0}%", share * 100.0),
+            None => write!(f, "{backend}/{keys}/{}", connections * in_flight),
         }
     }
 }
@@ -103,28 +103,28 @@ impl fmt::Display for Point {
 const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
 
 /// Shares of the peak rate at which latency is measured.
-const PACES: [f64; 2] = [0.5, 0.8];
+const PEAK_SHARES: [f64; 2] = [0.5, 0.8];
 
 /// Loads at a concurrency of 128, which the goals refer to.
-const CLOSE: [(Place, Keys); 8] = [
-    (Place::Empty, Keys::Hot),
-    (Place::Embedded, Keys::Uniform),
-    (Place::Embedded, Keys::Hot),
-    (Place::Redis, Keys::Uniform),
-    (Place::Redis, Keys::Zipf),
-    (Place::Redis, Keys::Hot),
-    (Place::Redis, Keys::Refused),
-    (Place::OneCall, Keys::Uniform),
+const MAIN_LOADS: [(Backend, Keys); 8] = [
+    (Backend::Empty, Keys::Hot),
+    (Backend::Embedded, Keys::Uniform),
+    (Backend::Embedded, Keys::Hot),
+    (Backend::Redis, Keys::Uniform),
+    (Backend::Redis, Keys::Zipf),
+    (Backend::Redis, Keys::Hot),
+    (Backend::Redis, Keys::Refused),
+    (Backend::OneCall, Keys::Uniform),
 ];
 
 /// Loads at the other concurrencies.
-const BESIDE: [(Place, Keys); 6] = [
-    (Place::Empty, Keys::Hot),
-    (Place::Embedded, Keys::Hot),
-    (Place::Redis, Keys::Hot),
-    (Place::Redis, Keys::Zipf),
-    (Place::Redis, Keys::Uniform),
-    (Place::OneCall, Keys::Uniform),
+const OTHER_LOADS: [(Backend, Keys); 6] = [
+    (Backend::Empty, Keys::Hot),
+    (Backend::Embedded, Keys::Hot),
+    (Backend::Redis, Keys::Hot),
+    (Backend::Redis, Keys::Zipf),
+    (Backend::Redis, Keys::Uniform),
+    (Backend::OneCall, Keys::Uniform),
 ];
 
 /// All measurements, in order.
@@ -132,17 +132,24 @@ pub fn all() -> Vec<Point> {
     let mut all = Vec::new();
     for (connections, in_flight) in CONCURRENCY {
         let main = (connections, in_flight) == CONCURRENCY[0];
-        for (place, keys) in if main { &CLOSE[..] } else { &BESIDE[..] }.iter().copied() {
-            all.push(Point::Load(Load { place, keys, connections, in_flight, pace: None }));
-            if main && (place, keys) == (Place::Redis, Keys::Hot) {
+        for (backend, keys) in if main { &MAIN_LOADS[..] } else { &OTHER_LOADS[..] }.iter().copied()
+        {
+            all.push(Point::Load(Load { backend, keys, connections, in_flight, pace: None }));
+            if main && (backend, keys) == (Backend::Redis, Keys::Hot) {
                 all.push(Point::H2load);
             }
         }
         if main {
-            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PACES; 2]) {
+            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PEAK_SHARES; 2]) {
                 all.extend(pace.map(|share| {
                     let pace = Some(share);
-                    Point::Load(Load { place: Place::Redis, keys, connections, in_flight, pace })
+                    Point::Load(Load {
+                        backend: Backend::Redis,
+                        keys,
+                        connections,
+                        in_flight,
+                        pace,
+                    })
                 }));
             }
         }
@@ -154,10 +161,11 @@ pub fn all() -> Vec<Point> {
 
 /// The measurements whose names contain any of `parts`, and those that they depend on. All of them
 /// if `parts` is empty.
-pub fn some(parts: &[String]) -> Vec<Point> {
+pub fn select(parts: &[String]) -> Vec<Point> {
     let all = all();
     let names: Vec<String> = all.iter().map(Point::to_string).collect();
-    let asked = |name: &String| parts.is_empty() || parts.iter().any(|part| has(name, part));
+    let asked =
+        |name: &String| parts.is_empty() || parts.iter().any(|part| matches_part(name, part));
     let mut wanted: Vec<bool> = names.iter().map(asked).collect();
     for (at, point) in all.iter().enumerate() {
         let needed = match point {
@@ -173,7 +181,7 @@ pub fn some(parts: &[String]) -> Vec<Point> {
 }
 
 /// Whether `name` contains `part`, without cutting a number at its end short.
-fn has(name: &str, part: &str) -> bool {
+fn matches_part(name: &str, part: &str) -> bool {
     name.match_indices(part).any(|(at, _)| {
         let next = name[at + part.len()..].chars().next();
         let goes_on = next.is_some_and(|next| next.is_ascii_digit() || next == '%');
@@ -196,11 +204,11 @@ mod tests {
 
     fn names(parts: &[&str]) -> Vec<String> {
         let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-        some(&parts).iter().map(Point::to_string).collect()
+        select(&parts).iter().map(Point::to_string).collect()
     }
 
     #[test]
-    fn every_point_has_a_name_of_its_own() {
+    fn names_are_unique() {
         let all = names(&[]);
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
         for name in ["empty/hot/128", "redis/zipf/512", "one-call/uniform/1", "redis/hot/80%"] {
@@ -209,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_brings_what_it_needs_before_it() {
+    fn selection_includes_dependencies() {
         assert_eq!(names(&["uniform/50%"]), ["redis/uniform/128", "redis/uniform/50%"]);
         assert_eq!(names(&["h2load"]), ["redis/hot/128", "h2load/hot/128"]);
         assert_eq!(names(&["leases/1000", "redis/hot/8"]), ["redis/hot/8", "leases/1000"]);

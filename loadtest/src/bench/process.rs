@@ -15,10 +15,10 @@ use redis::Connection;
 use crate::bench::Error;
 
 /// Time limit for a process to start serving.
-const START: Duration = Duration::from_secs(20);
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Delay between two connection attempts to a starting Redis.
-const AWAY: Duration = Duration::from_millis(10);
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
 /// A child process, killed when dropped.
 #[derive(Debug)]
@@ -116,20 +116,21 @@ impl Server {
         thread::spawn(move || {
             // Reads to the end, so that the process never blocks on a full pipe.
             let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
-            let mut said = Some(String::new());
+            let mut log = Some(String::new());
             for line in lines.map_while(Result::ok) {
                 if let Some(address) = address(&line) {
-                    said = None;
+                    log = None;
                     let _ = found.send(Ok(address));
-                } else if let Some(said) = &mut said {
-                    said.push_str(&line);
+                } else if let Some(log) = &mut log {
+                    log.push_str(&line);
                 }
             }
             // The receiver is gone if the server has started.
-            let _ = found.send(Err(io::Error::other(said.unwrap_or_default())));
+            let _ = found.send(Err(io::Error::other(log.unwrap_or_default())));
         });
-        let silent = |_| Err(io::Error::other("it does not say that it serves"));
-        let address = address_found.recv_timeout(START).unwrap_or_else(silent).map_err(failed)?;
+        let timed_out = |_| Err(io::Error::other("it does not say that it serves"));
+        let address =
+            address_found.recv_timeout(START_TIMEOUT).unwrap_or_else(timed_out).map_err(failed)?;
         Ok(Self { process, address })
     }
 }
@@ -159,10 +160,10 @@ impl Redis {
         let redis = Self { process: Process(child), address: format!("127.0.0.1:{port}") };
         let started = Instant::now();
         while let Err(error) = redis.connect() {
-            if started.elapsed() > START {
+            if started.elapsed() > START_TIMEOUT {
                 return Err(error);
             }
-            pause(AWAY);
+            pause(RETRY_DELAY);
         }
         Ok(redis)
     }
@@ -174,7 +175,7 @@ impl Redis {
 
     /// Opens a connection.
     pub fn connect(&self) -> Result<Connection, Error> {
-        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START)?)
+        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START_TIMEOUT)?)
     }
 }
 
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_found_in_what_redis_tells() {
+    fn parses_redis_info() {
         let text = "# Memory\r\nused_memory:1048576\r\nused_memory_rss:2\r\n";
         assert_eq!(field(text, "used_memory"), Some(1_048_576.0));
         assert_eq!(field(text, "maxmemory"), None);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_process_goes_on() {
+    fn cpu_time_increases() {
         let id = std::process::id();
         let (before, own) = (cpu_us(id).expect("this process"), own_cpu_us().expect("this too"));
         // 20 ms of CPU time show as at least one tick.
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_read_past_any_name() {
+    fn parses_stat_with_any_process_name() {
         let text = "7 (a) b 1) S 1 7 7 0 -1 4194560 9 0 0 0 30 12 0 0 20 0 1 0 5 6 7";
         assert_eq!(stat_us(text), 420_000.0);
         assert_eq!(stat_us(""), 0.0);

@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: BenchArgs,
     }
@@ -221,7 +221,7 @@ mod tests {
         let rounds = rounds.iter().map(|figures| {
             figures.iter().map(|(name, figure)| ((*name).to_owned(), *figure)).collect()
         });
-        Report::new(&Line::parse_from(["bench"]).args, rounds.collect())
+        Report::new(&Cli::parse_from(["bench"]).args, rounds.collect())
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_come_first_and_tables_only_where_there_are_figures() {
+    fn tables_without_figures_are_omitted() {
         let text = report(&[
             &[("redis/hot/128.rate", 50_000.0), ("empty/hot/128.rate", 100_000.0)],
             &[("redis/hot/128.rate", 99_000.0), ("empty/hot/128.rate", 100_000.0)],
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_said() {
+    fn failures_are_reported() {
         let text = report(&[&[("redis/hot/8.failed", 0.0)], &[("redis/hot/8.failed", 0.02)]]);
         let said = "\nredis/hot/8: up to 2.00 % of the requests of a round were not decided";
         assert!(text.to_string().contains(said), "{text}");

@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use crate::bench::plan::Place;
+use crate::bench::plan::Backend;
 use crate::bench::process::{Redis, Server, info};
 use crate::bench::scale::Cluster;
 use crate::bench::stats::Round;
@@ -29,16 +29,16 @@ pub const REFUSED: &str = "bench-user-refused-0";
 
 /// Tokens taken from each bucket before it is measured. At the configured fill rate the bucket
 /// stays below full for hours.
-const TAKEN: i64 = 100_000;
+const FILL_TOKENS: i64 = 100_000;
 
 /// Concurrent requests while filling.
-const FILLING: usize = 128;
+const FILL_CONCURRENCY: usize = 128;
 
 /// Attempts per bucket while filling: on a busy machine a store may time out.
 const FILL_ATTEMPTS: u32 = 5;
 
 /// Delay between two attempts.
-const AFTER_FAILURE: Duration = Duration::from_millis(300);
+const FILL_RETRY_DELAY: Duration = Duration::from_millis(300);
 
 /// Limits of all nodes. Only the refused bucket runs out of tokens.
 const LIMITS: &str = "\
@@ -51,7 +51,7 @@ namespaces:
 ";
 
 /// Lease algorithm. The capacity is half of the wants.
-const SHARING: &str =
+const LEASE_ALGORITHM: &str =
     "{ kind: FAIR_SHARE, lease_length: 86400, refresh_interval: 5, learning_mode_duration: 0 }";
 
 /// All processes and their configuration.
@@ -61,13 +61,13 @@ pub struct Rig {
     buckets: u64,
     threads: String,
     limits: PathBuf,
-    servers: HashMap<Place, Server>,
-    stores: HashMap<Place, (Redis, Connection)>,
-    filled: HashSet<Place>,
+    servers: HashMap<Backend, Server>,
+    stores: HashMap<Backend, (Redis, Connection)>,
+    filled: HashSet<Backend>,
     /// Redis Clusters by number of nodes and shards; `None` if the node does not support them.
     pub clusters: HashMap<usize, Option<Cluster>>,
     /// Figures measured once instead of per round.
-    pub once: Round,
+    pub one_time_figures: Round,
     /// Working directory; the last field, so that it is dropped after the processes that use it.
     dir: TempDir,
 }
@@ -75,10 +75,10 @@ pub struct Rig {
 impl Rig {
     /// A rig without running processes.
     pub fn new(args: &BenchArgs) -> Result<Self, Error> {
-        let loadtest = std::env::current_exe().map_err(Error::Files)?;
+        let loadtest = std::env::current_exe().map_err(Error::Io)?;
         let beside = || loadtest.with_file_name("tollgate");
         let tollgate = args.tollgate.clone().unwrap_or_else(beside);
-        let dir = TempDir::new().map_err(Error::Files)?;
+        let dir = TempDir::new().map_err(Error::Io)?;
         let limits = dir.path().join("limits.yaml");
         let mut text = format!("{LIMITS}resources:\n");
         for clients in args.lease_clients() {
@@ -88,7 +88,7 @@ impl Rig {
                 "  - {{ identifier_glob: {name}, capacity: {capacity}, algorithm: {SHARING} }}\n"
             );
         }
-        fs::write(&limits, text).map_err(Error::Files)?;
+        fs::write(&limits, text).map_err(Error::Io)?;
         Ok(Self {
             tollgate,
             loadtest,
@@ -99,32 +99,32 @@ impl Rig {
             stores: HashMap::new(),
             filled: HashSet::new(),
             clusters: HashMap::new(),
-            once: Round::new(),
+            one_time_figures: Round::new(),
             dir,
         })
     }
 
-    /// Starts the processes of `place` unless they run.
-    pub fn start(&mut self, place: Place) -> Result<(), Error> {
-        if self.servers.contains_key(&place) {
+    /// Starts the processes of `backend` unless they run.
+    pub fn start(&mut self, backend: Backend) -> Result<(), Error> {
+        if self.servers.contains_key(&backend) {
             return Ok(());
         }
-        let url = match place {
-            Place::Redis | Place::OneCall => {
+        let url = match backend {
+            Backend::Redis | Backend::OneCall => {
                 let redis = Redis::start(self.dir.path(), &[])?;
-                let (url, inside) = (redis.url(), redis.connect()?);
-                self.stores.insert(place, (redis, inside));
+                let (url, connection) = (redis.url(), redis.connect()?);
+                self.stores.insert(backend, (redis, connection));
                 url
             }
-            Place::Embedded => "memory:".to_owned(),
-            Place::Empty => String::new(),
+            Backend::Embedded => "memory:".to_owned(),
+            Backend::Empty => String::new(),
         };
-        let server = match place {
-            Place::Empty => Server::floor(&self.loadtest, &[])?,
-            Place::OneCall => Server::floor(&self.loadtest, &["--store", &url])?,
-            Place::Redis | Place::Embedded => self.node(&url)?,
+        let server = match backend {
+            Backend::Empty => Server::floor(&self.loadtest, &[])?,
+            Backend::OneCall => Server::floor(&self.loadtest, &["--store", &url])?,
+            Backend::Redis | Backend::Embedded => self.node(&url)?,
         };
-        self.servers.insert(place, server);
+        self.servers.insert(backend, server);
         Ok(())
     }
 
@@ -145,32 +145,32 @@ impl Rig {
         self.buckets
     }
 
-    /// The running server of `place`.
-    pub fn server(&self, place: Place) -> Result<&Server, Error> {
-        self.servers.get(&place).ok_or_else(|| Error::Other(format!("{place} does not run")))
+    /// The running server of `backend`.
+    pub fn server(&self, backend: Backend) -> Result<&Server, Error> {
+        self.servers.get(&backend).ok_or_else(|| Error::Other(format!("{backend} does not run")))
     }
 
-    /// Process id of the Redis of `place`, and a connection to it.
-    pub fn store(&mut self, place: Place) -> Option<(u32, &mut Connection)> {
-        let (redis, inside) = self.stores.get_mut(&place)?;
-        Some((redis.process.id(), inside))
+    /// Process id of the Redis of `backend`, and a connection to it.
+    pub fn store(&mut self, backend: Backend) -> Option<(u32, &mut Connection)> {
+        let (redis, connection) = self.stores.get_mut(&backend)?;
+        Some((redis.process.id(), connection))
     }
 
-    /// Takes tokens from all buckets of `place`, once, and records the memory per bucket.
-    pub fn fill(&mut self, place: Place) -> Result<(), Error> {
-        if place == Place::Empty || !self.filled.insert(place) {
+    /// Takes tokens from all buckets of `backend`, once, and records the memory per bucket.
+    pub fn fill(&mut self, backend: Backend) -> Result<(), Error> {
+        if backend == Backend::Empty || !self.filled.insert(backend) {
             return Ok(());
         }
-        let memory = |rig: &mut Self| match rig.store(place) {
-            Some((_, inside)) => info(inside, "memory", "used_memory"),
+        let memory = |rig: &mut Self| match rig.store(backend) {
+            Some((_, connection)) => info(connection, "memory", "used_memory"),
             None => Ok(None),
         };
         let before = memory(self)?;
-        let address = self.server(place)?.address.clone();
+        let address = self.server(backend)?.address.clone();
         fill(&address, self.buckets)?;
         if let Some((before, after)) = before.zip(memory(self)?) {
             let each = (after - before) / self.buckets as f64;
-            self.once.insert(format!("{place}/bytes-a-bucket"), each);
+            self.one_time_figures.insert(format!("{backend}/bytes-a-bucket"), each);
         }
         Ok(())
     }
@@ -195,17 +195,17 @@ pub fn fill(address: &str, buckets: u64) -> Result<(), Error> {
     let target = address.parse().map_err(Error::Other)?;
     let prefix = bucket_prefix(buckets);
     let keys = crate::keys::Keys::new(crate::keys::Pattern::Uniform(buckets), "", &prefix);
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Files)?;
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;
     let next = Rc::new(Cell::new(0));
     let failed = LocalSet::new().block_on(&runtime, async {
         let caller = Caller::dial(&target, Duration::from_secs(30)).await;
         let mut tasks = JoinSet::new();
-        for _ in 0..FILLING {
-            let (next, keys, mut caller) = (Rc::clone(&next), keys.clone(), caller.another());
+        for _ in 0..FILL_CONCURRENCY {
+            let (next, keys, mut caller) = (Rc::clone(&next), keys.clone(), caller.sibling());
             tasks.spawn_local(async move {
                 let mut request = AllowRequest {
                     namespace: NAMESPACE.to_owned(),
-                    tokens_requested: TAKEN,
+                    tokens_requested: FILL_TOKENS,
                     ..AllowRequest::default()
                 };
                 let mut failed = 0_u64;
@@ -214,12 +214,13 @@ pub fn fill(address: &str, buckets: u64) -> Result<(), Error> {
                     let mut filled = false;
                     for _ in 0..FILL_ATTEMPTS {
                         let answer = caller.allow(&request, Instant::now()).await;
-                        filled = answer
-                            .is_ok_and(|answer| answer.tokens_granted == TAKEN && !answer.degraded);
+                        filled = answer.is_ok_and(|answer| {
+                            answer.tokens_granted == FILL_TOKENS && !answer.degraded
+                        });
                         if filled {
                             break;
                         }
-                        tokio::time::sleep(AFTER_FAILURE).await;
+                        tokio::time::sleep(FILL_RETRY_DELAY).await;
                     }
                     failed += u64::from(!filled);
                 }

@@ -39,22 +39,22 @@ impl Stat {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     /// One figure.
-    Of(&'static str),
+    Figure(&'static str),
     /// First figure divided by the second, within a round: a slowdown of the machine affects both.
     Ratio(&'static str, &'static str),
     /// First figure minus the second, within a round.
-    Beyond(&'static str, &'static str),
+    Difference(&'static str, &'static str),
 }
 
 impl Value {
     fn of(self, round: &Round) -> Option<f64> {
         let figure = |name| round.get(name).copied();
         match self {
-            Self::Of(name) => figure(name),
+            Self::Figure(name) => figure(name),
             Self::Ratio(of, to) => {
                 figure(of).zip(figure(to)).filter(|(_, to)| *to != 0.0).map(|(of, to)| of / to)
             }
-            Self::Beyond(of, than) => Some(figure(of)? - figure(than)?),
+            Self::Difference(of, than) => Some(figure(of)? - figure(than)?),
         }
     }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_the_middle_and_the_ends() {
+    fn computes_median_and_range() {
         for (rounds, median, min, max) in [
             (vec![3.0], 3.0, 3.0, 3.0),
             (vec![9.0, 1.0, 2.0], 2.0, 1.0, 9.0),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_those_of_each_round_and_not_of_medians() {
+    fn ratios_are_computed_per_round() {
         let rounds = [
             round(&[("a", 10.0), ("b", 100.0)]),
             round(&[("a", 40.0), ("b", 50.0)]),
@@ -105,14 +105,14 @@ mod tests {
         ];
         let stat = Value::Ratio("a", "b").over(&rounds).expect("three rounds have both");
         assert_eq!((stat.median, stat.rounds), (0.8, vec![0.1, 0.8, 1.0]));
-        let stat = Value::Beyond("b", "a").over(&rounds[..2]).expect("both");
+        let stat = Value::Difference("b", "a").over(&rounds[..2]).expect("both");
         assert_eq!(stat.rounds, [90.0, 10.0]);
-        assert_eq!(Value::Of("a").over(&rounds).map(|stat| stat.median), Some(10.0));
+        assert_eq!(Value::Figure("a").over(&rounds).map(|stat| stat.median), Some(10.0));
         assert_eq!(Value::Ratio("a", "c").over(&rounds), None);
     }
 
     #[test]
-    fn figures_take_what_there_is() {
+    fn figures_cover_rounds_that_have_them() {
         let all = figures(&[round(&[("a", 1.0)]), round(&[("a", 3.0), ("b", 5.0)])]);
         assert_eq!(all["a"].median, 2.0);
         assert_eq!(all["b"].rounds, [5.0]);

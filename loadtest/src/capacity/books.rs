@@ -10,14 +10,14 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 use std::time::Duration;
 
-use crate::series::{Excess, Settling, Stretch, TimeMean, utilisation};
+use crate::series::{Excess, Interval, Settling, TimeMean, utilisation};
 
 /// Totals of one resource.
 #[derive(Clone, Debug)]
 struct Account {
     wants: f64,
     has: f64,
-    over: Option<Excess>,
+    excess: Option<Excess>,
     since: Duration,
 }
 
@@ -47,7 +47,7 @@ impl PartialOrd for Change {
 
 /// Largest overshoot of one resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Worst {
+pub struct WorstOvershoot {
     /// Resource number.
     pub resource: usize,
     /// Largest total that its clients held.
@@ -81,7 +81,7 @@ impl Books {
         let account = Account {
             wants: 0.0,
             has: 0.0,
-            over: capacity.map(Excess::over),
+            excess: capacity.map(Excess::over),
             since: Duration::ZERO,
         };
         Self {
@@ -145,11 +145,11 @@ impl Books {
             return;
         }
         let from = std::mem::replace(&mut self.closed, until);
-        let stretch = |value| Stretch { from, until, value };
-        let utilisation = stretch(utilisation(self.has, self.target));
+        let interval = |value| Interval { from, until, value };
+        let utilisation = interval(utilisation(self.has, self.target));
         self.utilisation.add(utilisation);
-        self.mean_has.add(stretch(self.has));
-        self.mean_wants.add(stretch(self.wants));
+        self.mean_has.add(interval(self.has));
+        self.mean_wants.add(interval(self.wants));
         if let Some(settling) = &mut self.settling {
             settling.add(utilisation);
         }
@@ -181,10 +181,10 @@ impl Books {
     }
 
     /// The resource with the largest overshoot, if any.
-    pub fn worst(&self) -> Option<Worst> {
-        let worst = self
-            .excesses()
-            .filter_map(|(resource, excess)| excess.worst.map(|has| Worst { resource, has }));
+    pub fn worst(&self) -> Option<WorstOvershoot> {
+        let worst = self.excesses().filter_map(|(resource, excess)| {
+            excess.worst.map(|has| WorstOvershoot { resource, has })
+        });
         worst.max_by(|a, b| a.has.total_cmp(&b.has))
     }
 
@@ -198,7 +198,7 @@ impl Books {
 
     fn excesses(&self) -> impl Iterator<Item = (usize, &Excess)> {
         let accounts = self.accounts.iter().enumerate();
-        accounts.filter_map(|(resource, account)| Some((resource, account.over.as_ref()?)))
+        accounts.filter_map(|(resource, account)| Some((resource, account.excess.as_ref()?)))
     }
 }
 
@@ -206,8 +206,8 @@ impl Account {
     /// Adds the value held since the last change. Of several changes at one moment only the last
     /// counts.
     fn observe(&mut self, now: Duration) {
-        if let Some(over) = self.over.as_mut().filter(|_| now > self.since) {
-            over.add(Stretch { from: self.since, until: now, value: self.has });
+        if let Some(excess) = self.excess.as_mut().filter(|_| now > self.since) {
+            excess.add(Interval { from: self.since, until: now, value: self.has });
         }
         self.since = now;
     }
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_counts_from_the_request_and_what_grows_from_the_answer() {
+    fn decreases_count_from_request_and_increases_from_answer() {
         let mut books = books();
         books.lease(0, ms(0), ms(10), 0.0, 100.0);
         // The node shrank one lease and leased the rest before its first answer arrived.
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_found_with_its_resource_and_amount() {
+    fn overshoots_have_resource_and_amount() {
         let mut books = books();
         books.lease(0, ms(0), ms(10), 0.0, 100.0);
         books.lease(0, ms(20), ms(30), 0.0, 5.0);
@@ -250,7 +250,7 @@ mod tests {
         books.lease(0, ms(60), ms(70), 0.0, 2.0);
         books.finish(ms(100));
         assert_eq!(books.overshoots(), 2);
-        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 105.0 }));
+        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 105.0 }));
         assert_eq!(books.overshot(), HashSet::from([0]));
     }
 
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn books_are_closed_only_as_far_as_told() {
+    fn close_applies_only_earlier_changes() {
         let mut books = books();
         books.lease(0, ms(20), ms(30), 0.0, 70.0);
         books.close(ms(10));
@@ -295,7 +295,7 @@ mod tests {
         books.lease(0, ms(15), ms(16), 0.0, 50.0);
         books.close(ms(40));
         books.finish(ms(50));
-        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 120.0 }));
+        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 120.0 }));
     }
 
     #[test]

@@ -12,11 +12,11 @@ use crate::keys;
 use crate::walk::Walk;
 
 /// Least delay of a client after a failure, so that a dead target does not cause a busy loop.
-const REST_AFTER_FAILURE: Duration = Duration::from_millis(10);
+const FAILURE_BACKOFF: Duration = Duration::from_millis(10);
 
 /// Parameters of a fleet.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct FleetConfig {
     /// Number of clients.
     pub clients: usize,
     /// Number of resources.
@@ -62,7 +62,7 @@ pub struct Item {
 
 /// A due refresh of one client.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Turn {
+pub struct DueRefresh {
     /// Client number.
     pub client: usize,
     /// When the refresh was due.
@@ -74,21 +74,21 @@ pub struct Turn {
 /// All clients.
 #[derive(Debug)]
 pub struct Fleet {
-    shape: Shape,
+    config: FleetConfig,
     walk: Walk,
     rng: SmallRng,
     /// `per_client` consecutive rows for each client.
     wants: Vec<f64>,
     leases: Vec<Option<Lease>>,
     /// When each client refreshes next.
-    turns: BinaryHeap<Reverse<(Duration, usize)>>,
+    refreshes: BinaryHeap<Reverse<(Duration, usize)>>,
     /// When to check which row for expiry, never later than its lease expires. A refresh does not
     /// move the entry, so there is about one entry per row.
     expiries: BinaryHeap<Reverse<(Duration, usize)>>,
     /// Time of a row's valid entry in `expiries`; other entries are stale.
-    looks: Vec<Option<Duration>>,
+    check_times: Vec<Option<Duration>>,
     /// Unanswered requests, by send time.
-    asking: BTreeSet<(Duration, usize)>,
+    in_flight: BTreeSet<(Duration, usize)>,
     /// Leases that expired before they were refreshed.
     pub expired: u64,
     /// Ledger of all leases.
@@ -97,73 +97,74 @@ pub struct Fleet {
 
 impl Fleet {
     /// A fleet without leases that records its leases in `books`.
-    pub fn new(shape: Shape, mut books: Books) -> Self {
-        let rows = shape.clients * shape.per_client;
-        let turns = (0..shape.clients).map(|client| {
-            let share = client as f64 / shape.clients as f64;
-            Reverse((shape.spread.mul_f64(share), client))
+    pub fn new(config: FleetConfig, mut books: Books) -> Self {
+        let rows = config.clients * config.per_client;
+        let refreshes = (0..config.clients).map(|client| {
+            let share = client as f64 / config.clients as f64;
+            Reverse((config.spread.mul_f64(share), client))
         });
         for row in 0..rows {
-            books.wants(Duration::ZERO, resource(&shape, row), shape.wants);
+            books.wants(Duration::ZERO, resource(&config, row), config.wants);
         }
         Self {
-            walk: shape.walk,
-            rng: keys::rng(shape.seed, 0),
-            wants: vec![shape.wants; rows],
+            walk: config.walk,
+            rng: keys::rng(config.seed, 0),
+            wants: vec![config.wants; rows],
             leases: vec![None; rows],
-            turns: turns.collect(),
+            refreshes: refreshes.collect(),
             expiries: BinaryHeap::new(),
-            looks: vec![None; rows],
-            asking: BTreeSet::new(),
+            check_times: vec![None; rows],
+            in_flight: BTreeSet::new(),
             expired: 0,
             books,
-            shape,
+            config,
         }
     }
 
     /// When the next refresh is due.
-    pub fn next_turn(&self) -> Option<Duration> {
-        self.turns.peek().map(|Reverse((due, _))| *due)
+    pub fn next_due(&self) -> Option<Duration> {
+        self.refreshes.peek().map(|Reverse((due, _))| *due)
     }
 
     /// The next refresh that is due at `now`; it counts as sent then.
-    pub fn turn(&mut self, now: Duration) -> Option<Turn> {
-        let &Reverse((due, client)) = self.turns.peek().filter(|turn| turn.0.0 <= now)?;
-        self.turns.pop();
+    pub fn due_refresh(&mut self, now: Duration) -> Option<DueRefresh> {
+        let &Reverse((due, client)) =
+            self.refreshes.peek().filter(|due_refresh| due_refresh.0.0 <= now)?;
+        self.refreshes.pop();
         self.expire(now);
-        self.asking.insert((now, client));
-        let mut items = Vec::with_capacity(self.shape.per_client);
+        self.in_flight.insert((now, client));
+        let mut items = Vec::with_capacity(self.config.per_client);
         for row in self.rows(client) {
-            let (resource, before) = (resource(&self.shape, row), self.wants[row]);
+            let (resource, before) = (resource(&self.config, row), self.wants[row]);
             let wants = self.walk.random(before, &mut self.rng);
             self.wants[row] = wants;
             self.books.wants(now, resource, wants - before);
             items.push(Item { resource, wants, has: self.leases[row] });
         }
-        Some(Turn { client, due, items })
+        Some(DueRefresh { client, due, items })
     }
 
-    /// Applies the answer at `answered` to `turn`, sent at `sent`: a lease per item, `None` if
+    /// Applies the answer at `answered` to `due_refresh`, sent at `sent`: a lease per item, `None` if
     /// omitted.
     pub fn answered(
         &mut self,
-        turn: &Turn,
+        due_refresh: &DueRefresh,
         sent: Duration,
         answered: Duration,
         leases: &[Option<Lease>],
     ) {
         self.expire(answered);
-        self.asking.remove(&(sent, turn.client));
+        self.in_flight.remove(&(sent, due_refresh.client));
         let mut interval = None;
-        for (row, lease) in self.rows(turn.client).zip(leases) {
+        for (row, lease) in self.rows(due_refresh.client).zip(leases) {
             let Some(lease) = lease else { continue };
             let before = self.leases[row].map_or(0.0, |lease| lease.capacity);
-            let resource = resource(&self.shape, row);
+            let resource = resource(&self.config, row);
             let expiry = self.since_start(lease.expiry_s);
             if expiry > answered {
                 self.leases[row] = Some(*lease);
                 self.books.lease(resource, sent, answered, before, lease.capacity);
-                self.look(expiry, row);
+                self.schedule_check(expiry, row);
             } else {
                 self.leases[row] = None;
                 self.expired += 1;
@@ -172,23 +173,28 @@ impl Fleet {
             let refresh = Duration::from_secs(u64::try_from(lease.refresh_s).unwrap_or(0));
             interval = Some(interval.map_or(refresh, |least: Duration| least.min(refresh)));
         }
-        let interval = self.shape.refresh_every.or(interval).unwrap_or(self.shape.spread);
-        self.again(turn, answered, interval);
+        let interval = self.config.refresh_every.or(interval).unwrap_or(self.config.spread);
+        self.schedule_next(due_refresh, answered, interval);
     }
 
-    /// Records the failure at `over` of `turn`, sent at `sent`. The client keeps its lease and asks
+    /// Records the failure at `over` of `due_refresh`, sent at `sent`. The client keeps its lease and asks
     /// again after an interval.
-    pub fn failed(&mut self, turn: &Turn, sent: Duration, over: Duration) {
+    pub fn failed(&mut self, due_refresh: &DueRefresh, sent: Duration, over: Duration) {
         self.expire(over);
-        self.asking.remove(&(sent, turn.client));
-        let known = turn.items.iter().filter_map(|item| item.has);
+        self.in_flight.remove(&(sent, due_refresh.client));
+        let known = due_refresh.items.iter().filter_map(|item| item.has);
         let known = known.filter_map(|lease| u64::try_from(lease.refresh_s).ok()).min();
-        let interval = self.shape.refresh_every.or(known.map(Duration::from_secs));
-        self.again(turn, over + REST_AFTER_FAILURE, interval.unwrap_or(self.shape.spread));
+        let interval = self.config.refresh_every.or(known.map(Duration::from_secs));
+        self.schedule_next(
+            due_refresh,
+            over + FAILURE_BACKOFF,
+            interval.unwrap_or(self.config.spread),
+        );
     }
 
-    fn again(&mut self, turn: &Turn, earliest: Duration, interval: Duration) {
-        self.turns.push(Reverse(((turn.due + interval).max(earliest), turn.client)));
+    fn schedule_next(&mut self, due_refresh: &DueRefresh, earliest: Duration, interval: Duration) {
+        self.refreshes
+            .push(Reverse(((due_refresh.due + interval).max(earliest), due_refresh.client)));
     }
 
     /// Multiplies all wants by `factor` from `now` on.
@@ -196,14 +202,14 @@ impl Fleet {
         self.walk = self.walk.scaled(factor);
         for (row, wants) in self.wants.iter_mut().enumerate() {
             let before = std::mem::replace(wants, *wants * factor);
-            self.books.wants(now, resource(&self.shape, row), *wants - before);
+            self.books.wants(now, resource(&self.config, row), *wants - before);
         }
     }
 
     /// Ensures that `row` is checked for expiry at `at` or earlier.
-    fn look(&mut self, at: Duration, row: usize) {
-        if self.looks[row].is_none_or(|look| look > at) {
-            self.looks[row] = Some(at);
+    fn schedule_check(&mut self, at: Duration, row: usize) {
+        if self.check_times[row].is_none_or(|schedule_check| schedule_check > at) {
+            self.check_times[row] = Some(at);
             self.expiries.push(Reverse((at, row)));
         }
     }
@@ -212,31 +218,31 @@ impl Fleet {
     fn expire(&mut self, now: Duration) {
         while let Some(&Reverse((at, row))) = self.expiries.peek().filter(|next| next.0.0 <= now) {
             self.expiries.pop();
-            if self.looks[row] != Some(at) {
+            if self.check_times[row] != Some(at) {
                 continue;
             }
-            self.looks[row] = None;
+            self.check_times[row] = None;
             let Some(lease) = self.leases[row] else { continue };
             let expiry = self.since_start(lease.expiry_s);
             if expiry > now {
-                self.look(expiry, row);
+                self.schedule_check(expiry, row);
             } else {
                 self.leases[row] = None;
                 self.expired += 1;
-                self.books.expired(expiry, resource(&self.shape, row), lease.capacity);
+                self.books.expired(expiry, resource(&self.config, row), lease.capacity);
             }
         }
     }
 
     fn since_start(&self, epoch_s: i64) -> Duration {
-        let us = epoch_s.saturating_mul(1_000_000).saturating_sub(self.shape.epoch_us);
+        let us = epoch_s.saturating_mul(1_000_000).saturating_sub(self.config.epoch_us);
         Duration::from_micros(u64::try_from(us).unwrap_or(0))
     }
 
     /// Closes the ledger up to the oldest unanswered request.
     pub fn close(&mut self, now: Duration) {
         self.expire(now);
-        let until = self.asking.first().map_or(now, |(sent, _)| now.min(*sent));
+        let until = self.in_flight.first().map_or(now, |(sent, _)| now.min(*sent));
         self.books.close(until);
     }
 
@@ -248,22 +254,22 @@ impl Fleet {
 
     /// Clients with leases, and the resources of these.
     pub fn holders(&self) -> impl Iterator<Item = (usize, Vec<usize>)> {
-        (0..self.shape.clients).filter_map(|client| {
+        (0..self.config.clients).filter_map(|client| {
             let held = self.rows(client).filter(|row| self.leases[*row].is_some());
-            let held: Vec<_> = held.map(|row| resource(&self.shape, row)).collect();
+            let held: Vec<_> = held.map(|row| resource(&self.config, row)).collect();
             (!held.is_empty()).then_some((client, held))
         })
     }
 
     fn rows(&self, client: usize) -> std::ops::Range<usize> {
-        let first = client * self.shape.per_client;
-        first..first + self.shape.per_client
+        let first = client * self.config.per_client;
+        first..first + self.config.per_client
     }
 }
 
 /// Resource of a row: the first resource of each client is one further than the previous client's.
-fn resource(shape: &Shape, row: usize) -> usize {
-    (row / shape.per_client + row % shape.per_client) % shape.resources
+fn resource(config: &FleetConfig, row: usize) -> usize {
+    (row / config.per_client + row % config.per_client) % config.resources
 }
 
 #[cfg(test)]

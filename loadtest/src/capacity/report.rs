@@ -11,7 +11,7 @@ use crate::capacity::drive::Names;
 use crate::capacity::fleet::Fleet;
 use crate::capacity::tally::Tally;
 use crate::driver::Failure;
-use crate::figures::{self, Latency, each, occurring};
+use crate::figures::{self, Latency, bracketed, nonzero};
 use crate::series::TOLERANCE;
 
 /// One run of `capacity`. JSON always has every field: null, an empty object or 0 where it does not
@@ -211,7 +211,7 @@ impl Report {
             decisions_per_s: tally.leases_in_time as f64 / seconds,
             left_out: tally.asked.saturating_sub(tally.leases),
             errors,
-            errors_by_code: occurring(&tally.errors, Failure::name),
+            errors_by_code: nonzero(&tally.errors, Failure::name),
             late: tally.late,
             max_send_lag_us: tally.max_send_lag.as_nanos() as f64 / 1e3,
             latency: Latency::of(&tally.latency),
@@ -261,8 +261,8 @@ impl fmt::Display for Report {
         if self.left_out > 0 {
             writeln!(f, "left out   {} resources that were asked for", self.left_out)?;
         }
-        writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
-        let lag = figures::time(Some(self.max_send_lag_us));
+        writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
+        let lag = figures::time_text(Some(self.max_send_lag_us));
         writeln!(f, "schedule   {} late, at most {lag} behind", self.late)?;
         writeln!(f, "latency    {}", self.latency)?;
         self.leases_text(f)?;

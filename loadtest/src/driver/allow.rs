@@ -24,28 +24,28 @@ use tollgate_server::tls::Dialer;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure, Target};
-use crate::allow::LONGEST_RUN;
+use crate::allow::MAX_RUN;
 
 /// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
-const WINDOW: u32 = 16 << 20;
+const WINDOW_BYTES: u32 = 16 << 20;
 
 /// Length of the gRPC message prefix: a compression flag (1 byte) and the message length (4 bytes).
-const PREFIX: usize = 5;
+const PREFIX_BYTES: usize = 5;
 
 /// The trailer with the gRPC status code.
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// Allocation size for request frames, in bytes; serves several requests.
-const BUFFER: usize = 4096;
+const BUFFER_BYTES: usize = 4096;
 
 /// A caller on a shared HTTP/2 connection, with one request at a time.
 #[derive(Debug)]
 pub struct Caller {
-    link: Arc<Link>,
-    line: Option<Line>,
+    reconnector: Arc<Reconnector>,
+    connection: Option<H2Connection>,
     timeout: Duration,
     /// Timer for the request deadline; may fire early.
-    alarm: Option<Pin<Box<Sleep>>>,
+    timer: Option<Pin<Box<Sleep>>>,
     frames: BytesMut,
     answer: AllowResponse,
 }
@@ -54,19 +54,19 @@ impl Caller {
     /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
     /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
-        let caller = Self::new(Arc::new(Link::new(target)), timeout);
-        let _ = caller.link.line(0).await;
+        let caller = Self::new(Arc::new(Reconnector::new(target)), timeout);
+        let _ = caller.reconnector.connection(0).await;
         caller
     }
 
     /// A new caller on the same connection.
-    pub fn another(&self) -> Self {
-        Self::new(Arc::clone(&self.link), self.timeout)
+    pub fn sibling(&self) -> Self {
+        Self::new(Arc::clone(&self.reconnector), self.timeout)
     }
 
-    fn new(link: Arc<Link>, timeout: Duration) -> Self {
+    fn new(reconnector: Arc<Reconnector>, timeout: Duration) -> Self {
         let (frames, answer) = (BytesMut::new(), AllowResponse::default());
-        Self { link, line: None, timeout, alarm: None, frames, answer }
+        Self { reconnector, connection: None, timeout, timer: None, frames, answer }
     }
 
     /// Sends one request. `sent` is the current time.
@@ -76,28 +76,28 @@ impl Caller {
         sent: Instant,
     ) -> Result<&AllowResponse, Failure> {
         // Capped so that adding it to a clock reading cannot overflow.
-        let deadline = sent + self.timeout.min(LONGEST_RUN);
-        self.ask(request, deadline).await.map_err(Failure)?;
+        let deadline = sent + self.timeout.min(MAX_RUN);
+        self.exchange(request, deadline).await.map_err(Failure)?;
         Ok(&self.answer)
     }
 
     /// Sends the request and stores the answer in `self.answer`.
-    async fn ask(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
+    async fn exchange(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
         let message = frame(&mut self.frames, request);
-        let Self { link, line, alarm, answer, .. } = self;
-        let mut asked = pin!(ask(link, line, message, answer));
-        let alarm =
-            alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+        let Self { reconnector, connection, timer, answer, .. } = self;
+        let mut pending = pin!(exchange(reconnector, connection, message, answer));
+        let timer =
+            timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
         poll_fn(|context| {
-            if let Poll::Ready(result) = asked.as_mut().poll(context) {
+            if let Poll::Ready(result) = pending.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
             // Resetting the timer for every request would cost more than letting it fire early.
-            while alarm.as_mut().poll(context).is_ready() {
+            while timer.as_mut().poll(context).is_ready() {
                 if Instant::now() >= deadline {
                     return Poll::Ready(Err(Code::DeadlineExceeded));
                 }
-                alarm.as_mut().reset(deadline.into());
+                timer.as_mut().reset(deadline.into());
             }
             Poll::Pending
         })
@@ -108,8 +108,8 @@ impl Caller {
 /// Encodes a message with its prefix.
 fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     let length = request.encoded_len();
-    if frames.capacity() < PREFIX + length {
-        frames.reserve(BUFFER.max(PREFIX + length));
+    if frames.capacity() < PREFIX_BYTES + length {
+        frames.reserve(BUFFER_BYTES.max(PREFIX_BYTES + length));
     }
     frames.put_u8(0);
     frames.put_u32(length as u32);
@@ -117,29 +117,29 @@ fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     frames.split().freeze()
 }
 
-/// Sends one request over `line`; reconnects first if that connection is gone.
-async fn ask(
-    link: &Link,
-    line: &mut Option<Line>,
+/// Sends one request over `connection`; reconnects first if that connection is gone.
+async fn exchange(
+    reconnector: &Reconnector,
+    connection: &mut Option<H2Connection>,
     message: Bytes,
     answer: &mut AllowResponse,
 ) -> Result<(), Code> {
     let mut lost = 0;
     let (response, mut body) = loop {
-        let Line { number, sender } = match line {
-            Some(line) => line,
-            None => line.insert(link.line(lost).await?),
+        let H2Connection { number, sender } = match connection {
+            Some(connection) => connection,
+            None => connection.insert(reconnector.connection(lost).await?),
         };
         let ready = poll_fn(|context| sender.poll_ready(context)).await;
-        let begun = ready.and_then(|()| sender.send_request(link.head.clone(), false));
+        let begun = ready.and_then(|()| sender.send_request(reconnector.head.clone(), false));
         match begun {
             Ok(begun) => break begun,
             // The request was never sent, so it is retried on a new connection.
             Err(_) if lost == 0 => {
                 lost = *number;
-                *line = None;
+                *connection = None;
             }
-            Err(error) => return Err(failed(line, &error)),
+            Err(error) => return Err(drop_if_closed(connection, &error)),
         }
     };
     let sent = body.send_data(message, true);
@@ -152,14 +152,14 @@ async fn ask(
             let (head, body) = response.into_parts();
             read(head.status, &head.headers, body, answer).await
         }
-        Err(error) => Err(failed(line, &error)),
+        Err(error) => Err(drop_if_closed(connection, &error)),
     }
 }
 
 /// Drops a closed connection and returns the status code of `error`.
-fn failed(line: &mut Option<Line>, error: &h2::Error) -> Code {
+fn drop_if_closed(connection: &mut Option<H2Connection>, error: &h2::Error) -> Code {
     if error.is_io() || error.is_go_away() {
-        *line = None;
+        *connection = None;
     }
     code(error)
 }
@@ -189,7 +189,7 @@ async fn read(
     match trailers.as_ref().and_then(grpc_status) {
         Some(Code::Ok) => decode(message, answer).ok_or(Code::Internal),
         Some(code) => Err(code),
-        None => Err(of_http(status)),
+        None => Err(code_of_http_status(status)),
     }
 }
 
@@ -210,7 +210,7 @@ fn grpc_status(headers: &HeaderMap) -> Option<Code> {
 }
 
 /// Status code for an HTTP status without a gRPC status, as specified by gRPC.
-fn of_http(status: StatusCode) -> Code {
+fn code_of_http_status(status: StatusCode) -> Code {
     match status.as_u16() {
         400 => Code::Internal,
         401 => Code::Unauthenticated,
@@ -235,30 +235,30 @@ fn code(error: &h2::Error) -> Code {
 }
 
 /// A shared connection that reconnects when it breaks.
-struct Link {
+struct Reconnector {
     /// Head of every request.
     head: Request<()>,
     /// TLS connector; `None` for cleartext.
     dialer: Option<Dialer>,
-    line: Mutex<Option<Line>>,
+    connection: Mutex<Option<H2Connection>>,
 }
 
 /// One established connection.
 #[derive(Clone, Debug)]
-struct Line {
-    /// Sequence number within its [`Link`], from 1.
+struct H2Connection {
+    /// Sequence number within its [`Reconnector`], from 1.
     number: u64,
     sender: SendRequest<Bytes>,
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Reconnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("line", &self.line).finish_non_exhaustive()
+        f.debug_struct("Reconnector").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
-impl Link {
-    fn new(Target { uri, secure }: &Target) -> Self {
+impl Reconnector {
+    fn new(Target { uri, credentials }: &Target) -> Self {
         let mut head = Request::new(());
         let mut parts = uri.clone().into_parts();
         parts.path_and_query =
@@ -269,22 +269,23 @@ impl Link {
         *head.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-        if let Some(value) = &secure.authorization {
+        if let Some(value) = &credentials.authorization {
             head.headers_mut().insert(AUTHORIZATION, value.clone());
         }
-        Self { head, dialer: secure.dialer.clone(), line: Mutex::new(None) }
+        Self { head, dialer: credentials.dialer.clone(), connection: Mutex::new(None) }
     }
 
     /// A connection newer than number `lost`. One caller connects on behalf of all that wait.
-    async fn line(&self, lost: u64) -> Result<Line, Code> {
-        let mut line = self.line.lock().await;
-        if let Some(line) = line.as_ref().filter(|line| line.number > lost) {
-            return Ok(line.clone());
+    async fn connection(&self, lost: u64) -> Result<H2Connection, Code> {
+        let mut connection = self.connection.lock().await;
+        if let Some(connection) = connection.as_ref().filter(|connection| connection.number > lost)
+        {
+            return Ok(connection.clone());
         }
-        let number = line.as_ref().map_or(0, |line| line.number).max(lost) + 1;
-        let dialled = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
-        match dialled {
-            Ok(Ok(sender)) => Ok(line.insert(Line { number, sender }).clone()),
+        let number = connection.as_ref().map_or(0, |connection| connection.number).max(lost) + 1;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
+        match connected {
+            Ok(Ok(sender)) => Ok(connection.insert(H2Connection { number, sender }).clone()),
             _ => Err(Code::Unavailable),
         }
     }
@@ -294,22 +295,22 @@ impl Link {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = uri.port_u16();
         if let Some(dialer) = &self.dialer {
-            return talk(dialer.dial(host, port.unwrap_or(443)).await?).await;
+            return handshake(dialer.dial(host, port.unwrap_or(443)).await?).await;
         }
         let stream = TcpStream::connect((host, port.unwrap_or(80))).await?;
         stream.set_nodelay(true)?;
-        talk(stream).await
+        handshake(stream).await
     }
 }
 
 /// Performs the HTTP/2 handshake.
-async fn talk(
+async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> io::Result<SendRequest<Bytes>> {
     let (sender, connection) = client::Builder::new()
         .enable_push(false)
-        .initial_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
+        .initial_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
         .handshake(stream)
         .await
         .map_err(io::Error::other)?;

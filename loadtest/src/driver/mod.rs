@@ -26,28 +26,28 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub struct Target {
     uri: Uri,
-    secure: Secure,
+    credentials: Credentials,
 }
 
 /// TLS and authentication.
 #[derive(Clone, Default)]
-pub struct Secure {
+pub struct Credentials {
     /// TLS connector; `None` for cleartext.
     pub dialer: Option<Dialer>,
     /// Value of the `authorization` header.
     pub authorization: Option<HeaderValue>,
 }
 
-impl fmt::Debug for Secure {
+impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secure").field("tls", &self.dialer.is_some()).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("tls", &self.dialer.is_some()).finish_non_exhaustive()
     }
 }
 
 impl Target {
     /// This target with the given TLS and authentication.
-    pub fn secured(&self, secure: &Secure) -> Self {
-        Self { uri: self.uri.clone(), secure: secure.clone() }
+    pub fn with_credentials(&self, credentials: &Credentials) -> Self {
+        Self { uri: self.uri.clone(), credentials: credentials.clone() }
     }
 }
 
@@ -73,7 +73,7 @@ impl FromStr for Target {
         if uri.path_and_query().is_some_and(|path| path != "/") {
             return Err("expected http://HOST:PORT, without a path".to_owned());
         }
-        Ok(Self { uri, secure: Secure::default() })
+        Ok(Self { uri, credentials: Credentials::default() })
     }
 }
 
@@ -141,7 +141,7 @@ impl Connection {
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let endpoint =
             Endpoint::from(target.uri.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
-        let Secure { dialer, authorization } = target.secure.clone();
+        let Credentials { dialer, authorization } = target.credentials.clone();
         let channel = match &dialer {
             None => endpoint.connect().await.unwrap_or_else(|_| endpoint.connect_lazy()),
             Some(dialer) => {
@@ -158,7 +158,7 @@ impl Connection {
         request: GetCapacityRequest,
     ) -> Result<GetCapacityResponse, Failure> {
         let request = self.authorized(request);
-        within(self.timeout, self.capacity.get_capacity(request)).await
+        with_timeout(self.timeout, self.capacity.get_capacity(request)).await
     }
 
     /// Releases leases.
@@ -167,7 +167,7 @@ impl Connection {
         request: ReleaseCapacityRequest,
     ) -> Result<ReleaseCapacityResponse, Failure> {
         let request = self.authorized(request);
-        within(self.timeout, self.capacity.release_capacity(request)).await
+        with_timeout(self.timeout, self.capacity.release_capacity(request)).await
     }
 
     fn authorized<T>(&self, message: T) -> Request<T> {
@@ -179,7 +179,7 @@ impl Connection {
     }
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Failure> {

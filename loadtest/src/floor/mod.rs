@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tollgate_proto::quotaservice::allow_response::Status as Decided;
+use tollgate_proto::quotaservice::allow_response::Status as AllowStatus;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::transport::Server;
@@ -99,8 +99,8 @@ impl QuotaService for OneCall {
         let available = self.0.take(&bucket, tokens).await;
         let available = available.map_err(|error| Status::unavailable(error.to_string()))?;
         let (status, granted) = match available >= 0.0 {
-            true => (Decided::Ok, tokens),
-            false => (Decided::RejectedTimeout, 0),
+            true => (AllowStatus::Ok, tokens),
+            false => (AllowStatus::RejectedTimeout, 0),
         };
         Ok(Response::new(AllowResponse {
             status: status as i32,

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::scenario::plan::CAPACITY;
-use crate::series::{Excess, Stretch, TimeMean, utilisation};
+use crate::series::{Excess, Interval, TimeMean, utilisation};
 
 /// Sampling interval of doorman's simulation.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(5);
@@ -106,24 +106,24 @@ impl Measure {
 
     /// Sets the totals from `now` on.
     pub fn set(&mut self, now: Duration, sums: Sums) {
-        self.hold(now);
+        self.extend(now);
         self.sums = sums;
     }
 
     /// Extends the current totals to `until`.
-    pub fn hold(&mut self, until: Duration) {
+    pub fn extend(&mut self, until: Duration) {
         if until <= self.now {
             return;
         }
         let from = std::mem::replace(&mut self.now, until);
         let Sums { wants, has } = self.sums;
-        let stretch = |value| Stretch { from, until, value };
-        self.utilisation.add(stretch(utilisation(has, wants.min(CAPACITY))));
-        self.mean_has.add(stretch(has));
-        self.mean_wants.add(stretch(wants));
-        self.excess.add(stretch(has));
+        let interval = |value| Interval { from, until, value };
+        self.utilisation.add(interval(utilisation(has, wants.min(CAPACITY))));
+        self.mean_has.add(interval(has));
+        self.mean_wants.add(interval(wants));
+        self.excess.add(interval(has));
         while self.next_sample < until {
-            let sample = Stretch { from: self.next_sample, ..stretch(has) };
+            let sample = Interval { from: self.next_sample, ..interval(has) };
             self.next_sample += SAMPLE_EVERY;
             self.sample(sample.value);
         }
@@ -168,7 +168,7 @@ mod tests {
         ] {
             measure.set(s(at), Sums { wants, has });
         }
-        measure.hold(s(1200));
+        measure.extend(s(1200));
         measure
     }
 

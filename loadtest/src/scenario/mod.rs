@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::allow::{LONGEST_RUN, RunError};
+use crate::allow::{MAX_RUN, RunError};
 use crate::capacity::at_least_0;
 use crate::scenario::plan::{Algorithm, Scenario};
 use crate::scenario::report::Report;
@@ -59,7 +59,7 @@ pub struct ScenarioArgs {
 
 /// Runs the simulation and reports.
 pub fn run(args: &ScenarioArgs) -> Result<Report, RunError> {
-    if args.duration.is_zero() || args.duration > LONGEST_RUN {
+    if args.duration.is_zero() || args.duration > MAX_RUN {
         return Err(RunError::Usage("--duration must be above 0 and at most 30 days".to_owned()));
     }
     let plan = args.scenario.plan();

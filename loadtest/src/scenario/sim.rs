@@ -27,7 +27,7 @@ const MISHAP_EVERY: Duration = Duration::from_secs(60);
 const SPIKE: f64 = 100.0;
 
 /// Longest time that a cluster is unreachable, in seconds.
-const LONGEST_LOSS_S: u64 = 60;
+const MAX_LOSS_S: u64 = 60;
 
 /// Random streams. They are separate, so that mishaps do not change the walks.
 const PHASES: u64 = 1;
@@ -153,7 +153,7 @@ pub fn run<C: Clusters>(
         let sums = sim.sums();
         sim.outcome.measure.set(now, sums);
     }
-    sim.outcome.measure.hold(duration);
+    sim.outcome.measure.extend(duration);
     Ok(sim.outcome)
 }
 
@@ -269,7 +269,7 @@ impl<'p, C: Clusters> Sim<'p, C> {
             0 => Mishap::Spike(rng.random_range(0..self.clients.len())),
             1 => {
                 let cluster = rng.random_range(0..self.plan.clusters.len());
-                let seconds = rng.random_range(0..=LONGEST_LOSS_S);
+                let seconds = rng.random_range(0..=MAX_LOSS_S);
                 Mishap::Lost(cluster, Duration::from_secs(seconds))
             }
             _ => Mishap::StoreLost(rng.random_range(0..self.plan.clusters.len())),

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_through_both_ends_of_each_column_by_the_nearer_one() {
+    fn lines_start_at_the_nearer_end_of_each_column() {
         let columns =
             [column(0.0, 600.0), column(300.0, 500.0), Column::default(), column(600.0, 600.0)];
         let axis = Axis { head: 72.0, foot: 576.0, most: 600.0 };

@@ -42,7 +42,7 @@ pub enum Error {
     Unanswered,
     /// The embedded store blocked; on a simulated clock nothing would wake it.
     #[error("the embedded store waits for something")]
-    Waits,
+    Blocked,
 }
 
 /// The clusters of a plan, by number.
@@ -110,17 +110,17 @@ fn limits(
 }
 
 /// Most times that the embedded store may yield in one call.
-const PAUSES: usize = 10_000;
+const MAX_POLLS: usize = 10_000;
 
 /// Polls a future that may yield, but never blocks, to completion.
-fn at_once<T>(future: impl Future<Output = T>) -> Result<T, Error> {
+fn poll_to_completion<T>(future: impl Future<Output = T>) -> Result<T, Error> {
     let mut future = pin!(future);
-    for _ in 0..PAUSES {
+    for _ in 0..MAX_POLLS {
         if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Ok(result);
         }
     }
-    Err(Error::Waits)
+    Err(Error::Blocked)
 }
 
 impl Clusters for Tree {
@@ -147,7 +147,8 @@ impl Clusters for Tree {
             }),
             most_clients: MAX_SUBCLIENTS,
         };
-        let leases = at_once(self.services[cluster].get(Holder::Client(client), &[request]))??;
+        let leases =
+            poll_to_completion(self.services[cluster].get(Holder::Client(client), &[request]))??;
         let lease = leases.first().ok_or(Error::Unanswered)?;
         let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         Ok(Lease {
@@ -162,7 +163,7 @@ impl Clusters for Tree {
         let now = self.now();
         let Some((parent, renewal)) = &mut self.renewals[cluster] else { return Ok(()) };
         let service = Some(&self.services[*parent]).filter(|_| reachable(*parent));
-        at_once(renewal.round(&Below(service), now))
+        poll_to_completion(renewal.round(&ReachableParent(service), now))
     }
 
     fn lose_store(&mut self, cluster: usize) {
@@ -171,9 +172,9 @@ impl Clusters for Tree {
 }
 
 /// The parent of a cluster; `None` if unreachable.
-struct Below<'t>(Option<&'t CapacityService<MemoryStore>>);
+struct ReachableParent<'t>(Option<&'t CapacityService<MemoryStore>>);
 
-impl Parent for Below<'_> {
+impl Parent for ReachableParent<'_> {
     async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
         // The request never arrives at an unreachable parent.
         let failed = |text: String| ParentError { text, heard: false, refused: false };
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_comes_up_from_the_root_at_intervals_that_halve() {
+    fn capacity_propagates_from_the_root() {
         let plan = Scenario::Five.plan();
         for algorithm in [Algorithm::ProportionalShare, Algorithm::FairShare] {
             let mut tree = Tree::new(&plan, algorithm, None).unwrap();
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_leases_what_it_has_and_forgets_it_with_its_store() {
+    fn root_leases_its_capacity_and_learns_after_store_loss() {
         let plan = Scenario::One.plan();
         let mut tree = Tree::new(&plan, Algorithm::FairShare, None).unwrap();
         tree.advance(s(60));
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_parent_a_cluster_keeps_its_lease_until_that_ends() {
+    fn cluster_keeps_its_lease_without_its_parent() {
         let plan = Plan::new(&[1], 1, 100.0, false);
         let mut tree = Tree::new(&plan, Algorithm::FairShare, Some(7.0)).unwrap();
         let mut lease = tree.get(1, "c", 100.0, None).unwrap();
