@@ -170,8 +170,8 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `ended`, for a request due at `due` for key number `key` of
-    /// `keys`.
+    /// Counts a decision that arrived at `ended`, for a request due at `due` for key number `key`
+    /// of `keys`.
     pub fn decided(
         &mut self,
         due: Instant,

@@ -11,7 +11,7 @@ pub struct FewRights(Connection);
 impl FewRights {
     /// Creates the user with the documented rights and `more`.
     pub fn given(connection: Connection, more: &str) -> Self {
-        Self::exactly(connection, &format!("{RIGHTS}{more}"))
+        Self::exactly(connection, &format!("{PRIVILEGES}{more}"))
     }
 
     /// Creates the user with exactly these rights.

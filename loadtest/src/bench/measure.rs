@@ -78,7 +78,7 @@ pub fn drive_measured(
     let args = command_line.map_err(|error| Error::Other(error.to_string()))?.args;
     let watch = |finished: &Receiver<()>, _: &[_], window: Window| {
         let mut read_at = |at: Instant| {
-            // Disconnects early only if the run fails; its error is reported by `drive`.
+            // Disconnects early only if the run ends early.
             let _ = finished.recv_timeout(at.saturating_duration_since(Instant::now()));
             CpuUsage::read(servers, &mut stores)
         };

@@ -50,7 +50,7 @@ pub fn cpu_us(id: u32) -> io::Result<f64> {
     Ok(ns / 1000.0)
 }
 
-/// CPU time of this process in µs. Includes exited threads, as sending threads exit after each run.
+/// CPU time of this process in µs, including exited threads: sending threads exit after each run.
 pub fn own_cpu_us() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
     Ok(stat_us(&text))

@@ -190,8 +190,8 @@ impl Driver {
         }
     }
 
-    /// The lease granted for each item of `due_refresh`; `None` if the answer omits it. Nodes answer in
-    /// request order, but leases are matched by name.
+    /// The lease granted for each item of `due_refresh`; `None` if the answer omits it. Nodes
+    /// answer in request order, but leases are matched by name.
     fn leases(
         &self,
         due_refresh: &DueRefresh,

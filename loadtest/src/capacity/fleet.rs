@@ -144,8 +144,8 @@ impl Fleet {
         Some(DueRefresh { client, due, items })
     }
 
-    /// Applies the answer at `answered` to `due_refresh`, sent at `sent`: a lease per item, `None` if
-    /// omitted.
+    /// Applies the answer at `answered` to `due_refresh`, sent at `sent`: a lease per item, `None`
+    /// if omitted.
     pub fn answered(
         &mut self,
         due_refresh: &DueRefresh,
@@ -177,17 +177,17 @@ impl Fleet {
         self.schedule_next(due_refresh, answered, interval);
     }
 
-    /// Records the failure at `over` of `due_refresh`, sent at `sent`. The client keeps its lease and asks
-    /// again after an interval.
-    pub fn failed(&mut self, due_refresh: &DueRefresh, sent: Duration, over: Duration) {
-        self.expire(over);
+    /// Records the failure at `ended` of `due_refresh`, sent at `sent`. The client keeps its lease
+    /// and asks again after an interval.
+    pub fn failed(&mut self, due_refresh: &DueRefresh, sent: Duration, ended: Duration) {
+        self.expire(ended);
         self.in_flight.remove(&(sent, due_refresh.client));
         let known = due_refresh.items.iter().filter_map(|item| item.has);
         let known = known.filter_map(|lease| u64::try_from(lease.refresh_s).ok()).min();
         let interval = self.config.refresh_every.or(known.map(Duration::from_secs));
         self.schedule_next(
             due_refresh,
-            over + FAILURE_BACKOFF,
+            ended + FAILURE_BACKOFF,
             interval.unwrap_or(self.config.spread),
         );
     }
@@ -208,7 +208,7 @@ impl Fleet {
 
     /// Ensures that `row` is checked for expiry at `at` or earlier.
     fn schedule_check(&mut self, at: Duration, row: usize) {
-        if self.check_times[row].is_none_or(|schedule_check| schedule_check > at) {
+        if self.check_times[row].is_none_or(|time| time > at) {
             self.check_times[row] = Some(at);
             self.expiries.push(Reverse((at, row)));
         }

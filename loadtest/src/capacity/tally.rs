@@ -77,8 +77,8 @@ impl Tally {
         }
     }
 
-    /// Counts an answer that arrived at `ended` to a request due at `due`. `granted` has the lease for
-    /// each requested resource; `None` if the answer omits it.
+    /// Counts an answer that arrived at `ended` to a request due at `due`. `granted` has the lease
+    /// for each requested resource; `None` if the answer omits it.
     pub fn answered(
         &mut self,
         due: Instant,

@@ -178,7 +178,7 @@ async fn read(
     let mut message = Bytes::new();
     while let Some(data) = body.data().await {
         let data = data.map_err(|error| code(&error))?;
-        // Fails only on a closed connection, which the next read reports.
+        // Cannot fail: exactly the received bytes are released.
         let _ = body.flow_control().release_capacity(data.len());
         message = match message.is_empty() {
             true => data,

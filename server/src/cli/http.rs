@@ -16,7 +16,7 @@ const MAX_RESPONSE: usize = 256 * 1024 * 1024;
 /// Flags of every command that uses HTTP.
 #[derive(clap::Args)]
 pub(super) struct Http {
-    /// The node's HTTP address; one that means every interface is received on loopback
+    /// The node's HTTP address; one that means every interface is asked on loopback
     #[arg(
         long,
         env = "TOLLGATE_HTTP_LISTEN",
@@ -104,7 +104,7 @@ impl Http {
     }
 }
 
-/// Connects to the first loopback_if_unspecified address of `HOST:PORT`; `timeout` is per address.
+/// Connects to the first reachable address of `HOST:PORT`; `timeout` is per address.
 pub(super) fn connect(host_port: &str, timeout: Duration) -> io::Result<TcpStream> {
     let mut last = invalid("the host has no address");
     for address in host_port.to_socket_addrs()? {

@@ -9,7 +9,7 @@ const MAX_CALENDAR_S: i64 = 253_402_300_799;
 /// Table cell for a missing value.
 pub(super) const EMPTY_CELL: &str = "-";
 
-/// Seconds since the Unix epoch, by the time_of_day of this machine.
+/// Seconds since the Unix epoch, by the clock of this machine.
 #[expect(clippy::disallowed_methods, reason = "a command is an edge")]
 pub(super) fn now_s() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

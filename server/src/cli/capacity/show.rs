@@ -31,7 +31,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// The fields of `/debug/status.json` that are escaped here.
+/// The fields of `/debug/status.json` that are shown here.
 #[derive(Deserialize)]
 struct NodeStatus {
     store: StoreStatus,
@@ -46,7 +46,7 @@ struct StoreStatus {
     up: bool,
 }
 
-/// A resource. Numbers that JSON cannot express (such as infinity) are absent and escaped as `-`.
+/// A resource. Numbers that JSON cannot express (such as infinity) are absent and shown as `-`.
 #[derive(Deserialize)]
 struct Resource {
     resource: String,
