@@ -40,7 +40,7 @@ pub fn watch(
     style: Style,
     granted: &str,
 ) {
-    let mut before = Totals::default();
+    let mut before = LiveTotals::default();
     let mut next = window.start + Duration::from_secs(1);
     loop {
         let pause = next.saturating_duration_since(Instant::now());
@@ -48,7 +48,7 @@ pub fn watch(
             break;
         }
         if style != Style::Silent {
-            let totals = Totals::now(lives);
+            let totals = LiveTotals::now(lives);
             print(style, &line(window, next, &totals, &before, granted));
             before = totals;
         }
@@ -68,13 +68,13 @@ fn print(style: Style, line: &str) {
 }
 
 #[derive(Debug, Default)]
-struct Totals {
+struct LiveTotals {
     decided: u64,
     granted: u64,
     failed: u64,
 }
 
-impl Totals {
+impl LiveTotals {
     fn now(lives: &[Arc<Live>]) -> Self {
         lives.iter().fold(Self::default(), |sum, live| Self {
             decided: sum.decided + live.decided.load(Ordering::Relaxed),
@@ -85,14 +85,20 @@ impl Totals {
 }
 
 /// Summary of the second that ended at `now`.
-fn line(window: Window, now: Instant, totals: &Totals, before: &Totals, word: &str) -> String {
+fn line(
+    window: Window,
+    now: Instant,
+    totals: &LiveTotals,
+    before: &LiveTotals,
+    label: &str,
+) -> String {
     let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
     let total = (window.end - window.start).as_secs_f64();
     let decided = totals.decided - before.decided;
     let mut line = format!("{:.0} s of {total:.0} s: {decided} requests/s", since(window.start));
     if decided > 0 {
         let granted = (totals.granted - before.granted) as f64 / decided as f64;
-        let _ = write!(line, ", {:.1} % {word}", granted * 100.0);
+        let _ = write!(line, ", {:.1} % {label}", granted * 100.0);
     }
     if totals.failed > 0 {
         let _ = write!(line, ", {} failed so far", totals.failed);
@@ -113,10 +119,10 @@ mod tests {
     fn line_covers_the_last_second() {
         let second = Duration::from_secs(1);
         let window = Window::new(Instant::now(), second, 9 * second);
-        let before = Totals { decided: 1000, granted: 1000, failed: 0 };
-        let totals = Totals { decided: 3000, granted: 1500, failed: 7 };
+        let before = LiveTotals { decided: 1000, granted: 1000, failed: 0 };
+        let totals = LiveTotals { decided: 3000, granted: 1500, failed: 7 };
         assert_eq!(
-            line(window, window.start + second, &before, &Totals::default(), "granted"),
+            line(window, window.start + second, &before, &LiveTotals::default(), "granted"),
             "1 s of 10 s: 1000 requests/s, 100.0 % granted (warming up)"
         );
         assert_eq!(

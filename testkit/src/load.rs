@@ -283,9 +283,9 @@ impl Canary {
         self.stop.store(true, Ordering::Relaxed);
         let mut total = Stalls::default();
         for thread in self.threads {
-            let thread = thread.join().unwrap();
-            total.worst = total.worst.max(thread.worst);
-            total.long.extend(thread.long);
+            let stalls = thread.join().unwrap();
+            total.worst = total.worst.max(stalls.worst);
+            total.long.extend(stalls.long);
         }
         total
     }

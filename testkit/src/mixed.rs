@@ -191,8 +191,8 @@ async fn caller(
     for count in 0.. {
         if let Manner::Bursts(length) = manner {
             let at = started.elapsed().as_nanos() % (2 * length.as_nanos());
-            if let Some(pause) = at.checked_sub(length.as_nanos()) {
-                tokio::time::sleep(length - Duration::from_nanos(pause as u64)).await;
+            if let Some(paused) = at.checked_sub(length.as_nanos()) {
+                tokio::time::sleep(length - Duration::from_nanos(paused as u64)).await;
             }
         }
         if started.elapsed() >= time {

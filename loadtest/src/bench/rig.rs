@@ -85,7 +85,7 @@ impl Rig {
             let name = resource(clients);
             let capacity = clients as f64 * MEAN_WANTS / 2.0;
             text += &format!(
-                "  - {{ identifier_glob: {name}, capacity: {capacity}, algorithm: {SHARING} }}\n"
+                "  - {{ identifier_glob: {name}, capacity: {capacity}, algorithm: {LEASE_ALGORITHM} }}\n"
             );
         }
         fs::write(&limits, text).map_err(Error::Io)?;

@@ -80,7 +80,7 @@ fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
     let number = shards.len();
     for (_, connection) in shards {
         let info: String = cmd("CLUSTER").arg("INFO").query(connection)?;
-        let has = |what: String| info.lines().any(|command_line| command_line.trim() == what);
+        let has = |what: String| info.lines().any(|line| line.trim() == what);
         if !has("cluster_state:ok".to_owned()) || !has(format!("cluster_size:{number}")) {
             return Ok(false);
         }
