@@ -71,8 +71,8 @@ impl Crowd {
         }
     }
 
-    /// Lease requests of the clients `who`.
-    pub fn asks(&self, who: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
+    /// Lease requests of some clients, by index.
+    pub fn asks(&self, clients: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
         let ask = |&at: &usize| {
             let lease_s = self.rules.lease_s + random.below(self.spread_s.max(1)) as i64;
             let wish = Wish {
@@ -83,19 +83,19 @@ impl Crowd {
             };
             LeaseAsk::new(&self.resource, Rules { lease_s, ..self.rules }, wish)
         };
-        who.iter().map(ask).collect()
+        clients.iter().map(ask).collect()
     }
 
-    /// Refreshes the leases of the clients `who`, 200 per call.
+    /// Refreshes the leases of some clients, by index, 200 per call.
     pub async fn refresh(
         &self,
         store: &impl LeaseStore,
-        who: &[usize],
+        clients: &[usize],
         random: &mut Random,
     ) -> Vec<Grant> {
-        let mut grants = Vec::with_capacity(who.len());
-        for some in who.chunks(200) {
-            let asks = self.asks(some, random);
+        let mut grants = Vec::with_capacity(clients.len());
+        for chunk in clients.chunks(200) {
+            let asks = self.asks(chunk, random);
             grants.extend(store.lease(&asks).await.into_iter().map(Result::unwrap));
         }
         grants

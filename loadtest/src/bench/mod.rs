@@ -2,7 +2,7 @@
 //! rounds, and reports medians and spreads.
 //!
 //! [`plan`] lists the measurements, [`rig`] owns the processes, which [`process`] starts and stops.
-//! [`measure`], [`leases`], [`h2load`] and [`scale`] measure. [`stats`] aggregates, [`goals`]
+//! [`mod@measure`], [`leases`], [`h2load`] and [`scale`] measure. [`stats`] aggregates, [`goals`]
 //! evaluates, [`report`] and [`plot`] present.
 
 use std::fs;
