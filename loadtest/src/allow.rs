@@ -1,4 +1,4 @@
-//! `tollgate-loadtest allow`: the arguments, and the run from dialling to the report.
+//! `tollgate-loadtest allow`: arguments, and a run from connecting to the report.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -16,18 +16,18 @@ use tollgate_server::files::read_secret;
 use tollgate_server::service::limits::LoadError;
 use tollgate_server::tls::{ClientFiles, Dialer};
 
-use crate::books::{Source, load_limits};
-use crate::driver::{Caller, Secure, Target};
+use crate::books::{LimitSource, load_limits};
+use crate::driver::{Caller, Credentials, Target};
 use crate::keys::{Keys, Pattern};
-use crate::load::{Ask, Worker, closed_loop, open_loop};
+use crate::load::{RequestSpec, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
 use crate::progress::{self, Style};
 use crate::report::Report;
 use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
 
-/// Histograms and clocks hold for much longer, but nobody means that.
-pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Longest accepted run; also keeps clock arithmetic within range.
+pub(crate) const MAX_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///
@@ -43,9 +43,9 @@ pub struct AllowArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
-    /// How to get in.
+    /// TLS and authentication.
     #[command(flatten)]
-    pub secure: SecureArgs,
+    pub credentials: CredentialArgs,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -136,49 +136,49 @@ pub(crate) fn positive(text: &str) -> Result<f64, String> {
     number.ok_or("expected a number above 0".to_owned())
 }
 
-/// Why a run didn't take place.
+/// Why a run failed to start or finish.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// Arguments that are fine each, but not together.
+    /// Invalid arguments, or an invalid combination of them.
     #[error("{0}")]
     Usage(String),
-    /// The limits file can't be used.
+    /// The limits file is unreadable or faulty.
     #[error(transparent)]
     Limits(#[from] LoadError),
-    /// No thread, or nothing for one to run on.
+    /// A thread or a runtime could not be started.
     #[error("can't start a thread: {0}")]
     Thread(#[from] std::io::Error),
-    /// No histogram.
+    /// The latency histogram could not be created.
     #[error("can't make a histogram: {0}")]
     Histogram(#[from] hdrhistogram::CreationError),
-    /// A simulation broke off.
+    /// A simulation failed.
     #[error(transparent)]
     Simulation(#[from] tree::Error),
-    /// A file can't be written.
+    /// A file could not be written.
     #[error("can't write {}: {error}", path.display())]
     Write {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         error: std::io::Error,
     },
-    /// A server can't listen.
+    /// A server could not bind its address.
     #[error("--listen: {0}")]
     Listen(std::io::Error),
-    /// A store can't be reached, or doesn't do what it should.
+    /// The store is unreachable or answered with an error.
     #[error("--store: {0}")]
     Store(#[from] redis::RedisError),
-    /// A server stopped serving.
+    /// A server failed while serving.
     #[error("can't go on serving: {0}")]
     Serve(#[from] tonic::transport::Error),
-    /// A thread ended in the middle of the run.
+    /// A sending thread panicked.
     #[error("a sending thread panicked")]
     Panicked,
 }
 
-/// How to get in where not everybody may.
+/// TLS and authentication flags.
 #[derive(Args, Clone, Debug)]
-pub struct SecureArgs {
+pub struct CredentialArgs {
     /// A file with the token to show to the nodes.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
@@ -193,9 +193,9 @@ pub struct SecureArgs {
     pub key_file: Option<PathBuf>,
 }
 
-impl SecureArgs {
-    /// What the files have.
-    pub(crate) fn read(&self) -> Result<Secure, RunError> {
+impl CredentialArgs {
+    /// Loads the files.
+    pub(crate) fn read(&self) -> Result<Credentials, RunError> {
         let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
         let own = self.cert_file.clone().zip(self.key_file.clone());
         let files = |ca| ClientFiles { ca, own, server_name: None };
@@ -208,7 +208,7 @@ impl SecureArgs {
                 Some(value.map_err(|_| wrong(&"--token-file: no token"))?)
             }
         };
-        Ok(Secure { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
+        Ok(Credentials { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
     }
 }
 
@@ -218,7 +218,7 @@ impl AllowArgs {
         let bounds = self.limits.is_some() || self.size.is_some();
         let wrong = if self.duration.is_zero() {
             "--duration must be above 0"
-        } else if self.duration.saturating_add(self.warmup) > LONGEST_RUN {
+        } else if self.duration.saturating_add(self.warmup) > MAX_RUN {
             "--duration and --warmup are more than 30 days together"
         } else if self.timeout.is_zero() {
             "--timeout must be above 0"
@@ -240,13 +240,13 @@ impl AllowArgs {
         Err(RunError::Usage(wrong.to_owned()))
     }
 
-    fn source(&self) -> Result<Option<Source>, LoadError> {
+    fn source(&self) -> Result<Option<LimitSource>, LoadError> {
         if let Some(path) = &self.limits {
-            return Ok(Some(Source::File(Box::new(load_limits(path)?))));
+            return Ok(Some(LimitSource::File(Box::new(load_limits(path)?))));
         }
         Ok(self.size.zip(self.fill_rate).map(|(size_tokens, fill_rate)| {
             let max_debt_ms = millis(self.max_debt);
-            Source::Same(BucketLimit {
+            LimitSource::Same(BucketLimit {
                 size_tokens,
                 fill_rate,
                 max_debt_ms,
@@ -255,10 +255,10 @@ impl AllowArgs {
         }))
     }
 
-    fn ask(&self) -> Ask {
+    fn request_spec(&self) -> RequestSpec {
         let max_wait_ms =
             self.max_wait.map(|wait| i64::try_from(wait.as_millis()).unwrap_or(i64::MAX));
-        Ask {
+        RequestSpec {
             namespace: self.namespace.clone(),
             keys: Keys::new(
                 self.keys,
@@ -275,32 +275,35 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `total` dealt out evenly: what number `index` of `parts` gets.
+/// Part `index` of `total` split as evenly as possible into `parts`.
 fn share(total: u64, index: u64, parts: u64) -> u64 {
     total / parts + u64::from(index < total % parts)
 }
 
-/// Runs the whole load and reports.
+/// Runs the load and reports.
 pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
     args.check()?;
     let source = args.source()?;
-    let (mut total, ()) = drive(args, |over, lives, window| {
-        progress::watch(over, lives, window, Style::choose(args.progress), "granted");
+    let (mut total, ()) = drive(args, |finished, lives, window| {
+        progress::watch(finished, lives, window, Style::choose(args.progress), "granted");
     })?;
-    let ask = args.ask();
-    total.ledger.settle(|key| format!("{}:{}", ask.namespace, ask.keys.name(key)));
+    let request_spec = args.request_spec();
+    total
+        .ledger
+        .resolve_names(|key| format!("{}:{}", request_spec.namespace, request_spec.keys.name(key)));
     Ok(Report::new(args, source.as_ref(), &total))
 }
 
-/// Runs the whole load. `watch` looks on meanwhile, until the other end of its receiver is gone.
+/// Runs the load. `watch` runs on the calling thread meanwhile; its receiver disconnects when the
+/// last sending thread ends.
 pub(crate) fn drive<W>(
     args: &AllowArgs,
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
-    let ask = Arc::new(args.ask());
-    let secure = args.secure.read()?;
-    // All that can fail, and the dialling, comes before the first request.
-    let mut dialled = Vec::new();
+    let request_spec = Arc::new(args.request_spec());
+    let credentials = args.credentials.read()?;
+    // Connects and does all other fallible work before the first request.
+    let mut connected = Vec::new();
     for thread in 0..args.threads {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
@@ -308,24 +311,25 @@ pub(crate) fn drive<W>(
             let mut callers = Vec::new();
             for number in (thread..args.connections).step_by(args.threads as usize) {
                 let target = &args.target[number as usize % args.target.len()];
-                callers.push(Caller::dial(&target.secured(&secure), args.timeout).await);
+                callers
+                    .push(Caller::dial(&target.with_credentials(&credentials), args.timeout).await);
             }
             callers
         });
-        dialled.push((runtime, pacer, callers));
+        connected.push((runtime, pacer, callers));
     }
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
     let mut lives = Vec::new();
     let mut parts = Vec::new();
-    for (thread, (runtime, pacer, callers)) in (0..).zip(dialled) {
+    for (thread, (runtime, pacer, callers)) in (0..).zip(connected) {
         let live = Arc::<Live>::default();
         lives.push(Arc::clone(&live));
-        let worker = Worker::new(Arc::clone(&ask), window, live, Tally::new(window)?);
-        parts.push(Part { thread, runtime, pacer, callers, worker });
+        let worker = Worker::new(Arc::clone(&request_spec), window, live, Tally::new(window)?);
+        parts.push(SenderThread { thread, runtime, pacer, callers, worker });
     }
     thread::scope(|scope| {
-        let (running, over) = mpsc::channel::<()>();
+        let (running, finished) = mpsc::channel::<()>();
         let mut threads = Vec::new();
         for part in parts {
             let running = running.clone();
@@ -336,7 +340,7 @@ pub(crate) fn drive<W>(
             })?);
         }
         drop(running);
-        let seen = watch(&over, &lives, window);
+        let watched = watch(&finished, &lives, window);
         let mut total: Option<Tally> = None;
         for thread in threads {
             let tally = thread.join().ok().flatten().ok_or(RunError::Panicked)?;
@@ -345,12 +349,12 @@ pub(crate) fn drive<W>(
                 None => total = Some(tally),
             }
         }
-        total.map(|total| (total, seen)).ok_or(RunError::Panicked)
+        total.map(|total| (total, watched)).ok_or(RunError::Panicked)
     })
 }
 
-/// What one thread works with.
-struct Part {
+/// State of one sending thread.
+struct SenderThread {
     thread: u64,
     runtime: Runtime,
     pacer: Option<Pacer>,
@@ -358,7 +362,7 @@ struct Part {
     worker: Worker,
 }
 
-impl Part {
+impl SenderThread {
     fn drive(self, args: &AllowArgs) -> Option<Tally> {
         let Self { thread, runtime, pacer, callers, worker } = self;
         let worker = Rc::new(worker);
@@ -384,14 +388,14 @@ impl Part {
                     for caller in 0..args.in_flight {
                         tasks.spawn_local(closed_loop(
                             Rc::clone(&worker),
-                            worker.asker(&at),
+                            worker.requester(&at),
                             draw(number * args.in_flight + caller),
                             args.honour_wait,
                         ));
                     }
                 }
             }
-            // Panics where a task did, instead of reporting half of a run.
+            // Propagates a panic of a task instead of reporting a partial run.
             tasks.join_all().await;
         });
         Rc::into_inner(worker).map(Worker::into_tally)

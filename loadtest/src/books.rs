@@ -1,8 +1,8 @@
-//! The books: what every bucket granted, held against what it may have granted.
+//! Ledger of the tokens that each bucket granted, and its audit against the limits.
 //!
-//! Over a span T a bucket grants at most `size + fill_rate * T` and its debt limit. T runs
-//! from just before the first request to just after the last answer, so every grant lies
-//! within it and a correct server can't be found at fault.
+//! Within a span T a bucket may grant at most `size + fill_rate * T` plus its debt limit. T runs
+//! from just before the first request to just after the last answer. Every grant lies within T, so
+//! the audit never reports a correct server.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -14,48 +14,47 @@ use tollgate_server::domain::bucket::BucketLimit;
 use tollgate_server::domain::bucket::Place;
 use tollgate_server::service::limits::{self, LoadError};
 
-/// How many violated buckets a report names.
-const NAMED_VIOLATIONS: usize = 10;
+/// Violating buckets listed in a report.
+const REPORTED_VIOLATIONS: usize = 10;
 
-/// The most keys that have a line by number: a million of them take 8 MB.
-const NUMBERED: u64 = 1 << 24;
+/// Most keys counted by number; 8 bytes each, 128 MiB at the limit.
+const MAX_NUMBERED_KEYS: u64 = 1 << 24;
 
-/// What each bucket granted, under the name of the bucket that decided: names that share a
-/// default bucket are booked together.
+/// Tokens granted per bucket that decided. Names that share a default bucket have one entry.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     granted: HashMap<Box<str>, u64>,
-    /// What buckets granted that are called what was asked for, by the number of the key: looking
-    /// up a name would cost more than anything else that is counted.
-    own: Vec<u64>,
+    /// Tokens by key number, for requests decided by the bucket of the requested name. A map lookup
+    /// by name would dominate the cost of counting.
+    by_number: Vec<u64>,
     degraded_grants: u64,
     degraded_tokens: u64,
 }
 
 impl Ledger {
-    /// Books `tokens` granted by the bucket that key number `key` of `keys` asks for; `false`: by
-    /// its name, please.
-    pub fn grant_own(&mut self, key: u64, keys: u64, tokens: u64) -> bool {
-        if keys > NUMBERED {
+    /// Adds `tokens` granted by the bucket of key number `key` out of `keys`. Returns false if
+    /// there are too many keys to count by number; use [`Ledger::grant`] then.
+    pub fn grant_by_number(&mut self, key: u64, keys: u64, tokens: u64) -> bool {
+        if keys > MAX_NUMBERED_KEYS {
             return false;
         }
-        if self.own.is_empty() {
-            self.own.resize(keys as usize, 0);
+        if self.by_number.is_empty() {
+            self.by_number.resize(keys as usize, 0);
         }
-        self.own[key as usize] += tokens;
+        self.by_number[key as usize] += tokens;
         true
     }
 
-    /// Puts names in the place of numbers.
-    pub fn settle(&mut self, name: impl Fn(u64) -> String) {
-        for (key, tokens) in (0..).zip(std::mem::take(&mut self.own)) {
+    /// Moves the counts by key number to the counts by bucket name.
+    pub fn resolve_names(&mut self, name: impl Fn(u64) -> String) {
+        for (key, tokens) in (0..).zip(std::mem::take(&mut self.by_number)) {
             if tokens > 0 {
                 self.grant(&name(key), tokens);
             }
         }
     }
 
-    /// Books `tokens` granted by `bucket`, as `namespace:bucket`.
+    /// Adds `tokens` granted by `bucket`, which is `namespace:bucket`.
     pub fn grant(&mut self, bucket: &str, tokens: u64) {
         if let Some(sum) = self.granted.get_mut(bucket) {
             *sum += tokens;
@@ -64,19 +63,19 @@ impl Ledger {
         }
     }
 
-    /// Books tokens granted without the shared store. Such a node knows only its own share,
-    /// so these are kept apart and no bound holds for them.
+    /// Adds tokens granted without the shared store. A degraded node sees only its own share, so
+    /// these are counted separately and not audited.
     pub fn grant_degraded(&mut self, tokens: u64) {
         self.degraded_grants += 1;
         self.degraded_tokens += tokens;
     }
 
-    /// Adds what another thread booked.
+    /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
-        if self.own.is_empty() {
-            self.own = other.own;
+        if self.by_number.is_empty() {
+            self.by_number = other.by_number;
         } else {
-            self.own.iter_mut().zip(other.own).for_each(|(sum, tokens)| *sum += tokens);
+            self.by_number.iter_mut().zip(other.by_number).for_each(|(sum, tokens)| *sum += tokens);
         }
         if self.granted.is_empty() {
             self.granted = other.granted;
@@ -90,17 +89,17 @@ impl Ledger {
     }
 }
 
-/// Where the buckets' limits are known from.
+/// Where the limits for the audit come from.
 #[derive(Clone, Debug)]
-pub enum Source {
-    /// The limits file that the nodes run with.
+pub enum LimitSource {
+    /// The limits file of the nodes.
     File(Box<Limits>),
-    /// One limit for every bucket.
+    /// The same limit for every bucket.
     Same(BucketLimit),
 }
 
-impl Source {
-    /// What `bucket`, as `namespace:bucket`, may grant; `None`: no bucket serves that name.
+impl LimitSource {
+    /// Allowance of `bucket` (`namespace:bucket`); `None` if no bucket serves that name.
     fn allowance(&self, bucket: &str) -> Option<Allowance> {
         match self {
             Self::Same(limit) => Some(Allowance::new(limit, false)),
@@ -114,13 +113,13 @@ impl Source {
     }
 }
 
-/// What one bucket may grant.
+/// Upper bounds for one bucket.
 #[derive(Clone, Copy, Debug)]
 struct Allowance {
     size_tokens: f64,
     fill_rate: f64,
     debt_tokens: f64,
-    /// A dynamic bucket that is removed after so long without use starts full again.
+    /// Idle time after which a dynamic bucket is removed and starts full again.
     renewed_after: Option<Duration>,
 }
 
@@ -134,9 +133,9 @@ impl Allowance {
         }
     }
 
-    /// The most tokens that it may grant within `span`.
+    /// Most tokens that it may grant within `span`.
     fn bound_tokens(&self, span: Duration) -> f64 {
-        // Each renewal takes `renewed_after` without a request, so there can't be more of them.
+        // Each renewal needs `renewed_after` without a request, which limits their number.
         let renewals = self
             .renewed_after
             .map_or(0.0, |idle| (span.as_secs_f64() / idle.as_secs_f64().max(0.001)).floor());
@@ -144,88 +143,88 @@ impl Allowance {
             + self.fill_rate * span.as_secs_f64()
     }
 
-    /// What it accrues within `span`, with what it held at the start.
+    /// Initial tokens plus those filled within `span`.
     fn accrual_tokens(&self, span: Duration) -> f64 {
         self.size_tokens + self.fill_rate * span.as_secs_f64()
     }
 }
 
-/// One bucket's line in the books.
+/// Audited grants of one bucket.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Line {
-    /// The bucket that decided, `namespace:bucket`.
+pub struct LedgerEntry {
+    /// The bucket that decided, as `namespace:bucket`.
     pub bucket: String,
-    /// Tokens granted by it.
+    /// Tokens that it granted.
     pub granted_tokens: u64,
-    /// The most that it may have granted; `None`: no bucket of the limits file serves it.
+    /// Most tokens that it may grant; `None` if no bucket of the limits file serves the name.
     pub bound_tokens: Option<f64>,
-    /// Granted ÷ bound; `None` where there is no bound.
+    /// Granted ÷ bound; `None` without a bound.
     pub granted_to_bound: Option<f64>,
 }
 
-/// Whether a hot bucket delivered what it accrued.
+/// Whether a hot bucket delivered the tokens that it accrued.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Saturation {
-    /// The least share of `size + fill_rate * T` that was to be delivered, where T ends with
-    /// the last request.
+    /// Least expected share of `size + fill_rate * T`, where T ends with the last request.
     pub expected: f64,
-    /// The share that was delivered.
+    /// Delivered share.
     pub delivered: f64,
-    /// Whether the bucket ever ran short: a request was refused with REJECTED_TIMEOUT or had
-    /// to wait. Without that the load was too light to tell.
+    /// Whether the bucket ever ran short (a REJECTED_TIMEOUT, or a grant with a wait). Otherwise
+    /// the load was too light to judge.
     pub saturated: bool,
-    /// Whether the bucket was saturated and delivered what was expected.
+    /// Whether the bucket was saturated and delivered the expected share.
     pub met: bool,
 }
 
-/// What came of holding the books against the limits.
+/// Result of the audit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Audit {
-    /// Whether limits were given to check against.
+    /// Whether there were limits to check against.
     pub checked: bool,
-    /// From just before the first request to just after the last answer, warm-up included.
+    /// Audited time span, in seconds: from just before the first request to just after the last
+    /// answer, with the warm-up.
     pub span_s: f64,
-    /// Buckets that granted anything.
+    /// Buckets that granted tokens.
     pub buckets: u64,
-    /// Tokens granted, warm-up included, degraded grants left out.
+    /// Tokens granted, with the warm-up, without degraded grants.
     pub granted_tokens: u64,
-    /// Grants made without the shared store: left out of the check.
+    /// Grants made without the shared store, which are not audited.
     pub degraded_grants: u64,
-    /// Tokens of those grants.
+    /// Tokens of the degraded grants.
     pub degraded_tokens: u64,
     /// Buckets that granted more than their bound.
     pub violations: u64,
-    /// The worst of them, at most 10.
-    pub violated: Vec<Line>,
-    /// The bucket with the highest share of its bound; `None` when nothing was checked.
-    pub most_loaded: Option<Line>,
-    /// `None` unless an expectation was given.
+    /// The worst violations, at most 10.
+    pub violated: Vec<LedgerEntry>,
+    /// Bucket with the highest share of its bound; `None` if nothing was checked.
+    pub most_loaded: Option<LedgerEntry>,
+    /// `None` unless a saturation was expected.
     pub saturation: Option<Saturation>,
 }
 
 impl Audit {
-    /// Whether no bucket broke its bound and every expectation was met.
+    /// Whether no bucket exceeded its bound and the expected saturation was met.
     pub fn passed(&self) -> bool {
         self.violations == 0 && self.saturation.as_ref().is_none_or(|saturation| saturation.met)
     }
 }
 
-/// What the audit of a run expects of its one hot bucket.
+/// Saturation expected of a single hot bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Expectation {
-    /// The least share of what accrued that is to be delivered.
+    /// Least share of the accrued tokens that must be delivered.
     pub share: f64,
-    /// From just before the first request to just before the last: what accrues later could
+    /// From just before the first request to just before the last one; tokens accrued later could
     /// not be delivered.
-    pub asking: Duration,
-    /// Whether any request found the bucket short.
+    pub request_span: Duration,
+    /// Whether any request found the bucket short of tokens.
     pub saturated: bool,
 }
 
-/// Holds `ledger`, kept over `span`, against the limits of `source`.
+/// Audits the grants of `ledger`, made within `span`, against the limits of `source`.
 pub fn audit(
     ledger: &Ledger,
-    source: Option<&Source>,
+    source: Option<&LimitSource>,
     span: Duration,
     expectation: Option<Expectation>,
 ) -> Audit {
@@ -243,18 +242,18 @@ pub fn audit(
     };
     let Some(source) = source else { return audit };
 
-    let mut most_loaded: Option<(f64, Line, Option<Allowance>)> = None;
+    let mut most_loaded: Option<(f64, LedgerEntry, Option<Allowance>)> = None;
     let mut violated = Vec::new();
     for (bucket, &granted_tokens) in &ledger.granted {
         let allowance = source.allowance(bucket);
         let bound_tokens = allowance.map(|allowance| allowance.bound_tokens(span));
-        // A bucket that doesn't exist may grant nothing: any grant is infinitely too much.
+        // A bucket that does not exist may grant nothing.
         let ratio = bound_tokens.map_or(f64::INFINITY, |bound| granted_tokens as f64 / bound);
         let leads = most_loaded.as_ref().is_none_or(|(most, ..)| ratio > *most);
         if !leads && ratio <= 1.0 {
             continue;
         }
-        let line = Line {
+        let entry = LedgerEntry {
             bucket: bucket.to_string(),
             granted_tokens,
             bound_tokens,
@@ -262,37 +261,37 @@ pub fn audit(
         };
         if ratio > 1.0 {
             audit.violations += 1;
-            violated.push((ratio, line.clone()));
-            // Cut back now and then, so that a server that fails everywhere costs no memory.
+            violated.push((ratio, entry.clone()));
+            // Truncated at intervals to bound memory if most buckets violate.
             if violated.len() >= 1000 {
                 keep_worst(&mut violated);
             }
         }
         if leads {
-            most_loaded = Some((ratio, line, allowance));
+            most_loaded = Some((ratio, entry, allowance));
         }
     }
     keep_worst(&mut violated);
-    audit.violated = violated.into_iter().map(|(_, line)| line).collect();
-    audit.saturation = expectation.map(|Expectation { share, asking, saturated }| {
+    audit.violated = violated.into_iter().map(|(_, entry)| entry).collect();
+    audit.saturation = expectation.map(|Expectation { share, request_span, saturated }| {
         let delivered = match &most_loaded {
-            Some((_, line, Some(allowance))) => {
-                line.granted_tokens as f64 / allowance.accrual_tokens(asking)
+            Some((_, entry, Some(allowance))) => {
+                entry.granted_tokens as f64 / allowance.accrual_tokens(request_span)
             }
             _ => 0.0,
         };
         let met = saturated && delivered >= share;
         Saturation { expected: share, delivered, saturated, met }
     });
-    audit.most_loaded = most_loaded.map(|(_, line, _)| line);
+    audit.most_loaded = most_loaded.map(|(_, entry, _)| entry);
     audit
 }
 
-fn keep_worst(violated: &mut Vec<(f64, Line)>) {
-    violated.sort_by(|(a, line_a), (b, line_b)| {
-        b.total_cmp(a).then_with(|| line_a.bucket.cmp(&line_b.bucket))
+fn keep_worst(violated: &mut Vec<(f64, LedgerEntry)>) {
+    violated.sort_by(|(a, entry_a), (b, entry_b)| {
+        b.total_cmp(a).then_with(|| entry_a.bucket.cmp(&entry_b.bucket))
     });
-    violated.truncate(NAMED_VIOLATIONS);
+    violated.truncate(REPORTED_VIOLATIONS);
 }
 
 /// Reads a limits file.

@@ -1,4 +1,4 @@
-//! Tests of the books.
+//! Tests of the ledger and its audit.
 
 use tollgate_server::config::model::{Bucket, FailurePolicy, Namespace, Others};
 
@@ -10,20 +10,20 @@ fn limit(size_tokens: u64, fill_rate: f64, max_debt_ms: u64) -> BucketLimit {
     BucketLimit { size_tokens, fill_rate, max_debt_ms, ..BucketLimit::default() }
 }
 
-/// Size 10, 5 a second, 1 s of debt: 10 + 5 * 2 + 5 = 25 within [`SPAN`].
-fn same() -> Source {
-    Source::Same(limit(10, 5.0, 1000))
+/// Size 10, 5 tokens/s, 1 s of debt: 10 + 5 * 2 + 5 = 25 tokens within [`SPAN`].
+fn same() -> LimitSource {
+    LimitSource::Same(limit(10, 5.0, 1000))
 }
 
-fn ledger(lines: &[(&str, u64)]) -> Ledger {
+fn ledger(entries: &[(&str, u64)]) -> Ledger {
     let mut ledger = Ledger::default();
-    for (bucket, tokens) in lines {
+    for (bucket, tokens) in entries {
         ledger.grant(bucket, *tokens);
     }
     ledger
 }
 
-fn file() -> Source {
+fn file() -> LimitSource {
     let bucket = |index, limit| Bucket::new(index, limit);
     let namespace = |buckets: Vec<(&str, Bucket)>, others| Namespace {
         buckets: buckets.into_iter().map(|(name, bucket)| (name.into(), bucket)).collect(),
@@ -47,7 +47,7 @@ fn file() -> Source {
     ];
     let namespaces =
         namespaces.into_iter().map(|(name, namespace)| (name.into(), namespace)).collect();
-    Source::File(Box::new(Limits { namespaces, bucket_count: 3, ..Limits::default() }))
+    LimitSource::File(Box::new(Limits { namespaces, bucket_count: 3, ..Limits::default() }))
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn the_ten_worst_of_many_violations_are_named() {
     }
     let audit = audit(&ledger, Some(&same()), SPAN, None);
     assert_eq!(audit.violations, 5000);
-    let named: Vec<_> = audit.violated.iter().map(|line| line.granted_tokens).collect();
+    let named: Vec<_> = audit.violated.iter().map(|entry| entry.granted_tokens).collect();
     assert_eq!(named, (5090..5100).rev().collect::<Vec<_>>());
 }
 
@@ -96,30 +96,34 @@ fn names_that_share_a_default_bucket_are_booked_together() {
 fn numbers_become_names_and_add_up() {
     let mut books = ledger(&[("n:b1", 5)]);
     let mut other = Ledger::default();
-    assert!(other.grant_own(1, 3, 7) && other.grant_own(2, 3, 8) && other.grant_own(2, 3, 1));
-    assert!(!other.grant_own(1, u64::MAX, 1), "too many for numbers");
+    assert!(
+        other.grant_by_number(1, 3, 7)
+            && other.grant_by_number(2, 3, 8)
+            && other.grant_by_number(2, 3, 1)
+    );
+    assert!(!other.grant_by_number(1, u64::MAX, 1), "too many for numbers");
     books.merge(other.clone());
     books.merge(other);
-    books.settle(|key| format!("n:b{key}"));
+    books.resolve_names(|key| format!("n:b{key}"));
     let audit = audit(&books, Some(&same()), SPAN, None);
     assert_eq!((audit.buckets, audit.granted_tokens), (2, 5 + 14 + 18));
-    assert_eq!(audit.most_loaded.map(|line| line.bucket), Some("n:b1".to_owned()));
+    assert_eq!(audit.most_loaded.map(|entry| entry.bucket), Some("n:b1".to_owned()));
 }
 
 #[test]
 fn a_dynamic_bucket_may_be_full_again_after_each_idle_time() {
-    // 4 at first, 4 more after each of two idle seconds, and 1 a second.
+    // 4 at first, 4 more after each of two idle seconds, and 1 token/s.
     let books = ledger(&[("dynamic:user", 14)]);
     assert!(audit(&books, Some(&file()), SPAN, None).passed());
     let books = ledger(&[("dynamic:user", 15)]);
     assert!(!audit(&books, Some(&file()), SPAN, None).passed());
-    // Within less than the idle time there is no second filling.
+    // A span below the idle time allows no renewal.
     let books = ledger(&[("dynamic:user", 5)]);
     assert!(!audit(&books, Some(&file()), Duration::from_millis(900), None).passed());
 }
 
 #[test]
-fn a_grant_by_no_bucket_of_the_file_is_a_violation() {
+fn grant_by_unknown_bucket_is_a_violation() {
     let audit = audit(&ledger(&[("bare:x", 1), ("shared:y", 1)]), Some(&file()), SPAN, None);
     assert_eq!(audit.violations, 1);
     assert_eq!(audit.violated[0].bucket, "bare:x");
@@ -148,9 +152,9 @@ fn without_limits_nothing_is_checked() {
 
 #[test]
 fn a_saturated_bucket_must_deliver_what_it_accrues() {
-    // 10 + 5 * 2 = 20 accrue.
+    // 10 + 5 * 2 = 20 tokens accrue.
     let run = |granted, saturated| {
-        let expectation = Some(Expectation { share: 0.99, asking: SPAN, saturated });
+        let expectation = Some(Expectation { share: 0.99, request_span: SPAN, saturated });
         audit(&ledger(&[("n:a", granted)]), Some(&same()), SPAN, expectation)
     };
     assert!(run(20, true).passed());
@@ -160,7 +164,7 @@ fn a_saturated_bucket_must_deliver_what_it_accrues() {
     assert_eq!(short.saturation.map(|saturation| saturation.delivered), Some(0.95));
     // A load that never found the bucket short proves nothing.
     assert!(!run(20, false).passed());
-    let expectation = Some(Expectation { share: 0.99, asking: SPAN, saturated: true });
+    let expectation = Some(Expectation { share: 0.99, request_span: SPAN, saturated: true });
     assert!(!audit(&Ledger::default(), Some(&same()), SPAN, expectation).passed());
 }
 

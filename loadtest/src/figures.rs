@@ -1,4 +1,4 @@
-//! Figures that every report has: latencies, counts by name, times for people.
+//! Figures that all reports share: latency percentiles, counts by name, formatted times.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,34 +6,34 @@ use std::fmt;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// Latencies in microseconds; null when there were none.
+/// Latencies in microseconds; null without samples.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// How many latencies there are.
+    /// Number of samples.
     pub samples: u64,
-    /// Their mean.
+    /// Mean.
     pub mean_us: Option<f64>,
-    /// Half of them are at most this.
+    /// Median.
     pub p50_us: Option<f64>,
-    /// 90 % of them are at most this.
+    /// 90th percentile.
     pub p90_us: Option<f64>,
-    /// 99 % of them are at most this.
+    /// 99th percentile.
     pub p99_us: Option<f64>,
-    /// 99.9 % of them are at most this.
+    /// 99.9th percentile.
     pub p99_9_us: Option<f64>,
-    /// 99.99 % of them are at most this.
+    /// 99.99th percentile.
     pub p99_99_us: Option<f64>,
-    /// The longest.
+    /// Maximum.
     pub max_us: Option<f64>,
 }
 
 impl Latency {
-    /// What `histogram`, of latencies in ns, comes to.
+    /// Percentiles of `histogram`, which holds latencies in ns.
     pub fn of(histogram: &Histogram<u64>) -> Self {
         if histogram.is_empty() {
             return Self::default();
         }
-        // To three significant digits, as the histogram keeps them; 0.1 µs is plenty.
+        // The histogram keeps three significant digits; round to 0.1 µs.
         let us = |ns: f64| Some((ns / 100.0).round() / 10.0);
         let at = |quantile| us(histogram.value_at_quantile(quantile) as f64);
         Self {
@@ -54,33 +54,34 @@ impl fmt::Display for Latency {
         write!(
             f,
             "p50 {}  p90 {}  p99 {}  p99.9 {}  p99.99 {}  max {}",
-            time(self.p50_us),
-            time(self.p90_us),
-            time(self.p99_us),
-            time(self.p99_9_us),
-            time(self.p99_99_us),
-            time(self.max_us)
+            time_text(self.p50_us),
+            time_text(self.p90_us),
+            time_text(self.p99_us),
+            time_text(self.p99_9_us),
+            time_text(self.p99_99_us),
+            time_text(self.max_us)
         )
     }
 }
 
-/// The counts above 0, each under its name.
-pub fn occurring(
+/// The counts above 0, by name.
+pub fn nonzero(
     counts: &[u64],
     name: impl Fn(usize) -> &'static str,
 ) -> BTreeMap<&'static str, u64> {
-    let occurring = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-    occurring.map(|(index, count)| (name(index), *count)).collect()
+    let nonzero = counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    nonzero.map(|(index, count)| (name(index), *count)).collect()
 }
 
-/// Counts as text in brackets; nothing where there are none.
-pub fn each(counts: &BTreeMap<&'static str, u64>) -> String {
-    let each: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
-    if each.is_empty() { String::new() } else { format!(" ({})", each.join(", ")) }
+/// Counts as text in brackets; empty without counts.
+pub fn bracketed(counts: &BTreeMap<&'static str, u64>) -> String {
+    let bracketed: Vec<String> =
+        counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
+    if bracketed.is_empty() { String::new() } else { format!(" ({})", bracketed.join(", ")) }
 }
 
-/// A time as text; - where there is none.
-pub fn time(us: Option<f64>) -> String {
+/// Formats a time with a unit; `-` for `None`.
+pub fn time_text(us: Option<f64>) -> String {
     match us {
         None => "-".to_owned(),
         Some(us) if us < 1000.0 => format!("{us:.0} µs"),

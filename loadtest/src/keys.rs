@@ -1,5 +1,5 @@
-//! Which bucket each request asks: one hot bucket, or many under a uniform or Zipf
-//! distribution. Drawing one costs the same however many there are.
+//! Selects the bucket of each request: one hot bucket, or many under a uniform or Zipf
+//! distribution. A draw takes constant time in the number of buckets.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,21 +8,21 @@ use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_distr::{Distribution as _, Zipf};
 
-/// The most keys: above this a 64-bit float, which Zipf is drawn in, skips numbers.
+/// Most keys: Zipf samples are `f64`, which represents integers exactly only up to 2^53.
 const MAX_KEYS: u64 = 1 << 53;
 
-/// How requests spread over buckets.
+/// Distribution of requests over buckets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Pattern {
-    /// Every request asks the same bucket.
+    /// Every request uses the same bucket.
     Hot,
-    /// Each of so many buckets is as likely as any other.
+    /// All of this many buckets are equally likely.
     Uniform(u64),
-    /// Zipf's law: of `keys` buckets, the one of rank r is asked in proportion to `1 / r^exponent`.
+    /// Zipf's law: the bucket of rank r is drawn with probability proportional to `1 / r^exponent`.
     Zipf {
-        /// How many buckets.
+        /// Number of buckets.
         keys: u64,
-        /// How steep: 0 is uniform, 1 the usual law.
+        /// Skew: 0 is uniform, 1 the classic law.
         exponent: f64,
     },
 }
@@ -68,7 +68,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The names that a pattern draws from.
+/// Names of the buckets of a pattern.
 #[derive(Clone, Debug)]
 pub struct Keys {
     pattern: Pattern,
@@ -77,8 +77,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Names for `pattern`: a hot bucket is called `bucket`, many are called `prefix` and
-    /// their number, padded with zeros to one length. Of Zipf's, number 0 is the most asked.
+    /// A hot bucket is named `bucket`; several are named `prefix` and their number, padded with
+    /// zeros to equal length. Under Zipf, number 0 is the most frequent.
     pub fn new(pattern: Pattern, bucket: &str, prefix: &str) -> Self {
         let (stem, last) = match pattern {
             Pattern::Hot => (bucket, 0),
@@ -87,26 +87,27 @@ impl Keys {
         Self { pattern, stem: stem.to_owned(), digits: last.to_string().len() }
     }
 
-    /// The pattern that these names are drawn by.
+    /// The distribution.
     pub fn pattern(&self) -> Pattern {
         self.pattern
     }
 
-    /// The name of key `number`.
+    /// Name of key `number`.
     pub fn name(&self, number: u64) -> String {
         let mut name = String::new();
         self.write(number, &mut name);
         name
     }
 
-    /// The same, in the place of what is in `name`.
+    /// Replaces the content of `name` by the name of key `number`.
     pub fn write(&self, number: u64, name: &mut String) {
         name.clear();
         name.push_str(&self.stem);
         if self.pattern == Pattern::Hot {
             return;
         }
-        // By hand: formatting would cost as much as half of the rest of a request's own work.
+        // Hand-written: `format!` would cost half as much as the rest of a request on the client
+        // side.
         let (mut digits, mut at, mut rest) = ([b'0'; 20], 20, number);
         while rest > 0 {
             at -= 1;
@@ -117,7 +118,7 @@ impl Keys {
         name.extend(digits[first..].iter().map(|digit| char::from(*digit)));
     }
 
-    /// How many there are.
+    /// Number of keys.
     pub fn count(&self) -> u64 {
         match self.pattern {
             Pattern::Hot => 1,
@@ -125,21 +126,20 @@ impl Keys {
         }
     }
 
-    /// A stream of key numbers; the same `seed` and `stream` give the same one.
+    /// A stream of key numbers, determined by `seed` and `stream`.
     pub fn draw(&self, seed: u64, stream: u64) -> Draw {
-        let from = match self.pattern {
-            Pattern::Hot => From::One,
-            Pattern::Uniform(keys) => From::Range(keys),
-            // Zipf::new refuses only what parsing has refused already; one key needs no draw.
-            Pattern::Zipf { keys, exponent } => {
-                Zipf::new(keys as f64, exponent).map_or(From::One, |zipf| From::Zipf(zipf, keys))
-            }
+        let sampler = match self.pattern {
+            Pattern::Hot => Sampler::One,
+            Pattern::Uniform(keys) => Sampler::Range(keys),
+            // Parsing has already validated the arguments of `Zipf::new`.
+            Pattern::Zipf { keys, exponent } => Zipf::new(keys as f64, exponent)
+                .map_or(Sampler::One, |zipf| Sampler::Zipf(zipf, keys)),
         };
-        Draw { from, rng: rng(seed, stream) }
+        Draw { sampler, rng: rng(seed, stream) }
     }
 }
 
-/// A generator for one of several independent streams of the same seed.
+/// A random generator for one of several independent streams of a seed.
 pub(crate) fn rng(seed: u64, stream: u64) -> SmallRng {
     SmallRng::seed_from_u64(seed.wrapping_add(stream.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
 }
@@ -147,25 +147,25 @@ pub(crate) fn rng(seed: u64, stream: u64) -> SmallRng {
 /// An endless stream of key numbers.
 #[derive(Clone, Debug)]
 pub struct Draw {
-    from: From,
+    sampler: Sampler,
     rng: SmallRng,
 }
 
 #[derive(Clone, Debug)]
-enum From {
+enum Sampler {
     One,
     Range(u64),
     Zipf(Zipf<f64>, u64),
 }
 
 impl Draw {
-    /// The next key's number.
+    /// Draws the next key number.
     pub fn key(&mut self) -> u64 {
-        match &self.from {
-            From::One => 0,
-            From::Range(keys) => self.rng.random_range(0..*keys),
-            // Ranks count from 1.
-            From::Zipf(zipf, keys) => (zipf.sample(&mut self.rng) as u64).clamp(1, *keys) - 1,
+        match &self.sampler {
+            Sampler::One => 0,
+            Sampler::Range(keys) => self.rng.random_range(0..*keys),
+            // Zipf ranks start at 1.
+            Sampler::Zipf(zipf, keys) => (zipf.sample(&mut self.rng) as u64).clamp(1, *keys) - 1,
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Load for tollgate, and a check of its books.
+//! Load generator and benchmarks for tollgate, with an audit of what was granted.
 //!
-//! [`allow`] reads the arguments and runs; [`load`] has the two loops that send, [`driver`]
-//! the transport under them, [`keys`] and [`pace`] what is asked and when; [`tally`] counts,
-//! [`books`] holds grants against limits, and [`report`] tells. [`capacity`] does the same for
-//! leases, and [`scenario`] simulates leases without a network. [`floor`] serves what
-//! nodes are compared with, and [`mod@bench`] compares. They share [`figures`], [`walk`] and
-//! [`series`].
+//! [`allow`] parses arguments and runs token load. [`load`] has the closed and the open loop,
+//! [`driver`] the transport, [`keys`] the bucket names and [`pace`] the send times. [`tally`]
+//! counts, [`books`] audits grants against limits, [`report`] formats the result. [`capacity`] does
+//! all that for leases, and [`scenario`] simulates leases without a network. [`floor`] serves the
+//! baselines that nodes are compared with, and [`mod@bench`] runs the comparison. They share
+//! [`figures`], [`walk`] and [`series`].
 
 pub mod allow;
 pub mod bench;

@@ -1,5 +1,5 @@
-//! The two ways to drive load, each on one thread: a closed loop, whose callers ask again
-//! once they are answered, and an open loop, which asks on a schedule whatever comes back.
+//! The two load loops, each on one thread. In the closed loop every caller sends its next request
+//! after an answer; the open loop sends on a schedule, whatever the answers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,31 +16,31 @@ use crate::keys::{Draw, Keys};
 use crate::pace::{Pacer, Schedule};
 use crate::tally::{Live, Tally, Window};
 
-/// How long a caller rests after a failure, so that a dead target isn't asked in a busy loop.
-const REST_AFTER_FAILURE: Duration = Duration::from_millis(10);
+/// Pause of a caller after a failure, so that a dead target does not cause a busy loop.
+const FAILURE_BACKOFF: Duration = Duration::from_millis(10);
 
-/// How long after the end an open loop still sends what was due before it and has a slot: this
-/// thread may have woken late, which is no reason to spare the target a request.
-const LATE_WAKING: Duration = Duration::from_millis(100);
+/// How long after the end the open loop still sends requests that were due before it and have a
+/// slot. The thread may have woken late, which must not spare the target a request.
+const LATE_WAKE_GRACE: Duration = Duration::from_millis(100);
 
-/// How many overdue requests are sent before answers get their turn.
-const SENDS_BETWEEN_ANSWERS: u32 = 16;
+/// Overdue requests sent before the loop yields, so that answers are processed.
+const SENDS_PER_YIELD: u32 = 16;
 
 /// What every request asks for.
 #[derive(Clone, Debug)]
-pub struct Ask {
-    /// The namespace.
+pub struct RequestSpec {
+    /// Namespace.
     pub namespace: String,
-    /// The buckets.
+    /// Bucket names.
     pub keys: Keys,
-    /// Tokens of each request.
+    /// Tokens per request.
     pub tokens: i64,
-    /// The longest wait to accept, where that is not left to the bucket.
+    /// Longest accepted wait, in ms; `None` leaves it to the bucket.
     pub max_wait_ms: Option<i64>,
 }
 
-impl Ask {
-    /// What every request has, but for the bucket's name.
+impl RequestSpec {
+    /// The request without its bucket name.
     fn request(&self) -> AllowRequest {
         AllowRequest {
             namespace: self.namespace.clone(),
@@ -52,68 +52,74 @@ impl Ask {
     }
 }
 
-/// One who asks, and what they ask, made once.
+/// A caller with its reusable request.
 #[derive(Debug)]
-pub struct Asker {
+pub struct Requester {
     caller: Caller,
     request: AllowRequest,
 }
 
-/// What came of one request, and when: for how long a grant is to wait and when a refusal is to
-/// ask again, in ms.
-type Over = (Instant, Result<i64, Failure>);
+/// Time of an answer, and either the wait in ms (until use of a grant, or until the retry of a
+/// refusal) or the failure.
+type Completion = (Instant, Result<i64, Failure>);
 
-/// One thread's books and what it needs to ask; shared by its tasks, never by threads.
+/// Counters and configuration of one thread, shared by its tasks.
 #[derive(Debug)]
 pub struct Worker {
-    ask: Arc<Ask>,
+    spec: Arc<RequestSpec>,
     window: Window,
     live: Arc<Live>,
     tally: RefCell<Tally>,
 }
 
 impl Worker {
-    /// A worker that counts into `tally` and shows its progress in `live`.
-    pub fn new(ask: Arc<Ask>, window: Window, live: Arc<Live>, tally: Tally) -> Self {
-        Self { ask, window, live, tally: RefCell::new(tally) }
+    /// Counts into `tally`, and into `live` for the progress line.
+    pub fn new(spec: Arc<RequestSpec>, window: Window, live: Arc<Live>, tally: Tally) -> Self {
+        Self { spec, window, live, tally: RefCell::new(tally) }
     }
 
-    /// The names asked for.
+    /// Bucket names.
     pub fn keys(&self) -> &Keys {
-        &self.ask.keys
+        &self.spec.keys
     }
 
-    /// What was counted, once every task is done.
+    /// The final counts, after all tasks have ended.
     pub fn into_tally(self) -> Tally {
         self.tally.into_inner()
     }
 
-    /// Someone who asks over the connection of `caller`.
-    pub fn asker(&self, caller: &Caller) -> Asker {
-        Asker { caller: caller.another(), request: self.ask.request() }
+    /// A requester on the connection of `caller`.
+    pub fn requester(&self, caller: &Caller) -> Requester {
+        Requester { caller: caller.sibling(), request: self.spec.request() }
     }
 
-    /// Asks once, now, and counts what comes of it as the answer to a request due at `due`.
-    async fn ask(&self, asker: &mut Asker, due: Instant, sent: Instant, key: u64) -> Over {
-        let (keys, Asker { caller, request }) = (&self.ask.keys, asker);
+    /// Sends one request, which was due at `due`, and counts its outcome.
+    async fn send_request(
+        &self,
+        requester: &mut Requester,
+        due: Instant,
+        sent: Instant,
+        key: u64,
+    ) -> Completion {
+        let (keys, Requester { caller, request }) = (&self.spec.keys, requester);
         self.tally.borrow_mut().sent(due, sent);
         keys.write(key, &mut request.bucket_name);
         let answer = caller.allow(request, sent).await;
-        let over = Instant::now();
+        let ended = Instant::now();
         let mut tally = self.tally.borrow_mut();
         let wait = match answer {
             Ok(answer) => {
                 self.live.decided(answer.status == Status::Ok as i32);
-                tally.decided(due, over, answer, request, (key, keys.count()));
+                tally.decided(due, ended, answer, request, (key, keys.count()));
                 Ok(answer.wait_millis.max(answer.retry_after_millis))
             }
             Err(failure) => {
                 self.live.failed();
-                tally.failed(due, over, failure);
+                tally.failed(due, ended, failure);
                 Err(failure)
             }
         };
-        (over, wait)
+        (ended, wait)
     }
 
     fn shed(&self, due: Instant) {
@@ -122,30 +128,35 @@ impl Worker {
     }
 }
 
-/// A caller that asks, waits for the answer, and asks again until the time is over. With
-/// `honour_wait` it also sleeps for as long as the answer says.
-pub async fn closed_loop(worker: Rc<Worker>, mut asker: Asker, mut draw: Draw, honour_wait: bool) {
+/// Sends one request after another until the window ends. With `honour_wait` it also sleeps for the
+/// wait of each answer.
+pub async fn closed_loop(
+    worker: Rc<Worker>,
+    mut requester: Requester,
+    mut draw: Draw,
+    honour_wait: bool,
+) {
     let end = worker.window.end;
     let mut now = Instant::now();
     while now < end {
-        let (over, wait) = worker.ask(&mut asker, now, now, draw.key()).await;
-        now = over;
-        let rest = match wait {
+        let (ended, wait) = worker.send_request(&mut requester, now, now, draw.key()).await;
+        now = ended;
+        let pause = match wait {
             Ok(ms) if honour_wait => Duration::from_millis(u64::try_from(ms).unwrap_or(0)),
             Ok(_) => Duration::ZERO,
-            Err(_) => REST_AFTER_FAILURE,
+            Err(_) => FAILURE_BACKOFF,
         };
-        if !rest.is_zero() {
-            let until = now.checked_add(rest).map_or(end, |until| until.min(end));
+        if !pause.is_zero() {
+            let until = now.checked_add(pause).map_or(end, |until| until.min(end));
             tokio::time::sleep_until(until.into()).await;
             now = Instant::now();
         }
     }
 }
 
-/// Sends at the times of `schedule`, over `connections` in turn, with at most
-/// `max_outstanding` requests unanswered. Every latency counts from the intended time, so
-/// that a stall shows in all the requests that it held up and not only in those under way.
+/// Sends at the times of `schedule`, round-robin over `callers`, with at most `max_outstanding`
+/// requests in flight. Latency counts from the scheduled time, so a stall shows in every request
+/// that it delayed, not only in those in flight.
 pub async fn open_loop(
     worker: Rc<Worker>,
     callers: Vec<Caller>,
@@ -156,10 +167,10 @@ pub async fn open_loop(
 ) {
     let Window { start, end, .. } = worker.window;
     let slots = Arc::new(Semaphore::new(max_outstanding));
-    let mut under_way = JoinSet::new();
-    // Those of each connection who have been answered, and so can ask again.
+    let mut in_flight = JoinSet::new();
+    // Idle requesters of each connection, for reuse.
     let idle: Rc<Vec<_>> = Rc::new(callers.iter().map(|_| RefCell::new(Vec::new())).collect());
-    let mut turns = callers.iter().enumerate().cycle();
+    let mut rotation = callers.iter().enumerate().cycle();
     let mut overdue_sends = 0;
     for due in schedule.map(|at| start + at).take_while(|due| *due < end) {
         let key = draw.key();
@@ -168,7 +179,7 @@ pub async fn open_loop(
             pacer.until(due).await;
         } else {
             overdue_sends += 1;
-            if overdue_sends % SENDS_BETWEEN_ANSWERS == 0 {
+            if overdue_sends % SENDS_PER_YIELD == 0 {
                 task::yield_now().await;
             }
         }
@@ -180,21 +191,21 @@ pub async fn open_loop(
             }
         };
         let now = Instant::now();
-        let (Some(slot), Some((turn, caller))) =
-            (slot.filter(|_| now < end + LATE_WAKING), turns.next())
+        let (Some(slot), Some((index, caller))) =
+            (slot.filter(|_| now < end + LATE_WAKE_GRACE), rotation.next())
         else {
             worker.shed(due);
             continue;
         };
-        let asker = idle[turn].borrow_mut().pop();
-        let mut asker = asker.unwrap_or_else(|| worker.asker(caller));
+        let requester = idle[index].borrow_mut().pop();
+        let mut requester = requester.unwrap_or_else(|| worker.requester(caller));
         let (worker, idle) = (Rc::clone(&worker), Rc::clone(&idle));
-        under_way.spawn_local(async move {
-            let _ = worker.ask(&mut asker, due, now, key).await;
-            idle[turn].borrow_mut().push(asker);
+        in_flight.spawn_local(async move {
+            let _ = worker.send_request(&mut requester, due, now, key).await;
+            idle[index].borrow_mut().push(requester);
             drop(slot);
         });
-        while under_way.try_join_next().is_some() {}
+        while in_flight.try_join_next().is_some() {}
     }
-    under_way.join_all().await;
+    in_flight.join_all().await;
 }

@@ -64,14 +64,14 @@ fn print(report: &(impl Display + Serialize), json: bool, code: u8) -> ExitCode 
         true => serde_json::to_string(report).map(|json| json + "\n"),
         false => Ok(report.to_string()),
     };
-    // A reader that is gone (as with `| head`) is no failure of the run.
+    // A closed pipe (as with `| head`) does not fail the run.
     match text.map(|text| std::io::stdout().write_all(text.as_bytes())) {
         Ok(_) => ExitCode::from(code),
         Err(error) => complain(&error),
     }
 }
 
-/// Says why the run of `command` didn't take place.
+/// Reports why `command` failed; usage errors in clap's format.
 fn fail(command: &str, error: RunError) -> ExitCode {
     let RunError::Usage(message) = error else { return complain(&error) };
     let mut cli = Cli::command();
@@ -81,7 +81,7 @@ fn fail(command: &str, error: RunError) -> ExitCode {
 }
 
 fn complain(error: &dyn std::error::Error) -> ExitCode {
-    // The exit code tells as well where stderr is gone.
+    // Without stderr the exit code still tells.
     let _ = writeln!(std::io::stderr(), "error: {error}");
     ExitCode::from(2)
 }

@@ -1,4 +1,4 @@
-//! When an open loop sends: a schedule fixed beforehand, and a clock fine enough to keep it.
+//! Send times of an open loop: a schedule fixed in advance, and a timer precise enough for it.
 
 use std::cell::Cell;
 use std::sync::{Arc, mpsc};
@@ -11,17 +11,17 @@ use tokio::sync::Notify;
 
 use crate::keys;
 
-/// How an open loop's requests follow one another.
+/// Arrival process of an open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Arrivals {
-    /// At equal distances.
+    /// At equal intervals.
     Uniform,
-    /// Independently of each other, as many separate callers would.
+    /// Independent arrivals, as from many separate callers.
     Poisson,
 }
 
 impl Arrivals {
-    /// The name used on the command line and in reports.
+    /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Uniform => "uniform",
@@ -30,8 +30,8 @@ impl Arrivals {
     }
 }
 
-/// One thread's part of the intended send times, counted from the start. It doesn't depend
-/// on how fast the answers come, so a slow server can't make the load lighter.
+/// Scheduled send times of one thread, relative to the start. They do not depend on answers, so a
+/// slow server cannot lighten the load.
 #[derive(Clone, Debug)]
 pub struct Schedule {
     gaps: Gaps,
@@ -39,22 +39,22 @@ pub struct Schedule {
 
 #[derive(Clone, Debug)]
 enum Gaps {
-    // The n-th request of the thread, times the distance. Multiplied, not added up, so that
-    // rounding never gathers.
+    // Request number `next` is due at `next * step_s`. A product instead of a sum, so that rounding
+    // errors do not accumulate.
     Even { next: f64, step_s: f64 },
     Random { at_s: f64, gap: Exp<f64>, rng: SmallRng },
     Never,
 }
 
 impl Schedule {
-    /// Thread `thread`'s part of `rate` requests a second over all `threads`.
+    /// Part of thread number `thread`, out of `threads` that send `rate` requests/s together.
     pub fn new(rate: f64, arrivals: Arrivals, thread: u64, threads: u64, seed: u64) -> Self {
         let own_rate = rate / threads as f64;
         let gaps = match arrivals {
             Arrivals::Uniform => {
                 Gaps::Even { next: thread as f64 / threads as f64, step_s: 1.0 / own_rate }
             }
-            // Poisson streams that run side by side add up to one at the sum of their rates.
+            // Parallel Poisson processes add up to one with the sum of their rates.
             Arrivals::Poisson => Exp::new(own_rate).map_or(Gaps::Never, |gap| Gaps::Random {
                 at_s: 0.0,
                 gap,
@@ -85,49 +85,49 @@ impl Iterator for Schedule {
     }
 }
 
-/// Sleeps to within some 50 µs. Tokio's own timer has whole milliseconds, which would count
-/// as latency; here a thread of its own sleeps, and wakes the task.
+/// A timer with a precision of some 50 µs. Tokio's timer counts whole milliseconds, which would
+/// show as latency, so a separate thread sleeps and wakes the task.
 #[derive(Debug)]
 pub struct Pacer {
-    alarms: mpsc::Sender<Instant>,
+    deadlines: mpsc::Sender<Instant>,
     set: Cell<Option<Instant>>,
     woken: Arc<Notify>,
 }
 
 impl Pacer {
-    /// Starts the thread that sleeps; it ends with this value.
+    /// Starts the timer thread, which ends when this value is dropped.
     pub fn start() -> std::io::Result<Self> {
-        let (alarms, requested) = mpsc::channel::<Instant>();
+        let (deadlines, requested) = mpsc::channel::<Instant>();
         let woken = Arc::new(Notify::new());
         let wake = Arc::clone(&woken);
         thread::Builder::new().name("pacer".to_owned()).spawn(move || {
-            while let Ok(mut alarm) = requested.recv() {
-                // A new alarm takes the place of one that is still ahead.
+            while let Ok(mut deadline) = requested.recv() {
+                // A new deadline replaces the pending one.
                 loop {
-                    let pause = alarm.saturating_duration_since(Instant::now());
+                    let pause = deadline.saturating_duration_since(Instant::now());
                     match requested.recv_timeout(pause) {
-                        Ok(instead) => alarm = instead,
+                        Ok(instead) => deadline = instead,
                         Err(_) => break,
                     }
                 }
                 wake.notify_one();
             }
         })?;
-        Ok(Self { alarms, set: Cell::new(None), woken })
+        Ok(Self { deadlines, set: Cell::new(None), woken })
     }
 
-    /// Waits until `when`; returns at once where that has passed. It may be given up on, and
-    /// another time be waited for.
+    /// Waits until `when`; returns at once if it has passed. Cancel-safe: a dropped wait does not
+    /// affect the next one.
     pub async fn until(&self, when: Instant) {
         if self.set.get() != Some(when) && when > Instant::now() {
             self.set.set(Some(when));
-            if self.alarms.send(when).is_err() {
+            if self.deadlines.send(when).is_err() {
                 self.set.set(None);
                 tokio::time::sleep_until(when.into()).await;
             }
         }
         while when > Instant::now() {
-            // Can also be the alarm of a wait that was given up.
+            // A wake-up may belong to a cancelled wait.
             self.woken.notified().await;
         }
     }
@@ -160,7 +160,7 @@ mod tests {
     fn poisson_arrivals_have_the_rate_and_the_spread() {
         for threads in [1, 3] {
             let times = all(Arrivals::Poisson, threads);
-            // 10,000 expected, with a standard deviation of 100.
+            // 10,000 expected, standard deviation 100.
             assert!((9_600..10_400).contains(&times.len()), "{}", times.len());
             let long = times.windows(2).filter(|pair| pair[1] - pair[0] > 0.001).count();
             let share = long as f64 / times.len() as f64;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_wait_that_was_given_up_holds_up_no_other() {
+    async fn cancelled_waits_do_not_delay_others() {
         let pacer = Pacer::start().expect("a thread");
         let start = Instant::now();
         let late = start + Duration::from_secs(60);

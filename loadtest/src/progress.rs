@@ -1,4 +1,4 @@
-//! A sign of life each second, on stderr.
+//! Progress on stderr, once a second.
 
 use std::fmt::Write as _;
 use std::io::{IsTerminal as _, Write as _};
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use crate::tally::{Live, Window};
 
-/// How progress is shown.
+/// How progress is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Style {
     /// Not at all.
     Silent,
-    /// In one line that is written over.
+    /// As one line, overwritten each second.
     Live,
-    /// In a line a second.
+    /// As one line per second.
     Lines,
 }
 
 impl Style {
-    /// Lines where asked for, else a live line where a person may be looking.
+    /// `Lines` on request, else `Live` on a terminal, else `Silent`.
     pub fn choose(lines: bool) -> Self {
         match lines {
             true => Self::Lines,
@@ -31,26 +31,26 @@ impl Style {
     }
 }
 
-/// Shows progress until the other end of `over` is gone. `granted` says what it is that
-/// [`Live::granted`] counts.
+/// Prints progress until `finished` disconnects. `granted` names the outcome that [`Live::granted`]
+/// counts.
 pub fn watch(
-    over: &Receiver<()>,
+    finished: &Receiver<()>,
     lives: &[Arc<Live>],
     window: Window,
     style: Style,
     granted: &str,
 ) {
-    let mut before = Seen::default();
+    let mut before = LiveTotals::default();
     let mut next = window.start + Duration::from_secs(1);
     loop {
         let pause = next.saturating_duration_since(Instant::now());
-        if !matches!(over.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
+        if !matches!(finished.recv_timeout(pause), Err(RecvTimeoutError::Timeout)) {
             break;
         }
         if style != Style::Silent {
-            let seen = Seen::now(lives);
-            print(style, &line(window, next, &seen, &before, granted));
-            before = seen;
+            let totals = LiveTotals::now(lives);
+            print(style, &line(window, next, &totals, &before, granted));
+            before = totals;
         }
         next += Duration::from_secs(1);
     }
@@ -60,7 +60,7 @@ pub fn watch(
 }
 
 fn print(style: Style, line: &str) {
-    // With stderr gone there is nobody to tell.
+    // Ignores a closed stderr.
     let _ = match style {
         Style::Live => write!(std::io::stderr(), "\r\x1b[K{line}"),
         _ => writeln!(std::io::stderr(), "{line}"),
@@ -68,13 +68,13 @@ fn print(style: Style, line: &str) {
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct LiveTotals {
     decided: u64,
     granted: u64,
     failed: u64,
 }
 
-impl Seen {
+impl LiveTotals {
     fn now(lives: &[Arc<Live>]) -> Self {
         lives.iter().fold(Self::default(), |sum, live| Self {
             decided: sum.decided + live.decided.load(Ordering::Relaxed),
@@ -84,18 +84,24 @@ impl Seen {
     }
 }
 
-/// What happened in the second that ended at `now`.
-fn line(window: Window, now: Instant, seen: &Seen, before: &Seen, word: &str) -> String {
+/// Summary of the second that ended at `now`.
+fn line(
+    window: Window,
+    now: Instant,
+    totals: &LiveTotals,
+    before: &LiveTotals,
+    label: &str,
+) -> String {
     let since = |when: Instant| now.saturating_duration_since(when).as_secs_f64();
     let total = (window.end - window.start).as_secs_f64();
-    let decided = seen.decided - before.decided;
+    let decided = totals.decided - before.decided;
     let mut line = format!("{:.0} s of {total:.0} s: {decided} requests/s", since(window.start));
     if decided > 0 {
-        let granted = (seen.granted - before.granted) as f64 / decided as f64;
-        let _ = write!(line, ", {:.1} % {word}", granted * 100.0);
+        let granted = (totals.granted - before.granted) as f64 / decided as f64;
+        let _ = write!(line, ", {:.1} % {label}", granted * 100.0);
     }
-    if seen.failed > 0 {
-        let _ = write!(line, ", {} failed so far", seen.failed);
+    if totals.failed > 0 {
+        let _ = write!(line, ", {} failed so far", totals.failed);
     }
     if now <= window.measure_from {
         line.push_str(" (warming up)");
@@ -110,17 +116,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_of_the_last_second() {
+    fn line_covers_the_last_second() {
         let second = Duration::from_secs(1);
         let window = Window::new(Instant::now(), second, 9 * second);
-        let before = Seen { decided: 1000, granted: 1000, failed: 0 };
-        let seen = Seen { decided: 3000, granted: 1500, failed: 7 };
+        let before = LiveTotals { decided: 1000, granted: 1000, failed: 0 };
+        let totals = LiveTotals { decided: 3000, granted: 1500, failed: 7 };
         assert_eq!(
-            line(window, window.start + second, &before, &Seen::default(), "granted"),
+            line(window, window.start + second, &before, &LiveTotals::default(), "granted"),
             "1 s of 10 s: 1000 requests/s, 100.0 % granted (warming up)"
         );
         assert_eq!(
-            line(window, window.start + 2 * second, &seen, &before, "in full"),
+            line(window, window.start + 2 * second, &totals, &before, "in full"),
             "2 s of 10 s: 2000 requests/s, 25.0 % in full, 7 failed so far"
         );
         assert_eq!(

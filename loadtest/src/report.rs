@@ -1,4 +1,4 @@
-//! What a run came to: as JSON with stable names, and as text for people.
+//! Result of an `allow` run, as JSON with stable names and as text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,26 +7,26 @@ use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 use crate::allow::AllowArgs;
-use crate::books::{self, Audit, Expectation, Line, Source};
+use crate::books::{self, Audit, Expectation, LedgerEntry, LimitSource};
 use crate::driver::Failure;
-use crate::figures::{self, Latency, each, occurring};
+use crate::figures::{self, Latency, bracketed, nonzero};
 use crate::tally::Tally;
 
-/// One run of `allow`. Every field is always there in JSON: what doesn't apply is null, an
-/// empty list or 0. Counts are of requests sent (open loop: due) in the measured time.
+/// One run of `allow`. JSON always has every field: null, an empty list or 0 where it does not
+/// apply. Counts cover requests sent (open loop: due) in the measured time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was driven.
+    /// The load, as configured.
     pub load: Load,
-    /// Requests: decided, failed or shed.
+    /// Requests decided, failed or shed.
     pub requests: u64,
-    /// Decisions that arrived within the measured time, per second of it.
+    /// Decisions that arrived in the measured time, per second.
     pub requests_per_s: f64,
-    /// Requests granted, at once or after a wait.
+    /// Requests granted, with or without a wait.
     pub granted: u64,
-    /// Requests granted with a wait; also part of `granted`.
+    /// Requests granted with a wait; included in `granted`.
     pub granted_after_wait: u64,
-    /// Requests granted past their bucket's soft limit; also part of `granted`.
+    /// Requests granted past the soft limit of their bucket; included in `granted`.
     pub soft_limited: u64,
     /// Tokens of all grants.
     pub granted_tokens: u64,
@@ -34,32 +34,32 @@ pub struct Report {
     pub refused: u64,
     /// Refusals by status; only statuses that occurred.
     pub refused_by_status: BTreeMap<&'static str, u64>,
-    /// Decisions that nodes made without the shared store.
+    /// Decisions made without the shared store.
     pub degraded: u64,
     /// Requests that failed without a decision.
     pub errors: u64,
     /// Failures by gRPC code; only codes that occurred.
     pub errors_by_code: BTreeMap<&'static str, u64>,
-    /// Open loop: requests sent more than 1 ms after they were due, because too many were
+    /// Open loop: requests sent more than 1 ms after their due time, because too many were
     /// outstanding or the sender was behind.
     pub late: u64,
-    /// Open loop: requests due but not sent before the run ended, for the same reasons.
+    /// Open loop: requests due but not sent before the end, for the same reasons.
     pub shed: u64,
-    /// Open loop: the furthest that a request was sent behind its time.
+    /// Open loop: largest delay between due time and sending.
     pub max_send_lag_us: f64,
-    /// How long decisions took. Requests that ran into --timeout count with that time, shed
-    /// ones with the time that they had waited when the run ended; other failures don't.
+    /// Latency of decisions. A timed-out request counts with its --timeout, a shed one with its
+    /// wait until the end; other failures do not count.
     pub latency: Latency,
-    /// Granted against the limits, for the whole run with its warm-up.
+    /// Audit of grants against the limits, over the whole run with its warm-up.
     pub books: Audit,
-    /// Whether the run passed: `ok`, `nothing_decided` or `books_failed`.
+    /// Result of the run: `ok`, `nothing_decided` or `books_failed`.
     pub verdict: Verdict,
 }
 
-/// What was driven, as asked for on the command line.
+/// The load, as configured on the command line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Load {
-    /// Where to.
+    /// Target addresses.
     pub targets: Vec<String>,
     /// `closed` or `open`.
     #[serde(rename = "loop")]
@@ -72,38 +72,38 @@ pub struct Load {
     pub rate_per_s: Option<f64>,
     /// Open loop: `uniform` or `poisson`.
     pub arrivals: Option<&'static str>,
-    /// Open loop: the most requests unanswered at once.
+    /// Open loop: limit of unanswered requests.
     pub max_outstanding: Option<u64>,
     /// Sending threads.
     pub threads: u64,
-    /// The namespace.
+    /// Namespace of all requests.
     pub namespace: String,
-    /// The pattern of the keys.
+    /// Key distribution.
     pub keys: String,
-    /// Tokens of each request.
+    /// Tokens per request.
     pub tokens: i64,
-    /// The seed.
+    /// Random seed.
     pub seed: u64,
-    /// The warm-up, in seconds.
+    /// Warm-up, in seconds.
     pub warmup_s: f64,
-    /// The measured time, in seconds.
+    /// Measured time, in seconds.
     pub duration_s: f64,
 }
 
-/// Whether a run passed.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It did.
+    /// Passed.
     Ok,
-    /// Not one request of the whole run got a decision.
+    /// No request of the whole run got a decision.
     NothingDecided,
-    /// A bucket granted too much, or less than was expected of it.
+    /// A bucket granted too much, or less than expected.
     BooksFailed,
 }
 
 impl Verdict {
-    /// The exit code of the process.
+    /// Exit code of the process.
     pub fn exit_code(self) -> u8 {
         match self {
             Self::Ok => 0,
@@ -114,11 +114,11 @@ impl Verdict {
 }
 
 impl Report {
-    /// The report on a run with `args` that came to `tally`.
-    pub fn new(args: &AllowArgs, source: Option<&Source>, tally: &Tally) -> Self {
+    /// Report of a run with `args` and its counts.
+    pub fn new(args: &AllowArgs, source: Option<&LimitSource>, tally: &Tally) -> Self {
         let expectation = args.expect_saturation.map(|share| Expectation {
             share,
-            asking: tally.asking(),
+            request_span: tally.request_span(),
             saturated: tally.short_ever > 0,
         });
         let audit = books::audit(&tally.ledger, source, tally.span(), expectation);
@@ -153,10 +153,10 @@ impl Report {
             soft_limited: counts.soft_limited,
             granted_tokens: counts.granted_tokens,
             refused: counts.decided - counts.granted,
-            refused_by_status: occurring(&counts.by_status[1..], |index| status_name(index + 1)),
+            refused_by_status: nonzero(&counts.by_status[1..], |index| status_name(index + 1)),
             degraded: counts.degraded,
             errors: counts.failed(),
-            errors_by_code: occurring(&counts.errors, Failure::name),
+            errors_by_code: nonzero(&counts.errors, Failure::name),
             late: counts.late,
             shed: counts.shed,
             max_send_lag_us: if open { tally.max_send_lag.as_nanos() as f64 / 1e3 } else { 0.0 },
@@ -191,11 +191,11 @@ impl fmt::Display for Report {
             "granted    {} ({} after a wait, {} past a soft limit), {} tokens",
             self.granted, self.granted_after_wait, self.soft_limited, self.granted_tokens
         )?;
-        writeln!(f, "refused    {}{}", self.refused, each(&self.refused_by_status))?;
+        writeln!(f, "refused    {}{}", self.refused, bracketed(&self.refused_by_status))?;
         writeln!(f, "degraded   {}", self.degraded)?;
-        writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
+        writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
         if load.rate_per_s.is_some() {
-            let lag = figures::time(Some(self.max_send_lag_us));
+            let lag = figures::time_text(Some(self.max_send_lag_us));
             writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
         }
         writeln!(f, "latency    {}", self.latency)?;
@@ -209,22 +209,25 @@ impl fmt::Display for Report {
 }
 
 fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    let of = format!(
+    let summary = format!(
         "{} buckets granted {} tokens in {:.3} s",
         books.buckets, books.granted_tokens, books.span_s
     );
     if !books.checked {
-        writeln!(f, "books      NOT CHECKED (give --limits, or --size and --fill-rate): {of}")?;
+        writeln!(
+            f,
+            "books      NOT CHECKED (give --limits, or --size and --fill-rate): {summary}"
+        )?;
     } else if books.violations == 0 {
-        writeln!(f, "books      kept: {of}")?;
+        writeln!(f, "books      kept: {summary}")?;
     } else {
-        writeln!(f, "books      VIOLATED by {} buckets: {of}", books.violations)?;
+        writeln!(f, "books      VIOLATED by {} buckets: {summary}", books.violations)?;
     }
-    for line in &books.violated {
-        writeln!(f, "           too much: {}", line_text(line))?;
+    for entry in &books.violated {
+        writeln!(f, "           too much: {}", entry_text(entry))?;
     }
-    if let Some(line) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
-        writeln!(f, "           most loaded: {}", line_text(line))?;
+    if let Some(entry) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
+        writeln!(f, "           most loaded: {}", entry_text(entry))?;
     }
     if books.degraded_grants > 0 {
         writeln!(
@@ -249,8 +252,8 @@ fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     Ok(())
 }
 
-fn line_text(line: &Line) -> String {
-    let Line { bucket, granted_tokens, bound_tokens, granted_to_bound } = line;
+fn entry_text(entry: &LedgerEntry) -> String {
+    let LedgerEntry { bucket, granted_tokens, bound_tokens, granted_to_bound } = entry;
     match (bound_tokens, granted_to_bound) {
         (Some(bound), Some(ratio)) => {
             format!(

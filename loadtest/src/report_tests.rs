@@ -23,7 +23,8 @@ fn answer(status: Status, tokens_granted: i64, wait_millis: i64) -> AllowRespons
     AllowResponse { status: status as i32, tokens_granted, wait_millis, ..Default::default() }
 }
 
-/// A run of 10 s after 1 s of warm-up, with request `ms` after the start answered `us` later.
+/// A run of 10 s after 1 s of warm-up. A request is due `ms` after the start and answered `us`
+/// later.
 struct Log(Tally, Window);
 
 impl Log {
@@ -39,11 +40,11 @@ impl Log {
 
     fn decided(&mut self, ms: u64, us: u64, answer: &AllowResponse) {
         let due = self.at(ms);
-        let over = due + Duration::from_micros(us);
+        let ended = due + Duration::from_micros(us);
         let (namespace, bucket_name) = ("n".to_owned(), "b".to_owned());
         let request = AllowRequest { namespace, bucket_name, ..AllowRequest::default() };
-        // Of so many keys that books are kept by name.
-        self.0.decided(due, over, answer, &request, (0, u64::MAX));
+        // Too many keys to count by number.
+        self.0.decided(due, ended, answer, &request, (0, u64::MAX));
     }
 }
 
@@ -53,7 +54,7 @@ fn percentiles_are_those_of_the_latencies() {
     for us in 1..=10_000 {
         log.decided(2000, us * 10, &answer(Status::Ok, 1, 0));
     }
-    // Warm-up counts for nothing here.
+    // Requests of the warm-up are not measured.
     log.decided(500, 5_000_000, &answer(Status::Ok, 1, 0));
     let latency = Report::new(&args(""), None, &log.0).latency;
     assert_eq!(latency.samples, 10_000);
@@ -73,7 +74,7 @@ fn percentiles_are_those_of_the_latencies() {
 }
 
 #[test]
-fn outcomes_are_counted_apart() {
+fn outcomes_are_counted_separately() {
     let mut log = Log::new();
     log.decided(100, 10, &answer(Status::Ok, 50, 0));
     log.decided(1000, 10, &answer(Status::Ok, 5, 0));
@@ -94,7 +95,7 @@ fn outcomes_are_counted_apart() {
     assert_eq!(report.max_send_lag_us, 1100.0);
     let refused = [("REJECTED_NO_BUCKET", 1), ("REJECTED_TIMEOUT", 1), ("UNKNOWN_STATUS", 1)];
     assert_eq!(report.refused_by_status, refused.into());
-    // Seven decisions in ten seconds; the books have the warm-up too, but not what was degraded.
+    // 7 decisions in 10 s. The ledger includes the warm-up, but no degraded grants.
     assert_eq!(report.requests_per_s, 0.7);
     assert_eq!((report.books.granted_tokens, report.books.degraded_tokens), (63, 9));
     assert!((report.books.span_s - 1.60001).abs() < 1e-9);
@@ -117,7 +118,7 @@ fn tallies_of_threads_add_up() {
 
 #[test]
 fn json_has_every_field_under_its_documented_name() {
-    let source = Source::Same(tollgate_server::domain::bucket::BucketLimit::default());
+    let source = LimitSource::Same(tollgate_server::domain::bucket::BucketLimit::default());
     let mut log = Log::new();
     log.decided(2000, 10, &answer(Status::Ok, 100_000, 0));
     let args = args("--rate 5 --size 1 --fill-rate 1 --expect-saturation 0.9");

@@ -1,38 +1,37 @@
-//! What is measured of a value that holds from one change to the next: its mean over time, the
-//! stretches above a bound, and when it has settled. Times are counted from the start of a run.
+//! Statistics of a piecewise constant value: time-weighted mean, intervals above a bound, settling
+//! time. Times count from the start of a run.
 
 use std::time::Duration;
 
-/// How far above a bound counts as above it: a share of the bound, since amounts are doubles
-/// that each side adds up in its own order.
+/// Relative tolerance of a bound: both sides sum floating-point amounts in different orders.
 pub const TOLERANCE: f64 = 1e-6;
 
-/// The share of `target` that `has` comes to, at most 1. Where nothing is wanted, nothing lacks.
+/// `has` ÷ `target`, at most 1; also 1 if the target is 0.
 pub fn utilisation(has: f64, target: f64) -> f64 {
-    // Sums of doubles that cancel out leave a rest.
+    // Floating-point sums that should cancel out leave a residue.
     if target <= 1e-9 { 1.0 } else { (has / target).clamp(0.0, 1.0) }
 }
 
-/// A value for a stretch of time.
+/// A constant value over an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Stretch {
-    /// Where it begins.
+pub struct Interval {
+    /// Start.
     pub from: Duration,
-    /// Where it ends.
+    /// End.
     pub until: Duration,
-    /// The value that held all the while.
+    /// The value.
     pub value: f64,
 }
 
-impl Stretch {
-    /// The part of it from `from` on; `None` when it ended before.
+impl Interval {
+    /// The part from `from` on; `None` if the interval ends before.
     fn since(self, from: Duration) -> Option<Self> {
         let from = self.from.max(from);
         (from < self.until).then_some(Self { from, ..self })
     }
 }
 
-/// A mean over time.
+/// A time-weighted mean.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TimeMean {
     start: Duration,
@@ -41,41 +40,41 @@ pub struct TimeMean {
 }
 
 impl TimeMean {
-    /// The mean of what comes from `start` on.
+    /// A mean of the values from `start` on.
     pub fn from(start: Duration) -> Self {
         Self { start, ..Self::default() }
     }
 
-    /// Takes in one stretch.
-    pub fn add(&mut self, stretch: Stretch) {
-        if let Some(Stretch { from, until, value }) = stretch.since(self.start) {
+    /// Adds an interval.
+    pub fn add(&mut self, interval: Interval) {
+        if let Some(Interval { from, until, value }) = interval.since(self.start) {
             let weight_s = (until - from).as_secs_f64();
             self.weight_s += weight_s;
             self.sum += weight_s * value;
         }
     }
 
-    /// The mean so far; `None` before the first stretch.
+    /// The mean so far; `None` before the first interval.
     pub fn mean(&self) -> Option<f64> {
         (self.weight_s > 0.0).then(|| self.sum / self.weight_s)
     }
 
-    /// For how long there was a value, in seconds.
+    /// Total time with a value, in seconds.
     pub fn seconds(&self) -> f64 {
         self.weight_s
     }
 }
 
-/// The stretches in which a value lay above a bound.
+/// Intervals in which a value exceeds a bound.
 #[derive(Clone, Copy, Debug)]
 pub struct Excess {
     bound: f64,
     above: bool,
-    /// How often the value went above the bound.
+    /// How often the value rose above the bound.
     pub times: u64,
-    /// The highest value of all, if any lay above the bound.
+    /// Highest value above the bound; `None` if it was never exceeded.
     pub worst: Option<f64>,
-    /// The mean of the value while it lay above the bound.
+    /// Mean of the value while above the bound.
     pub mean: TimeMean,
 }
 
@@ -85,20 +84,20 @@ impl Excess {
         Self { bound, above: false, times: 0, worst: None, mean: TimeMean::default() }
     }
 
-    /// Takes in one stretch, and tells whether it lies above the bound.
-    pub fn add(&mut self, stretch: Stretch) -> bool {
-        let above = stretch.value > self.bound * (1.0 + TOLERANCE);
+    /// Adds an interval. Returns whether its value is above the bound.
+    pub fn add(&mut self, interval: Interval) -> bool {
+        let above = interval.value > self.bound * (1.0 + TOLERANCE);
         if above {
             self.times += u64::from(!self.above);
-            self.worst = Some(self.worst.map_or(stretch.value, |worst| worst.max(stretch.value)));
-            self.mean.add(stretch);
+            self.worst = Some(self.worst.map_or(interval.value, |worst| worst.max(interval.value)));
+            self.mean.add(interval);
         }
         self.above = above;
         above
     }
 }
 
-/// When a value has settled: from when on it stays at a threshold or above.
+/// Settling time: when a value has risen to a threshold and stayed there.
 #[derive(Clone, Copy, Debug)]
 pub struct Settling {
     start: Duration,
@@ -109,26 +108,26 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// Watches from `start` on for `threshold` to be held for `hold`.
+    /// Watches from `start` on for a value of at least `threshold` that lasts for `hold`.
     pub fn new(start: Duration, threshold: f64, hold: Duration) -> Self {
         Self { start, threshold, hold, since: None, settled: None }
     }
 
-    /// Takes in one stretch.
-    pub fn add(&mut self, stretch: Stretch) {
-        let Some(stretch) = stretch.since(self.start) else { return };
-        if stretch.value < self.threshold {
+    /// Adds an interval.
+    pub fn add(&mut self, interval: Interval) {
+        let Some(interval) = interval.since(self.start) else { return };
+        if interval.value < self.threshold {
             self.since = None;
             return;
         }
-        let since = *self.since.get_or_insert(stretch.from);
-        if self.settled.is_none() && stretch.until - since >= self.hold {
+        let since = *self.since.get_or_insert(interval.from);
+        if self.settled.is_none() && interval.until - since >= self.hold {
             self.settled = Some(since);
         }
     }
 
-    /// How long after `start` the value had settled. At the end of a run a value that still
-    /// holds counts as settled, though it may not have held for long.
+    /// Time from `start` until the value settled. A value that is above the threshold at the end of
+    /// the run counts as settled, even if it has not lasted for `hold`.
     pub fn after(&self) -> Option<Duration> {
         self.settled.or(self.since).map(|at| at - self.start)
     }
@@ -142,8 +141,8 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn stretches(changes: &[(u64, f64)]) -> impl Iterator<Item = Stretch> {
-        changes.windows(2).map(|pair| Stretch {
+    fn intervals(changes: &[(u64, f64)]) -> impl Iterator<Item = Interval> {
+        changes.windows(2).map(|pair| Interval {
             from: s(pair[0].0),
             until: s(pair[1].0),
             value: pair[0].1,
@@ -163,7 +162,7 @@ mod tests {
     fn a_mean_weighs_values_by_their_time_and_begins_where_told() {
         let mut mean = TimeMean::from(s(10));
         assert_eq!(mean.mean(), None);
-        stretches(&[(0, 5.0), (9, 100.0), (12, 1.0), (20, 0.0)]).for_each(|s| mean.add(s));
+        intervals(&[(0, 5.0), (9, 100.0), (12, 1.0), (20, 0.0)]).for_each(|s| mean.add(s));
         assert_eq!(mean.mean(), Some((2.0 * 100.0 + 8.0) / 10.0));
         assert_eq!(mean.seconds(), 10.0);
     }
@@ -172,12 +171,12 @@ mod tests {
     fn excess_counts_stretches_and_not_changes() {
         let mut excess = Excess::over(500.0);
         let changes = [(0, 499.0), (5, 510.0), (6, 530.0), (8, 500.0), (9, 500.0001), (10, 0.0)];
-        stretches(&changes).for_each(|s| {
+        intervals(&changes).for_each(|s| {
             excess.add(s);
         });
         assert_eq!((excess.times, excess.worst), (1, Some(530.0)));
         assert_eq!(excess.mean.mean(), Some((510.0 + 2.0 * 530.0) / 3.0));
-        stretches(&[(10, 501.0), (11, 0.0)]).for_each(|s| {
+        intervals(&[(10, 501.0), (11, 0.0)]).for_each(|s| {
             excess.add(s);
         });
         assert_eq!((excess.times, excess.worst), (2, Some(530.0)));
@@ -186,7 +185,7 @@ mod tests {
     #[test]
     fn nothing_above_the_bound_has_no_worst() {
         let mut excess = Excess::over(0.0);
-        stretches(&[(0, 0.0), (5, 0.0)]).for_each(|s| assert!(!excess.add(s)));
+        intervals(&[(0, 0.0), (5, 0.0)]).for_each(|s| assert!(!excess.add(s)));
         assert_eq!((excess.times, excess.worst, excess.mean.mean()), (0, None, None));
     }
 
@@ -194,17 +193,17 @@ mod tests {
     fn settled_is_where_the_hold_began() {
         let run = |changes: &[(u64, f64)]| {
             let mut settling = Settling::new(s(100), 0.99, s(5));
-            stretches(changes).for_each(|stretch| settling.add(stretch));
+            intervals(changes).for_each(|interval| settling.add(interval));
             settling.after()
         };
-        // High before the start, low, briefly high, low, then high for good.
+        // High before the start, low, briefly high, low, then high to the end.
         let changes = [(0, 1.0), (101, 0.5), (103, 0.99), (107, 0.9), (110, 0.995), (111, 1.0)];
         assert_eq!(run(&[&changes[..], &[(115, 0.0), (200, 0.0)]].concat()), Some(s(10)));
-        // It never dipped.
+        // Never below the threshold.
         assert_eq!(run(&[(0, 1.0), (200, 1.0)]), Some(s(0)));
-        // It never rose, or not since the start.
+        // Never above it, or only before the start.
         assert_eq!(run(&[(0, 1.0), (99, 0.1), (200, 0.0)]), None);
-        // It was back only just before the end.
+        // Above it again only just before the end.
         assert_eq!(run(&[(0, 0.1), (198, 1.0), (199, 0.0)]), Some(s(98)));
         assert_eq!(run(&[(0, 0.1), (194, 1.0), (198, 0.0), (199, 0.0)]), None);
     }

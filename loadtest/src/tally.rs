@@ -1,5 +1,4 @@
-//! What one thread counts while it drives load. Threads share nothing: their tallies are
-//! merged when the run is over.
+//! Counters of one sending thread. Threads share nothing; their tallies are merged after the run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,42 +10,42 @@ use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use crate::books::Ledger;
 use crate::driver::Failure;
 
-/// The longest latency told apart, an hour: more is recorded as this.
+/// Largest recorded latency: one hour.
 pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
 
-/// A request sent at most this long after its time counts as on time.
-pub(crate) const PUNCTUAL: Duration = Duration::from_millis(1);
+/// Largest delay that still counts as on time.
+pub(crate) const ON_TIME_TOLERANCE: Duration = Duration::from_millis(1);
 
-/// One more than the statuses known today: the last slot counts any that are newer.
+/// Known statuses plus one: the last slot counts unknown ones.
 pub const STATUSES: usize = 8;
 
-/// When a run starts, when it is warm, and when it stops sending.
+/// Start, end of the warm-up, and end of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
     /// Just before the first request.
     pub start: Instant,
-    /// Requests due before this are warm-up.
+    /// End of the warm-up: requests due earlier are not measured.
     pub measure_from: Instant,
-    /// No request is due from here on.
+    /// End: no request is due at or after it.
     pub end: Instant,
 }
 
 impl Window {
-    /// A run that starts at `start`.
+    /// A run that begins at `start`.
     pub fn new(start: Instant, warmup: Duration, duration: Duration) -> Self {
         let measure_from = start + warmup;
         Self { start, measure_from, end: measure_from + duration }
     }
 }
 
-/// What the progress line shows; written by one thread, read by another.
+/// Counters for the progress line: written by one thread, read by another.
 #[derive(Debug, Default)]
 pub struct Live {
     /// Decisions so far.
     pub decided: AtomicU64,
     /// Grants so far.
     pub granted: AtomicU64,
-    /// Requests without a decision so far, shed ones included.
+    /// Requests without a decision so far, including shed ones.
     pub failed: AtomicU64,
 }
 
@@ -55,9 +54,9 @@ pub struct Live {
 pub struct Counts {
     /// Requests that got a decision.
     pub decided: u64,
-    /// Granted, at once or after a wait.
+    /// Granted, with or without a wait.
     pub granted: u64,
-    /// Granted with a wait of at least a millisecond.
+    /// Granted with a wait of at least 1 ms.
     pub granted_after_wait: u64,
     /// Granted past the bucket's soft limit.
     pub soft_limited: u64,
@@ -69,9 +68,9 @@ pub struct Counts {
     pub by_status: [u64; STATUSES],
     /// Failures by gRPC code.
     pub errors: [u64; Failure::CODES],
-    /// Open loop: sent more than a millisecond after their time, for any reason.
+    /// Open loop: sent more than 1 ms after the due time, for any reason.
     pub late: u64,
-    /// Open loop: due, but held up until the run had ended, and not sent.
+    /// Open loop: due but not sent before the end of the run.
     pub shed: u64,
 }
 
@@ -81,7 +80,7 @@ impl Counts {
         self.errors.iter().sum()
     }
 
-    /// All requests: decided, failed or shed.
+    /// Requests decided, failed or shed.
     pub fn requests(&self) -> u64 {
         self.decided + self.failed() + self.shed
     }
@@ -100,43 +99,43 @@ impl Counts {
     }
 }
 
-/// The bucket that `request` asks for, as `namespace:bucket`.
-fn name(request: &AllowRequest) -> String {
+/// Requested bucket as `namespace:bucket`.
+fn requested_bucket(request: &AllowRequest) -> String {
     format!("{}:{}", request.namespace, request.bucket_name)
 }
 
-/// Whether `bucket` is the one that `request` asks for.
-fn names(bucket: &str, request: &AllowRequest) -> bool {
+/// Whether `bucket` is the bucket that `request` names.
+fn is_requested_bucket(bucket: &str, request: &AllowRequest) -> bool {
     let rest = bucket.strip_prefix(&request.namespace).and_then(|rest| rest.strip_prefix(':'));
     rest == Some(&request.bucket_name)
 }
 
-/// Everything that one thread counts.
+/// All counters of one thread.
 #[derive(Clone, Debug)]
 pub struct Tally {
     window: Window,
-    /// Requests due within the measured time.
+    /// Requests due in the measured time.
     pub counts: Counts,
-    /// Latencies in ns of requests due within the measured time.
+    /// Latencies in ns of requests due in the measured time.
     pub latency: Histogram<u64>,
-    /// Decisions that arrived within the measured time.
+    /// Decisions that arrived in the measured time.
     pub decided_in_time: u64,
     /// Decisions of the whole run.
     pub decided_ever: u64,
     /// Requests of the whole run that found a bucket short of tokens.
     pub short_ever: u64,
-    /// Open loop: the furthest that a request was sent behind its time, for any reason.
+    /// Open loop: largest delay between due time and sending.
     pub max_send_lag: Duration,
-    /// When the last request was sent of the whole run.
+    /// When the last request of the whole run was sent.
     pub last_sent: Instant,
-    /// When the last decision arrived of the whole run.
+    /// When the last decision of the whole run arrived.
     pub last_answer: Instant,
-    /// The books of the whole run.
+    /// Grants of the whole run.
     pub ledger: Ledger,
 }
 
 impl Tally {
-    /// An empty one for a run over `window`.
+    /// Empty counters for a run over `window`.
     pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
         Ok(Self {
             window,
@@ -158,25 +157,25 @@ impl Tally {
     }
 
     /// From just before the first request to just before the last one.
-    pub fn asking(&self) -> Duration {
+    pub fn request_span(&self) -> Duration {
         self.last_sent - self.window.start
     }
 
-    fn measures(&self, due: Instant) -> bool {
+    fn is_measured(&self, due: Instant) -> bool {
         due >= self.window.measure_from
     }
 
-    fn latency(&mut self, due: Instant, over: Instant) {
-        let ns = over.saturating_duration_since(due).as_nanos();
+    fn latency(&mut self, due: Instant, ended: Instant) {
+        let ns = ended.saturating_duration_since(due).as_nanos();
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `over` on a request due at `due` for key number `key`
+    /// Counts a decision that arrived at `ended`, for a request due at `due` for key number `key`
     /// of `keys`.
     pub fn decided(
         &mut self,
         due: Instant,
-        over: Instant,
+        ended: Instant,
         answer: &AllowResponse,
         request: &AllowRequest,
         (key, keys): (u64, u64),
@@ -185,7 +184,7 @@ impl Tally {
         let waits = granted && answer.wait_millis > 0;
         let tokens = if granted { u64::try_from(answer.tokens_granted).unwrap_or(0) } else { 0 };
 
-        self.last_answer = self.last_answer.max(over);
+        self.last_answer = self.last_answer.max(ended);
         self.decided_ever += 1;
         if waits || answer.status == Status::RejectedTimeout as i32 {
             self.short_ever += 1;
@@ -193,23 +192,24 @@ impl Tally {
         if granted && answer.degraded {
             self.ledger.grant_degraded(tokens);
         } else if granted {
-            // An answer that names no bucket is by the one asked for.
-            let own = answer.bucket.is_empty() || names(&answer.bucket, request);
-            if !(own && self.ledger.grant_own(key, keys, tokens)) {
+            // An empty bucket name in an answer means the requested bucket.
+            let by_requested_bucket =
+                answer.bucket.is_empty() || is_requested_bucket(&answer.bucket, request);
+            if !(by_requested_bucket && self.ledger.grant_by_number(key, keys, tokens)) {
                 match answer.bucket.as_str() {
-                    "" => self.ledger.grant(&name(request), tokens),
+                    "" => self.ledger.grant(&requested_bucket(request), tokens),
                     bucket => self.ledger.grant(bucket, tokens),
                 }
             }
         }
 
-        if over >= self.window.measure_from && over < self.window.end {
+        if ended >= self.window.measure_from && ended < self.window.end {
             self.decided_in_time += 1;
         }
-        if !self.measures(due) {
+        if !self.is_measured(due) {
             return;
         }
-        self.latency(due, over);
+        self.latency(due, ended);
         let counts = &mut self.counts;
         counts.decided += 1;
         counts.granted += u64::from(granted);
@@ -221,13 +221,13 @@ impl Tally {
         counts.by_status[status] += 1;
     }
 
-    /// Counts a request without a decision. Only running into the deadline counts as a
-    /// latency: other failures are often quick, and would flatter the percentiles.
-    pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
-        if self.measures(due) {
+    /// Counts a request without a decision. Only a timeout is recorded as a latency: other failures
+    /// are often fast and would lower the percentiles.
+    pub fn failed(&mut self, due: Instant, ended: Instant, failure: Failure) {
+        if self.is_measured(due) {
             self.counts.errors[failure.code()] += 1;
             if failure.timed_out() {
-                self.latency(due, over);
+                self.latency(due, ended);
             }
         }
     }
@@ -235,26 +235,26 @@ impl Tally {
     /// Counts a request that was due at `due` and is sent `now`.
     pub fn sent(&mut self, due: Instant, now: Instant) {
         self.last_sent = self.last_sent.max(now);
-        if self.measures(due) {
+        if self.is_measured(due) {
             let lag = now.saturating_duration_since(due);
-            self.counts.late += u64::from(lag > PUNCTUAL);
+            self.counts.late += u64::from(lag > ON_TIME_TOLERANCE);
             self.max_send_lag = self.max_send_lag.max(lag);
         }
     }
 
-    /// Counts a request that was never sent. The time that it has waited so far is the
-    /// least that its latency would have been.
-    pub fn shed(&mut self, due: Instant, over: Instant) {
-        if self.measures(due) {
+    /// Counts a request that was never sent. Its wait so far is a lower bound of its latency and is
+    /// recorded as such.
+    pub fn shed(&mut self, due: Instant, ended: Instant) {
+        if self.is_measured(due) {
             self.counts.shed += 1;
-            self.latency(due, over);
+            self.latency(due, ended);
         }
     }
 
-    /// Adds what another thread of the same run counted.
+    /// Adds the counts of another thread.
     pub fn merge(&mut self, other: Self) {
         self.counts.merge(&other.counts);
-        // Same bounds on both sides, so adding can't fail.
+        // Cannot fail: both histograms have the same bounds.
         let _ = self.latency.add(&other.latency);
         self.decided_in_time += other.decided_in_time;
         self.decided_ever += other.decided_ever;
@@ -275,7 +275,7 @@ impl Live {
         }
     }
 
-    /// Counts a request without one.
+    /// Counts a failed or shed request.
     pub fn failed(&self) {
         self.failed.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,43 +1,43 @@
-//! How demand moves: what a client wants walks at random.
+//! Random walks of demand: how the wants of a client change over time.
 
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
-/// How one step of a walk goes.
+/// Step rule of a walk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Walk {
-    /// By at most `step` up or down, turning back at 0 and at `most`: over time every value
-    /// between them is as likely, so the demand of many clients together stays where it began.
+    /// Moves by at most `step`, reflected at 0 and `most`. The stationary distribution is uniform,
+    /// so the total demand of many clients stays about constant.
     Within {
-        /// The longest step.
+        /// Largest step.
         step: f64,
-        /// The highest value.
+        /// Upper bound.
         most: f64,
     },
-    /// By at most this share of itself up or down, as in the older doorman's simulation.
+    /// Moves by at most this share of the current value, as in doorman's simulation.
     Share(f64),
 }
 
 impl Walk {
-    /// Where `wants` goes from here, for a `draw` between -1 and 1.
+    /// The value after `wants`, for a `draw` from -1 to 1.
     pub fn step(&self, wants: f64, draw: f64) -> f64 {
         match *self {
             Self::Within { step, most } => {
                 let next = (wants + draw * step).abs();
                 let next = if next > most { 2.0 * most - next } else { next };
-                // A step longer than the whole way can turn back more than once.
+                // A step longer than the range would need several reflections.
                 next.clamp(0.0, most)
             }
             Self::Share(share) => (wants + draw * share * wants).max(0.0),
         }
     }
 
-    /// Where `wants` goes from here by chance.
+    /// The value after `wants`, with a random draw.
     pub fn random(&self, wants: f64, rng: &mut SmallRng) -> f64 {
         self.step(wants, rng.random_range(-1.0..=1.0))
     }
 
-    /// The same walk, once all demand is `factor` times as high.
+    /// The walk after all demand was multiplied by `factor`.
     pub fn scaled(&self, factor: f64) -> Self {
         match *self {
             Self::Within { step, most } => {

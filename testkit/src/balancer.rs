@@ -1,4 +1,4 @@
-//! Debian's HAProxy with the configuration that Docker Compose uses, in front of three nodes.
+//! HAProxy (Debian's package) with the configuration of `docker-compose.yml`, for three nodes.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -9,30 +9,30 @@ use super::cluster::Cluster;
 use super::metrics::http;
 use super::{Node, eventually, free_port, in_repository};
 
-/// The balancer as a process, killed when dropped.
+/// An HAProxy process, killed when dropped.
 pub struct Balancer {
     child: Child,
-    /// Where it serves gRPC.
+    /// gRPC address.
     pub grpc: SocketAddr,
-    /// Where it serves the HTTP API.
+    /// HTTP API address.
     pub http: SocketAddr,
-    /// Its own page and metrics.
+    /// Address of HAProxy's own statistics page.
     pub stats: SocketAddr,
 }
 
 impl Balancer {
-    /// Starts it in front of the nodes, and waits until it has checked all three.
+    /// Starts HAProxy for the nodes of `cluster`, and waits until its health checks pass.
     pub fn start(cluster: &Cluster) -> Self {
         let balancer = Self::start_before(&cluster.nodes, &[]);
         balancer.wait_until_all_are_in();
         balancer
     }
 
-    /// Starts it in front of three nodes, with further variables.
+    /// Starts HAProxy for three nodes, with additional environment variables.
     pub fn start_before(nodes: &[Node], variables: &[(&str, &str)]) -> Self {
         let config = in_repository("config/haproxy.cfg");
         let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
-        // Not everyone has /usr/sbin on the path.
+        // /usr/sbin is not in the PATH of every user.
         let installed = "/usr/sbin/haproxy";
         let haproxy = if Path::new(installed).exists() { installed } else { "haproxy" };
         let mut command = Command::new(haproxy);
@@ -55,14 +55,15 @@ impl Balancer {
         Self { child, grpc, http, stats }
     }
 
-    /// Waits until the last check of every node was good.
+    /// Waits until the latest health check of every node has passed.
     pub fn wait_until_all_are_in(&self) {
         eventually("haproxy has checked every node", Duration::from_secs(10), || {
             self.checked().is_some_and(|statuses| statuses == ["L7OK"; 6])
         });
     }
 
-    /// The last check of each node, by both backends.
+    /// Latest health check result of each node, per backend; `None` if the statistics are
+    /// unavailable.
     pub fn checked(&self) -> Option<Vec<String>> {
         let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
         let mut lines = csv.lines();
@@ -74,7 +75,7 @@ impl Balancer {
 
 impl Drop for Balancer {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! Callers with tokens, the access file that knows them, and what comes of their requests.
+//! Callers with tokens, their access file, and helpers for authenticated requests.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,37 +14,37 @@ use super::command::tollgate;
 use super::wire::{PATIENCE, request};
 use super::{LimitsFile, Node};
 
-/// Limits with the namespaces and resources that callers may, and may not, ask for.
+/// Limits with namespaces and resources that the callers may or may not use.
 pub const LIMITS: &str = "
 namespaces: { shop: { buckets: { b: { size: 1000 } } }, bank: { buckets: { b: { size: 1000 } } } }
 resources:
   - { identifier_glob: '*', capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
 ";
 
-/// A new token, and the line of a file that knows it.
+/// A new token, and its hash for the access file.
 pub fn token() -> (String, String) {
     let said = tollgate(&["token"]).stdout;
-    let word = |name: &str| {
+    let field = |name: &str| {
         let line = said.lines().find(|line| line.starts_with(name)).unwrap();
         line.rsplit(' ').next().unwrap().to_owned()
     };
-    (word("token "), word("token_sha256 "))
+    (field("token "), field("token_sha256 "))
 }
 
-/// Some callers with their tokens, and the file that knows them.
+/// Tokens of several callers, and their access file.
 pub struct Callers {
-    /// Where the file is, and what else is put there.
+    /// Directory of the access file; tests may add files.
     pub dir: TempDir,
-    /// The token of one who may ask.
+    /// Token of a caller that may request tokens and leases.
     pub shop: String,
-    /// Of one who may look.
+    /// Token of a caller with the role `observe`.
     pub watcher: String,
-    /// Of one who may do everything.
+    /// Token of a caller with the role `administer`.
     pub admin: String,
 }
 
 impl Callers {
-    /// New ones, with a file of their own.
+    /// Creates the tokens and the access file.
     pub fn new() -> Self {
         let ((shop, shop_hash), (watcher, watcher_hash), (admin, admin_hash)) =
             (token(), token(), token());
@@ -61,23 +61,23 @@ impl Callers {
         callers
     }
 
-    /// The file.
+    /// Path of the access file.
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("access.yaml")
     }
 
-    /// Replaces its text.
+    /// Replaces the access file.
     pub fn write(&self, text: &str) {
         fs::write(self.path(), text).unwrap();
     }
 
-    /// A node that goes by it.
+    /// Starts a node with the access file.
     pub fn node(&self, limits: &LimitsFile) -> Node {
         Node::start(&limits.path(), &["--access", self.path().to_str().unwrap()])
     }
 }
 
-/// One HTTP request with that token: the status, the head in lower case and the body.
+/// Sends an HTTP request with `token`. Returns the status, and the whole response as text.
 pub fn http(
     node: &Node,
     token: Option<&str>,
@@ -101,7 +101,7 @@ pub fn http(
     (status, answer)
 }
 
-/// A request that shows that token.
+/// A gRPC request with `token`.
 pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
@@ -111,19 +111,19 @@ pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
     request
 }
 
-/// What comes of a request for a token of the bucket `b`.
+/// Result of requesting one token from bucket `b`.
 pub async fn allow(channel: &Channel, token: Option<&str>, namespace: &str) -> (Code, String) {
     let asked = with(token, request(namespace, "b", 1));
     said(QuotaServiceClient::new(channel.clone()).allow(asked).await)
 }
 
-/// What came of a request.
+/// Status code and message of a gRPC result.
 pub fn said<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
     let status = answer.err().unwrap_or(tonic::Status::ok(""));
     (status.code(), status.message().to_owned())
 }
 
-/// How often it was counted that a request was refused.
+/// Value of the metric of refused requests, by transport and reason.
 pub fn refusals(node: &Node, admin: &str, transport: &str, reason: &str) -> f64 {
     let (status, page) = http(node, Some(admin), "GET", "/metrics", "");
     assert_eq!(status, 200);

@@ -1,4 +1,4 @@
-//! Certificates of the test's own making.
+//! Test certificates and their certificate authority.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use rcgen::{
 use tempfile::TempDir;
 use tollgate_server::tls::{ClientFiles, Dialer};
 
-/// A certificate and its key, as files.
+/// A certificate and its key, as PEM files.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// The certificate.
+    /// Certificate file.
     pub cert: PathBuf,
-    /// Its key.
+    /// Key file.
     pub key: PathBuf,
 }
 
 impl Pair {
-    /// Both in one file, as HAProxy has them.
+    /// Writes both to one file, the format of HAProxy.
     pub fn in_one_file(&self) -> PathBuf {
         let path = self.cert.with_extension("pem");
         let both = [&self.cert, &self.key].map(|file| fs::read_to_string(file).unwrap());
@@ -28,7 +28,7 @@ impl Pair {
         path
     }
 
-    /// Puts them where others are, key first.
+    /// Replaces the files of `others` atomically, the key first.
     pub fn replace(&self, others: &Self) {
         for (from, to) in [(&self.key, &others.key), (&self.cert, &others.cert)] {
             let next = to.with_extension("next");
@@ -38,14 +38,14 @@ impl Pair {
     }
 }
 
-/// Signs certificates, which it keeps in a directory of its own.
+/// A certificate authority with a directory for its files.
 pub struct Ca {
     issuer: Issuer<'static, KeyPair>,
     dir: TempDir,
 }
 
 impl Ca {
-    /// A new one.
+    /// Creates a CA with a new key.
     pub fn new() -> Self {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -56,34 +56,34 @@ impl Ca {
         Self { issuer: Issuer::new(params, key), dir }
     }
 
-    /// Its own certificate.
+    /// File of the CA certificate.
     pub fn file(&self) -> PathBuf {
         self.path("ca.pem")
     }
 
-    /// A file in its directory.
+    /// Path of a file in the CA's directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// Where it keeps everything.
+    /// The CA's directory.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// For a server on 127.0.0.1.
+    /// Issues a server certificate for 127.0.0.1.
     pub fn server(&self, name: &str) -> Pair {
         self.issue(name, |_| {})
     }
 
-    /// For a server on 127.0.0.1 that has a name, too.
+    /// Issues a server certificate for 127.0.0.1 and a DNS name.
     pub fn named_server(&self, name: &str, dns: &str) -> Pair {
         self.issue(name, |params| {
             params.subject_alt_names.push(SanType::DnsName(dns.try_into().unwrap()));
         })
     }
 
-    /// For a client, with these names: `dns:`, `uri:` and `cn:` say of which kind.
+    /// Issues a client certificate with `names`, which have the prefix `dns:`, `uri:` or `cn:`.
     pub fn client(&self, file: &str, names: &[&str]) -> Pair {
         self.issue(file, |params| {
             params.subject_alt_names.clear();
@@ -99,7 +99,7 @@ impl Ca {
         })
     }
 
-    /// Of which the expiry is that far from now.
+    /// Issues a certificate that expires `after` from now, or that expired that long ago if `past`.
     pub fn expiring(&self, name: &str, after: Duration, past: bool) -> Pair {
         let now = SystemTime::now();
         let (first, last) = match past {
@@ -127,14 +127,14 @@ impl Ca {
         pair
     }
 
-    /// A client that trusts this one, and shows that certificate.
+    /// A TLS connector that trusts this CA and presents the certificate `own`.
     pub fn dialer(&self, own: Option<&Pair>) -> Dialer {
         let own = own.map(|pair| (pair.cert.clone(), pair.key.clone()));
         Dialer::new(ClientFiles { ca: self.file(), own, server_name: None }).unwrap()
     }
 }
 
-/// As an argument of a command.
+/// A path as a command-line argument.
 pub fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }

@@ -1,4 +1,4 @@
-//! Some nodes on one Redis, three if nothing is said.
+//! Nodes that share one Redis; three by default.
 
 use std::net::SocketAddr;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, eventually};
 
-/// Halves of the machine that no test of this binary uses.
+/// Halves of the machine that are free. Tests that would disturb each other reserve one or both.
 static FREE_HALVES: Mutex<usize> = Mutex::new(2);
 static HALF_FREED: Condvar = Condvar::new();
 
-/// The part of the machine that a test uses. Dropped, it is free again.
+/// A reservation of the machine within this test binary; released when dropped.
 pub struct Machine {
     halves: usize,
 }
@@ -32,19 +32,18 @@ impl Drop for Machine {
     }
 }
 
-/// The whole machine, for a test that measures how fast something is or loads all CPUs.
+/// Reserves the whole machine, for a test that measures speed or loads all CPUs.
 pub fn alone() -> Machine {
     Machine::take(2)
 }
 
-/// Half of the machine, for a test under a light load: two of these run at the same time.
+/// Reserves half of the machine, for a test with a light load: two of these run at a time.
 pub fn half() -> Machine {
     Machine::take(1)
 }
 
-/// Runs a test some of whose figures a busy machine spoils, again where they were missed, three
-/// times at most. The test panics where something is wrong however busy the machine is; an error
-/// says what was missed.
+/// Runs a test up to three times, for tests with timings that a busy machine can spoil. The test
+/// panics on errors that do not depend on load, and returns an error for a missed figure.
 pub fn attempts(mut test: impl FnMut() -> Result<(), String>) {
     let mut missed = Vec::new();
     while missed.len() < 3 {
@@ -59,31 +58,32 @@ pub fn attempts(mut test: impl FnMut() -> Result<(), String>) {
     panic!("missed each time: {missed:#?}");
 }
 
-/// Nodes, each a process, that know of one another.
+/// Node processes that share a Redis.
 pub struct Cluster {
     /// The nodes.
     pub nodes: Vec<Node>,
     /// Their store.
     pub redis: Redis,
-    /// Their limits.
+    /// Their limits file.
     pub limits: LimitsFile,
 }
 
 impl Cluster {
-    /// Starts Redis and three nodes with further arguments, and waits until each counts three.
+    /// Starts Redis and three nodes with additional arguments, and waits until each node counts
+    /// three.
     pub fn start(limits: &str, args: &[&str]) -> Self {
         Self::start_of(3, limits, args)
     }
 
-    /// The same with so many nodes.
+    /// [`Self::start`] with `count` nodes.
     pub fn start_of(count: usize, limits: &str, args: &[&str]) -> Self {
         let redis = Redis::start();
         let url = redis.url();
         Self::start_on(redis, &url, &[], count, limits, args)
     }
 
-    /// The same on a Redis that nodes reach at `url`, which may lead through something else. Each
-    /// node is the last words of `command`, which becomes its process.
+    /// Starts nodes on an existing Redis that they reach at `url`, for example through a proxy. If
+    /// not empty, `command` is a wrapper command that executes each node.
     pub fn start_on(
         redis: Redis,
         url: &str,
@@ -101,7 +101,7 @@ impl Cluster {
         cluster
     }
 
-    /// Waits until each counts itself and all others, and nobody else.
+    /// Waits until each node counts exactly the nodes of this cluster.
     pub fn wait_until_counted(&self) {
         for node in &self.nodes {
             let counted = || alive(node) == self.nodes.len() as f64;
@@ -109,18 +109,18 @@ impl Cluster {
         }
     }
 
-    /// Where they serve gRPC.
+    /// gRPC addresses of the nodes.
     pub fn grpc(&self) -> Vec<SocketAddr> {
         self.nodes.iter().map(|node| node.grpc).collect()
     }
 
-    /// The sum of a metric over the nodes.
+    /// Sum of a metric over all nodes.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.nodes.iter().map(|node| Scrape::of(node.http).sum(name, labels)).sum()
     }
 }
 
-/// How many nodes that node counts.
+/// Number of live nodes that `node` reports.
 pub fn alive(node: &Node) -> f64 {
     Scrape::of(node.http).sum("tollgate_nodes_alive", &[])
 }

@@ -1,4 +1,4 @@
-//! Runs the `tollgate` command: to its end, or until it is stopped.
+//! Runs the `tollgate` command: to completion, or in the background.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::wire::PATIENCE;
 use super::{eventually, program, signal};
 
-/// Every environment variable that the command reads.
+/// All environment variables that the command reads.
 pub const VARIABLES: [&str; 43] = [
     "TOLLGATE_LIMITS",
     "TOLLGATE_STORE",
@@ -58,18 +58,18 @@ pub const VARIABLES: [&str; 43] = [
     "TOLLGATE_TOKEN_FILE",
 ];
 
-/// What came of a command.
+/// Result of a command.
 #[derive(Debug)]
 pub struct Done {
-    /// Its exit code.
+    /// Exit code.
     pub code: i32,
-    /// Its standard output.
+    /// Standard output.
     pub stdout: String,
-    /// Its standard error.
+    /// Standard error.
     pub stderr: String,
 }
 
-/// The command, with none of the environment's own settings.
+/// The command with a clean environment.
 pub fn command() -> Command {
     let mut command = Command::new(program("tollgate"));
     for name in VARIABLES {
@@ -78,34 +78,34 @@ pub fn command() -> Command {
     command
 }
 
-/// Runs it with those arguments.
+/// Runs the command with arguments.
 pub fn tollgate(args: &[&str]) -> Done {
     run(command().args(args))
 }
 
-/// Runs it with those arguments and environment variables.
+/// Runs the command with arguments and environment variables.
 pub fn tollgate_with(args: &[&str], variables: &[(&str, &str)]) -> Done {
     run(command().args(args).envs(variables.iter().copied()))
 }
 
-/// Runs a command to its end. One that goes on for long is killed, and fails the test.
+/// Runs a command to completion. Kills it and fails the test after [`PATIENCE`].
 pub fn run(command: &mut Command) -> Done {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let gather = |mut pipe: Box<dyn Read + Send>| {
+    let read_all = |mut pipe: Box<dyn Read + Send>| {
         thread::spawn(move || {
             let mut text = String::new();
             pipe.read_to_string(&mut text).unwrap();
             text
         })
     };
-    let stdout = gather(Box::new(child.stdout.take().unwrap()));
-    let stderr = gather(Box::new(child.stderr.take().unwrap()));
+    let stdout = read_all(Box::new(child.stdout.take().unwrap()));
+    let stderr = read_all(Box::new(child.stderr.take().unwrap()));
     let started = Instant::now();
     while child.try_wait().unwrap().is_none() && started.elapsed() < PATIENCE {
         thread::sleep(Duration::from_millis(2));
     }
-    // One that has ended takes no harm.
+    // Fails harmlessly if the process has exited.
     let _ = child.kill();
     let status = child.wait().unwrap();
     let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
@@ -113,14 +113,14 @@ pub fn run(command: &mut Command) -> Done {
     Done { code, stdout, stderr }
 }
 
-/// A command that goes on, killed when dropped. What it says goes to a file.
+/// A background command, killed when dropped. Its output goes to a file.
 pub struct Running {
     child: Child,
     dir: TempDir,
 }
 
 impl Running {
-    /// Starts it.
+    /// Starts the command.
     pub fn start(command: &mut Command) -> Self {
         let dir = TempDir::new().unwrap();
         let file = File::create(dir.path().join("said")).unwrap();
@@ -128,12 +128,12 @@ impl Running {
         Self { child: command.spawn().unwrap(), dir }
     }
 
-    /// All that it has said so far, on both outputs.
+    /// Output so far, of stdout and stderr.
     pub fn said(&self) -> String {
         fs::read_to_string(self.dir.path().join("said")).unwrap()
     }
 
-    /// Waits until it has said that.
+    /// Waits until the output contains `text`.
     pub fn says(&self, text: &str) {
         let mut said = String::new();
         eventually(text, PATIENCE, || {
@@ -142,7 +142,7 @@ impl Running {
         });
     }
 
-    /// Sends SIGTERM, sees that it ends well, and gives back all that it has said.
+    /// Sends SIGTERM, expects exit code 0, and returns the output.
     pub fn stop(mut self) -> String {
         signal(self.child.id(), "TERM");
         let mut status = None;
@@ -157,7 +157,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A network between nodes and Redis that fails in every way that one does, and is mended again.
+//! A TCP proxy between nodes and Redis that simulates network faults, which tests set and clear.
 
 use std::future::pending;
 use std::io;
@@ -14,45 +14,45 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// What is wrong with the network.
+/// A network fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     Nothing,
-    /// All takes so much longer, each way.
+    /// Adds this delay in each direction.
     Late(Duration),
-    /// Requests arrive; nothing comes back until it is mended.
+    /// Requests arrive; replies are held back until the fault is cleared.
     Silent,
-    /// The far end has gone without a word: what is sent goes nowhere, for good. Connections
-    /// that are made meanwhile fare no better.
+    /// The server vanishes without closing: data is discarded, and open as well as new connections
+    /// stay dead.
     HalfOpen,
-    /// Every reply is cut in its middle, by a reset.
+    /// Sends half of each reply, then a reset.
     Cut,
-    /// So many bytes a second, each way.
+    /// Limits the rate to this many bytes/s in each direction.
     Trickle(u32),
-    /// Connections are reset, and new ones refused.
+    /// Resets open connections and refuses new ones.
     Refused,
-    /// Connections are taken, and reset at once.
+    /// Accepts connections and resets them at once.
     Slammed,
 }
 
-/// How much is read at once.
-const PIECE: usize = 16 * 1024;
+/// Read size in bytes.
+const CHUNK_BYTES: usize = 16 * 1024;
 
-/// How many pieces a late network holds, a direction.
-const PIECES: usize = 1024;
+/// Chunks buffered per direction.
+const MAX_CHUNKS: usize = 1024;
 
-/// The way to one server on loopback. Ends when dropped.
+/// A proxy to one server on loopback; stops when dropped.
 pub struct Network {
     port: u16,
     fault: watch::Sender<Fault>,
     accepted: Arc<AtomicU64>,
-    // Dropped to end it.
+    // Stops the proxy when dropped.
     _alive: oneshot::Sender<()>,
 }
 
 impl Network {
-    /// To that port, from a free one.
+    /// Starts a proxy on a free port for the server on port `target`.
     pub fn to(target: u16) -> Self {
         let (fault, faults) = watch::channel(Fault::Nothing);
         let (alive, ended) = oneshot::channel();
@@ -74,17 +74,17 @@ impl Network {
         Self { port: port.recv().unwrap(), fault, accepted, _alive: alive }
     }
 
-    /// What a node is told, with that name for the host.
+    /// Store URL of the proxy, with `host` as the host name.
     pub fn url(&self, host: &str) -> String {
         format!("redis://{host}:{}", self.port)
     }
 
-    /// From now on this is wrong, and nothing else.
+    /// Replaces the current fault.
     pub fn set(&self, fault: Fault) {
         self.fault.send_replace(fault);
     }
 
-    /// Connections taken since it began.
+    /// Number of connections accepted so far.
     pub fn accepted(&self) -> u64 {
         self.accepted.load(Ordering::SeqCst)
     }
@@ -118,9 +118,9 @@ async fn serve(
                 if *faults.borrow() == Fault::Slammed {
                     reset(&stream);
                 } else {
-                    // Who is gone has nobody to tell.
+                    // Errors of a connection end only that connection.
                     let faults = faults.clone();
-                    tokio::spawn(async move { drop(carry(stream, target, faults).await) });
+                    tokio::spawn(async move { drop(proxy(stream, target, faults).await) });
                 }
             }
             changed = faults.changed() => if changed.is_err() { return },
@@ -128,44 +128,45 @@ async fn serve(
     }
 }
 
-/// Has the other side see a reset when this is dropped.
+/// Makes the peer see a reset when `stream` is dropped.
 fn reset(stream: &TcpStream) {
-    // It may be closed already.
+    // Fails if the stream is closed already.
     let _ = stream.set_zero_linger();
 }
 
-/// Bytes a second, if they are few.
-fn trickles(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
+/// The rate limit in bytes/s; `None` without one.
+fn rate_limit(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
     match *faults.borrow_and_update() {
         Fault::Trickle(rate) => Some(rate),
         _ => None,
     }
 }
 
-/// How a connection ends.
+/// How a proxied connection ends.
 enum End {
-    /// As one of both sides wanted.
+    /// One side closed it.
     Closed,
     /// The node sees a reset.
     Reset,
-    /// The node sees nothing.
+    /// The node sees an open connection without traffic.
     Dead,
 }
 
-/// One connection, for as long as it lasts.
-async fn carry(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>) -> io::Result<()> {
+/// Proxies one connection until it ends.
+async fn proxy(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>) -> io::Result<()> {
     let mut far = TcpStream::connect((Ipv4Addr::LOCALHOST, target)).await?;
     near.set_nodelay(true)?;
     far.set_nodelay(true)?;
-    let mut fate = faults.clone();
-    let sealed = |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
+    let mut fault_watch = faults.clone();
+    let ends_connection =
+        |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
     let end = {
         let (from_near, to_near) = near.split();
         let (from_far, to_far) = far.split();
         tokio::select! {
             end = copy(from_near, to_far, faults.clone(), false) => end,
             end = copy(from_far, to_near, faults, true) => end,
-            fault = fate.wait_for(sealed) => match fault.as_deref() {
+            fault = fault_watch.wait_for(ends_connection) => match fault.as_deref() {
                 Ok(Fault::HalfOpen) => End::Dead,
                 _ => End::Reset,
             },
@@ -176,54 +177,54 @@ async fn carry(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>)
         End::Reset => reset(&near),
         End::Dead => {
             drop(far);
-            // Until the node gives it up.
+            // Discards input until the node closes the connection.
             while near.read(&mut [0; 1024]).await? > 0 {}
         }
     }
     Ok(())
 }
 
-/// One direction of it.
+/// Copies one direction.
 async fn copy(
     mut from: ReadHalf<'_>,
     mut to: WriteHalf<'_>,
     mut faults: watch::Receiver<Fault>,
     replies: bool,
 ) -> End {
-    let (sender, mut pieces) = mpsc::channel(PIECES);
+    let (sender, mut chunks) = mpsc::channel(MAX_CHUNKS);
     let seen = faults.clone();
     let read = async move {
-        let mut buffer = vec![0; PIECE];
+        let mut buffer = vec![0; CHUNK_BYTES];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
             let late = match *seen.borrow() {
                 Fault::Late(late) => late,
                 _ => Duration::ZERO,
             };
-            let piece = (Instant::now() + late, buffer[..count].to_vec());
-            if sender.send(piece).await.is_err() {
+            let chunk = (Instant::now() + late, buffer[..count].to_vec());
+            if sender.send(chunk).await.is_err() {
                 break;
             }
         }
-        // What is under way still arrives.
+        // Delivers buffered data before the copy ends.
         drop(sender);
         pending::<()>().await;
     };
     let write = async move {
-        while let Some((due, piece)) = pieces.recv().await {
+        while let Some((due, chunk)) = chunks.recv().await {
             sleep_until(due).await;
             if replies {
-                // Who has gone mends nothing.
+                // If the proxy was dropped, continues.
                 let _ = faults.wait_for(|fault| *fault != Fault::Silent).await;
             }
-            let mut rest = piece.as_slice();
-            while let Some(rate) = trickles(&mut faults)
+            let mut rest = chunk.as_slice();
+            while let Some(rate) = rate_limit(&mut faults)
                 && let Some((first, others)) = rest.split_first()
             {
                 if to.write_all(&[*first]).await.is_err() {
                     return End::Closed;
                 }
                 rest = others;
-                // At once when it is mended.
+                // Ends early when the fault changes.
                 let _ = timeout(Duration::from_secs(1) / rate, faults.changed()).await;
             }
             let cut = replies && *faults.borrow() == Fault::Cut;

@@ -1,5 +1,5 @@
-//! Clients of capacity leases: each asks, holds what it gets and refreshes it when it is told
-//! to, over gRPC, and all that they were told is on record.
+//! Lease clients over gRPC: each requests a lease and refreshes it at the interval of its answer.
+//! All answers are recorded.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityRequest, Lease, ReleaseCapacityRequest, ResourceRequest};
 use tonic::transport::{Channel, Endpoint};
 
-/// Microseconds since the epoch, as expiries count.
+/// Microseconds since the Unix epoch, the clock of lease expiries.
 pub fn now_us() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as i64
 }
@@ -20,54 +20,55 @@ pub fn now_us() -> i64 {
 /// One answer to one client.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// To whom.
+    /// Client number.
     pub client: usize,
-    /// By which of the targets.
+    /// Index of the target that answered.
     pub target: usize,
-    /// When it was first asked for; there may have been tries that failed in between.
+    /// Time of the first attempt of the request, in µs since the epoch; earlier attempts may have
+    /// failed.
     pub sent: i64,
-    /// When it was there.
+    /// Time of the answer, in µs since the epoch.
     pub got: i64,
-    /// The lease; nothing where one was given back.
+    /// Leased capacity; 0 after a release.
     pub capacity: f64,
-    /// Until when it holds, in microseconds since the epoch like all times here.
+    /// Expiry, in µs since the epoch.
     pub expiry: i64,
-    /// When to ask again, in seconds.
+    /// Refresh interval, in seconds.
     pub refresh_s: i64,
-    /// What may be used without a lease.
+    /// Capacity that may be used without a lease.
     pub safe_capacity: Option<f64>,
-    /// The store learns.
+    /// Granted in learning mode.
     pub learning: bool,
-    /// Decided without the store.
+    /// Granted without the shared store.
     pub degraded: bool,
 }
 
-/// A call that failed.
+/// A failed call.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Whose.
+    /// Client number.
     pub client: usize,
-    /// At which of the targets.
+    /// Index of the target.
     pub target: usize,
-    /// When.
+    /// Time, in µs since the epoch.
     pub at: i64,
-    /// Why.
+    /// gRPC status.
     pub status: tonic::Status,
 }
 
-/// All that clients were told.
+/// Results of all clients.
 #[derive(Default)]
 pub struct Record {
-    /// In the order in which they came.
+    /// Answers in order of arrival.
     pub answers: Vec<Answer>,
-    /// The same.
+    /// Failures in order of arrival.
     pub failures: Vec<Failure>,
 }
 
-/// What a client wants at a moment, from its number; 0 gives its lease back.
+/// Current wants of a client, by its number; 0 releases its lease.
 type Wants = dyn Fn(usize) -> f64 + Send + Sync;
 
-/// Clients at work.
+/// Running clients.
 pub struct Fleet {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
@@ -76,8 +77,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Lets clients loose on the targets, dealt out in turn, all within their first second.
-    /// They are called `name 0`, …, their priority is their number modulo 2.
+    /// Starts the clients, distributed round-robin over the targets and over the first second. They
+    /// are named `<name> 0`, `<name> 1` and so on; their priority is their number modulo 2.
     pub fn start(
         targets: &[SocketAddr],
         name: &str,
@@ -94,8 +95,8 @@ impl Fleet {
             let endpoint = endpoint.connect_timeout(Duration::from_secs(5));
             runtime.block_on(endpoint.timeout(Duration::from_secs(10)).connect()).unwrap()
         };
-        let all = |target| (0..CONNECTIONS).map(|_| connect(target)).collect();
-        let channels: Vec<Vec<Channel>> = targets.iter().map(all).collect();
+        let connect_all = |target| (0..CONNECTIONS).map(|_| connect(target)).collect();
+        let channels: Vec<Vec<Channel>> = targets.iter().map(connect_all).collect();
         let (stop, record) = (Arc::default(), Arc::default());
         let wants: Arc<Wants> = Arc::new(wants);
         let tasks = (0..clients)
@@ -125,28 +126,28 @@ impl Fleet {
         Self { runtime, stop, tasks, record }
     }
 
-    /// Looks at what they were told so far.
+    /// Reads the record so far.
     pub fn look<T>(&self, look: impl FnOnce(&Record) -> T) -> T {
         look(&self.record.lock().unwrap())
     }
 
-    /// The last answer to one of them.
+    /// Latest answer to a client.
     pub fn last(&self, client: usize) -> Option<Answer> {
-        self.look(|record| record.answers.iter().rfind(|one| one.client == client).cloned())
+        self.look(|record| record.answers.iter().rfind(|answer| answer.client == client).cloned())
     }
 
-    /// What they hold together at the moment.
+    /// Capacity that all clients hold now.
     pub fn holds(&self) -> f64 {
         let now = now_us();
         self.look(|record| Holdings::of(&[&record.answers]).at(now))
     }
 
-    /// Tells them to stop, and hands over the record.
+    /// Stops the clients and returns the record.
     pub fn finish(mut self) -> Record {
         self.stop.store(true, Ordering::Relaxed);
         for task in std::mem::take(&mut self.tasks) {
             task.abort();
-            // One that was cut short is as good.
+            // A cancelled task is expected.
             let ended = self.runtime.block_on(task);
             assert!(ended.is_ok() || ended.is_err_and(|error| error.is_cancelled()));
         }
@@ -220,94 +221,94 @@ impl Client {
         };
         let request = GetCapacityRequest { client_id, resource: vec![resource] };
         let response = node.get_capacity(request).await?.into_inner();
-        let [one] = response.response.as_slice() else { panic!("{response:?}") };
-        self.held = Some(one.gets);
+        let [answer] = response.response.as_slice() else { panic!("{response:?}") };
+        self.held = Some(answer.gets);
         Ok(Answer {
             client,
             target,
             sent,
             got: now_us(),
-            capacity: one.gets.capacity,
-            expiry: one.gets.expiry_time * 1_000_000,
-            refresh_s: one.gets.refresh_interval,
-            safe_capacity: one.safe_capacity,
-            learning: one.learning_until.is_some(),
-            degraded: one.degraded(),
+            capacity: answer.gets.capacity,
+            expiry: answer.gets.expiry_time * 1_000_000,
+            refresh_s: answer.gets.refresh_interval,
+            safe_capacity: answer.safe_capacity,
+            learning: answer.learning_until.is_some(),
+            degraded: answer.degraded(),
         })
     }
 }
 
-/// What clients held together, at every moment.
+/// Total capacity that the clients held, over time.
 ///
-/// The moment of a decision is somewhere between asking and being told. A client is held to
-/// count on more only once it was told of it, and on less from when it asked: so this is never
-/// more than what was decided adds up to, and no delay on the way makes it look like too much.
+/// The time of a decision lies between request and answer. An increase counts from the answer on
+/// and a decrease from the request on. So the total never exceeds what the servers granted,
+/// whatever the network delays.
 pub struct Holdings(Vec<(i64, f64)>);
 
 impl Holdings {
-    /// Of several fleets.
+    /// Totals over several fleets.
     pub fn of(fleets: &[&[Answer]]) -> Self {
         let mut changes = Vec::new();
         for answers in fleets {
-            let clients = answers.iter().map(|one| one.client + 1).max().unwrap_or(0);
+            let clients = answers.iter().map(|answer| answer.client + 1).max().unwrap_or(0);
             let mut last: Vec<Option<&Answer>> = vec![None; clients];
-            for one in *answers {
-                let before = last[one.client].replace(one);
+            for answer in *answers {
+                let before = last[answer.client].replace(answer);
                 let had = before.map_or(0.0, |before| before.capacity);
-                let from = if one.capacity < had { one.sent } else { one.got };
+                let from = if answer.capacity < had { answer.sent } else { answer.got };
                 if let Some(before) = before {
                     changes.push((from.min(before.expiry), -had));
                 }
-                changes.push((from.min(one.expiry), one.capacity));
+                changes.push((from.min(answer.expiry), answer.capacity));
             }
             let ends = last.iter().flatten();
-            changes.extend(ends.map(|one| (one.expiry, -one.capacity)));
+            changes.extend(ends.map(|answer| (answer.expiry, -answer.capacity)));
         }
-        // What is lost at a moment, before what is gained.
+        // Decreases before increases at the same moment.
         changes.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let mut sum = 0.0;
         for (_, change) in &mut changes {
             sum += *change;
             *change = sum;
         }
-        // Within one moment only the last counts.
+        // Keep only the last total of each moment.
         changes.reverse();
         changes.dedup_by_key(|(at, _)| *at);
         changes.reverse();
         Self(changes)
     }
 
-    /// At one moment.
+    /// Total at `moment`, in µs since the epoch.
     pub fn at(&self, moment: i64) -> f64 {
         let past = self.0.partition_point(|(at, _)| *at <= moment);
         past.checked_sub(1).map_or(0.0, |at| self.0[at].1)
     }
 
-    /// The least and the most from one moment to another.
+    /// Minimum and maximum between two moments.
     pub fn range(&self, from: i64, to: i64) -> (f64, f64) {
         let within = self.0.iter().filter(|(at, _)| (from..=to).contains(at));
         let start = self.at(from);
         within.fold((start, start), |(low, high), (_, sum)| (low.min(*sum), high.max(*sum)))
     }
 
-    /// Every moment of change within a time, and what was held from then on.
+    /// Moments of change within an interval, with the total from then on.
     pub fn changes(&self, from: i64, to: i64) -> impl Iterator<Item = (i64, f64)> {
         self.0.iter().copied().filter(move |(at, _)| (from..=to).contains(at))
     }
 }
 
-/// Weighted max-min with weights of 1: what each gets who wants that of a capacity.
+/// Max-min fair shares with equal weights: the allocation of `capacity` to each of `wants`.
 pub fn fair_shares(wants: &[f64], capacity: f64) -> Vec<f64> {
     let mut sorted: Vec<f64> = wants.to_vec();
     sorted.sort_by(f64::total_cmp);
-    let (mut left, mut level) = (capacity, f64::INFINITY);
+    let (mut remaining, mut level) = (capacity, f64::INFINITY);
     for (at, want) in sorted.iter().enumerate() {
-        let equal = left / (sorted.len() - at) as f64;
+        let equal = remaining / (sorted.len() - at) as f64;
         if *want > equal {
             level = equal;
             break;
         }
-        left -= want;
+        remaining -= want;
     }
     wants.iter().map(|want| want.min(level)).collect()
 }

@@ -1,4 +1,4 @@
-//! A TCP forwarder between a node and Redis whose target and delay can be changed.
+//! A TCP proxy between a node and Redis with a variable target and delay.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-/// Forwards connections, each to where it was to go when it was made.
+/// Forwards each connection to the target that was set when it was opened.
 pub struct Forwarder {
     port: u16,
     target: Arc<AtomicU16>,
@@ -16,7 +16,7 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// On a free port, to a port on loopback.
+    /// Starts a proxy on a free port for `target`, a port on loopback.
     pub fn to(target: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -47,17 +47,17 @@ impl Forwarder {
         forwarder
     }
 
-    /// What a node is told.
+    /// Store URL of the proxy.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Where connections go that are made from now on.
+    /// Sets the target of future connections.
     pub fn lead_to(&self, target: u16) {
         self.target.store(target, Ordering::SeqCst);
     }
 
-    /// How long requests are held up from now on.
+    /// Sets the delay of requests.
     pub fn delay(&self, delay: Duration) {
         self.delay_ms.store(delay.as_millis() as u64, Ordering::SeqCst);
     }
@@ -66,7 +66,7 @@ impl Forwarder {
 impl Drop for Forwarder {
     fn drop(&mut self) {
         for stream in self.open.lock().unwrap().drain(..) {
-            // It may be closed already.
+            // Fails if the stream is closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

@@ -1,7 +1,6 @@
-//! Fuzzing as a part of the ordinary tests: first all inputs of the corpus, which anything that was
-//! ever found becomes a part of, then mutations of those: `PROPTEST_CASES` of them, 2,000 if
-//! not set, by the seed in `PROPTEST_RNG_SEED`. cargo-fuzz would want another compiler than the
-//! rest.
+//! Fuzzing within the ordinary tests. First runs all inputs of the corpus, which includes every
+//! past finding, then random mutations of them: `PROPTEST_CASES` of them (default 2,000), seeded by
+//! `PROPTEST_RNG_SEED`. cargo-fuzz would require another compiler.
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -13,13 +12,13 @@ use proptest::test_runner::{Config, TestError, TestRunner};
 
 use super::fixture;
 
-/// Mutations in a run that sets no other number: some seconds in an unoptimised build.
-const CASES: u32 = 2000;
+/// Default number of mutated inputs: some seconds in a debug build.
+const DEFAULT_CASES: u32 = 2000;
 
-/// The longest input, in bytes.
-const LONGEST: usize = 1 << 16;
+/// Maximum length of an input, in bytes.
+const MAX_INPUT: usize = 1 << 16;
 
-/// What may become of an input.
+/// A change to an input.
 #[derive(Clone, Debug)]
 enum Mutation {
     Put(Index, Vec<u8>),
@@ -28,11 +27,11 @@ enum Mutation {
     Repeat(Index, usize, usize),
     Flip(Index, u8),
     Cut(Index),
-    /// Some of another input goes in between.
+    /// Inserts a part of another input.
     Splice(Index, Index, Index, usize),
 }
 
-fn piece() -> impl Strategy<Value = Vec<u8>> {
+fn bytes_strategy() -> impl Strategy<Value = Vec<u8>> {
     let doubles = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, -0.0, -1.0, 1e300];
     let numbers = [0, 1, 126, 127, 255, 65_535, 1 << 31, i64::MAX as u64, u64::MAX];
     let words = [
@@ -65,7 +64,7 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
         2 => proptest::collection::vec(any::<u8>(), 1..8),
         1 => select(doubles.to_vec()).prop_map(|number| number.to_le_bytes().to_vec()),
         1 => select(numbers.to_vec()).prop_map(|number| number.to_le_bytes().to_vec()),
-        // As protobuf writes them.
+        // Protobuf varints: too long, 64-bit, and padded.
         1 => select(vec![vec![0xff; 10], [vec![0xff; 9], vec![1]].concat(), vec![0x80, 0]]),
         3 => select(words.to_vec()).prop_map(|word| word.as_bytes().to_vec()),
     ]
@@ -74,8 +73,8 @@ fn piece() -> impl Strategy<Value = Vec<u8>> {
 fn mutation() -> impl Strategy<Value = Mutation> {
     let at = any::<Index>;
     prop_oneof![
-        3 => (at(), piece()).prop_map(|(at, bytes)| Mutation::Put(at, bytes)),
-        3 => (at(), piece()).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
+        3 => (at(), bytes_strategy()).prop_map(|(at, bytes)| Mutation::Put(at, bytes)),
+        3 => (at(), bytes_strategy()).prop_map(|(at, bytes)| Mutation::Insert(at, bytes)),
         2 => (at(), 1..16_usize).prop_map(|(at, length)| Mutation::Remove(at, length)),
         1 => (at(), 1..64_usize, 1..200_usize).prop_map(|(at, n, times)| Mutation::Repeat(at, n, times)),
         2 => (at(), 0..8_u8).prop_map(|(at, bit)| Mutation::Flip(at, bit)),
@@ -87,42 +86,42 @@ fn mutation() -> impl Strategy<Value = Mutation> {
 
 fn mutate(mut input: Vec<u8>, mutations: &[Mutation], seeds: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     for mutation in mutations {
-        let place = |at: &Index, input: &[u8]| at.index(input.len() + 1);
+        let position = |at: &Index, input: &[u8]| at.index(input.len() + 1);
         match mutation {
             Mutation::Put(at, bytes) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 let end = (at + bytes.len()).min(input.len());
                 input.splice(at..end, bytes.iter().copied());
             }
             Mutation::Insert(at, bytes) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.splice(at..at, bytes.iter().copied());
             }
             Mutation::Remove(at, length) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.drain(at..(at + length).min(input.len()));
             }
             Mutation::Repeat(at, length, times) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 let part = input[at..(at + length).min(input.len())].repeat(*times);
                 input.splice(at..at, part);
             }
             Mutation::Flip(at, bit) => {
-                let at = place(at, &input);
+                let at = position(at, &input);
                 if let Some(byte) = input.get_mut(at) {
                     *byte ^= 1 << bit;
                 }
             }
-            Mutation::Cut(at) => input.truncate(place(at, &input)),
+            Mutation::Cut(at) => input.truncate(position(at, &input)),
             Mutation::Splice(at, which, from, length) => {
                 let other = &seeds[which.index(seeds.len())].1;
-                let from = place(from, other);
+                let from = position(from, other);
                 let part = other[from..(from + length).min(other.len())].to_vec();
-                let at = place(at, &input);
+                let at = position(at, &input);
                 input.splice(at..at, part);
             }
         }
-        input.truncate(LONGEST);
+        input.truncate(MAX_INPUT);
     }
     input
 }
@@ -134,9 +133,9 @@ fn read(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     paths.into_iter().map(|path| (path.clone(), fs::read(path).expect("a file"))).collect()
 }
 
-/// Runs `check` on all inputs in the fixtures `corpus/<target>` and in `more` folders of fixtures, then on
-/// mutations of them. `check` panics where something is wrong; a new input that makes it so is put
-/// into the corpus, in as few mutations as will do.
+/// Runs `check` on all inputs in the fixture folders `corpus/<target>` and `more`, then on
+/// mutations of them. `check` panics on an error; a new failing input is minimised and added to the
+/// corpus.
 pub fn run(target: &str, more: &[&str], check: impl Fn(&[u8])) {
     let corpus = fixture("corpus").join(target);
     let mut seeds = read(&corpus);
@@ -149,7 +148,8 @@ pub fn run(target: &str, more: &[&str], check: impl Fn(&[u8])) {
             resume_unwind(panic);
         }
     }
-    let cases = std::env::var("PROPTEST_CASES").map_or(CASES, |n| n.parse().expect("a number"));
+    let cases =
+        std::env::var("PROPTEST_CASES").map_or(DEFAULT_CASES, |n| n.parse().expect("a number"));
     let config = Config { cases, failure_persistence: None, ..Config::default() };
     let input = (any::<Index>(), proptest::collection::vec(mutation(), 0..12));
     let result = TestRunner::new(config).run(&input, |(seed, mutations)| {

@@ -1,14 +1,14 @@
-//! Many clients of one resource, and chance that is the same each time.
+//! Many clients of one resource, and a deterministic random generator.
 
 use tollgate_server::domain::lease::{Band, Grant, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::store::{LeaseAsk, LeaseStore};
 
-/// Numbers that look random (SplitMix64).
+/// Deterministic random numbers (SplitMix64).
 pub struct Random(pub u64);
 
 impl Random {
-    /// 64 bits.
+    /// 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -17,17 +17,17 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From 0 up to `n`, without it.
+    /// A number in `0..n`.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n as u64) as usize
     }
 
-    /// From `low` up to `high`.
+    /// A number in `low..high`.
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
         low + (high - low) * ((self.bits() >> 11) as f64 / (1_u64 << 53) as f64)
     }
 
-    /// In any order.
+    /// Shuffles `items`.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));
@@ -37,21 +37,21 @@ impl Random {
 
 /// Clients of one resource.
 pub struct Crowd {
-    /// Of which.
+    /// Resource name.
     pub resource: String,
-    /// How it is shared.
+    /// Sharing rules of the resource.
     pub rules: Rules,
-    /// Who they are.
+    /// Client ids.
     pub ids: Vec<String>,
-    /// What they want, one by one.
+    /// Wants of each client.
     pub bands: Vec<Band>,
-    /// By how many seconds their leases differ in length, so that a refresh changes the expiry
-    /// also when it comes soon after the last.
+    /// Range of the lease lengths in seconds: they vary so that a refresh changes the expiry even
+    /// shortly after the previous one.
     pub spread_s: usize,
 }
 
 impl Crowd {
-    /// So many who share by that rule and want that, twice as much as there is.
+    /// `clients` clients whose wants are twice the capacity in total.
     pub fn new(kind: Kind, clients: usize, mut wants: impl FnMut() -> f64) -> Self {
         let band = |wants| Band { priority: 0, subclients: 1, wants };
         let bands: Vec<Band> = (0..clients).map(|_| band(wants())).collect();
@@ -71,8 +71,8 @@ impl Crowd {
         }
     }
 
-    /// What these ask for.
-    pub fn asks(&self, who: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
+    /// Lease requests of some clients, by index.
+    pub fn asks(&self, clients: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
         let ask = |&at: &usize| {
             let lease_s = self.rules.lease_s + random.below(self.spread_s.max(1)) as i64;
             let wish = Wish {
@@ -83,25 +83,25 @@ impl Crowd {
             };
             LeaseAsk::new(&self.resource, Rules { lease_s, ..self.rules }, wish)
         };
-        who.iter().map(ask).collect()
+        clients.iter().map(ask).collect()
     }
 
-    /// These ask, some at a time.
+    /// Refreshes the leases of some clients, by index, 200 per call.
     pub async fn refresh(
         &self,
         store: &impl LeaseStore,
-        who: &[usize],
+        clients: &[usize],
         random: &mut Random,
     ) -> Vec<Grant> {
-        let mut grants = Vec::with_capacity(who.len());
-        for some in who.chunks(200) {
-            let asks = self.asks(some, random);
+        let mut grants = Vec::with_capacity(clients.len());
+        for chunk in clients.chunks(200) {
+            let asks = self.asks(chunk, random);
             grants.extend(store.lease(&asks).await.into_iter().map(Result::unwrap));
         }
         grants
     }
 
-    /// All ask, in any order.
+    /// Refreshes all leases in random order.
     pub async fn refresh_all(&self, store: &impl LeaseStore, random: &mut Random) -> Vec<Grant> {
         let mut all: Vec<usize> = (0..self.ids.len()).collect();
         random.shuffle(&mut all);

@@ -1,5 +1,5 @@
-//! What the tests share: a Redis of their own, nodes as processes, services on a clock that
-//! is moved by hand. Everything binds a free port and is stopped by its process id.
+//! Shared test infrastructure: private Redis servers, node processes, and services on a manual
+//! clock. Servers bind free ports and are stopped by process id.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 #![allow(clippy::new_without_default, reason = "`new` makes files and processes")]
@@ -45,21 +45,21 @@ pub mod rights;
 pub mod sentinel;
 pub mod wire;
 
-/// Where clocks start that are moved by hand: 2050, so that Redis' own clock, which decides
-/// when keys really expire, never gets there during a test.
+/// Start of manual clocks: the year 2050. Redis expires keys by its own clock, which must not reach
+/// this time during a test.
 pub const START: Micros = Micros(2_524_608_000_000_000);
 
-/// A file that tests read, by its path in `server/tests/fixtures`.
+/// Path of a file in `server/tests/fixtures`.
 pub fn fixture(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../server/tests/fixtures").join(path)
 }
 
-/// A file of the repository.
+/// Path of a file in the repository.
 pub fn in_repository(path: impl AsRef<Path>) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
 }
 
-/// A program of the workspace, as built beside the test that runs.
+/// Path of a program of the workspace, from the build directory of the running test.
 pub fn program(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     // target/debug/deps/test-0123456789abcdef
@@ -68,7 +68,7 @@ pub fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Waits for something to become true, for as long as [`Limit`] gives it.
+/// Waits until `holds` returns true; fails after `limit`, see [`Limit`].
 pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
     let mut limit = Limit::new(limit);
     while !holds() {
@@ -77,38 +77,37 @@ pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) 
     }
 }
 
-/// Bounds a loop that looks for something again and again: by a time, and by the number of looks
-/// that an idle machine has in that time. Where each look takes longer, as other processes use the
-/// machine, so does what is looked for, and the limit grows by as much.
+/// Bounds a polling loop by time and by the number of polls that an idle machine makes in that
+/// time. On a busy machine polls take longer, and the limit grows accordingly.
 pub struct Limit {
     time: Duration,
     started: Instant,
-    looks: u32,
+    polls: u32,
 }
 
-/// The time from one look to the next on an idle machine, pauses included.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval between polls on an idle machine, including the pause.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl Limit {
-    /// Begins now.
+    /// Starts the clock.
     pub fn new(time: Duration) -> Self {
-        Self { time, started: Instant::now(), looks: 0 }
+        Self { time, started: Instant::now(), polls: 0 }
     }
 
-    /// Counts one look that has found nothing; fails if there were enough.
+    /// Counts an unsuccessful poll; fails when the limit is exceeded.
     pub fn check(&mut self, what: &str) {
-        self.looks += 1;
-        let over = self.started.elapsed() >= self.time && LOOK * self.looks >= self.time;
-        assert!(!over, "{what}: not within {:?}, in {} looks", self.started.elapsed(), self.looks);
+        self.polls += 1;
+        let over = self.started.elapsed() >= self.time && POLL_INTERVAL * self.polls >= self.time;
+        assert!(!over, "{what}: not within {:?}, in {} looks", self.started.elapsed(), self.polls);
     }
 }
 
-/// A port that was free a moment ago.
+/// A port that was free at the time of the call.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-/// A Redis server of the test's own, gone when dropped.
+/// A private Redis server, killed when dropped.
 pub struct Redis {
     program: &'static str,
     port: u16,
@@ -118,19 +117,19 @@ pub struct Redis {
 }
 
 impl Redis {
-    /// Starts one on a free port, and waits until it answers.
+    /// Starts Redis on a free port and waits until it answers.
     pub fn start() -> Self {
         Self::start_with(&[])
     }
 
-    /// The same, with further arguments.
+    /// [`Self::start`] with additional arguments.
     pub fn start_with(args: &[&str]) -> Self {
         (0..5)
             .find_map(|_| Self::start_at(free_port(), args))
             .expect("redis-server does not start; is it installed? scripts/test.sh installs it")
     }
 
-    /// Valkey instead; `None`: it is not installed.
+    /// Starts Valkey instead; `None` if it is not installed.
     pub fn start_valkey() -> Option<Self> {
         const PROGRAM: &str = "valkey-server";
         Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).status().ok()?;
@@ -138,7 +137,7 @@ impl Redis {
         Some((0..5).find_map(|_| start()).expect("valkey-server does not start"))
     }
 
-    /// The same, on that port; `None`: it ends at once, as another process has a port it needs.
+    /// Starts Redis on `port`; `None` if it exits because a port is in use.
     pub fn start_at(port: u16, args: &[&str]) -> Option<Self> {
         Self::start_program("redis-server", port, args)
     }
@@ -179,32 +178,32 @@ impl Redis {
         false
     }
 
-    /// `redis://…`
+    /// Store URL.
     pub fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// Its port.
+    /// Port.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// A plain connection, for looking inside.
+    /// A direct connection, to inspect the data.
     pub fn connection(&self) -> redis::Connection {
         redis::Client::open(self.url()).unwrap().get_connection().unwrap()
     }
 
-    /// Its process id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
-    /// It has not been killed.
+    /// Whether the server runs.
     pub fn runs(&self) -> bool {
         self.child.is_some()
     }
 
-    /// Kills it with everything that it holds.
+    /// Kills the server; its data is lost.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
@@ -212,7 +211,7 @@ impl Redis {
         }
     }
 
-    /// Starts it again on the same port, empty.
+    /// Restarts the server on its port, without data.
     pub fn start_again(&mut self) {
         assert!(self.child.is_none(), "it still runs");
         assert!(self.spawn(), "redis-server does not start again on port {}", self.port);
@@ -225,33 +224,33 @@ impl Drop for Redis {
     }
 }
 
-/// A node as a process, killed when dropped.
+/// A node process, killed when dropped.
 pub struct Node {
     child: Child,
-    /// Where it serves gRPC.
+    /// gRPC address.
     pub grpc: SocketAddr,
-    /// Where it serves HTTP.
+    /// HTTP address.
     pub http: SocketAddr,
     lines: mpsc::Receiver<String>,
 }
 
 impl Node {
-    /// Starts `tollgate serve` on free ports with further arguments, and waits until it serves.
+    /// Starts `tollgate serve` on free ports with additional arguments, and waits until it serves.
     pub fn start(limits: &std::path::Path, args: &[&str]) -> Self {
         Self::start_at(0, limits, args)
     }
 
-    /// The same, with its gRPC on that port.
+    /// [`Self::start`] with a fixed gRPC port.
     pub fn start_at(grpc_port: u16, limits: &std::path::Path, args: &[&str]) -> Self {
         Self::start_on([grpc_port, 0], limits, args)
     }
 
-    /// The same, with gRPC and HTTP on those ports.
+    /// [`Self::start`] with fixed gRPC and HTTP ports.
     pub fn start_on(ports: [u16; 2], limits: &std::path::Path, args: &[&str]) -> Self {
         Self::start_under(&[], ports, limits, args)
     }
 
-    /// The same, as the last words of a command that becomes the node's process.
+    /// [`Self::start_on`] through a wrapper command that executes the node in its own process.
     pub fn start_under(
         command: &[&str],
         ports: [u16; 2],
@@ -279,65 +278,65 @@ impl Node {
                 }
             }
         });
-        let mut said = Vec::new();
+        let mut log = Vec::new();
         loop {
             let Ok(line) = lines.recv_timeout(Duration::from_secs(20)) else {
                 let _ = child.kill();
                 let _ = child.wait();
-                panic!("the node does not start: {said:#?}");
+                panic!("the node does not start: {log:#?}");
             };
             let event: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
             if event["message"] == "serving" {
                 let address = |key: &str| event[key].as_str().unwrap().parse().unwrap();
                 return Self { grpc: address("grpc"), http: address("http"), child, lines };
             }
-            said.push(line);
+            log.push(line);
         }
     }
 
-    /// What it has logged since it was last asked, one JSON object a line.
+    /// Log events since the last call.
     pub fn logged(&self) -> Vec<serde_json::Value> {
         self.lines.try_iter().filter_map(|line| serde_json::from_str(&line).ok()).collect()
     }
 
-    /// Its process id.
+    /// Process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The memory that it holds, in kB.
+    /// Resident memory, in kB.
     pub fn rss_kb(&self) -> u64 {
-        self.counted("VmRSS:")
+        self.status_field("VmRSS:")
     }
 
-    /// How many threads it has.
+    /// Number of threads.
     pub fn threads(&self) -> u64 {
-        self.counted("Threads:")
+        self.status_field("Threads:")
     }
 
-    fn counted(&self, name: &str) -> u64 {
+    fn status_field(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
     }
 
-    /// Kills it on the spot.
+    /// Kills the process (SIGKILL).
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Sends it a signal by name (`TERM`, `HUP`, …).
+    /// Sends a signal by name (`TERM`, `HUP`, …).
     pub fn signal(&self, name: &str) {
         signal(self.pid(), name);
     }
 
-    /// How it ended, if it has.
+    /// Exit status, if the process has exited.
     pub fn try_wait(&mut self) -> Option<std::process::ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits for it to end, and tells how.
+    /// Waits for the process to exit.
     pub fn wait(&mut self) -> std::process::ExitStatus {
         self.child.wait().unwrap()
     }
@@ -345,58 +344,58 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Sends a signal by name to one process.
+/// Sends a signal by name to a process.
 pub fn signal(pid: u32, name: &str) {
     let sent = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status();
     assert!(sent.unwrap().success());
 }
 
-/// A limits file that is there as long as this is.
+/// A temporary limits file, deleted when dropped.
 pub struct LimitsFile(TempDir);
 
 impl LimitsFile {
-    /// With that text.
+    /// Creates the file with this text.
     pub fn new(text: &str) -> Self {
         let file = Self(TempDir::new().unwrap());
         file.write(text);
         file
     }
 
-    /// Replaces its text.
+    /// Replaces the text.
     pub fn write(&self, text: &str) {
         std::fs::write(self.path(), text).unwrap();
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> std::path::PathBuf {
         self.0.path().join("limits.yaml")
     }
 }
 
-/// The servers that a store consists of.
+/// The Redis servers of a store.
 pub trait Servers {
-    /// What nodes are given for `--store`.
+    /// Value of `--store` for nodes.
     fn store_url(&self) -> String;
-    /// A plain connection to each master.
+    /// A direct connection to each master.
     fn masters(&self) -> Vec<redis::Connection>;
-    /// The key of each master's birth, in the same order.
+    /// Birth key of each master, in the order of [`Self::masters`].
     fn birth_keys(&self) -> Vec<String>;
 
-    /// Makes them forget everything.
+    /// Deletes all data.
     fn empty(&self) {
         for mut master in self.masters() {
             redis::cmd("FLUSHALL").exec(&mut master).unwrap();
         }
     }
 
-    /// Has them born at a moment of a clock that is moved by hand. Their first heartbeat was by
-    /// their own clock.
+    /// Sets the birth time of each master, to match a manual clock. The first heartbeat has set it
+    /// by the server's own clock.
     fn born(&self, at_us: i64) {
         for (mut master, key) in self.masters().into_iter().zip(self.birth_keys()) {
             redis::cmd("SET").arg(key).arg(at_us).exec(&mut master).unwrap();
@@ -418,12 +417,12 @@ impl Servers for Redis {
     }
 }
 
-/// A Redis store on a clock that is moved by hand, on the current runtime.
+/// A Redis store on a manual clock, on the current runtime.
 pub async fn redis_store(servers: &impl Servers, clock: ManualClock) -> RedisStore {
     redis_store_counted(servers, clock, &Metrics::new()).await
 }
 
-/// The same, which counts in those metrics.
+/// [`redis_store`] with metrics.
 pub async fn redis_store_counted(
     servers: &impl Servers,
     clock: ManualClock,
@@ -437,7 +436,7 @@ pub async fn redis_store_by_its_own_clock(redis: &Redis) -> RedisStore {
     connector(&redis.url(), &Metrics::new()).await.open()
 }
 
-/// Connects, and waits until the store is known to be up.
+/// Connects, and waits until the store counts as up.
 pub async fn connector(url: &str, metrics: &Metrics) -> Connector {
     let servers = match url.parse().unwrap() {
         StoreUrl::Memory => panic!("{url} has no servers"),
@@ -464,20 +463,20 @@ pub async fn connector(url: &str, metrics: &Metrics) -> Connector {
     connector
 }
 
-/// The service over a store, with limits that can be replaced.
+/// The services over a store, with replaceable limits.
 pub struct Service<S> {
-    /// Tokens.
+    /// Token service.
     pub allow: AllowService<S>,
-    /// Leases.
+    /// Lease service.
     pub capacity: CapacityService<S>,
-    /// Its clock.
+    /// The clock of services and store.
     pub clock: ManualClock,
     file: LimitsFile,
     live: Arc<LiveLimits>,
 }
 
 impl<S: Store> Service<S> {
-    /// Over that store, which must read that clock.
+    /// Creates the services; `store` must use `clock`.
     pub fn new(store: S, clock: ManualClock, limits: &str) -> Self {
         let file = LimitsFile::new(limits);
         let metrics = Arc::new(Metrics::new());

@@ -1,6 +1,5 @@
-//! Callers: each asks, waits for its answer and asks again, over gRPC, and keeps the books
-//! on what it got. They run on threads of their own, so that a test can go about killing
-//! things meanwhile.
+//! Closed-loop callers over gRPC that record every request. They run on their own threads, so a
+//! test can stop servers meanwhile.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,60 +14,60 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response::Status};
 use tonic::transport::{Channel, Endpoint};
 
-/// How callers go about it.
+/// Configuration of a load.
 #[derive(Clone, Copy)]
 pub struct Plan {
-    /// How many callers.
+    /// Number of callers.
     pub callers: usize,
-    /// Connections to each target; callers share them.
+    /// Connections per target, shared by the callers.
     pub connections: usize,
-    /// From one request of a caller to its next; zero: at once.
+    /// Interval between the requests of a caller; zero for a closed loop without pauses.
     pub pace: Duration,
-    /// Whether a caller asks another node when its own does not answer.
+    /// Whether a caller switches to the next target after a failure.
     pub failover: bool,
 }
 
-/// One request and what became of it.
+/// A request and its result.
 pub struct Sample {
-    /// Who asked.
+    /// Caller number.
     pub caller: usize,
-    /// Which of the targets.
+    /// Index of the target.
     pub target: usize,
-    /// What for.
+    /// Requested namespace.
     pub namespace: String,
-    /// Of which bucket.
+    /// Requested bucket.
     pub bucket: String,
-    /// When the request went out.
+    /// Time of sending.
     pub sent: Instant,
-    /// When its answer was there.
+    /// Time of the answer.
     pub answered: Instant,
-    /// The answer.
+    /// The answer, or the gRPC status of a failure.
     pub answer: Result<AllowResponse, tonic::Status>,
 }
 
 impl Sample {
-    /// Tokens that it granted.
+    /// Granted tokens.
     pub fn granted(&self) -> i64 {
         self.answer.as_ref().map_or(0, |answer| answer.tokens_granted)
     }
 
-    /// What was decided, if anything was.
+    /// Decision; `None` after a failure.
     pub fn status(&self) -> Option<Status> {
         self.answer.as_ref().ok().map(AllowResponse::status)
     }
 
-    /// Decided without the shared store.
+    /// Whether it was decided without the shared store.
     pub fn degraded(&self) -> bool {
         self.answer.as_ref().is_ok_and(|answer| answer.degraded)
     }
 
-    /// From the request to the answer.
+    /// Latency.
     pub fn took(&self) -> Duration {
         self.answered - self.sent
     }
 }
 
-/// Callers at work.
+/// Running callers.
 pub struct Load {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
@@ -76,8 +75,8 @@ pub struct Load {
 }
 
 impl Load {
-    /// Lets callers loose on the targets, dealt out in turn. `next` makes a caller's next
-    /// request, from the caller's number and the number of the request; `None` ends it.
+    /// Starts callers, distributed round-robin over the targets. `next` makes a request from the
+    /// caller's number and the number of the request; `None` ends the caller.
     pub fn start(
         targets: &[SocketAddr],
         plan: Plan,
@@ -86,14 +85,14 @@ impl Load {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
-        // Before they start: the time that connecting takes is not the service's.
+        // Connect first, so that latencies do not include it.
         let connect = |target: &SocketAddr| {
             let endpoint = Endpoint::from_shared(format!("http://{target}")).unwrap();
             let endpoint = endpoint.connect_timeout(Duration::from_secs(5));
             runtime.block_on(endpoint.timeout(Duration::from_secs(10)).connect()).unwrap()
         };
-        let all = |target| (0..plan.connections).map(|_| connect(target)).collect();
-        let channels: Vec<Vec<Channel>> = targets.iter().map(all).collect();
+        let connect_all = |target| (0..plan.connections).map(|_| connect(target)).collect();
+        let channels: Vec<Vec<Channel>> = targets.iter().map(connect_all).collect();
         let (stop, next) = (Arc::new(AtomicBool::new(false)), Arc::new(next));
         let callers = (0..plan.callers)
             .map(|number| {
@@ -117,18 +116,18 @@ impl Load {
         Self { runtime, stop, callers }
     }
 
-    /// Lets them go on for a while.
+    /// Lets the load run for `time`.
     pub fn go_on(&self, time: Duration) {
         thread::sleep(time);
     }
 
-    /// Tells them to stop, and collects what they got, in the order of sending.
+    /// Stops the callers and returns their samples by send time.
     pub fn finish(self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         self.collect()
     }
 
-    /// Waits until `next` has no more requests for them, and collects.
+    /// Waits until `next` ends all callers, then returns their samples by send time.
     pub fn collect(self) -> Vec<Sample> {
         let mut samples = Vec::new();
         for caller in self.callers {
@@ -151,16 +150,16 @@ impl Caller {
     async fn run(mut self, next: impl Fn(usize) -> Option<AllowRequest>) -> Vec<Sample> {
         let mut samples = Vec::new();
         let mut due = tokio::time::Instant::now();
-        // Not all in the same moment.
+        // Stagger the callers.
         due += self.plan.pace / self.plan.callers as u32 * self.number as u32;
         while !self.stop.load(Ordering::Relaxed) {
             if !self.plan.pace.is_zero() {
                 tokio::time::sleep_until(due).await;
-                // Who comes late leaves out the turns that it missed, and is still not in step with
-                // others that were late: a stall would make a crowd of them, for good.
+                // A late caller skips its missed slots and keeps its phase. Otherwise a stall would
+                // synchronise the callers for good.
                 let late = tokio::time::Instant::now().saturating_duration_since(due);
-                let turns = late.as_nanos() / self.plan.pace.as_nanos() + 1;
-                due += self.plan.pace * u32::try_from(turns).unwrap_or(u32::MAX);
+                let slots = late.as_nanos() / self.plan.pace.as_nanos() + 1;
+                due += self.plan.pace * u32::try_from(slots).unwrap_or(u32::MAX);
             }
             let Some(request) = next(samples.len()) else { break };
             let (namespace, bucket) = (request.namespace.clone(), request.bucket_name.clone());
@@ -181,7 +180,7 @@ impl Caller {
                 if self.plan.failover {
                     self.target = (self.target + 1) % self.clients.len();
                 } else {
-                    // A refused connection fails at once: don't spin.
+                    // A refused connection fails at once; avoid a busy loop.
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             }
@@ -190,20 +189,20 @@ impl Caller {
     }
 }
 
-/// The books of one bucket of which nothing was taken before: tokens granted, and both
-/// bounds. Time counts from before the first request to after the last answer for the most
-/// that may be granted, and only to the sending of the last request for the least.
+/// Tokens granted by one initially full bucket, with their upper and lower bound. The upper bound
+/// covers the time from the first request to the last answer, the lower bound only up to the
+/// sending of the last request.
 pub struct Books {
-    /// Tokens granted.
+    /// Granted tokens.
     pub granted: i64,
-    /// size + rate·T + debt.
+    /// Upper bound: size + rate·T + debt.
     pub most: f64,
-    /// size + rate·T'.
+    /// Lower bound: size + rate·T'.
     pub owed: f64,
 }
 
 impl Books {
-    /// Of samples that are all of one bucket; `debt` in tokens.
+    /// Evaluates samples of a single bucket; `debt` in tokens.
     pub fn of(samples: &[&Sample], size: f64, rate: f64, debt: f64) -> Self {
         let first = samples.iter().map(|sample| sample.sent).min().unwrap();
         let last_sent = samples.iter().map(|sample| sample.sent).max().unwrap();
@@ -215,13 +214,13 @@ impl Books {
         }
     }
 
-    /// The share of what it owed that the bucket granted.
+    /// Granted share of the lower bound.
     pub fn share(&self) -> f64 {
         self.granted as f64 / self.owed
     }
 
-    /// Asserts that no more was granted than allowed. An error says that less was granted than
-    /// `least`, a part of what was owed: where callers hardly come to their turn, they ask for less.
+    /// Asserts the upper bound. Returns an error if less than the share `least` of the lower bound
+    /// was granted, which also happens if callers get too little CPU time to ask for it.
     pub fn check(&self, what: &str, least: f64) -> Result<(), String> {
         println!(
             "{what}: {} tokens granted of at most {:.1}, {:.2} % of the {:.1} owed",
@@ -238,68 +237,67 @@ impl Books {
     }
 }
 
-/// A percentile of durations, `part` of 1.
+/// Percentile of `durations`; `part` is from 0 to 1.
 pub fn percentile(durations: &mut [Duration], part: f64) -> Duration {
     durations.sort_unstable();
     let at = (durations.len() as f64 * part).ceil() as usize;
     durations[at.clamp(1, durations.len()) - 1]
 }
 
-/// How long all but the rest of them took at most; `part` of 1.
+/// Percentile of the latencies of `samples`; `part` is from 0 to 1.
 pub fn took(samples: &[&Sample], part: f64) -> Duration {
     let mut took: Vec<Duration> = samples.iter().map(|sample| sample.took()).collect();
     percentile(&mut took, part)
 }
 
-/// A machine that leaves a thread waiting for so long can't tell whether a deadline is kept.
+/// Scheduling delay from which timing assertions are meaningless.
 pub const STALL: Duration = Duration::from_millis(25);
 
-/// Notes when, and for how long, this machine leaves a thread waiting that ought to run: one on each
-/// CPU, as a host may take away one of them. What they do between two looks is sleep, so that
-/// nothing but the machine makes them late.
+/// Detects scheduling stalls of the machine, with one thread per CPU because a hypervisor may
+/// suspend a single one. The threads only sleep, so any delay is the machine's.
 pub struct Canary {
     stop: Arc<AtomicBool>,
-    noted: Vec<thread::JoinHandle<Stalls>>,
+    threads: Vec<thread::JoinHandle<Stalls>>,
 }
 
 impl Canary {
-    /// Starts noting.
+    /// Starts the threads.
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let may = sched_getaffinity(None).unwrap();
-        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| may.is_set(cpu));
-        let noted = cpus.map(|cpu| {
+        let allowed_cpus = sched_getaffinity(None).unwrap();
+        let cpus = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed_cpus.is_set(cpu));
+        let threads = cpus.map(|cpu| {
             let stopped = Arc::clone(&stop);
             thread::spawn(move || {
                 let mut here = CpuSet::new();
                 here.set(cpu);
                 sched_setaffinity(None, &here).unwrap();
-                watch(&stopped)
+                measure_stalls(&stopped)
             })
         });
-        Self { noted: noted.collect(), stop }
+        Self { threads: threads.collect(), stop }
     }
 
-    /// All that it noted.
+    /// Stops the threads and returns the stalls.
     pub fn stalls(self) -> Stalls {
         self.stop.store(true, Ordering::Relaxed);
-        let mut all = Stalls::default();
-        for one in self.noted {
-            let one = one.join().unwrap();
-            all.worst = all.worst.max(one.worst);
-            all.long.extend(one.long);
+        let mut total = Stalls::default();
+        for thread in self.threads {
+            let stalls = thread.join().unwrap();
+            total.worst = total.worst.max(stalls.worst);
+            total.long.extend(stalls.long);
         }
-        all
+        total
     }
 
-    /// The longest that it was left waiting.
+    /// The longest stall.
     pub fn worst(self) -> Duration {
         self.stalls().worst
     }
 }
 
-/// How late this thread is when it has slept.
-fn watch(stopped: &AtomicBool) -> Stalls {
+/// Measures how late this thread wakes from sleeps.
+fn measure_stalls(stopped: &AtomicBool) -> Stalls {
     let pause = Duration::from_millis(1);
     let mut stalls = Stalls::default();
     while !stopped.load(Ordering::Relaxed) {
@@ -310,12 +308,12 @@ fn watch(stopped: &AtomicBool) -> Stalls {
     stalls
 }
 
-/// When a machine stalled.
+/// Detected stalls.
 #[derive(Default)]
 pub struct Stalls {
-    /// The longest that it left a thread waiting.
+    /// The longest stall.
     pub worst: Duration,
-    /// From when a thread ought to have run until it did, where that was [`STALL`] or more.
+    /// When the thread was due and when it ran, for stalls of at least [`STALL`].
     pub long: Vec<(Instant, Instant)>,
 }
 
@@ -328,16 +326,17 @@ impl Stalls {
         }
     }
 
-    /// Whether the machine stalled at some moment between the two, or worked off then what had
-    /// come meanwhile: that takes a machine half of whose time is used as long as it stalled.
+    /// Whether a stall, or the backlog after it, overlaps the interval. The backlog is assumed to
+    /// last as long as the stall, which holds for a machine at half load.
     pub fn overlap(&self, from: Instant, to: Instant) -> bool {
         self.long.iter().any(|&(due, woke)| due <= to && from <= woke + (woke - due))
     }
 }
 
-/// Shared decisions are back for good: every target's first one came within a second of `back`,
-/// and from then on none is without the store, but for those that this machine's own stalls (the
-/// longest was `noise`, the deadline is 50 ms) make late. Tells how long the first one took to come.
+/// Asserts that decisions are shared again: the first shared decision of every target came within a
+/// second of `back`, and after that second none is degraded. If the longest stall `noise` is at
+/// least [`STALL`], up to 20 % may be degraded (the store deadline is 50 ms). Returns the time
+/// until the first shared decision of the slowest target.
 pub fn resumed(samples: &[&Sample], targets: usize, back: Instant, noise: Duration) -> Duration {
     const RESUMED: Duration = Duration::from_secs(1);
     let mut first = Duration::ZERO;

@@ -1,10 +1,10 @@
-//! HTTP as far as tests need it, and a node's metrics read through it.
+//! A minimal HTTP client, and the metrics of a node.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// One request over a connection of its own: the status and the body.
+/// Sends a request on a new connection. Returns the status and the body.
 pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16, String)> {
     let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
@@ -19,12 +19,12 @@ pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
     if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        return Ok((status, whole(body)));
+        return Ok((status, decode_chunked(body)));
     }
     Ok((status, body.to_owned()))
 }
 
-/// Asks over HTTP for one token: what was decided.
+/// Requests one token over HTTP and returns the decision.
 pub fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Value {
     let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
     let (status, answer) = http(node, "POST /v1/allow", &body).unwrap();
@@ -32,13 +32,13 @@ pub fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Val
     serde_json::from_str(&answer).unwrap()
 }
 
-/// It was granted, and by the store.
+/// Whether it is a grant by the shared store.
 pub fn shared_grant(answer: &serde_json::Value) -> bool {
     answer["status"] == "OK" && answer["degraded"] == false
 }
 
-/// A body that came in chunks, each with its length in front.
-fn whole(mut chunks: &str) -> String {
+/// Decodes a chunked body.
+fn decode_chunked(mut chunks: &str) -> String {
     let mut body = String::new();
     while let Some((length, rest)) = chunks.split_once("\r\n") {
         let length = usize::from_str_radix(length, 16).unwrap();
@@ -51,23 +51,23 @@ fn whole(mut chunks: &str) -> String {
     body
 }
 
-/// What `/metrics` said at one moment.
+/// The text of `/metrics` at one moment.
 pub struct Scrape(String);
 
 impl Scrape {
-    /// Of the node that serves HTTP there.
+    /// Reads the metrics of the node with this HTTP address.
     pub fn of(address: SocketAddr) -> Self {
         let (status, text) = http(address, "GET /metrics", "").unwrap();
         assert_eq!(status, 200, "{text}");
         Self(text)
     }
 
-    /// Of what was rendered.
+    /// Wraps rendered metrics.
     pub fn text(text: String) -> Self {
         Self(text)
     }
 
-    /// The sum of a metric's series that have these labels; 0 where there are none.
+    /// Sum over the series of a metric with these labels; 0 without any.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let has = |series: &str| {
             labels.iter().all(|(label, value)| series.contains(&format!("{label}=\"{value}\"")))

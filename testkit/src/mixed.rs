@@ -1,5 +1,5 @@
-//! Callers of many kinds at once: some honour waits, some give up in the middle of a call, some
-//! come in bursts. All that they were granted is on record, to be held against the bounds.
+//! Concurrent callers of several kinds: callers that honour waits, that cancel calls, that send
+//! bursts. All grants are recorded, to be checked against the bounds.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,87 +12,87 @@ use tonic::transport::Channel;
 
 use super::wire::{channel, request};
 
-/// Connections to each node.
+/// Connections per node.
 const CONNECTIONS: usize = 4;
 
-/// How long those who give up do so after, in ms: less than that.
-const IMPATIENCE_MS: usize = 12;
+/// Upper limit of the delay before a call is cancelled, in ms (exclusive).
+const MAX_CANCEL_DELAY_MS: usize = 12;
 
-/// How a caller goes about it.
+/// Behaviour of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Asks again at once.
+    /// Sends the next request at once.
     Greedy,
-    /// Sleeps for the wait of a grant, and for the retry time of a refusal.
+    /// Sleeps for the wait of a grant or the retry time of a refusal.
     Honours,
-    /// Drops most of its calls before they are answered, each after another time.
+    /// Cancels most calls before the answer, after varying delays.
     GivesUp,
-    /// Asks for so long, all at the same time, and then rests for as long.
+    /// Alternates between sending and pausing for this long, in step with the other callers.
     Bursts(Duration),
 }
 
-/// Callers alike.
+/// Callers of the same kind.
 #[derive(Clone, Copy)]
 pub struct Group {
-    /// How many.
+    /// Number of callers.
     pub callers: usize,
-    /// What they ask for.
+    /// Requested namespace.
     pub namespace: &'static str,
-    /// The bucket, or what its number is put behind.
+    /// Bucket name, or name prefix if there are several buckets.
     pub bucket: &'static str,
-    /// How many buckets; 1: the one called `bucket`.
+    /// Number of buckets; with 1 the name is `bucket`.
     pub buckets: usize,
-    /// Tokens of a caller's requests: from `least`, …
+    /// Least tokens per request.
     pub least: usize,
-    /// … and to this.
+    /// Most tokens per request.
     pub most: usize,
-    /// How they go about it.
+    /// Behaviour of a caller, by its number.
     pub manner: fn(usize) -> Manner,
 }
 
-/// Tokens that were granted between two moments.
+/// A grant with its time bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Grant {
-    /// When they were asked for.
+    /// Time of the request.
     pub sent: Instant,
-    /// When the answer was there.
+    /// Time of the answer.
     pub answered: Instant,
-    /// How many.
+    /// Granted tokens.
     pub tokens: f64,
 }
 
-/// What one bucket was asked and answered.
+/// Requests to one bucket and their results.
 #[derive(Default)]
 pub struct Account {
-    /// In the order of their answers.
+    /// Grants in order of their answers.
     pub grants: Vec<Grant>,
-    /// Refused for want of tokens.
+    /// Requests refused for lack of tokens.
     pub refused: u64,
-    /// When it was asked first and last.
+    /// Times of the first and the last request.
     pub asked: Option<(Instant, Instant)>,
-    /// Calls that were given up, so that nobody knows what became of them.
+    /// Cancelled calls, whose outcome is unknown.
     pub given_up: u64,
-    /// Tokens of the largest request.
+    /// Most tokens of a single request.
     pub largest: f64,
 }
 
-/// All that callers were told, by `namespace:bucket` as it is known to who answered.
+/// All results, by the `namespace:bucket` of the answers.
 #[derive(Default)]
 pub struct Record {
-    /// Each bucket's.
+    /// Results per bucket.
     pub accounts: BTreeMap<String, Account>,
-    /// Answers of other kinds, by namespace.
+    /// Answers with another status, by namespace.
     pub others: BTreeMap<(&'static str, Status), u64>,
-    /// Decided without the store.
+    /// Decisions made without the shared store.
     pub degraded: u64,
-    /// Calls that failed, and why.
+    /// Failed calls.
     pub failed: Vec<tonic::Status>,
-    /// All calls, those given up included.
+    /// All calls, including cancelled ones.
     pub calls: u64,
 }
 
 impl Record {
-    /// The account of one bucket.
+    /// Results of one bucket; panics if there are none.
     pub fn of(&self, bucket: &str) -> &Account {
         self.accounts.get(bucket).unwrap_or_else(|| panic!("nobody has heard of {bucket}"))
     }
@@ -119,21 +119,21 @@ impl Record {
 }
 
 impl Account {
-    /// Tokens that callers know of.
+    /// Tokens of all known grants.
     pub fn granted(&self) -> f64 {
         self.grants.iter().map(|grant| grant.tokens).sum()
     }
 
-    /// Over which time it was asked, to the last answer, and to the last question.
+    /// Seconds from the first request to the last answer, and to the last request.
     pub fn spans(&self) -> (f64, f64) {
         let Some((first, last)) = self.asked else { return (0.0, 0.0) };
         let answered = self.grants.iter().map(|grant| grant.answered).max().unwrap_or(last);
         ((answered.max(last) - first).as_secs_f64(), (last - first).as_secs_f64())
     }
 
-    /// The highest share of its bound that the bucket granted over any stretch. A stretch begins
-    /// at each of `starts` moments, evenly spread, and ends with each answer: what was both asked
-    /// for and answered within it was granted within it.
+    /// Highest ratio of granted tokens to `burst + rate * time` over all intervals that begin at
+    /// one of `starts` evenly spaced moments and end with an answer. Only grants requested and
+    /// answered within the interval count.
     pub fn worst_stretch(&self, starts: u32, burst: f64, rate: f64) -> f64 {
         let Some((first, last)) = self.asked else { return 0.0 };
         let share = |number| {
@@ -150,8 +150,8 @@ impl Account {
     }
 }
 
-/// Lets groups loose on nodes for so long, their callers dealt out in turn. All of them are on
-/// this thread.
+/// Runs the callers of all groups on one thread for `time`, distributed round-robin over the
+/// targets.
 pub fn ask_around(targets: &[SocketAddr], groups: &[Group], time: Duration) -> Record {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut record = runtime.block_on(async {
@@ -161,15 +161,15 @@ pub fn ask_around(targets: &[SocketAddr], groups: &[Group], time: Duration) -> R
                 clients.push(QuotaServiceClient::new(channel(*target).await));
             }
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut callers = JoinSet::new();
         for (group, number) in groups.iter().flat_map(|g| (0..g.callers).map(move |n| (g, n))) {
             let client = clients[callers.len() % clients.len()].clone();
-            callers.spawn(caller(client, *group, number, begun, time));
+            callers.spawn(caller(client, *group, number, started, time));
         }
         let mut record = Record::default();
-        while let Some(one) = callers.join_next().await {
-            record.merge(one.unwrap());
+        while let Some(caller_record) = callers.join_next().await {
+            record.merge(caller_record.unwrap());
         }
         record
     });
@@ -183,24 +183,24 @@ async fn caller(
     mut client: QuotaServiceClient<Channel>,
     group: Group,
     number: usize,
-    begun: Instant,
+    started: Instant,
     time: Duration,
 ) -> Record {
     let mut record = Record::default();
     let manner = (group.manner)(number);
     for count in 0.. {
         if let Manner::Bursts(length) = manner {
-            let at = begun.elapsed().as_nanos() % (2 * length.as_nanos());
-            if let Some(rest) = at.checked_sub(length.as_nanos()) {
-                tokio::time::sleep(length - Duration::from_nanos(rest as u64)).await;
+            let at = started.elapsed().as_nanos() % (2 * length.as_nanos());
+            if let Some(paused) = at.checked_sub(length.as_nanos()) {
+                tokio::time::sleep(length - Duration::from_nanos(paused as u64)).await;
             }
         }
-        if begun.elapsed() >= time {
+        if started.elapsed() >= time {
             break;
         }
-        // Scattered, and the same in every run.
-        let dice = (number * 7919 + count * 104_729) >> 3;
-        let tokens = group.least + dice % (group.most - group.least + 1);
+        // Pseudo-random, but equal in every run.
+        let pseudo_random = (number * 7919 + count * 104_729) >> 3;
+        let tokens = group.least + pseudo_random % (group.most - group.least + 1);
         let bucket = match group.buckets {
             1 => group.bucket.to_owned(),
             many => format!("{}{}", group.bucket, (number + count) % many),
@@ -211,8 +211,9 @@ async fn caller(
         let answer = client.allow(request);
         let answer = match manner {
             Manner::GivesUp => {
-                let patience = Duration::from_millis((dice % IMPATIENCE_MS) as u64);
-                match tokio::time::timeout(patience, answer).await {
+                let cancel_after =
+                    Duration::from_millis((pseudo_random % MAX_CANCEL_DELAY_MS) as u64);
+                match tokio::time::timeout(cancel_after, answer).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         let name = format!("{}:{bucket}", group.namespace);
@@ -249,8 +250,8 @@ async fn caller(
             other => *record.others.entry((group.namespace, other)).or_default() += 1,
         }
         if manner == Manner::Honours {
-            let rest = answer.wait_millis.max(answer.retry_after_millis).max(0);
-            tokio::time::sleep(Duration::from_millis(rest as u64)).await;
+            let pause = answer.wait_millis.max(answer.retry_after_millis).max(0);
+            tokio::time::sleep(Duration::from_millis(pause as u64)).await;
         }
     }
     record

@@ -1,9 +1,9 @@
-//! Values that no node writes, to be planted under keys that nodes read.
+//! Corrupt values for keys that nodes read, of every Redis type.
 
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// A value of any type.
+/// A value of any Redis type.
 #[derive(Clone, Debug)]
 pub enum Plant {
     /// A string.
@@ -14,16 +14,16 @@ pub enum Plant {
     Set(Vec<Vec<u8>>),
     /// A hash.
     Hash(Vec<(Vec<u8>, Vec<u8>)>),
-    /// A sorted set; scores as Redis reads them.
+    /// A sorted set; scores in Redis notation.
     Sorted(Vec<(Vec<u8>, String)>),
     /// A stream with one entry.
     Stream(Vec<u8>),
 }
 
 impl Plant {
-    /// Replaces whatever is there.
-    pub fn put(&self, inside: &mut redis::Connection, key: &str) {
-        redis::cmd("DEL").arg(key).exec(inside).unwrap();
+    /// Replaces the value of `key`.
+    pub fn put(&self, connection: &mut redis::Connection, key: &str) {
+        redis::cmd("DEL").arg(key).exec(connection).unwrap();
         let mut put = redis::cmd(match self {
             Self::Text(_) => "SET",
             Self::List(_) => "RPUSH",
@@ -42,11 +42,11 @@ impl Plant {
             }
             Self::Stream(value) => put.arg("*").arg("field").arg(value),
         };
-        put.exec(inside).unwrap();
+        put.exec(connection).unwrap();
     }
 }
 
-/// Doubles that sums should not meet.
+/// Doubles including NaN, infinities and other extreme values.
 pub fn number() -> impl Strategy<Value = f64> {
     prop_oneof![
         2 => select(vec![
@@ -57,7 +57,7 @@ pub fn number() -> impl Strategy<Value = f64> {
     ]
 }
 
-/// Bytes of any kind: none, a few, many, text, numbers as text, packed numbers.
+/// Byte strings: empty, short, long, text, numbers as text, packed doubles.
 pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let words = ["", "0", "-1", "nan", "inf", "1e400", "0x10", "99999999999999999999", "no state"];
     prop_oneof![
@@ -69,9 +69,9 @@ pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A value of any type, as different as can be.
+/// A value of any type.
 pub fn plant() -> impl Strategy<Value = Plant> {
-    let some = || proptest::collection::vec(bytes(), 1..5);
+    let byte_strings = || proptest::collection::vec(bytes(), 1..5);
     let field = || prop_oneof![bytes(), Just(Vec::new()), Just(b"f".to_vec()), Just(b"a".to_vec())];
     let score = prop_oneof![
         select(vec!["inf", "-inf", "0", "1e300", "-5", "50"]).prop_map(str::to_owned),
@@ -79,8 +79,8 @@ pub fn plant() -> impl Strategy<Value = Plant> {
     ];
     prop_oneof![
         3 => bytes().prop_map(Plant::Text),
-        1 => some().prop_map(Plant::List),
-        1 => some().prop_map(Plant::Set),
+        1 => byte_strings().prop_map(Plant::List),
+        1 => byte_strings().prop_map(Plant::Set),
         2 => proptest::collection::vec((field(), bytes()), 1..5).prop_map(Plant::Hash),
         2 => proptest::collection::vec((field(), score), 1..5).prop_map(Plant::Sorted),
         1 => bytes().prop_map(Plant::Stream),

@@ -1,20 +1,20 @@
-//! How random tests draw their cases.
+//! Configuration of property tests.
 //!
-//! proptest reads its seed from `PROPTEST_RNG_SEED`. `.cargo/config.toml` sets one, so that every
-//! run under cargo tries the same cases; `scripts/fuzz.sh` sets fresh ones.
+//! proptest reads its seed from `PROPTEST_RNG_SEED`. `.cargo/config.toml` sets it, so that every
+//! run under cargo tests the same cases; `scripts/fuzz.sh` uses new seeds.
 
 use proptest::test_runner::{Config, FileFailurePersistence};
 
-/// The number of cases to try: `PROPTEST_CASES` if set, else `default`.
+/// Number of cases: `PROPTEST_CASES` if set, else `default`.
 pub fn cases(default: u32) -> u32 {
     std::env::var("PROPTEST_CASES").map_or(default, |cases| cases.parse().unwrap())
 }
 
-/// Settings for that many cases. The cases in the fixture `seeds/<name>` come first; one that fails is
-/// added to that file. All tests that share the file must share the strategy, too.
+/// Configuration for `cases` cases. The regression cases in the fixture `seeds/<name>` run first,
+/// and a failing case is added to that file. Tests that share the file must use the same strategy.
 pub fn config(name: &str, cases: u32) -> Config {
     let seeds = super::fixture("seeds").join(name).to_string_lossy().into_owned();
-    // proptest keeps the path for as long as the process runs.
+    // proptest needs a `'static` path.
     let persistence = FileFailurePersistence::Direct(seeds.leak());
     Config {
         cases,

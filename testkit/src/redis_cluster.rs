@@ -1,5 +1,4 @@
-//! A Redis Cluster of the test's own: every server a process on a free port, nothing but
-//! commands to make it.
+//! A private Redis Cluster: server processes on free ports, set up by Redis commands alone.
 
 use std::time::Duration;
 
@@ -11,50 +10,50 @@ use super::cluster::alive;
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, Servers, eventually, free_port};
 
-/// Longer than a cluster takes to agree on anything.
+/// Time limit for a cluster to agree on a change.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long a server may be silent before the others count it as gone, in ms.
+/// Redis' cluster-node-timeout, in ms: a server that is silent for longer counts as failed.
 const NODE_TIMEOUT_MS: &str = "1000";
 
 const SLOTS: usize = 16384;
 
-/// Servers that form a cluster, gone when dropped. They are numbered: the first ones begin as
-/// masters, each with a like share of the slots in its turn, the others as their replicas.
+/// The servers of a cluster, killed when dropped. Numbers identify them: first the initial masters,
+/// each with an equal range of slots, then their replicas.
 pub struct RedisCluster {
     servers: Vec<Redis>,
     ids: Vec<String>,
 }
 
 impl RedisCluster {
-    /// Three masters, 0 to 2, each with a replica, 3 to 5.
+    /// Starts three masters (0 to 2) with a replica each (3 to 5).
     pub fn start() -> Self {
         Self::start_with(3, 3)
     }
 
-    /// So many masters and replicas, which are dealt out to the masters in turn. Waits until all
-    /// servers agree, and every replica follows its master.
+    /// Starts masters, and replicas assigned to them round-robin. Waits until all servers agree and
+    /// every replica is connected to its master.
     pub fn start_with(masters: usize, replicas: usize) -> Self {
         let servers: Vec<Redis> = (0..masters + replicas).map(|_| server()).collect();
-        let ids = servers.iter().map(|server| ask(server, "CLUSTER MYID")).collect();
+        let ids = servers.iter().map(|server| query(server, "CLUSTER MYID")).collect();
         let cluster = Self { servers, ids };
         for number in 0..masters {
             let first = SLOTS * number / masters;
             let last = SLOTS * (number + 1) / masters - 1;
-            cluster.tell(number, &format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
-            // Those that they would else find for themselves, by colliding.
-            cluster.tell(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
+            cluster.execute(number, &format!("CLUSTER ADDSLOTSRANGE {first} {last}"));
+            // Distinct epochs avoid a round of conflict resolution.
+            cluster.execute(number, &format!("CLUSTER SET-CONFIG-EPOCH {}", number + 1));
         }
         for (number, server) in cluster.servers.iter().enumerate() {
-            let bus: (String, u16) = ask(server, "CONFIG GET cluster-port");
+            let bus: (String, u16) = query(server, "CONFIG GET cluster-port");
             for other in 0..number {
                 let meet = format!("CLUSTER MEET 127.0.0.1 {} {}", server.port(), bus.1);
-                cluster.tell(other, &meet);
+                cluster.execute(other, &meet);
             }
         }
         eventually("the servers know one another", PATIENCE, || {
             cluster.running().all(|server| {
-                let nodes: String = ask(server, "CLUSTER NODES");
+                let nodes: String = query(server, "CLUSTER NODES");
                 nodes.lines().count() == cluster.servers.len()
                     && !nodes.contains("handshake")
                     && cluster.ids.iter().all(|id| nodes.contains(id))
@@ -71,25 +70,26 @@ impl RedisCluster {
         cluster
     }
 
-    /// The same, where a master that is gone takes nothing with it but its own slots.
+    /// [`Self::start`] without full slot coverage: a failed master makes only its own slots
+    /// unavailable.
     pub fn start_partial() -> Self {
         let cluster = Self::start();
         for number in 0..cluster.servers.len() {
-            cluster.tell(number, "CONFIG SET cluster-require-full-coverage no");
+            cluster.execute(number, "CONFIG SET cluster-require-full-coverage no");
         }
         cluster
     }
 
-    /// Adds a master without any slot, and tells its number.
+    /// Adds a master without slots and returns its number.
     pub fn add_master(&mut self) -> usize {
         let new = server();
-        let bus: (String, u16) = ask(&new, "CONFIG GET cluster-port");
-        self.tell(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
-        self.ids.push(ask(&new, "CLUSTER MYID"));
+        let bus: (String, u16) = query(&new, "CONFIG GET cluster-port");
+        self.execute(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
+        self.ids.push(query(&new, "CLUSTER MYID"));
         self.servers.push(new);
         eventually("all know the new one", PATIENCE, || {
             self.running().all(|server| {
-                let nodes: String = ask(server, "CLUSTER NODES");
+                let nodes: String = query(server, "CLUSTER NODES");
                 self.ids.iter().all(|id| nodes.contains(id)) && !nodes.contains("handshake")
             })
         });
@@ -97,8 +97,8 @@ impl RedisCluster {
         self.servers.len() - 1
     }
 
-    /// Starts two nodes on it, with further arguments, and waits until they know of one another
-    /// and of all masters.
+    /// Starts two nodes with additional arguments, and waits until they count each other and the
+    /// store is up.
     pub fn nodes(&self, limits: &LimitsFile, args: &[&str]) -> Vec<Node> {
         let url = self.url();
         let args = [&["--store", &url], args].concat();
@@ -110,64 +110,64 @@ impl RedisCluster {
         nodes
     }
 
-    /// Waits until every server that runs serves all slots, agrees with the others on who has
-    /// which, and, if it is a replica, is in line with its master.
+    /// Waits until all running servers serve all slots, agree on the slot assignment, and all
+    /// replicas are connected to their masters.
     pub fn wait_until_whole(&self) {
         eventually("the cluster is whole", PATIENCE, || {
-            let mut told = self.running().map(|server| {
-                let about: String = ask(server, "CLUSTER INFO");
-                let replication: String = ask(server, "INFO replication");
-                let sound = about.contains("cluster_state:ok")
+            let mut answers = self.running().map(|server| {
+                let about: String = query(server, "CLUSTER INFO");
+                let replication: String = query(server, "INFO replication");
+                let healthy = about.contains("cluster_state:ok")
                     && (replication.contains("role:master")
                         || replication.contains("master_link_status:up"));
-                sound.then(|| shares(server))
+                healthy.then(|| slot_ranges(server))
             });
-            let first = told.next().flatten();
-            first.is_some() && told.all(|others| others == first)
+            let first = answers.next().flatten();
+            first.is_some() && answers.all(|others| others == first)
         });
     }
 
-    /// `redis-cluster://…`, of all its servers.
+    /// Store URL, with all servers.
     pub fn url(&self) -> String {
         let hosts: Vec<String> =
             self.servers.iter().map(|server| format!("127.0.0.1:{}", server.port())).collect();
         format!("redis-cluster://{}", hosts.join(","))
     }
 
-    /// `redis://…` of each server.
+    /// `redis://` URL of each server.
     pub fn urls(&self) -> Vec<String> {
         self.servers.iter().map(Redis::url).collect()
     }
 
-    /// The port of each server.
+    /// Port of each server.
     pub fn ports(&self) -> Vec<u16> {
         self.servers.iter().map(Redis::port).collect()
     }
 
-    /// The process id of one.
+    /// Process id of a server.
     pub fn pid(&self, number: usize) -> u32 {
         self.servers[number].pid()
     }
 
-    /// A plain connection to one, for looking inside.
+    /// A direct connection to a server, to inspect the data.
     pub fn connection(&self, number: usize) -> Connection {
         self.servers[number].connection()
     }
 
-    /// Kills one with everything that it holds.
+    /// Kills a server; its data is lost.
     pub fn kill(&mut self, number: usize) {
         self.servers[number].kill();
     }
 
-    /// Starts one again on its port, as the same member, but without data.
+    /// Restarts a server on its port as the same cluster member, without data.
     pub fn start_again(&mut self, number: usize) {
         self.servers[number].start_again();
     }
 
-    /// The masters that serve slots, by their lowest one, as any server that runs sees it.
+    /// Numbers of the masters with slots, in the order of their lowest slots.
     pub fn masters(&self) -> Vec<usize> {
         let mut masters = Vec::new();
-        for (_, _, port) in shares(self.running().next().unwrap()) {
+        for (_, _, port) in slot_ranges(self.running().next().unwrap()) {
             let number = self.servers.iter().position(|server| server.port() == port).unwrap();
             if !masters.contains(&number) {
                 masters.push(number);
@@ -176,23 +176,28 @@ impl RedisCluster {
         masters
     }
 
-    /// Who serves a slot, as any server that runs sees it.
+    /// Number of the master that serves `slot`.
     pub fn owner(&self, slot: u16) -> Option<usize> {
-        let shares = shares(self.running().next().unwrap());
-        let (_, _, port) = *shares.iter().find(|share| (share.0..=share.1).contains(&slot))?;
+        let slot_ranges = slot_ranges(self.running().next().unwrap());
+        let (_, _, port) =
+            *slot_ranges.iter().find(|slot_range| (slot_range.0..=slot_range.1).contains(&slot))?;
         self.servers.iter().position(|server| server.port() == port)
     }
 
-    /// The highest slot of one, as any server that runs sees it.
+    /// Highest slot of a master.
     pub fn highest_slot(&self, number: usize) -> Option<u16> {
         let port = self.servers[number].port();
-        let shares = shares(self.running().next().unwrap());
-        shares.into_iter().filter(|share| share.2 == port).map(|share| share.1).max()
+        let slot_ranges = slot_ranges(self.running().next().unwrap());
+        slot_ranges
+            .into_iter()
+            .filter(|slot_range| slot_range.2 == port)
+            .map(|slot_range| slot_range.1)
+            .max()
     }
 
-    /// A replica that runs of a master that does.
+    /// A running replica of `master`.
     pub fn replica_of(&self, master: usize) -> Option<usize> {
-        let nodes: String = ask(&self.servers[master], "CLUSTER NODES");
+        let nodes: String = query(&self.servers[master], "CLUSTER NODES");
         let follower = |line: &&str| {
             let mut fields = line.split(' ').skip(2);
             let (flags, of) = (fields.next().unwrap_or_default(), fields.next());
@@ -202,26 +207,26 @@ impl RedisCluster {
         self.ids.iter().position(|known| known == id)
     }
 
-    /// Makes a replica change places with its master, which loses nothing.
+    /// Promotes a replica by a manual failover, which loses no data.
     pub fn failover(&self, replica: usize) {
-        self.tell(replica, "CLUSTER FAILOVER");
+        self.execute(replica, "CLUSTER FAILOVER");
         eventually("the replica is a master", PATIENCE, || {
-            let role: String = ask(&self.servers[replica], "INFO replication");
+            let role: String = query(&self.servers[replica], "INFO replication");
             role.contains("role:master")
         });
     }
 
-    /// Begins to move a slot to another master, up to where the old one answers ASK for keys
-    /// that it has no more, and keys begin their life at the new one.
+    /// Starts the migration of a slot: the old master answers ASK for keys that it no longer has,
+    /// and new keys are created at the new master.
     pub fn begin_migration(&self, slot: u16, to: usize) -> Migration {
         let from = self.owner(slot).unwrap();
         let (source, target) = (&self.ids[from], &self.ids[to]);
-        self.tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"));
-        self.tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"));
+        self.execute(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}"));
+        self.execute(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}"));
         Migration { slot, from, to }
     }
 
-    /// Moves all keys that the slot holds, and tells how many.
+    /// Moves all keys of the slot and returns their number.
     pub fn move_keys(&self, migration: &Migration) -> usize {
         let Migration { slot, from, to } = *migration;
         let mut connection = self.connection(from);
@@ -236,17 +241,17 @@ impl RedisCluster {
         keys.len()
     }
 
-    /// Ends it: the slot is the new master's, and the old one answers MOVED.
+    /// Completes a migration: the new master owns the slot, and the old one answers MOVED.
     pub fn finish_migration(&self, migration: Migration) {
         let Migration { slot, from, to } = migration;
         let others = self.masters().into_iter().filter(|&other| other != from && other != to);
-        // The new master first, as the old one would else send its callers in a circle.
+        // The new master first: otherwise the two would redirect clients to each other.
         for number in [to, from].into_iter().chain(others) {
-            self.tell(number, &format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]));
+            self.execute(number, &format!("CLUSTER SETSLOT {slot} NODE {}", self.ids[to]));
         }
     }
 
-    /// Moves a slot with its keys to another master.
+    /// Moves a slot and its keys to another master.
     pub fn migrate(&self, slot: u16, to: usize) {
         let migration = self.begin_migration(slot, to);
         self.move_keys(&migration);
@@ -257,8 +262,8 @@ impl RedisCluster {
         self.servers.iter().filter(|server| server.runs())
     }
 
-    fn tell(&self, number: usize, words: &str) {
-        command(words).exec(&mut self.connection(number)).unwrap();
+    fn execute(&self, number: usize, command_line: &str) {
+        command(command_line).exec(&mut self.connection(number)).unwrap();
     }
 }
 
@@ -278,19 +283,19 @@ impl Servers for RedisCluster {
     }
 }
 
-/// A slot under way from one master to another.
+/// A slot migration in progress.
 #[must_use]
 #[derive(Debug)]
 pub struct Migration {
-    /// Which.
+    /// The slot.
     pub slot: u16,
-    /// Who serves it until the end.
+    /// Master that owns it until completion.
     pub from: usize,
-    /// Who serves it then.
+    /// Master that owns it afterwards.
     pub to: usize,
 }
 
-/// A server that is in a cluster with nobody yet.
+/// A server in cluster mode that has not joined a cluster.
 fn server() -> Redis {
     let start = || {
         let bus = free_port().to_string();
@@ -301,26 +306,26 @@ fn server() -> Redis {
     (0..5).find_map(|_| start()).expect("redis-server does not start in cluster mode")
 }
 
-fn command(words: &str) -> Cmd {
-    let mut words = words.split(' ');
-    let mut command = redis::cmd(words.next().unwrap());
-    command.arg(words.collect::<Vec<_>>());
+fn command(command_line: &str) -> Cmd {
+    let mut command_line = command_line.split(' ');
+    let mut command = redis::cmd(command_line.next().unwrap());
+    command.arg(command_line.collect::<Vec<_>>());
     command
 }
 
-fn ask<T: FromRedisValue>(server: &Redis, words: &str) -> T {
-    command(words).query(&mut server.connection()).unwrap()
+fn query<T: FromRedisValue>(server: &Redis, command_line: &str) -> T {
+    command(command_line).query(&mut server.connection()).unwrap()
 }
 
-/// First and last slot of each share, and the port of its master, as one server sees it.
-fn shares(server: &Redis) -> Vec<(u16, u16, u16)> {
-    let told: Vec<Vec<redis::Value>> = ask(server, "CLUSTER SLOTS");
+/// First slot, last slot and master port of each slot range, as reported by `server`.
+fn slot_ranges(server: &Redis) -> Vec<(u16, u16, u16)> {
+    let answers: Vec<Vec<redis::Value>> = query(server, "CLUSTER SLOTS");
     let number = |value: &redis::Value| u16::from_redis_value_ref(value).unwrap();
-    let share = |entry: &Vec<redis::Value>| {
+    let slot_range = |entry: &Vec<redis::Value>| {
         let redis::Value::Array(master) = &entry[2] else { panic!("{entry:?}") };
         (number(&entry[0]), number(&entry[1]), number(&master[1]))
     };
-    let mut shares: Vec<_> = told.iter().map(share).collect();
-    shares.sort_unstable();
-    shares
+    let mut slot_ranges: Vec<_> = answers.iter().map(slot_range).collect();
+    slot_ranges.sort_unstable();
+    slot_ranges
 }

@@ -1,28 +1,28 @@
-//! Rows for the table of `docs/reliability.md`, which `scripts/reliability.sh` puts together.
+//! Rows for the table in `docs/reliability.md`, which `scripts/reliability.sh` assembles.
 
 use std::path::Path;
 
 use serde_json::json;
 
-/// One row: what was done to a cluster, and what came of it. Every figure says what it counts.
+/// One row: a fault and its effects. Figures state their unit.
 pub struct Row<'a> {
-    /// What is broken, and how.
+    /// The fault.
     pub fault: &'a str,
-    /// What clients are answered while it is.
+    /// Answers to clients during the fault.
     pub meanwhile: &'a str,
-    /// The slowest decision, such as `12 ms (p99.9 of 2,345)`.
+    /// Slowest decision, such as `12 ms (p99.9 of 2,345)`.
     pub worst: String,
-    /// From the end of the fault until decisions are shared again.
+    /// Time from the end of the fault until decisions are shared again.
     pub recovery: String,
-    /// Tokens lost or granted too many.
+    /// Tokens lost or granted in excess.
     pub tokens: String,
-    /// `file::name` of the test.
+    /// Test, as `file::name`.
     pub test: &'a str,
 }
 
 impl Row<'_> {
-    /// Prints it, and writes it to `$TOLLGATE_REPORT/<place>-<name of the test>.json` where that
-    /// is set. The table is in the order of the places.
+    /// Prints the row. If `TOLLGATE_REPORT` is set, also writes it to
+    /// `$TOLLGATE_REPORT/<place>-<test name>.json`; `place` orders the table.
     pub fn write(&self, place: u32) {
         let Self { fault, meanwhile, worst, recovery, tokens, test } = self;
         println!("{fault} | {meanwhile} | {worst} | {recovery} | {tokens} | {test}");

@@ -1,20 +1,20 @@
-//! The user that `docs/operating.md` describes, which may do what nodes need and no more.
+//! The Redis user of `docs/operating.md`, with the least privileges that nodes need.
 
 use redis::{Connection, Value};
 
-const RIGHTS: &str = "reset on >secret ~* +@read +@write +@connection -@dangerous -@scripting \
+const PRIVILEGES: &str = "reset on >secret ~* +@read +@write +@connection -@dangerous -@scripting \
                       +eval +evalsha +script|load +time +unwatch";
 
-/// A server, or a sentinel, that has such a user: `tollgate`, with the password `secret`.
+/// A server or sentinel with the user `tollgate` and the password `secret`.
 pub struct FewRights(Connection);
 
 impl FewRights {
-    /// Gives it the rights, and `more` of them.
+    /// Creates the user with the documented rights and `more`.
     pub fn given(connection: Connection, more: &str) -> Self {
-        Self::exactly(connection, &format!("{RIGHTS}{more}"))
+        Self::exactly(connection, &format!("{PRIVILEGES}{more}"))
     }
 
-    /// Gives it these alone.
+    /// Creates the user with exactly these rights.
     pub fn exactly(mut connection: Connection, rights: &str) -> Self {
         let mut user = redis::cmd("ACL");
         user.arg("SETUSER").arg("tollgate").arg(rights.split_whitespace().collect::<Vec<_>>());
@@ -22,7 +22,7 @@ impl FewRights {
         Self(connection)
     }
 
-    /// Nothing has been refused.
+    /// Asserts that no command was denied.
     pub fn were_enough(&mut self) {
         let refused: Vec<Value> = redis::cmd("ACL").arg("LOG").query(&mut self.0).unwrap();
         assert!(refused.is_empty(), "{refused:?}");

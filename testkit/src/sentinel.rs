@@ -1,4 +1,4 @@
-//! A Redis with replicas, and sentinels that watch over it.
+//! A replicated Redis, monitored by sentinels.
 
 use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
@@ -9,20 +9,20 @@ use tempfile::TempDir;
 
 use super::{Redis, eventually, free_port};
 
-/// What the sentinels call the master.
+/// Sentinel name of the master.
 pub const NAME: &str = "main";
 
-/// Longer than sentinels take to agree on anything.
+/// Time limit for sentinels to agree on a change.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// One master, two replicas and three sentinels, of which two must agree. Gone when dropped.
+/// A master, two replicas and three sentinels with a quorum of two; all killed when dropped.
 pub struct Sentinels {
     servers: Vec<Redis>,
     sentinels: Vec<Sentinel>,
 }
 
 impl Sentinels {
-    /// Starts them all, and waits until the sentinels know of one another and of the replicas.
+    /// Starts all processes, and waits until the sentinels know each other and the replicas.
     pub fn start() -> Self {
         let master = Redis::start();
         let port = master.port().to_string();
@@ -42,47 +42,50 @@ impl Sentinels {
         started
     }
 
-    /// Waits until every sentinel that runs sees the same master, all others, and two replicas,
-    /// and every server that runs follows that master. Takes some ten seconds after a failover.
+    /// Waits until every running sentinel reports the same master, the other sentinels and two
+    /// replicas, and every running server follows that master. Takes some ten seconds after a
+    /// failover.
     pub fn wait_until_agreed(&self) {
         eventually("the sentinels agree", PATIENCE, || {
-            let told = self.sentinels.iter().filter_map(|sentinel| sentinel.about().ok());
-            let told: Vec<HashMap<String, String>> = told.collect();
-            let sound = told.iter().all(|about| {
+            let infos = self.sentinels.iter().filter_map(|sentinel| sentinel.master_info().ok());
+            let infos: Vec<HashMap<String, String>> = infos.collect();
+            let healthy = infos.iter().all(|master_info| {
                 let expected =
                     [("flags", "master"), ("num-slaves", "2"), ("num-other-sentinels", "2")];
-                about["port"] == told[0]["port"]
-                    && expected.iter().all(|(key, value)| about[*key] == *value)
+                master_info["port"] == infos[0]["port"]
+                    && expected.iter().all(|(key, value)| master_info[*key] == *value)
             });
             let mut servers = self.servers.iter().filter(|server| server.runs());
-            sound
-                && !told.is_empty()
+            healthy
+                && !infos.is_empty()
                 && servers.all(|server| {
-                    let about = replication(server);
-                    let is_master = server.port().to_string() == told[0]["port"];
-                    is_master && about.contains("role:master")
-                        || about.contains("master_link_status:up")
+                    let master_info = replication(server);
+                    let is_master = server.port().to_string() == infos[0]["port"];
+                    is_master && master_info.contains("role:master")
+                        || master_info.contains("master_link_status:up")
                 })
         });
     }
 
-    /// `redis-sentinel://…`, of all sentinels.
+    /// Store URL, with all sentinels.
     pub fn url(&self) -> String {
         let host = |sentinel: &Sentinel| format!("127.0.0.1:{}", sentinel.port);
         let hosts: Vec<String> = self.sentinels.iter().map(host).collect();
         format!("redis-sentinel://{}/{NAME}", hosts.join(","))
     }
 
-    /// The port of each sentinel.
+    /// Port of each sentinel.
     pub fn ports(&self) -> Vec<u16> {
         self.sentinels.iter().map(|sentinel| sentinel.port).collect()
     }
 
-    /// The port of the server that says that it is the master, and that most sentinels name.
+    /// Port of the server that reports itself as master and is named by most sentinels.
     pub fn master(&self) -> Option<u16> {
         let named = |port: u16| {
             let names = self.sentinels.iter().filter(|sentinel| {
-                sentinel.about().is_ok_and(|about| about["port"] == port.to_string())
+                sentinel
+                    .master_info()
+                    .is_ok_and(|master_info| master_info["port"] == port.to_string())
             });
             names.count() * 2 > self.sentinels.len()
         };
@@ -93,38 +96,38 @@ impl Sentinels {
         masters.map(Redis::port).find(|&port| named(port))
     }
 
-    /// A plain connection to the master, for looking inside.
+    /// A direct connection to the master, to inspect the data.
     pub fn connection(&self) -> Connection {
         let port = self.master().unwrap();
         self.servers.iter().find(|server| server.port() == port).unwrap().connection()
     }
 
-    /// Makes the sentinels put a replica in the master's place, and tells its port when most
-    /// name it. The old one goes on as a master of its own for some seconds.
+    /// Forces a failover, and returns the port of the new master once most sentinels name it. The
+    /// old master keeps its role for some seconds.
     pub fn failover(&self) -> u16 {
         let old = self.master();
         let mut failover = redis::cmd("SENTINEL");
         failover.arg("FAILOVER").arg(NAME);
-        // Not as long as another one is under way, or no replica is known to be fit for it.
+        // Fails while another failover runs or no replica is known to be suitable.
         eventually("a failover begins", PATIENCE, || {
             self.sentinels[0].connection().is_ok_and(|mut to| failover.exec(&mut to).is_ok())
         });
         self.new_master(old)
     }
 
-    /// Kills the master with everything that it holds. The sentinels find out by themselves.
+    /// Kills the master and returns its port. The sentinels detect the failure.
     pub fn kill_master(&mut self) -> u16 {
         let port = self.master().unwrap();
         self.servers.iter_mut().find(|server| server.port() == port).unwrap().kill();
         port
     }
 
-    /// Kills one sentinel.
+    /// Kills a sentinel.
     pub fn kill_sentinel(&mut self, number: usize) {
         self.sentinels[number].kill();
     }
 
-    /// Waits until any sentinel names another master than that.
+    /// Waits until a sentinel names a master other than `old`.
     pub fn first_named(&self, old: u16) {
         let mut asked = redis::cmd("SENTINEL");
         asked.arg("GET-MASTER-ADDR-BY-NAME").arg(NAME);
@@ -137,7 +140,7 @@ impl Sentinels {
         });
     }
 
-    /// Waits until there is another master than that.
+    /// Waits until most sentinels name a master other than `old`, and returns its port.
     pub fn new_master(&self, old: Option<u16>) -> u16 {
         let mut master = None;
         eventually("there is a new master", PATIENCE, || {
@@ -148,14 +151,14 @@ impl Sentinels {
     }
 }
 
-/// What a server says of its part; nothing while sentinels give it another, as they end all
-/// connections then.
+/// Section `replication` of `INFO`; empty while the role changes, as sentinels then close all
+/// connections of the server.
 fn replication(server: &Redis) -> String {
     let client = redis::Client::open(server.url()).unwrap();
-    let about = client
+    let master_info = client
         .get_connection()
         .and_then(|mut to| redis::cmd("INFO").arg("replication").query(&mut to));
-    about.unwrap_or_default()
+    master_info.unwrap_or_default()
 }
 
 struct Sentinel {
@@ -169,10 +172,10 @@ impl Sentinel {
         (0..5).find_map(|_| Self::start_at(free_port(), master)).expect("no sentinel starts")
     }
 
-    /// `None`: it ends at once, as another process has its port.
+    /// `None` if the process exits because the port is in use.
     fn start_at(port: u16, master: u16) -> Option<Self> {
         let dir = TempDir::new().unwrap();
-        // Sentinels keep what they find out in the file that they begin with.
+        // Sentinels store their state in their configuration file.
         let file = dir.path().join("sentinel.conf");
         let text = format!(
             "port {port}\nbind 127.0.0.1\ndir {}\n\
@@ -193,7 +196,7 @@ impl Sentinel {
         let mut ended = false;
         eventually("the sentinel answers", PATIENCE, || {
             ended = sentinel.child.try_wait().unwrap().is_some();
-            ended || sentinel.about().is_ok()
+            ended || sentinel.master_info().is_ok()
         });
         (!ended).then_some(sentinel)
     }
@@ -203,13 +206,13 @@ impl Sentinel {
         client.get_connection_with_timeout(Duration::from_secs(1))
     }
 
-    /// What it knows of the master.
-    fn about(&self) -> RedisResult<HashMap<String, String>> {
+    /// The sentinel's view of the master.
+    fn master_info(&self) -> RedisResult<HashMap<String, String>> {
         redis::cmd("SENTINEL").arg("MASTER").arg(NAME).query(&mut self.connection()?)
     }
 
     fn kill(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,5 +1,5 @@
-//! What a client sees of a node: gRPC clients, plain HTTP, and the metrics page under a strict
-//! reading of Prometheus' text format.
+//! Test clients of a node: gRPC, plain HTTP, and a strict parser for the Prometheus text format of
+//! its metrics.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -14,26 +14,26 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::{Node, eventually};
 
-/// Longer than anything takes that works.
+/// Time limit for anything that should succeed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Seconds since the epoch, which leases of real nodes expire by.
+/// Seconds since the Unix epoch, the clock of lease expiries.
 pub fn now_s() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().try_into().unwrap()
 }
 
-/// A connection to the node's gRPC port.
+/// A gRPC channel to `address`.
 pub async fn channel(address: SocketAddr) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
     endpoint.timeout(PATIENCE).connect().await.unwrap()
 }
 
-/// A client of the node's service.
+/// An `Allow` client for a node.
 pub async fn client(node: &Node) -> QuotaServiceClient<Channel> {
     QuotaServiceClient::new(channel(node.grpc).await)
 }
 
-/// Asks for tokens, with the bucket's own longest wait.
+/// A request for tokens with the bucket's default maximum wait.
 pub fn request(namespace: &str, bucket: &str, tokens: i64) -> AllowRequest {
     AllowRequest {
         namespace: namespace.to_owned(),
@@ -43,7 +43,7 @@ pub fn request(namespace: &str, bucket: &str, tokens: i64) -> AllowRequest {
     }
 }
 
-/// A response that says so much and nothing else.
+/// An expected response with only status and bucket set.
 pub fn refused(status: Status, bucket: &str) -> AllowResponse {
     AllowResponse { status: status.into(), bucket: bucket.to_owned(), ..AllowResponse::default() }
 }
@@ -51,11 +51,11 @@ pub fn refused(status: Status, bucket: &str) -> AllowResponse {
 /// An HTTP response.
 #[derive(Debug)]
 pub struct Page {
-    /// Such as 200.
+    /// Status code.
     pub status: u16,
-    /// The status line and the headers, in lower case.
+    /// Status line and headers, in lower case.
     pub head: String,
-    /// As text.
+    /// Body as text.
     pub body: String,
 }
 
@@ -66,7 +66,7 @@ impl Page {
     }
 }
 
-/// One HTTP request on a connection of its own.
+/// Sends an HTTP request on a new connection.
 pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Page {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -77,7 +77,7 @@ pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Page 
          Content-Length: {length}\r\n\r\n"
     )
     .unwrap();
-    // A server may answer, and close, before it has read a body that is too large.
+    // A server may answer and close the connection before it has read an oversized body.
     let _ = stream.write_all(body);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -100,11 +100,11 @@ pub fn post(node: &Node, body: &str) -> Page {
 /// Labels by name.
 pub type Labels = BTreeMap<String, String>;
 
-/// The metrics page, read.
+/// The parsed metrics of a node.
 pub struct Samples(BTreeMap<(String, Labels), f64>);
 
 impl Samples {
-    /// Asks the node for them. Anything that Prometheus would not take fails.
+    /// Reads the metrics; panics on text that Prometheus would reject.
     pub fn of(node: &Node) -> Self {
         let page = get(node, "/metrics");
         assert_eq!(page.status, 200);
@@ -116,24 +116,24 @@ impl Samples {
         Self(samples)
     }
 
-    /// The value of one series, if it is there.
+    /// Value of a series; `None` if it is missing.
     pub fn get(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let labels = labels.iter().map(|(label, value)| ((*label).into(), (*value).into()));
         self.0.get(&(name.to_owned(), labels.collect())).copied()
     }
 
-    /// The counter of decisions about one bucket that ended so.
+    /// Counter of the decisions about one bucket with this outcome.
     pub fn decisions(&self, namespace: &str, bucket: &str, outcome: &str) -> Option<f64> {
         let labels = [("namespace", namespace), ("bucket", bucket), ("outcome", outcome)];
         self.get("tollgate_decisions_total", &labels)
     }
 
-    /// Every series.
+    /// All series.
     pub fn series(&self) -> Vec<&(String, Labels)> {
         self.0.keys().collect()
     }
 
-    /// Every decision counted that ended so.
+    /// Number of decisions with this outcome, over all buckets.
     pub fn outcomes(&self, outcome: &str) -> f64 {
         let counted = self.0.iter().filter(|((name, labels), _)| {
             name == "tollgate_decisions_total" && labels["outcome"] == outcome
@@ -142,7 +142,7 @@ impl Samples {
     }
 }
 
-/// Reads `name{label="value",…} number`.
+/// Parses `name{label="value",…} number`.
 fn sample(line: &str) -> Option<((String, Labels), f64)> {
     let end = line.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')?;
     let (name, mut rest) = line.split_at(end);
@@ -173,7 +173,7 @@ fn sample(line: &str) -> Option<((String, Labels), f64)> {
     (!name.is_empty()).then(|| ((name.to_owned(), labels), value))
 }
 
-/// Waits for the node to end, but not for ever.
+/// Waits for the node to exit, at most for `limit`.
 pub fn ended(node: &mut Node, limit: Duration) -> ExitStatus {
     let mut status = None;
     eventually("the node ends", limit, || {

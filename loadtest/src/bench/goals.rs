@@ -1,32 +1,32 @@
-//! The goals, and whether what was measured reaches them.
+//! The performance goals and their evaluation.
 
 use serde::Serialize;
 
 use crate::bench::stats::{Round, Stat, Value};
 
-/// What a figure should be.
+/// Acceptable range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Bound {
-    Least(f64),
-    Most(f64),
-    /// So far from 1 at most.
-    Near(f64),
+    AtLeast(f64),
+    AtMost(f64),
+    /// At most this far from 1.
+    NearOne(f64),
 }
 
 impl Bound {
     fn holds(self, value: f64) -> bool {
         match self {
-            Self::Least(least) => value >= least,
-            Self::Most(most) => value <= most,
-            Self::Near(far) => (value - 1.0).abs() <= far,
+            Self::AtLeast(least) => value >= least,
+            Self::AtMost(most) => value <= most,
+            Self::NearOne(far) => (value - 1.0).abs() <= far,
         }
     }
 
     fn text(self) -> String {
         match self {
-            Self::Least(least) => format!("≥ {least}"),
-            Self::Most(most) => format!("≤ {most}"),
-            Self::Near(far) => format!("{} to {}", 1.0 - far, 1.0 + far),
+            Self::AtLeast(least) => format!("≥ {least}"),
+            Self::AtMost(most) => format!("≤ {most}"),
+            Self::NearOne(far) => format!("{} to {}", 1.0 - far, 1.0 + far),
         }
     }
 }
@@ -38,105 +38,105 @@ struct Goal {
 }
 
 const GOALS: [Goal; 20] = {
-    use Bound::{Least, Most, Near};
-    use Value::{Beyond, Of, Ratio};
+    use Bound::{AtLeast, AtMost, NearOne};
+    use Value::{Difference, Figure, Ratio};
     const fn goal(what: &'static str, bound: Bound, value: Value) -> Goal {
         Goal { what, bound, value }
     }
     [
         goal(
             "Allow on Redis ÷ empty RPC, uniform, 128 concurrent",
-            Least(0.6),
+            AtLeast(0.6),
             Ratio("redis/uniform/128.rate", "empty/hot/128.rate"),
         ),
-        goal("the same, zipf", Least(0.65), Ratio("redis/zipf/128.rate", "empty/hot/128.rate")),
+        goal("the same, zipf", AtLeast(0.65), Ratio("redis/zipf/128.rate", "empty/hot/128.rate")),
         goal(
             "the same, one hot bucket",
-            Least(0.95),
+            AtLeast(0.95),
             Ratio("redis/hot/128.rate", "empty/hot/128.rate"),
         ),
         goal(
             "Allow on the embedded store ÷ empty RPC, uniform",
-            Least(0.95),
+            AtLeast(0.95),
             Ratio("embedded/uniform/128.rate", "empty/hot/128.rate"),
         ),
         goal(
             "the same, one hot bucket",
-            Least(0.95),
+            AtLeast(0.95),
             Ratio("embedded/hot/128.rate", "empty/hot/128.rate"),
         ),
-        goal("Redis CPU µs a decision, uniform", Most(2.5), Of("redis/uniform/128.redis_us")),
-        goal("the same, zipf", Most(2.0), Of("redis/zipf/128.redis_us")),
-        goal("the same, one hot bucket", Most(0.3), Of("redis/hot/128.redis_us")),
+        goal("Redis CPU µs a decision, uniform", AtMost(2.5), Figure("redis/uniform/128.redis_us")),
+        goal("the same, zipf", AtMost(2.0), Figure("redis/zipf/128.redis_us")),
+        goal("the same, one hot bucket", AtMost(0.3), Figure("redis/hot/128.redis_us")),
         goal(
             "node CPU µs a decision beyond the empty RPC's, uniform",
-            Most(1.0),
-            Beyond("redis/uniform/128.server_us", "empty/hot/128.server_us"),
+            AtMost(1.0),
+            Difference("redis/uniform/128.server_us", "empty/hot/128.server_us"),
         ),
         goal(
             "the same, zipf",
-            Most(1.0),
-            Beyond("redis/zipf/128.server_us", "empty/hot/128.server_us"),
+            AtMost(1.0),
+            Difference("redis/zipf/128.server_us", "empty/hot/128.server_us"),
         ),
         goal(
             "the same, one hot bucket",
-            Most(1.0),
-            Beyond("redis/hot/128.server_us", "empty/hot/128.server_us"),
+            AtMost(1.0),
+            Difference("redis/hot/128.server_us", "empty/hot/128.server_us"),
         ),
         goal(
             "p50 at concurrency 1 ÷ one EVALSHA a request, uniform",
-            Most(1.1),
+            AtMost(1.1),
             Ratio("redis/uniform/1.p50_us", "one-call/uniform/1.p50_us"),
         ),
         goal(
             "rate of refusals ÷ rate of grants",
-            Least(1.0),
+            AtLeast(1.0),
             Ratio("redis/refused/128.rate", "redis/hot/128.rate"),
         ),
         goal(
             "Redis bytes a bucket (used_memory), names of 20 characters",
-            Most(165.0),
-            Of("redis/bytes-a-bucket"),
+            AtMost(165.0),
+            Figure("redis/bytes-a-bucket"),
         ),
         goal(
             "a lease decision at 100,000 clients ÷ at 10, Redis CPU",
-            Most(3.0),
+            AtMost(3.0),
             Ratio("leases/100000.redis_us", "leases/10.redis_us"),
         ),
         goal(
             "the same, in the script",
-            Most(3.0),
+            AtMost(3.0),
             Ratio("leases/100000.script_us", "leases/10.script_us"),
         ),
         goal(
             "rate by h2load ÷ rate by this generator, one hot bucket",
-            Near(0.15),
+            NearOne(0.15),
             Ratio("h2load/hot/128.rate", "redis/hot/128.rate"),
         ),
         goal(
             "decisions a CPU second of nodes, 3 nodes on 3 shards ÷ 1 on 1",
-            Least(0.9),
+            AtLeast(0.9),
             Ratio("scale/1x1.server_us", "scale/3x3.server_us"),
         ),
-        goal("the same, of Redis", Least(0.9), Ratio("scale/1x1.redis_us", "scale/3x3.redis_us")),
-        goal("the same, of both", Least(0.9), Ratio("scale/1x1.both_us", "scale/3x3.both_us")),
+        goal("the same, of Redis", AtLeast(0.9), Ratio("scale/1x1.redis_us", "scale/3x3.redis_us")),
+        goal("the same, of both", AtLeast(0.9), Ratio("scale/1x1.both_us", "scale/3x3.both_us")),
     ]
 };
 
-/// A goal, and what came of it.
+/// A goal and its evaluation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Outcome {
-    /// What it is about.
+    /// Description of the figure.
     pub what: &'static str,
-    /// What it should be.
+    /// Acceptable range, as text.
     pub goal: String,
-    /// What it is; null: it was not measured.
+    /// Measured figure; null if not measured.
     pub reached: Option<Stat>,
-    /// Whether the median is as it should be; null: it was not measured.
+    /// Whether the median is within the range; null if not measured.
     pub holds: Option<bool>,
 }
 
-/// What came of each goal.
+/// Evaluates every goal.
 pub fn outcomes(rounds: &[Round]) -> Vec<Outcome> {
     let outcome = |goal: &Goal| {
         let reached = goal.value.over(rounds);
@@ -179,12 +179,12 @@ mod tests {
     }
 
     #[test]
-    fn goals_are_about_what_is_measured() {
+    fn goals_refer_to_measured_figures() {
         let points: Vec<String> = plan::all().iter().map(ToString::to_string).collect();
         for goal in &GOALS {
             let names = match goal.value {
-                Value::Of(name) => vec![name],
-                Value::Ratio(of, to) | Value::Beyond(of, to) => vec![of, to],
+                Value::Figure(name) => vec![name],
+                Value::Ratio(of, to) | Value::Difference(of, to) => vec![of, to],
             };
             for name in names {
                 let point = name.split_once('.').map_or(name, |(point, _)| point);

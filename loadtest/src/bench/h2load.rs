@@ -1,4 +1,4 @@
-//! The same load by h2load, a generator that shares no code with this one, to check it by.
+//! The same load by h2load, an independent generator, as a cross-check.
 
 use std::fs;
 use std::process::Command;
@@ -6,15 +6,15 @@ use std::process::Command;
 use prost::Message as _;
 use tollgate_proto::quotaservice::AllowRequest;
 
-use crate::bench::plan::Place;
+use crate::bench::plan::Backend;
 use crate::bench::rig::{HOT, NAMESPACE, Rig};
 use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
 
-/// Notes the rate at which h2load is answered by the node with Redis, all requests being for the
-/// hot bucket. Where it isn't installed, nothing is noted.
+/// Records the request rate of h2load on the hot bucket of the node with Redis. Records nothing if
+/// h2load is not installed.
 pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(), Error> {
-    rig.start(Place::Redis)?;
+    rig.start(Backend::Redis)?;
     let request = AllowRequest {
         namespace: NAMESPACE.to_owned(),
         bucket_name: HOT.to_owned(),
@@ -25,12 +25,12 @@ pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(),
     body.extend((request.encoded_len() as u32).to_be_bytes());
     body.extend(request.encode_to_vec());
     let file = rig.dir().join("allow.grpc");
-    fs::write(&file, body).map_err(Error::Files)?;
+    fs::write(&file, body).map_err(Error::Io)?;
 
-    let address = &rig.server(Place::Redis)?.address;
+    let address = &rig.server(Backend::Redis)?.address;
     let output = Command::new("h2load")
         .args(["--clients=4", "--max-concurrent-streams=32", "--threads=1"])
-        // Whole seconds are all it knows.
+        // h2load accepts only whole seconds.
         .arg(format!("--duration={:.0}", args.seconds.max(1.0)))
         .arg(format!("--warm-up-time={:.0}", args.warmup.max(1.0)))
         .args(["--header=content-type: application/grpc", "--header=te: trailers"])
@@ -47,10 +47,10 @@ pub fn measure(rig: &mut Rig, args: &BenchArgs, round: &mut Round) -> Result<(),
     Ok(())
 }
 
-/// Requests a second, where all were answered.
+/// Requests/s; `None` unless all were answered with 2xx.
 fn rate(text: &str) -> Option<f64> {
-    let all_well = text.lines().find(|line| line.starts_with("status codes:"))?;
-    if !all_well.contains(" 0 3xx, 0 4xx, 0 5xx") {
+    let status_line = text.lines().find(|line| line.starts_with("status codes:"))?;
+    if !status_line.contains(" 0 3xx, 0 4xx, 0 5xx") {
         return None;
     }
     let line = text.lines().find(|line| line.starts_with("finished in "))?;

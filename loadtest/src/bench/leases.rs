@@ -1,4 +1,4 @@
-//! What a decision on a lease costs, by the number of clients of its resource.
+//! Cost of a lease decision, by the number of clients of the resource.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,29 +9,29 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
 
-use crate::bench::measure::Used;
-use crate::bench::plan::Place;
+use crate::bench::measure::CpuUsage;
+use crate::bench::plan::Backend;
 use crate::bench::rig::{MEAN_WANTS, Rig, resource};
 use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
 use crate::driver::{Connection, Failure};
 use crate::keys;
 
-/// How many ask at once.
-const ASKING: u64 = 32;
+/// Concurrent requests.
+const CONCURRENCY: u64 = 32;
 
-/// Connections that they share.
+/// Connections shared by all requests.
 const CONNECTIONS: u64 = 4;
 
-/// All clients of a resource, and what they have.
-struct Crowd {
+/// All clients of a resource, with their leases.
+struct ClientPool {
     resource: String,
     has: RefCell<Vec<Option<Lease>>>,
     decided: Cell<u64>,
 }
 
-impl Crowd {
-    /// Lets one client refresh its lease, wanting something else than before.
+impl ClientPool {
+    /// Refreshes the lease of one client with new wants.
     async fn refresh(
         &self,
         connection: &mut Connection,
@@ -45,28 +45,28 @@ impl Crowd {
             resource: vec![ResourceRequest { resource_id, priority, has, wants }],
         };
         let response = connection.get_capacity(request).await?;
-        if let Some(one) = response.response.first() {
-            self.has.borrow_mut()[client] = Some(one.gets);
+        if let Some(answer) = response.response.first() {
+            self.has.borrow_mut()[client] = Some(answer.gets);
             self.decided.set(self.decided.get() + 1);
         }
         Ok(())
     }
 }
 
-/// Lets clients of the resource that `clients` share refresh their leases, by chance and as fast
-/// as they are answered, after all of them have got one.
+/// Requests a lease for each of the `clients` clients of a resource, then measures refreshes by
+/// random clients in a closed loop.
 pub fn measure(
     rig: &mut Rig,
     args: &BenchArgs,
     clients: usize,
     round: &mut Round,
 ) -> Result<(), Error> {
-    rig.start(Place::Redis)?;
-    let server = rig.server(Place::Redis)?;
+    rig.start(Backend::Redis)?;
+    let server = rig.server(Backend::Redis)?;
     let servers = [server.process.id()];
     let target = server.address.parse().map_err(Error::Other)?;
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Files)?;
-    let crowd = Rc::new(Crowd {
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;
+    let pool = Rc::new(ClientPool {
         resource: resource(clients),
         has: RefCell::new(vec![None; clients]),
         decided: Cell::new(0),
@@ -79,9 +79,9 @@ pub fn measure(
         connections
     });
     let next = Rc::new(Cell::new(0));
-    let turns = |stop: Rc<Cell<bool>>, fill: bool| {
-        let tasks = (0..ASKING).zip(connections.iter().cycle()).map(|(number, connection)| {
-            let (crowd, next, stop) = (Rc::clone(&crowd), Rc::clone(&next), Rc::clone(&stop));
+    let refresh_tasks = |stop: Rc<Cell<bool>>, fill: bool| {
+        let tasks = (0..CONCURRENCY).zip(connections.iter().cycle()).map(|(number, connection)| {
+            let (pool, next, stop) = (Rc::clone(&pool), Rc::clone(&next), Rc::clone(&stop));
             let mut connection = connection.clone();
             let mut rng = keys::rng(clients as u64, number);
             async move {
@@ -94,7 +94,7 @@ pub fn measure(
                         break;
                     }
                     let wants = rng.random_range(1.0..2.0 * MEAN_WANTS - 1.0);
-                    crowd.refresh(&mut connection, client, wants).await?;
+                    pool.refresh(&mut connection, client, wants).await?;
                 }
                 Ok::<_, Failure>(())
             }
@@ -103,34 +103,35 @@ pub fn measure(
     };
     let local = LocalSet::new();
     let stop = Rc::new(Cell::new(false));
-    let (used, time) = local.block_on(&runtime, async {
+    let (usage, time) = local.block_on(&runtime, async {
         let mut tasks = JoinSet::new();
-        turns(Rc::clone(&stop), true).into_iter().for_each(|turn| {
-            tasks.spawn_local(turn);
+        refresh_tasks(Rc::clone(&stop), true).into_iter().for_each(|task| {
+            tasks.spawn_local(task);
         });
-        all(&mut tasks).await?;
-        turns(Rc::clone(&stop), false).into_iter().for_each(|turn| {
-            tasks.spawn_local(turn);
+        join_all(&mut tasks).await?;
+        refresh_tasks(Rc::clone(&stop), false).into_iter().for_each(|task| {
+            tasks.spawn_local(task);
         });
         tokio::time::sleep(args.warmup()).await;
-        let mut look =
-            || Used::now(&servers, &mut rig.store(Place::Redis).into_iter().collect::<Vec<_>>());
-        let (before, decided, started) = (look()?, crowd.decided.get(), Instant::now());
+        let mut read_usage = || {
+            CpuUsage::read(&servers, &mut rig.store(Backend::Redis).into_iter().collect::<Vec<_>>())
+        };
+        let (before, decided, started) = (read_usage()?, pool.decided.get(), Instant::now());
         tokio::time::sleep(args.measured()).await;
-        let (after, decided) = (look()?, crowd.decided.get() - decided);
-        let took = started.elapsed();
+        let (after, decided) = (read_usage()?, pool.decided.get() - decided);
+        let elapsed = started.elapsed();
         stop.set(true);
-        all(&mut tasks).await?;
-        Ok::<_, Error>(((before, after), (decided as f64, took.as_secs_f64())))
+        join_all(&mut tasks).await?;
+        Ok::<_, Error>(((before, after), (decided as f64, elapsed.as_secs_f64())))
     })?;
-    let ((before, after), (decided, took_s)) = (used, time);
+    let ((before, after), (decided, elapsed_s)) = (usage, time);
     let name = format!("leases/{clients}");
-    after.note(before, decided, &name, round);
-    round.insert(format!("{name}.rate"), decided / took_s);
+    after.record(before, decided, &name, round);
+    round.insert(format!("{name}.rate"), decided / elapsed_s);
     Ok(())
 }
 
-async fn all(tasks: &mut JoinSet<Result<(), Failure>>) -> Result<(), Error> {
+async fn join_all(tasks: &mut JoinSet<Result<(), Failure>>) -> Result<(), Error> {
     while let Some(ended) = tasks.join_next().await {
         let ended = ended.map_err(|error| Error::Other(error.to_string()))?;
         ended.map_err(|failure| Error::Other(Failure::name(failure.code()).to_owned()))?;

@@ -1,4 +1,4 @@
-//! One run of Allow requests, and what it costs everybody.
+//! One measured run of Allow requests, with the CPU time of all processes.
 
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
@@ -14,46 +14,47 @@ use crate::bench::{BenchArgs, Error};
 use crate::figures::Latency;
 use crate::tally::{Tally, Window};
 
-/// The arguments of a run, as on a command line.
+/// Arguments of a run, parsed as from a command line.
 #[derive(Parser)]
-struct Line {
+struct Cli {
     #[command(flatten)]
     args: AllowArgs,
 }
 
-/// What processes have used so far, in µs of CPU time.
+/// Cumulative CPU time of the processes, in µs.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Used {
-    /// The servers.
+pub struct CpuUsage {
+    /// Server processes.
     pub servers_us: f64,
-    /// The stores.
+    /// Redis processes.
     pub stores_us: f64,
-    /// The stores, in scripts.
+    /// Scripts within Redis.
     pub scripts_us: f64,
     /// This process.
     pub own_us: f64,
 }
 
-impl Used {
-    /// Looks at the processes `servers` and `stores`, the latter through their connections too.
-    pub fn now(
+impl CpuUsage {
+    /// Reads the CPU times of the processes `servers` and `stores`; script times come from `INFO`
+    /// on the connections of `stores`.
+    pub fn read(
         servers: &[u32],
         stores: &mut [(u32, &mut redis::Connection)],
     ) -> Result<Self, Error> {
-        let mut used = Self::default();
-        for (id, inside) in stores {
-            used.stores_us += cpu_us(*id).map_err(Error::Files)?;
-            used.scripts_us += script_us(inside)?;
+        let mut usage = Self::default();
+        for (id, connection) in stores {
+            usage.stores_us += cpu_us(*id).map_err(Error::Io)?;
+            usage.scripts_us += script_us(connection)?;
         }
         for id in servers {
-            used.servers_us += cpu_us(*id).map_err(Error::Files)?;
+            usage.servers_us += cpu_us(*id).map_err(Error::Io)?;
         }
-        used.own_us = own_cpu_us().map_err(Error::Files)?;
-        Ok(used)
+        usage.own_us = own_cpu_us().map_err(Error::Io)?;
+        Ok(usage)
     }
 
-    /// Notes what was used since `before` for each of so many decisions.
-    pub fn note(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
+    /// Records the CPU time per decision since `before`.
+    pub fn record(self, before: Self, decisions: f64, name: &str, round: &mut Round) {
         for (figure, after, before) in [
             ("server_us", self.servers_us, before.servers_us),
             ("redis_us", self.stores_us, before.stores_us),
@@ -67,30 +68,30 @@ impl Used {
     }
 }
 
-/// Drives one load, looking at the processes where measuring begins and where it ends.
-pub fn watched(
-    line: &str,
+/// Runs one load and reads the CPU times at the start and the end of the measured time.
+pub fn drive_measured(
+    command_line: &str,
     servers: &[u32],
     mut stores: Vec<(u32, &mut redis::Connection)>,
-) -> Result<(Tally, Used, Used), Error> {
-    let line = Line::try_parse_from(line.split_whitespace());
-    let args = line.map_err(|error| Error::Other(error.to_string()))?.args;
-    let watch = |over: &Receiver<()>, _: &[_], window: Window| {
-        let mut look = |at: Instant| {
-            // Only a run that ends early has anything to say.
-            let _ = over.recv_timeout(at.saturating_duration_since(Instant::now()));
-            Used::now(servers, &mut stores)
+) -> Result<(Tally, CpuUsage, CpuUsage), Error> {
+    let command_line = Cli::try_parse_from(command_line.split_whitespace());
+    let args = command_line.map_err(|error| Error::Other(error.to_string()))?.args;
+    let watch = |finished: &Receiver<()>, _: &[_], window: Window| {
+        let mut read_at = |at: Instant| {
+            // Disconnects early only if the run ends early.
+            let _ = finished.recv_timeout(at.saturating_duration_since(Instant::now()));
+            CpuUsage::read(servers, &mut stores)
         };
-        let seen = (look(window.measure_from), look(window.end));
-        let _ = over.recv();
+        let seen = (read_at(window.measure_from), read_at(window.end));
+        let _ = finished.recv();
         seen
     };
     let (tally, (before, after)) = drive(&args, watch)?;
     Ok((tally, before?, after?))
 }
 
-/// What a run is to ask for, as on a command line.
-pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
+/// Command line of a run, without targets and concurrency.
+pub fn command_line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
     let names = match keys {
         Keys::Hot => format!("hot --bucket {HOT}"),
         Keys::Refused => format!("hot --bucket {REFUSED}"),
@@ -104,29 +105,29 @@ pub fn line(args: &BenchArgs, keys: Keys, buckets: u64) -> String {
     )
 }
 
-/// Measures `load`, and notes its figures under its name.
+/// Measures `load` and records its figures under its name.
 pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> Result<(), Error> {
     let name = load.to_string();
-    rig.start(load.place)?;
+    rig.start(load.backend)?;
     if matches!(load.keys, Keys::Uniform | Keys::Zipf) {
-        rig.fill(load.place)?;
+        rig.fill(load.backend)?;
     }
-    let server = rig.server(load.place)?;
+    let server = rig.server(load.backend)?;
     let (servers, address) = ([server.process.id()], &server.address);
-    let mut line = line(args, load.keys, rig.buckets());
-    line += &format!(" --target {address} --connections {}", load.connections);
+    let mut command_line = command_line(args, load.keys, rig.buckets());
+    command_line += &format!(" --target {address} --connections {}", load.connections);
     match load.pace {
-        None => line += &format!(" --in-flight {}", load.in_flight),
+        None => command_line += &format!(" --in-flight {}", load.in_flight),
         Some(share) => {
             let peak = round.get(&format!("{}.rate", load.peak())).copied().unwrap_or_default();
-            // A schedule needs a rate.
-            line += &format!(" --rate {}", (peak * share).max(1.0));
+            // `--rate` must be above 0.
+            command_line += &format!(" --rate {}", (peak * share).max(1.0));
         }
     }
-    let stores = rig.store(load.place).into_iter().collect();
-    let (tally, before, after) = watched(&line, &servers, stores)?;
+    let stores = rig.store(load.backend).into_iter().collect();
+    let (tally, before, after) = drive_measured(&command_line, &servers, stores)?;
     let decided = tally.decided_in_time as f64;
-    after.note(before, decided, &name, round);
+    after.record(before, decided, &name, round);
     let latency = Latency::of(&tally.latency);
     let share = |part: u64| part as f64 / tally.counts.requests().max(1) as f64;
     let figures = [

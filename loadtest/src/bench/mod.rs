@@ -1,9 +1,9 @@
-//! `tollgate-loadtest bench`: starts Redis, nodes and what they are compared with, measures all of
-//! it in turn, several times over, and tells medians and spreads.
+//! `tollgate-loadtest bench`: starts Redis, nodes and baseline servers, measures them in several
+//! rounds, and reports medians and spreads.
 //!
-//! [`plan`] says what is measured, [`rig`] has what runs, [`process`] starts and stops it;
-//! [`measure`], [`leases`], [`h2load`] and [`scale`] measure; [`stats`] sums up, [`goals`] judges,
-//! [`report`] and [`plot`] tell.
+//! [`plan`] lists the measurements, [`rig`] owns the processes, which [`process`] starts and stops.
+//! [`mod@measure`], [`leases`], [`h2load`] and [`scale`] measure. [`stats`] aggregates, [`goals`]
+//! evaluates, [`report`] and [`plot`] present.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -79,14 +79,14 @@ pub struct BenchArgs {
 }
 
 impl BenchArgs {
-    /// The sizes of resources that are measured.
+    /// The measured numbers of clients per resource.
     fn lease_clients(&self) -> impl Iterator<Item = usize> {
         let most = self.clients;
         [10, 1000, 100_000].into_iter().filter(move |clients| *clients <= most)
     }
 
     fn points(&self) -> Vec<Point> {
-        let mut points = plan::some(&self.only);
+        let mut points = plan::select(&self.only);
         points.retain(|point| !matches!(point, Point::Leases(clients) if *clients > self.clients));
         points
     }
@@ -100,27 +100,27 @@ impl BenchArgs {
     }
 }
 
-/// Why a bench broke off.
+/// Why a benchmark failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A process doesn't start.
+    /// A process did not start.
     #[error("{0} does not start: {1}")]
     Start(String, io::Error),
-    /// A Redis doesn't answer as it should.
+    /// Redis returned an error.
     #[error("Redis: {0}")]
     Redis(#[from] redis::RedisError),
-    /// A run didn't take place.
+    /// A load run failed.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A file, or something else of the operating system's.
+    /// A file or another system call failed.
     #[error("{0}")]
-    Files(io::Error),
-    /// Anything else.
+    Io(io::Error),
+    /// Any other error.
     #[error("{0}")]
     Other(String),
 }
 
-/// Measures, writes the files asked for, and reports.
+/// Measures, writes the requested files, and reports.
 pub fn run(args: &BenchArgs) -> Result<Report, Error> {
     let points = args.points();
     if points.is_empty() {
@@ -131,13 +131,13 @@ pub fn run(args: &BenchArgs) -> Result<Report, Error> {
     for number in 1..=args.rounds {
         let mut round = Round::new();
         for point in &points {
-            say(&format!("round {number} of {}: {point}", args.rounds));
+            log_line(&format!("round {number} of {}: {point}", args.rounds));
             measure(&mut rig, args, *point, &mut round)?;
         }
         rounds.push(round);
     }
     if let Some(round) = rounds.first_mut() {
-        round.append(&mut rig.once);
+        round.append(&mut rig.one_time_figures);
     }
     let report = Report::new(args, rounds);
     let write = |path: &Option<PathBuf>, text: String| match path {
@@ -159,7 +159,7 @@ fn measure(rig: &mut Rig, args: &BenchArgs, point: Point, round: &mut Round) -> 
     }
 }
 
-fn say(line: &str) {
-    // With stderr gone there is nobody to tell.
+fn log_line(line: &str) {
+    // Ignores a closed stderr.
     let _ = writeln!(io::stderr(), "{line}");
 }

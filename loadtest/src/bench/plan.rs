@@ -1,63 +1,62 @@
-//! What is measured in a round, and in which order: what is compared stands close together.
+//! The measurements of a round and their order: compared measurements are adjacent.
 
 use std::fmt;
 
-/// Who is asked.
+/// System under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Backend {
     /// A server that answers at once: the empty RPC.
     Empty,
-    /// A server that makes one EVALSHA a request.
+    /// A server that makes one EVALSHA per request.
     OneCall,
-    /// A node with its own memory.
+    /// A node with the embedded store.
     Embedded,
-    /// A node with Redis.
+    /// A node with the Redis store.
     Redis,
 }
 
-/// Which buckets are asked for.
+/// Requested buckets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Keys {
-    /// One, which grants everything.
+    /// One bucket that grants every request.
     Hot,
-    /// One, which refuses nearly everything.
+    /// One bucket that refuses nearly every request.
     Refused,
-    /// All alike.
+    /// All buckets, uniformly distributed.
     Uniform,
-    /// All, by Zipf's law with exponent 1.
+    /// All buckets, Zipf-distributed with exponent 1.
     Zipf,
 }
 
 /// One run of Allow requests.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Load {
-    /// Who is asked.
-    pub place: Place,
-    /// For which buckets.
+    /// System under test.
+    pub backend: Backend,
+    /// Requested buckets.
     pub keys: Keys,
     /// HTTP/2 connections.
     pub connections: u32,
-    /// Callers on each.
+    /// Concurrent callers per connection.
     pub in_flight: u32,
-    /// On a schedule, with this share of the rate that 128 callers get; else as fast as the
-    /// answers come.
+    /// Open loop at this share of the closed-loop peak rate; `None` for a closed loop.
     pub pace: Option<f64>,
 }
 
-/// One thing that is measured.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Point {
     /// Allow requests.
     Load(Load),
-    /// The rate of an independent load generator at the hot bucket, 4 × 32.
+    /// h2load on the hot bucket, 4 connections with 32 streams each.
     H2load,
-    /// Decisions on the leases of a resource with so many clients.
+    /// Lease decisions on a resource with this many clients.
     Leases(usize),
-    /// So many nodes on so many shards.
+    /// This many nodes on as many shards.
     Scale(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Empty => "empty",
@@ -81,10 +80,10 @@ impl fmt::Display for Keys {
 
 impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { place, keys, connections, in_flight, pace } = self;
+        let Self { backend, keys, connections, in_flight, pace } = self;
         match pace {
-            Some(share) => write!(f, "{place}/{keys}/{:.0}%", share * 100.0),
-            None => write!(f, "{place}/{keys}/{}", connections * in_flight),
+            Some(share) => write!(f, "{backend}/{keys}/{:.0}%", share * 100.0),
+            None => write!(f, "{backend}/{keys}/{}", connections * in_flight),
         }
     }
 }
@@ -100,50 +99,57 @@ impl fmt::Display for Point {
     }
 }
 
-/// Connections and callers on each, by how many requests are under way in all.
+/// Connections and callers per connection, for each total concurrency.
 const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
 
-/// Shares of the peak at which latency is measured.
-const PACES: [f64; 2] = [0.5, 0.8];
+/// Shares of the peak rate at which latency is measured.
+const PEAK_SHARES: [f64; 2] = [0.5, 0.8];
 
-/// What is measured at 128 requests under way, which the goals are about.
-const CLOSE: [(Place, Keys); 8] = [
-    (Place::Empty, Keys::Hot),
-    (Place::Embedded, Keys::Uniform),
-    (Place::Embedded, Keys::Hot),
-    (Place::Redis, Keys::Uniform),
-    (Place::Redis, Keys::Zipf),
-    (Place::Redis, Keys::Hot),
-    (Place::Redis, Keys::Refused),
-    (Place::OneCall, Keys::Uniform),
+/// Loads at a concurrency of 128, which the goals refer to.
+const MAIN_LOADS: [(Backend, Keys); 8] = [
+    (Backend::Empty, Keys::Hot),
+    (Backend::Embedded, Keys::Uniform),
+    (Backend::Embedded, Keys::Hot),
+    (Backend::Redis, Keys::Uniform),
+    (Backend::Redis, Keys::Zipf),
+    (Backend::Redis, Keys::Hot),
+    (Backend::Redis, Keys::Refused),
+    (Backend::OneCall, Keys::Uniform),
 ];
 
-/// … and at all others.
-const BESIDE: [(Place, Keys); 6] = [
-    (Place::Empty, Keys::Hot),
-    (Place::Embedded, Keys::Hot),
-    (Place::Redis, Keys::Hot),
-    (Place::Redis, Keys::Zipf),
-    (Place::Redis, Keys::Uniform),
-    (Place::OneCall, Keys::Uniform),
+/// Loads at the other concurrencies.
+const OTHER_LOADS: [(Backend, Keys); 6] = [
+    (Backend::Empty, Keys::Hot),
+    (Backend::Embedded, Keys::Hot),
+    (Backend::Redis, Keys::Hot),
+    (Backend::Redis, Keys::Zipf),
+    (Backend::Redis, Keys::Uniform),
+    (Backend::OneCall, Keys::Uniform),
 ];
 
-/// All points, in their order.
+/// All measurements, in order.
 pub fn all() -> Vec<Point> {
     let mut all = Vec::new();
     for (connections, in_flight) in CONCURRENCY {
         let main = (connections, in_flight) == CONCURRENCY[0];
-        for (place, keys) in if main { &CLOSE[..] } else { &BESIDE[..] }.iter().copied() {
-            all.push(Point::Load(Load { place, keys, connections, in_flight, pace: None }));
-            if main && (place, keys) == (Place::Redis, Keys::Hot) {
+        for (backend, keys) in if main { &MAIN_LOADS[..] } else { &OTHER_LOADS[..] }.iter().copied()
+        {
+            all.push(Point::Load(Load { backend, keys, connections, in_flight, pace: None }));
+            if main && (backend, keys) == (Backend::Redis, Keys::Hot) {
                 all.push(Point::H2load);
             }
         }
         if main {
-            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PACES; 2]) {
+            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PEAK_SHARES; 2]) {
                 all.extend(pace.map(|share| {
                     let pace = Some(share);
-                    Point::Load(Load { place: Place::Redis, keys, connections, in_flight, pace })
+                    Point::Load(Load {
+                        backend: Backend::Redis,
+                        keys,
+                        connections,
+                        in_flight,
+                        pace,
+                    })
                 }));
             }
         }
@@ -153,12 +159,13 @@ pub fn all() -> Vec<Point> {
     all
 }
 
-/// The points whose names have any of `parts` in them, and those that they can't do without;
-/// all where there are no `parts`.
-pub fn some(parts: &[String]) -> Vec<Point> {
+/// The measurements whose names contain any of `parts`, and those that they depend on. All of them
+/// if `parts` is empty.
+pub fn select(parts: &[String]) -> Vec<Point> {
     let all = all();
     let names: Vec<String> = all.iter().map(Point::to_string).collect();
-    let asked = |name: &String| parts.is_empty() || parts.iter().any(|part| has(name, part));
+    let asked =
+        |name: &String| parts.is_empty() || parts.iter().any(|part| matches_part(name, part));
     let mut wanted: Vec<bool> = names.iter().map(asked).collect();
     for (at, point) in all.iter().enumerate() {
         let needed = match point {
@@ -173,8 +180,8 @@ pub fn some(parts: &[String]) -> Vec<Point> {
     all.into_iter().zip(wanted).filter_map(|(point, wanted)| wanted.then_some(point)).collect()
 }
 
-/// Whether `part` is in `name`, and no number of it begins there that goes on.
-fn has(name: &str, part: &str) -> bool {
+/// Whether `name` contains `part`, without cutting a number at its end short.
+fn matches_part(name: &str, part: &str) -> bool {
     name.match_indices(part).any(|(at, _)| {
         let next = name[at + part.len()..].chars().next();
         let goes_on = next.is_some_and(|next| next.is_ascii_digit() || next == '%');
@@ -183,7 +190,7 @@ fn has(name: &str, part: &str) -> bool {
 }
 
 impl Load {
-    /// The name of the run that tells the peak of a paced one.
+    /// Name of the closed-loop run whose rate is the peak of this load.
     pub fn peak(&self) -> String {
         Self { pace: None, ..*self }.to_string()
     }
@@ -197,11 +204,11 @@ mod tests {
 
     fn names(parts: &[&str]) -> Vec<String> {
         let parts: Vec<String> = parts.iter().map(|part| (*part).to_owned()).collect();
-        some(&parts).iter().map(Point::to_string).collect()
+        select(&parts).iter().map(Point::to_string).collect()
     }
 
     #[test]
-    fn every_point_has_a_name_of_its_own() {
+    fn names_are_unique() {
         let all = names(&[]);
         assert_eq!(all.iter().collect::<HashSet<_>>().len(), all.len());
         for name in ["empty/hot/128", "redis/zipf/512", "one-call/uniform/1", "redis/hot/80%"] {
@@ -210,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_brings_what_it_needs_before_it() {
+    fn selection_includes_dependencies() {
         assert_eq!(names(&["uniform/50%"]), ["redis/uniform/128", "redis/uniform/50%"]);
         assert_eq!(names(&["h2load"]), ["redis/hot/128", "h2load/hot/128"]);
         assert_eq!(names(&["leases/1000", "redis/hot/8"]), ["redis/hot/8", "leases/1000"]);

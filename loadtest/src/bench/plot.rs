@@ -1,4 +1,4 @@
-//! A plot as one self-contained SVG: how near to an empty RPC each store and pattern comes.
+//! Bar chart as a self-contained SVG: rate of each store and key pattern relative to the empty RPC.
 
 use std::fmt::Write as _;
 
@@ -12,14 +12,14 @@ const HEAD: f64 = 84.0;
 const ROW: f64 = 38.0;
 const BAR: f64 = 22.0;
 
-/// The ratio at the right edge.
-const MOST: f64 = 1.2;
+/// Ratio at the right edge.
+const MAX_RATIO: f64 = 1.2;
 
 const EMBEDDED: &str = "#6a1b9a";
 const REDIS: &str = "#1565c0";
 const OTHER: &str = "#9e9e9e";
 
-/// What has a bar: its name, its colour, and the figure that it shows.
+/// The bars: label, colour, figure.
 const BARS: [(&str, &str, &str); 7] = [
     ("embedded, one hot bucket", EMBEDDED, "embedded/hot/128.rate"),
     ("embedded, uniform", EMBEDDED, "embedded/uniform/128.rate"),
@@ -31,10 +31,10 @@ const BARS: [(&str, &str, &str); 7] = [
 ];
 
 fn x(ratio: f64) -> f64 {
-    LEFT + ratio.clamp(0.0, MOST) / MOST * (WIDTH - LEFT - RIGHT)
+    LEFT + ratio.clamp(0.0, MAX_RATIO) / MAX_RATIO * (WIDTH - LEFT - RIGHT)
 }
 
-/// The plot as text.
+/// Renders the chart.
 pub fn svg(report: &Report) -> String {
     let bars: Vec<_> = BARS
         .iter()
@@ -52,7 +52,7 @@ pub fn svg(report: &Report) -> String {
     let subtitle = "128 requests under way, one thread; bars are medians, lines the lowest and the \
                     highest round";
     text(&mut svg, 24.0, 52.0, "start", " fill=\"#555\"", subtitle);
-    for fifth in 0..=(MOST * 5.0).round() as u32 {
+    for fifth in 0..=(MAX_RATIO * 5.0).round() as u32 {
         let ratio = f64::from(fifth) / 5.0;
         let (x, colour) = (x(ratio), if fifth == 5 { "#c62828" } else { "#e5e5e5" });
         let _ = writeln!(
@@ -93,7 +93,7 @@ mod tests {
     use crate::bench::stats::Round;
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: BenchArgs,
     }
@@ -102,10 +102,10 @@ mod tests {
     fn bars_are_as_long_as_their_ratios() {
         let figures = [("empty/hot/128.rate", 100.0), ("redis/hot/128.rate", 60.0)];
         let round: Round = figures.map(|(name, rate)| (name.to_owned(), rate)).into();
-        let svg = svg(&Report::new(&Line::parse_from(["bench"]).args, vec![round]));
+        let svg = svg(&Report::new(&Cli::parse_from(["bench"]).args, vec![round]));
         assert!(svg.starts_with("<svg ") && svg.ends_with("</svg>\n"));
         assert_eq!(svg.matches("fill-opacity").count(), 1, "{svg}");
-        // Half of the 620 between the edges, which stand for 1.2.
+        // Half of the 620 px between the edges, which span 0 to 1.2.
         assert!(svg.contains("width=\"310.0\""), "{svg}");
         assert!(svg.contains(">0.60<") && svg.contains(">Redis, one hot bucket<"), "{svg}");
         assert_eq!(svg.matches("<text").count(), svg.matches("</text>").count());

@@ -1,4 +1,4 @@
-//! The processes that a bench starts, and what they cost.
+//! Processes that a benchmark starts, and their CPU time.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,19 +14,19 @@ use redis::Connection;
 
 use crate::bench::Error;
 
-/// How long a process may take to serve.
-const START: Duration = Duration::from_secs(20);
+/// Time limit for a process to start serving.
+const START_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long to wait before a store is asked again whether it serves.
-const AWAY: Duration = Duration::from_millis(10);
+/// Delay between two connection attempts to a starting Redis.
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// A process, stopped by its id when dropped.
+/// A child process, killed when dropped.
 #[derive(Debug)]
 pub struct Process(Child);
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // One that has ended already needs no more.
+        // Fails if the process has exited already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -39,25 +39,25 @@ impl Process {
     }
 }
 
-/// The CPU time, in µs, that the process has used in its threads that live.
+/// CPU time of the live threads of a process, in µs.
 pub fn cpu_us(id: u32) -> io::Result<f64> {
     let mut ns = 0.0;
     for thread in fs::read_dir(format!("/proc/{id}/task"))? {
-        // A thread may end while it is looked at. The first number is its time on a CPU.
+        // A thread may exit meanwhile. The first field of schedstat is its CPU time in ns.
         let text = fs::read_to_string(thread?.path().join("schedstat")).unwrap_or_default();
         ns += text.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0.0);
     }
     Ok(ns / 1000.0)
 }
 
-/// The CPU time, in µs, that this process has used, also in threads that have ended: those that
-/// send end with each run.
+/// CPU time of this process in µs, including exited threads: sending threads exit after each run.
 pub fn own_cpu_us() -> io::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
     Ok(stat_us(&text))
 }
 
-/// User and system time of a process. Its name, in brackets, may have anything in it.
+/// User and system time in µs from the text of /proc/PID/stat. The process name in brackets may
+/// contain any characters.
 fn stat_us(text: &str) -> f64 {
     const TICK_US: f64 = 10_000.0;
     let rest = text.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -65,12 +65,12 @@ fn stat_us(text: &str) -> f64 {
     ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() * TICK_US
 }
 
-/// A server: a node, or a floor to compare with.
+/// A server process: a node or a baseline server.
 #[derive(Debug)]
 pub struct Server {
-    /// What runs it.
+    /// The process.
     pub process: Process,
-    /// Where it listens, HOST:PORT.
+    /// Listening address, HOST:PORT.
     pub address: String,
 }
 
@@ -102,7 +102,7 @@ impl Server {
         })
     }
 
-    /// Starts a process that tells its address in a line of its piped output.
+    /// Starts a process and finds its address in its piped output.
     fn start(
         command: &mut Command,
         address: impl Fn(&str) -> Option<String> + Send + 'static,
@@ -114,37 +114,38 @@ impl Server {
         let output = output.or_else(|| process.0.stderr.take().map(|err| Box::new(err) as _));
         let (found, address_found) = mpsc::channel();
         thread::spawn(move || {
-            // To the end, so that the process never waits for someone to read what it says.
+            // Reads to the end, so that the process never blocks on a full pipe.
             let lines = output.map(BufReader::new).into_iter().flat_map(BufReader::lines);
-            let mut said = Some(String::new());
+            let mut log = Some(String::new());
             for line in lines.map_while(Result::ok) {
                 if let Some(address) = address(&line) {
-                    said = None;
+                    log = None;
                     let _ = found.send(Ok(address));
-                } else if let Some(said) = &mut said {
-                    said.push_str(&line);
+                } else if let Some(log) = &mut log {
+                    log.push_str(&line);
                 }
             }
-            // Nobody listens any more if it has served.
-            let _ = found.send(Err(io::Error::other(said.unwrap_or_default())));
+            // The receiver is gone if the server has started.
+            let _ = found.send(Err(io::Error::other(log.unwrap_or_default())));
         });
-        let silent = |_| Err(io::Error::other("it does not say that it serves"));
-        let address = address_found.recv_timeout(START).unwrap_or_else(silent).map_err(failed)?;
+        let timed_out = |_| Err(io::Error::other("it does not say that it serves"));
+        let address =
+            address_found.recv_timeout(START_TIMEOUT).unwrap_or_else(timed_out).map_err(failed)?;
         Ok(Self { process, address })
     }
 }
 
-/// A Redis that keeps nothing on disk.
+/// A Redis process without persistence.
 #[derive(Debug)]
 pub struct Redis {
-    /// What runs it.
+    /// The process.
     pub process: Process,
-    /// HOST:PORT.
+    /// Address, HOST:PORT.
     pub address: String,
 }
 
 impl Redis {
-    /// Starts one on a free port.
+    /// Starts Redis on a free port.
     pub fn start(dir: &Path, args: &[&str]) -> Result<Self, Error> {
         let failed = |error| Error::Start("redis-server".to_owned(), error);
         let port = free_port().map_err(failed)?;
@@ -159,26 +160,26 @@ impl Redis {
         let redis = Self { process: Process(child), address: format!("127.0.0.1:{port}") };
         let started = Instant::now();
         while let Err(error) = redis.connect() {
-            if started.elapsed() > START {
+            if started.elapsed() > START_TIMEOUT {
                 return Err(error);
             }
-            pause(AWAY);
+            pause(RETRY_DELAY);
         }
         Ok(redis)
     }
 
-    /// `redis://…`
+    /// URL for clients.
     pub fn url(&self) -> String {
         format!("redis://{}", self.address)
     }
 
-    /// A connection of one's own.
+    /// Opens a connection.
     pub fn connect(&self) -> Result<Connection, Error> {
-        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START)?)
+        Ok(redis::Client::open(self.url())?.get_connection_with_timeout(START_TIMEOUT)?)
     }
 }
 
-/// The number after `key` and `:` in a section of INFO; `None`: there is none.
+/// Number after `key:` in a section of `INFO`; `None` if it is missing.
 pub fn info(connection: &mut Connection, section: &str, key: &str) -> Result<Option<f64>, Error> {
     let text: String = redis::cmd("INFO").arg(section).query(connection)?;
     Ok(field(&text, key))
@@ -189,7 +190,7 @@ fn field(text: &str, key: &str) -> Option<f64> {
     value.trim().parse().ok()
 }
 
-/// The time in µs that scripts have run.
+/// Total run time of EVALSHA in µs, from `INFO commandstats`.
 pub fn script_us(connection: &mut Connection) -> Result<f64, Error> {
     let text: String = redis::cmd("INFO").arg("commandstats").query(connection)?;
     Ok(script_us_of(&text))
@@ -201,12 +202,12 @@ fn script_us_of(text: &str) -> f64 {
     us.and_then(|us| us.parse().ok()).unwrap_or(0.0)
 }
 
-/// A port that was free a moment ago.
+/// A port that was free at the time of the call.
 pub fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
-/// Waits for another process to get on.
+/// Sleeps while another process makes progress.
 #[expect(clippy::disallowed_methods, reason = "no runtime is on this thread")]
 pub fn pause(time: Duration) {
     thread::sleep(time);
@@ -217,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_found_in_what_redis_tells() {
+    fn parses_redis_info() {
         let text = "# Memory\r\nused_memory:1048576\r\nused_memory_rss:2\r\n";
         assert_eq!(field(text, "used_memory"), Some(1_048_576.0));
         assert_eq!(field(text, "maxmemory"), None);
@@ -228,17 +229,17 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_process_goes_on() {
+    fn cpu_time_increases() {
         let id = std::process::id();
         let (before, own) = (cpu_us(id).expect("this process"), own_cpu_us().expect("this too"));
-        // However long that takes: all of 20 ms shows in ticks as well.
+        // 20 ms of CPU time show as at least one tick.
         while cpu_us(id).expect("this process") < before + 20_000.0 {}
         assert!(own_cpu_us().expect("this too") > own);
         assert!(cpu_us(u32::MAX).is_err());
     }
 
     #[test]
-    fn a_stat_is_read_past_any_name() {
+    fn parses_stat_with_any_process_name() {
         let text = "7 (a) b 1) S 1 7 7 0 -1 4194560 9 0 0 0 30 12 0 0 20 0 1 0 5 6 7";
         assert_eq!(stat_us(text), 420_000.0);
         assert_eq!(stat_us(""), 0.0);

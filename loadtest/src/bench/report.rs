@@ -1,4 +1,4 @@
-//! What a bench came to: JSON with stable names, and tables in Markdown.
+//! Result of a benchmark: JSON with stable names, and tables in Markdown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,27 +9,27 @@ use crate::bench::BenchArgs;
 use crate::bench::goals::{self, Outcome};
 use crate::bench::stats::{self, Round, Stat, Value};
 
-/// Everything that was found.
+/// All results.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// How it was measured.
+    /// The arguments.
     pub bench: BenchArgs,
-    /// CPUs of the machine, which everything that runs shares.
+    /// CPUs of the machine, shared by all processes.
     pub cpus: usize,
-    /// The goals.
+    /// Evaluated goals.
     pub goals: Vec<Outcome>,
-    /// Every figure by its name: the point, a dot, and `rate` (decisions a second), `p50_us`,
-    /// `p99_us`, `p99_9_us`, CPU µs a decision of the servers, of Redis, of Redis in scripts and of
-    /// the load generator (`server_us`, `redis_us`, `script_us`, `own_us`), and the shares
-    /// `granted` and `failed`.
+    /// All figures by name: the measurement, a dot, and one of `rate` (decisions/s), `p50_us`,
+    /// `p99_us`, `p99_9_us`, the CPU µs per decision of the servers, Redis, Redis scripts and the
+    /// load generator (`server_us`, `redis_us`, `script_us`, `own_us`), or the shares `granted` and
+    /// `failed`.
     pub figures: BTreeMap<String, Stat>,
-    /// The rounds, to take ratios within.
+    /// Figures per round, for ratios within a round.
     #[serde(skip)]
     rounds: Vec<Round>,
 }
 
 impl Report {
-    /// What `rounds` come to.
+    /// Aggregates `rounds`.
     pub fn new(args: &BenchArgs, rounds: Vec<Round>) -> Self {
         Self {
             bench: args.clone(),
@@ -40,17 +40,17 @@ impl Report {
         }
     }
 
-    /// As JSON, on many lines.
+    /// Indented JSON.
     pub fn pretty(&self) -> String {
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// The share of the empty RPC's rate.
+    /// The figure `point` divided by the rate of the empty RPC.
     pub fn of_empty(&self, point: &'static str) -> Option<Stat> {
         Value::Ratio(point, "empty/hot/128.rate").over(&self.rounds)
     }
 
-    /// Points that did not get all their decisions, with the share that they missed.
+    /// Measurements with failed requests, and their highest share of failures.
     fn faulty(&self) -> impl Iterator<Item = (&str, f64)> {
         self.figures.iter().filter_map(|(name, stat)| {
             Some((name.strip_suffix(".failed")?, stat.max)).filter(|(_, share)| *share > 0.0)
@@ -84,7 +84,7 @@ impl Report {
     }
 }
 
-/// A figure and its spread, to three digits.
+/// Median with its range, to about three digits.
 fn cell(stat: &Stat) -> String {
     let Stat { median, min, max, .. } = stat;
     match stat.rounds.len() {
@@ -93,14 +93,14 @@ fn cell(stat: &Stat) -> String {
     }
 }
 
-/// To three digits, thousands apart.
+/// A number to about three digits, with thousands separators.
 fn number(value: f64) -> String {
     let digits = match value.abs() {
         0.0..10.0 => 2,
         10.0..100.0 => 1,
         _ => 0,
     };
-    // Six digits of a rate would pretend to know too much.
+    // Rates from 10,000 on are rounded to hundreds.
     let rounded = if value.abs() >= 10_000.0 { (value / 100.0).round() * 100.0 } else { value };
     let text = format!("{rounded:.digits$}");
     if digits > 0 || text.len() <= 4 {
@@ -212,7 +212,7 @@ mod tests {
     use super::*;
 
     #[derive(Parser)]
-    struct Line {
+    struct Cli {
         #[command(flatten)]
         args: BenchArgs,
     }
@@ -221,7 +221,7 @@ mod tests {
         let rounds = rounds.iter().map(|figures| {
             figures.iter().map(|(name, figure)| ((*name).to_owned(), *figure)).collect()
         });
-        Report::new(&Line::parse_from(["bench"]).args, rounds.collect())
+        Report::new(&Cli::parse_from(["bench"]).args, rounds.collect())
     }
 
     #[test]
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn goals_come_first_and_tables_only_where_there_are_figures() {
+    fn tables_without_figures_are_omitted() {
         let text = report(&[
             &[("redis/hot/128.rate", 50_000.0), ("empty/hot/128.rate", 100_000.0)],
             &[("redis/hot/128.rate", 99_000.0), ("empty/hot/128.rate", 100_000.0)],
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_said() {
+    fn failures_are_reported() {
         let text = report(&[&[("redis/hot/8.failed", 0.0)], &[("redis/hot/8.failed", 0.02)]]);
         let said = "\nredis/hot/8: up to 2.00 % of the requests of a round were not decided";
         assert!(text.to_string().contains(said), "{text}");

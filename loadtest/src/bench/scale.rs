@@ -1,62 +1,62 @@
-//! Nodes on the shards of a Redis Cluster. On one machine a rate can't show how this scales, so
-//! what counts is the CPU time of a decision.
+//! Nodes on the shards of a Redis Cluster. On a single machine the rate does not show how this
+//! scales, so the measure is CPU time per decision.
 
 use std::time::{Duration, Instant};
 
 use redis::{Connection, cmd};
 
-use crate::bench::measure::{line, watched};
+use crate::bench::measure::{command_line, drive_measured};
 use crate::bench::plan::Keys;
 use crate::bench::process::{Redis, Server, free_port, pause};
 use crate::bench::rig::{Rig, fill};
 use crate::bench::stats::Round;
-use crate::bench::{BenchArgs, Error, say};
+use crate::bench::{BenchArgs, Error, log_line};
 use crate::figures::Latency;
 
 const SLOTS: usize = 16384;
 
-/// How long a cluster may take until all its servers agree.
-const AGREE: Duration = Duration::from_secs(30);
+/// Time limit for the servers of a cluster to agree.
+const AGREE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections to each node, and callers on each.
+/// Connections per node, and callers per connection.
 const CALLERS: (usize, usize) = (4, 32);
 
-/// Shards, each a master without replicas, and nodes that use them.
+/// Shards (masters without replicas) and the nodes that use them.
 pub struct Cluster {
     nodes: Vec<Server>,
     shards: Vec<(Redis, Connection)>,
 }
 
 impl Cluster {
-    /// Starts so many of both and fills the buckets. `None`: the node has no such store.
+    /// Starts `number` nodes and shards and fills the buckets. `None` if a node does not start.
     fn start(rig: &Rig, number: usize) -> Result<Option<Self>, Error> {
         let mut shards = Vec::new();
         let mut buses = Vec::new();
         for _ in 0..number {
-            let bus = free_port().map_err(Error::Files)?.to_string();
+            let bus = free_port().map_err(Error::Io)?.to_string();
             let file = format!("cluster-{bus}.conf");
             let args = ["--cluster-enabled", "yes", "--cluster-port", &bus];
             let args = [&args[..], &["--cluster-config-file", &file]].concat();
             let redis = Redis::start(rig.dir(), &args)?;
-            let inside = redis.connect()?;
-            shards.push((redis, inside));
+            let connection = redis.connect()?;
+            shards.push((redis, connection));
             buses.push(bus);
         }
         let addresses: Vec<String> =
             shards.iter().map(|(redis, _)| redis.address.clone()).collect();
-        for (at, (_, inside)) in shards.iter_mut().enumerate() {
+        for (at, (_, connection)) in shards.iter_mut().enumerate() {
             let (first, last) = (SLOTS * at / number, SLOTS * (at + 1) / number - 1);
-            cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(last).exec(inside)?;
-            // Masters of one epoch would first have to agree on others.
-            cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).exec(inside)?;
+            cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(first).arg(last).exec(connection)?;
+            // Distinct epochs avoid a round of conflict resolution.
+            cmd("CLUSTER").arg("SET-CONFIG-EPOCH").arg(at + 1).exec(connection)?;
             for (address, bus) in addresses.iter().zip(&buses).take(at) {
                 let (host, port) = address.split_once(':').unwrap_or_default();
-                cmd("CLUSTER").arg("MEET").arg(host).arg(port).arg(bus).exec(inside)?;
+                cmd("CLUSTER").arg("MEET").arg(host).arg(port).arg(bus).exec(connection)?;
             }
         }
         let started = Instant::now();
         while !agreed(&mut shards)? {
-            if started.elapsed() > AGREE {
+            if started.elapsed() > AGREE_TIMEOUT {
                 return Err(Error::Other("the cluster does not agree".to_owned()));
             }
             pause(Duration::from_millis(20));
@@ -66,7 +66,7 @@ impl Cluster {
         let nodes = match nodes {
             Ok(nodes) => nodes,
             Err(error) => {
-                say(&format!("left out: {error}"));
+                log_line(&format!("left out: {error}"));
                 return Ok(None);
             }
         };
@@ -75,11 +75,11 @@ impl Cluster {
     }
 }
 
-/// Whether every server serves all slots and knows all others.
+/// Whether every server reports all slots served and all shards known.
 fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
     let number = shards.len();
-    for (_, inside) in shards {
-        let info: String = cmd("CLUSTER").arg("INFO").query(inside)?;
+    for (_, connection) in shards {
+        let info: String = cmd("CLUSTER").arg("INFO").query(connection)?;
         let has = |what: String| info.lines().any(|line| line.trim() == what);
         if !has("cluster_state:ok".to_owned()) || !has(format!("cluster_size:{number}")) {
             return Ok(false);
@@ -88,7 +88,7 @@ fn agreed(shards: &mut [(Redis, Connection)]) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Measures so many nodes on as many shards, all buckets being asked for alike.
+/// Measures `number` nodes on as many shards, with uniform keys.
 pub fn measure(
     rig: &mut Rig,
     args: &BenchArgs,
@@ -99,20 +99,21 @@ pub fn measure(
         let cluster = Cluster::start(rig, number)?;
         rig.clusters.insert(number, cluster);
     }
-    let mut line = line(args, Keys::Uniform, rig.buckets());
+    let mut command_line = command_line(args, Keys::Uniform, rig.buckets());
     let Some(Some(Cluster { nodes, shards })) = rig.clusters.get_mut(&number) else {
         return Ok(());
     };
     let (connections, in_flight) = CALLERS;
-    line += &format!(" --connections {} --in-flight {in_flight}", number * connections);
+    command_line += &format!(" --connections {} --in-flight {in_flight}", number * connections);
     for node in nodes.iter() {
-        line += &format!(" --target {}", node.address);
+        command_line += &format!(" --target {}", node.address);
     }
     let servers: Vec<u32> = nodes.iter().map(|node| node.process.id()).collect();
-    let stores = shards.iter_mut().map(|(redis, inside)| (redis.process.id(), inside)).collect();
-    let (tally, before, after) = watched(&line, &servers, stores)?;
+    let stores =
+        shards.iter_mut().map(|(redis, connection)| (redis.process.id(), connection)).collect();
+    let (tally, before, after) = drive_measured(&command_line, &servers, stores)?;
     let (name, decided) = (format!("scale/{number}x{number}"), tally.decided_in_time as f64);
-    after.note(before, decided, &name, round);
+    after.record(before, decided, &name, round);
     let both = after.servers_us + after.stores_us - before.servers_us - before.stores_us;
     round.insert(format!("{name}.both_us"), both / decided.max(1.0));
     round.insert(format!("{name}.rate"), decided / args.seconds);

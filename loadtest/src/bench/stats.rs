@@ -1,27 +1,27 @@
-//! What several rounds come to: medians and spreads, of figures and of ratios within a round.
+//! Aggregation of rounds: medians and ranges, of figures and of ratios within a round.
 
 use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-/// The figures of one round, by name.
+/// Figures of one round, by name.
 pub type Round = BTreeMap<String, f64>;
 
 /// A figure over all rounds that have it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Stat {
-    /// The middle one, or the mean of the middle two.
+    /// Median; the mean of the middle two for an even number of rounds.
     pub median: f64,
-    /// The least.
+    /// Minimum.
     pub min: f64,
-    /// The most.
+    /// Maximum.
     pub max: f64,
-    /// Each, in the order of the rounds.
+    /// Values in round order.
     pub rounds: Vec<f64>,
 }
 
 impl Stat {
-    /// What `rounds` come to; `None` where there are none.
+    /// Aggregates `rounds`; `None` if empty.
     pub fn of(rounds: Vec<f64>) -> Option<Self> {
         let mut sorted = rounds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -35,31 +35,30 @@ impl Stat {
     }
 }
 
-/// What is compared of the figures of a round.
+/// A value derived from the figures of a round.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
     /// One figure.
-    Of(&'static str),
-    /// The first ÷ the second, both of the same round: what slows down a whole round slows down
-    /// both.
+    Figure(&'static str),
+    /// First figure divided by the second, within a round: a slowdown of the machine affects both.
     Ratio(&'static str, &'static str),
-    /// The first less the second, both of the same round.
-    Beyond(&'static str, &'static str),
+    /// First figure minus the second, within a round.
+    Difference(&'static str, &'static str),
 }
 
 impl Value {
     fn of(self, round: &Round) -> Option<f64> {
         let figure = |name| round.get(name).copied();
         match self {
-            Self::Of(name) => figure(name),
+            Self::Figure(name) => figure(name),
             Self::Ratio(of, to) => {
                 figure(of).zip(figure(to)).filter(|(_, to)| *to != 0.0).map(|(of, to)| of / to)
             }
-            Self::Beyond(of, than) => Some(figure(of)? - figure(than)?),
+            Self::Difference(of, than) => Some(figure(of)? - figure(than)?),
         }
     }
 
-    /// Over all rounds that have it; `None`: none has.
+    /// Over all rounds that have it; `None` if no round has.
     pub fn over(self, rounds: &[Round]) -> Option<Stat> {
         Stat::of(rounds.iter().filter_map(|round| self.of(round)).collect())
     }
@@ -83,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stat_is_the_middle_and_the_ends() {
+    fn computes_median_and_range() {
         for (rounds, median, min, max) in [
             (vec![3.0], 3.0, 3.0, 3.0),
             (vec![9.0, 1.0, 2.0], 2.0, 1.0, 9.0),
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_those_of_each_round_and_not_of_medians() {
+    fn ratios_are_computed_per_round() {
         let rounds = [
             round(&[("a", 10.0), ("b", 100.0)]),
             round(&[("a", 40.0), ("b", 50.0)]),
@@ -106,14 +105,14 @@ mod tests {
         ];
         let stat = Value::Ratio("a", "b").over(&rounds).expect("three rounds have both");
         assert_eq!((stat.median, stat.rounds), (0.8, vec![0.1, 0.8, 1.0]));
-        let stat = Value::Beyond("b", "a").over(&rounds[..2]).expect("both");
+        let stat = Value::Difference("b", "a").over(&rounds[..2]).expect("both");
         assert_eq!(stat.rounds, [90.0, 10.0]);
-        assert_eq!(Value::Of("a").over(&rounds).map(|stat| stat.median), Some(10.0));
+        assert_eq!(Value::Figure("a").over(&rounds).map(|stat| stat.median), Some(10.0));
         assert_eq!(Value::Ratio("a", "c").over(&rounds), None);
     }
 
     #[test]
-    fn figures_take_what_there_is() {
+    fn figures_cover_rounds_that_have_them() {
         let all = figures(&[round(&[("a", 1.0)]), round(&[("a", 3.0), ("b", 5.0)])]);
         assert_eq!(all["a"].median, 2.0);
         assert_eq!(all["b"].rounds, [5.0]);

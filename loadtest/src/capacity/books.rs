@@ -1,27 +1,27 @@
-//! The books of leases: what all clients want and have, resource by resource, over time.
+//! Ledger of leases: the total wants and capacity of all clients, per resource and over time.
 //!
-//! A node decides at some moment between a request and its answer. Of a lease that shrinks, the
-//! difference may be someone else's from the request on; of one that grows, it may have been
-//! someone else's until the answer. Booked in that way, clients never seem to have more than
-//! a correct server leased out, however the requests of many overlap. The price is that the books
-//! run behind: they are closed only up to the oldest request that is still unanswered.
+//! A node decides at an unknown moment between a request and its answer. So a shrinking lease
+//! counts as shrunk from the request on, since another client may already have the difference, and
+//! a growing lease counts as grown from the answer on. Overlapping requests to a correct server
+//! then never appear to exceed the capacity. The price is a delay: the ledger closes only up to the
+//! oldest unanswered request.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 use std::time::Duration;
 
-use crate::series::{Excess, Settling, Stretch, TimeMean, utilisation};
+use crate::series::{Excess, Interval, Settling, TimeMean, utilisation};
 
-/// What one resource's clients want and have together.
+/// Totals of one resource.
 #[derive(Clone, Debug)]
 struct Account {
     wants: f64,
     has: f64,
-    over: Option<Excess>,
+    excess: Option<Excess>,
     since: Duration,
 }
 
-/// A change of what is wanted or held.
+/// A change of wants and capacity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Change {
     at: Duration,
@@ -33,7 +33,7 @@ struct Change {
 impl Eq for Change {}
 
 impl Ord for Change {
-    /// The earliest is the greatest, as the heap gives out.
+    /// Reversed, so that the max-heap yields the earliest change first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at.cmp(&self.at)
     }
@@ -45,12 +45,12 @@ impl PartialOrd for Change {
     }
 }
 
-/// The worst that was seen of one resource.
+/// Largest overshoot of one resource.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Worst {
-    /// The resource's number.
+pub struct WorstOvershoot {
+    /// Resource number.
     pub resource: usize,
-    /// The most that its clients had together.
+    /// Largest total that its clients held.
     pub has: f64,
 }
 
@@ -70,18 +70,18 @@ pub struct Books {
     pub mean_has: TimeMean,
     /// Σ wants.
     pub mean_wants: TimeMean,
-    /// When utilisation has settled after a jump, if one is watched for.
+    /// Watches for utilisation to settle after a demand jump; `None` without a jump.
     pub settling: Option<Settling>,
 }
 
 impl Books {
-    /// Empty books for so many `resources` of a known `capacity` each, or of none. Means
-    /// begin at `warm`.
+    /// An empty ledger for `resources` resources. `capacity` is that of each resource, if known.
+    /// Means begin at `warm`.
     pub fn new(resources: usize, capacity: Option<f64>, warm: Duration) -> Self {
         let account = Account {
             wants: 0.0,
             has: 0.0,
-            over: capacity.map(Excess::over),
+            excess: capacity.map(Excess::over),
             since: Duration::ZERO,
         };
         Self {
@@ -99,12 +99,13 @@ impl Books {
         }
     }
 
-    /// Books that a client wants `by` more of `resource` from `at` on.
+    /// Adds `by` to the wants on `resource` from `at` on.
     pub fn wants(&mut self, at: Duration, resource: usize, by: f64) {
         self.change(Change { at, resource, wants: by, has: 0.0 });
     }
 
-    /// Books an answer at `answered` to a request at `sent`: a lease on `from` becomes one on `to`.
+    /// Records the answer at `answered` to a request at `sent`, which changed a lease from `from`
+    /// to `to`.
     pub fn lease(
         &mut self,
         resource: usize,
@@ -117,7 +118,7 @@ impl Books {
         self.change(Change { at, resource, wants: 0.0, has: to - from });
     }
 
-    /// Books that a lease on `has` expired at `at`.
+    /// Records that a lease of `has` expired at `at`.
     pub fn expired(&mut self, at: Duration, resource: usize, has: f64) {
         self.change(Change { at, resource, wants: 0.0, has: -has });
     }
@@ -128,7 +129,7 @@ impl Books {
         }
     }
 
-    /// Closes the books up to `until`: no change from before that is to come any more.
+    /// Applies all changes before `until`. No earlier change may be recorded afterwards.
     pub fn close(&mut self, until: Duration) {
         while let Some(change) = self.pending.peek().copied().filter(|change| change.at < until) {
             self.pending.pop();
@@ -138,17 +139,17 @@ impl Books {
         self.advance(until);
     }
 
-    /// Lets the values of the moment hold until `until`. Changes of the same moment make one.
+    /// Extends the current values to `until`. Changes at the same moment act as one.
     fn advance(&mut self, until: Duration) {
         if until <= self.closed {
             return;
         }
         let from = std::mem::replace(&mut self.closed, until);
-        let stretch = |value| Stretch { from, until, value };
-        let utilisation = stretch(utilisation(self.has, self.target));
+        let interval = |value| Interval { from, until, value };
+        let utilisation = interval(utilisation(self.has, self.target));
         self.utilisation.add(utilisation);
-        self.mean_has.add(stretch(self.has));
-        self.mean_wants.add(stretch(self.wants));
+        self.mean_has.add(interval(self.has));
+        self.mean_wants.add(interval(self.wants));
         if let Some(settling) = &mut self.settling {
             settling.add(utilisation);
         }
@@ -166,7 +167,7 @@ impl Books {
         self.has += change.has;
     }
 
-    /// Closes the books for good.
+    /// Closes the ledger at the end of a run.
     pub fn finish(&mut self, end: Duration) {
         self.close(end);
         for account in &mut self.accounts {
@@ -174,20 +175,20 @@ impl Books {
         }
     }
 
-    /// How often a resource's clients came to have more than its capacity.
+    /// How often the total of a resource rose above its capacity.
     pub fn overshoots(&self) -> u64 {
         self.excesses().map(|(_, excess)| excess.times).sum()
     }
 
-    /// The resource whose clients had the most, if it was too much.
-    pub fn worst(&self) -> Option<Worst> {
-        let worst = self
-            .excesses()
-            .filter_map(|(resource, excess)| excess.worst.map(|has| Worst { resource, has }));
+    /// The resource with the largest overshoot, if any.
+    pub fn worst(&self) -> Option<WorstOvershoot> {
+        let worst = self.excesses().filter_map(|(resource, excess)| {
+            excess.worst.map(|has| WorstOvershoot { resource, has })
+        });
         worst.max_by(|a, b| a.has.total_cmp(&b.has))
     }
 
-    /// The resources whose clients ever had too much.
+    /// The resources that ever exceeded their capacity.
     pub fn overshot(&self) -> HashSet<usize> {
         self.excesses()
             .filter(|(_, excess)| excess.times > 0)
@@ -197,16 +198,16 @@ impl Books {
 
     fn excesses(&self) -> impl Iterator<Item = (usize, &Excess)> {
         let accounts = self.accounts.iter().enumerate();
-        accounts.filter_map(|(resource, account)| Some((resource, account.over.as_ref()?)))
+        accounts.filter_map(|(resource, account)| Some((resource, account.excess.as_ref()?)))
     }
 }
 
 impl Account {
-    /// Takes note of what has been held since the last change, until now. Of several changes at
-    /// one moment only the last is seen.
+    /// Adds the value held since the last change. Of several changes at one moment only the last
+    /// counts.
     fn observe(&mut self, now: Duration) {
-        if let Some(over) = self.over.as_mut().filter(|_| now > self.since) {
-            over.add(Stretch { from: self.since, until: now, value: self.has });
+        if let Some(excess) = self.excess.as_mut().filter(|_| now > self.since) {
+            excess.add(Interval { from: self.since, until: now, value: self.has });
         }
         self.since = now;
     }
@@ -227,10 +228,10 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_counts_from_the_request_and_what_grows_from_the_answer() {
+    fn decreases_count_from_request_and_increases_from_answer() {
         let mut books = books();
         books.lease(0, ms(0), ms(10), 0.0, 100.0);
-        // The node shrank one lease and gave the rest away before the first answer was back.
+        // The node shrank one lease and leased the rest before its first answer arrived.
         books.lease(0, ms(50), ms(90), 100.0, 40.0);
         books.lease(0, ms(60), ms(70), 0.0, 60.0);
         books.finish(ms(100));
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn too_much_is_found_with_its_resource_and_amount() {
+    fn overshoots_have_resource_and_amount() {
         let mut books = books();
         books.lease(0, ms(0), ms(10), 0.0, 100.0);
         books.lease(0, ms(20), ms(30), 0.0, 5.0);
@@ -249,7 +250,7 @@ mod tests {
         books.lease(0, ms(60), ms(70), 0.0, 2.0);
         books.finish(ms(100));
         assert_eq!(books.overshoots(), 2);
-        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 105.0 }));
+        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 105.0 }));
         assert_eq!(books.overshot(), HashSet::from([0]));
     }
 
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn the_target_is_what_each_resource_could_hand_out() {
         let mut books = books();
-        // The first resource wants more than there is, the second less.
+        // The first resource wants more than its capacity, the second less.
         books.wants(ms(0), 1, 20.0);
         books.lease(0, ms(0), ms(0), 0.0, 90.0);
         books.finish(ms(10));
@@ -286,15 +287,15 @@ mod tests {
     }
 
     #[test]
-    fn books_are_closed_only_as_far_as_told() {
+    fn close_applies_only_earlier_changes() {
         let mut books = books();
         books.lease(0, ms(20), ms(30), 0.0, 70.0);
         books.close(ms(10));
-        // Comes in later, but from before.
+        // Recorded later, for an earlier moment.
         books.lease(0, ms(15), ms(16), 0.0, 50.0);
         books.close(ms(40));
         books.finish(ms(50));
-        assert_eq!(books.worst(), Some(Worst { resource: 0, has: 120.0 }));
+        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 120.0 }));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The loop that lets clients take their turns, over a few connections and on one thread.
+//! The send loop for lease clients: one thread, a few shared connections.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,63 +9,63 @@ use tollgate_proto::doorman::{
     self, GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
 };
 
-use crate::capacity::fleet::{Fleet, Lease, Turn};
+use crate::capacity::fleet::{DueRefresh, Fleet, Lease};
 use crate::capacity::tally::Tally;
 use crate::driver::{Connection, Failure};
 use crate::pace::Pacer;
 use crate::tally::{Live, Window};
 
-/// How many requests are sent before answers get their turn.
-const SENDS_BETWEEN_ANSWERS: u32 = 16;
+/// Requests sent before the loop yields, so that answers are processed.
+const SENDS_PER_YIELD: u32 = 16;
 
-/// What clients and resources are called.
+/// Names of clients and resources.
 #[derive(Clone, Debug)]
 pub struct Names {
-    /// What a client's name starts with; its number follows.
+    /// Prefix of client names; the client number follows.
     pub clients: String,
-    /// A resource's name, with {} where its number goes.
+    /// Pattern of resource names; {} stands for the resource number.
     pub resources: String,
 }
 
 impl Names {
-    /// The name of client number `client`.
+    /// Name of client number `client`.
     pub fn client(&self, client: usize) -> String {
         format!("{}-{client}", self.clients)
     }
 
-    /// The name of resource number `resource`.
+    /// Name of resource number `resource`.
     pub fn resource(&self, resource: usize) -> String {
         self.resources.replace("{}", &resource.to_string())
     }
 }
 
-/// Everything that sending needs.
+/// Configuration of the send loop.
 #[derive(Debug)]
 pub struct Driver {
-    /// Where to, in turn.
+    /// Connections, used round-robin.
     pub connections: Vec<Connection>,
-    /// Who asks for what.
+    /// Names of clients and resources.
     pub names: Names,
-    /// The names of all resources by their number.
+    /// Resource names by number.
     pub resources: Vec<String>,
-    /// When the run starts and ends.
+    /// Start and end of the run.
     pub window: Window,
-    /// When all want how many times as much, if ever.
+    /// When demand jumps, and by what factor.
     pub jump: Option<(Duration, f64)>,
-    /// The most requests unanswered at once.
+    /// Limit of unanswered requests.
     pub max_outstanding: usize,
-    /// Whether latency counts from the sending: clients that refresh as soon as they are
-    /// answered are never due at any time.
+    /// Whether latency counts from sending: clients that refresh right after each answer have no
+    /// due time.
     pub closed_loop: bool,
-    /// What the progress line shows.
+    /// Counters of the progress line.
     pub live: Arc<Live>,
 }
 
-/// One request that is over.
+/// A finished request.
 struct Answer {
-    turn: Turn,
+    due_refresh: DueRefresh,
     sent: Instant,
-    over: Instant,
+    ended: Instant,
     result: Result<GetCapacityResponse, Failure>,
 }
 
@@ -74,8 +74,8 @@ impl Driver {
         at.saturating_duration_since(self.window.start)
     }
 
-    fn request(&self, turn: &Turn) -> GetCapacityRequest {
-        let resource = turn.items.iter().map(|item| ResourceRequest {
+    fn request(&self, due_refresh: &DueRefresh) -> GetCapacityRequest {
+        let resource = due_refresh.items.iter().map(|item| ResourceRequest {
             resource_id: self.resources[item.resource].clone(),
             priority: 0,
             has: item.has.map(|lease| doorman::Lease {
@@ -86,21 +86,20 @@ impl Driver {
             wants: item.wants,
         });
         GetCapacityRequest {
-            client_id: self.names.client(turn.client),
+            client_id: self.names.client(due_refresh.client),
             resource: resource.collect(),
         }
     }
 
-    /// Lets all clients of `fleet` take their turns until the time is over, and waits for the
-    /// last answers.
+    /// Sends the refreshes of `fleet` until the window ends, then waits for the last answers.
     pub async fn run(&self, fleet: &mut Fleet, tally: &mut Tally, pacer: &Pacer) {
         let Window { start, end, .. } = self.window;
         let mut jump = self.jump;
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         let mut sends = 0_u32;
         loop {
-            while let Some(answer) = under_way.try_join_next() {
-                self.take(fleet, tally, answer);
+            while let Some(answer) = in_flight.try_join_next() {
+                self.record_answer(fleet, tally, answer);
             }
             let instant = Instant::now();
             if instant >= end {
@@ -110,113 +109,128 @@ impl Driver {
             if let Some((_, factor)) = jump.take_if(|(at, _)| *at <= now) {
                 fleet.jump(now, factor);
             }
-            let free = under_way.len() < self.max_outstanding;
-            if let Some(turn) = free.then(|| fleet.turn(now)).flatten() {
-                self.send(turn, instant, sends as usize, tally, &mut under_way);
+            let free = in_flight.len() < self.max_outstanding;
+            if let Some(due_refresh) = free.then(|| fleet.due_refresh(now)).flatten() {
+                self.send(due_refresh, instant, sends as usize, tally, &mut in_flight);
                 sends = sends.wrapping_add(1);
-                if sends.is_multiple_of(SENDS_BETWEEN_ANSWERS) {
+                if sends.is_multiple_of(SENDS_PER_YIELD) {
                     task::yield_now().await;
                 }
                 continue;
             }
             fleet.close(now);
-            let turn = fleet.next_turn().filter(|_| free);
-            let next = turn.into_iter().chain(jump.map(|(at, _)| at)).map(|at| start + at);
+            let due_refresh = fleet.next_due().filter(|_| free);
+            let next = due_refresh.into_iter().chain(jump.map(|(at, _)| at)).map(|at| start + at);
             let next = next.fold(end, Instant::min);
             tokio::select! {
                 biased;
-                Some(answer) = under_way.join_next() => self.take(fleet, tally, answer),
+                Some(answer) = in_flight.join_next() => self.record_answer(fleet, tally, answer),
                 () = pacer.until(next) => {}
             }
         }
-        while let Some(answer) = under_way.join_next().await {
-            self.take(fleet, tally, answer);
+        while let Some(answer) = in_flight.join_next().await {
+            self.record_answer(fleet, tally, answer);
         }
         fleet.finish(self.since_start(Instant::now()));
     }
 
     fn send(
         &self,
-        turn: Turn,
+        due_refresh: DueRefresh,
         sent: Instant,
         number: usize,
         tally: &mut Tally,
-        under_way: &mut JoinSet<Answer>,
+        in_flight: &mut JoinSet<Answer>,
     ) {
-        tally.sent(self.due(&turn, sent), sent);
+        tally.sent(self.due(&due_refresh, sent), sent);
         let mut connection = self.connections[number % self.connections.len()].clone();
-        let request = self.request(&turn);
-        under_way.spawn_local(async move {
+        let request = self.request(&due_refresh);
+        in_flight.spawn_local(async move {
             let result = connection.get_capacity(request).await;
-            Answer { turn, sent, over: Instant::now(), result }
+            Answer { due_refresh, sent, ended: Instant::now(), result }
         });
     }
 
-    fn due(&self, turn: &Turn, sent: Instant) -> Instant {
-        if self.closed_loop { sent } else { self.window.start + turn.due }
+    fn due(&self, due_refresh: &DueRefresh, sent: Instant) -> Instant {
+        if self.closed_loop { sent } else { self.window.start + due_refresh.due }
     }
 
-    fn take(&self, fleet: &mut Fleet, tally: &mut Tally, answer: Result<Answer, task::JoinError>) {
-        let Answer { turn, sent, over, result } = match answer {
+    fn record_answer(
+        &self,
+        fleet: &mut Fleet,
+        tally: &mut Tally,
+        answer: Result<Answer, task::JoinError>,
+    ) {
+        let Answer { due_refresh, sent, ended, result } = match answer {
             Ok(answer) => answer,
-            // Panics where a task did, instead of reporting half of a run.
+            // Propagates a panic of a task instead of reporting a partial run.
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 Err(_) => return,
             },
         };
-        let due = self.due(&turn, sent);
-        let (sent, answered) = (self.since_start(sent), self.since_start(over));
+        let due = self.due(&due_refresh, sent);
+        let (sent, answered) = (self.since_start(sent), self.since_start(ended));
         match result {
             Ok(response) => {
-                let leases = self.leases(&turn, &response);
-                tally.answered(due, over, &leases, &response);
+                let leases = self.leases(&due_refresh, &response);
+                tally.answered(due, ended, &leases, &response);
                 let full =
-                    turn.items.iter().zip(&leases).all(|(item, lease)| {
+                    due_refresh.items.iter().zip(&leases).all(|(item, lease)| {
                         lease.is_some_and(|lease| lease.capacity >= item.wants)
                     });
                 self.live.decided(full);
-                fleet.answered(&turn, sent, answered, &leases);
+                fleet.answered(&due_refresh, sent, answered, &leases);
             }
             Err(failure) => {
                 self.live.failed();
-                tally.failed(due, over, failure);
-                fleet.failed(&turn, sent, answered);
+                tally.failed(due, ended, failure);
+                fleet.failed(&due_refresh, sent, answered);
             }
         }
     }
 
-    /// What each item of `turn` was answered. Nodes answer in the order of the request, but
-    /// what they say they answer counts.
-    fn leases(&self, turn: &Turn, response: &GetCapacityResponse) -> Vec<Option<Lease>> {
-        let name = |item: usize| self.resources[turn.items[item].resource].as_str();
+    /// The lease granted for each item of `due_refresh`; `None` if the answer omits it. Nodes
+    /// answer in request order, but leases are matched by name.
+    fn leases(
+        &self,
+        due_refresh: &DueRefresh,
+        response: &GetCapacityResponse,
+    ) -> Vec<Option<Lease>> {
+        let name = |item: usize| self.resources[due_refresh.items[item].resource].as_str();
         let lease = |gets: &doorman::Lease| Lease {
             expiry_s: gets.expiry_time,
             refresh_s: gets.refresh_interval,
             capacity: gets.capacity,
         };
-        let in_order = response.response.len() == turn.items.len()
-            && (response.response.iter().enumerate()).all(|(n, one)| one.resource_id == name(n));
+        let in_order = response.response.len() == due_refresh.items.len()
+            && (response.response.iter().enumerate())
+                .all(|(n, answer)| answer.resource_id == name(n));
         if in_order {
-            return response.response.iter().map(|one| Some(lease(&one.gets))).collect();
+            return response.response.iter().map(|answer| Some(lease(&answer.gets))).collect();
         }
-        let by_name: HashMap<_, _> =
-            response.response.iter().map(|one| (one.resource_id.as_str(), &one.gets)).collect();
-        (0..turn.items.len()).map(|item| by_name.get(name(item)).map(|gets| lease(gets))).collect()
+        let by_name: HashMap<_, _> = response
+            .response
+            .iter()
+            .map(|answer| (answer.resource_id.as_str(), &answer.gets))
+            .collect();
+        (0..due_refresh.items.len())
+            .map(|item| by_name.get(name(item)).map(|gets| lease(gets)))
+            .collect()
     }
 
-    /// Gives back everything that is still held, and counts what came of it: clients that have
-    /// given back, and failures.
+    /// Releases all leases that are still held. Returns the number of clients that released theirs,
+    /// and the number of failures.
     pub async fn release(&self, fleet: &Fleet) -> (u64, u64) {
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         let (mut released, mut failed) = (0, 0);
         let mut count = |result: Result<bool, task::JoinError>| match result {
             Ok(true) => released += 1,
             _ => failed += 1,
         };
         for (number, (client, held)) in fleet.holders().enumerate() {
-            if under_way.len() >= self.max_outstanding
-                && let Some(result) = under_way.join_next().await
+            if in_flight.len() >= self.max_outstanding
+                && let Some(result) = in_flight.join_next().await
             {
                 count(result);
             }
@@ -225,18 +239,18 @@ impl Driver {
                 client_id: self.names.client(client),
                 resource_id: held.iter().map(|held| self.resources[*held].clone()).collect(),
             };
-            under_way
+            in_flight
                 .spawn_local(async move { connection.release_capacity(request).await.is_ok() });
         }
-        while let Some(result) = under_way.join_next().await {
+        while let Some(result) = in_flight.join_next().await {
             count(result);
         }
         (released, failed)
     }
 }
 
-/// The shortest refresh interval of all resources: a client that wants nothing asks for them
-/// once, and lets go again.
+/// Shortest refresh interval of `resources`, found by a client that requests each of them with
+/// wants of 0 and then releases them.
 pub async fn probe(
     connection: &mut Connection,
     client_id: String,
@@ -251,9 +265,9 @@ pub async fn probe(
     let request = GetCapacityRequest { client_id: client_id.clone(), resource: wanted.collect() };
     let response = connection.get_capacity(request).await?;
     let release = ReleaseCapacityRequest { client_id, resource_id: resources.to_vec() };
-    // What is not released expires.
+    // An unreleased lease expires.
     let _ = connection.release_capacity(release).await;
-    let intervals = response.response.iter().map(|one| one.gets.refresh_interval);
+    let intervals = response.response.iter().map(|answer| answer.gets.refresh_interval);
     let seconds = intervals.min().and_then(|seconds| u64::try_from(seconds).ok());
     Ok(Duration::from_secs(seconds.unwrap_or(0)))
 }

@@ -7,8 +7,8 @@ const fn s(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn shape(clients: usize, resources: usize, per_client: usize) -> Shape {
-    Shape {
+fn config(clients: usize, resources: usize, per_client: usize) -> FleetConfig {
+    FleetConfig {
         clients,
         resources,
         per_client,
@@ -21,45 +21,45 @@ fn shape(clients: usize, resources: usize, per_client: usize) -> Shape {
     }
 }
 
-fn fleet(shape: Shape) -> Fleet {
-    Fleet::new(shape, Books::new(shape.resources, Some(100.0), Duration::ZERO))
+fn fleet(config: FleetConfig) -> Fleet {
+    Fleet::new(config, Books::new(config.resources, Some(100.0), Duration::ZERO))
 }
 
 fn lease(expires: u64, capacity: f64) -> Lease {
     Lease { expiry_s: EPOCH_S + expires as i64, refresh_s: 5, capacity }
 }
 
-/// Lets the next client ask when its turn is, and answers at once.
-fn refresh(fleet: &mut Fleet, lease: Lease) -> Turn {
-    let now = fleet.next_turn().expect("a client");
-    let turn = fleet.turn(now).expect("its turn");
-    let leases: Vec<_> = turn.items.iter().map(|_| Some(lease)).collect();
-    fleet.answered(&turn, now, now, &leases);
-    turn
+/// Sends the next client's request at its due time and answers it with `lease` at once.
+fn refresh(fleet: &mut Fleet, lease: Lease) -> DueRefresh {
+    let now = fleet.next_due().expect("a client");
+    let due_refresh = fleet.due_refresh(now).expect("its turn");
+    let leases: Vec<_> = due_refresh.items.iter().map(|_| Some(lease)).collect();
+    fleet.answered(&due_refresh, now, now, &leases);
+    due_refresh
 }
 
 #[test]
-fn first_turns_are_spread_and_later_ones_follow_the_interval() {
-    let mut fleet = fleet(shape(4, 1, 1));
-    let mut turns = Vec::new();
+fn first_refreshes_are_spread_and_later_ones_follow_the_interval() {
+    let mut fleet = fleet(config(4, 1, 1));
+    let mut refreshes = Vec::new();
     for _ in 0..8 {
-        let turn = refresh(&mut fleet, lease(60, 1.0));
-        turns.push((turn.client, turn.due.as_secs()));
+        let due_refresh = refresh(&mut fleet, lease(60, 1.0));
+        refreshes.push((due_refresh.client, due_refresh.due.as_secs()));
     }
-    assert_eq!(turns, [(0, 0), (1, 2), (2, 4), (0, 5), (3, 6), (1, 7), (2, 9), (0, 10)]);
-    assert_eq!(fleet.turn(s(0)), None);
+    assert_eq!(refreshes, [(0, 0), (1, 2), (2, 4), (0, 5), (3, 6), (1, 7), (2, 9), (0, 10)]);
+    assert_eq!(fleet.due_refresh(s(0)), None);
 }
 
 #[test]
-fn an_interval_of_ones_own_overrides_that_of_the_lease() {
-    let mut fleet = fleet(Shape { refresh_every: Some(s(1)), ..shape(1, 1, 1) });
+fn fixed_interval_overrides_the_lease() {
+    let mut fleet = fleet(FleetConfig { refresh_every: Some(s(1)), ..config(1, 1, 1) });
     let dues: Vec<_> = (0..3).map(|_| refresh(&mut fleet, lease(60, 1.0)).due).collect();
     assert_eq!(dues, [s(0), s(1), s(2)]);
 }
 
 #[test]
 fn clients_report_what_they_hold() {
-    let mut fleet = fleet(shape(1, 1, 1));
+    let mut fleet = fleet(config(1, 1, 1));
     assert_eq!(refresh(&mut fleet, lease(60, 7.0)).items[0].has, None);
     assert_eq!(refresh(&mut fleet, lease(65, 8.0)).items[0].has, Some(lease(60, 7.0)));
     fleet.finish(s(10));
@@ -69,10 +69,10 @@ fn clients_report_what_they_hold() {
 
 #[test]
 fn resources_are_dealt_out_evenly() {
-    let fleet = fleet(shape(6, 3, 2));
+    let fleet = fleet(config(6, 3, 2));
     let mut held = vec![0; 3];
     for client in 0..6 {
-        let own: Vec<_> = fleet.rows(client).map(|row| resource(&fleet.shape, row)).collect();
+        let own: Vec<_> = fleet.rows(client).map(|row| resource(&fleet.config, row)).collect();
         assert_ne!(own[0], own[1]);
         own.iter().for_each(|resource| held[*resource] += 1);
     }
@@ -81,14 +81,14 @@ fn resources_are_dealt_out_evenly() {
 
 #[test]
 fn a_lease_that_is_not_refreshed_is_dropped_when_it_expires() {
-    let mut fleet = fleet(shape(1, 1, 1));
+    let mut fleet = fleet(config(1, 1, 1));
     refresh(&mut fleet, lease(7, 10.0));
-    let turn = fleet.turn(s(5)).expect("its turn");
-    assert_eq!(turn.items[0].has, Some(lease(7, 10.0)));
-    fleet.failed(&turn, s(5), s(6));
-    let turn = fleet.turn(s(10)).expect("again after the interval");
-    assert_eq!(turn.items[0].has, None);
-    fleet.failed(&turn, s(10), s(10));
+    let due_refresh = fleet.due_refresh(s(5)).expect("its turn");
+    assert_eq!(due_refresh.items[0].has, Some(lease(7, 10.0)));
+    fleet.failed(&due_refresh, s(5), s(6));
+    let due_refresh = fleet.due_refresh(s(10)).expect("again after the interval");
+    assert_eq!(due_refresh.items[0].has, None);
+    fleet.failed(&due_refresh, s(10), s(10));
     fleet.finish(s(14));
     assert_eq!(fleet.expired, 1);
     assert!((fleet.books.mean_has.mean().expect("time") - 5.0).abs() < 1e-9);
@@ -96,20 +96,20 @@ fn a_lease_that_is_not_refreshed_is_dropped_when_it_expires() {
 }
 
 #[test]
-fn leases_that_are_refreshed_or_shortened_expire_when_they_say() {
-    let mut fleet = fleet(shape(1, 1, 1));
+fn refreshed_and_shortened_leases_expire_on_time() {
+    let mut fleet = fleet(config(1, 1, 1));
     refresh(&mut fleet, lease(60, 1.0));
     refresh(&mut fleet, lease(65, 1.0));
     assert_eq!(fleet.expiries.len(), 1);
     fleet.close(s(62));
     assert_eq!((fleet.expired, fleet.holders().count()), (0, 1));
-    // From 65 to 63, and then one that is over already.
-    let turn = fleet.turn(s(62)).expect("its turn");
-    fleet.answered(&turn, s(62), s(62), &[Some(lease(63, 1.0))]);
+    // Shortened from 65 to 63, then answered with an expired lease.
+    let due_refresh = fleet.due_refresh(s(62)).expect("its turn");
+    fleet.answered(&due_refresh, s(62), s(62), &[Some(lease(63, 1.0))]);
     fleet.close(s(64));
     assert_eq!((fleet.expired, fleet.holders().count()), (1, 0));
-    let turn = fleet.turn(s(67)).expect("its turn");
-    fleet.answered(&turn, s(67), s(67), &[Some(lease(60, 1.0))]);
+    let due_refresh = fleet.due_refresh(s(67)).expect("its turn");
+    fleet.answered(&due_refresh, s(67), s(67), &[Some(lease(60, 1.0))]);
     fleet.finish(s(80));
     assert_eq!((fleet.expired, fleet.holders().count()), (2, 0));
     assert_eq!(fleet.books.worst(), None);
@@ -117,33 +117,33 @@ fn leases_that_are_refreshed_or_shortened_expire_when_they_say() {
 
 #[test]
 fn answers_may_leave_resources_out() {
-    let mut fleet = fleet(shape(1, 2, 2));
-    let turn = fleet.turn(s(0)).expect("its turn");
-    fleet.answered(&turn, s(0), s(0), &[None, Some(lease(60, 3.0))]);
+    let mut fleet = fleet(config(1, 2, 2));
+    let due_refresh = fleet.due_refresh(s(0)).expect("its turn");
+    fleet.answered(&due_refresh, s(0), s(0), &[None, Some(lease(60, 3.0))]);
     assert_eq!(fleet.holders().collect::<Vec<_>>(), [(0, vec![1])]);
-    let turn = fleet.turn(s(5)).expect("its turn");
-    fleet.answered(&turn, s(5), s(5), &[None, None]);
-    assert_eq!(fleet.next_turn(), Some(s(13)), "no interval was told: that of the start");
+    let due_refresh = fleet.due_refresh(s(5)).expect("its turn");
+    fleet.answered(&due_refresh, s(5), s(5), &[None, None]);
+    assert_eq!(fleet.next_due(), Some(s(13)), "no interval was told: that of the start");
 }
 
 #[test]
 fn failures_keep_the_lease_and_rest() {
-    let mut fleet = fleet(Shape { refresh_every: Some(Duration::ZERO), ..shape(1, 1, 1) });
+    let mut fleet = fleet(FleetConfig { refresh_every: Some(Duration::ZERO), ..config(1, 1, 1) });
     refresh(&mut fleet, lease(60, 10.0));
-    let turn = fleet.turn(s(0)).expect("its turn");
-    fleet.failed(&turn, s(0), s(1));
-    assert_eq!(fleet.next_turn(), Some(s(1) + REST_AFTER_FAILURE));
+    let due_refresh = fleet.due_refresh(s(0)).expect("its turn");
+    fleet.failed(&due_refresh, s(0), s(1));
+    assert_eq!(fleet.next_due(), Some(s(1) + FAILURE_BACKOFF));
     assert_eq!(fleet.holders().count(), 1);
 }
 
 #[test]
 fn books_stay_open_from_the_oldest_unanswered_request_on() {
-    let mut fleet = fleet(Shape { spread: s(0), ..shape(2, 1, 1) });
-    let slow = fleet.turn(s(0)).expect("a turn");
+    let mut fleet = fleet(FleetConfig { spread: s(0), ..config(2, 1, 1) });
+    let slow = fleet.due_refresh(s(0)).expect("a turn");
     refresh(&mut fleet, lease(60, 90.0));
     refresh(&mut fleet, lease(60, 20.0));
     fleet.close(s(8));
-    // Answered only now: it held nothing until then, and by then the other had shrunk.
+    // Answered late: it held nothing until then, and the other lease had shrunk meanwhile.
     fleet.answered(&slow, s(0), s(9), &[Some(lease(60, 80.0))]);
     fleet.finish(s(10));
     assert_eq!(fleet.books.worst(), None);
@@ -151,7 +151,7 @@ fn books_stay_open_from_the_oldest_unanswered_request_on() {
 
 #[test]
 fn demand_jumps_at_once_and_leases_follow() {
-    let mut fleet = fleet(Shape { spread: s(2), ..shape(2, 1, 1) });
+    let mut fleet = fleet(FleetConfig { spread: s(2), ..config(2, 1, 1) });
     fleet.books.settling = Some(Settling::new(s(10), 0.99, s(1)));
     refresh(&mut fleet, lease(60, 10.0));
     refresh(&mut fleet, lease(60, 10.0));
@@ -161,7 +161,7 @@ fn demand_jumps_at_once_and_leases_follow() {
         refresh(&mut fleet, lease(60, wants));
     }
     fleet.finish(s(20));
-    // Clients ask at 5, 6, 10 and 11.
+    // The clients refresh at 5, 6, 10 and 11 s.
     let settled = fleet.books.settling.and_then(|settling| settling.after());
     assert_eq!(settled, Some(s(1)));
 }
@@ -170,7 +170,7 @@ fn demand_jumps_at_once_and_leases_follow() {
 fn the_same_seed_walks_the_same_way() {
     let walk = Walk::Within { step: 5.0, most: 20.0 };
     let wants = |seed| {
-        let mut fleet = fleet(Shape { walk, seed, ..shape(3, 1, 1) });
+        let mut fleet = fleet(FleetConfig { walk, seed, ..config(3, 1, 1) });
         (0..9).map(|_| refresh(&mut fleet, lease(60, 1.0)).items[0].wants).collect::<Vec<_>>()
     };
     assert_eq!(wants(1), wants(1));

@@ -1,7 +1,7 @@
-//! `tollgate-loadtest capacity`: the arguments, and the run from dialling to the report.
+//! `tollgate-loadtest capacity`: arguments, and a run from connecting to the report.
 //!
-//! [`fleet`] has the clients and [`books`] what they want and hold over time, both without any
-//! clock; [`drive`] sends, [`tally`] counts, [`report`] tells.
+//! [`fleet`] has the client state and [`books`] the lease ledger, both without a clock. [`drive`]
+//! sends, [`tally`] counts, and [`report`] formats the result.
 
 use std::sync::{Arc, mpsc};
 use std::thread;
@@ -11,10 +11,10 @@ use clap::Args;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-use crate::allow::{LONGEST_RUN, RunError, SecureArgs, count, positive};
+use crate::allow::{CredentialArgs, MAX_RUN, RunError, count, positive};
 use crate::capacity::books::Books;
 use crate::capacity::drive::{Driver, Names};
-use crate::capacity::fleet::{Fleet, Shape};
+use crate::capacity::fleet::{Fleet, FleetConfig};
 use crate::capacity::report::Report;
 use crate::capacity::tally::Tally;
 use crate::driver::{Connection, Target};
@@ -30,8 +30,8 @@ pub mod fleet;
 pub mod report;
 pub mod tally;
 
-/// How long the first requests are spread over, where nobody could be asked for an interval.
-const SPREAD: Duration = Duration::from_secs(1);
+/// Interval over which the first requests are spread if the probe for the refresh interval fails.
+const DEFAULT_SPREAD: Duration = Duration::from_secs(1);
 
 /// Lets many clients hold leases, and checks that they never have more than there is.
 ///
@@ -47,9 +47,9 @@ pub struct CapacityArgs {
     /// over several targets in turn.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
     pub target: Vec<Target>,
-    /// How to get in.
+    /// TLS and authentication.
     #[command(flatten)]
-    pub secure: SecureArgs,
+    pub credentials: CredentialArgs,
     /// How long to measure, after the warm-up.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
     pub duration: Duration,
@@ -135,7 +135,7 @@ impl CapacityArgs {
     fn check(&self) -> Result<(), RunError> {
         let wrong = if self.duration.is_zero() {
             "--duration must be above 0"
-        } else if self.duration.saturating_add(self.warmup) > LONGEST_RUN {
+        } else if self.duration.saturating_add(self.warmup) > MAX_RUN {
             "--duration and --warmup are more than 30 days together"
         } else if self.timeout.is_zero() {
             "--timeout must be above 0"
@@ -153,8 +153,8 @@ impl CapacityArgs {
         Err(RunError::Usage(wrong.to_owned()))
     }
 
-    fn shape(&self, spread: Duration, epoch_us: i64) -> Shape {
-        Shape {
+    fn fleet_config(&self, spread: Duration, epoch_us: i64) -> FleetConfig {
+        FleetConfig {
             clients: self.clients as usize,
             resources: self.resources as usize,
             per_client: self.resources_per_client as usize,
@@ -176,35 +176,37 @@ impl CapacityArgs {
     }
 }
 
-/// Runs the whole load and reports.
+/// Runs the load and reports.
 pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     args.check()?;
     let names =
         Names { clients: args.client_prefix.clone(), resources: args.resource_pattern.clone() };
     let resources: Vec<_> = (0..args.resources as usize).map(|n| names.resource(n)).collect();
-    let secure = args.secure.read()?;
+    let credentials = args.credentials.read()?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pacer = Pacer::start()?;
     let (connections, spread) = runtime.block_on(async {
         let mut connections = Vec::new();
         for number in 0..args.connections as usize {
             let target = &args.target[number % args.target.len()];
-            connections.push(Connection::dial(&target.secured(&secure), args.timeout).await);
+            connections
+                .push(Connection::dial(&target.with_credentials(&credentials), args.timeout).await);
         }
         let spread = match (args.refresh_every, connections.first_mut()) {
             (Some(interval), _) => interval,
             (None, Some(connection)) => {
                 let client = format!("{}-probe", names.clients);
-                // An outage at the start is counted like one in the middle.
-                drive::probe(connection, client, &resources).await.unwrap_or(SPREAD)
+                // A failed probe does not abort the run: an outage at the start is measured like a
+                // later one.
+                drive::probe(connection, client, &resources).await.unwrap_or(DEFAULT_SPREAD)
             }
-            (None, None) => SPREAD,
+            (None, None) => DEFAULT_SPREAD,
         };
         (connections, spread)
     });
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
-    let mut fleet = Fleet::new(args.shape(spread, wall_clock_us()), args.books());
+    let mut fleet = Fleet::new(args.fleet_config(spread, wall_clock_us()), args.books());
     let mut tally = Tally::new(window)?;
     let live = Arc::<Live>::default();
     let driver = Driver {
@@ -218,9 +220,9 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
         live: Arc::clone(&live),
     };
     let released = thread::scope(|scope| {
-        let (running, over) = mpsc::channel::<()>();
+        let (running, finished) = mpsc::channel::<()>();
         scope.spawn(move || {
-            progress::watch(&over, &[live], window, Style::choose(args.progress), "in full");
+            progress::watch(&finished, &[live], window, Style::choose(args.progress), "in full");
         });
         let released = LocalSet::new().block_on(&runtime, async {
             driver.run(&mut fleet, &mut tally, &pacer).await;

@@ -1,4 +1,4 @@
-//! What a run came to: as JSON with stable names, and as text for people.
+//! Result of a `capacity` run, as JSON with stable names and as text.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,123 +11,122 @@ use crate::capacity::drive::Names;
 use crate::capacity::fleet::Fleet;
 use crate::capacity::tally::Tally;
 use crate::driver::Failure;
-use crate::figures::{self, Latency, each, occurring};
+use crate::figures::{self, Latency, bracketed, nonzero};
 use crate::series::TOLERANCE;
 
-/// One run of `capacity`. Every field is always there in JSON: what doesn't apply is null, an
-/// empty object or 0. Counts are of requests due in the measured time.
+/// One run of `capacity`. JSON always has every field: null, an empty object or 0 where it does not
+/// apply. Counts cover requests due in the measured time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// What was driven.
+    /// The load, as configured.
     pub load: Load,
-    /// Requests: answered or failed.
+    /// Requests answered or failed.
     pub requests: u64,
-    /// Answers that arrived within the measured time, per second of it.
+    /// Answers that arrived in the measured time, per second.
     pub requests_per_s: f64,
-    /// Leases told in the answers.
+    /// Leases contained in the answers.
     pub decisions: u64,
-    /// Leases told within the measured time, per second of it.
+    /// Leases received in the measured time, per second.
     pub decisions_per_s: f64,
-    /// Resources asked for that an answer left out.
+    /// Requested resources that the answers omitted.
     pub left_out: u64,
     /// Requests that failed.
     pub errors: u64,
     /// Failures by gRPC code; only codes that occurred.
     pub errors_by_code: BTreeMap<&'static str, u64>,
-    /// Requests sent more than 1 ms after they were due.
+    /// Requests sent more than 1 ms after their due time.
     pub late: u64,
-    /// The furthest that a request was sent behind its time.
+    /// Largest delay between due time and sending.
     pub max_send_lag_us: f64,
-    /// How long answers took from when they were due. Requests that ran into --timeout count with
-    /// that time; other failures don't.
+    /// Latency of answers since the due time. A timed-out request counts with its --timeout; other
+    /// failures do not count.
     pub latency: Latency,
-    /// Who held how much.
+    /// Leases and capacity.
     pub leases: Leases,
-    /// Clients that gave their leases back at the end.
+    /// Clients that released their leases at the end.
     pub released: u64,
-    /// Clients that couldn't.
+    /// Clients whose release failed.
     pub release_errors: u64,
-    /// Whether the run passed: `ok`, `nothing_decided` or `overshot`.
+    /// Result of the run: `ok`, `nothing_decided` or `overshot`.
     pub verdict: Verdict,
 }
 
-/// What was driven, as asked for on the command line.
+/// The load, as configured on the command line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Load {
-    /// Where to.
+    /// Target addresses.
     pub targets: Vec<String>,
     /// HTTP/2 connections.
     pub connections: u64,
-    /// The most requests unanswered at once.
+    /// Limit of unanswered requests.
     pub max_outstanding: u64,
-    /// How many clients.
+    /// Number of clients.
     pub clients: u64,
-    /// How many resources.
+    /// Number of resources.
     pub resources: u64,
-    /// What they are called.
+    /// Pattern of resource names.
     pub resource_pattern: String,
-    /// On how many of them each client held leases.
+    /// Resources that each client leases.
     pub resources_per_client: u64,
-    /// What each wanted of each at first.
+    /// Initial wants of each client on each resource.
     pub wants: f64,
-    /// The longest step of the walk.
+    /// Largest step of the random walk.
     pub step: f64,
-    /// How often clients refreshed; null when the nodes said.
+    /// Fixed refresh interval; null to follow the nodes.
     pub refresh_every_s: Option<f64>,
-    /// When demand jumped, after the warm-up.
+    /// When demand jumped, in seconds after the warm-up.
     pub jump_at_s: Option<f64>,
-    /// By what factor.
+    /// Factor of the jump.
     pub jump: Option<f64>,
-    /// How much there was of each resource.
+    /// Capacity of each resource, if given.
     pub capacity: Option<f64>,
-    /// The seed.
+    /// Random seed.
     pub seed: u64,
-    /// The warm-up, in seconds.
+    /// Warm-up, in seconds.
     pub warmup_s: f64,
-    /// The measured time, in seconds.
+    /// Measured time, in seconds.
     pub duration_s: f64,
 }
 
-/// Who held how much, over all resources. Means are over the measured time; all else is of the
-/// whole run.
+/// Leases over all resources. Means cover the measured time, other figures the whole run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Leases {
-    /// Σ has ÷ Σ min(capacity, wants), averaged over time.
+    /// Time-weighted mean of Σ has ÷ Σ min(capacity, wants).
     pub utilisation: Option<f64>,
-    /// Σ wants.
+    /// Time-weighted mean of Σ wants.
     pub mean_wants: Option<f64>,
-    /// Σ has.
+    /// Time-weighted mean of Σ has.
     pub mean_has: Option<f64>,
-    /// How long after the jump utilisation had come back, to stay for a while.
+    /// Time from the jump until utilisation reached --converged-at and stayed there.
     pub converged_after_s: Option<f64>,
-    /// Leases told by nodes that were learning.
+    /// Leases granted in learning mode.
     pub learning: u64,
-    /// Leases told by nodes without their shared store.
+    /// Leases granted without the shared store.
     pub degraded: u64,
     /// Leases that expired before they were refreshed.
     pub expired: u64,
-    /// Whether a capacity was given to hold Σ has against.
+    /// Whether a capacity was given to check against.
     pub checked: bool,
-    /// How often the clients of a resource came to have more than there is.
+    /// How often the total of a resource rose above its capacity.
     pub overshoots: u64,
-    /// Of how many resources.
+    /// Number of resources that exceeded their capacity.
     pub resources_overshot: u64,
-    /// The worst of it.
+    /// The largest overshoot.
     pub worst: Option<Overshoot>,
 }
 
-/// More than there is.
+/// Leases in excess of a capacity.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overshoot {
-    /// Of which resource.
+    /// Resource name.
     pub resource: String,
-    /// What its clients had together.
+    /// Total held by its clients.
     pub has: f64,
-    /// What there is.
+    /// Its capacity.
     pub capacity: f64,
-    /// How much of it was too much.
+    /// Excess, `has - capacity`.
     pub over: f64,
-    /// As a share of the capacity; null when that is 0.
+    /// Excess in percent of the capacity; null if that is 0.
     pub over_percent: Option<f64>,
 }
 
@@ -143,15 +142,15 @@ impl Overshoot {
     }
 }
 
-/// Whether a run passed.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It did.
+    /// Passed.
     Ok,
-    /// Not one lease was told in the whole run.
+    /// No lease was granted in the whole run.
     NothingDecided,
-    /// The clients of a resource had too much together.
+    /// A resource exceeded its capacity by more than --allow-overshoot.
     Overshot,
 }
 
@@ -167,8 +166,8 @@ impl Verdict {
 }
 
 impl Report {
-    /// The report on a run with `args`, at whose end so many clients (`released`) gave back and
-    /// so many failed to.
+    /// Report of a run with `args`; `released` counts the clients that released their leases, and
+    /// those that failed to.
     pub fn new(
         args: &CapacityArgs,
         names: &Names,
@@ -212,7 +211,7 @@ impl Report {
             decisions_per_s: tally.leases_in_time as f64 / seconds,
             left_out: tally.asked.saturating_sub(tally.leases),
             errors,
-            errors_by_code: occurring(&tally.errors, Failure::name),
+            errors_by_code: nonzero(&tally.errors, Failure::name),
             late: tally.late,
             max_send_lag_us: tally.max_send_lag.as_nanos() as f64 / 1e3,
             latency: Latency::of(&tally.latency),
@@ -262,8 +261,8 @@ impl fmt::Display for Report {
         if self.left_out > 0 {
             writeln!(f, "left out   {} resources that were asked for", self.left_out)?;
         }
-        writeln!(f, "errors     {}{}", self.errors, each(&self.errors_by_code))?;
-        let lag = figures::time(Some(self.max_send_lag_us));
+        writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
+        let lag = figures::time_text(Some(self.max_send_lag_us));
         writeln!(f, "schedule   {} late, at most {lag} behind", self.late)?;
         writeln!(f, "latency    {}", self.latency)?;
         self.leases_text(f)?;

@@ -1,4 +1,4 @@
-//! What is counted of requests for leases.
+//! Counters of lease requests.
 
 use std::time::{Duration, Instant};
 
@@ -7,40 +7,40 @@ use tollgate_proto::doorman::GetCapacityResponse;
 
 use crate::capacity::fleet::Lease;
 use crate::driver::Failure;
-use crate::tally::{MAX_LATENCY_NS, PUNCTUAL, Window};
+use crate::tally::{MAX_LATENCY_NS, ON_TIME_TOLERANCE, Window};
 
-/// Counts of a run. Unless they say otherwise, of the requests due in the measured time.
+/// Counters of a run. Unless noted otherwise they cover requests due in the measured time.
 #[derive(Clone, Debug)]
 pub struct Tally {
     window: Window,
     /// Requests that were answered.
     pub answered: u64,
-    /// Leases asked for in those.
+    /// Leases requested by the answered requests.
     pub asked: u64,
-    /// Leases told in their answers.
+    /// Leases contained in the answers.
     pub leases: u64,
     /// Requests that failed, by gRPC code.
     pub errors: [u64; Failure::CODES],
-    /// Requests sent more than a millisecond after they were due, for any reason.
+    /// Requests sent more than 1 ms after their due time, for any reason.
     pub late: u64,
-    /// The furthest that a request was sent behind its time.
+    /// Largest delay between due time and sending.
     pub max_send_lag: Duration,
     /// Latencies in ns.
     pub latency: Histogram<u64>,
-    /// Requests answered within the measured time, whenever they were due.
+    /// Requests answered in the measured time, whenever they were due.
     pub answered_in_time: u64,
-    /// Leases told within the measured time.
+    /// Leases received in the measured time.
     pub leases_in_time: u64,
     /// Leases of the whole run.
     pub leases_ever: u64,
-    /// Leases of the whole run told by nodes that were learning.
+    /// Leases of the whole run granted in learning mode.
     pub learning: u64,
-    /// Leases of the whole run told without the shared store.
+    /// Leases of the whole run granted without the shared store.
     pub degraded: u64,
 }
 
 impl Tally {
-    /// An empty one for a run over `window`.
+    /// Empty counters for a run over `window`.
     pub fn new(window: Window) -> Result<Self, hdrhistogram::CreationError> {
         Ok(Self {
             window,
@@ -64,59 +64,59 @@ impl Tally {
         self.errors.iter().sum()
     }
 
-    fn measures(&self, due: Instant) -> bool {
+    fn is_measured(&self, due: Instant) -> bool {
         due >= self.window.measure_from
     }
 
     /// Counts a request that was due at `due` and is sent `now`.
     pub fn sent(&mut self, due: Instant, now: Instant) {
-        if self.measures(due) {
+        if self.is_measured(due) {
             let lag = now.saturating_duration_since(due);
-            self.late += u64::from(lag > PUNCTUAL);
+            self.late += u64::from(lag > ON_TIME_TOLERANCE);
             self.max_send_lag = self.max_send_lag.max(lag);
         }
     }
 
-    /// Counts an answer that arrived at `over` to a request due at `due`, and `told` a lease for
-    /// each resource asked for, or left it out.
+    /// Counts an answer that arrived at `ended` to a request due at `due`. `granted` has the lease
+    /// for each requested resource; `None` if the answer omits it.
     pub fn answered(
         &mut self,
         due: Instant,
-        over: Instant,
-        told: &[Option<Lease>],
+        ended: Instant,
+        granted: &[Option<Lease>],
         response: &GetCapacityResponse,
     ) {
-        let leases = told.iter().flatten().count() as u64;
+        let leases = granted.iter().flatten().count() as u64;
         self.leases_ever += leases;
         for one in &response.response {
             self.learning += u64::from(one.learning_until.is_some());
             self.degraded += u64::from(one.degraded());
         }
-        if over >= self.window.measure_from && over < self.window.end {
+        if ended >= self.window.measure_from && ended < self.window.end {
             self.answered_in_time += 1;
             self.leases_in_time += leases;
         }
-        if self.measures(due) {
+        if self.is_measured(due) {
             self.answered += 1;
-            self.asked += told.len() as u64;
+            self.asked += granted.len() as u64;
             self.leases += leases;
-            self.took(due, over);
+            self.record_latency(due, ended);
         }
     }
 
-    /// Counts a request without an answer. Only running into the deadline counts as a
-    /// latency: other failures are often quick, and would flatter the percentiles.
-    pub fn failed(&mut self, due: Instant, over: Instant, failure: Failure) {
-        if self.measures(due) {
+    /// Counts a request without an answer. Only a timeout is recorded as a latency: other failures
+    /// are often fast and would lower the percentiles.
+    pub fn failed(&mut self, due: Instant, ended: Instant, failure: Failure) {
+        if self.is_measured(due) {
             self.errors[failure.code()] += 1;
             if failure.timed_out() {
-                self.took(due, over);
+                self.record_latency(due, ended);
             }
         }
     }
 
-    fn took(&mut self, due: Instant, over: Instant) {
-        let ns = over.saturating_duration_since(due).as_nanos();
+    fn record_latency(&mut self, due: Instant, ended: Instant) {
+        let ns = ended.saturating_duration_since(due).as_nanos();
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 }

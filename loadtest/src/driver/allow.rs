@@ -1,5 +1,5 @@
-//! Allow over h2 itself: a caller reuses its buffers and its timer, so that a request costs this
-//! side little of the CPU time that it shares with those who are measured.
+//! Client for `Allow` directly on h2. A caller reuses its buffers and its timer, which keeps the
+//! client's CPU use low: it shares the CPUs with the measured servers.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,81 +24,80 @@ use tollgate_server::tls::Dialer;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure, Target};
-use crate::allow::LONGEST_RUN;
+use crate::allow::MAX_RUN;
 
-/// Bytes on their way to this side before the other must wait: more than fit at once.
-const WINDOW: u32 = 16 << 20;
+/// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
+const WINDOW_BYTES: u32 = 16 << 20;
 
-/// A message on the wire comes after this: one byte says whether it is compressed, four how long
-/// it is.
-const PREFIX: usize = 5;
+/// Length of the gRPC message prefix: a compression flag (1 byte) and the message length (4 bytes).
+const PREFIX_BYTES: usize = 5;
 
-/// Where an answer says what came of it.
+/// The trailer with the gRPC status code.
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
-/// Bytes that a caller asks for at once, for some of its requests to come.
-const BUFFER: usize = 4096;
+/// Allocation size for request frames, in bytes; serves several requests.
+const BUFFER_BYTES: usize = 4096;
 
-/// One of those who ask over an HTTP/2 connection, with one request at a time.
+/// A caller on a shared HTTP/2 connection, with one request at a time.
 #[derive(Debug)]
 pub struct Caller {
-    link: Arc<Link>,
-    line: Option<Line>,
+    reconnector: Arc<Reconnector>,
+    connection: Option<H2Connection>,
     timeout: Duration,
-    /// Rings at the earliest when the request under way has taken too long.
-    alarm: Option<Pin<Box<Sleep>>>,
+    /// Timer for the request deadline; may fire early.
+    timer: Option<Pin<Box<Sleep>>>,
     frames: BytesMut,
     answer: AllowResponse,
 }
 
 impl Caller {
-    /// Dials `target`. Where nobody answers yet, the requests dial again and fail one by one: an
-    /// outage at the start is counted like one in the middle.
+    /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
+    /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
-        let caller = Self::new(Arc::new(Link::new(target)), timeout);
-        let _ = caller.link.line(0).await;
+        let caller = Self::new(Arc::new(Reconnector::new(target)), timeout);
+        let _ = caller.reconnector.connection(0).await;
         caller
     }
 
-    /// Another one on the same connection.
-    pub fn another(&self) -> Self {
-        Self::new(Arc::clone(&self.link), self.timeout)
+    /// A new caller on the same connection.
+    pub fn sibling(&self) -> Self {
+        Self::new(Arc::clone(&self.reconnector), self.timeout)
     }
 
-    fn new(link: Arc<Link>, timeout: Duration) -> Self {
+    fn new(reconnector: Arc<Reconnector>, timeout: Duration) -> Self {
         let (frames, answer) = (BytesMut::new(), AllowResponse::default());
-        Self { link, line: None, timeout, alarm: None, frames, answer }
+        Self { reconnector, connection: None, timeout, timer: None, frames, answer }
     }
 
-    /// Asks for tokens once. `sent` is now.
+    /// Sends one request. `sent` is the current time.
     pub async fn allow(
         &mut self,
         request: &AllowRequest,
         sent: Instant,
     ) -> Result<&AllowResponse, Failure> {
-        // No clock reaches the end of a timeout that is longer.
-        let deadline = sent + self.timeout.min(LONGEST_RUN);
-        self.ask(request, deadline).await.map_err(Failure)?;
+        // Capped so that adding it to a clock reading cannot overflow.
+        let deadline = sent + self.timeout.min(MAX_RUN);
+        self.exchange(request, deadline).await.map_err(Failure)?;
         Ok(&self.answer)
     }
 
-    /// Leaves the answer in its place.
-    async fn ask(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
+    /// Sends the request and stores the answer in `self.answer`.
+    async fn exchange(&mut self, request: &AllowRequest, deadline: Instant) -> Result<(), Code> {
         let message = frame(&mut self.frames, request);
-        let Self { link, line, alarm, answer, .. } = self;
-        let mut asked = pin!(ask(link, line, message, answer));
-        let alarm =
-            alarm.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
+        let Self { reconnector, connection, timer, answer, .. } = self;
+        let mut pending = pin!(exchange(reconnector, connection, message, answer));
+        let timer =
+            timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline.into())));
         poll_fn(|context| {
-            if let Poll::Ready(result) = asked.as_mut().poll(context) {
+            if let Poll::Ready(result) = pending.as_mut().poll(context) {
                 return Poll::Ready(result);
             }
-            // Set once in a while, not for each request: it costs less to let it ring early.
-            while alarm.as_mut().poll(context).is_ready() {
+            // Resetting the timer for every request would cost more than letting it fire early.
+            while timer.as_mut().poll(context).is_ready() {
                 if Instant::now() >= deadline {
                     return Poll::Ready(Err(Code::DeadlineExceeded));
                 }
-                alarm.as_mut().reset(deadline.into());
+                timer.as_mut().reset(deadline.into());
             }
             Poll::Pending
         })
@@ -106,11 +105,11 @@ impl Caller {
     }
 }
 
-/// One message with its prefix.
+/// Encodes a message with its prefix.
 fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     let length = request.encoded_len();
-    if frames.capacity() < PREFIX + length {
-        frames.reserve(BUFFER.max(PREFIX + length));
+    if frames.capacity() < PREFIX_BYTES + length {
+        frames.reserve(BUFFER_BYTES.max(PREFIX_BYTES + length));
     }
     frames.put_u8(0);
     frames.put_u32(length as u32);
@@ -118,29 +117,29 @@ fn frame(frames: &mut BytesMut, request: &AllowRequest) -> Bytes {
     frames.split().freeze()
 }
 
-/// Asks once, over `line` or, where that has been lost, over a new one.
-async fn ask(
-    link: &Link,
-    line: &mut Option<Line>,
+/// Sends one request over `connection`; reconnects first if that connection is gone.
+async fn exchange(
+    reconnector: &Reconnector,
+    connection: &mut Option<H2Connection>,
     message: Bytes,
     answer: &mut AllowResponse,
 ) -> Result<(), Code> {
     let mut lost = 0;
     let (response, mut body) = loop {
-        let Line { number, sender } = match line {
-            Some(line) => line,
-            None => line.insert(link.line(lost).await?),
+        let H2Connection { number, sender } = match connection {
+            Some(connection) => connection,
+            None => connection.insert(reconnector.connection(lost).await?),
         };
         let ready = poll_fn(|context| sender.poll_ready(context)).await;
-        let begun = ready.and_then(|()| sender.send_request(link.head.clone(), false));
+        let begun = ready.and_then(|()| sender.send_request(reconnector.head.clone(), false));
         match begun {
             Ok(begun) => break begun,
-            // This request was never sent, so it is not the one to fail.
+            // The request was never sent, so it is retried on a new connection.
             Err(_) if lost == 0 => {
                 lost = *number;
-                *line = None;
+                *connection = None;
             }
-            Err(error) => return Err(failed(line, &error)),
+            Err(error) => return Err(drop_if_closed(connection, &error)),
         }
     };
     let sent = body.send_data(message, true);
@@ -153,19 +152,19 @@ async fn ask(
             let (head, body) = response.into_parts();
             read(head.status, &head.headers, body, answer).await
         }
-        Err(error) => Err(failed(line, &error)),
+        Err(error) => Err(drop_if_closed(connection, &error)),
     }
 }
 
-/// Forgets a line that is no more, and tells the code.
-fn failed(line: &mut Option<Line>, error: &h2::Error) -> Code {
+/// Drops a closed connection and returns the status code of `error`.
+fn drop_if_closed(connection: &mut Option<H2Connection>, error: &h2::Error) -> Code {
     if error.is_io() || error.is_go_away() {
-        *line = None;
+        *connection = None;
     }
     code(error)
 }
 
-/// Reads an answer to its end.
+/// Reads a response with its trailers.
 async fn read(
     status: StatusCode,
     head: &HeaderMap,
@@ -173,13 +172,13 @@ async fn read(
     answer: &mut AllowResponse,
 ) -> Result<(), Code> {
     if let Some(code) = grpc_status(head) {
-        // There is no message when the status comes first.
+        // Trailers-only response: it has no message.
         return Err(if code == Code::Ok { Code::Internal } else { code });
     }
     let mut message = Bytes::new();
     while let Some(data) = body.data().await {
         let data = data.map_err(|error| code(&error))?;
-        // The connection is as good as the window that is given back.
+        // Cannot fail: exactly the received bytes are released.
         let _ = body.flow_control().release_capacity(data.len());
         message = match message.is_empty() {
             true => data,
@@ -190,18 +189,18 @@ async fn read(
     match trailers.as_ref().and_then(grpc_status) {
         Some(Code::Ok) => decode(message, answer).ok_or(Code::Internal),
         Some(code) => Err(code),
-        None => Err(of_http(status)),
+        None => Err(code_of_http_status(status)),
     }
 }
 
-/// Reads the one message that an answer has.
+/// Decodes the single message of a response.
 fn decode(mut message: Bytes, answer: &mut AllowResponse) -> Option<()> {
     let compressed = message.try_get_u8().ok()?;
     let length = message.try_get_u32().ok()?;
     if compressed != 0 || length as usize != message.len() {
         return None;
     }
-    // Keeps the memory of its text.
+    // `clear` keeps the allocations of the previous answer.
     answer.clear();
     answer.merge(message).ok()
 }
@@ -210,8 +209,8 @@ fn grpc_status(headers: &HeaderMap) -> Option<Code> {
     Some(Code::from_bytes(headers.get(&GRPC_STATUS)?.as_bytes()))
 }
 
-/// What the gRPC documents say of an answer without a gRPC status.
-fn of_http(status: StatusCode) -> Code {
+/// Status code for an HTTP status without a gRPC status, as specified by gRPC.
+fn code_of_http_status(status: StatusCode) -> Code {
     match status.as_u16() {
         400 => Code::Internal,
         401 => Code::Unauthenticated,
@@ -222,8 +221,7 @@ fn of_http(status: StatusCode) -> Code {
     }
 }
 
-/// What the gRPC documents say of the errors of HTTP/2; a connection that broke is a node that
-/// can't be reached.
+/// Status code for an HTTP/2 error, as specified by gRPC. A broken connection is `Unavailable`.
 fn code(error: &h2::Error) -> Code {
     match error.reason() {
         _ if error.is_io() || error.is_go_away() => Code::Unavailable,
@@ -236,57 +234,58 @@ fn code(error: &h2::Error) -> Code {
     }
 }
 
-/// A connection, which is dialled again when it breaks.
-struct Link {
-    /// What every request begins with.
+/// A shared connection that reconnects when it breaks.
+struct Reconnector {
+    /// Head of every request.
     head: Request<()>,
-    /// Over TLS.
+    /// TLS connector; `None` for cleartext.
     dialer: Option<Dialer>,
-    line: Mutex<Option<Line>>,
+    connection: Mutex<Option<H2Connection>>,
 }
 
-/// A connection while it lasts.
+/// One established connection.
 #[derive(Clone, Debug)]
-struct Line {
-    /// Which of the link's, from 1.
+struct H2Connection {
+    /// Sequence number within its [`Reconnector`], from 1.
     number: u64,
     sender: SendRequest<Bytes>,
 }
 
-impl fmt::Debug for Link {
+impl fmt::Debug for Reconnector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Link").field("line", &self.line).finish_non_exhaustive()
+        f.debug_struct("Reconnector").field("connection", &self.connection).finish_non_exhaustive()
     }
 }
 
-impl Link {
-    fn new(Target { uri, secure }: &Target) -> Self {
+impl Reconnector {
+    fn new(Target { uri, credentials }: &Target) -> Self {
         let mut head = Request::new(());
         let mut parts = uri.clone().into_parts();
         parts.path_and_query =
             Some(http::uri::PathAndQuery::from_static("/quotaservice.QuotaService/Allow"));
         *head.method_mut() = Method::POST;
         *head.version_mut() = Version::HTTP_2;
-        // A target has a scheme and a host.
+        // `Target` ensures a scheme and a host.
         *head.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-        if let Some(value) = &secure.authorization {
+        if let Some(value) = &credentials.authorization {
             head.headers_mut().insert(AUTHORIZATION, value.clone());
         }
-        Self { head, dialer: secure.dialer.clone(), line: Mutex::new(None) }
+        Self { head, dialer: credentials.dialer.clone(), connection: Mutex::new(None) }
     }
 
-    /// A line that came after number `lost`. One dials for all who wait.
-    async fn line(&self, lost: u64) -> Result<Line, Code> {
-        let mut line = self.line.lock().await;
-        if let Some(line) = line.as_ref().filter(|line| line.number > lost) {
-            return Ok(line.clone());
+    /// A connection newer than number `lost`. One caller connects on behalf of all that wait.
+    async fn connection(&self, lost: u64) -> Result<H2Connection, Code> {
+        let mut connection = self.connection.lock().await;
+        if let Some(connection) = connection.as_ref().filter(|connection| connection.number > lost)
+        {
+            return Ok(connection.clone());
         }
-        let number = line.as_ref().map_or(0, |line| line.number).max(lost) + 1;
-        let dialled = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
-        match dialled {
-            Ok(Ok(sender)) => Ok(line.insert(Line { number, sender }).clone()),
+        let number = connection.as_ref().map_or(0, |connection| connection.number).max(lost) + 1;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, self.dial()).await;
+        match connected {
+            Ok(Ok(sender)) => Ok(connection.insert(H2Connection { number, sender }).clone()),
             _ => Err(Code::Unavailable),
         }
     }
@@ -296,26 +295,26 @@ impl Link {
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
         let port = uri.port_u16();
         if let Some(dialer) = &self.dialer {
-            return talk(dialer.dial(host, port.unwrap_or(443)).await?).await;
+            return handshake(dialer.dial(host, port.unwrap_or(443)).await?).await;
         }
         let stream = TcpStream::connect((host, port.unwrap_or(80))).await?;
         stream.set_nodelay(true)?;
-        talk(stream).await
+        handshake(stream).await
     }
 }
 
-/// Begins to speak HTTP/2.
-async fn talk(
+/// Performs the HTTP/2 handshake.
+async fn handshake(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
 ) -> io::Result<SendRequest<Bytes>> {
     let (sender, connection) = client::Builder::new()
         .enable_push(false)
-        .initial_window_size(WINDOW)
-        .initial_connection_window_size(WINDOW)
+        .initial_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
         .handshake(stream)
         .await
         .map_err(io::Error::other)?;
-    // Whoever waits for an answer hears of its errors.
+    // Connection errors surface in the pending requests.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }

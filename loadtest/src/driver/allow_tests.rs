@@ -1,4 +1,4 @@
-//! Tests of the way that Allow travels, against a server that can be stopped.
+//! Tests of the `Allow` client against a server that can be stopped.
 
 use std::net::SocketAddr;
 
@@ -10,11 +10,11 @@ use tonic::{Response, Status};
 
 use super::*;
 
-/// Answers by the name that is asked for.
-struct Named;
+/// A server whose answer depends on the requested bucket name.
+struct EchoServer;
 
 #[tonic::async_trait]
-impl QuotaService for Named {
+impl QuotaService for EchoServer {
     async fn allow(
         &self,
         request: tonic::Request<AllowRequest>,
@@ -23,7 +23,7 @@ impl QuotaService for Named {
         match name.as_str() {
             "never" => std::future::pending().await,
             "refused" => Err(Status::permission_denied("who?")),
-            // Longer than a frame may be, so that it comes in several.
+            // Longer than the maximum frame size, so it arrives in several frames.
             "long" => Ok(name.repeat(10_000)),
             _ => Ok(name.clone()),
         }
@@ -37,7 +37,7 @@ async fn serve(at: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
     let server = tokio::spawn(async move {
         let incoming = TcpIncoming::from(listener);
         let server = tonic::transport::Server::builder()
-            .add_service(QuotaServiceServer::new(Named))
+            .add_service(QuotaServiceServer::new(EchoServer))
             .serve_with_incoming(incoming);
         let _ = server.await;
     });
@@ -45,7 +45,7 @@ async fn serve(at: SocketAddr) -> (SocketAddr, JoinHandle<()>) {
 }
 
 const ANY: &str = "127.0.0.1:0";
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn caller(address: SocketAddr, timeout: Duration) -> Caller {
     Caller::dial(&address.to_string().parse().expect("a target"), timeout).await
@@ -58,10 +58,10 @@ async fn ask(caller: &mut Caller, name: &str) -> Result<String, &'static str> {
 }
 
 #[tokio::test]
-async fn answers_and_errors_come_back_whole() {
+async fn returns_answers_and_errors() {
     let (address, _server) = serve(ANY.parse().expect("an address")).await;
-    let mut caller = caller(address, PATIENCE).await;
-    let mut other = caller.another();
+    let mut caller = caller(address, LONG_TIMEOUT).await;
+    let mut other = caller.sibling();
     let long = "long".repeat(10_000);
     for (name, answer) in [
         ("b", Ok("b")),
@@ -76,19 +76,19 @@ async fn answers_and_errors_come_back_whole() {
 }
 
 #[tokio::test]
-async fn a_caller_goes_on_after_a_timeout() {
+async fn caller_survives_a_timeout() {
     let (address, _server) = serve(ANY.parse().expect("an address")).await;
     let mut caller = caller(address, Duration::from_millis(50)).await;
     for _ in 0..2 {
         assert_eq!(ask(&mut caller, "never").await, Err("DEADLINE_EXCEEDED"));
     }
-    let mut patient = caller.another();
-    patient.timeout = PATIENCE;
+    let mut patient = caller.sibling();
+    patient.timeout = LONG_TIMEOUT;
     assert_eq!(ask(&mut patient, "b").await, Ok("b".to_owned()));
 }
 
-/// A server on a runtime of its own, all of whose connections break when that stops.
-fn aside(at: SocketAddr) -> (SocketAddr, tokio::runtime::Runtime) {
+/// A server on its own runtime, whose shutdown breaks all connections.
+fn start_stoppable_server(at: SocketAddr) -> (SocketAddr, tokio::runtime::Runtime) {
     let started = std::thread::spawn(move || {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime.enable_all().worker_threads(1).build().expect("a runtime");
@@ -100,13 +100,13 @@ fn aside(at: SocketAddr) -> (SocketAddr, tokio::runtime::Runtime) {
 
 #[tokio::test]
 async fn a_broken_connection_is_dialled_again() {
-    let (address, server) = aside(ANY.parse().expect("an address"));
-    let mut callers = [caller(address, PATIENCE).await, caller(address, PATIENCE).await];
+    let (address, server) = start_stoppable_server(ANY.parse().expect("an address"));
+    let mut callers = [caller(address, LONG_TIMEOUT).await, caller(address, LONG_TIMEOUT).await];
     for caller in &mut callers {
         assert_eq!(ask(caller, "b").await, Ok("b".to_owned()));
     }
-    let mut under_way = callers[0].another();
-    let (broken, ()) = tokio::join!(ask(&mut under_way, "never"), async {
+    let mut in_flight = callers[0].sibling();
+    let (broken, ()) = tokio::join!(ask(&mut in_flight, "never"), async {
         tokio::task::yield_now().await;
         server.shutdown_background();
     });
@@ -114,7 +114,7 @@ async fn a_broken_connection_is_dialled_again() {
     for caller in &mut callers {
         assert_eq!(ask(caller, "b").await, Err("UNAVAILABLE"), "nobody is there");
     }
-    let (_, server) = aside(address);
+    let (_, server) = start_stoppable_server(address);
     for caller in &mut callers {
         assert_eq!(ask(caller, "b").await, Ok("b".to_owned()));
     }
@@ -122,7 +122,7 @@ async fn a_broken_connection_is_dialled_again() {
 }
 
 #[test]
-fn what_is_no_message_is_no_answer() {
+fn malformed_messages_are_rejected() {
     let mut answer = AllowResponse { bucket: "before".to_owned(), ..AllowResponse::default() };
     let good = frame(&mut BytesMut::new(), &AllowRequest::default());
     assert_eq!(decode(good, &mut answer), Some(()));

@@ -1,6 +1,5 @@
-//! The transport: how one request travels. The rest of the crate knows only [`Target`],
-//! [`Caller`] for tokens, [`Connection`] for leases, and [`Failure`], so that another gRPC client
-//! can take their place here.
+//! The gRPC transport. The rest of the crate uses only [`Target`], [`Caller`] for tokens,
+//! [`Connection`] for leases, and [`Failure`], so the client library can be replaced here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -20,35 +19,35 @@ mod allow;
 
 pub use allow::Caller;
 
-/// How long dialling may take.
+/// Time limit for connecting.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where a node, or a load balancer before several, listens.
+/// Address of a node or a load balancer.
 #[derive(Clone, Debug)]
 pub struct Target {
     uri: Uri,
-    secure: Secure,
+    credentials: Credentials,
 }
 
-/// How to get in.
+/// TLS and authentication.
 #[derive(Clone, Default)]
-pub struct Secure {
-    /// Over TLS.
+pub struct Credentials {
+    /// TLS connector; `None` for cleartext.
     pub dialer: Option<Dialer>,
-    /// What the `authorization` of each request is.
+    /// Value of the `authorization` header.
     pub authorization: Option<HeaderValue>,
 }
 
-impl fmt::Debug for Secure {
+impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secure").field("tls", &self.dialer.is_some()).finish_non_exhaustive()
+        f.debug_struct("Credentials").field("tls", &self.dialer.is_some()).finish_non_exhaustive()
     }
 }
 
 impl Target {
-    /// The same, got into like that.
-    pub fn secured(&self, secure: &Secure) -> Self {
-        Self { uri: self.uri.clone(), secure: secure.clone() }
+    /// This target with the given TLS and authentication.
+    pub fn with_credentials(&self, credentials: &Credentials) -> Self {
+        Self { uri: self.uri.clone(), credentials: credentials.clone() }
     }
 }
 
@@ -74,7 +73,7 @@ impl FromStr for Target {
         if uri.path_and_query().is_some_and(|path| path != "/") {
             return Err("expected http://HOST:PORT, without a path".to_owned());
         }
-        Ok(Self { uri, secure: Secure::default() })
+        Ok(Self { uri, credentials: Credentials::default() })
     }
 }
 
@@ -85,20 +84,20 @@ impl fmt::Display for Target {
     }
 }
 
-/// A request that got no decision: a gRPC status code, from the node or from this side.
+/// A request without a decision: its gRPC status code, from the node or from this client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failure(tonic::Code);
 
 impl Failure {
-    /// How many codes there are.
+    /// Number of gRPC status codes.
     pub const CODES: usize = 17;
 
-    /// The code's number.
+    /// Number of the code.
     pub fn code(self) -> usize {
         self.0 as usize
     }
 
-    /// The name of code number `code`, as the gRPC documents write it.
+    /// Name of code number `code`, as in the gRPC specification.
     pub fn name(code: usize) -> &'static str {
         const NAMES: [&str; Failure::CODES] = [
             "OK",
@@ -122,13 +121,13 @@ impl Failure {
         NAMES.get(code).unwrap_or(&"UNKNOWN")
     }
 
-    /// Whether the request ran into its deadline.
+    /// Whether the deadline was exceeded.
     pub fn timed_out(self) -> bool {
         self.0 == tonic::Code::DeadlineExceeded
     }
 }
 
-/// One HTTP/2 connection for leases; clones share it.
+/// An HTTP/2 connection for lease requests; clones share it.
 #[derive(Clone, Debug)]
 pub struct Connection {
     capacity: CapacityClient<Channel>,
@@ -137,12 +136,12 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Dials `target`. Where nobody answers yet, the requests dial again and fail one by
-    /// one: an outage at the start is counted like one in the middle.
+    /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
+    /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
         let endpoint =
             Endpoint::from(target.uri.clone()).tcp_nodelay(true).connect_timeout(CONNECT_TIMEOUT);
-        let Secure { dialer, authorization } = target.secure.clone();
+        let Credentials { dialer, authorization } = target.credentials.clone();
         let channel = match &dialer {
             None => endpoint.connect().await.unwrap_or_else(|_| endpoint.connect_lazy()),
             Some(dialer) => {
@@ -153,22 +152,22 @@ impl Connection {
         Self { capacity: CapacityClient::new(channel), authorization, timeout }
     }
 
-    /// Asks for leases once.
+    /// Sends one lease request.
     pub async fn get_capacity(
         &mut self,
         request: GetCapacityRequest,
     ) -> Result<GetCapacityResponse, Failure> {
         let request = self.authorized(request);
-        within(self.timeout, self.capacity.get_capacity(request)).await
+        with_timeout(self.timeout, self.capacity.get_capacity(request)).await
     }
 
-    /// Gives leases back.
+    /// Releases leases.
     pub async fn release_capacity(
         &mut self,
         request: ReleaseCapacityRequest,
     ) -> Result<ReleaseCapacityResponse, Failure> {
         let request = self.authorized(request);
-        within(self.timeout, self.capacity.release_capacity(request)).await
+        with_timeout(self.timeout, self.capacity.release_capacity(request)).await
     }
 
     fn authorized<T>(&self, message: T) -> Request<T> {
@@ -180,7 +179,7 @@ impl Connection {
     }
 }
 
-async fn within<T>(
+async fn with_timeout<T>(
     timeout: Duration,
     answer: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Failure> {

@@ -1,9 +1,9 @@
--- The least that a token bucket needs of Redis: one number, the µs since the epoch at which the
--- bucket would be full again.
+-- A minimal token bucket. Its state is one number: the time at which the bucket is full again, in
+-- µs since the epoch.
 --
--- KEYS[1]  the bucket
--- ARGV     what an empty bucket takes to fill, and what the tokens cost, both in µs
--- Reply    what is left, in µs of filling; below 0 where that is not enough, and nothing is taken
+-- KEYS[1]  bucket
+-- ARGV     time to fill an empty bucket, and time to fill the requested tokens, both in µs
+-- Reply    remaining tokens as fill time in µs; if negative, nothing was taken
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local cap, cost = tonumber(ARGV[1]), tonumber(ARGV[2])

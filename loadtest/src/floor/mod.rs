@@ -1,6 +1,6 @@
-//! `tollgate-loadtest floor`: what nodes are compared with. Served as a node serves, on one
-//! current-thread runtime, but with nothing behind it; or, with `--store`, with one script call
-//! a request.
+//! `tollgate-loadtest floor`: baseline servers for comparison with nodes. They use one
+//! current-thread runtime as a node thread does, and answer at once or, with `--store`, after one
+//! script call per request.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
-use tollgate_proto::quotaservice::allow_response::Status as Decided;
+use tollgate_proto::quotaservice::allow_response::Status as AllowStatus;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::transport::Server;
@@ -20,8 +20,7 @@ use crate::allow::RunError;
 
 mod script;
 
-/// How often clients are asked whether they are still there, and how long they may take to
-/// answer, as in a node.
+/// Interval and timeout of HTTP/2 keepalive pings, as in a node.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 
 /// Serves what nodes are compared with, until it is stopped.
@@ -49,7 +48,7 @@ pub fn run(args: &FloorArgs) -> Result<(), RunError> {
             Some(url) => Some(script::Script::load(url).await?),
             None => None,
         };
-        // Whoever started it may have closed its end.
+        // The parent process may have closed the pipe.
         let _ = writeln!(std::io::stdout(), "{address}");
         match script {
             Some(script) => serve(listener, OneCall(script)).await,
@@ -71,7 +70,7 @@ async fn serve(
         .await
 }
 
-/// Grants everything.
+/// Grants every request without a decision.
 struct Empty;
 
 #[tonic::async_trait]
@@ -86,7 +85,7 @@ impl QuotaService for Empty {
     }
 }
 
-/// Asks Redis once for each request.
+/// Makes one Redis call per request.
 struct OneCall(script::Script);
 
 #[tonic::async_trait]
@@ -100,8 +99,8 @@ impl QuotaService for OneCall {
         let available = self.0.take(&bucket, tokens).await;
         let available = available.map_err(|error| Status::unavailable(error.to_string()))?;
         let (status, granted) = match available >= 0.0 {
-            true => (Decided::Ok, tokens),
-            false => (Decided::RejectedTimeout, 0),
+            true => (AllowStatus::Ok, tokens),
+            false => (AllowStatus::RejectedTimeout, 0),
         };
         Ok(Response::new(AllowResponse {
             status: status as i32,

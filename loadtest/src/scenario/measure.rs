@@ -1,23 +1,23 @@
-//! What is measured of a simulation: as it is at every moment, and as it is every five seconds,
-//! which is how the older doorman's simulation counted.
+//! Measurements of a simulation: continuous, and sampled every five seconds as doorman's simulation
+//! did.
 
 use std::time::Duration;
 
 use crate::scenario::plan::CAPACITY;
-use crate::series::{Excess, Stretch, TimeMean, utilisation};
+use crate::series::{Excess, Interval, TimeMean, utilisation};
 
-/// How often the older simulation looked.
+/// Sampling interval of doorman's simulation.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(5);
 
-/// How many columns a plot has for the whole run.
+/// Plot columns of a run.
 pub const COLUMNS: usize = 1200;
 
-/// The lowest and the highest of a value in a stretch of time.
+/// Minimum and maximum of a value in an interval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The lowest.
+    /// Minimum.
     pub low: f64,
-    /// The highest.
+    /// Maximum.
     pub high: f64,
 }
 
@@ -29,66 +29,66 @@ impl Range {
     }
 }
 
-/// What all clients want and have together.
+/// Totals over all clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sums {
-    /// What they want.
+    /// Total wants.
     pub wants: f64,
-    /// What they have.
+    /// Total capacity held.
     pub has: f64,
 }
 
-/// What happened in one column of a plot.
+/// Value ranges in one plot column.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Column {
-    /// What all clients wanted.
+    /// Range of the total wants.
     pub wants: Option<Range>,
-    /// What they had.
+    /// Range of the total capacity held.
     pub has: Option<Range>,
 }
 
-/// What the looks every five seconds found.
+/// Result of sampling every five seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Samples {
-    /// How many there were.
+    /// Number of samples.
     pub taken: u64,
-    /// How many of them found more handed out than there is.
+    /// Samples with more leased than the capacity.
     pub over: u64,
-    /// The most that they found, if it was too much.
+    /// Largest sample above the capacity, if any.
     pub max: Option<f64>,
     sum_over: f64,
 }
 
 impl Samples {
-    /// What was handed out on average, where it was too much.
+    /// Mean of the samples above the capacity; `None` without any.
     pub fn mean_over(&self) -> Option<f64> {
         (self.over > 0).then(|| self.sum_over / self.over as f64)
     }
 }
 
-/// The measurements of one run.
+/// Measurements of one run.
 #[derive(Clone, Debug)]
 pub struct Measure {
     duration: Duration,
     now: Duration,
     next_sample: Duration,
     sums: Sums,
-    /// Σ has ÷ min(capacity, Σ wants), once the clusters have learned.
+    /// Σ has ÷ min(capacity, Σ wants), after the clusters have learned.
     pub utilisation: TimeMean,
-    /// Σ has, once the clusters have learned.
+    /// Σ has, after the clusters have learned.
     pub mean_has: TimeMean,
-    /// Σ wants, of the same time.
+    /// Σ wants, after the clusters have learned.
     pub mean_wants: TimeMean,
-    /// The stretches in which more was handed out than there is.
+    /// Intervals with more leased than the capacity.
     pub excess: Excess,
-    /// The same, looked at every five seconds.
+    /// The excess as seen by sampling.
     pub samples: Samples,
-    /// The run in so many columns.
+    /// Plot columns.
     pub columns: Vec<Column>,
 }
 
 impl Measure {
-    /// For a run of `duration`, whose means begin at `learned`.
+    /// For a run of `duration`; means begin at `learned`.
     pub fn new(duration: Duration, learned: Duration) -> Self {
         Self {
             duration,
@@ -104,26 +104,26 @@ impl Measure {
         }
     }
 
-    /// From `now` on the clients want and have `sums`; until now it was as told before.
+    /// Sets the totals from `now` on.
     pub fn set(&mut self, now: Duration, sums: Sums) {
-        self.hold(now);
+        self.extend(now);
         self.sums = sums;
     }
 
-    /// What was told last has held until `until`.
-    pub fn hold(&mut self, until: Duration) {
+    /// Extends the current totals to `until`.
+    pub fn extend(&mut self, until: Duration) {
         if until <= self.now {
             return;
         }
         let from = std::mem::replace(&mut self.now, until);
         let Sums { wants, has } = self.sums;
-        let stretch = |value| Stretch { from, until, value };
-        self.utilisation.add(stretch(utilisation(has, wants.min(CAPACITY))));
-        self.mean_has.add(stretch(has));
-        self.mean_wants.add(stretch(wants));
-        self.excess.add(stretch(has));
+        let interval = |value| Interval { from, until, value };
+        self.utilisation.add(interval(utilisation(has, wants.min(CAPACITY))));
+        self.mean_has.add(interval(has));
+        self.mean_wants.add(interval(wants));
+        self.excess.add(interval(has));
         while self.next_sample < until {
-            let sample = Stretch { from: self.next_sample, ..stretch(has) };
+            let sample = Interval { from: self.next_sample, ..interval(has) };
             self.next_sample += SAMPLE_EVERY;
             self.sample(sample.value);
         }
@@ -168,7 +168,7 @@ mod tests {
         ] {
             measure.set(s(at), Sums { wants, has });
         }
-        measure.hold(s(1200));
+        measure.extend(s(1200));
         measure
     }
 

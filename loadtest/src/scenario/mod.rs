@@ -1,8 +1,8 @@
-//! `tollgate-loadtest scenario`: the simulations of the older doorman's design document, against
-//! the service itself and on a clock of their own.
+//! `tollgate-loadtest scenario`: the simulations of doorman's design document, run against the real
+//! service on a simulated clock.
 //!
-//! [`plan`] says what is simulated, [`sim`] lets it happen, [`tree`] has the clusters that decide,
-//! [`measure`] looks on; [`report`] and [`svg`] tell.
+//! [`plan`] defines the scenarios, [`sim`] runs them, [`tree`] has the deciding clusters,
+//! [`measure`] measures; [`report`] and [`svg`] present.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::allow::{LONGEST_RUN, RunError};
+use crate::allow::{MAX_RUN, RunError};
 use crate::capacity::at_least_0;
 use crate::scenario::plan::{Algorithm, Scenario};
 use crate::scenario::report::Report;
@@ -59,7 +59,7 @@ pub struct ScenarioArgs {
 
 /// Runs the simulation and reports.
 pub fn run(args: &ScenarioArgs) -> Result<Report, RunError> {
-    if args.duration.is_zero() || args.duration > LONGEST_RUN {
+    if args.duration.is_zero() || args.duration > MAX_RUN {
         return Err(RunError::Usage("--duration must be above 0 and at most 30 days".to_owned()));
     }
     let plan = args.scenario.plan();

@@ -1,14 +1,14 @@
-//! What is simulated: the scenarios of the older doorman's design document.
+//! The scenarios of doorman's design document.
 
 use std::time::Duration;
 
-/// The capacity at the root in all of them.
+/// Capacity at the root, in all scenarios.
 pub const CAPACITY: f64 = 500.0;
 
-/// How long a lease lasts, and a cluster learns, at every level.
+/// Lease length and learning time, at every level.
 pub const LEASE: Duration = Duration::from_secs(60);
 
-/// How often the clients of a leaf refresh; it doubles with each level down to the root.
+/// Refresh interval of the clients of a leaf; it doubles with each level towards the root.
 pub const REFRESH: Duration = Duration::from_secs(4);
 
 /// Which scenario.
@@ -34,7 +34,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Its name in a limits file.
+    /// Name in a limits file.
     pub fn name(self) -> &'static str {
         match self {
             Self::ProportionalShare => "PROPORTIONAL_SHARE",
@@ -43,21 +43,21 @@ impl Algorithm {
     }
 }
 
-/// The figures that the document gives for a scenario.
+/// Figures that the design document reports for a scenario.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Published {
-    /// Percent of the available capacity that was handed out.
+    /// Percentage of the available capacity that was leased.
     pub utilisation_percent: Option<f64>,
-    /// How often more than the capacity was handed out.
+    /// How often more than the capacity was leased.
     pub shortfalls: Option<u64>,
-    /// The most that was.
+    /// Most capacity leased.
     pub max: Option<f64>,
-    /// How much that was on average in those cases.
+    /// Mean capacity leased during shortfalls.
     pub mean_over: Option<f64>,
 }
 
 impl Scenario {
-    /// Its name on the command line and in reports.
+    /// Name on the command line and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::One => "one",
@@ -66,7 +66,7 @@ impl Scenario {
         }
     }
 
-    /// What the document says came of it.
+    /// Figures of the design document.
     pub fn published(self) -> Published {
         match self {
             Self::One => Published::default(),
@@ -80,7 +80,7 @@ impl Scenario {
         }
     }
 
-    /// What it consists of.
+    /// Clusters and clients of the scenario.
     pub fn plan(self) -> Plan {
         match self {
             Self::One => Plan::new(&[], 5, 100.0, false),
@@ -93,39 +93,39 @@ impl Scenario {
 /// A cluster of the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The number of the cluster that it gets its capacity from; the root has none.
+    /// Number of the parent cluster; `None` for the root.
     pub parent: Option<usize>,
-    /// How often those that hold its leases refresh them.
+    /// Refresh interval of the leases that it grants.
     pub refresh: Duration,
 }
 
-/// A client of a leaf.
+/// A client of a leaf cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Client {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// The number of its cluster.
+    /// Number of its cluster.
     pub cluster: usize,
-    /// What it wants at first.
+    /// Initial wants.
     pub wants: f64,
 }
 
-/// What a simulation consists of.
+/// Clusters and clients of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The tree: the root first, and every cluster after its parent.
+    /// The clusters: the root first, each one after its parent.
     pub clusters: Vec<Cluster>,
     /// The clients.
     pub clients: Vec<Client>,
-    /// Whether there are mishaps.
+    /// Whether mishaps are simulated.
     pub mishaps: bool,
 }
 
 impl Plan {
-    /// A tree in which each cluster of level n has `children[n]` below it, and each leaf `clients`
-    /// that want `wants` each.
+    /// A tree in which each cluster of level n has `children[n]` child clusters, and each leaf
+    /// `clients` clients with initial wants of `wants`.
     pub fn new(children: &[usize], clients: usize, wants: f64, mishaps: bool) -> Self {
         const LEVELS: [&str; 3] = ["root", "region", "dc"];
         let refresh = |level: usize| REFRESH * (1 << (children.len() - level));
@@ -157,7 +157,7 @@ impl Plan {
         Self { clusters, clients, mishaps }
     }
 
-    /// How long after a start with empty stores every cluster has learned.
+    /// Time from a start with empty stores until every cluster has learned.
     pub fn learning(&self) -> Duration {
         LEASE
     }

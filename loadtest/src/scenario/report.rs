@@ -1,4 +1,4 @@
-//! What a simulation came to, beside what the design document says of its own.
+//! Result of a simulation, beside the figures of the design document.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,65 +11,65 @@ use crate::scenario::plan::{CAPACITY, Plan};
 use crate::scenario::sim::{Mishap, Outcome};
 use crate::scenario::svg::Plot;
 
-/// One simulation. Every field is always there in JSON: what doesn't apply is null or 0.
+/// One simulation. JSON always has every field: null or 0 where it does not apply.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Which scenario.
+    /// Scenario name.
     pub scenario: &'static str,
-    /// How clusters share.
+    /// Sharing algorithm.
     pub algorithm: &'static str,
-    /// What clusters share without a lease; null: what the service takes for that.
+    /// Capacity that a cluster shares without a lease.
     pub safe_capacity: f64,
-    /// The seed.
+    /// Random seed.
     pub seed: u64,
-    /// The simulated time, in seconds.
+    /// Simulated time, in seconds.
     pub duration_s: f64,
-    /// How long that took, in seconds.
+    /// Run time of the simulation, in seconds.
     pub took_s: f64,
     /// Clusters in the tree.
     pub clusters: usize,
-    /// Clients of its leaves.
+    /// Clients of the leaf clusters.
     pub clients: usize,
-    /// What the root has.
+    /// Capacity of the root.
     pub capacity: f64,
-    /// From when on means count, in seconds: the stores start empty, and learn until then.
+    /// Start of the means, in seconds: until then the initially empty stores learn.
     pub learning_s: f64,
-    /// Σ has ÷ min(capacity, Σ wants), averaged over time.
+    /// Time-weighted mean of Σ has ÷ min(capacity, Σ wants).
     pub utilisation: Option<f64>,
-    /// Σ has, averaged over time.
+    /// Time-weighted mean of Σ has.
     pub mean_has: Option<f64>,
-    /// Σ wants, averaged over time.
+    /// Time-weighted mean of Σ wants.
     pub mean_wants: Option<f64>,
-    /// When more was handed out than there is, at any moment.
+    /// Shortfalls, measured continuously.
     pub shortfalls: Shortfalls,
-    /// The same, looked at every five seconds as the older simulation did.
+    /// Shortfalls, sampled every five seconds as in doorman's simulation.
     pub sampled: Shortfalls,
-    /// Leases given to clients.
+    /// Leases granted to clients.
     pub decisions: u64,
-    /// Of these, by clusters that were learning.
+    /// Leases granted in learning mode.
     pub learning: u64,
-    /// Requests of clients to clusters that couldn't be reached.
+    /// Client requests to unreachable clusters.
     pub failed: u64,
-    /// What went wrong.
+    /// Simulated mishaps.
     pub mishaps: Mishaps,
-    /// What the design document says.
+    /// Figures of the design document.
     pub document: Document,
 }
 
-/// More handed out than there is.
+/// Times with more leased than the capacity.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Shortfalls {
-    /// Stretches of time; of samples, how many.
+    /// Number of intervals, or of samples.
     pub times: u64,
-    /// For how long in all, in seconds; null for samples.
+    /// Total duration in seconds; null for samples.
     pub seconds: Option<f64>,
-    /// The most handed out.
+    /// Most capacity leased.
     pub max: Option<f64>,
-    /// That as a share of the capacity.
+    /// `max` in percent of the capacity.
     pub max_percent: Option<f64>,
-    /// What was handed out on average while it was too much.
+    /// Mean capacity leased during shortfalls.
     pub mean: Option<f64>,
-    /// That as a share of the capacity.
+    /// `mean` in percent of the capacity.
     pub mean_percent: Option<f64>,
 }
 
@@ -81,32 +81,32 @@ impl Shortfalls {
     }
 }
 
-/// What went wrong, by kind.
+/// Mishaps by kind.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Mishaps {
-    /// Clients that suddenly wanted more.
+    /// Clients with a sudden increase in wants.
     pub spikes: u64,
-    /// Clusters that couldn't be reached for a while.
+    /// Clusters that became unreachable for a while.
     pub clusters_lost: u64,
     /// Stores that restarted empty.
     pub stores_lost: u64,
 }
 
-/// The figures of the design document for the same scenario.
+/// Figures of the design document for the scenario.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Document {
-    /// Percent of the capacity handed out on average.
+    /// Mean percentage of the capacity that was leased.
     pub utilisation_percent: Option<f64>,
-    /// Shortfalls.
+    /// Number of shortfalls.
     pub shortfalls: Option<u64>,
-    /// The most handed out.
+    /// Most capacity leased.
     pub max: Option<f64>,
-    /// Handed out on average in a shortfall.
+    /// Mean capacity leased during shortfalls.
     pub mean_over: Option<f64>,
 }
 
 impl Report {
-    /// The report on a run with `args` that came to `outcome` and took `took`.
+    /// Report of a run with `args` that took `took`.
     pub fn new(args: &ScenarioArgs, plan: &Plan, outcome: &Outcome, took: Duration) -> Self {
         let Measure { utilisation, mean_has, mean_wants, excess, samples, .. } = &outcome.measure;
         let mut mishaps = Mishaps::default();

@@ -1,5 +1,5 @@
-//! The simulation: an event queue on a clock of its own, clients and clusters that refresh, demand
-//! that walks, and mishaps. What decides is behind [`Clusters`].
+//! Discrete-event simulation: clients and clusters that refresh leases, random walks of demand, and
+//! mishaps. The deciding clusters are behind [`Clusters`].
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,48 +14,48 @@ use crate::scenario::measure::{Measure, Sums};
 use crate::scenario::plan::Plan;
 use crate::walk::Walk;
 
-/// How often what a client wants takes a step.
+/// Interval between steps of a client's demand.
 const WALK_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest step, as a share of what is wanted: both as in the older simulation.
+/// Largest step, as a share of the wants. Both as in doorman's simulation.
 const WALK: Walk = Walk::Share(0.1);
 
-/// How often something goes wrong.
+/// Interval between mishaps.
 const MISHAP_EVERY: Duration = Duration::from_secs(60);
 
-/// How much more a client wants that spikes.
+/// Increase in wants of a spike.
 const SPIKE: f64 = 100.0;
 
-/// The longest that a cluster can't be reached.
-const LONGEST_LOSS_S: u64 = 60;
+/// Longest time that a cluster is unreachable, in seconds.
+const MAX_LOSS_S: u64 = 60;
 
-/// Streams of chance, each of its own, so that mishaps leave walks as they are.
+/// Random streams. They are separate, so that mishaps do not change the walks.
 const PHASES: u64 = 1;
 const MISHAPS: u64 = 2;
 const WALKS: u64 = 1000;
 
-/// A lease as a client holds it. Times count from the start of the simulation.
+/// A lease held by a client. Times count from the start of the simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lease {
-    /// How much it is.
+    /// Leased capacity.
     pub capacity: f64,
-    /// When it ends.
+    /// Expiry.
     pub expires: Duration,
-    /// How soon to refresh it.
+    /// Refresh interval.
     pub refresh: Duration,
-    /// Given while the cluster was learning.
+    /// Granted in learning mode.
     pub learning: bool,
 }
 
 /// The clusters of a tree, by their numbers in the plan.
 pub trait Clusters {
-    /// Why a cluster that was reached gave no answer: never, unless something is broken.
+    /// Failure of a reachable cluster, which indicates a bug.
     type Error;
 
-    /// Moves the clock of all of them to `now`.
+    /// Advances the clocks of all clusters to `now`.
     fn advance(&mut self, now: Duration);
 
-    /// A client of `cluster` that wants `wants` and has `has` asks for a lease.
+    /// Requests a lease from `cluster` for a client with the given wants and lease.
     fn get(
         &mut self,
         cluster: usize,
@@ -64,38 +64,38 @@ pub trait Clusters {
         has: Option<Lease>,
     ) -> Result<Lease, Self::Error>;
 
-    /// `cluster` looks whether its own lease is to be renewed with its parent. `reachable` tells
-    /// which clusters can be reached.
+    /// Lets `cluster` renew its own lease with its parent if due. `reachable` tells which clusters
+    /// are reachable.
     fn tick(
         &mut self,
         cluster: usize,
         reachable: &dyn Fn(usize) -> bool,
     ) -> Result<(), Self::Error>;
 
-    /// The store of `cluster` restarts empty.
+    /// Restarts the store of `cluster` empty.
     fn lose_store(&mut self, cluster: usize);
 }
 
-/// Something that went wrong.
+/// A simulated fault.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mishap {
-    /// This client suddenly wants much more.
+    /// The wants of this client rise suddenly.
     Spike(usize),
-    /// This cluster can't be reached for so long.
+    /// This cluster is unreachable for the given time.
     Lost(usize, Duration),
-    /// The store of this cluster restarted empty.
+    /// The store of this cluster restarts empty.
     StoreLost(usize),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A client's lease ends, unless it was refreshed.
+    /// A client's lease expires unless refreshed.
     Expiry(usize),
-    /// A cluster looks whether its own lease is to be renewed.
+    /// A cluster renews its own lease if due.
     Tick(usize),
-    /// A client's lease is refreshed.
+    /// A client refreshes its lease.
     Refresh(usize),
-    /// What a client wants takes a step.
+    /// A client's wants take a random step.
     Step(usize),
     Mishap,
 }
@@ -107,18 +107,18 @@ struct Client {
     rng: SmallRng,
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     /// Wants and leases over time.
     pub measure: Measure,
-    /// What went wrong, and when.
+    /// Mishaps and their times.
     pub mishaps: Vec<(Duration, Mishap)>,
-    /// Leases given.
+    /// Leases granted.
     pub decisions: u64,
-    /// Of these, by clusters that were learning.
+    /// Leases granted in learning mode.
     pub learning: u64,
-    /// Requests to clusters that couldn't be reached.
+    /// Requests to unreachable clusters.
     pub failed: u64,
 }
 
@@ -128,13 +128,13 @@ struct Sim<'p, C> {
     queue: BinaryHeap<Reverse<(Duration, u64, Event)>>,
     scheduled: u64,
     clients: Vec<Client>,
-    /// Until when each cluster can't be reached.
+    /// When each cluster becomes reachable again.
     lost_until: Vec<Duration>,
     mishap_rng: SmallRng,
     outcome: Outcome,
 }
 
-/// Simulates `plan` for `duration`; the same `seed` goes the same way.
+/// Simulates `plan` for `duration`; deterministic in `seed`.
 pub fn run<C: Clusters>(
     plan: &Plan,
     clusters: C,
@@ -153,7 +153,7 @@ pub fn run<C: Clusters>(
         let sums = sim.sums();
         sim.outcome.measure.set(now, sums);
     }
-    sim.outcome.measure.hold(duration);
+    sim.outcome.measure.extend(duration);
     Ok(sim.outcome)
 }
 
@@ -181,7 +181,7 @@ impl<'p, C: Clusters> Sim<'p, C> {
                 failed: 0,
             },
         };
-        // Nobody starts at the same moment as another, as in life.
+        // Random phases, so that clients and clusters are not in step.
         let mut rng = keys::rng(seed, PHASES);
         let mut phase = |interval: Duration| interval.mul_f64(rng.random());
         for client in 0..sim.clients.len() {
@@ -269,7 +269,7 @@ impl<'p, C: Clusters> Sim<'p, C> {
             0 => Mishap::Spike(rng.random_range(0..self.clients.len())),
             1 => {
                 let cluster = rng.random_range(0..self.plan.clusters.len());
-                let seconds = rng.random_range(0..=LONGEST_LOSS_S);
+                let seconds = rng.random_range(0..=MAX_LOSS_S);
                 Mishap::Lost(cluster, Duration::from_secs(seconds))
             }
             _ => Mishap::StoreLost(rng.random_range(0..self.plan.clusters.len())),

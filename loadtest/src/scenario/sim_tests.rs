@@ -4,13 +4,13 @@ use std::convert::Infallible;
 use super::*;
 use crate::scenario::plan::{CAPACITY, LEASE, Scenario};
 
-/// Clusters that share one pool, in the order of asking.
+/// Clusters that share one pool on a first-come basis.
 struct Pool {
     capacity: f64,
     now: Duration,
     held: HashMap<String, Lease>,
     ticks: Vec<u64>,
-    /// How often a cluster's parent could not be reached.
+    /// Ticks at which the parent was unreachable.
     orphaned: u64,
     stores_lost: Vec<usize>,
 }
@@ -94,7 +94,7 @@ fn a_pool_that_is_shared_well_is_used_and_never_exceeded() {
 }
 
 #[test]
-fn a_pool_that_gives_too_much_is_found_out() {
+fn overcommitted_pool_is_detected() {
     let (outcome, _) = simulate(Scenario::Five, 600.0, 1);
     assert!(outcome.measure.excess.times > 0);
     assert!(outcome.measure.excess.worst.unwrap() > 590.0);
@@ -102,7 +102,7 @@ fn a_pool_that_gives_too_much_is_found_out() {
 }
 
 #[test]
-fn the_same_seed_goes_the_same_way_and_another_does_not() {
+fn runs_are_deterministic_per_seed() {
     let has = |seed| simulate(Scenario::Seven, CAPACITY, seed).0.measure.mean_has.mean().unwrap();
     assert_eq!(has(1), has(1));
     assert_ne!(has(1), has(2));
@@ -121,14 +121,14 @@ fn mishaps_come_every_minute_and_leave_the_walks_as_they_are() {
     assert!(outcome.failed > 0);
     assert!(pool.orphaned > 0);
     assert!(pool.ticks[1..].iter().any(|ticks| *ticks < 4 * 3600));
-    // What is wanted differs only by the spikes.
+    // The total wants differ only by the spikes.
     let calm = simulate(Scenario::Five, CAPACITY, 3).0.measure;
     let wants = calm.mean_wants.mean().unwrap();
     assert!(outcome.measure.mean_wants.mean().unwrap() > wants);
 }
 
 #[test]
-fn a_lease_that_can_not_be_refreshed_ends() {
+fn unrefreshed_lease_expires() {
     let plan = Scenario::One.plan();
     let mut pool = Pool::new(CAPACITY);
     let mut sim = Sim::new(&plan, &mut pool, 1, HOUR);

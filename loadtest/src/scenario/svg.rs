@@ -1,5 +1,4 @@
-//! A plot of a simulation as one self-contained SVG: capacity, wants and has over time, and what
-//! went wrong when.
+//! Plot of a simulation as a self-contained SVG: capacity, wants and has over time, and mishaps.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -12,8 +11,8 @@ const HEIGHT: f64 = 760.0;
 const LEFT: f64 = 64.0;
 const RIGHT: f64 = 24.0;
 
-/// Where what the clients have is drawn, and where what they want: apart, because in an overload
-/// they want many times what there is.
+/// Vertical ranges of the panels. Wants have their own panel, since in an overload they exceed the
+/// capacity many times.
 const HAS_PANEL: (f64, f64) = (72.0, 480.0);
 const WANTS_PANEL: (f64, f64) = (512.0, 672.0);
 
@@ -22,32 +21,32 @@ const WANTS_COLOUR: &str = "#9e9e9e";
 const HAS_COLOUR: &str = "#1565c0";
 const MISHAP_COLOUR: &str = "#ef6c00";
 
-/// What a plot shows.
+/// Content of a plot.
 #[derive(Clone, Debug)]
 pub struct Plot<'a> {
-    /// What it is, in a few words.
+    /// Title.
     pub title: String,
-    /// What came of it, in a line.
+    /// One-line summary.
     pub subtitle: String,
-    /// How long the run was.
+    /// Length of the run.
     pub duration: Duration,
-    /// The run, column by column.
+    /// Value ranges, one per column.
     pub columns: &'a [Column],
-    /// What went wrong, and when.
+    /// Mishaps and their times.
     pub mishaps: Vec<(Duration, String)>,
 }
 
-/// A value's axis, drawn from `head` down to `foot`.
+/// A value axis from `foot` up to `head`, in px.
 #[derive(Clone, Copy)]
 struct Axis {
     head: f64,
     foot: f64,
-    /// The value at its head.
+    /// Value at `head`.
     most: f64,
 }
 
 impl Axis {
-    /// One that reaches a round number above `highest`.
+    /// An axis up to a round number above `highest`.
     fn new((head, foot): (f64, f64), highest: f64) -> Self {
         let step = round_step(highest * 1.05 / 10.0);
         Self { head, foot, most: (highest * 1.05 / step).ceil() * step }
@@ -59,7 +58,7 @@ impl Axis {
 }
 
 impl Plot<'_> {
-    /// The plot as text.
+    /// Renders the plot.
     pub fn svg(&self) -> String {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
@@ -126,7 +125,7 @@ impl Plot<'_> {
         }
     }
 
-    /// A line through the lowest and the highest value of each column.
+    /// Points of a line through the minimum and maximum of each column.
     fn points(&self, axis: Axis, range: fn(&Column) -> Option<Range>) -> String {
         let mut points = String::new();
         let width = (WIDTH - LEFT - RIGHT) / self.columns.len().max(1) as f64;
@@ -134,7 +133,7 @@ impl Plot<'_> {
         for (number, column) in self.columns.iter().enumerate() {
             let Some(Range { low, high }) = range(column) else { continue };
             let x = LEFT + (number as f64 + 0.5) * width;
-            // From wherever the line is, first to the nearer end.
+            // Starts at the end that is nearer to the previous point.
             let rising = last.is_none_or(|last| (last - low).abs() <= (last - high).abs());
             let ends = if rising { [low, high] } else { [high, low] };
             let ends = if low == high { &ends[..1] } else { &ends[..] };
@@ -161,7 +160,7 @@ impl Plot<'_> {
     }
 }
 
-/// A round number of at least `least`: 1, 2 or 5 times a power of ten.
+/// Smallest round number of at least `least`: 1, 2 or 5 times a power of ten.
 fn round_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.max(1e-9).log10().floor());
     let step = [1.0, 2.0, 5.0, 10.0].map(|factor| factor * power);
@@ -188,7 +187,7 @@ fn legend(svg: &mut String, mishaps: bool) {
     }
 }
 
-/// Text at a place; `anchor` is `start`, `middle` or `end`.
+/// Writes a text element; `anchor` is `start`, `middle` or `end`.
 pub(crate) fn text(svg: &mut String, x: f64, y: f64, anchor: &str, style: &str, content: &str) {
     let content = escape(content);
     let _ = writeln!(
@@ -220,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_go_through_both_ends_of_each_column_by_the_nearer_one() {
+    fn lines_start_at_the_nearer_end_of_each_column() {
         let columns =
             [column(0.0, 600.0), column(300.0, 500.0), Column::default(), column(600.0, 600.0)];
         let axis = Axis { head: 72.0, foot: 576.0, most: 600.0 };

@@ -1,5 +1,5 @@
-//! The clusters that a simulation asks: the service as nodes run it, each cluster with a store in
-//! memory, on a clock that is moved by hand. What a network carries elsewhere is a call here.
+//! The clusters of a simulation: the real service with one in-memory store per cluster, on a manual
+//! clock. Function calls replace the network.
 
 use std::io::{self, Write as _};
 use std::pin::pin;
@@ -20,42 +20,42 @@ use tollgate_server::store::memory::MemoryStore;
 use crate::scenario::plan::{Algorithm, CAPACITY, LEASE, Plan};
 use crate::scenario::sim::{Clusters, Lease};
 
-/// When simulations begin, in seconds since the Unix epoch.
+/// Start of all simulations, in seconds since the Unix epoch.
 const EPOCH_S: i64 = 1_700_000_000;
 
 const RESOURCE: &str = "resource0";
 
-/// Why a simulation can't begin or go on.
+/// Why a simulation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The limits that the clusters run with can't be handed to them.
+    /// The limits file could not be written.
     #[error("can't write the simulation's limits: {0}")]
     Write(#[from] io::Error),
-    /// They are refused.
+    /// The limits are invalid.
     #[error(transparent)]
     Limits(#[from] LoadError),
     /// A cluster refused a request.
     #[error("the service refused a request: {0}")]
     Refused(#[from] Refusal),
-    /// It gave fewer answers than it was asked for.
+    /// A cluster returned fewer leases than requested.
     #[error("the service left a request unanswered")]
     Unanswered,
-    /// On a simulated clock nothing would ever wake it.
+    /// The embedded store blocked; on a simulated clock nothing would wake it.
     #[error("the embedded store waits for something")]
-    Waits,
+    Blocked,
 }
 
-/// The clusters of a plan, by their numbers.
+/// The clusters of a plan, by number.
 pub struct Tree {
     clock: ManualClock,
     services: Vec<CapacityService<MemoryStore>>,
-    /// What each cluster but the root renews its lease with, and the number of its parent.
+    /// Lease renewal of each cluster and the number of its parent; `None` for the root.
     renewals: Vec<Option<(usize, Renewal<MemoryStore>)>>,
 }
 
 impl Tree {
-    /// Clusters with empty stores, that share by `algorithm`; without a lease they share
-    /// `safe_capacity`, or what the service takes for that.
+    /// Clusters with empty stores. Without a lease a cluster shares `safe_capacity`, or the default
+    /// of the service if `None`.
     pub fn new(
         plan: &Plan,
         algorithm: Algorithm,
@@ -64,7 +64,7 @@ impl Tree {
         let clock = ManualClock::new(Micros(EPOCH_S * 1_000_000));
         let metrics = Arc::new(Metrics::new());
         let limits = limits(plan, algorithm, safe_capacity, &metrics)?;
-        // One for the root, one for all below it; they differ only in where capacity comes from.
+        // One for the root and one for all others, which get their capacity from a parent.
         let shared = [false, true].map(|from_parent| {
             let clock = clock.clone().into();
             Arc::new(Shared::new(Arc::clone(&limits), None, clock, from_parent, &metrics))
@@ -87,8 +87,8 @@ impl Tree {
     }
 }
 
-/// The limits that all clusters run with. Below the root, capacity and refresh interval follow
-/// from what the parent says.
+/// The limits of all clusters. Below the root the service derives capacity and refresh interval
+/// from the parent's lease.
 fn limits(
     plan: &Plan,
     algorithm: Algorithm,
@@ -109,18 +109,18 @@ fn limits(
     Ok(Arc::new(LiveLimits::load(file.path().to_owned(), Arc::clone(metrics))?))
 }
 
-/// The most pauses that the embedded store may make in one call, for the sake of others.
-const PAUSES: usize = 10_000;
+/// Most times that the embedded store may yield in one call.
+const MAX_POLLS: usize = 10_000;
 
-/// The result of something that makes pauses for others, but never waits for them.
-fn at_once<T>(future: impl Future<Output = T>) -> Result<T, Error> {
+/// Polls a future that may yield, but never blocks, to completion.
+fn poll_to_completion<T>(future: impl Future<Output = T>) -> Result<T, Error> {
     let mut future = pin!(future);
-    for _ in 0..PAUSES {
+    for _ in 0..MAX_POLLS {
         if let Poll::Ready(result) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             return Ok(result);
         }
     }
-    Err(Error::Waits)
+    Err(Error::Blocked)
 }
 
 impl Clusters for Tree {
@@ -147,7 +147,8 @@ impl Clusters for Tree {
             }),
             most_clients: MAX_SUBCLIENTS,
         };
-        let leases = at_once(self.services[cluster].get(Holder::Client(client), &[request]))??;
+        let leases =
+            poll_to_completion(self.services[cluster].get(Holder::Client(client), &[request]))??;
         let lease = leases.first().ok_or(Error::Unanswered)?;
         let seconds = |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or(0));
         Ok(Lease {
@@ -162,7 +163,7 @@ impl Clusters for Tree {
         let now = self.now();
         let Some((parent, renewal)) = &mut self.renewals[cluster] else { return Ok(()) };
         let service = Some(&self.services[*parent]).filter(|_| reachable(*parent));
-        at_once(renewal.round(&Below(service), now))
+        poll_to_completion(renewal.round(&ReachableParent(service), now))
     }
 
     fn lose_store(&mut self, cluster: usize) {
@@ -170,12 +171,12 @@ impl Clusters for Tree {
     }
 }
 
-/// A cluster's parent, where it can be reached.
-struct Below<'t>(Option<&'t CapacityService<MemoryStore>>);
+/// The parent of a cluster; `None` if unreachable.
+struct ReachableParent<'t>(Option<&'t CapacityService<MemoryStore>>);
 
-impl Parent for Below<'_> {
+impl Parent for ReachableParent<'_> {
     async fn ask(&self, cluster: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
-        // Nothing is listening there: the request never arrives.
+        // The request never arrives at an unreachable parent.
         let failed = |text: String| ParentError { text, heard: false, refused: false };
         let service = self.0.ok_or_else(|| failed("it can't be reached".to_owned()))?;
         let requests: Vec<_> = requests.iter().map(request).collect();
@@ -218,7 +219,7 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    /// Lets every cluster look what there is to renew.
+    /// Lets every cluster renew its lease if due.
     fn ticks(tree: &mut Tree, reachable: &dyn Fn(usize) -> bool) {
         for cluster in 0..tree.services.len() {
             tree.tick(cluster, reachable).unwrap();
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn capacity_comes_up_from_the_root_at_intervals_that_halve() {
+    fn capacity_propagates_from_the_root() {
         let plan = Scenario::Five.plan();
         for algorithm in [Algorithm::ProportionalShare, Algorithm::FairShare] {
             let mut tree = Tree::new(&plan, algorithm, None).unwrap();
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_root_leases_what_it_has_and_forgets_it_with_its_store() {
+    fn root_leases_its_capacity_and_learns_after_store_loss() {
         let plan = Scenario::One.plan();
         let mut tree = Tree::new(&plan, Algorithm::FairShare, None).unwrap();
         tree.advance(s(60));
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn without_its_parent_a_cluster_keeps_its_lease_until_that_ends() {
+    fn cluster_keeps_its_lease_without_its_parent() {
         let plan = Plan::new(&[1], 1, 100.0, false);
         let mut tree = Tree::new(&plan, Algorithm::FairShare, Some(7.0)).unwrap();
         let mut lease = tree.get(1, "c", 100.0, None).unwrap();
@@ -265,7 +266,7 @@ mod tests {
             tree.advance(s(second));
             lease = tree.get(1, "c", 100.0, Some(lease)).unwrap();
             ticks(&mut tree, &|_| second < 80);
-            // The last renewal was before 80.
+            // The last renewal was before second 80.
             assert!(second < 80 || (lease.capacity, lease.expires) <= (100.0, s(140)), "{lease:?}");
         }
         assert_eq!(lease.capacity, 100.0);

@@ -1,4 +1,4 @@
-//! `tollgate allow`: one question to a node, for people and scripts.
+//! `tollgate allow`: sends one `Allow` request to a node and prints the answer.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -55,7 +55,9 @@ async fn ask(args: Args) -> Result<AllowResponse, String> {
         max_wait_time_override: max_wait_millis.is_some(),
     };
     let answer = QuotaServiceClient::new(channel).allow(request).await;
-    answer.map(tonic::Response::into_inner).map_err(|status| args.node.failed("decision", &status))
+    answer
+        .map(tonic::Response::into_inner)
+        .map_err(|status| args.node.error_text("decision", &status))
 }
 
 fn text(response: &AllowResponse) -> String {

@@ -1,4 +1,4 @@
-//! `tollgate check`.
+//! `tollgate check`: validates a limits file or an access file.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

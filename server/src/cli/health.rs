@@ -1,4 +1,4 @@
-//! `tollgate health`: the health check of an image that has no other HTTP client.
+//! `tollgate health`: readiness check for container images without an HTTP client.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -14,10 +14,10 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
-    let page = args.http.get("/readyz", TIMEOUT);
-    let page = page.map_err(|error| {
+    let response = args.http.get("/readyz", TIMEOUT);
+    let response = response.map_err(|error| {
         args.http.why(&error).unwrap_or_else(|| format!("{}: {error}", args.http.address()))
     })?;
-    super::print(&page.body)?;
-    Ok(ExitCode::from(u8::from(page.status != 200)))
+    super::print(&response.body)?;
+    Ok(ExitCode::from(u8::from(response.status != 200)))
 }

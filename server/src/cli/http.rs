@@ -1,4 +1,4 @@
-//! `GET` from a node's HTTP port, for an image that has no other HTTP client.
+//! A minimal HTTP GET client for a node's HTTP port, with or without TLS.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -10,10 +10,10 @@ use rustls::{ClientConnection, StreamOwned};
 use super::secure::Secure;
 use super::why;
 
-/// The longest answer that is read, in bytes.
-const LIMIT: usize = 256 * 1024 * 1024;
+/// Longest accepted response, in bytes.
+const MAX_RESPONSE: usize = 256 * 1024 * 1024;
 
-/// The flag that every question over HTTP has.
+/// Flags of every command that uses HTTP.
 #[derive(clap::Args)]
 pub(super) struct Http {
     /// The node's HTTP address; one that means every interface is asked on loopback
@@ -29,47 +29,48 @@ pub(super) struct Http {
     secure: Secure,
 }
 
-/// An answer.
+/// An HTTP response.
 #[derive(Debug, PartialEq)]
-pub(super) struct Page {
-    /// Such as 200.
+pub(super) struct HttpResponse {
+    /// HTTP status code.
     pub(super) status: u16,
-    /// As text.
+    /// Body as UTF-8 text.
     pub(super) body: String,
 }
 
 impl Http {
-    /// Where it is.
+    /// `HOST:PORT` of the node.
     pub(super) fn address(&self) -> &str {
         &self.http
     }
 
-    /// The text for an error in place of an answer, where it is for TLS. May block, to find out.
+    /// Explanation of a failed request if TLS is the cause, else `None`. May block while it probes
+    /// the node.
     pub(super) fn why(&self, error: &io::Error) -> Option<String> {
         use ErrorKind as Kind;
-        if let Some(error) = why::error_of_tls(error) {
-            return Some(why::wrong(&self.http, error));
+        if let Some(error) = why::find_tls_error(error) {
+            return Some(why::explain(&self.http, error));
         }
         match error.kind() {
             Kind::InvalidData | Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe => {
-                why::silent(&self.http, self.secure.dialer().ok()?.as_ref())
+                why::diagnose(&self.http, self.secure.dialer().ok()?.as_ref())
             }
             _ => None,
         }
     }
 
-    /// Asks for a path, which must be well formed. `timeout` is for each address of the host
-    /// to connect, and then for the whole answer.
-    pub(super) fn get(&self, path: &str, timeout: Duration) -> io::Result<Page> {
-        // Nobody waits for longer, and no clock overflows.
+    /// Sends `GET path`; `path` must be percent-encoded. `timeout` applies to the connection
+    /// attempt of each address, then to the whole response.
+    pub(super) fn get(&self, path: &str, timeout: Duration) -> io::Result<HttpResponse> {
+        // Capped so that adding it to a clock reading cannot overflow.
         let timeout = timeout.min(Duration::from_secs(24 * 60 * 60));
         self.secure.warn_if_in_the_clear(&self.http);
         let authorization = self.secure.authorization().map_err(io::Error::other)?;
         let authorization = authorization.map(|value| format!("Authorization: {value}\r\n"));
         let socket = connect(&self.http, timeout)?;
         let deadline = Instant::now() + timeout;
-        let mut stream = self.over_tls(Timed { socket, deadline })?;
-        // HTTP/1.0: the answer is not chunked, and its end is the connection's.
+        let mut stream = self.with_tls(DeadlineSocket { socket, deadline })?;
+        // HTTP/1.0: the body is not chunked, and the server closes the connection after it.
         let head = format!(
             "GET {path} HTTP/1.0\r\nHost: {}\r\n{}\r\n",
             self.http,
@@ -80,19 +81,19 @@ impl Http {
         let mut buffer = vec![0; 64 * 1024];
         loop {
             match stream.read(&mut buffer) {
-                Ok(0) => return page(&answer),
+                Ok(0) => return parse_response(&answer),
                 Ok(length) => answer.extend_from_slice(&buffer[..length]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
-            if answer.len() > LIMIT {
+            if answer.len() > MAX_RESPONSE {
                 return Err(invalid("the answer is too long"));
             }
         }
     }
 
-    /// The same connection, over TLS if it is to be. Hands are shaken with the first bytes.
-    fn over_tls(&self, socket: Timed) -> io::Result<Box<dyn Stream>> {
+    /// Wraps the socket in TLS if configured. The handshake runs with the first bytes.
+    fn with_tls(&self, socket: DeadlineSocket) -> io::Result<Box<dyn Stream>> {
         let Some(dialer) = self.secure.dialer().map_err(io::Error::other)? else {
             return Ok(Box::new(socket));
         };
@@ -103,11 +104,11 @@ impl Http {
     }
 }
 
-/// Connects to `HOST:PORT`; `timeout` is for each address of the host.
+/// Connects to the first reachable address of `HOST:PORT`; `timeout` is per address.
 pub(super) fn connect(host_port: &str, timeout: Duration) -> io::Result<TcpStream> {
     let mut last = invalid("the host has no address");
     for address in host_port.to_socket_addrs()? {
-        match TcpStream::connect_timeout(&reachable(address), timeout) {
+        match TcpStream::connect_timeout(&loopback_if_unspecified(address), timeout) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
         }
@@ -115,29 +116,30 @@ pub(super) fn connect(host_port: &str, timeout: Duration) -> io::Result<TcpStrea
     Err(last)
 }
 
-/// A socket on which nothing is waited for past a deadline, however little comes at a time.
-pub(super) struct Timed {
+/// A socket whose reads and writes share one deadline, so that a slow trickle of bytes cannot
+/// extend it.
+pub(super) struct DeadlineSocket {
     pub(super) socket: TcpStream,
     pub(super) deadline: Instant,
 }
 
-impl Timed {
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+impl DeadlineSocket {
+    fn remaining(&self) -> io::Result<Option<Duration>> {
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        if remaining.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(Some(remaining)) }
     }
 }
 
-impl Read for Timed {
+impl Read for DeadlineSocket {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.socket.set_read_timeout(self.left()?)?;
+        self.socket.set_read_timeout(self.remaining()?)?;
         self.socket.read(buffer).map_err(timed_out)
     }
 }
 
-impl Write for Timed {
+impl Write for DeadlineSocket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.socket.set_write_timeout(self.left()?)?;
+        self.socket.set_write_timeout(self.remaining()?)?;
         self.socket.write(bytes).map_err(timed_out)
     }
 
@@ -150,13 +152,13 @@ trait Stream: Read + Write {}
 
 impl<S: Read + Write> Stream for S {}
 
-/// What a read that times out is called on Unix.
+/// Maps `WouldBlock`, which Unix returns for a socket timeout, to `TimedOut`.
 fn timed_out(error: io::Error) -> io::Error {
     if error.kind() == ErrorKind::WouldBlock { ErrorKind::TimedOut.into() } else { error }
 }
 
-/// What is served on every interface is asked on loopback.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
+/// Replaces an unspecified address (0.0.0.0, ::) by the loopback address.
+fn loopback_if_unspecified(mut address: SocketAddr) -> SocketAddr {
     if address.ip().is_unspecified() {
         address.set_ip(match address.ip() {
             IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -168,15 +170,15 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 
 fn host_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').ok_or("no HOST:PORT")?;
-    let odd = |c: char| c.is_whitespace() || c.is_control();
-    if host.is_empty() || text.contains(odd) || port.parse::<u16>().is_err() {
+    let forbidden = |c: char| c.is_whitespace() || c.is_control();
+    if host.is_empty() || text.contains(forbidden) || port.parse::<u16>().is_err() {
         return Err("no HOST:PORT".to_owned());
     }
     Ok(text.to_owned())
 }
 
-/// Reads an answer that has ended.
-fn page(answer: &[u8]) -> io::Result<Page> {
+/// Parses a complete response.
+fn parse_response(answer: &[u8]) -> io::Result<HttpResponse> {
     let answer = std::str::from_utf8(answer).map_err(|_| invalid("the answer is no text"))?;
     let head = answer.split_once("\r\n\r\n").ok_or_else(|| invalid("the answer is no HTTP"));
     let (head, body) = head?;
@@ -186,12 +188,12 @@ fn page(answer: &[u8]) -> io::Result<Page> {
     let status = status.ok_or_else(|| invalid("the answer is no HTTP"))?;
     let headers = lines.filter_map(|line| line.split_once(':'));
     for (name, value) in headers {
-        // Cut short, part of an answer may look like a whole one.
+        // A truncated body may still parse, so the length must match exactly.
         if name.eq_ignore_ascii_case("content-length") && value.trim().parse() != Ok(body.len()) {
             return Err(ErrorKind::UnexpectedEof.into());
         }
     }
-    Ok(Page { status, body: body.to_owned() })
+    Ok(HttpResponse { status, body: body.to_owned() })
 }
 
 fn invalid(text: &'static str) -> io::Error {
@@ -211,39 +213,39 @@ mod tests {
         }
     }
 
-    const SOON: Duration = Duration::from_secs(10);
+    const TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// What is read from someone who answers that, and what it was asked.
-    fn answered(answer: &'static [u8]) -> (io::Result<Page>, String) {
+    /// The result of a GET against a server that sends `answer`, and the request it received.
+    fn exchange(answer: &'static [u8]) -> (io::Result<HttpResponse>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let http = Http::at(listener.local_addr().unwrap());
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
-            let mut asked = Vec::new();
-            while !asked.ends_with(b"\r\n\r\n") {
+            let mut received = Vec::new();
+            while !received.ends_with(b"\r\n\r\n") {
                 let mut byte = [0];
                 stream.read_exact(&mut byte).unwrap();
-                asked.push(byte[0]);
+                received.push(byte[0]);
             }
             stream.write_all(answer).unwrap();
-            String::from_utf8(asked).unwrap()
+            String::from_utf8(received).unwrap()
         });
-        let page = http.get("/a?b=%20", SOON);
-        (page, server.join().unwrap())
+        let response = http.get("/a?b=%20", TIMEOUT);
+        (response, server.join().unwrap())
     }
 
     #[test]
-    fn an_answer_is_read_to_its_end() {
-        let (page, asked) =
-            answered(b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 6\r\nX: y\r\n\r\nno\r\n\r\n");
-        assert_eq!(page.unwrap(), Page { status: 404, body: "no\r\n\r\n".to_owned() });
-        assert!(asked.starts_with("GET /a?b=%20 HTTP/1.0\r\nHost: 127.0.0.1:"), "{asked}");
-        let (page, _) = answered(b"HTTP/1.0 200 OK\r\n\r\nwithout a length");
-        assert_eq!(page.unwrap().body, "without a length");
+    fn reads_the_whole_body() {
+        let (response, received) =
+            exchange(b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 6\r\nX: y\r\n\r\nno\r\n\r\n");
+        assert_eq!(response.unwrap(), HttpResponse { status: 404, body: "no\r\n\r\n".to_owned() });
+        assert!(received.starts_with("GET /a?b=%20 HTTP/1.0\r\nHost: 127.0.0.1:"), "{received}");
+        let (response, _) = exchange(b"HTTP/1.0 200 OK\r\n\r\nwithout a length");
+        assert_eq!(response.unwrap().body, "without a length");
     }
 
     #[test]
-    fn what_is_no_answer() {
+    fn malformed_responses_and_timeouts() {
         for (answer, kind) in [
             (&b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nhalf"[..], ErrorKind::UnexpectedEof),
             (b"", ErrorKind::InvalidData),
@@ -251,7 +253,7 @@ mod tests {
             (b"HTTP/1.1 many\r\n\r\n", ErrorKind::InvalidData),
             (b"HTTP/1.1 200 OK\r\n\r\n\xff", ErrorKind::InvalidData),
         ] {
-            assert_eq!(answered(answer).0.unwrap_err().kind(), kind, "{answer:?}");
+            assert_eq!(exchange(answer).0.unwrap_err().kind(), kind, "{answer:?}");
         }
         let silent = TcpListener::bind("127.0.0.1:0").unwrap();
         let http = Http::at(silent.local_addr().unwrap());
@@ -267,9 +269,9 @@ mod tests {
         for bad in ["", "localhost", ":1", "h:", "h:x", "h:65536", "h h:1", "h\r\nX:1"] {
             assert!(host_port(bad).is_err(), "{bad:?}");
         }
-        let asked = |text: &str| reachable(text.parse().unwrap()).to_string();
-        assert_eq!(asked("0.0.0.0:5"), "127.0.0.1:5");
-        assert_eq!(asked("[::]:5"), "[::1]:5");
-        assert_eq!(asked("10.0.0.1:5"), "10.0.0.1:5");
+        let received = |text: &str| loopback_if_unspecified(text.parse().unwrap()).to_string();
+        assert_eq!(received("0.0.0.0:5"), "127.0.0.1:5");
+        assert_eq!(received("[::]:5"), "[::1]:5");
+        assert_eq!(received("10.0.0.1:5"), "10.0.0.1:5");
     }
 }

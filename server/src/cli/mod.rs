@@ -1,7 +1,8 @@
 //! The command line: arguments in, exit codes out.
 //!
-//! Exit codes: 0 done (or granted), 1 no (refused, faulty, not ready, no capacity), 2 it could
-//! not be found out (wrong arguments, nobody answers), 130 a second signal cut the drain short.
+//! Exit codes: 0 success (or granted); 1 a negative answer (refused, faulty file, not ready, no
+//! capacity); 2 no answer (wrong arguments, node unreachable); 130 a second signal ended the drain
+//! early.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -91,12 +92,12 @@ fn block_on<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("no runtime: {error}"))?;
     let done = runtime.block_on(future);
-    // A name server that does not answer holds nobody up.
+    // Does not wait for DNS lookups that still block a runtime thread.
     runtime.shutdown_background();
     Ok(done)
 }
 
-/// Prints to standard output. Who reads it may stop reading: `| head` is no error.
+/// Prints to standard output. A closed pipe (`| head`) is not an error.
 fn print(text: &str) -> Result<(), String> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error.to_string()),

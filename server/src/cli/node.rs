@@ -1,4 +1,4 @@
-//! Which node the commands talk to over gRPC, and what they say when it does not answer.
+//! The gRPC connection of a command to its node, and the error texts when it fails.
 
 use std::error::Error;
 use std::io;
@@ -7,11 +7,11 @@ use std::time::Duration;
 use tonic::transport::Endpoint;
 use tonic::{Status, TimeoutExpired};
 
-use super::secure::{Line, Secure};
+use super::secure::{AuthChannel, Secure};
 use super::{text, why};
 use crate::settings::duration;
 
-/// The flags that every question over gRPC has.
+/// Flags of every command that uses gRPC.
 #[derive(clap::Args)]
 pub(super) struct Node {
     /// The node, or the load balancer before the nodes
@@ -30,13 +30,13 @@ pub(super) struct Node {
 }
 
 impl Node {
-    /// Where it is, without a scheme.
+    /// `HOST:PORT` of the node, without a scheme.
     pub(super) fn address(&self) -> &str {
         self.addr.trim_start_matches("http://").trim_start_matches("https://")
     }
 
-    /// Connects. The channel connects again by itself when the connection breaks.
-    pub(super) async fn connect(&self) -> Result<Line, String> {
+    /// Connects and applies the token. The channel reconnects by itself when its connection breaks.
+    pub(super) async fn connect(&self) -> Result<AuthChannel, String> {
         let address = self.address();
         let endpoint = Endpoint::from_shared(format!("http://{address}"))
             .map_err(|_| format!("--addr {address:?} is no HOST:PORT"))?
@@ -46,31 +46,32 @@ impl Node {
         let dialer = self.secure.dialer()?;
         let channel = match &dialer {
             None => endpoint.connect().await,
-            // Whether anybody answers is to be said now, not at the first request.
+            // Connect eagerly, so that an unreachable node is reported here, not by the first
+            // request.
             Some(dialer) => dialer.connect(endpoint).await,
         };
-        let channel = channel.map_err(|error| match why::error_of_tls(&error) {
-            Some(error) => why::wrong(address, error),
+        let channel = channel.map_err(|error| match why::find_tls_error(&error) {
+            Some(error) => why::explain(address, error),
             None if dialer.is_none() || is_refused(&error) => {
                 format!("nobody answers at {address}; is `tollgate serve` running there?")
             }
             None => format!("no TLS with {address}: {}", cause(&error)),
         })?;
-        self.secure.line(channel)
+        self.secure.authenticated(channel)
     }
 
-    /// The text for an error in place of `what`: a decision, a lease. Where the connection broke
-    /// it may block, to find out why.
-    pub(super) fn failed(&self, what: &str, status: &Status) -> String {
+    /// Error text for a failed request for `what` ("decision", "lease"). After a connection error
+    /// it blocks while it probes the node for the cause.
+    pub(super) fn error_text(&self, what: &str, status: &Status) -> String {
         let code = status.code();
-        // Of one that is only slow there is nothing to find out.
+        // A timeout says nothing about TLS, so it is not diagnosed.
         if let Some(error) = status.source().filter(|error| !is_timeout(*error)) {
             let address = self.address();
-            let why = match why::error_of_tls(error) {
-                Some(error) => Some(why::wrong(address, error)),
+            let why = match why::find_tls_error(error) {
+                Some(error) => Some(why::explain(address, error)),
                 None => {
                     let dialer = self.secure.dialer().ok();
-                    dialer.and_then(|dialer| why::silent(address, dialer.as_ref()))
+                    dialer.and_then(|dialer| why::diagnose(address, dialer.as_ref()))
                 }
             };
             if let Some(why) = why {
@@ -79,13 +80,13 @@ impl Node {
         }
         let message = match status.message() {
             "" => code.description().to_owned(),
-            message => text::shown(message),
+            message => text::escaped(message),
         };
         format!("no {what} from {}: {code:?}: {message}", self.address())
     }
 }
 
-/// Whether nobody listens there.
+/// Whether the error was caused by a refused connection.
 fn is_refused(error: &(dyn Error + 'static)) -> bool {
     let own = error.downcast_ref::<io::Error>();
     own.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
@@ -96,7 +97,7 @@ fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     error.is::<TimeoutExpired>() || error.source().is_some_and(is_timeout)
 }
 
-/// The innermost reason of an error.
+/// The message of the innermost error.
 fn cause(error: &dyn Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {

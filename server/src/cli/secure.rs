@@ -1,4 +1,4 @@
-//! Whom the commands trust, and what they show.
+//! TLS and authentication flags of the commands.
 
 use std::path::PathBuf;
 use std::sync::Once;
@@ -13,7 +13,7 @@ use crate::files;
 use crate::settings::is_elsewhere;
 use crate::tls::{ClientFiles, Dialer};
 
-/// The flags that every question to a node has.
+/// TLS and token flags of every command that talks to a node.
 #[derive(Default, clap::Args)]
 pub(super) struct Secure {
     /// Who signs the node's certificate (PEM): turns on TLS
@@ -39,7 +39,7 @@ pub(super) struct Secure {
 }
 
 impl Secure {
-    /// How to connect over TLS; `None`: without.
+    /// The TLS connector; `None` without `--ca-file`.
     pub(super) fn dialer(&self) -> Result<Option<Dialer>, String> {
         let Some(ca) = self.ca_file.clone() else { return Ok(None) };
         let own = self.cert_file.clone().zip(self.key_file.clone());
@@ -47,11 +47,11 @@ impl Secure {
         Dialer::new(files).map(Some).map_err(|error| error.to_string())
     }
 
-    /// Says so, once, if the token will be sent to that address for all on the way to read.
+    /// Warns once per process if the token would be sent unencrypted to another host.
     pub(super) fn warn_if_in_the_clear(&self, address: &str) {
-        static SAID: Once = Once::new();
+        static WARNED: Once = Once::new();
         if self.token_file.is_some() && self.ca_file.is_none() && is_elsewhere(address) {
-            SAID.call_once(|| {
+            WARNED.call_once(|| {
                 eprintln!(
                     "tollgate: the token goes to {address} in the clear: anybody on the way may \
                      read it (--ca-file turns on TLS)"
@@ -60,7 +60,7 @@ impl Secure {
         }
     }
 
-    /// What an `authorization` header says, if anything.
+    /// Value of the `authorization` header; `None` without `--token-file`.
     pub(super) fn authorization(&self) -> Result<Option<String>, String> {
         let Some(path) = &self.token_file else { return Ok(None) };
         let token = files::read_secret(path).map_err(|error| error.to_string())?;
@@ -70,22 +70,22 @@ impl Secure {
         }
     }
 
-    /// The same channel, with the token at each request.
-    pub(super) fn line(&self, channel: Channel) -> Result<Line, String> {
+    /// Wraps the channel so that each request carries the token.
+    pub(super) fn authenticated(&self, channel: Channel) -> Result<AuthChannel, String> {
         let value = self.authorization()?.map(MetadataValue::try_from).transpose();
         let value = value.map_err(|_| "--token-file: no token".to_owned())?;
-        Ok(InterceptedService::new(channel, Bearer(value)))
+        Ok(InterceptedService::new(channel, AuthInterceptor(value)))
     }
 }
 
-/// A connection to a node.
-pub(super) type Line = InterceptedService<Channel, Bearer>;
+/// A gRPC channel to a node that sends the token with each request.
+pub(super) type AuthChannel = InterceptedService<Channel, AuthInterceptor>;
 
-/// Shows a token.
+/// Adds the `authorization` header, if there is a token.
 #[derive(Clone)]
-pub(super) struct Bearer(Option<MetadataValue<Ascii>>);
+pub(super) struct AuthInterceptor(Option<MetadataValue<Ascii>>);
 
-impl Interceptor for Bearer {
+impl Interceptor for AuthInterceptor {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(value) = &self.0 {
             request.metadata_mut().insert("authorization", value.clone());

@@ -1,4 +1,4 @@
-//! `tollgate serve`.
+//! `tollgate serve`: runs a node until SIGTERM or SIGINT; SIGHUP reloads its files.
 
 use std::process::ExitCode;
 
@@ -9,8 +9,8 @@ use crate::app::{self, Listeners};
 use crate::logging::{self, LogFormat};
 use crate::settings::Settings;
 
-/// The exit code of a node that was told twice to stop.
-const AT_ONCE: i32 = 130;
+/// Exit code after a second SIGTERM or SIGINT, which skips the rest of the drain.
+const FORCED_EXIT: i32 = 130;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -48,7 +48,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
             tokio::spawn(async move {
                 signalled().await;
                 tracing::warn!("stopped at once, by a second signal");
-                std::process::exit(AT_ONCE);
+                std::process::exit(FORCED_EXIT);
             });
         };
         let settings = args.settings;

@@ -1,22 +1,22 @@
-//! Text for people: numbers, times, tables, and names that can't play tricks on a terminal.
+//! Formatting of numbers, times, tables and untrusted names for a terminal.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The last second that the calendar has four digits for.
-const LAST_S: i64 = 253_402_300_799;
+/// 9999-12-31T23:59:59Z, the last second with a four-digit year.
+const MAX_CALENDAR_S: i64 = 253_402_300_799;
 
-/// What is shown where there is nothing.
-pub(super) const NOTHING: &str = "-";
+/// Table cell for a missing value.
+pub(super) const EMPTY_CELL: &str = "-";
 
-/// Seconds since the Unix epoch, by this machine.
+/// Seconds since the Unix epoch, by the clock of this machine.
 #[expect(clippy::disallowed_methods, reason = "a command is an edge")]
 pub(super) fn now_s() -> i64 {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// A number in full, so that it can be handed back.
+/// A number in full precision: parsing it gives the same value.
 pub(super) fn number(value: f64) -> String {
     if value == 0.0 {
         "0".to_owned()
@@ -27,7 +27,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A number for a table: three decimals are enough to compare.
+/// A number for a table, rounded to three decimals.
 pub(super) fn rounded(value: f64) -> String {
     if value.abs() >= 1e15 || !value.is_finite() {
         return number(value);
@@ -40,10 +40,10 @@ pub(super) fn rounded(value: f64) -> String {
     }
 }
 
-/// The time of day of a moment, and its date where that is not near. Both are seconds since
-/// the epoch.
-pub(super) fn clock(at_s: i64, now_s: i64) -> String {
-    let Some(seconds) = u64::try_from(at_s).ok().filter(|_| at_s <= LAST_S) else {
+/// Time of day of `at_s`, with the date if it is 12 hours or more from `now_s`. Both are seconds
+/// since the epoch.
+pub(super) fn time_of_day(at_s: i64, now_s: i64) -> String {
+    let Some(seconds) = u64::try_from(at_s).ok().filter(|_| at_s <= MAX_CALENDAR_S) else {
         return format!("second {at_s}");
     };
     let full = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
@@ -56,34 +56,35 @@ pub(super) fn clock(at_s: i64, now_s: i64) -> String {
     }
 }
 
-/// A moment by the clock and from now.
-pub(super) fn when(at_s: i64, now_s: i64) -> String {
+/// Time of day of `at_s` and its distance from `now_s`.
+pub(super) fn time_and_distance(at_s: i64, now_s: i64) -> String {
     let distance = at_s.abs_diff(now_s);
     let distance = match at_s.cmp(&now_s) {
         std::cmp::Ordering::Less => format!("{distance} s ago"),
         std::cmp::Ordering::Equal => "now".to_owned(),
         std::cmp::Ordering::Greater => format!("in {distance} s"),
     };
-    format!("{}, {distance}", clock(at_s, now_s))
+    format!("{}, {distance}", time_of_day(at_s, now_s))
 }
 
-/// How long until a moment; nothing when it has passed.
-pub(super) fn left(at_s: i64, now_s: i64) -> Option<String> {
+/// Seconds from `now_s` until `at_s`; `None` once it has passed.
+pub(super) fn remaining(at_s: i64, now_s: i64) -> Option<String> {
     (at_s > now_s).then(|| format!("{} s", at_s.abs_diff(now_s)))
 }
 
-/// What could move the cursor, ring a bell, or show letters in another order than they have.
-pub(super) fn risky(c: char) -> bool {
+/// Control characters, and invisible or bidirectional formatting characters, which could move the
+/// cursor, ring the bell or reorder text.
+pub(super) fn unsafe_on_terminal(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
-/// A name that somebody else chose, with what is risky escaped.
-pub(super) fn shown(name: &str) -> String {
+/// An untrusted name with its unsafe characters escaped.
+pub(super) fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for c in name.chars() {
-        if risky(c) {
+        if unsafe_on_terminal(c) {
             text.extend(c.escape_default());
         } else {
             text.push(c);
@@ -92,14 +93,14 @@ pub(super) fn shown(name: &str) -> String {
     text
 }
 
-/// A table whose columns are as wide as they need to be.
+/// A table with column widths fitted to the content.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
     numbers: Vec<bool>,
 }
 
 impl Table {
-    /// With these columns; those that say so hold numbers, and are set to the right.
+    /// An empty table; each column is a title and whether it is right-aligned (numbers).
     pub(super) fn new(columns: &[(&str, bool)]) -> Self {
         let heads = columns.iter().map(|(head, _)| (*head).to_owned()).collect();
         Self { rows: vec![heads], numbers: columns.iter().map(|(_, number)| *number).collect() }
@@ -162,27 +163,27 @@ mod tests {
     }
 
     #[test]
-    fn moments() {
-        assert_eq!(when(NOW + 300, NOW), "14:03:20 UTC, in 300 s");
-        assert_eq!(when(NOW, NOW), "13:58:20 UTC, now");
-        assert_eq!(when(NOW - 5, NOW), "13:58:15 UTC, 5 s ago");
-        assert_eq!(when(NOW + 86_400, NOW), "2026-02-15 13:58:20 UTC, in 86400 s");
-        assert_eq!(clock(LAST_S, NOW), "9999-12-31 23:59:59 UTC");
-        assert_eq!(clock(LAST_S + 1, NOW), "second 253402300800");
-        assert_eq!(when(-1, NOW), "second -1, 1771077501 s ago");
+    fn times() {
+        assert_eq!(time_and_distance(NOW + 300, NOW), "14:03:20 UTC, in 300 s");
+        assert_eq!(time_and_distance(NOW, NOW), "13:58:20 UTC, now");
+        assert_eq!(time_and_distance(NOW - 5, NOW), "13:58:15 UTC, 5 s ago");
+        assert_eq!(time_and_distance(NOW + 86_400, NOW), "2026-02-15 13:58:20 UTC, in 86400 s");
+        assert_eq!(time_of_day(MAX_CALENDAR_S, NOW), "9999-12-31 23:59:59 UTC");
+        assert_eq!(time_of_day(MAX_CALENDAR_S + 1, NOW), "second 253402300800");
+        assert_eq!(time_and_distance(-1, NOW), "second -1, 1771077501 s ago");
         assert_eq!(
-            when(i64::MAX, i64::MIN),
+            time_and_distance(i64::MAX, i64::MIN),
             "second 9223372036854775807, in 18446744073709551615 s"
         );
-        assert_eq!(left(NOW + 7, NOW).as_deref(), Some("7 s"));
-        assert_eq!(left(NOW, NOW), None);
+        assert_eq!(remaining(NOW + 7, NOW).as_deref(), Some("7 s"));
+        assert_eq!(remaining(NOW, NOW), None);
     }
 
     #[test]
-    fn names_that_are_not_what_they_seem() {
-        assert_eq!(shown("db.user-Ä 数\"'"), "db.user-Ä 数\"'");
-        assert_eq!(shown("a\u{1b}[2Jb\r\n\u{9b}"), "a\\u{1b}[2Jb\\r\\n\\u{9b}");
-        assert_eq!(shown("a\u{202e}b\u{200b}"), "a\\u{202e}b\\u{200b}");
+    fn unsafe_characters_are_escaped() {
+        assert_eq!(escaped("db.user-Ä 数\"'"), "db.user-Ä 数\"'");
+        assert_eq!(escaped("a\u{1b}[2Jb\r\n\u{9b}"), "a\\u{1b}[2Jb\\r\\n\\u{9b}");
+        assert_eq!(escaped("a\u{202e}b\u{200b}"), "a\\u{202e}b\\u{200b}");
     }
 
     #[test]

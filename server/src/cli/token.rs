@@ -1,4 +1,4 @@
-//! `tollgate token`.
+//! `tollgate token`: makes a caller token, or hashes one for the access file.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! Why there is no answer from a node, where that is for TLS: one side speaks it and the other
-//! doesn't, or somebody's certificate is missing or wrong. What the libraries say of that is no help.
+//! Diagnosis of TLS misconfigurations: only one side uses TLS, or a certificate is missing or not
+//! accepted. The errors of the TLS libraries alone do not say what to change.
 
 use std::error::Error;
 use std::io::{self, Read, Write};
@@ -14,26 +14,28 @@ use rustls::{
 use super::http;
 use crate::tls::Dialer;
 
-/// How long each step of finding out may take: it comes on top of an error.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time limit of each probe step; the probe delays an error message.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Finds out by a connection of its own why there is no answer from `HOST:PORT`, of which it was
-/// asked with `tls`, or without; `None`: not for TLS. Blocks, for some seconds at most.
-pub(super) fn silent(address: &str, tls: Option<&Dialer>) -> Option<String> {
+/// Probes `HOST:PORT` on a new connection after a request failed with `tls`, or in cleartext if
+/// `None`. Returns the explanation, or `None` if TLS is not the cause. Blocks for a few seconds at
+/// most.
+pub(super) fn diagnose(address: &str, tls: Option<&Dialer>) -> Option<String> {
     match tls {
         None => speaks_tls(address).then(|| {
             format!("{address} speaks TLS: name who signs its certificate with --ca-file")
         }),
         Some(dialer) => {
-            let error = greeted(address, dialer).err()?;
-            error_of_tls(&error).map(|error| wrong(address, error))
+            let error = complete_handshake(address, dialer).err()?;
+            find_tls_error(&error).map(|error| explain(address, error))
         }
     }
 }
 
-/// Whether what answers there to the beginning of a handshake goes on with it, or ends it.
+/// Sends a TLS ClientHello and tells whether the answer is a TLS record.
 fn speaks_tls(address: &str) -> bool {
-    /// Records of TLS: what kind (an alert or a handshake), and 3 for all versions that there are.
+    /// TLS record headers: content type alert (21) or handshake (22), then major version 3, which
+    /// all TLS versions use.
     const ANSWERS: [[u8; 2]; 2] = [[21, 3], [22, 3]];
     let hello = || -> Option<Vec<u8>> {
         let config =
@@ -47,25 +49,25 @@ fn speaks_tls(address: &str) -> bool {
         ClientConnection::new(Arc::new(config), name).ok()?.write_tls(&mut hello).ok()?;
         Some(hello)
     };
-    let ask = |hello: Vec<u8>| -> io::Result<[u8; 2]> {
-        let mut stream = http::connect(address, LOOK)?;
-        stream.set_read_timeout(Some(LOOK))?;
+    let probe = |hello: Vec<u8>| -> io::Result<[u8; 2]> {
+        let mut stream = http::connect(address, PROBE_TIMEOUT)?;
+        stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
         stream.write_all(&hello)?;
         let mut answer = [0; 2];
         stream.read_exact(&mut answer)?;
         Ok(answer)
     };
-    hello().and_then(|hello| ask(hello).ok()).is_some_and(|answer| ANSWERS.contains(&answer))
+    hello().and_then(|hello| probe(hello).ok()).is_some_and(|answer| ANSWERS.contains(&answer))
 }
 
-/// Shakes hands and waits for the first word: with TLS 1.3 a client hears only after the handshake
-/// that its certificate is not welcome. It says nothing itself: sent to a node that has closed the
-/// connection, that would take away the reason.
-fn greeted(address: &str, dialer: &Dialer) -> io::Result<()> {
+/// Completes the handshake and waits for the first byte: with TLS 1.3 the server rejects a client
+/// certificate only after the client's handshake is done. Sends no data, because a write to a
+/// connection that the node has closed would discard its alert.
+fn complete_handshake(address: &str, dialer: &Dialer) -> io::Result<()> {
     let name = dialer.name(host(address))?;
     let connection = ClientConnection::new(Arc::new(dialer.config()), name);
-    let socket = http::connect(address, LOOK)?;
-    let socket = http::Timed { socket, deadline: Instant::now() + 2 * LOOK };
+    let socket = http::connect(address, PROBE_TIMEOUT)?;
+    let socket = http::DeadlineSocket { socket, deadline: Instant::now() + 2 * PROBE_TIMEOUT };
     StreamOwned::new(connection.map_err(io::Error::other)?, socket).read_exact(&mut [0])
 }
 
@@ -74,19 +76,19 @@ fn host(address: &str) -> &str {
     host.trim_start_matches('[').trim_end_matches(']')
 }
 
-/// What TLS has to say in an error, or in one that caused it.
-pub(super) fn error_of_tls<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e TlsError> {
+/// The TLS error in an error or in its sources.
+pub(super) fn find_tls_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e TlsError> {
     if let Some(found) = error.downcast_ref() {
         return Some(found);
     }
-    // The source of such an error is not what it holds, but the source of that.
-    let held = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-    let held = held.and_then(|held| error_of_tls(held));
-    held.or_else(|| error.source().and_then(error_of_tls))
+    // `source()` of an `io::Error` skips the error that it wraps, so look at that first.
+    let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    let wrapped = wrapped.and_then(|wrapped| find_tls_error(wrapped));
+    wrapped.or_else(|| error.source().and_then(find_tls_error))
 }
 
-/// Why there is no TLS with `HOST:PORT`, and what to do.
-pub(super) fn wrong(address: &str, error: &TlsError) -> String {
+/// Explains a TLS error with `HOST:PORT` and what to change.
+pub(super) fn explain(address: &str, error: &TlsError) -> String {
     use AlertDescription as Alert;
     use CertificateError as Certificate;
     match error {

@@ -1,8 +1,8 @@
-//! The commands of `tollgate capacity shell`.
+//! Parser for the commands of `tollgate capacity shell`.
 
 use std::time::Duration;
 
-/// What `help` prints. Errors quote from it.
+/// Output of `help`. Usage errors quote lines of it.
 pub(super) const HELP: &str = "\
 get CLIENT RESOURCE WANTS   ask for a lease as that client, and keep it refreshed
 release CLIENT [RESOURCE]   give back that resource, or all that the client holds
@@ -13,31 +13,31 @@ help                        this
 quit                        give everything back, and end; so does the end of the input
 ";
 
-/// The longest wait, in seconds.
+/// Longest `wait`, in seconds.
 const WAIT_LIMIT_S: f64 = 86_400.0;
 
-/// What a line says.
+/// A parsed command line.
 #[derive(Debug, PartialEq)]
 pub(super) enum Command {
-    /// Ask, and go on asking.
+    /// Request a lease and keep it refreshed.
     Get { client: String, resource: String, wants: f64 },
-    /// Give back that resource, or all of them.
+    /// Release one resource, or all of the client's.
     Release { client: String, resource: Option<String> },
-    /// What this shell holds.
+    /// Print the leases of this shell.
     Show,
-    /// Where to dial.
+    /// Print the address that clients should dial.
     Master,
-    /// Only refresh, for that long.
+    /// Only refresh leases, for this long.
     Wait(Duration),
-    /// This list.
+    /// Print the list of commands.
     Help,
-    /// The end.
+    /// Release everything and exit.
     Quit,
-    /// An empty line, or a comment.
+    /// An empty line or a comment.
     Nothing,
 }
 
-/// Reads a line.
+/// Parses one line of input.
 pub(super) fn parse(line: &str) -> Result<Command, String> {
     let words: Vec<&str> = line.split_whitespace().collect();
     let owned = |word: &&str| (*word).to_owned();
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines() {
+    fn parses_commands() {
         let text = str::to_owned;
         for (line, expected) in [
             ("", Command::Nothing),
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_command() {
+    fn rejects_invalid_commands() {
         for (line, error) in [
             ("get a b", "write: get CLIENT RESOURCE WANTS"),
             ("get a b 1 2", "write: get CLIENT RESOURCE WANTS"),

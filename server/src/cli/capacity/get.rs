@@ -1,13 +1,13 @@
-//! `tollgate capacity get`: one question, and its answer explained.
+//! `tollgate capacity get`: one lease request, and its answer explained.
 
 use std::process::ExitCode;
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
 
-use super::{Node, ask, enough};
+use super::{Node, ask, covers};
 use crate::cli;
-use crate::cli::text::{now_s, number, shown, when};
+use crate::cli::text::{escaped, now_s, number, time_and_distance};
 use crate::service::capacity::NO_BOUND;
 
 #[derive(clap::Args)]
@@ -36,7 +36,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
-    // How often a lease was to be refreshed matters to nobody but its client.
+    // Nodes do not use the refresh interval of a held lease.
     let has = args.has.zip(args.expires).map(|(capacity, expiry_time)| Lease {
         expiry_time,
         refresh_interval: 0,
@@ -51,7 +51,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let response = cli::block_on(async {
         let mut client = CapacityClient::new(args.node.connect().await?);
         let answer = ask(&mut client, &args.client, vec![request]).await;
-        answer.map_err(|status| args.node.failed("lease", &status))
+        answer.map_err(|status| args.node.error_text("lease", &status))
     })??;
     let gets: f64 = response.iter().map(|answer| answer.gets.capacity).sum();
     if args.json {
@@ -66,14 +66,17 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(gets <= 0.0 && args.wants > 0.0)))
 }
 
-/// What an answer means to who wants so much.
+/// Explains an answer to a client that asked for `wants`.
 fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     let Lease { expiry_time, refresh_interval, capacity: gets } = answer.gets;
     let has = number(gets);
     let (word, sentence) = verdict(gets, wants);
     let mut lines = vec![format!("{word}: {sentence}")];
     if gets > 0.0 {
-        lines.push(format!("expires   {}; the lease is gone then", when(expiry_time, now_s)));
+        lines.push(format!(
+            "expires   {}; the lease is gone then",
+            time_and_distance(expiry_time, now_s)
+        ));
         lines.push(format!(
             "refresh   every {refresh_interval} s: ask again that often, adding --has {has} \
              --expires {expiry_time}"
@@ -89,8 +92,10 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     }
     let degraded = answer.degraded();
     if let Some(until) = answer.learning_until {
-        lines
-            .push(format!("learning  until {}: the store is new, or has lost", when(until, now_s)));
+        lines.push(format!(
+            "learning  until {}: the store is new, or has lost",
+            time_and_distance(until, now_s)
+        ));
         lines.push(
             "          its leases, and learns them from the clients; until then each gets"
                 .to_owned(),
@@ -110,23 +115,23 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
                 .to_owned(),
         );
     }
-    if !enough(gets, wants) && answer.learning_until.is_none() && !degraded {
-        let resource = shown(&answer.resource_id);
+    if !covers(gets, wants) && answer.learning_until.is_none() && !degraded {
+        let resource = escaped(&answer.resource_id);
         lines.push(format!("others    `tollgate capacity show {resource}` tells who has what"));
     }
     lines.join("\n") + "\n"
 }
 
-/// What somebody gets, measured by what it wants: in a word, and in a sentence.
+/// Compares a grant with what was wanted: a one-word verdict and a sentence.
 pub(super) fn verdict(gets: f64, wants: f64) -> (&'static str, String) {
     let (has, asked) = (number(gets), number(wants));
     if wants <= 0.0 && gets <= 0.0 {
         ("OK", "wants nothing, and gets nothing".to_owned())
     } else if gets <= 0.0 {
         ("NOTHING", format!("gets 0 of the {asked} that it wants"))
-    } else if !enough(gets, wants) {
+    } else if !covers(gets, wants) {
         ("LESS", format!("gets {has} of the {asked} that it wants"))
-    } else if enough(wants, gets) {
+    } else if covers(wants, gets) {
         ("OK", format!("gets all of the {asked} that it wants"))
     } else {
         ("OK", format!("gets {has}, which is more than the {asked} that it wants"))

@@ -1,7 +1,7 @@
-//! `tollgate capacity`: leases on shared resources, for people and scripts.
+//! `tollgate capacity`: commands for leases on shared resources.
 //!
-//! `get` and `release` ask once, as one client. `show` tells who holds what. `shell` keeps
-//! leases refreshed as real clients do.
+//! `get` and `release` send one request as one client. `show` lists leases and their holders.
+//! `shell` keeps leases refreshed as real clients do.
 
 use std::process::ExitCode;
 
@@ -14,8 +14,8 @@ use tonic::{Code, Status};
 
 use crate::cli;
 use crate::cli::node::Node;
-use crate::cli::secure::Line;
-use crate::cli::text::shown;
+use crate::cli::secure::AuthChannel;
+use crate::cli::text::escaped;
 
 mod command;
 mod get;
@@ -93,7 +93,7 @@ fn release(args: Release) -> Result<ExitCode, String> {
     let response = cli::block_on(async {
         let mut client = CapacityClient::new(args.node.connect().await?);
         let answer = client.release_capacity(request).await;
-        answer.map_err(|status| args.node.failed("release", &status))
+        answer.map_err(|status| args.node.error_text("release", &status))
     })??;
     if args.json {
         let json = serde_json::to_string(response.get_ref()).map_err(|error| error.to_string())?;
@@ -105,13 +105,14 @@ fn release(args: Release) -> Result<ExitCode, String> {
 }
 
 fn released(request: &ReleaseCapacityRequest) -> String {
-    let resources: Vec<_> = request.resource_id.iter().map(|id| shown(id)).collect();
-    format!("OK: {} holds nothing of {} now\n", shown(&request.client_id), resources.join(", "))
+    let resources: Vec<_> = request.resource_id.iter().map(|id| escaped(id)).collect();
+    format!("OK: {} holds nothing of {} now\n", escaped(&request.client_id), resources.join(", "))
 }
 
-/// Asks as one client for some resources; the answers are in that order, and complete.
+/// Requests leases on several resources as one client. The answers have the order of the requests;
+/// an incomplete answer is an error.
 async fn ask(
-    client: &mut CapacityClient<Line>,
+    client: &mut CapacityClient<AuthChannel>,
     client_id: &str,
     resource: Vec<ResourceRequest>,
 ) -> Result<Vec<ResourceResponse>, Status> {
@@ -126,7 +127,7 @@ async fn ask(
     }
 }
 
-/// Whether somebody gets all that it wants: sums of shares may miss it by a hair.
-fn enough(gets: f64, wants: f64) -> bool {
+/// Whether `gets` covers `wants`, within rounding errors of summed shares.
+fn covers(gets: f64, wants: f64) -> bool {
     gets >= wants * (1.0 - 1e-9)
 }

@@ -1,8 +1,7 @@
-//! `tollgate capacity shell`: several clients in one process, for trying out what happens to
-//! each of them.
+//! `tollgate capacity shell`: several lease clients in one process, for experiments.
 //!
-//! One task does everything: it sleeps until the next line, refresh or expiry. So no answer to
-//! a refresh can arrive after its lease was given back, and bring it to life again.
+//! One task does everything: it sleeps until the next input line, refresh or expiry. So the answer
+//! to a refresh cannot arrive after its lease was released and restore it.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
@@ -19,8 +18,8 @@ use super::command::{Command, HELP, parse};
 use super::leases::{Leases, Now};
 use super::{Node, ask, released};
 use crate::cli;
-use crate::cli::secure::Line;
-use crate::cli::text::shown;
+use crate::cli::secure::AuthChannel;
+use crate::cli::text::escaped;
 
 const PROMPT: &str = "> ";
 
@@ -39,7 +38,7 @@ pub(super) struct Args {
     follow: bool,
 }
 
-/// What to do after a command.
+/// What the main loop does after a command.
 enum Next {
     Line,
     Wait(Instant),
@@ -48,11 +47,11 @@ enum Next {
 
 struct Shell {
     node: Node,
-    client: CapacityClient<Line>,
+    client: CapacityClient<AuthChannel>,
     leases: Leases,
-    /// A prompt is shown.
+    /// Input is a terminal: show a prompt.
     terminal: bool,
-    /// What changes by itself is printed.
+    /// Print changes that no command caused.
     follow: bool,
 }
 
@@ -69,27 +68,27 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
 impl Shell {
     async fn run(mut self) -> Result<ExitCode, String> {
         let mut stop = stop_signals()?;
-        let mut lines = lines();
-        let mut waits = None;
+        let mut lines = input_lines();
+        let mut wait_until = None;
         if self.terminal {
             cli::print("Leases are refreshed until you quit. `help` lists commands.\n")?;
         }
         self.prompt()?;
         let mut quit = false;
         while !quit {
-            let wake = self.leases.wake(Now::read());
+            let wake = self.leases.next_wake(Now::read());
             tokio::select! {
                 _ = stop.recv() => break,
-                () = reached(wake) => self.refresh().await?,
-                () = reached(waits), if waits.is_some() => {
-                    waits = None;
+                () = sleep_until_some(wake) => self.refresh().await?,
+                () = sleep_until_some(wait_until), if wait_until.is_some() => {
+                    wait_until = None;
                     self.prompt()?;
                 }
-                line = lines.recv(), if waits.is_none() => {
+                line = lines.recv(), if wait_until.is_none() => {
                     let Some(line) = line else { break };
-                    match self.obey(&line).await? {
+                    match self.execute(&line).await? {
                         Next::Line => self.prompt()?,
-                        Next::Wait(until) => waits = Some(until),
+                        Next::Wait(until) => wait_until = Some(until),
                         Next::End => quit = true,
                     }
                 }
@@ -98,7 +97,7 @@ impl Shell {
         if self.terminal && !quit {
             cli::print("\n")?;
         }
-        self.give_all_back().await
+        self.release_all().await
     }
 
     fn prompt(&self) -> Result<(), String> {
@@ -109,8 +108,8 @@ impl Shell {
         std::io::stdout().flush().map_err(|error| error.to_string())
     }
 
-    /// Does what a line says. Only what ends the shell is an error.
-    async fn obey(&mut self, line: &str) -> Result<Next, String> {
+    /// Executes one input line. Errors of a command are printed; an `Err` ends the shell.
+    async fn execute(&mut self, line: &str) -> Result<Next, String> {
         let text = match parse(line) {
             Ok(Command::Get { client, resource, wants }) => self.get(client, resource, wants).await,
             Ok(Command::Release { client, resource }) => self.release(&client, resource).await,
@@ -142,43 +141,43 @@ impl Shell {
         match answer {
             Ok(answers) => {
                 for answer in &answers {
-                    self.leases.granted(&key.0, wants, answer, now);
+                    self.leases.on_answer(&key.0, wants, answer, now);
                 }
-                Ok(self.leases.line(&key.0, &key.1, now) + "\n")
+                Ok(self.leases.status_line(&key.0, &key.1, now) + "\n")
             }
             Err(status) => {
-                let error = self.node.failed("lease", &status);
-                if refused(&status) {
+                let error = self.node.error_text("lease", &status);
+                if is_caller_error(&status) {
                     return Err(error);
                 }
-                // As a real client: what it wants does not depend on who answers.
-                self.leases.unanswered(&key.0, &key.1, wants, now);
+                // As a real client does: keep asking while the node is unreachable.
+                self.leases.on_failure(&key.0, &key.1, wants, now);
                 Err(format!("{error}; asking again every second"))
             }
         }
     }
 
     async fn release(&mut self, client: &str, resource: Option<String>) -> Result<String, String> {
-        let mut resources = self.leases.all().remove(client).unwrap_or_default();
+        let mut resources = self.leases.by_client().remove(client).unwrap_or_default();
         if let Some(resource) = resource {
             resources.retain(|held| *held == resource);
         }
         if resources.is_empty() {
-            return Err(format!("{} has asked for no such thing here", shown(client)));
+            return Err(format!("{} has asked for no such thing here", escaped(client)));
         }
         let request =
             ReleaseCapacityRequest { client_id: client.to_owned(), resource_id: resources.clone() };
         let text = released(&request);
         let answer = self.client.release_capacity(request).await;
-        answer.map_err(|status| self.node.failed("release", &status))?;
+        answer.map_err(|status| self.node.error_text("release", &status))?;
         self.leases.forget(client, &resources);
         Ok(text)
     }
 
     async fn master(&mut self) -> Result<String, String> {
         let answer = self.client.discovery(DiscoveryRequest {}).await;
-        let answer = answer.map_err(|status| self.node.failed("master", &status))?.into_inner();
-        let address = shown(answer.mastership.master_address.as_deref().unwrap_or("(nobody)"));
+        let answer = answer.map_err(|status| self.node.error_text("master", &status))?.into_inner();
+        let address = escaped(answer.mastership.master_address.as_deref().unwrap_or("(nobody)"));
         Ok(if answer.is_master {
             format!("dial {address}; who answers there decides, as {} does\n", self.node.address())
         } else {
@@ -186,65 +185,66 @@ impl Shell {
         })
     }
 
-    /// Drops what has expired, and asks for what is due: every client at once, so that one
-    /// silent node makes nobody wait for longer than for one answer.
+    /// Drops expired leases and sends all due requests. All clients are asked concurrently, so that
+    /// an unresponsive node costs one timeout in all.
     async fn refresh(&mut self) -> Result<(), String> {
         let now = Now::read();
-        let mut news = self.leases.expire(now);
-        let mut asking = JoinSet::new();
-        for (id, requests) in self.leases.due(now) {
+        let mut changes = self.leases.expire(now);
+        let mut tasks = JoinSet::new();
+        for (id, requests) in self.leases.due_requests(now) {
             let mut client = self.client.clone();
-            asking.spawn(async move {
+            tasks.spawn(async move {
                 let wanted: Vec<_> =
                     requests.iter().map(|r| (r.resource_id.clone(), r.wants)).collect();
                 (ask(&mut client, &id, requests).await, id, wanted)
             });
         }
-        while let Some(asked) = asking.join_next().await {
+        while let Some(asked) = tasks.join_next().await {
             let (answer, id, wanted) = asked.map_err(|error| error.to_string())?;
             let now = Now::read();
             match answer {
                 Ok(answers) => {
                     for (answer, (resource, wants)) in answers.iter().zip(&wanted) {
-                        if self.leases.granted(&id, *wants, answer, now) {
-                            news.push(self.leases.line(&id, resource, now));
+                        if self.leases.on_answer(&id, *wants, answer, now) {
+                            changes.push(self.leases.status_line(&id, resource, now));
                         }
                     }
                 }
                 Err(status) => {
                     let mut new = false;
                     for (resource, wants) in &wanted {
-                        new |= self.leases.unanswered(&id, resource, *wants, now);
+                        new |= self.leases.on_failure(&id, resource, *wants, now);
                     }
                     if new {
-                        let error = self.node.failed("lease", &status);
-                        news.push(format!("{}: {error}; asking again every second", shown(&id)));
+                        let error = self.node.error_text("lease", &status);
+                        changes
+                            .push(format!("{}: {error}; asking again every second", escaped(&id)));
                     }
                 }
             }
         }
-        if !self.follow || news.is_empty() {
+        if !self.follow || changes.is_empty() {
             return Ok(());
         }
-        // Over the prompt, which is then shown again.
+        // Overwrites the prompt, which is then printed again.
         let start = if self.terminal { "\r" } else { "" };
-        cli::print(&format!("{start}{}\n", news.join("\n")))?;
+        cli::print(&format!("{start}{}\n", changes.join("\n")))?;
         self.prompt()
     }
 
-    async fn give_all_back(self) -> Result<ExitCode, String> {
-        let mut giving = JoinSet::new();
-        for (id, resources) in self.leases.all() {
+    async fn release_all(self) -> Result<ExitCode, String> {
+        let mut releases = JoinSet::new();
+        for (id, resources) in self.leases.by_client() {
             let mut client = self.client.clone();
-            giving.spawn(async move {
+            releases.spawn(async move {
                 let request = ReleaseCapacityRequest { client_id: id, resource_id: resources };
                 client.release_capacity(request).await
             });
         }
         let mut failed = None;
-        while let Some(given) = giving.join_next().await {
-            if let Err(status) = given.map_err(|error| error.to_string())? {
-                failed = Some(self.node.failed("release", &status));
+        while let Some(released) = releases.join_next().await {
+            if let Err(status) = released.map_err(|error| error.to_string())? {
+                failed = Some(self.node.error_text("release", &status));
             }
         }
         match failed {
@@ -254,8 +254,8 @@ impl Shell {
     }
 }
 
-/// Whether it is the question that is wrong, so that asking again is of no use.
-fn refused(status: &Status) -> bool {
+/// Whether the request itself is invalid, so that a retry is useless.
+fn is_caller_error(status: &Status) -> bool {
     matches!(
         status.code(),
         Code::InvalidArgument
@@ -268,16 +268,16 @@ fn refused(status: &Status) -> bool {
     )
 }
 
-async fn reached(moment: Option<Instant>) {
+async fn sleep_until_some(moment: Option<Instant>) {
     match moment {
         Some(moment) => sleep_until(moment).await,
         None => std::future::pending().await,
     }
 }
 
-/// The lines of the standard input. They are read on a thread of their own, which is left
-/// behind at the end: nothing interrupts a read from a terminal.
-fn lines() -> mpsc::Receiver<String> {
+/// Lines of standard input. A detached thread reads them, because a blocking read of a terminal
+/// cannot be interrupted.
+fn input_lines() -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel(1);
     std::thread::spawn(move || {
         let mut input = std::io::stdin().lock();
@@ -292,7 +292,7 @@ fn lines() -> mpsc::Receiver<String> {
     lines
 }
 
-/// Every signal that ends the shell, which then gives back what it holds.
+/// Receives SIGINT, SIGTERM and SIGHUP. The shell then releases its leases and exits.
 fn stop_signals() -> Result<mpsc::Receiver<()>, String> {
     let (sender, stop) = mpsc::channel(1);
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
@@ -300,7 +300,7 @@ fn stop_signals() -> Result<mpsc::Receiver<()>, String> {
         let sender = sender.clone();
         tokio::spawn(async move {
             signal.recv().await;
-            // Somebody else's signal may have ended it already.
+            // The receiver is gone if another signal has ended the shell.
             let _ = sender.send(()).await;
         });
     }

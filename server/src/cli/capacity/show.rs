@@ -1,4 +1,4 @@
-//! `tollgate capacity show`: what is leased, and to whom, as a node's HTTP port tells it.
+//! `tollgate capacity show`: lists leases and holders, read from a node's HTTP port.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -7,8 +7,10 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::cli;
-use crate::cli::http::{Http, Page};
-use crate::cli::text::{NOTHING, Table, left, now_s, risky, rounded, shown, when};
+use crate::cli::http::{Http, HttpResponse};
+use crate::cli::text::{
+    EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance, unsafe_on_terminal,
+};
 use crate::settings::duration;
 
 #[derive(clap::Args)]
@@ -29,7 +31,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// What a node says of itself, as far as it is shown here.
+/// The fields of `/debug/status.json` that are shown here.
 #[derive(Deserialize)]
 struct NodeStatus {
     store: StoreStatus,
@@ -44,7 +46,7 @@ struct StoreStatus {
     up: bool,
 }
 
-/// A resource. A number that JSON has no digits for is left out, and shown as such.
+/// A resource. Numbers that JSON cannot express (such as infinity) are absent and shown as `-`.
 #[derive(Deserialize)]
 struct Resource {
     resource: String,
@@ -89,42 +91,42 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
         Some(id) => format!("/debug/resource.json?id={}", percent_encoded(id)),
     };
     let address = args.http.address();
-    let page = args.http.get(&path, args.timeout);
-    let page = page.map_err(|error| {
+    let response = args.http.get(&path, args.timeout);
+    let response = response.map_err(|error| {
         args.http.why(&error).unwrap_or_else(|| {
             format!("no answer from {address}: {error}; does `tollgate serve` serve HTTP there?")
         })
     })?;
     let failed = |error: String| format!("{address}: {error}");
-    let nobody = page.status == 404 && args.resource.is_some() && failure(&page).is_some();
-    if page.status != 200 && !nobody {
-        return Err(failed(refusal(&page)));
+    let nobody = response.status == 404 && args.resource.is_some() && failure(&response).is_some();
+    if response.status != 200 && !nobody {
+        return Err(failed(refusal(&response)));
     }
     let text = if args.json {
-        parsed::<serde_json::Value>(&page).map(|_| harmless(&page.body))
+        parsed::<serde_json::Value>(&response).map(|_| escaped_json(&response.body))
     } else if nobody {
-        Ok(failure(&page).map(|error| error + "\n").unwrap_or_default())
+        Ok(failure(&response).map(|error| error + "\n").unwrap_or_default())
     } else if args.resource.is_some() {
-        parsed(&page).map(|holders| holders_text(&holders, now_s()))
+        parsed(&response).map(|holders| holders_text(&holders, now_s()))
     } else {
-        parsed(&page).and_then(|status| status_text(&status, now_s()))
+        parsed(&response).and_then(|status| status_text(&status, now_s()))
     };
     cli::print(&text.map_err(failed)?)?;
     Ok(ExitCode::from(u8::from(nobody)))
 }
 
-fn parsed<T: DeserializeOwned>(page: &Page) -> Result<T, String> {
-    serde_json::from_str(&page.body).map_err(|error| format!("can't read the answer: {error}"))
+fn parsed<T: DeserializeOwned>(response: &HttpResponse) -> Result<T, String> {
+    serde_json::from_str(&response.body).map_err(|error| format!("can't read the answer: {error}"))
 }
 
-/// The node's own words for why not.
-fn failure(page: &Page) -> Option<String> {
-    serde_json::from_str(&page.body).ok().map(|failure: Failure| shown(&failure.error))
+/// The `error` field of a JSON response; `None` if there is none.
+fn failure(response: &HttpResponse) -> Option<String> {
+    serde_json::from_str(&response.body).ok().map(|failure: Failure| escaped(&failure.error))
 }
 
-fn refusal(page: &Page) -> String {
-    failure(page).unwrap_or_else(|| match page.status {
-        // HAProxy refuses /debug with a page of its own.
+fn refusal(response: &HttpResponse) -> String {
+    failure(response).unwrap_or_else(|| match response.status {
+        // HAProxy answers /debug with an HTML page of its own.
         404 | 403 => "it does not show leases: ask a node itself (--http), not the load balancer \
                       before the nodes, nor a node that is older than this command"
             .to_owned(),
@@ -132,10 +134,10 @@ fn refusal(page: &Page) -> String {
     })
 }
 
-/// The resources of a node.
+/// Table of a node's resources.
 fn status_text(status: &NodeStatus, now_s: i64) -> Result<String, String> {
     if !status.store.up {
-        let kind = shown(&status.store.kind);
+        let kind = escaped(&status.store.kind);
         return Err(format!("the store ({kind}) does not answer, so nobody knows who holds what"));
     }
     if status.resources.is_empty() && status.resources_left_out == 0 {
@@ -154,38 +156,38 @@ fn status_text(status: &NodeStatus, now_s: i64) -> Result<String, String> {
         ("learning", false),
     ]);
     for resource in &status.resources {
-        let learning = resource.learning_until_s.and_then(|until| left(until, now_s));
+        let learning = resource.learning_until_s.and_then(|until| remaining(until, now_s));
         table.row(vec![
-            shown(&resource.resource),
+            escaped(&resource.resource),
             template(resource),
-            shown(&resource.algorithm),
+            escaped(&resource.algorithm),
             amount(resource.capacity),
             amount(resource.wants),
             amount(resource.has),
             resource.clients.to_string(),
             resource.subclients.to_string(),
             amount(resource.level),
-            learning.map_or(NOTHING.to_owned(), |left| format!("{left} more")),
+            learning.map_or(EMPTY_CELL.to_owned(), |remaining| format!("{remaining} more")),
         ]);
     }
     Ok(table.to_string() + &left_out(status.resources_left_out))
 }
 
-/// One resource and its holders.
+/// Details of one resource, and a table of its holders.
 fn holders_text(found: &Holders, now_s: i64) -> String {
     let resource = &found.resource;
     let learning = resource.learning_until_s.filter(|until| *until > now_s);
-    let learning =
-        learning.map_or("no".to_owned(), |until| format!("until {}", when(until, now_s)));
+    let learning = learning
+        .map_or("no".to_owned(), |until| format!("until {}", time_and_distance(until, now_s)));
     let clients = match (resource.clients, resource.subclients) {
         (clients, subclients) if clients == subclients => clients.to_string(),
         (clients, subclients) => format!("{clients}, with {subclients} subclients"),
     };
     let mut text = String::new();
     for (name, value) in [
-        ("resource", shown(&resource.resource)),
+        ("resource", escaped(&resource.resource)),
         ("template", template(resource)),
-        ("algorithm", shown(&resource.algorithm)),
+        ("algorithm", escaped(&resource.algorithm)),
         ("capacity", amount(resource.capacity)),
         ("wants", amount(resource.wants)),
         ("has", amount(resource.has)),
@@ -205,34 +207,34 @@ fn holders_text(found: &Holders, now_s: i64) -> String {
     ]);
     for holder in &found.holders {
         table.row(vec![
-            shown(&holder.id),
-            shown(&holder.kind),
+            escaped(&holder.id),
+            escaped(&holder.kind),
             amount(holder.wants),
             amount(holder.has),
             holder.subclients.to_string(),
-            left(holder.expires_at_s, now_s).unwrap_or_else(|| "expired".to_owned()),
+            remaining(holder.expires_at_s, now_s).unwrap_or_else(|| "expired".to_owned()),
         ]);
     }
     text + "\n" + &table.to_string() + &left_out(found.holders_left_out)
 }
 
 fn template(resource: &Resource) -> String {
-    resource.template.as_deref().map_or(NOTHING.to_owned(), shown)
+    resource.template.as_deref().map_or(EMPTY_CELL.to_owned(), escaped)
 }
 
 fn amount(value: Option<f64>) -> String {
-    value.map_or(NOTHING.to_owned(), rounded)
+    value.map_or(EMPTY_CELL.to_owned(), rounded)
 }
 
 fn left_out(count: u64) -> String {
     if count == 0 { String::new() } else { format!("and {count} more\n") }
 }
 
-/// The same JSON, with what is risky to a terminal escaped. It can only be inside of strings.
-fn harmless(json: &str) -> String {
+/// Escapes characters that are unsafe on a terminal. In valid JSON they occur only inside strings.
+fn escaped_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + 1);
     for c in json.trim_end().chars() {
-        if risky(c) && !matches!(c, '\n' | '\r' | '\t') {
+        if unsafe_on_terminal(c) && !matches!(c, '\n' | '\r' | '\t') {
             text += &format!("\\u{:04x}", u32::from(c));
         } else {
             text.push(c);
@@ -274,7 +276,7 @@ mod tests {
 
     #[test]
     fn resources_of_a_node() {
-        let odd = r#"{"resource": "x\u001b[2J", "template": null, "algorithm": "NO_ALGORITHM",
+        let unusual = r#"{"resource": "x\u001b[2J", "template": null, "algorithm": "NO_ALGORITHM",
             "capacity": null, "wants": 0.3333333, "has": null, "subclients": 12, "clients": 1,
             "level": null, "learning_until_s": 1771077560}"#;
         let expected = "\
@@ -283,7 +285,7 @@ db.users    db.*      FAIR_SHARE         120   1060  120        3           3   
 x\\u{1b}[2J  -         NO_ALGORITHM         -  0.333    -        1          12      -  60 s more
 and 7 more
 ";
-        assert_eq!(status(true, &format!("{{{DB}}}, {odd}"), 7).unwrap(), expected);
+        assert_eq!(status(true, &format!("{{{DB}}}, {unusual}"), 7).unwrap(), expected);
         assert_eq!(status(true, "", 0).unwrap(), "nobody holds a lease\n");
         let error = "the store (redis) does not answer, so nobody knows who holds what";
         assert_eq!(status(false, "", 0).unwrap_err(), error);
@@ -325,18 +327,18 @@ eu     server     10   10           2     expired
 
     #[test]
     fn refusals() {
-        let refused = |status, body: &str| refusal(&Page { status, body: body.to_owned() });
+        let refused = |status, body: &str| refusal(&HttpResponse { status, body: body.to_owned() });
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
         assert!(refused(404, "<html>").contains("ask a node itself (--http)"));
         assert_eq!(refused(500, "<html>"), "HTTP status 500");
     }
 
     #[test]
-    fn names_on_their_way() {
+    fn percent_encoding_and_json_escaping() {
         assert_eq!(percent_encoded("db.a-b_c~9"), "db.a-b_c~9");
         assert_eq!(percent_encoded("a b+c/ä&?\n%"), "a%20b%2Bc%2F%C3%A4%26%3F%0A%25");
         let json = "{\n\t\"a\u{9b}\u{202e}ä\": 1}\r\n\n";
-        let text = harmless(json);
+        let text = escaped_json(json);
         assert_eq!(text, "{\n\t\"a\\u009b\\u202eä\": 1}\n");
         let value = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
         assert_eq!(value(&text), value(json));
