@@ -47,11 +47,11 @@ use crate::transport::{grpc, http};
 mod accept;
 mod bounds;
 mod doors;
-mod heart;
+mod heartbeat;
 mod workers;
 
 use accept::{AcceptThread, PortWorkers};
-use heart::Heartbeat;
+use heartbeat::Heartbeat;
 use workers::{Worker, ended_early, exit_result};
 
 /// Capacity of the channel of accepted connections to each serving thread.
@@ -358,9 +358,9 @@ impl Node {
         let (http_sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
         let worker =
             Worker { port: Port::Http, accepted, stopped: http_stopped, door: door.clone() };
-        let Bounds { load, patience, budget } = bounds.for_thread("http");
+        let Bounds { load, timeouts, budget } = bounds.for_thread("http");
         let hosts = doors::hosts(&settings.doors, addresses.1, &advertise);
-        let admission = http::Admission { load, hosts, patience };
+        let admission = http::Admission { load, hosts, timeouts };
         let (open_http, shared_http) = (Arc::clone(&open), Arc::clone(&shared));
         let (metrics_http, draining_http) = (Arc::clone(&metrics), Arc::clone(&draining));
         workers.spawn(worker.start("http".to_owned(), move || {
@@ -372,7 +372,7 @@ impl Node {
             tokio::spawn(render_metrics);
             let pages = http::Pages { metrics, status };
             let router = http::router(allow, leases, pages, latency, ready, admission);
-            Ok(HttpPort::new(router, patience, budget, draining_http))
+            Ok(HttpPort::new(router, timeouts, budget, draining_http))
         })?);
 
         let mut senders = Vec::new();
@@ -389,7 +389,7 @@ impl Node {
                 let leases = CapacityService::new(leases, Arc::clone(&shared));
                 let allow = AllowService::new(buckets, shared);
                 let health = HealthService::from_health_reporter(health);
-                grpc::front(allow, leases, latency, advertise, health, thread_bounds)
+                grpc::service(allow, leases, latency, advertise, health, thread_bounds)
                     .map(Arc::new)
                     .map_err(|error| Error::Grpc(error.to_string()))
             })?);

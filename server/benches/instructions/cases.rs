@@ -25,8 +25,8 @@ use tollgate_server::store::prefetch::{Ahead, Prefetching};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
 use tollgate_server::transport::budget::Budget;
-use tollgate_server::transport::connection::PATIENCE;
-use tollgate_server::transport::front::Front;
+use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
+use tollgate_server::transport::grpc_service::GrpcService;
 use tollgate_server::transport::load::{Bounds, Load};
 use tonic::service::Routes;
 
@@ -286,11 +286,11 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
 async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics, _) = service(store)?;
     let (took, load) = (metrics.rpc_duration("grpc"), Load::new(10_000, metrics.shed("grpc")));
-    let bounds = Bounds { load, patience: PATIENCE, budget: Budget::unlimited() };
-    let front = Arc::new(Front::new(service, took, Routes::default(), bounds));
+    let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
+    let grpc_service = Arc::new(GrpcService::new(service, took, Routes::default(), bounds));
     let (near, far) = tokio::io::duplex(1 << 20);
     let guard = Guard::grpc(None, None);
-    tokio::spawn(front.serve(far, std::future::pending(), guard, None));
+    tokio::spawn(grpc_service.serve(far, std::future::pending(), guard, None));
     let (sender, connection) = client::handshake(near).await?;
     tokio::spawn(connection);
     Ok(sender)

@@ -15,7 +15,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::{Error, Listeners, stop_signal};
 use crate::logging::Repeating;
-use crate::transport::load::{Place, Places};
+use crate::transport::load::{ConnectionSlot, ConnectionSlots};
 
 /// How long a gRPC client may take to send its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -27,12 +27,12 @@ const BACKLOG: usize = 1024;
 const LAST_FIRST_BYTE: Duration = Duration::from_secs(1);
 
 /// An accepted connection and its slot among the port's connections.
-pub(super) type Accepted = (std::net::TcpStream, Place);
+pub(super) type Accepted = (std::net::TcpStream, ConnectionSlot);
 
 /// The worker threads of one port.
 pub(super) struct PortWorkers {
     /// The port's connection slots.
-    pub(super) slots: Places,
+    pub(super) slots: ConnectionSlots,
     /// One channel per worker.
     pub(super) senders: Vec<mpsc::Sender<Accepted>>,
     /// Stops the workers. Sent after the listener is closed, so that clients that are told to go
@@ -143,7 +143,7 @@ async fn accept_after_first_byte(
 }
 
 /// Waits for the first byte of a connection, and returns the connection.
-async fn await_first_byte((stream, slot): (TcpStream, Place)) -> io::Result<Accepted> {
+async fn await_first_byte((stream, slot): (TcpStream, ConnectionSlot)) -> io::Result<Accepted> {
     tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut [0])).await??;
     Ok((stream.into_std()?, slot))
 }
@@ -196,7 +196,7 @@ async fn next(listener: &TcpListener, failures: &Repeating) -> Option<TcpStream>
 
 /// Takes a slot for a connection. If none is free, closes the connection at once: if it waited, a
 /// load balancer would take it for a slow one.
-fn take_slot(stream: TcpStream, slots: &Places) -> Option<(TcpStream, Place)> {
+fn take_slot(stream: TcpStream, slots: &ConnectionSlots) -> Option<(TcpStream, ConnectionSlot)> {
     match slots.take() {
         Some(slot) => Some((stream, slot)),
         None => {
@@ -263,7 +263,7 @@ mod tests {
     use super::*;
     use crate::metrics::ConnectionMetrics;
 
-    async fn accepted(listener: &TcpListener, slots: &Places) -> (TcpStream, Accepted) {
+    async fn accepted(listener: &TcpListener, slots: &ConnectionSlots) -> (TcpStream, Accepted) {
         let address = listener.local_addr().expect("an address");
         let (client, stream) = tokio::join!(TcpStream::connect(address), listener.accept());
         let (stream, _) = stream.expect("accepted");
@@ -274,8 +274,10 @@ mod tests {
     #[tokio::test]
     async fn a_stuck_worker_does_not_block_the_others() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-        let slots =
-            Places::new(100, ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() });
+        let slots = ConnectionSlots::new(
+            100,
+            ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() },
+        );
         let (stuck, _never_received) = mpsc::channel(1);
         let (free, mut received) = mpsc::channel(8);
         let (stop, _) = watch::channel(false);
@@ -308,7 +310,7 @@ mod tests {
         let (stop, stopped) = watch::channel(false);
         let counted = ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() };
         let (stop_workers, workers_stopped) = watch::channel(false);
-        let slots = Places::new(8, counted);
+        let slots = ConnectionSlots::new(8, counted);
         let workers = PortWorkers { slots, senders: vec![sender], stop: stop_workers };
         let accepting =
             tokio::spawn(accept_after_first_byte(listener, workers, stop_signal(stopped)));
@@ -342,8 +344,11 @@ mod tests {
             let (sender, mut accepted) = mpsc::channel(8);
             let counted = ConnectionMetrics { open: Gauge::noop(), refused: Counter::noop() };
             let (stop, _) = watch::channel(false);
-            let workers =
-                PortWorkers { slots: Places::new(8, counted), senders: vec![sender], stop };
+            let workers = PortWorkers {
+                slots: ConnectionSlots::new(8, counted),
+                senders: vec![sender],
+                stop,
+            };
             let stopped = std::future::ready(());
             match grpc {
                 true => accept_after_first_byte(listener, workers, stopped).await,

@@ -9,8 +9,8 @@ use crate::logging::Repeating;
 use crate::metrics::{BudgetMetrics, ConnectionMetrics, Metrics};
 use crate::settings::Settings;
 use crate::transport::budget::{Budget, DEFAULT_LIMIT};
-use crate::transport::connection::{PATIENCE, Patience};
-use crate::transport::load::{self, Load, Places};
+use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
+use crate::transport::load::{self, ConnectionSlots, Load};
 
 /// Default limit of requests in flight per thread. The store's queues have a lower limit, which
 /// refuses the callers with the most requests first; this is a backstop.
@@ -30,7 +30,7 @@ pub(super) struct NodeBounds {
     in_flight: usize,
     connections: usize,
     /// Timeouts of client connections.
-    pub(super) patience: Patience,
+    pub(super) timeouts: Timeouts,
     /// Bytes that both ports together may buffer.
     pub(super) budget: Budget,
     metrics: Arc<Metrics>,
@@ -44,8 +44,8 @@ impl NodeBounds {
         let threads = settings.threads().get();
         let (keepalive, answer) = (bounds.keepalive, bounds.keepalive_timeout);
         // A one-page lease call needs at most two store round trips: one for what the caller gives
-        // back, one for what it gets. `PATIENCE.call` is left for the other pages.
-        let call = PATIENCE.call + settings.store_timeout * 2;
+        // back, one for what it gets. `DEFAULT_TIMEOUTS.call` is left for the other pages.
+        let call = DEFAULT_TIMEOUTS.call + settings.store_timeout * 2;
         let limit = bounds.max_buffered_bytes.unwrap_or(DEFAULT_LIMIT);
         let age = Some(bounds.max_connection_age).filter(|age| !age.is_zero());
         let idle = bounds.http_idle;
@@ -55,7 +55,7 @@ impl NodeBounds {
                 .max_in_flight
                 .map_or(DEFAULT_IN_FLIGHT, |total| total.get().div_ceil(threads)),
             connections: connections(settings, open_files()),
-            patience: Patience { keepalive, answer, idle, call, age, ..PATIENCE },
+            timeouts: Timeouts { keepalive, answer, idle, call, age, ..DEFAULT_TIMEOUTS },
             metrics: Arc::clone(metrics),
             log: Arc::default(),
         }
@@ -69,12 +69,12 @@ impl NodeBounds {
     /// The limits of one thread.
     pub(super) fn for_thread(&self, transport: &'static str) -> load::Bounds {
         let (load, budget) = (self.load(transport), self.budget.clone());
-        load::Bounds { load, patience: self.patience, budget }
+        load::Bounds { load, timeouts: self.timeouts, budget }
     }
 
     /// The connection slots of one port.
-    pub(super) fn connection_slots(&self, transport: &'static str) -> Places {
-        Places::new(self.connections, ConnectionMetrics::new(&self.metrics, transport))
+    pub(super) fn connection_slots(&self, transport: &'static str) -> ConnectionSlots {
+        ConnectionSlots::new(self.connections, ConnectionMetrics::new(&self.metrics, transport))
     }
 }
 
@@ -128,12 +128,12 @@ mod tests {
         let args = ["tollgate", "--limits", "x", "--store-timeout", "60s"];
         let settings = Args::try_parse_from(args).expect("settings").settings;
         let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
-        assert_eq!(bounds.patience.call, Duration::from_secs(150));
-        assert_eq!(bounds.patience.idle, Duration::from_secs(75));
-        assert_eq!(bounds.patience.age, Some(Duration::from_secs(3600)));
+        assert_eq!(bounds.timeouts.call, Duration::from_secs(150));
+        assert_eq!(bounds.timeouts.idle, Duration::from_secs(75));
+        assert_eq!(bounds.timeouts.age, Some(Duration::from_secs(3600)));
         let args = ["tollgate", "--limits", "x", "--max-connection-age", "0"];
         let settings = Args::try_parse_from(args).expect("settings").settings;
         let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
-        assert_eq!(bounds.patience.age, None);
+        assert_eq!(bounds.timeouts.age, None);
     }
 }

@@ -19,9 +19,9 @@ use crate::access::Guard;
 use crate::store::Store;
 use crate::tls::{Port, Room, Stream};
 use crate::transport::door::Door;
-use crate::transport::front::Front;
+use crate::transport::grpc_service::GrpcService;
 use crate::transport::http_port::HttpPort;
-use crate::transport::load::Place;
+use crate::transport::load::ConnectionSlot;
 
 /// How long a TLS handshake may still take once the node is stopping.
 const LAST_HANDSHAKE: Duration = Duration::from_secs(1);
@@ -110,7 +110,7 @@ impl Worker {
                 if let Some((stream, guard)) = opened {
                     server.serve(stream, guard, stop_signal(stop)).await;
                 }
-                drop::<Place>(slot);
+                drop::<ConnectionSlot>(slot);
             });
         };
         loop {
@@ -151,7 +151,7 @@ pub(super) trait Server: Clone + Send + 'static {
     ) -> impl Future<Output = ()> + Send;
 }
 
-impl<S: Store> Server for Arc<Front<S>> {
+impl<S: Store> Server for Arc<GrpcService<S>> {
     fn serve(
         self,
         stream: Stream<TcpStream>,
@@ -159,7 +159,7 @@ impl<S: Store> Server for Arc<Front<S>> {
         stop: impl Future<Output = ()> + Send + 'static,
     ) -> impl Future<Output = ()> + Send {
         let expires = stream.expires_in();
-        Front::serve(self, stream, stop, guard, expires)
+        GrpcService::serve(self, stream, stop, guard, expires)
     }
 }
 
@@ -194,18 +194,18 @@ mod tests {
     use crate::store::clock::Clock;
     use crate::store::memory::MemoryStore;
     use crate::transport::budget::Budget;
-    use crate::transport::connection::PATIENCE;
+    use crate::transport::connection::DEFAULT_TIMEOUTS;
     use crate::transport::load::{Bounds, Load};
 
-    fn front() -> Front<MemoryStore> {
+    fn grpc_service() -> GrpcService<MemoryStore> {
         let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
         let metrics = Arc::new(Metrics::new());
         let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
         let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
         let allow = AllowService::new(MemoryStore::new(), Arc::new(shared));
         let (load, budget) = (Load::new(1, metrics.shed("grpc")), Budget::unlimited());
-        let bounds = Bounds { load, patience: PATIENCE, budget };
-        Front::new(allow, metrics.rpc_duration("grpc"), Routes::default(), bounds)
+        let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget };
+        GrpcService::new(allow, metrics.rpc_duration("grpc"), Routes::default(), bounds)
     }
 
     #[tokio::test]
@@ -213,16 +213,16 @@ mod tests {
         let (_stop, stopped) = watch::channel(false);
         let mut workers = JoinSet::new();
         let mut senders = Vec::new();
-        let mut start = |number, front: fn() -> Result<Front<MemoryStore>, Error>| {
+        let mut start = |number, grpc_service: fn() -> Result<GrpcService<MemoryStore>, Error>| {
             let (sender, accepted) = mpsc::channel(1);
             let (stopped, door) = (stopped.clone(), Door::default());
             let worker = Worker { port: Port::Grpc, accepted, stopped, door };
             let name = format!("grpc-{number}");
-            let ended = worker.start(name, move || front().map(Arc::new)).expect("a thread");
+            let ended = worker.start(name, move || grpc_service().map(Arc::new)).expect("a thread");
             senders.push(sender);
             ended
         };
-        workers.spawn(start(0, || Ok(front())));
+        workers.spawn(start(0, || Ok(grpc_service())));
         workers.spawn(start(1, || Err(Error::Grpc("no routes".to_owned()))));
         assert_eq!(ended_early(&mut workers).await.to_string(), "no routes");
         workers.spawn(start(2, || panic!("as a test")));

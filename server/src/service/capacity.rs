@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::bounds::Tally;
 use super::limits::Snapshot;
-use super::{Error, Shared, turns};
+use super::{Error, Shared, fair_queue};
 use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
 pub use crate::domain::lease::NO_BOUND;
 use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, Presence, Rules, Wish};
@@ -158,7 +158,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let mut leases = Vec::with_capacity(requests.len());
         for (page, requests) in requests.chunks(AT_ONCE).enumerate() {
             if page > 0 {
-                turns::next().await;
+                fair_queue::wait_turn().await;
             }
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
             let mut returned = Vec::new();

@@ -15,10 +15,10 @@ use crate::store::redis::Health;
 pub mod allow;
 mod bounds;
 pub mod capacity;
+pub mod fair_queue;
 pub mod limits;
 pub mod parent;
 pub mod status;
-pub mod turns;
 
 use bounds::{Holdings, Tally};
 use limits::LiveLimits;

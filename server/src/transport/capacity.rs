@@ -11,7 +11,7 @@ use tollgate_proto::doorman::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{caller, refusal, turned_away};
+use super::{access_denied, caller, refusal};
 use crate::access::{Caller, Refusal};
 use crate::domain::lease::{Claim, Holder};
 use crate::domain::sharing::Kind;
@@ -61,7 +61,7 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|item| &*item.resource_id);
-        caller.may_lease(&request.client_id, ids).map_err(turned_away)?;
+        caller.may_lease(&request.client_id, ids).map_err(access_denied)?;
         let requests: Vec<_> = request
             .resource
             .iter()
@@ -97,10 +97,10 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         let request = request.into_inner();
         check_count(request.resource.len()).map_err(|error| refusal(&error))?;
         let ids = request.resource.iter().map(|item| &*item.resource_id);
-        caller.may_lease(&request.server_id, ids).map_err(turned_away)?;
+        caller.may_lease(&request.server_id, ids).map_err(access_denied)?;
         let requests =
             request.resource.iter().map(|item| server_request(&caller, &request.server_id, item));
-        let requests = requests.collect::<Result<Vec<_>, _>>().map_err(turned_away)?;
+        let requests = requests.collect::<Result<Vec<_>, _>>().map_err(access_denied)?;
         let leases = self.get(&caller, Holder::Server(&request.server_id), &requests).await?;
         let response = request
             .resource
@@ -134,7 +134,7 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         // Older clients send empty names when they close.
         let named = request.resource_id.iter().map(String::as_str).filter(|id| !id.is_empty());
         let resources: Vec<&str> = named.collect();
-        caller.may_lease(&request.client_id, resources.iter().copied()).map_err(turned_away)?;
+        caller.may_lease(&request.client_id, resources.iter().copied()).map_err(access_denied)?;
         let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
         released.map_err(|error| refusal(&error))?;
         Ok(Response::new(ReleaseCapacityResponse { mastership: None }))

@@ -24,12 +24,12 @@ use tokio::time::timeout;
 use super::budget::Held;
 use super::closing;
 use super::inbound::{Inbound, ResetFlag};
+use super::read_budget::{BudgetedStream, ReadBudget};
 use super::resets::Allowance;
-use super::turns::{Turn, Turns};
 
 /// Timeouts of client connections.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct Timeouts {
     /// For the handshake: the HTTP/2 preface and SETTINGS, or the first HTTP/1.1 header. Also for
     /// the body of an HTTP request.
     pub greeting: Duration,
@@ -49,7 +49,7 @@ pub struct Patience {
 }
 
 /// The default timeouts.
-pub const PATIENCE: Patience = Patience {
+pub const DEFAULT_TIMEOUTS: Timeouts = Timeouts {
     greeting: Duration::from_secs(10),
     keepalive: Duration::from_secs(30),
     answer: Duration::from_secs(10),
@@ -60,7 +60,7 @@ pub const PATIENCE: Patience = Patience {
 };
 
 /// Handshake timeout while the node is stopping.
-pub(super) const LAST_GREETING: Duration = Duration::from_secs(1);
+pub(super) const STOPPING_HANDSHAKE: Duration = Duration::from_secs(1);
 
 /// How long a client may take to read the last frames and close the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -123,32 +123,32 @@ enum End {
 /// request's own stream does not drop it: see [`Answering::unless_given_up`].
 pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
-    patience: Patience,
+    timeouts: Timeouts,
     stop: impl Future<Output = ()> + Send + 'static,
     mut answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
 ) where
     F: Future<Output = ()>,
 {
     let mut stop = Box::pin(stop.fuse());
-    let (turn, resets) = (Turn::default(), ResetFlag::default());
-    let stream = Inbound::new(&mut io, turn.clone(), resets.clone());
-    let handshake = turn.each_poll(handshake(stream, patience, &mut stop));
+    let (read_budget, resets) = (ReadBudget::default(), ResetFlag::default());
+    let stream = Inbound::new(&mut io, read_budget.clone(), resets.clone());
+    let handshake = read_budget.refill_each_poll(handshake(stream, timeouts, &mut stop));
     let Some(mut connection) = handshake.await else { return };
 
     // `FuturesUnordered` polls only the futures that were woken.
     let mut open_requests = FuturesUnordered::new();
     let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
     if let Some(pings) = connection.ping_pong() {
-        events.push(Box::pin(keep_alive(pings, patience)));
+        events.push(Box::pin(keep_alive(pings, timeouts)));
     }
     events.push(Box::pin(async {
         stop.await;
         Event::Stop
     }));
-    if let Some(age) = patience.age {
+    if let Some(age) = timeouts.age {
         events.push(Box::pin(after(age, Event::MaxAge)));
     }
-    let stall_check = || after(patience.keepalive, Event::StallCheck);
+    let stall_check = || after(timeouts.keepalive, Event::StallCheck);
     events.push(Box::pin(stall_check()));
     // Requests accepted so far, and their number at the last check that found unsent answers.
     let (mut accepted, mut stalled_at) = (0_u64, None);
@@ -156,7 +156,7 @@ pub async fn serve<F>(
     let unsent = Arc::new(());
     let mut allowance = Allowance::new(Instant::now());
     let ended = poll_fn(|context| {
-        turn.begin(context);
+        read_budget.refill(context);
         resets.clear();
         loop {
             // Accepts every request that has arrived before it answers any: `poll_accept` also
@@ -201,7 +201,7 @@ pub async fn serve<F>(
                     Event::Stop => connection.graceful_shutdown(),
                     Event::MaxAge => {
                         connection.graceful_shutdown();
-                        events.push(Box::pin(after(patience.grace, Event::CutOff)));
+                        events.push(Box::pin(after(timeouts.grace, Event::CutOff)));
                     }
                     Event::CutOff => return Poll::Ready(End::CutOff),
                     Event::StallCheck => {
@@ -229,8 +229,10 @@ pub async fn serve<F>(
     // A leftover request may be first in this thread's queue, so drop it before the next wait.
     drop((open_requests, events));
     if let End::Closed = ended {
-        let stream = Turns::new(io, turn.clone());
-        turn.each_poll(closing::read_to_end(stream, CLOSE_TIMEOUT, CLOSE_TIMEOUT)).await;
+        let stream = BudgetedStream::new(io, read_budget.clone());
+        read_budget
+            .refill_each_poll(closing::read_to_end(stream, CLOSE_TIMEOUT, CLOSE_TIMEOUT))
+            .await;
     }
 }
 
@@ -238,7 +240,7 @@ pub async fn serve<F>(
 /// node is stopping gets a GOAWAY.
 async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
-    patience: Patience,
+    timeouts: Timeouts,
     mut stop: impl Future<Output = ()> + Unpin,
 ) -> Option<Connection<S, Bytes>> {
     let mut builder = Builder::new();
@@ -252,11 +254,11 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         .max_concurrent_reset_streams(MAX_RESET_STREAMS)
         .reset_stream_duration(RESET_STREAM_DURATION)
         .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
-    let mut handshake = pin!(timeout(patience.greeting, builder.handshake(stream)));
+    let mut handshake = pin!(timeout(timeouts.greeting, builder.handshake(stream)));
     tokio::select! {
         done = &mut handshake => done.ok()?.ok(),
         () = &mut stop => {
-            let mut connection = timeout(LAST_GREETING, handshake).await.ok()?.ok()?.ok()?;
+            let mut connection = timeout(STOPPING_HANDSHAKE, handshake).await.ok()?.ok()?.ok()?;
             connection.graceful_shutdown();
             Some(connection)
         }
@@ -269,10 +271,10 @@ async fn after(time: Duration, event: Event) -> Event {
 }
 
 /// Sends keepalive PINGs. Completes when one fails or is not answered in time.
-async fn keep_alive(mut pings: PingPong, patience: Patience) -> Event {
+async fn keep_alive(mut pings: PingPong, timeouts: Timeouts) -> Event {
     loop {
-        tokio::time::sleep(patience.keepalive).await;
-        let answer = timeout(patience.answer, pings.ping(Ping::opaque())).await;
+        tokio::time::sleep(timeouts.keepalive).await;
+        let answer = timeout(timeouts.answer, pings.ping(Ping::opaque())).await;
         if !matches!(answer, Ok(Ok(_))) {
             return Event::CutOff;
         }

@@ -13,7 +13,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::capacity::CapacityApi;
-use super::front::Front;
+use super::grpc_service::GrpcService;
 use super::load::Bounds;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -53,14 +53,14 @@ impl<H: Health> Health for OpenWatch<H> {
 
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
 /// address that clients should dial. `bounds` limits one thread's load.
-pub fn front<B: Store, L: LeaseStore>(
+pub fn service<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
     latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
     bounds: Bounds,
-) -> Result<Front<B>, tonic_reflection::server::Error> {
+) -> Result<GrpcService<B>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -71,5 +71,5 @@ pub fn front<B: Store, L: LeaseStore>(
         .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();
-    Ok(Front::new(service, latency, routes, bounds))
+    Ok(GrpcService::new(service, latency, routes, bounds))
 }

@@ -34,10 +34,10 @@ use tower_service::Service as _;
 use super::age;
 use super::budget::{Budget, Held};
 use super::closing;
-use super::connection::{self, Answering, LAST_GREETING, Patience};
+use super::connection::{self, Answering, STOPPING_HANDSHAKE, Timeouts};
 use super::door::Asking;
 use super::http::UnreadBody;
-use super::turns::{Turn, Turns};
+use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
 
 /// The HTTP/2 connection preface (RFC 9113, 3.4).
@@ -56,7 +56,7 @@ const SEND_INTERVALS: u32 = 3;
 #[derive(Clone)]
 pub struct HttpPort {
     router: Router,
-    patience: Patience,
+    timeouts: Timeouts,
     budget: Budget,
     /// Set while the node still serves, but wants clients to reconnect to other nodes.
     draining: Arc<AtomicBool>,
@@ -67,11 +67,11 @@ impl HttpPort {
     /// every HTTP/1.1 response has `Connection: close`.
     pub fn new(
         router: Router,
-        patience: Patience,
+        timeouts: Timeouts,
         budget: Budget,
         draining: Arc<AtomicBool>,
     ) -> Self {
-        Self { router, patience, budget, draining }
+        Self { router, timeouts, budget, draining }
     }
 
     /// Serves a connection until its client closes it, or until `stop` completes and all open
@@ -86,7 +86,7 @@ impl HttpPort {
     ) {
         let asking = Asking::new(guard, &self.budget);
         let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
-        let first_timeout = self.patience.greeting.min(self.patience.idle);
+        let first_timeout = self.timeouts.greeting.min(self.timeouts.idle);
         let detected = {
             let mut detecting = pin!(detect_protocol(&mut stream));
             tokio::select! {
@@ -94,7 +94,7 @@ impl HttpPort {
                 () = &mut stop => {
                     // The first request may be in transit.
                     stop = Box::pin(std::future::ready(()));
-                    timeout(LAST_GREETING, detecting).await
+                    timeout(STOPPING_HANDSHAKE, detecting).await
                 }
             }
         };
@@ -115,14 +115,14 @@ impl HttpPort {
     ) where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let (patience, router) = (self.patience, self.router);
+        let (timeouts, router) = (self.timeouts, self.router);
         let answer = |request: Request<RecvStream>, answering| {
             let mut request = request.map(|body| Body::new(RequestBody(body)));
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
-            Some(answer_http2(router.clone(), request, answering, asking.clone(), patience))
+            Some(answer_http2(router.clone(), request, answering, asking.clone(), timeouts))
         };
-        let age = age::of_connection(patience.age, expires);
-        connection::serve(stream, Patience { age, ..patience }, stop, answer).await;
+        let age = age::of_connection(timeouts.age, expires);
+        connection::serve(stream, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
     async fn serve_http1<S>(
@@ -134,9 +134,9 @@ impl HttpPort {
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(self.patience.answer));
-        let turn = Turn::default();
-        let stream = TokioIo::new(Turns::new(Box::pin(stream), turn.clone()));
+        stream.set_write_timeout(Some(self.timeouts.answer));
+        let read_budget = ReadBudget::default();
+        let stream = TokioIo::new(BudgetedStream::new(Box::pin(stream), read_budget.clone()));
         let (first_request, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
         let (notify_first, set_unread) = (Arc::clone(&first_request), Arc::clone(&unread));
         let (router, draining) = (self.router, self.draining);
@@ -160,10 +160,10 @@ impl HttpPort {
         let mut connection = http1::Builder::new()
             .timer(TokioTimer::new())
             // Runs from the end of the previous response, so waiting for a response is not idling.
-            .header_read_timeout(self.patience.idle)
+            .header_read_timeout(self.timeouts.idle)
             .max_buf_size(READ_BUFFER)
             .serve_connection(stream, service);
-        let first_timeout = self.patience.greeting.min(self.patience.idle);
+        let first_timeout = self.timeouts.greeting.min(self.timeouts.idle);
         let no_first_request = async {
             if timeout(first_timeout, first_request.notified()).await.is_ok() {
                 std::future::pending::<()>().await;
@@ -172,7 +172,7 @@ impl HttpPort {
         let (mut no_first_request, mut stop, mut stopping) =
             (pin!(no_first_request), pin!(stop), false);
         let served = poll_fn(|context| {
-            turn.begin(context);
+            read_budget.refill(context);
             if !stopping && stop.as_mut().poll(context).is_ready() {
                 stopping = true;
                 Pin::new(&mut connection).graceful_shutdown();
@@ -189,7 +189,7 @@ impl HttpPort {
             return;
         }
         let mut stream = connection.into_parts().io.into_inner();
-        let close_timeout = self.patience.greeting;
+        let close_timeout = self.timeouts.greeting;
         let closing = async {
             let shut =
                 timeout(close_timeout, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
@@ -197,7 +197,7 @@ impl HttpPort {
                 closing::read_to_end(stream, LINGER_TIMEOUT, close_timeout).await;
             }
         };
-        turn.each_poll(closing).await;
+        read_budget.refill_each_poll(closing).await;
     }
 }
 
@@ -207,7 +207,7 @@ async fn answer_http2(
     request: Request<Body>,
     mut answering: Answering,
     asking: Asking,
-    patience: Patience,
+    timeouts: Timeouts,
 ) {
     let answer = pin!(router.call(request));
     let Some(Ok(mut response)) = answering.unless_given_up(answer).await else { return };
@@ -220,7 +220,7 @@ async fn answer_http2(
     let held = asking.answers().hold(body_bytes(&response));
     let sending = answering.body(response, held);
     // Resets the stream of a client that does not read its response in time.
-    let _ = timeout(patience.keepalive * SEND_INTERVALS, sending).await;
+    let _ = timeout(timeouts.keepalive * SEND_INTERVALS, sending).await;
 }
 
 /// The length of a response body in bytes, as far as it is known.

@@ -26,7 +26,7 @@ mod block;
 mod frames;
 mod huffman;
 
-use super::turns::{Turn, Turns};
+use super::read_budget::{BudgetedStream, ReadBudget};
 use frames::{Frames, TablesDiffer};
 
 /// Maximum bytes per read.
@@ -60,8 +60,8 @@ impl ResetFlag {
 
 /// A stream with the filtered bytes of a client, for h2 to read.
 pub(super) struct Inbound<S> {
-    inner: Turns<S>,
-    turn: Turn,
+    inner: BudgetedStream<S>,
+    read_budget: ReadBudget,
     frames: Frames,
     resets: ResetFlag,
     /// Bytes that were read but not passed on: an incomplete header block, frames left for the next
@@ -76,11 +76,11 @@ pub(super) struct Inbound<S> {
 impl<S> Inbound<S> {
     /// Filters `inner` from its first byte on. Reading and checking use up `turn`. `resets` is set
     /// at each RST_STREAM.
-    pub(super) fn new(inner: S, turn: Turn, resets: ResetFlag) -> Self {
-        let inner = Turns::new(inner, turn.clone());
+    pub(super) fn new(inner: S, read_budget: ReadBudget, resets: ResetFlag) -> Self {
+        let inner = BudgetedStream::new(inner, read_budget.clone());
         Self {
             inner,
-            turn,
+            read_budget,
             frames: Frames::default(),
             resets,
             held: Vec::new(),
@@ -143,8 +143,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
         let before = buffer.filled().len();
         loop {
             if self.ready == 0 && self.has_unchecked {
-                ready!(self.turn.poll_may_read(context));
-                self.turn.count_read();
+                ready!(self.read_budget.poll_may_read(context));
+                self.read_budget.count_read();
                 self.check_held().map_err(invalid)?;
             }
             if self.ready > 0 {

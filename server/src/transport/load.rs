@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::budget::Budget;
-use super::connection::Patience;
+use super::connection::Timeouts;
 use crate::logging::Repeating;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
@@ -29,7 +29,7 @@ pub struct Bounds {
     /// Limit on requests in flight.
     pub load: Load,
     /// Timeouts of clients.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
     /// Limit on buffered bytes, of the whole node.
     pub budget: Budget,
 }
@@ -194,19 +194,19 @@ pub(super) fn overloaded_further_on() -> Status {
 
 /// Limits the open connections of one port. Clones share the limit.
 #[derive(Clone)]
-pub struct Places {
+pub struct ConnectionSlots {
     free: Arc<Semaphore>,
     metrics: ConnectionMetrics,
     log: Arc<Repeating>,
 }
 
 /// The slot of one open connection. Dropping it frees the slot.
-pub struct Place {
+pub struct ConnectionSlot {
     _permit: OwnedSemaphorePermit,
     metrics: ConnectionMetrics,
 }
 
-impl Places {
+impl ConnectionSlots {
     /// Allows up to `max` connections.
     pub fn new(max: usize, metrics: ConnectionMetrics) -> Self {
         let max = max.min(Semaphore::MAX_PERMITS);
@@ -214,11 +214,11 @@ impl Places {
     }
 
     /// Takes a slot; `None` if all are taken.
-    pub fn take(&self) -> Option<Place> {
+    pub fn take(&self) -> Option<ConnectionSlot> {
         match Arc::clone(&self.free).try_acquire_owned() {
             Ok(permit) => {
                 self.metrics.open.increment(1.0);
-                Some(Place { _permit: permit, metrics: self.metrics.clone() })
+                Some(ConnectionSlot { _permit: permit, metrics: self.metrics.clone() })
             }
             Err(_) => {
                 self.metrics.refused.increment(1);
@@ -235,7 +235,7 @@ impl Places {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.metrics.open.decrement(1.0);
     }
@@ -311,7 +311,7 @@ mod tests {
     #[test]
     fn dropped_connections_free_their_place() {
         let (open, refused) = (Gauge::noop(), Counter::noop());
-        let places = Places::new(1, ConnectionMetrics { open, refused });
+        let places = ConnectionSlots::new(1, ConnectionMetrics { open, refused });
         let place = places.take().expect("a place");
         assert!(places.take().is_none());
         drop(place);

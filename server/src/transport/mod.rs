@@ -27,17 +27,17 @@ mod capacity;
 mod closing;
 pub mod connection;
 pub mod door;
-pub mod front;
 pub mod grpc;
+pub mod grpc_service;
 pub mod http;
 pub mod http_port;
 mod inbound;
 pub mod load;
 mod messages;
 pub mod parent;
+mod read_budget;
 mod resets;
 mod status;
-mod turns;
 
 fn grpc_code(error: &Error) -> tonic::Code {
     match error {
@@ -61,7 +61,7 @@ fn http_status(error: &Error) -> StatusCode {
     }
 }
 
-fn turned_away(refusal: Refusal) -> tonic::Status {
+fn access_denied(refusal: Refusal) -> tonic::Status {
     match refusal {
         Refusal::Unknown => tonic::Status::unauthenticated(refusal.to_string()),
         Refusal::Forbidden | Refusal::MayNotLend => {
@@ -73,7 +73,7 @@ fn turned_away(refusal: Refusal) -> tonic::Status {
 /// The caller of a request from tonic's router. Rejects requests that carry no caller identity:
 /// they have bypassed the guard.
 fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
-    Caller::of(request.extensions()).ok_or_else(|| turned_away(Refusal::Forbidden))
+    Caller::of(request.extensions()).ok_or_else(|| access_denied(Refusal::Forbidden))
 }
 
 fn response(answer: &Answer<'_>) -> AllowResponse {

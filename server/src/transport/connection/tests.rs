@@ -28,7 +28,7 @@ async fn connected<F: Future<Output = ()> + Send + 'static>(
 ) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
     let (client_io, server_io) = tokio::io::duplex(1 << 16);
     let server = tokio::spawn(async move {
-        serve(server_io, PATIENCE, stop, |request, to| Some(answer(request, to))).await
+        serve(server_io, DEFAULT_TIMEOUTS, stop, |request, to| Some(answer(request, to))).await
     });
     let (sender, connection) = client::handshake(client_io).await.expect("a handshake");
     (sender, tokio::spawn(connection), server)
@@ -142,7 +142,7 @@ async fn a_closed_connection_drops_its_requests() {
 #[tokio::test]
 async fn a_reset_of_an_unopened_stream_is_ignored() {
     let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
-    tokio::spawn(serve(server_io, PATIENCE, pending(), |_, to| {
+    tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, pending(), |_, to| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));
@@ -200,7 +200,7 @@ async fn a_client_that_still_sends_gets_no_tcp_reset() {
     let (io, _) = listener.accept().await.expect("a connection");
     let (stop, stopped) = oneshot::channel();
     let stopped = async { stopped.await.expect("a stop") };
-    let server = tokio::spawn(serve(io, PATIENCE, stopped, |_, to| {
+    let server = tokio::spawn(serve(io, DEFAULT_TIMEOUTS, stopped, |_, to| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));
@@ -260,11 +260,11 @@ async fn a_stop_finishes_open_requests() {
     client.await.expect("no panic").expect("a clean end");
 }
 
-const SHORT_TIMEOUTS: Patience = Patience {
+const SHORT_TIMEOUTS: Timeouts = Timeouts {
     greeting: Duration::from_millis(100),
     keepalive: Duration::from_millis(20),
     answer: Duration::from_millis(50),
-    ..PATIENCE
+    ..DEFAULT_TIMEOUTS
 };
 
 #[tokio::test]
@@ -293,7 +293,8 @@ async fn half_a_preface_times_out() {
     let stop_signal = async move {
         let _ = stopped.await;
     };
-    let server = tokio::spawn(serve(server_io, PATIENCE, stop_signal, |_, _| Some(async {})));
+    let server =
+        tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, stop_signal, |_, _| Some(async {})));
     client_io.write_all(b"PRI * HTTP").await.expect("written");
     stop.send(()).expect("it listens");
     let ended = tokio::time::timeout(Duration::from_secs(5), server).await;
@@ -372,7 +373,7 @@ async fn a_large_body_follows_flow_control() {
 #[tokio::test]
 async fn http_1_is_refused() {
     let (mut client_io, server_io): (DuplexStream, _) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(server_io, PATIENCE, pending(), |_, _| Some(async {})));
+    let server = tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, pending(), |_, _| Some(async {})));
     client_io.write_all(b"GET / HTTP/1.1\r\nhost: node\r\n\r\n").await.expect("written");
     let mut rest = Vec::new();
     client_io.read_to_end(&mut rest).await.expect("an end");
@@ -443,7 +444,8 @@ async fn a_handshake_during_a_stop_gets_a_goaway() {
     let stop_signal = async move {
         let _ = stopped.await;
     };
-    let server = tokio::spawn(serve(server_io, PATIENCE, stop_signal, |_, _| Some(async {})));
+    let server =
+        tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, stop_signal, |_, _| Some(async {})));
     stop.send(()).expect("it listens");
     tokio::task::yield_now().await;
     client_io.write_all(PREFACE).await.expect("the server waits for it");
@@ -461,12 +463,12 @@ async fn a_handshake_during_a_stop_gets_a_goaway() {
 async fn the_maximum_age_leaves_open_requests_a_grace_period() {
     let (short, long) = (Duration::from_millis(50), Duration::from_secs(3600));
     for (grace, answered) in [(long, true), (short, false)] {
-        let patience = Patience { age: Some(short), grace, ..PATIENCE };
+        let timeouts = Timeouts { age: Some(short), grace, ..DEFAULT_TIMEOUTS };
         let (client_io, server_io) = tokio::io::duplex(1 << 16);
         let go = Arc::new(Notify::new());
         let signal = Arc::clone(&go);
         let server = tokio::spawn(async move {
-            serve(server_io, patience, pending(), |_, to: Answering| {
+            serve(server_io, timeouts, pending(), |_, to: Answering| {
                 let signal = Arc::clone(&signal);
                 Some(async move {
                     signal.notified().await;
@@ -497,7 +499,7 @@ async fn the_maximum_age_leaves_open_requests_a_grace_period() {
 /// `rounds`. Returns the error codes of the GOAWAY frames received.
 async fn goaways_after_resets(rounds: u32, resets: u32, accepted: u32) -> Vec<u32> {
     let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(server_io, PATIENCE, pending(), |_, to: Answering| {
+    let server = tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, pending(), |_, to: Answering| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));
@@ -611,7 +613,7 @@ async fn immediate_answers_do_not_prolong_a_turn() {
     let io = EagerClient { next, sent: 0, most: REQUESTS, answers: Vec::new(), answered: 0 };
     let answered = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&answered);
-    let server = serve(io, PATIENCE, pending(), |_, to| {
+    let server = serve(io, DEFAULT_TIMEOUTS, pending(), |_, to| {
         count.fetch_add(1, Ordering::Relaxed);
         to.headers(Response::new(()));
         Some(async {})
@@ -677,7 +679,7 @@ async fn a_turn_is_two_reads_of_8_kb_however_much_there_is() {
     let [reads, bytes] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
     let next = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
     let io = PingFlood { next, reads: Arc::clone(&reads), bytes: Arc::clone(&bytes) };
-    let mut server = pin!(serve(io, PATIENCE, pending(), |_, _| Some(async {})));
+    let mut server = pin!(serve(io, DEFAULT_TIMEOUTS, pending(), |_, _| Some(async {})));
     let counted = || [&reads, &bytes].map(|count| count.load(Ordering::Relaxed));
     let mut poll = async || {
         let polled = poll_fn(|context| Poll::Ready(server.as_mut().poll(context))).await;

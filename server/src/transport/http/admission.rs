@@ -16,7 +16,7 @@ use super::host::{self, Hosts};
 use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::service::Error;
-use crate::transport::connection::Patience;
+use crate::transport::connection::Timeouts;
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
@@ -35,7 +35,7 @@ pub struct Admission {
     /// The host names that requests may be addressed to.
     pub hosts: Hosts,
     /// Timeouts; `greeting` bounds the reading of a body.
-    pub patience: Patience,
+    pub timeouts: Timeouts,
 }
 
 impl Admission {
@@ -82,7 +82,7 @@ pub(super) async fn admit(
     let keep_body = is_allow && caller.is_ok();
     let limits = ReadLimits {
         max_bytes: if keep_body { BODY_LIMIT } else { 0 },
-        timeout: if keep_body { admission.patience.greeting } else { DISCARD_TIMEOUT },
+        timeout: if keep_body { admission.timeouts.greeting } else { DISCARD_TIMEOUT },
         version: head.version,
     };
     // Polling the body would send `100 Continue`.
@@ -130,7 +130,7 @@ impl Admission {
     /// Runs any other request once its connection may buffer a response.
     async fn run_page(&self, request: Request, asking: &Asking, next: Next) -> Response {
         let open = OPEN_PATHS.contains(&request.uri().path());
-        let room = tokio::time::timeout(self.patience.greeting, asking.answers().room());
+        let room = tokio::time::timeout(self.timeouts.greeting, asking.answers().room());
         if !open && room.await.is_err() {
             return service_error(&Error::Overloaded);
         }

@@ -15,7 +15,7 @@ use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::{Ask, Outcomes};
 use crate::transport::budget::Budget;
-use crate::transport::connection::{PATIENCE, Patience};
+use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
@@ -59,7 +59,7 @@ async fn body_timeout_does_not_bound_the_decision() {
     let admission = Admission {
         load: Load::new(1, metrics.shed("http")),
         hosts: Hosts::default(),
-        patience: Patience { greeting: Duration::from_millis(100), ..PATIENCE },
+        timeouts: Timeouts { greeting: Duration::from_millis(100), ..DEFAULT_TIMEOUTS },
     };
     let allow = AllowService::new(SlowStore(store), shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));

@@ -6,12 +6,12 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::sleep;
 
 use super::*;
-use crate::transport::connection::PATIENCE;
+use crate::transport::connection::DEFAULT_TIMEOUTS;
 
 const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nhost: node\r\n\r\n";
 
 /// Starts an HTTP port whose only page, `/slow`, takes `latency`.
-async fn start_port(patience: Patience, latency: Duration) -> SocketAddr {
+async fn start_port(timeouts: Timeouts, latency: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let page = get(async move || {
@@ -20,7 +20,7 @@ async fn start_port(patience: Patience, latency: Duration) -> SocketAddr {
     });
     let router = Router::new().route("/slow", page);
     let budget = Budget::unlimited();
-    let port = HttpPort::new(router, patience, budget, Arc::default());
+    let port = HttpPort::new(router, timeouts, budget, Arc::default());
     tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.expect("a connection");
@@ -54,8 +54,9 @@ async fn await_close(stream: &mut TcpStream) -> Duration {
 #[tokio::test]
 async fn waiting_for_a_response_is_not_idle() {
     let ms = Duration::from_millis;
-    let short = Patience { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..PATIENCE };
-    let node = start_port(Patience { idle: ms(200), ..short }, ms(500)).await;
+    let short =
+        Timeouts { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..DEFAULT_TIMEOUTS };
+    let node = start_port(Timeouts { idle: ms(200), ..short }, ms(500)).await;
     let mut stream = TcpStream::connect(node).await.expect("a connection");
     get_slow(&mut stream).await;
     assert!(await_close(&mut stream).await >= ms(150), "the idle time begins after the response");
@@ -64,7 +65,8 @@ async fn waiting_for_a_response_is_not_idle() {
 #[tokio::test]
 async fn idle_http1_connections_outlive_the_ping_timeouts() {
     let ms = Duration::from_millis;
-    let short = Patience { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..PATIENCE };
+    let short =
+        Timeouts { greeting: ms(100), keepalive: ms(20), answer: ms(50), ..DEFAULT_TIMEOUTS };
     let node = start_port(short, ms(0)).await;
     let mut stream = TcpStream::connect(node).await.expect("a connection");
     get_slow(&mut stream).await;
@@ -74,8 +76,10 @@ async fn idle_http1_connections_outlive_the_ping_timeouts() {
 
 #[tokio::test]
 async fn incomplete_first_requests_time_out() {
-    let node =
-        start_port(Patience { greeting: Duration::from_millis(100), ..PATIENCE }, Duration::ZERO);
+    let node = start_port(
+        Timeouts { greeting: Duration::from_millis(100), ..DEFAULT_TIMEOUTS },
+        Duration::ZERO,
+    );
     let node = node.await;
     let mut streams = Vec::new();
     for bytes in ["", "P", "PRI * HTTP/2.0\r\n", "GET /slow HTTP/1.1\r\nhost"] {

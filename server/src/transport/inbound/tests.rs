@@ -74,12 +74,12 @@ fn chunked(mut bytes: &[u8], lengths: &[usize]) -> ChunkedInput {
 
 /// The bytes passed on by each read of at most `room` bytes, and whether the last read fails.
 fn read_all(chunks: ChunkedInput, room: usize) -> (Vec<Vec<u8>>, bool) {
-    let (exhausted, turn) = (Arc::clone(&chunks.exhausted), Turn::default());
-    let mut inbound = Inbound::new(chunks, turn.clone(), ResetFlag::default());
+    let (exhausted, read_budget) = (Arc::clone(&chunks.exhausted), ReadBudget::default());
+    let mut inbound = Inbound::new(chunks, read_budget.clone(), ResetFlag::default());
     let mut context = Context::from_waker(Waker::noop());
     let (mut reads, mut room) = (Vec::new(), vec![0; room]);
     while !exhausted.load(Ordering::Relaxed) {
-        turn.begin(&mut context);
+        read_budget.refill(&mut context);
         let mut buffer = ReadBuf::new(&mut room);
         match Pin::new(&mut inbound).poll_read(&mut context, &mut buffer) {
             Poll::Ready(Ok(())) => reads.push(buffer.filled().to_vec()),
@@ -332,13 +332,13 @@ type Received = (String, Option<String>, Vec<Field>);
 async fn read_by_h2(io: ChunkedInput, resets: ResetFlag) -> Vec<Received> {
     let mut builder = h2::server::Builder::new();
     builder.max_concurrent_streams(1000).initial_connection_window_size(1 << 20);
-    let (exhausted, turn) = (Arc::clone(&io.exhausted), Turn::default());
-    let handshake = builder.handshake::<_, Bytes>(Inbound::new(io, turn.clone(), resets));
-    let mut connection = turn.each_poll(handshake).await.expect("a handshake");
+    let (exhausted, read_budget) = (Arc::clone(&io.exhausted), ReadBudget::default());
+    let handshake = builder.handshake::<_, Bytes>(Inbound::new(io, read_budget.clone(), resets));
+    let mut connection = read_budget.refill_each_poll(handshake).await.expect("a handshake");
     let (mut received, mut open) = (Vec::new(), Vec::new());
     loop {
         let next = poll_fn(|context| {
-            turn.begin(context);
+            read_budget.refill(context);
             Poll::Ready(connection.poll_accept(context))
         });
         let next = match next.await {

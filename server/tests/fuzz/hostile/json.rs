@@ -15,7 +15,7 @@ use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::transport::budget::Budget;
-use tollgate_server::transport::connection::PATIENCE;
+use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::door::Asking;
 use tollgate_server::transport::http::{
     About, Admission, Hosts, Pages, metrics_page, router, status_pages,
@@ -65,7 +65,7 @@ fn any_request_over_http() {
     let admission = Admission {
         load: Load::new(1, metrics.shed("http")),
         hosts: Hosts::default(),
-        patience: PATIENCE,
+        timeouts: DEFAULT_TIMEOUTS,
     };
     let pages = Pages { metrics: metrics_page, status };
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));

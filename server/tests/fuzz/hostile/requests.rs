@@ -22,9 +22,9 @@ use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::transport::budget::Budget;
-use tollgate_server::transport::connection::PATIENCE;
-use tollgate_server::transport::front::Front;
+use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc;
+use tollgate_server::transport::grpc_service::GrpcService;
 use tollgate_server::transport::load::{Bounds, Load};
 use tonic::Code;
 use tonic_health::server::{HealthReporter, HealthService};
@@ -42,9 +42,9 @@ const METHODS: [&str; 6] = [
 ];
 
 /// One connection, from memory to memory.
-async fn serve(front: Arc<Front<MemoryStore>>) -> SendRequest<Bytes> {
+async fn serve(grpc_service: Arc<GrpcService<MemoryStore>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 20);
-    tokio::spawn(front.serve(far, std::future::pending(), Guard::grpc(None, None), None));
+    tokio::spawn(grpc_service.serve(far, std::future::pending(), Guard::grpc(None, None), None));
     let (sender, connection) = client::handshake(near).await.unwrap();
     tokio::spawn(connection);
     sender
@@ -174,10 +174,11 @@ fn any_message() {
     let health = HealthService::from_health_reporter(HealthReporter::new());
     let metrics = Metrics::new();
     let (took, load) = (metrics.rpc_duration("grpc"), Load::new(1, metrics.shed("grpc")));
-    let bounds = Bounds { load, patience: PATIENCE, budget: Budget::unlimited() };
-    let front = grpc::front(service.allow, service.capacity, took, "node:1".into(), health, bounds);
-    let front = Arc::new(front.unwrap());
-    let sender = runtime.block_on(serve(front));
+    let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
+    let grpc_service =
+        grpc::service(service.allow, service.capacity, took, "node:1".into(), health, bounds);
+    let grpc_service = Arc::new(grpc_service.unwrap());
+    let sender = runtime.block_on(serve(grpc_service));
     testkit::fuzz::run("requests", &[], |input| {
         let [method, oddity, message @ ..] = input else { return };
         clock.advance(10_000);

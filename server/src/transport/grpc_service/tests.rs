@@ -1,11 +1,11 @@
-//! Tests of one `Front` with a real client, over an in-memory connection.
+//! Tests of one `GrpcService` with a real client, over an in-memory connection.
 
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use tokio::sync::Notify;
 
 use super::super::budget::Budget;
-use super::super::connection::Patience;
+use super::super::connection::Timeouts;
 use super::super::load::Load;
 use super::super::messages::PREFIX;
 use super::head::{ALLOW, CHECK, HEALTH, WATCH};
@@ -40,33 +40,38 @@ impl Store for Signalled {
     }
 }
 
-/// A `Front` over `store`, with one slot.
-fn front<S: Store>(store: S, router: Routes, patience: Patience, budget: Budget) -> Arc<Front<S>> {
+/// A `GrpcService` over `store`, with one slot.
+fn grpc_service<S: Store>(
+    store: S,
+    router: Routes,
+    timeouts: Timeouts,
+    budget: Budget,
+) -> Arc<GrpcService<S>> {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
     let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
     let allow = AllowService::new(store, Arc::new(shared));
     let load = Load::new(1, metrics.shed("grpc"));
-    let bounds = load::Bounds { load, patience, budget };
-    Arc::new(Front::new(allow, metrics.rpc_duration("grpc"), router, bounds))
+    let bounds = load::Bounds { load, timeouts, budget };
+    Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, bounds))
 }
 
-/// A `Front` without a limit on buffered bytes, and a client of it.
+/// A `GrpcService` without a limit on buffered bytes, and a client of it.
 async fn client(
     store: impl Store,
     router: Routes,
-    patience: Patience,
-) -> (SendRequest<Bytes>, Arc<Front<impl Store>>) {
-    let front = front(store, router, patience, Budget::unlimited());
-    (connected(&front).await, front)
+    timeouts: Timeouts,
+) -> (SendRequest<Bytes>, Arc<GrpcService<impl Store>>) {
+    let grpc_service = grpc_service(store, router, timeouts, Budget::unlimited());
+    (connected(&grpc_service).await, grpc_service)
 }
 
 /// Connects another client.
-async fn connected(front: &Arc<Front<impl Store>>) -> SendRequest<Bytes> {
+async fn connected(grpc_service: &Arc<GrpcService<impl Store>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 16);
     let guard = Guard::grpc(None, None);
-    tokio::spawn(Arc::clone(front).serve(far, std::future::pending(), guard, None));
+    tokio::spawn(Arc::clone(grpc_service).serve(far, std::future::pending(), guard, None));
     let (sender, connection) = h2::client::handshake(near).await.expect("a handshake");
     tokio::spawn(connection);
     sender
@@ -119,11 +124,12 @@ fn refusals() -> usize {
 async fn refuse_calls(path: &str, expected: &str) {
     let signal = Arc::new(Notify::new());
     let store = Signalled(Arc::clone(&signal), MemoryStore::new());
-    let (mut sender, front) = client(store, Routes::default(), connection::PATIENCE).await;
+    let (mut sender, grpc_service) =
+        client(store, Routes::default(), connection::DEFAULT_TIMEOUTS).await;
     let (waiting, mut body) = begin_call(&mut sender, ALLOW);
     body.send_data(allow_request(), true).expect("sent");
     settle().await;
-    assert!(!front.bounds.load.begin(None), "the waiting call holds the only slot");
+    assert!(!grpc_service.bounds.load.begin(None), "the waiting call holds the only slot");
     for number in 0..refusals() {
         sender = sender.ready().await.expect("the connection is open");
         let (response, mut body) = begin_call(&mut sender, path);
@@ -151,9 +157,13 @@ async fn early_refusals_do_not_close_the_connection() {
 
 #[tokio::test]
 async fn an_unfinished_request_holds_no_slot() {
-    let front =
-        front(MemoryStore::new(), Routes::default(), connection::PATIENCE, Budget::unlimited());
-    let mut sender = connected(&front).await;
+    let grpc_service = grpc_service(
+        MemoryStore::new(),
+        Routes::default(),
+        connection::DEFAULT_TIMEOUTS,
+        Budget::unlimited(),
+    );
+    let mut sender = connected(&grpc_service).await;
     let mut open_calls = Vec::new();
     for path in [ALLOW, "/doorman.Capacity/GetCapacity"].into_iter().cycle().take(100) {
         let (response, mut body) = begin_call(&mut sender, path);
@@ -168,7 +178,7 @@ async fn an_unfinished_request_holds_no_slot() {
 
 #[tokio::test]
 async fn a_deadline_ends_an_unfinished_request() {
-    let (mut sender, _) = client(Silent, Routes::default(), connection::PATIENCE).await;
+    let (mut sender, _) = client(Silent, Routes::default(), connection::DEFAULT_TIMEOUTS).await;
     for path in [ALLOW, "/doorman.Capacity/GetCapacity"] {
         let request = Request::post(format!("http://node{path}"))
             .header(CONTENT_TYPE, GRPC)
@@ -184,7 +194,7 @@ async fn a_deadline_ends_an_unfinished_request() {
 
 #[tokio::test]
 async fn unfinished_health_checks_are_limited() {
-    let (mut sender, _) = client(Silent, health(), connection::PATIENCE).await;
+    let (mut sender, _) = client(Silent, health(), connection::DEFAULT_TIMEOUTS).await;
     let mut open_calls = Vec::new();
     for _ in 0..2 * MAX_UNFINISHED {
         let (response, mut body) = begin_call(&mut sender, CHECK);
@@ -210,11 +220,12 @@ async fn long_requests_stay_within_the_budget() {
     const LIMIT: usize = 1 << 20;
     const LEASES: &str = "/doorman.Capacity/GetCapacity";
     let budget = Budget::new(LIMIT, BudgetMetrics::noop());
-    let front = front(Silent, Routes::default(), connection::PATIENCE, budget.clone());
+    let grpc_service =
+        grpc_service(Silent, Routes::default(), connection::DEFAULT_TIMEOUTS, budget.clone());
     // 20 MB in total, of unfinished messages.
     let mut open_calls = Vec::new();
     for _ in 0..4 {
-        let mut sender = connected(&front).await;
+        let mut sender = connected(&grpc_service).await;
         for _ in 0..5 {
             let (response, mut body) = begin_call(&mut sender, LEASES);
             body.send_data(framed(&[0; 1_000_000]).slice(..999_000), false).expect("queued");
@@ -233,7 +244,7 @@ async fn long_requests_stay_within_the_budget() {
     }
     // The router has no lease methods. UNIMPLEMENTED shows that the request was read and found a
     // slot.
-    let (response, mut body) = begin_call(&mut connected(&front).await, LEASES);
+    let (response, mut body) = begin_call(&mut connected(&grpc_service).await, LEASES);
     body.send_data(framed(&[0x0a, 1, b'c']), true).expect("sent");
     assert_eq!(status(response).await, "12", "other requests are served");
     drop(open_calls);
@@ -249,7 +260,7 @@ async fn long_requests_stay_within_the_budget() {
 
 #[tokio::test]
 async fn a_deadline_ends_the_wait_for_a_store() {
-    let (mut sender, _) = client(Silent, Routes::default(), connection::PATIENCE).await;
+    let (mut sender, _) = client(Silent, Routes::default(), connection::DEFAULT_TIMEOUTS).await;
     let request = Request::post(format!("http://node{ALLOW}"))
         .header(CONTENT_TYPE, GRPC)
         .header("grpc-timeout", "50m")
@@ -286,7 +297,7 @@ async fn call_health(
 
 #[tokio::test]
 async fn health_watches_per_connection_are_limited() {
-    let (mut sender, front) = client(Silent, health(), connection::PATIENCE).await;
+    let (mut sender, grpc_service) = client(Silent, health(), connection::DEFAULT_TIMEOUTS).await;
     let mut watches = Vec::new();
     for _ in 0..MAX_WATCHES {
         let (headers, watch) = call_health(&mut sender, WATCH, true).await;
@@ -295,7 +306,7 @@ async fn health_watches_per_connection_are_limited() {
     }
     let (headers, _) = call_health(&mut sender, WATCH, true).await;
     assert_eq!(headers[GRPC_STATUS], "8", "above the limit");
-    let (headers, _) = call_health(&mut connected(&front).await, WATCH, true).await;
+    let (headers, _) = call_health(&mut connected(&grpc_service).await, WATCH, true).await;
     assert!(!headers.contains_key(GRPC_STATUS), "another connection has its own limit");
     let (headers, _) = call_health(&mut sender, CHECK, true).await;
     assert!(!headers.contains_key(GRPC_STATUS), "a check is answered");
@@ -310,9 +321,10 @@ async fn health_watches_per_connection_are_limited() {
 async fn unknown_health_methods_are_refused() {
     // Calls that reach the router get another answer.
     let router = axum::Router::new().fallback(async || "here");
-    let (mut sender, front) = client(Silent, router.into(), connection::PATIENCE).await;
+    let (mut sender, grpc_service) =
+        client(Silent, router.into(), connection::DEFAULT_TIMEOUTS).await;
     // All slots are taken. Health needs none.
-    assert!(front.bounds.load.begin(None));
+    assert!(grpc_service.bounds.load.begin(None));
     for path in ["List", "check", "Watch/", ""] {
         let (headers, _) = call_health(&mut sender, &format!("{HEALTH}{path}"), true).await;
         assert_eq!(headers[GRPC_STATUS], "12", "{path}");
@@ -321,8 +333,8 @@ async fn unknown_health_methods_are_refused() {
 
 #[tokio::test]
 async fn health_checks_time_out_and_watches_do_not() {
-    let patience = Patience { call: Duration::from_millis(100), ..connection::PATIENCE };
-    let (mut sender, _) = client(Silent, health(), patience).await;
+    let timeouts = Timeouts { call: Duration::from_millis(100), ..connection::DEFAULT_TIMEOUTS };
+    let (mut sender, _) = client(Silent, health(), timeouts).await;
     let (headers, _) = call_health(&mut sender, CHECK, false).await;
     assert_eq!(headers[GRPC_STATUS], "4", "it times out: {headers:?}");
     let (headers, (mut received, _)) = call_health(&mut sender, WATCH, true).await;
@@ -341,7 +353,7 @@ fn size<A, B, C, F>(
 /// Each future is moved into place and polled there: at 25 kB it took a third of a node's time.
 #[test]
 fn a_request_under_way_is_small() {
-    let embedded = size(Front::<MemoryStore>::answer);
-    let redis = size(Front::<Prefetching<RedisStore>>::answer);
+    let embedded = size(GrpcService::<MemoryStore>::answer);
+    let redis = size(GrpcService::<Prefetching<RedisStore>>::answer);
     assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
 }

@@ -29,13 +29,13 @@ use tower_service::Service as _;
 
 use super::age;
 use super::budget::{Account, Held};
-use super::connection::{self, Answering, Patience, RequestBody};
+use super::connection::{self, Answering, RequestBody, Timeouts};
 use super::load;
 use super::messages;
-use super::{refusal, turned_away};
+use super::{access_denied, refusal};
 use crate::access::{Caller, Guard};
 use crate::service::allow::AllowService;
-use crate::service::turns;
+use crate::service::fair_queue;
 use crate::store::Store;
 
 mod body;
@@ -68,7 +68,7 @@ const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const OK: HeaderValue = HeaderValue::from_static("0");
 
 /// The gRPC server of one worker thread.
-pub struct Front<S> {
+pub struct GrpcService<S> {
     allow: AllowService<S>,
     latency: Histogram,
     router: Routes,
@@ -76,7 +76,7 @@ pub struct Front<S> {
 }
 
 /// The slot of a request that is being decided. Returned when dropped.
-struct Slot<S>(Arc<Front<S>>, Option<usize>);
+struct Slot<S>(Arc<GrpcService<S>>, Option<usize>);
 
 impl<S> Drop for Slot<S> {
     fn drop(&mut self) {
@@ -127,7 +127,7 @@ enum Reply {
     Routed(Response<tonic::body::Body>, Held),
 }
 
-impl<S: Store> Front<S> {
+impl<S: Store> GrpcService<S> {
     /// `latency` records the time from the end of a request to its answer. `router` answers every
     /// method except `Allow`. `bounds` limits the load of this server.
     pub fn new(
@@ -157,9 +157,9 @@ impl<S: Store> Front<S> {
         });
         let answer =
             |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &state);
-        let patience = self.bounds.patience;
-        let age = age::of_connection(patience.age, expires);
-        connection::serve(io, Patience { age, ..patience }, stop, answer).await;
+        let timeouts = self.bounds.timeouts;
+        let age = age::of_connection(timeouts.age, expires);
+        connection::serve(io, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
     // This future exists once per open request, and is moved into a queue. So it keeps no more of
@@ -215,7 +215,7 @@ impl<S: Store> Front<S> {
                 messages::query(&unusual)
             }
         };
-        caller.may_ask_in(query.namespace).map_err(turned_away)?;
+        caller.may_ask_in(query.namespace).map_err(access_denied)?;
         let answer = self.allow.allow_for(&query, caller.id()).await;
         answer.map(|answer| messages::encode_allow(&answer)).map_err(|error| refusal(&error))
     }
@@ -241,13 +241,13 @@ impl<S: Store> Front<S> {
             );
             return reflect.await;
         }
-        let (began, patience) = (Instant::now(), self.bounds.patience.call);
+        let (began, timeouts) = (Instant::now(), self.bounds.timeouts.call);
         let limit = call.head.limit.unwrap_or(Duration::MAX);
         // A health watch lasts as long as the connection, if the caller sets no deadline.
-        let total_limit = if call.method == Method::Watch { limit } else { limit.min(patience) };
+        let total_limit = if call.method == Method::Watch { limit } else { limit.min(timeouts) };
         let answer = {
             let answer = self.decide(&call, &mut body, &state);
-            let answer = pin!(tokio::time::timeout(limit.min(patience), answer));
+            let answer = pin!(tokio::time::timeout(limit.min(timeouts), answer));
             answering.unless_given_up(answer).await
         };
         let Some(answer) = answer else { return };
@@ -280,7 +280,7 @@ impl<S: Store> Front<S> {
                 let bytes = lease_bytes(&message).map_err(Status::into_http)?;
                 let held = state.outgoing.reserve(bytes).await;
                 if is_long {
-                    turns::next().await;
+                    fair_queue::wait_turn().await;
                 }
                 held
             }
@@ -301,7 +301,7 @@ impl<S: Store> Front<S> {
             let response =
                 call_router(&self.router, call.method, message, Some(&call.caller)).await;
             if is_long {
-                turns::next().await;
+                fair_queue::wait_turn().await;
             }
             Ok(Reply::Routed(response, held))
         };
@@ -353,12 +353,12 @@ fn read_headers(
     // all other paths below it.
     let caller = match path.starts_with(head::HEALTH) {
         true => Caller::ALLOWED,
-        false => guard.caller(&parts.headers).map_err(turned_away)?,
+        false => guard.caller(&parts.headers).map_err(access_denied)?,
     };
     let method = Method::at(path)?;
     if let Method::Lease(_) = method {
         // Lease requests are long: buffer none for a caller that may lease nothing.
-        caller.may_lease_any().map_err(turned_away)?;
+        caller.may_lease_any().map_err(access_denied)?;
     }
     let head = CallHeaders::read(&parts.headers)?;
     let watch = (method == Method::Watch).then(|| state.watches.add()).transpose()?;

@@ -17,7 +17,7 @@ use std::task::{Context, Poll, ready};
 use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use crate::service::turns;
+use crate::service::fair_queue;
 
 /// Reads of one connection per turn, of up to 8 kB each: enough for all requests that one
 /// connection may have open. Requests that are answered at once make room for others, so this also
@@ -33,7 +33,7 @@ const QUEUED: u8 = u8::MAX;
 
 /// The turn of one connection. Clones share it.
 #[derive(Clone, Default)]
-pub(super) struct Turn(Arc<State>);
+pub(super) struct ReadBudget(Arc<State>);
 
 struct State {
     /// Reads left in this turn, or [`QUEUED`].
@@ -50,21 +50,21 @@ impl Default for State {
     }
 }
 
-impl Turn {
+impl ReadBudget {
     /// Begins another turn, unless the connection is in the queue. Call this at each poll of the
     /// connection's task, and only then: the connection must not stay first in the queue while it
     /// waits for something else.
-    pub(super) fn begin(&self, context: &mut Context<'_>) {
+    pub(super) fn refill(&self, context: &mut Context<'_>) {
         if self.0.reads.load(Ordering::Relaxed) != QUEUED || self.poll_next(context).is_ready() {
             self.0.reads.store(READS_PER_TURN, Ordering::Relaxed);
         }
     }
 
     /// Polls `future`, and begins another turn before each poll.
-    pub(super) async fn each_poll<T>(&self, future: impl Future<Output = T>) -> T {
+    pub(super) async fn refill_each_poll<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = pin!(future);
         poll_fn(|context| {
-            self.begin(context);
+            self.refill(context);
             future.as_mut().poll(context)
         })
         .await
@@ -90,7 +90,7 @@ impl Turn {
 
     /// Joins the queue of this thread.
     fn queue(&self, context: &mut Context<'_>) {
-        let next = Box::pin(turns::next());
+        let next = Box::pin(fair_queue::wait_turn());
         *self.0.next.lock().unwrap_or_else(PoisonError::into_inner) = Some(next);
         self.0.reads.store(QUEUED, Ordering::Relaxed);
         let _ = self.poll_next(context);
@@ -107,25 +107,25 @@ impl Turn {
 }
 
 /// A stream that is read no more often than its turn allows.
-pub(super) struct Turns<S> {
+pub(super) struct BudgetedStream<S> {
     inner: S,
-    turn: Turn,
+    read_budget: ReadBudget,
 }
 
-impl<S> Turns<S> {
-    pub(super) fn new(inner: S, turn: Turn) -> Self {
-        Self { inner, turn }
+impl<S> BudgetedStream<S> {
+    pub(super) fn new(inner: S, read_budget: ReadBudget) -> Self {
+        Self { inner, read_budget }
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for BudgetedStream<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        ready!(self.turn.poll_may_read(context));
-        let is_new = self.turn.0.is_new.load(Ordering::Relaxed);
+        ready!(self.read_budget.poll_may_read(context));
+        let is_new = self.read_budget.0.is_new.load(Ordering::Relaxed);
         let inner = Pin::new(&mut self.inner);
         let read = if is_new && buffer.remaining() > NEW_READ_BYTES {
             let mut short = ReadBuf::new(buffer.initialize_unfilled_to(NEW_READ_BYTES));
@@ -137,15 +137,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Turns<S> {
             inner.poll_read(context, buffer)
         };
         if read.is_ready() {
-            self.turn.count_read();
+            self.read_budget.count_read();
         } else if is_new {
-            self.turn.0.is_new.store(false, Ordering::Relaxed);
+            self.read_budget.0.is_new.store(false, Ordering::Relaxed);
         }
         read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Turns<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for BudgetedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -187,18 +187,18 @@ mod tests {
     use super::*;
 
     /// A stream that always has bytes to read.
-    fn endless(turn: &Turn) -> Turns<tokio::io::Repeat> {
-        Turns::new(tokio::io::repeat(7), turn.clone())
+    fn endless(read_budget: &ReadBudget) -> BudgetedStream<tokio::io::Repeat> {
+        BudgetedStream::new(tokio::io::repeat(7), read_budget.clone())
     }
 
     #[tokio::test]
     async fn an_endless_sender_is_interrupted() {
-        let turn = Turn::default();
-        let mut endless = endless(&turn);
+        let read_budget = ReadBudget::default();
+        let mut endless = endless(&read_budget);
         let mut bytes = [0; 16];
         let mut turns = 0;
         poll_fn(|context| {
-            turn.begin(context);
+            read_budget.refill(context);
             let mut read = || {
                 let mut buffer = ReadBuf::new(&mut bytes);
                 Pin::new(&mut endless).poll_read(context, &mut buffer).is_ready()
@@ -224,8 +224,8 @@ mod tests {
             for id in 0..50 {
                 let served = Rc::clone(&served);
                 tokio::task::spawn_local(async move {
-                    let turn = Turn::default();
-                    let mut endless = endless(&turn);
+                    let read_budget = ReadBudget::default();
+                    let mut endless = endless(&read_budget);
                     let mut bytes = [0; 16];
                     let read = async {
                         loop {
@@ -235,7 +235,7 @@ mod tests {
                             served.borrow_mut().push(id);
                         }
                     };
-                    turn.each_poll(tokio::task::unconstrained(read)).await
+                    read_budget.refill_each_poll(tokio::task::unconstrained(read)).await
                 });
             }
             let turns = || served.borrow().len();
@@ -260,23 +260,23 @@ mod tests {
     /// A dropped connection leaves the queue, even from the first place.
     #[tokio::test]
     async fn a_dropped_turn_frees_the_queue() {
-        let [first, second] = [Turn::default(), Turn::default()];
+        let [first, second] = [ReadBudget::default(), ReadBudget::default()];
         let mut bytes = [0; 16];
-        let mut read = |turn: &Turn, context: &mut Context<'_>| {
+        let mut read = |read_budget: &ReadBudget, context: &mut Context<'_>| {
             let mut buffer = ReadBuf::new(&mut bytes);
-            Pin::new(&mut endless(turn)).poll_read(context, &mut buffer).is_ready()
+            Pin::new(&mut endless(read_budget)).poll_read(context, &mut buffer).is_ready()
         };
         poll_fn(|context| {
-            for turn in [&first, &second] {
-                turn.begin(context);
-                while read(turn, context) {}
+            for read_budget in [&first, &second] {
+                read_budget.refill(context);
+                while read(read_budget, context) {}
             }
             Poll::Ready(())
         })
         .await;
         drop(first);
         let next = poll_fn(|context| {
-            second.begin(context);
+            second.refill(context);
             if read(&second, context) { Poll::Ready(()) } else { Poll::Pending }
         });
         tokio::time::timeout(Duration::from_secs(10), next).await.expect("its turn in time");

@@ -14,7 +14,7 @@ thread_local! {
 ///
 /// A task with much CPU work calls this before each part of it. Only the first task of the queue is
 /// runnable, so all other tasks of the thread wait for at most one part, however long the queue is.
-pub async fn next() {
+pub async fn wait_turn() {
     let queue = QUEUE.with(Arc::clone);
     // Fails only for a closed semaphore; this one is never closed.
     let _first = queue.acquire().await;
