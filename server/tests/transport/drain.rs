@@ -22,11 +22,14 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
+/// Tokens of the bucket: more than all callers get before a test ends.
+const TOKENS: f64 = 3_000_000.0;
+
 /// Refills by less than a token while a test runs.
-const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d } } } }";
+const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 3000000, fill_rate: 3000/d } } } }";
 
 /// The same, of which a node that is asked much takes some ahead.
-const AHEAD: &str = "namespaces: { ns: { buckets: { b: { size: 300000, fill_rate: 3000/d, max_tokens_per_request: 10, prefetch: 5000 } } } }";
+const AHEAD: &str = "namespaces: { ns: { buckets: { b: { size: 3000000, fill_rate: 3000/d, max_tokens_per_request: 10, prefetch: 5000 } } } }";
 
 /// The services that health reports on.
 const SERVICES: [&str; 2] = ["", "quotaservice.QuotaService"];
@@ -78,7 +81,7 @@ async fn under_load_every_request_is_answered_or_never_began() {
 
     // Every token that was taken has been handed out, and no other.
     let left = left(&limits, &args).await;
-    let expected = 300_000.0 - granted;
+    let expected = TOKENS - granted;
     assert!((0.0..2.0).contains(&(left - expected)), "{left} left, {expected} expected");
 }
 
@@ -177,7 +180,7 @@ async fn what_was_taken_ahead_is_given_back() {
         assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
         let granted = callers.finish().await;
         // What nodes may hold is kept out of it.
-        let expected = 300_000.0 - 5000.0 - granted;
+        let expected = TOKENS - 5000.0 - granted;
         let missing = expected - left(&limits, &args).await;
         println!("attempt {attempt}: of {granted} granted {missing:.3} are missing");
         assert!(missing < 5000.0 && missing > -2.0, "{missing}");
@@ -211,7 +214,7 @@ async fn a_node_that_drains_takes_nothing_ahead() {
     assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
     assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
     let granted = callers.finish().await;
-    let missing = 300_000.0 - 5000.0 - granted - left(&limits, &args).await;
+    let missing = TOKENS - 5000.0 - granted - left(&limits, &args).await;
     assert!((-2.0..1.0).contains(&missing), "of {granted} granted {missing} are missing");
 }
 
