@@ -1,7 +1,7 @@
 //! All metrics with their names, labels, units and help texts.
 //!
-//! Callers create a handle once and keep it, so that counting is a single atomic addition. Each node
-//! has its own recorder, so that several nodes can run in one process.
+//! Callers create a handle once and keep it, so that counting is a single atomic addition. Each
+//! node has its own recorder, so that several nodes can run in one process.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -215,8 +215,8 @@ impl Metrics {
         self.series.retain(defined);
     }
 
-    /// Aggregates the observations of histograms. Must be called every few seconds: until then, each
-    /// observation takes memory.
+    /// Aggregates the observations of histograms. Must be called every few seconds: until then,
+    /// each observation takes memory.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }
@@ -490,8 +490,8 @@ pub enum Corrupt {
     Bucket,
     /// The leases on a resource.
     Resource,
-    /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the storage
-    /// format, or the node that renews the parent's leases.
+    /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the
+    /// storage format, or the node that renews the parent's leases.
     Server,
 }
 

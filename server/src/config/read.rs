@@ -248,8 +248,8 @@ impl Reader {
         items.iter().map(|item| &**item)
     }
 
-    /// A number converted by `accept`, which returns `None` for an invalid one. `expected` describes
-    /// the valid numbers.
+    /// A number converted by `accept`, which returns `None` for an invalid one. `expected`
+    /// describes the valid numbers.
     pub(super) fn number<T>(
         &mut self,
         node: &Node<'_>,

@@ -384,7 +384,7 @@ impl Resource {
             && self.parent.is_none()
             && has > 0.0
         {
-            // Without a lease from the parent, a learned lease keeps its reported expiry.
+            // Until the parent has leased anything, a learned lease expires no later than reported.
             expiry_s = expiry_s.min(claim.expiry_s);
         }
         let held = Held { bands, has: has.max(still_out).min(upper), expiry_s };
@@ -478,7 +478,7 @@ impl Resource {
         }
     }
 
-    /// Ends the freeze, and reduces the parent's lease to the frozen capacity.
+    /// Ends the freeze, and limits the parent's lease to the frozen capacity.
     fn end_freeze(&mut self) {
         if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
             parent.capacity = parent.capacity.min(freeze.capacity);

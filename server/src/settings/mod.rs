@@ -29,8 +29,8 @@ pub struct Settings {
     ///
     /// redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT is a Redis Cluster: list some of its
     /// servers, the others are discovered.
-    /// redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB is the master called NAME by these
-    /// sentinels. User and password are those of the master. Append those of the sentinels as
+    /// redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB is the master called NAME by
+    /// these sentinels. User and password are those of the master. Append those of the sentinels as
     /// ?sentinel_user=USER&sentinel_password=PASSWORD.
     ///
     /// rediss://, rediss-cluster:// and rediss-sentinel:// use TLS. They trust the system's CA
