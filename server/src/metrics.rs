@@ -1,7 +1,7 @@
-//! Every metric: its name, labels, unit and help, in one place.
+//! All metrics with their names, labels, units and help texts.
 //!
-//! Handles are made once and kept by who counts with them, so that counting is one atomic
-//! addition. Each node has a recorder of its own, so that several run in one process.
+//! Callers create a handle once and keep it, so that counting is a single atomic addition. Each
+//! node has its own recorder, so that several nodes can run in one process.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -74,30 +74,30 @@ const COUNTERS: [(&str, &str); 25] = [
     (DECISIONS, "Answers to Allow, by outcome."),
     (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
     (SOFT_LIMITED, "Grants past the bucket's soft limit."),
-    (DEGRADED, "Answers given without the shared store, by the failure policy."),
+    (DEGRADED, "Requests decided by the failure policy, without the shared store."),
     (
         DYNAMIC_CREATED,
-        "Dynamic buckets that came into use; in a namespace without a bound, each time that \
-         one is used which was full.",
+        "Dynamic buckets created. In a namespace without a limit on them, counts each use of a \
+         bucket that was full.",
     ),
-    (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that bound them."),
-    (PREFETCH_SERVED, "Requests served from what the node had taken ahead."),
+    (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that limit their number."),
+    (PREFETCH_SERVED, "Requests served from prefetched tokens."),
     (
         PREFETCH_TOKENS,
-        "Tokens taken ahead, by fate: taken; served, given_back or lost of them; lost are those \
-         held for too long, and those that the store gave no answer about.",
+        "Prefetched tokens. Of the tokens taken, some are served, some given_back, and some lost, \
+         because they expired or the store did not answer.",
     ),
-    (LEASES, "Leases asked for, by the template and algorithm that decided and by outcome."),
-    (UNMATCHED, "Leases asked for on resources that no template matches."),
+    (LEASES, "Requests for a lease, by template, algorithm and outcome."),
+    (UNMATCHED, "Requests for a lease on a resource that no template matches."),
     (
         RESOURCES_REFUSED,
-        "Leases on 0, by template: the resource was new, and there were max_resources already.",
+        "Requests for a lease on a new resource refused because of max_resources, by template.",
     ),
-    (STORE_ERRORS, "Questions and heartbeats that the store did not answer, by class."),
+    (STORE_ERRORS, "Requests and heartbeats that the store did not answer, by class of error."),
     (
         STORE_CORRUPT,
-        "Values in the store that no node can have written, replaced as if they were absent, by \
-         what they were about.",
+        "Corrupt values in the store, which no node can have written. They were replaced as if they \
+         were absent.",
     ),
     (LIMITS_LOADS, "Limits files taken into use."),
     (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
@@ -106,27 +106,34 @@ const COUNTERS: [(&str, &str); 25] = [
     (ACCESS_FAILURES, "Access files refused or unreadable; the old one stayed."),
     (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
     (TLS_LOADS, "Certificates taken into use."),
-    (SHED, "Requests turned away because as many as may be were under way, by port."),
+    (SHED, "Requests refused because too many were in flight, by port."),
     (PAUSES, "Requests and answers that waited because their connection buffered too much."),
-    (CONNECTIONS_REFUSED, "Connections closed at once because as many as may be were open."),
+    (CONNECTIONS_REFUSED, "Connections closed at once because too many were open, by port."),
     (
         HTTP2_FAULTS,
-        "Warnings of the HTTP libraries, nearly all of them of what a client did wrong.",
+        "Warnings of the HTTP libraries, nearly all of them about protocol errors of clients.",
     ),
     (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
 ];
 
 const GAUGES: [(&str, &str); 22] = [
-    (DYNAMIC_LIVE, "Dynamic buckets of a namespace that bounds them, as of its last decision."),
-    (RESOURCES, "Resources of a template that somebody holds a lease on."),
+    (
+        DYNAMIC_LIVE,
+        "Dynamic buckets of a namespace that limits their number, as of its last decision.",
+    ),
+    (RESOURCES, "Resources with at least one lease, by template."),
     (CAPACITY, "Their capacity together."),
     (WANTS, "What their clients want together."),
     (HAS, "What their clients have leased together."),
     (SUBCLIENTS, "How many clients share them, those of lower clusters included."),
-    (LEARNING, "Of how many of them the store is learning the leases."),
-    (LEARNING_UNTIL, "Until when it does for the last of them, in seconds since the epoch; or 0."),
-    (STORE_UP, "1 while the store decides, 0 while the failure policy does."),
-    (PARENT_UP, "0 while the parent gives this node no lease that it asks for; else 1."),
+    (LEARNING, "Resources in learning mode, by template."),
+    (
+        LEARNING_UNTIL,
+        "When learning mode ends for the last of its resources, in seconds since the epoch; 0 if none \
+         is in learning mode.",
+    ),
+    (STORE_UP, "1 while the store decides requests, 0 while the failure policy does."),
+    (PARENT_UP, "0 while the parent does not grant the leases that this node requests; else 1."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
     (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
     (
@@ -156,28 +163,30 @@ const HISTOGRAMS: [(&str, &str); 3] = [
     (BATCH, "Decisions in one round trip to the store."),
 ];
 
-const SECONDS: [f64; 14] =
+/// Histogram bounds for durations, in seconds.
+const DURATION_BOUNDS_S: [f64; 14] =
     [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
-const BATCHES: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+/// Histogram bounds for decisions per batch.
+const BATCH_BOUNDS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
-/// A node's metrics: makes handles, and renders what they counted.
+/// The metrics of one node. Creates handles and renders the values.
 pub struct Metrics {
-    /// Histograms only.
+    /// Holds the histograms only.
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
     series: Series,
 }
 
 impl Metrics {
-    /// An empty set, with the build's and the start's own metrics set.
+    /// An empty set of metrics, with build info and start time already set.
     pub fn new() -> Self {
         let buckets = |builder: PrometheusBuilder, name: &str, bounds: &[f64]| {
-            // Only an empty list of bounds is refused.
+            // Fails only for an empty list of bounds.
             builder.set_buckets_for_metric(Matcher::Full(name.to_owned()), bounds)
         };
-        let recorder = buckets(PrometheusBuilder::new(), RPC_DURATION, &SECONDS)
-            .and_then(|builder| buckets(builder, ROUND_TRIP, &SECONDS))
-            .and_then(|builder| buckets(builder, BATCH, &BATCHES))
+        let recorder = buckets(PrometheusBuilder::new(), RPC_DURATION, &DURATION_BOUNDS_S)
+            .and_then(|builder| buckets(builder, ROUND_TRIP, &DURATION_BOUNDS_S))
+            .and_then(|builder| buckets(builder, BATCH, &BATCH_BOUNDS))
             .unwrap_or_else(|_| PrometheusBuilder::new())
             .build_recorder();
         for (name, help) in HISTOGRAMS {
@@ -189,7 +198,7 @@ impl Metrics {
         metrics
     }
 
-    /// Everything, in Prometheus' text format.
+    /// All metrics in Prometheus' text format.
     pub fn render(&self) -> String {
         let help = |name: &str| {
             let mut described = COUNTERS.iter().chain(&GAUGES);
@@ -200,31 +209,31 @@ impl Metrics {
         text
     }
 
-    /// Removes the series of buckets and templates that are not defined any more. A handle that
-    /// somebody still holds of them counts nowhere from then on.
+    /// Removes the series of buckets and templates that are not in `defined`. Existing handles of
+    /// removed series have no effect from then on.
     pub fn forget_all_but(&self, defined: &Defined) {
         self.series.retain(defined);
     }
 
-    /// Folds what histograms have gathered. Call it every few seconds: between calls each
-    /// observation takes memory.
+    /// Aggregates the observations of histograms. Must be called every few seconds: until then,
+    /// each observation takes memory.
     pub fn upkeep(&self) {
         self.handle.run_upkeep();
     }
 
-    /// For the embedded store: how many buckets are in use.
+    /// The number of buckets in use in the embedded store.
     pub fn embedded_buckets(&self) -> Gauge {
         self.gauge(EMBEDDED_BUCKETS, &[])
     }
 
-    /// For a node with a parent: 0 while that gives no lease that it is asked for; 1 to begin with.
+    /// 0 while the parent does not grant the leases that this node requests. Initially 1.
     pub fn parent_up(&self) -> Gauge {
         let up = self.gauge(PARENT_UP, &[]);
         up.set(1.0);
         up
     }
 
-    /// For requests that came over `transport`.
+    /// The duration of requests over `transport`.
     pub fn rpc_duration(&self, transport: &'static str) -> Histogram {
         self.histogram(RPC_DURATION, &[("transport", transport)])
     }
@@ -255,8 +264,8 @@ fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
     Key::from_parts(name, labels.collect::<Vec<_>>())
 }
 
-/// The exporter takes two backslashes, and one before a quote, for an escape that is there
-/// already: names that differ only so would end up as one series.
+/// Doubles the backslashes of a label value. The exporter treats a double backslash, or a backslash
+/// before a quote, as already escaped. Names that differ only in that would share one series.
 fn label_value(text: &str) -> String {
     text.replace('\\', r"\\")
 }
@@ -266,7 +275,7 @@ fn seconds_since_epoch() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// How a request ended.
+/// The outcome of a request for tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Ending {
@@ -293,16 +302,16 @@ impl Ending {
     ];
 }
 
-/// The counters of one definition of a bucket.
+/// The metrics of one bucket definition.
 pub struct BucketMetrics {
     endings: [Counter; 8],
     tokens: Counter,
     tokens_after_wait: Counter,
     /// Grants past the soft limit.
     pub soft_limited: Counter,
-    /// Answers without the shared store.
+    /// Requests decided by the failure policy.
     pub degraded: Counter,
-    /// Dynamic buckets that came into being.
+    /// Dynamic buckets created.
     pub created: Counter,
     /// Idle dynamic buckets removed.
     pub removed: Counter,
@@ -311,12 +320,12 @@ pub struct BucketMetrics {
 }
 
 impl BucketMetrics {
-    /// For the bucket of that name in that namespace. `dynamic`: it is a template.
+    /// Registers the metrics of a bucket. `dynamic` is `true` for a dynamic bucket template.
     pub fn new(metrics: &Metrics, namespace: &str, bucket: &str, dynamic: bool) -> Self {
         let labels = [("namespace", namespace), ("bucket", bucket)];
         let tokens =
             |waited| metrics.counter(TOKENS_GRANTED, &[labels[0], labels[1], ("waited", waited)]);
-        // Only templates have dynamic buckets: others get handles that count nowhere.
+        // Other definitions have no dynamic buckets, so their handles do nothing.
         let dynamic_counter = |name| {
             if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
         };
@@ -334,7 +343,7 @@ impl BucketMetrics {
         }
     }
 
-    /// Counts a request that ended in `ending`, with the tokens granted.
+    /// Counts a request with its outcome and the tokens granted.
     pub fn count(&self, ending: Ending, tokens: u64) {
         self.endings[ending as usize].increment(1);
         match ending {
@@ -345,7 +354,7 @@ impl BucketMetrics {
     }
 }
 
-/// What counts the tokens that a node takes ahead of one bucket.
+/// The prefetch metrics of one bucket.
 pub struct PrefetchMetrics {
     requests: Counter,
     served: Counter,
@@ -353,12 +362,12 @@ pub struct PrefetchMetrics {
     pub taken: Counter,
     /// Tokens given back.
     pub given_back: Counter,
-    /// Tokens neither served nor given back.
+    /// Tokens lost: expired, or in a refill that got no answer.
     pub lost: Counter,
 }
 
 impl PrefetchMetrics {
-    /// For the bucket of that name in that namespace.
+    /// Registers the metrics of a bucket.
     pub fn new(metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
         let labels = [("namespace", namespace), ("bucket", bucket)];
         let tokens =
@@ -372,33 +381,33 @@ impl PrefetchMetrics {
         }
     }
 
-    /// Counts a request that was served, with its tokens.
+    /// Counts a request served with `tokens` prefetched tokens.
     pub fn serve(&self, tokens: u64) {
         self.requests.increment(1);
         self.served.increment(tokens);
     }
 }
 
-/// How a request for a lease ended.
+/// The outcome of a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum LeaseEnding {
-    /// All that was wanted.
+    /// The client got all that it wants.
     Full,
-    /// Less than that.
+    /// The client got a part of what it wants.
     Part,
     Nothing,
-    /// What the client said it had, as the store is learning.
+    /// The client got what it reported to hold, in learning mode.
     Learning,
-    /// The same, without the store.
+    /// The client got what it reported to hold, because the store is unreachable.
     Degraded,
 }
 
 impl LeaseEnding {
-    const WORDS: [&str; 5] = ["full", "part", "nothing", "learning", "degraded"];
+    const LABELS: [&str; 5] = ["full", "part", "nothing", "learning", "degraded"];
 }
 
-/// The gauges of one template.
+/// The values of a resource template's gauges.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[allow(missing_docs)]
 pub struct ResourceGauges {
@@ -411,34 +420,39 @@ pub struct ResourceGauges {
     pub learning_until_s: f64,
 }
 
-/// What counts the leases of one template.
+/// The metrics of one resource template.
 pub struct CapacityMetrics {
     endings: [Counter; 5],
     gauges: [Gauge; 7],
     unmatched: Counter,
-    /// Resources that were not made because there were too many.
+    /// Requests for new resources refused because of `max_resources`.
     pub refused: Counter,
 }
 
 impl CapacityMetrics {
-    /// For the template with that glob and algorithm.
+    /// Registers the metrics of the template with this glob and algorithm.
     pub fn new(metrics: &Metrics, template: &str, algorithm: &str) -> Self {
-        Self::of(metrics, template, algorithm, Counter::noop())
+        Self::with_unmatched(metrics, template, algorithm, Counter::noop())
     }
 
-    /// For resources that no template matches. Where a parent bounds those all the same, nobody is
-    /// to be told of them.
+    /// Registers the metrics of resources that no template matches. They are not counted as
+    /// unmatched if their capacity comes from a parent.
     pub fn unmatched(metrics: &Metrics, from_parent: bool) -> Self {
         let counter = metrics.counter(UNMATCHED, &[]);
-        Self::of(metrics, "", "", if from_parent { Counter::noop() } else { counter })
+        Self::with_unmatched(metrics, "", "", if from_parent { Counter::noop() } else { counter })
     }
 
-    fn of(metrics: &Metrics, template: &str, algorithm: &str, unmatched: Counter) -> Self {
+    fn with_unmatched(
+        metrics: &Metrics,
+        template: &str,
+        algorithm: &str,
+        unmatched: Counter,
+    ) -> Self {
         let labels = [("template", template), ("algorithm", algorithm)];
         let counter = |word| metrics.counter(LEASES, &[labels[0], labels[1], ("outcome", word)]);
         let gauge = |name| metrics.gauge(name, &labels);
         Self {
-            endings: LeaseEnding::WORDS.map(counter),
+            endings: LeaseEnding::LABELS.map(counter),
             gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING, LEARNING_UNTIL]
                 .map(gauge),
             unmatched,
@@ -446,7 +460,7 @@ impl CapacityMetrics {
         }
     }
 
-    /// Counts a request.
+    /// Counts a request with its outcome.
     pub fn count(&self, ending: LeaseEnding) {
         self.endings[ending as usize].increment(1);
         self.unmatched.increment(1);
@@ -469,22 +483,23 @@ impl CapacityMetrics {
     }
 }
 
-/// What a value in the store was about that no node can have written.
+/// The kind of a corrupt value in the store: one that no node can have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corrupt {
-    /// A bucket, or the register of a namespace's dynamic ones.
+    /// A bucket, or the register of a namespace's dynamic buckets.
     Bucket,
     /// The leases on a resource.
     Resource,
-    /// The nodes, the store's birth, its resources, how states are stored, who renews leases.
+    /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the
+    /// storage format, or the node that renews the parent's leases.
     Server,
 }
 
 impl Corrupt {
-    const WORDS: [&str; 3] = ["bucket", "resource", "server"];
+    const LABELS: [&str; 3] = ["bucket", "resource", "server"];
 }
 
-/// What a store counts.
+/// The metrics of the store.
 #[derive(Clone)]
 pub struct StoreMetrics {
     corrupt: [Counter; 3],
@@ -493,14 +508,14 @@ pub struct StoreMetrics {
     round_trip_heartbeat: Histogram,
     batch: Histogram,
     errors: [Counter; 4],
-    /// 1 while the store decides.
+    /// 1 while the store decides requests, 0 while the failure policy does.
     pub up: Gauge,
     /// Nodes known to be alive.
     pub nodes: Gauge,
 }
 
 impl StoreMetrics {
-    /// `classes`: the words for the classes of errors.
+    /// Registers the metrics. `classes` are the labels of the classes of errors.
     pub fn new(metrics: &Metrics, classes: [&'static str; 4]) -> Self {
         let round_trip = |operation| metrics.histogram(ROUND_TRIP, &[("operation", operation)]);
         Self {
@@ -509,43 +524,43 @@ impl StoreMetrics {
             round_trip_heartbeat: round_trip("heartbeat"),
             batch: metrics.histogram(BATCH, &[]),
             errors: classes.map(|class| metrics.counter(STORE_ERRORS, &[("class", class)])),
-            corrupt: Corrupt::WORDS.map(|kind| metrics.counter(STORE_CORRUPT, &[("kind", kind)])),
+            corrupt: Corrupt::LABELS.map(|kind| metrics.counter(STORE_CORRUPT, &[("kind", kind)])),
             up: metrics.gauge(STORE_UP, &[]),
             nodes: metrics.gauge(NODES_ALIVE, &[]),
         }
     }
 
-    /// Counts one round trip that carried so many decisions.
+    /// Records a round trip of a batch of `decisions`.
     pub fn round_trip(&self, decisions: usize, took: Duration) {
         self.batch.record(decisions as f64);
         self.round_trip_allow.record(took.as_secs_f64());
     }
 
-    /// The same of one that carried nothing but requests for leases.
+    /// Records a round trip of a batch that contains only requests for leases.
     pub fn round_trip_of_leases(&self, decisions: usize, took: Duration) {
         self.batch.record(decisions as f64);
         self.round_trip_lease.record(took.as_secs_f64());
     }
 
-    /// Counts one heartbeat.
+    /// Records the round trip of a heartbeat.
     pub fn heartbeat(&self, took: Duration) {
         self.round_trip_heartbeat.record(took.as_secs_f64());
     }
 
-    /// Counts values that were replaced.
+    /// Counts corrupt values that were replaced.
     pub fn corrupt(&self, kind: Corrupt, values: u64) {
         if values > 0 {
             self.corrupt[kind as usize].increment(values);
         }
     }
 
-    /// Counts questions without an answer, by the position of their class.
+    /// Counts requests that the store did not answer. `class` is the index of the class of error.
     pub fn errors(&self, class: usize, questions: usize) {
         self.errors[class].increment(questions as u64);
     }
 }
 
-/// What loading limits counts.
+/// The metrics of loading limits files.
 pub struct LimitsMetrics {
     version: Gauge,
     loads: Counter,
@@ -555,7 +570,7 @@ pub struct LimitsMetrics {
 }
 
 impl LimitsMetrics {
-    /// Zeros, until something is loaded.
+    /// Registers the metrics, set to 0.
     pub fn new(metrics: &Metrics) -> Self {
         Self {
             version: metrics.gauge(LIMITS_VERSION, &[]),
@@ -566,7 +581,7 @@ impl LimitsMetrics {
         }
     }
 
-    /// Limits of that version were taken into use.
+    /// Records that a limits file was loaded.
     pub fn loaded(&self, version: u32) {
         self.version.set(f64::from(version));
         self.current.set(1.0);
@@ -574,7 +589,7 @@ impl LimitsMetrics {
         self.loaded_at.set(seconds_since_epoch());
     }
 
-    /// A file was refused.
+    /// Records that a limits file was invalid or unreadable.
     pub fn failed(&self) {
         self.current.set(0.0);
         self.failures.increment(1);

@@ -1,6 +1,6 @@
-//! The access file: who may ask, for what. Read like a limits file: every fault at once, each
-//! with its line and path. No fault repeats what stands where a token's hash should: it may be
-//! the token.
+//! The access file: the callers and their permissions. Read like a limits file: all faults at
+//! once, each with its line and path. No fault quotes the value of a token hash, as a user may have
+//! put the token itself there.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,14 +13,14 @@ use super::tree::{self, Node};
 use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::check_bucket;
 
-/// Bytes of a SHA-256.
+/// Length of a SHA-256 hash, in bytes.
 pub const HASH_BYTES: usize = 32;
 
-/// The SHA-256 of a token.
+/// The SHA-256 hash of a token.
 pub type TokenHash = [u8; HASH_BYTES];
 
-/// The most callers: of a certificate, the names are held against each of them.
-const MOST_CALLERS: usize = 10_000;
+/// The most callers. Bounded because the names in a certificate are matched against every caller.
+const MAX_CALLERS: usize = 10_000;
 
 const FILE_KEYS: Keys = Keys {
     shape: "a mapping of callers, such as { callers: [{ name: shop, anyone: true }] }",
@@ -50,29 +50,29 @@ const CALLER_KEYS: Keys = Keys {
 const LEND_KEYS: Keys =
     Keys { shape: "a mapping: { max_clients: 10000 }", known: &["max_clients"], ignored: &[] };
 
-/// What stands for the caller's own name in `client_ids`.
+/// Placeholder for the caller's name in `client_ids`.
 const OWN_NAME: &str = "{caller}";
 
 const NOT_A_HASH: &str = "must be the SHA-256 of a token in 64 hexadecimal digits, as \
                           `tollgate token` prints it; not the token itself";
 
-/// What each kind of name in a certificate begins with.
-const CERTIFICATE_KINDS: [&str; 3] = ["dns:", "uri:", "cn:"];
+/// Prefixes for the kinds of names in a certificate.
+const CERTIFICATE_PREFIXES: [&str; 3] = ["dns:", "uri:", "cn:"];
 
-/// What a caller may do.
+/// The role of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// Ask for tokens and leases, in its namespaces and of its resources.
+    /// May request tokens in its namespaces and leases on its resources.
     #[default]
     Ask,
-    /// Look at pages and metrics, of its resources.
+    /// May read status pages of its resources. With all namespaces and resources, also the metrics.
     Observe,
-    /// Both, everywhere; and whatever else there is.
+    /// May do everything, in all namespaces and for all resources.
     Administer,
 }
 
 impl Role {
-    /// As the file has it.
+    /// The role's name in the file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ask => "ask",
@@ -82,38 +82,38 @@ impl Role {
     }
 }
 
-/// One caller.
+/// One caller in the access file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Caller {
-    /// What it is called in logs.
+    /// The name in logs.
     pub name: Box<str>,
-    /// What it may do.
+    /// The role.
     pub role: Role,
-    /// Of its tokens, if it has any.
+    /// Hashes of the caller's tokens.
     pub tokens: Vec<TokenHash>,
-    /// Of the names in its certificates, each with its kind in front: `dns:`, `uri:` or `cn:`.
+    /// Globs over the names in the caller's certificates, with a prefix `dns:`, `uri:` or `cn:`.
     pub certificates: Vec<Glob>,
-    /// It is whoever shows nothing.
+    /// Whether requests without credentials count as this caller's.
     pub anyone: bool,
-    /// Of the namespaces that it may ask in.
+    /// Globs over the namespaces that the caller may use.
     pub namespaces: Vec<Glob>,
-    /// Of the resources that it may ask for, or look at.
+    /// Globs over the resources that the caller may lease or look at.
     pub resources: Vec<Glob>,
-    /// Of the ids of clients, and of clusters, that it may lease as; `None`: any.
+    /// Glob over the client and cluster ids that the caller may use; `None`: any.
     pub client_ids: Option<Glob>,
-    /// It may lease for a lower cluster, of which it may speak for this many clients.
+    /// If set, the caller may request leases for lower clusters, for at most this many clients.
     pub lend: Option<u32>,
-    /// How many resources it may hold leases on at once, from one node; `None`: no bound.
+    /// The most resources that the caller may hold leases on at once, per node; `None`: no limit.
     pub max_resources: Option<u64>,
-    /// It may look at what shows all namespaces and resources.
+    /// Whether the caller may see the pages that show all namespaces and resources.
     pub everything: bool,
-    /// It passes on the requests of many, as a load balancer does: its share of a busy node is not
-    /// bounded.
+    /// Whether the caller forwards the requests of many clients, as a load balancer does. Its share
+    /// of a busy node is then not limited.
     pub shared: bool,
 }
 
 impl fmt::Display for Caller {
-    /// Who it is, what it may do, and what it is known by, in a line each; globs as in the file.
+    /// Name and role, permissions, and credentials, one per line. Globs as in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listed = |globs: &[Glob]| {
             let globs: Vec<_> = globs.iter().map(Glob::as_str).collect();
@@ -144,7 +144,7 @@ impl fmt::Display for Caller {
             self.anyone.then(|| "showing nothing that is known".to_owned()),
         ];
         let known_by: Vec<_> = known_by.into_iter().flatten().collect();
-        // An empty list of tokens is no fault: somebody may be without one for a while.
+        // An empty list of tokens is valid, to keep a caller that has no token at present.
         let known_by = if known_by.is_empty() { "nothing".into() } else { known_by.join(", or ") };
         write!(f, "\n    known by    {known_by}")?;
         if self.shared {
@@ -154,7 +154,7 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Reads an access file.
+/// Parses an access file.
 pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
     let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let mut reader = Reader::default();
@@ -163,12 +163,12 @@ pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
     match top.get("callers") {
         Some(entry) => {
             let path = Path::ROOT.key(entry.key);
-            let mut met = Met::default();
+            let mut first_lines = FirstLines::default();
             for (index, item) in reader.items(entry.value, &path).enumerate() {
-                callers.push(caller(&mut reader, item, &path.item(index), &mut met));
+                callers.push(caller(&mut reader, item, &path.item(index), &mut first_lines));
             }
-            if callers.len() > MOST_CALLERS {
-                reader.fault(entry.line, &path, format!("are more than {MOST_CALLERS}"));
+            if callers.len() > MAX_CALLERS {
+                reader.fault(entry.line, &path, format!("are more than {MAX_CALLERS}"));
             }
         }
         None if !top.wrong => {
@@ -180,43 +180,43 @@ pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
     Ok(callers)
 }
 
-/// The lines of what must be there only once.
+/// The lines of the first occurrence of values that must be unique.
 #[derive(Default)]
-struct Met {
+struct FirstLines {
     names: HashMap<String, usize>,
     tokens: HashMap<TokenHash, usize>,
     anyone: Option<usize>,
 }
 
-fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) -> Caller {
+fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut FirstLines) -> Caller {
     let fields = reader.fields(node, path, &CALLER_KEYS);
-    let name = name(reader, &fields, path, met);
+    let name = name(reader, &fields, path, seen);
     let role = fields.get("role").and_then(|entry| {
         let choices = [Role::Ask, Role::Observe, Role::Administer].map(|role| (role.name(), role));
         reader.choice(entry.value, &path.key(entry.key), &choices)
     });
-    let unknown = role.is_none() && fields.get("role").is_some();
+    let invalid_role = role.is_none() && fields.get("role").is_some();
     let role = role.unwrap_or_default();
     if let Some(entry) = fields.get("description") {
         reader.text(entry.value, &path.key(entry.key), "text");
     }
-    let tokens = tokens(reader, &fields, path, met);
-    let certificates = globs(reader, fields.get("certificates"), path, of_certificates);
+    let tokens = tokens(reader, &fields, path, seen);
+    let certificates = globs(reader, fields.get("certificates"), path, certificate_glob);
     let anyone = fields.get("anyone").filter(|entry| {
         let choices = [("true", true), ("false", false)];
         reader.choice(entry.value, &path.key(entry.key), &choices) == Some(true)
     });
     if let Some(entry) = anyone {
-        if let Some(first) = met.anyone {
+        if let Some(first) = seen.anyone {
             reader.fault(entry.line, &path.key("anyone"), format!("is already on line {first}"));
         }
-        met.anyone = Some(entry.line);
+        seen.anyone = Some(entry.line);
         if role == Role::Administer {
             reader.fault(entry.line, &path.key("anyone"), "can't administer: give it a token");
         }
     }
-    let shown = ["token_sha256", "certificates", "anyone"];
-    if !fields.wrong && shown.iter().all(|key| fields.get(key).is_none()) {
+    let credentials = ["token_sha256", "certificates", "anyone"];
+    if !fields.wrong && credentials.iter().all(|key| fields.get(key).is_none()) {
         let message = "can't be told from others: give it token_sha256 or certificates";
         reader.fault(fields.line, path, message);
     }
@@ -232,8 +232,8 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
         let most = reader.whole(entry.value, &path.key(entry.key), 1..=i64::MAX, None)?;
         u64::try_from(most).ok()
     });
-    // What a role that is none of ours may do nobody knows.
-    if !unknown {
+    // For an invalid role, the valid permissions are unknown.
+    if !invalid_role {
         scope(reader, &fields, path, role);
     }
     let all = |globs: &[Glob]| globs.iter().any(Glob::is_everything);
@@ -254,7 +254,12 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, met: &mut Met) 
     }
 }
 
-fn name(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, met: &mut Met) -> Box<str> {
+fn name(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    seen: &mut FirstLines,
+) -> Box<str> {
     let Some(entry) = fields.get("name") else {
         if !fields.wrong {
             reader.fault(fields.line, &path.key("name"), "is missing: logs call the caller by it");
@@ -266,7 +271,7 @@ fn name(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, met: &mut Met
     if let Err(fault) = check_bucket(name) {
         reader.fault(entry.line, &path, fault);
     }
-    if let Some(first) = met.names.insert(name.to_owned(), entry.line) {
+    if let Some(first) = seen.names.insert(name.to_owned(), entry.line) {
         reader.fault(entry.line, &path, format!("{} is already on line {first}", quoted(name)));
     }
     name.into()
@@ -276,7 +281,7 @@ fn tokens(
     reader: &mut Reader,
     fields: &Fields<'_>,
     path: &Path<'_>,
-    met: &mut Met,
+    seen: &mut FirstLines,
 ) -> Vec<TokenHash> {
     let Some(entry) = fields.get("token_sha256") else { return Vec::new() };
     let path = path.key(entry.key);
@@ -287,7 +292,7 @@ fn tokens(
         match hash(text) {
             None => reader.fault(item.line, &here, NOT_A_HASH),
             Some(hash) => {
-                if let Some(first) = met.tokens.insert(hash, item.line) {
+                if let Some(first) = seen.tokens.insert(hash, item.line) {
                     let message = format!("is already on line {first}: whose token is it?");
                     reader.fault(item.line, &here, message);
                 }
@@ -298,7 +303,7 @@ fn tokens(
     tokens
 }
 
-/// 64 hexadecimal digits.
+/// Parses a hash of 64 hexadecimal digits; `None` if invalid.
 fn hash(text: &str) -> Option<TokenHash> {
     let mut hash = [0; HASH_BYTES];
     if text.len() != 2 * HASH_BYTES || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -310,7 +315,7 @@ fn hash(text: &str) -> Option<TokenHash> {
     Some(hash)
 }
 
-/// A list of globs; `check` says what else is wrong with one.
+/// Reads a list of globs, each with `read`.
 fn globs(
     reader: &mut Reader,
     entry: Option<Entry<'_>>,
@@ -331,18 +336,19 @@ fn globs(
     globs
 }
 
-fn of_certificates(text: &str) -> Result<Glob, &'static str> {
-    if !CERTIFICATE_KINDS.iter().any(|kind| text.starts_with(kind)) {
+/// Parses a glob over names in certificates.
+fn certificate_glob(text: &str) -> Result<Glob, &'static str> {
+    if !CERTIFICATE_PREFIXES.iter().any(|kind| text.starts_with(kind)) {
         return Err("must begin with dns:, uri: or cn:, which says what kind of name it is");
     }
     match text.starts_with("dns:") {
-        // Such names have no case, and those of certificates are in lower case here.
-        true => Glob::of_hosts(&text.to_ascii_lowercase()),
+        // DNS names are case-insensitive, and those of certificates are converted to lower case.
+        true => Glob::for_host_names(&text.to_ascii_lowercase()),
         false => Glob::new(text),
     }
 }
 
-/// The ids that a caller of that name may lease as.
+/// The client and cluster ids that the caller `name` may use.
 fn client_ids(
     reader: &mut Reader,
     fields: &Fields<'_>,
@@ -356,7 +362,7 @@ fn client_ids(
     read.map_err(|wrong| reader.fault(entry.value.line, &path, wrong)).ok()
 }
 
-/// For how many clients of a lower cluster a caller may speak.
+/// The most clients of a lower cluster for which a caller may request leases.
 fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32> {
     let entry = fields.get("lend")?;
     let path = path.key(entry.key);
@@ -373,20 +379,23 @@ fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32
     u32::try_from(most).ok()
 }
 
-/// What is allowed must be said, and only where it has an effect.
+/// Checks that permissions are given, and only where they have an effect.
 fn scope(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, role: Role) {
-    let mut idle = |keys: &[&str], message: &str| {
+    let mut reject = |keys: &[&str], message: &str| {
         for entry in keys.iter().filter_map(|key| fields.get(key)) {
             reader.fault(entry.line, &path.key(entry.key), message);
         }
     };
     match role {
-        Role::Administer => idle(
+        Role::Administer => reject(
             &["namespaces", "resources", "client_ids", "lend"],
             "has no effect: who administers may do everything; remove it",
         ),
         Role::Observe => {
-            idle(&["client_ids", "lend"], "has no effect: who observes leases nothing; remove it");
+            reject(
+                &["client_ids", "lend"],
+                "has no effect: who observes leases nothing; remove it",
+            );
         }
         Role::Ask => {}
     }
@@ -409,7 +418,7 @@ mod tests {
     const HASH: &str = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
 
     #[test]
-    fn a_file() {
+    fn valid_file() {
         let text = format!(
             "callers:
   - name: shop
@@ -439,9 +448,12 @@ mod tests {
             (callers[0].tokens[0][..2].to_vec(), callers[0].tokens[1][0]),
             (vec![0xba, 0x78], 0xca)
         );
-        let tied = &callers[3];
-        assert_eq!((callers[0].lend, tied.lend, &callers[0].client_ids), (None, Some(7), &None));
-        let ids = tied.client_ids.as_ref().unwrap();
+        let restricted = &callers[3];
+        assert_eq!(
+            (callers[0].lend, restricted.lend, &callers[0].client_ids),
+            (None, Some(7), &None)
+        );
+        let ids = restricted.client_ids.as_ref().unwrap();
         let names = ["x/a[b*/1", "x/a[b*/", "x/a[bc/1", "a[b*/1", "x/a[b*/1/2"];
         assert_eq!(names.map(|id| ids.matches(id)), [true, true, false, false, false]);
         assert_eq!((callers[0].max_resources, callers[2].max_resources), (Some(20), None));
@@ -455,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_on_leases_is_a_fault() {
+    fn ineffective_lease_permissions_are_faults() {
         let text = "callers:
   - { name: a, role: administer, certificates: ['cn:a'], lend: { max_clients: 1 } }
   - { name: b, role: observe, certificates: ['cn:b'], resources: ['*'], client_ids: b }
@@ -481,7 +493,7 @@ line 10: callers[8].client_ids: must be a glob, such as \"{caller}/*\", not a li
     }
 
     #[test]
-    fn what_is_wrong_is_said_and_no_token_repeated() {
+    fn all_faults_are_reported_without_tokens() {
         let text = format!(
             "callers:
   - {{ name: a, token_sha256: [hunter2], namespaces: [x] }}

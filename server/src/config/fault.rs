@@ -1,45 +1,45 @@
-//! What is wrong with a limits file and where: lines, paths, and the clipped echo of what the
-//! file says. Nothing from the file goes into a message at full length or unescaped: a fault
-//! ends up in terminals and logs.
+//! The faults of a limits file: line, path and message. A message quotes text from the file only
+//! shortened and escaped, because it ends up in terminals and logs.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::panic::Location;
 
-/// The most characters of a value that a message repeats.
+/// The most characters of a value that a message quotes.
 const ECHO_CHARS: usize = 40;
 
 /// The most characters of one step of a path.
 const STEP_CHARS: usize = 80;
 
-/// One broken rule.
+/// One violation of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// Counted from 1.
+    /// Line in the file, from 1.
     pub line: usize,
-    /// Such as `namespaces.Pinky_TheBrain.buckets.x.size`; empty for the file as a whole.
+    /// Path in the file, such as `namespaces.Pinky_TheBrain.buckets.x.size`. Empty for the whole
+    /// file.
     pub path: String,
-    /// What is wrong and what would be right.
+    /// What is wrong, and what would be valid.
     pub message: String,
-    /// How many more of this kind are on this line.
+    /// Number of further faults of this kind on this line.
     pub more: usize,
 }
 
-/// The faults of a file while it is read: of each kind, the first on each line. A line of a few
-/// bytes may break a rule any number of times, directly or through aliases.
+/// Collects the faults of a file: of each kind, the first on each line. The rest are only counted,
+/// as a short line may contain any number of faults, directly or through aliases.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct FaultCollector {
     /// In the order found.
     faults: Vec<Fault>,
-    /// Where in `faults` the one of a line and a kind is. The kind is the code that checks the rule
-    /// and what it says besides.
+    /// Position in `faults` by line and kind. The kind is the code location of the check, with the
+    /// `kind` argument of [`FaultCollector::add`].
     first: HashMap<(usize, Location<'static>, Box<str>), usize>,
     count: usize,
 }
 
-impl Found {
-    /// Notes what breaks a rule. `kind` tells faults apart that the same code finds; it has one of a
-    /// few values whatever is in the file.
+impl FaultCollector {
+    /// Adds a fault. `kind` distinguishes faults found by the same code location. It must have few
+    /// different values, whatever the file contains.
     #[track_caller]
     pub(super) fn add(
         &mut self,
@@ -62,12 +62,13 @@ impl Found {
         }
     }
 
-    /// How many there are, those that are only counted included.
+    /// The number of faults, including those that are only counted.
     pub(super) fn count(&self) -> usize {
         self.count
     }
 
-    /// All faults by line, those of `self` first; `Ok` if there are none.
+    /// All faults of `self` and `later`, sorted by line; on the same line, those of `self` first.
+    /// `Ok` if there are none.
     pub(super) fn followed_by(self, later: Self) -> Result<(), Faults> {
         let mut all = self.faults;
         all.extend(later.faults);
@@ -79,18 +80,18 @@ impl Found {
     }
 }
 
-/// Something that the file says without effect.
+/// A setting in the file that has no effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// Counted from 1.
+    /// Line in the file, from 1.
     pub line: usize,
-    /// As in [`Fault`].
+    /// Path in the file, as in [`Fault`].
     pub path: String,
-    /// What has no effect, and why.
+    /// Why the setting has no effect.
     pub message: String,
 }
 
-/// Everything that is wrong with one file, by line: one fault a line when displayed.
+/// All faults of one file, sorted by line. Displayed with one fault per line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults(pub Vec<Fault>);
 
@@ -134,8 +135,8 @@ fn write_line(f: &mut fmt::Formatter<'_>, line: usize, path: &str, message: &str
     f.write_str(message)
 }
 
-/// Where in the file the reader is. A chain of borrowed steps, so that a file without faults
-/// costs no text.
+/// A path in the file, as a chain of borrowed steps, so that a file without faults allocates no
+/// strings for paths.
 #[derive(Clone, Copy)]
 pub(super) struct Path<'p> {
     parent: Option<&'p Path<'p>>,
@@ -153,12 +154,12 @@ impl Path<'_> {
     /// The file as a whole.
     pub(super) const ROOT: Path<'static> = Path { parent: None, step: Step::Root };
 
-    /// What a mapping at this path has under `key`.
+    /// The path of the value under `key` in a mapping at this path.
     pub(super) fn key<'p>(&'p self, key: &'p str) -> Path<'p> {
         Path { parent: Some(self), step: Step::Key(key) }
     }
 
-    /// The key that a value at this path is under, be it in a list; empty for the file as a whole.
+    /// The last key in this path, also for an item of a list; empty for the file as a whole.
     pub(super) fn field(&self) -> &str {
         match (self.step, self.parent) {
             (Step::Key(key), _) => key,
@@ -167,7 +168,7 @@ impl Path<'_> {
         }
     }
 
-    /// The item of a list at this path, counted from 0.
+    /// The path of an item in a list at this path; `index` counts from 0.
     pub(super) fn item(&self, index: usize) -> Path<'_> {
         Path { parent: Some(self), step: Step::Item(index) }
     }
@@ -185,7 +186,7 @@ impl fmt::Display for Path<'_> {
                 if self.parent.is_some_and(|parent| !matches!(parent.step, Step::Root)) {
                     f.write_str(".")?;
                 }
-                // A key that would make the path ambiguous stands in quotes.
+                // Quote keys that would make the path ambiguous.
                 let bare = |c: char| !c.is_whitespace() && !".[]\"\\".contains(c);
                 if key.is_empty() || !key.chars().take(STEP_CHARS).all(bare) {
                     write!(f, "\"{}\"", clipped(key, STEP_CHARS))
@@ -197,20 +198,20 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Text from the file in quotes, as a message may repeat it.
+/// Text from the file for a message: shortened, escaped and in quotes.
 pub(super) fn quoted(text: &str) -> String {
     format!("\"{}\"", clip(text))
 }
 
-/// Text from the file as a message may repeat it.
+/// Text from the file for a message: shortened and escaped.
 pub(super) fn clip(text: &str) -> String {
     clipped(text, ECHO_CHARS)
 }
 
-fn clipped(text: &str, most: usize) -> String {
+fn clipped(text: &str, max_chars: usize) -> String {
     let mut out = String::new();
     let mut chars = text.chars();
-    for c in chars.by_ref().take(most) {
+    for c in chars.by_ref().take(max_chars) {
         match c {
             '\'' => out.push(c),
             _ => out.extend(c.escape_debug()),
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn echoes_are_short_and_harmless() {
+    fn quotes_are_short_and_escaped() {
         assert_eq!(quoted("it's"), "\"it's\"");
         assert_eq!(quoted("a\"b"), "\"a\\\"b\"");
         assert_eq!(quoted("red\u{1b}[31m\n\u{202e}"), "\"red\\u{1b}[31m\\n\\u{202e}\"");

@@ -1,15 +1,15 @@
-//! Shell globs over resource names: `*` matches any text without `/`, `?` any character but
-//! `/`, `[a-z]` one of these, `[!a-z]` or `[^a-z]` any but these, and `\` takes the next
-//! character as it is. No class matches `/`. A lone `*` matches everything, `/` included. In a glob
-//! over the names of hosts `.` has the place of `/`.
+//! Shell globs over resource names: `*` matches any text without `/`, `?` any character except `/`,
+//! `[a-z]` one character of the class, `[!a-z]` or `[^a-z]` one character outside it, and `\` makes
+//! the next character literal. No class matches `/`. A lone `*` matches everything, including `/`.
+//! In a glob over host names, the separator is `.` instead of `/`.
 
 use std::iter::Peekable;
 use std::str::Chars;
 
-/// The glob that matches what nothing else matches.
-pub const REST: &str = "*";
+/// The glob that matches every name.
+pub const CATCH_ALL: &str = "*";
 
-/// A glob that matches `text`, and nothing else.
+/// A glob that matches only `text`.
 pub fn escaped(text: &str) -> String {
     let mut glob = String::with_capacity(text.len());
     for c in text.chars() {
@@ -21,134 +21,135 @@ pub fn escaped(text: &str) -> String {
     glob
 }
 
-/// A well-formed glob, ready to match.
+/// A parsed glob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Glob {
     text: Box<str>,
-    kind: Kind,
-    /// What only the character itself matches.
-    stop: char,
+    pattern: Pattern,
+    /// The character that only a literal matches.
+    separator: char,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Kind {
+enum Pattern {
     Everything,
     Pieces(Box<[Piece]>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Piece {
-    /// That character.
+    /// One given character.
     Literal(char),
     /// `?`
-    One,
+    AnyChar,
     /// `*`
-    Run,
-    /// `[…]`: ranges, both ends included.
+    AnyText,
+    /// `[…]`: inclusive ranges.
     Class { negated: bool, ranges: Box<[(char, char)]> },
 }
 
 const EMPTY: &str = "is empty, and would match nothing";
-const TRAILING: &str = "ends in a \\ with nothing to escape: write \\\\ for the character itself";
-const OPEN: &str = "has a [ without its ]: write \\[ for the character itself";
-const NO_MEMBERS: &str = "has a [] with nothing in it: write \\] for the character itself";
-const BACKWARDS: &str = "has a range that ends before it starts";
+const TRAILING_ESCAPE: &str =
+    "ends in a \\ with nothing to escape: write \\\\ for the character itself";
+const UNCLOSED_CLASS: &str = "has a [ without its ]: write \\[ for the character itself";
+const EMPTY_CLASS: &str = "has a [] with nothing in it: write \\] for the character itself";
+const REVERSED_RANGE: &str = "has a range that ends before it starts";
 
 impl Glob {
-    /// Reads a glob, or says what is wrong with it: `{glob} {error}` is a sentence.
+    /// Parses a glob over resource names. On error, `{glob} {error}` is a sentence.
     pub fn new(glob: &str) -> Result<Self, &'static str> {
-        Self::that_stops_at(glob, '/')
+        Self::with_separator(glob, '/')
     }
 
-    /// The same over names of hosts, whose parts end at dots.
-    pub fn of_hosts(glob: &str) -> Result<Self, &'static str> {
-        Self::that_stops_at(glob, '.')
+    /// Like [`Glob::new`] for host names, with `.` as the separator.
+    pub fn for_host_names(glob: &str) -> Result<Self, &'static str> {
+        Self::with_separator(glob, '.')
     }
 
-    fn that_stops_at(glob: &str, stop: char) -> Result<Self, &'static str> {
+    fn with_separator(glob: &str, separator: char) -> Result<Self, &'static str> {
         if glob.is_empty() {
             return Err(EMPTY);
         }
-        if glob == REST {
-            return Ok(Self { text: glob.into(), kind: Kind::Everything, stop });
+        if glob == CATCH_ALL {
+            return Ok(Self { text: glob.into(), pattern: Pattern::Everything, separator });
         }
         let mut pieces = Vec::new();
         let mut chars = glob.chars().peekable();
         while let Some(c) = chars.next() {
             let piece = match c {
-                '\\' => Piece::Literal(chars.next().ok_or(TRAILING)?),
+                '\\' => Piece::Literal(chars.next().ok_or(TRAILING_ESCAPE)?),
                 '[' => class(&mut chars)?,
-                '?' => Piece::One,
-                '*' => Piece::Run,
+                '?' => Piece::AnyChar,
+                '*' => Piece::AnyText,
                 _ => Piece::Literal(c),
             };
-            // A run after a run adds nothing but time.
-            if piece != Piece::Run || pieces.last() != Some(&Piece::Run) {
+            // A second `*` in a row would only cost time.
+            if piece != Piece::AnyText || pieces.last() != Some(&Piece::AnyText) {
                 pieces.push(piece);
             }
         }
-        Ok(Self { text: glob.into(), kind: Kind::Pieces(pieces.into()), stop })
+        Ok(Self { text: glob.into(), pattern: Pattern::Pieces(pieces.into()), separator })
     }
 
-    /// As it was written.
+    /// The glob as written.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// It is the lone `*`, which matches every name.
+    /// Whether this is the lone `*`, which matches every name.
     pub fn is_everything(&self) -> bool {
-        self.kind == Kind::Everything
+        self.pattern == Pattern::Everything
     }
 
-    /// Whether all of `name` matches. Takes at most as many steps as `name` is long times the
-    /// length of the glob.
+    /// Whether the whole `name` matches. Takes time proportional at most to the length of `name`
+    /// times the length of the glob.
     pub fn matches(&self, name: &str) -> bool {
-        let Kind::Pieces(pieces) = &self.kind else { return true };
+        let Pattern::Pieces(pieces) = &self.pattern else { return true };
         let (mut at, mut rest) = (0, name.chars());
-        // The last run so far: the piece after it, and the text that it has not taken. Only that
-        // run is ever made longer. An earlier one need not be: only a literal stop matches a stop,
-        // so wherever the pieces between two runs could match later than they first do, there
-        // is none on the way, and the later run can take that text itself.
-        let mut run: Option<(usize, Chars<'_>)> = None;
+        // The latest `*`: the index of the piece after it, and the text that it has not consumed.
+        // Backtracking to the latest `*` is enough. If the pieces between two `*` can match further
+        // to the right than at their first match, no separator lies between the two positions, as
+        // only a literal matches a separator. The later `*` can then consume that text instead.
+        let mut star: Option<(usize, Chars<'_>)> = None;
         loop {
-            if let Some(Piece::Run) = pieces.get(at) {
+            if let Some(Piece::AnyText) = pieces.get(at) {
                 at += 1;
-                run = Some((at, rest.clone()));
+                star = Some((at, rest.clone()));
                 continue;
             }
             let mut ahead = rest.clone();
             let fits = match (pieces.get(at), ahead.next()) {
                 (None, None) => return true,
-                (Some(piece), Some(c)) => piece.matches(c, self.stop),
+                (Some(piece), Some(c)) => piece.matches(c, self.separator),
                 (None, Some(_)) | (Some(_), None) => false,
             };
             if fits {
                 (at, rest) = (at + 1, ahead);
                 continue;
             }
-            let Some((after, untaken)) = &mut run else { return false };
-            if untaken.next().is_none_or(|c| c == self.stop) {
+            let Some((after, unconsumed)) = &mut star else { return false };
+            if unconsumed.next().is_none_or(|c| c == self.separator) {
                 return false;
             }
-            (at, rest) = (*after, untaken.clone());
+            (at, rest) = (*after, unconsumed.clone());
         }
     }
 }
 
 impl Piece {
-    fn matches(&self, c: char, stop: char) -> bool {
+    fn matches(&self, c: char, separator: char) -> bool {
         match self {
             Self::Literal(literal) => c == *literal,
-            Self::One | Self::Run => c != stop,
+            Self::AnyChar | Self::AnyText => c != separator,
             Self::Class { negated, ranges } => {
                 let within = ranges.iter().any(|(low, high)| (*low..=*high).contains(&c));
-                c != stop && within != *negated
+                c != separator && within != *negated
             }
         }
     }
 }
 
-/// What stands between `[`, which is read already, and its `]`.
+/// Parses a class. The caller has read the `[`.
 fn class(chars: &mut Peekable<Chars<'_>>) -> Result<Piece, &'static str> {
     let negated = chars.next_if(|c| matches!(c, '!' | '^')).is_some();
     let mut ranges: Vec<(char, char)> = Vec::new();
@@ -158,7 +159,7 @@ fn class(chars: &mut Peekable<Chars<'_>>) -> Result<Piece, &'static str> {
         let (c, escaped) = member(chars)?;
         if !escaped && c == ']' {
             return match ranges.is_empty() {
-                true => Err(NO_MEMBERS),
+                true => Err(EMPTY_CLASS),
                 false => Ok(Piece::Class { negated, ranges: ranges.into() }),
             };
         }
@@ -166,12 +167,12 @@ fn class(chars: &mut Peekable<Chars<'_>>) -> Result<Piece, &'static str> {
             && c == '-'
             && single
             && let Some((low, high)) = ranges.last_mut()
-            // Before the `]`, a `-` is itself.
+            // A `-` before the closing `]` is literal.
             && chars.peek() != Some(&']')
         {
             (*high, _) = member(chars)?;
             if low > high {
-                return Err(BACKWARDS);
+                return Err(REVERSED_RANGE);
             }
             single = false;
             continue;
@@ -181,11 +182,11 @@ fn class(chars: &mut Peekable<Chars<'_>>) -> Result<Piece, &'static str> {
     }
 }
 
-/// The next character of a class, and whether a `\` stands before it.
+/// The next character of a class, and whether it is escaped.
 fn member(chars: &mut Peekable<Chars<'_>>) -> Result<(char, bool), &'static str> {
     match chars.next() {
-        None => Err(OPEN),
-        Some('\\') => chars.next().map(|c| (c, true)).ok_or(TRAILING),
+        None => Err(UNCLOSED_CLASS),
+        Some('\\') => chars.next().map(|c| (c, true)).ok_or(TRAILING_ESCAPE),
         Some(c) => Ok((c, false)),
     }
 }
@@ -223,25 +224,25 @@ mod tests {
         }
         for (glob, fault) in [
             ("", EMPTY),
-            ("[", OPEN),
-            ("a[b", OPEN),
-            ("[!", OPEN),
-            ("[a-", OPEN),
-            ("[a\\]", OPEN),
-            ("[]", NO_MEMBERS),
-            ("[]a]", NO_MEMBERS),
-            ("[!]", NO_MEMBERS),
-            ("[z-a]", BACKWARDS),
-            ("[b-\\a]", BACKWARDS),
-            ("a\\", TRAILING),
-            ("[a\\", TRAILING),
-            ("[a-\\", TRAILING),
+            ("[", UNCLOSED_CLASS),
+            ("a[b", UNCLOSED_CLASS),
+            ("[!", UNCLOSED_CLASS),
+            ("[a-", UNCLOSED_CLASS),
+            ("[a\\]", UNCLOSED_CLASS),
+            ("[]", EMPTY_CLASS),
+            ("[]a]", EMPTY_CLASS),
+            ("[!]", EMPTY_CLASS),
+            ("[z-a]", REVERSED_RANGE),
+            ("[b-\\a]", REVERSED_RANGE),
+            ("a\\", TRAILING_ESCAPE),
+            ("[a\\", TRAILING_ESCAPE),
+            ("[a-\\", TRAILING_ESCAPE),
         ] {
             assert_eq!(Glob::new(glob), Err(fault), "{glob}");
         }
     }
 
-    /// A glob, names that it matches, and names that it doesn't.
+    /// A glob, names that it matches, and names that it does not match.
     const CASES: [(&str, &[&str], &[&str]); 31] = [
         ("db", &["db"], &["", "d", "dbx", "xdb", "DB", "db/"]),
         ("*", &["", "a", "a/b", "/", "*", "日本/語"], &[]),
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_host_names_end_at_dots() {
+    fn host_names_are_separated_by_dots() {
         for (glob, matching, others) in [
             ("dns:*.a", &["dns:x.a", "dns:.a", "dns:x/y.a"][..], &["dns:x.y.a", "dns:a"][..]),
             ("dns:*", &["dns:a", "dns:"], &["dns:a.b"]),
@@ -298,35 +299,35 @@ mod tests {
             ("dns:a?b", &["dns:axb", "dns:a/b"], &["dns:a.b"]),
             ("dns:a[.-z]b", &["dns:a/b"], &["dns:a.b"]),
         ] {
-            let glob = Glob::of_hosts(glob).unwrap();
+            let glob = Glob::for_host_names(glob).unwrap();
             assert!(matching.iter().all(|name| glob.matches(name)), "{glob:?}");
             assert!(!others.iter().any(|name| glob.matches(name)), "{glob:?}");
         }
     }
 
     #[test]
-    fn hostile_names_take_no_time() {
+    fn worst_case_takes_polynomial_time() {
         let glob = Glob::new(&("a*".repeat(100) + "b")).unwrap();
         let name = "a".repeat(10_000);
         let started = Instant::now();
         assert!(!glob.matches(&name));
         assert!(glob.matches(&(name + "b")));
-        // Trying every length of every run would take longer than there is time.
+        // Trying every length of every `*` would take exponential time.
         assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     }
 
-    /// The rules said again, as slowly as can be.
+    /// The simplest possible matcher, exponential in the number of `*`.
     fn naive(pieces: &[Piece], name: &[char]) -> bool {
         match (pieces, name) {
             ([], []) => true,
-            ([Piece::Run, rest @ ..], _) => {
+            ([Piece::AnyText, rest @ ..], _) => {
                 naive(rest, name)
                     || matches!(name, [c, others @ ..] if *c != '/' && naive(pieces, others))
             }
             ([piece, pieces @ ..], [c, name @ ..]) => {
                 let fits = match piece {
                     Piece::Literal(literal) => c == literal,
-                    Piece::One | Piece::Run => *c != '/',
+                    Piece::AnyChar | Piece::AnyText => *c != '/',
                     Piece::Class { negated: false, ranges } => {
                         *c != '/' && ranges.iter().any(|(low, high)| low <= c && c <= high)
                     }
@@ -340,7 +341,7 @@ mod tests {
         }
     }
 
-    /// A glob as people write it.
+    /// The glob of `pieces` as text.
     fn written(pieces: &[Piece]) -> String {
         let mut text = String::new();
         let escaped = |text: &mut String, c: char| {
@@ -352,8 +353,8 @@ mod tests {
         for piece in pieces {
             match piece {
                 Piece::Literal(c) => escaped(&mut text, *c),
-                Piece::One => text.push('?'),
-                Piece::Run => text.push('*'),
+                Piece::AnyChar => text.push('?'),
+                Piece::AnyText => text.push('*'),
                 Piece::Class { negated, ranges } => {
                     text.push('[');
                     if *negated {
@@ -383,8 +384,8 @@ mod tests {
             .prop_map(|(negated, ranges)| Piece::Class { negated, ranges: ranges.into() });
         prop_oneof![
             4 => character().prop_map(Piece::Literal),
-            1 => Just(Piece::One),
-            3 => Just(Piece::Run),
+            1 => Just(Piece::AnyChar),
+            3 => Just(Piece::AnyText),
             1 => class,
         ]
     }
@@ -393,13 +394,13 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4000))]
 
         #[test]
-        fn as_the_naive_matcher(
+        fn agrees_with_the_naive_matcher(
             pieces in prop::collection::vec(piece(), 1..8),
             names in prop::collection::vec(prop::collection::vec(character(), 0..8), 8),
         ) {
             let text = written(&pieces);
-            // Of many cases more are this one than proptest would pass over.
-            if text == REST {
+            // Not `prop_assume!`: `*` is too frequent for its limit on rejected cases.
+            if text == CATCH_ALL {
                 return Ok(());
             }
             let glob = Glob::new(&text).unwrap();
@@ -409,16 +410,16 @@ mod tests {
             }
         }
 
-        /// Names made to match, as few of those by chance do.
+        /// Generates matching names from the glob, as random names rarely match.
         #[test]
-        fn its_own_instances_match(
+        fn matches_names_made_from_the_glob(
             parts in prop::collection::vec((piece(), "[ab日]{0,3}"), 1..8),
         ) {
             let pieces: Vec<Piece> = parts.iter().map(|(piece, _)| piece.clone()).collect();
             let name: Option<String> = parts.iter().map(|(piece, run)| match piece {
                 Piece::Literal(c) => Some(c.to_string()),
-                Piece::One => Some("日".into()),
-                Piece::Run => Some(run.clone()),
+                Piece::AnyChar => Some("日".into()),
+                Piece::AnyText => Some(run.clone()),
                 Piece::Class { negated: false, ranges } => {
                     let (low, high) = ranges[0];
                     [low, high].into_iter().find(|c| *c != '/').map(String::from)

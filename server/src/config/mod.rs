@@ -1,8 +1,8 @@
-//! The limits file: from YAML text to a validated model, with every fault reported at once.
+//! The limits file: from YAML text to a validated model, reporting all faults at once.
 //!
-//! [`parse`] goes in two steps. `tree` turns the text into a tree that remembers lines and
-//! repeated keys; `validate` walks the tree by the rules and collects what breaks them, going
-//! on after each. docs/adr/0002-yaml.md says why the tree is our own.
+//! [`parse`] has two steps. `tree` turns the text into a tree that keeps line numbers and duplicate
+//! keys. `validate` checks the tree against the rules and continues after each fault.
+//! docs/adr/0002-yaml.md explains why tollgate has its own tree.
 
 pub mod access;
 mod fault;
@@ -21,17 +21,17 @@ pub use print::understood;
 
 use model::Limits;
 
-/// A limits file that keeps every rule.
+/// A valid limits file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parsed {
-    /// What it says.
+    /// The limits.
     pub limits: Limits,
-    /// What it says without effect, by line.
+    /// Settings in the file that have no effect, by line.
     pub notices: Vec<Notice>,
 }
 
-/// Reads a limits file. All its faults are found, those of one kind on one line as one; except that
-/// after a mistake in the YAML itself nothing further can be told.
+/// Parses a limits file. The error lists all faults; several of one kind on one line are one entry.
+/// After a YAML syntax error, only that error is reported.
 pub fn parse(text: &str) -> Result<Parsed, Faults> {
     let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let (mut limits, reader) = validate::validate(&root);
@@ -69,7 +69,7 @@ namespaces:
 ";
 
     #[test]
-    fn names_are_looked_up_in_order() {
+    fn lookup_order_of_bucket_names() {
         use FailurePolicy::{Allow, Deny};
         let limits = parse(FILE).expect("a valid file").limits;
         let bounded = Place::Configured { bounded: true };
@@ -105,14 +105,14 @@ resources:
 "#;
 
     #[test]
-    fn the_template_of_that_name_wins_then_the_first_that_matches() {
+    fn exact_template_wins_over_first_matching_glob() {
         let limits = parse(RESOURCES).expect("a valid file").limits;
         let cases = [
             ("db.orders", 0),
             ("db.users", 1),
             ("db.users2", 0),
             ("db.a", 0),
-            // A name may look like a glob, and is then looked up as it stands.
+            // A resource name that looks like a glob is compared literally.
             ("db.[a-c]", 2),
             ("db.*", 0),
             ("a/queue", 3),
@@ -136,7 +136,7 @@ resources:
     }
 
     #[test]
-    fn an_algorithm_left_out_is_that_of_the_last() {
+    fn missing_algorithm_is_that_of_the_catch_all() {
         let limits = parse(RESOURCES).expect("a valid file").limits;
         let learning = |resource: &str| {
             let (_, template) = limits.template(resource).expect("a template");
@@ -148,7 +148,7 @@ resources:
     }
 
     #[test]
-    fn the_version_is_that_of_the_bytes() {
+    fn version_is_a_checksum_of_the_bytes() {
         let version = |text| parse(text).expect("a valid file").limits.version;
         assert_eq!(version("namespaces: {}\n"), 0x29ec_68e3);
         assert_ne!(version("namespaces: {}\n"), version("namespaces: {}"));

@@ -1,4 +1,4 @@
-//! The limits as validated: what the service looks buckets up in.
+//! The validated limits, in which the service looks up buckets and resource templates.
 
 use std::ops::Deref;
 
@@ -8,91 +8,91 @@ use super::glob::Glob;
 use crate::domain::bucket::{BucketLimit, Place, Terms};
 use crate::domain::sharing::Kind;
 
-/// Everything that one limits file says, checked and with its defaults filled in.
+/// The contents of one limits file, validated and with defaults filled in.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// What serves every name that nothing else serves.
+    /// The bucket for all names that no other bucket serves.
     pub global_default: Option<Bucket>,
-    /// By name.
+    /// Namespaces by name.
     pub namespaces: HashMap<Box<str>, Namespace>,
-    /// How shared capacity is divided; see [`Limits::template`].
+    /// The resource templates; see [`Limits::template`].
     pub resources: Resources,
-    /// For namespaces that say nothing themselves, or are not in the file.
+    /// The policy of namespaces without their own, and of those not in the file.
     pub on_store_failure: FailurePolicy,
-    /// How many buckets are defined: [`Bucket::index`] is below this.
+    /// Number of bucket definitions; [`Bucket::index`] is below this.
     pub bucket_count: usize,
-    /// CRC-32 of the file's bytes: the same on every node that has loaded the same file.
+    /// CRC-32 of the file's bytes: equal on all nodes that have loaded the same file.
     pub version: u32,
 }
 
-/// One owner of bucket names.
+/// A namespace of bucket names.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Namespace {
     /// Configured buckets by name.
     pub buckets: HashMap<Box<str>, Bucket>,
-    /// What serves the names that are not configured.
+    /// What serves names without a configured bucket.
     pub others: Others,
-    /// Who answers when the shared store can't be reached.
+    /// How requests are decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
 }
 
-/// What serves a namespace's names that are not configured.
+/// What serves the names of a namespace that have no configured bucket.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Others {
-    /// Nothing in this namespace: the global default bucket, where there is one.
+    /// The global default bucket, if there is one.
     Nothing,
-    /// One bucket that they all share.
+    /// The namespace's default bucket, shared by all these names.
     Shared(Bucket),
-    /// A bucket each, made from a template.
+    /// A dynamic bucket per name, made from a template.
     Dynamic {
-        /// The limits of each.
+        /// The definition of each dynamic bucket.
         template: Bucket,
-        /// How many there may be at once; `None`: no limit.
+        /// The most dynamic buckets at once; `None`: no limit.
         max_buckets: Option<u64>,
     },
 }
 
-/// One definition of a bucket: a configured or default one, or a template.
+/// The definition of a bucket: configured, default, or a template for dynamic buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// Counts the definitions of a [`Limits`] from 0, so that what belongs to one (its
-    /// metrics) is found by position.
+    /// Position among the definitions of a [`Limits`], from 0. Also the index into arrays of data
+    /// per definition, such as metrics.
     pub index: usize,
-    /// As the operator wrote it.
+    /// The limits as in the file.
     pub limit: BucketLimit,
-    /// As decisions compute with it.
+    /// The limits in the units of the arithmetic.
     pub terms: Terms,
 }
 
 impl Bucket {
-    /// A definition with its terms worked out.
+    /// A definition with its terms computed from `limit`.
     pub fn new(index: usize, limit: BucketLimit) -> Self {
         Self { index, terms: limit.terms(), limit }
     }
 }
 
-/// Who answers when the shared store can't be reached.
+/// How requests are decided while the shared store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FailurePolicy {
-    /// The node, from its own memory, with its share of the limit.
+    /// The node decides from its own memory, with its share of the limit.
     #[default]
     Local,
-    /// Everything is granted.
+    /// Every request is granted.
     Allow,
-    /// Everything is refused with REJECTED_SERVER_ERROR.
+    /// Every request is refused with REJECTED_SERVER_ERROR.
     Deny,
 }
 
-/// The templates, in the order of the file.
+/// The resource templates, in the order of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
     templates: Vec<ResourceTemplate>,
-    /// Positions by glob.
+    /// Positions in `templates` by glob.
     by_glob: HashMap<Box<str>, usize>,
 }
 
 impl From<Vec<ResourceTemplate>> for Resources {
-    /// No glob may occur twice.
+    /// The globs must be unique.
     fn from(templates: Vec<ResourceTemplate>) -> Self {
         let globs = templates.iter().map(|template| template.identifier_glob.clone());
         Self { by_glob: globs.zip(0..).collect(), templates }
@@ -107,62 +107,62 @@ impl Deref for Resources {
     }
 }
 
-/// How many resources a template may have at once, unless the file says otherwise.
+/// The default limit on the resources of a template at once.
 pub const MAX_RESOURCES: u64 = 100_000;
 
-/// A rule for the shared resources whose names match a glob.
+/// The definition of the resources whose names match a glob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceTemplate {
-    /// A shell glob over resource names, as the operator wrote it.
+    /// A shell glob over resource names, as in the file.
     pub identifier_glob: Box<str>,
-    /// The same, ready to match.
+    /// The parsed glob.
     pub glob: Glob,
-    /// How much there is to share.
+    /// The capacity to share.
     pub capacity: f64,
-    /// What a client may use when it can't refresh; -1: any amount; `None`: an equal share.
+    /// The capacity that a client may use when it cannot refresh its lease. -1: any amount;
+    /// `None`: an equal share.
     pub safe_capacity: Option<f64>,
-    /// How many resources there may be at once; `None`: no bound.
+    /// The most resources at once; `None`: no limit.
     pub max_resources: Option<u64>,
-    /// For people.
+    /// A description for operators.
     pub description: Option<Box<str>>,
-    /// How it is shared.
+    /// How the capacity is shared.
     pub algorithm: Algorithm,
 }
 
 /// How a resource is shared, and how long leases on it last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
-    /// The rule.
+    /// The sharing algorithm.
     pub kind: Kind,
     /// Seconds from the grant to the expiry of a lease.
     pub lease_length_s: u64,
     /// Seconds between a client's refreshes.
     pub refresh_interval_s: u64,
-    /// Seconds for which a newborn store grants what clients report: as long as a lease, unless
-    /// the file says otherwise; 0: not at all.
+    /// Duration of learning mode, in seconds; by default the lease length. 0: no learning mode.
     pub learning_mode_duration_s: u64,
-    /// Named parameters, as older files may carry them.
+    /// Named parameters, as older files may contain.
     pub parameters: Vec<(Box<str>, Option<Box<str>>)>,
 }
 
-/// The bucket that serves a request, and where its state lives.
+/// The bucket that serves a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
-    /// The definition.
+    /// The definition of the bucket.
     pub bucket: &'a Bucket,
-    /// What kind of bucket it is.
+    /// The kind of bucket.
     pub place: Place,
-    /// Who answers when the shared store can't be reached.
+    /// How the request is decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
 }
 
 impl Namespace {
-    /// Whether there is a bound on how many dynamic buckets it has.
+    /// Whether the number of dynamic buckets is limited.
     pub fn bounds_dynamic_buckets(&self) -> bool {
         matches!(self.others, Others::Dynamic { max_buckets: Some(_), .. })
     }
 
-    /// The definitions of its buckets that go by the name asked for.
+    /// The definitions of its buckets that have the requested name: configured and dynamic ones.
     pub fn named_buckets(&self) -> impl Iterator<Item = &Bucket> {
         let template = match &self.others {
             Others::Dynamic { template, .. } => Some(template),
@@ -173,9 +173,9 @@ impl Namespace {
 }
 
 impl Limits {
-    /// The bucket that serves `namespace` and `name`, if any does.
+    /// The bucket that serves `name` in `namespace`; `None` if there is none.
     pub fn find(&self, namespace: &str, name: &str) -> Option<Found<'_>> {
-        // Whichever bucket serves a namespace, the namespace's own policy holds.
+        // The namespace's own policy applies even to the global default bucket.
         let global = |on_store_failure| {
             let bucket = self.global_default.as_ref()?;
             Some(Found { bucket, place: Place::GlobalDefault, on_store_failure })
@@ -198,9 +198,9 @@ impl Limits {
         }
     }
 
-    /// The template that `resource` is shared by, if any, and its position in
-    /// [`Limits::resources`]: the one whose glob is the resource's name as it stands, else the
-    /// first whose glob matches.
+    /// The template of `resource`, and its position in [`Limits::resources`]: the template whose
+    /// glob literally equals the resource's name, else the first whose glob matches. `None` if no
+    /// glob matches.
     pub fn template(&self, resource: &str) -> Option<(usize, &ResourceTemplate)> {
         let Resources { templates, by_glob } = &self.resources;
         let exact = by_glob.get(resource).copied();
@@ -208,7 +208,7 @@ impl Limits {
         exact.or_else(first).map(|position| (position, &templates[position]))
     }
 
-    /// Whether any request would be refused while the shared store can't be reached.
+    /// Whether any namespace refuses requests while the shared store is unreachable.
     pub fn refuses_without_store(&self) -> bool {
         self.on_store_failure == FailurePolicy::Deny
             || self.namespaces.values().any(|owner| owner.on_store_failure == FailurePolicy::Deny)

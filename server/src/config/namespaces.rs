@@ -1,4 +1,4 @@
-//! The rules for namespaces and their buckets.
+//! Validation of namespaces and buckets.
 
 use hashbrown::HashMap;
 
@@ -11,7 +11,7 @@ use super::validate::failure_policy;
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
-/// The largest size: above it, doubles no longer hold every whole number.
+/// The largest size: up to here, doubles represent every whole number.
 const MAX_SIZE: i64 = 1 << 53;
 
 const MAX_SPAN_MS: i64 = (MAX_SPAN_US / 1000.0) as i64;
@@ -49,7 +49,7 @@ const BUCKET_KEYS: Keys = Keys {
     ],
 };
 
-/// Hands out [`Bucket::index`].
+/// Assigns [`Bucket::index`].
 #[derive(Debug, Default)]
 pub(super) struct Indices(usize);
 
@@ -59,13 +59,13 @@ impl Indices {
         self.0 - 1
     }
 
-    /// How many were handed out.
+    /// The number of indices assigned.
     pub(super) fn count(&self) -> usize {
         self.0
     }
 }
 
-/// All namespaces. `inherited` goes to those that say nothing themselves.
+/// Reads all namespaces. `inherited` is the failure policy of those without their own.
 pub(super) fn namespaces(
     reader: &mut Reader,
     node: &Node<'_>,
@@ -93,7 +93,7 @@ fn check_name(
     if let Err(fault) = check(entry.key) {
         reader.fault_of_name(entry.line, path, format!("the name {fault}"));
     }
-    // In quotes it would be one; but what writes YAML may leave the quotes out.
+    // Valid when quoted, but a program that rewrites the YAML may drop the quotes.
     if entry.key == "<<" {
         reader.fault_of_name(entry.line, path, "the name is YAML's merge key: choose another");
     }
@@ -113,7 +113,7 @@ fn namespace(
         for entry in reader.entries(entry.value, &path, "a mapping of buckets by name") {
             let path = path.key(entry.key);
             check_name(reader, &entry, &path, check_bucket);
-            let bucket = bucket(reader, entry.value, &path, indices, Kind::One);
+            let bucket = bucket(reader, entry.value, &path, indices, DefinitionKind::Single);
             buckets.insert(entry.key.into(), bucket);
         }
     }
@@ -131,8 +131,8 @@ fn others(
         let entry: Entry<'_> = fields.get(key)?;
         Some((entry, bucket(reader, entry.value, &path.key(key), indices, kind)))
     };
-    let shared = read(reader, "default_bucket", Kind::One);
-    let template = read(reader, "dynamic_bucket_template", Kind::Template);
+    let shared = read(reader, "default_bucket", DefinitionKind::Single);
+    let template = read(reader, "dynamic_bucket_template", DefinitionKind::Template);
     if let (Some((shared, _)), Some((template, _))) = (&shared, &template) {
         let message = "has both default_bucket and dynamic_bucket_template: keep one of them";
         reader.fault_of_name(shared.line.max(template.line), path, message);
@@ -154,22 +154,22 @@ fn others(
     }
 }
 
-/// What a definition of a bucket is for.
+/// Whether a definition is for one bucket or a template.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// One bucket.
-    One,
-    /// Any number of dynamic buckets.
+pub(super) enum DefinitionKind {
+    /// A configured or default bucket.
+    Single,
+    /// A template for dynamic buckets.
     Template,
 }
 
-/// One definition of a bucket. After a fault, the default stands in.
+/// Reads the definition of a bucket. Invalid values are replaced by defaults.
 pub(super) fn bucket(
     reader: &mut Reader,
     node: &Node<'_>,
     path: &Path<'_>,
     indices: &mut Indices,
-    kind: Kind,
+    kind: DefinitionKind,
 ) -> Bucket {
     let fields = reader.fields(node, path, &BUCKET_KEYS);
     let default = BucketLimit::default();
@@ -208,33 +208,33 @@ pub(super) fn bucket(
         prefetch_tokens: unsigned(prefetch).unwrap_or(default.prefetch_tokens),
     };
     if let Some(entry) = fields.get("prefetch").filter(|_| prefetch.is_some()) {
-        let size_right = size.is_some() || fields.get("size").is_none();
-        check_prefetch(reader, &entry, path, &limit, kind, size_right);
+        let size_valid = size.is_some() || fields.get("size").is_none();
+        check_prefetch(reader, &entry, path, &limit, kind, size_valid);
     }
-    // Where one of the two is wrong, the other is not to blame.
-    let given = [("size", size.is_some()), ("fill_rate", fill_rate.is_some())];
-    if given.iter().all(|(key, right)| *right || fields.get(key).is_none()) {
+    // If one of the two is invalid, the fill time is meaningless.
+    let span_fields = [("size", size.is_some()), ("fill_rate", fill_rate.is_some())];
+    if span_fields.iter().all(|(key, valid)| *valid || fields.get(key).is_none()) {
         check_span(reader, &fields, path, &limit);
     }
     Bucket::new(indices.next(), limit)
 }
 
-/// Nodes may hold half of a size at most, and none of what a template makes.
+/// Checks `prefetch`: at most half of the size, and not in a template.
 fn check_prefetch(
     reader: &mut Reader,
     entry: &Entry<'_>,
     path: &Path<'_>,
     limit: &BucketLimit,
-    kind: Kind,
-    size_right: bool,
+    kind: DefinitionKind,
+    size_valid: bool,
 ) {
     let most = limit.size_tokens / 2;
-    let message = if kind == Kind::Template {
+    let message = if kind == DefinitionKind::Template {
         "is not for dynamic buckets: name the hot bucket under buckets".to_owned()
-    } else if size_right && most == 0 {
+    } else if size_valid && most == 0 {
         "is not for a size of 1, of which a node can't hold half: raise size, or remove this"
             .to_owned()
-    } else if size_right && limit.prefetch_tokens > most {
+    } else if size_valid && limit.prefetch_tokens > most {
         format!(
             "must be at most half of size, which is {most}, not {}: lower it or raise size",
             limit.prefetch_tokens
@@ -265,7 +265,7 @@ fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f6
     reader.number(node, path, expected, |number| Some(number.value).filter(within))
 }
 
-/// State is stored as a time, which must not be further off than [`MAX_SPAN_US`].
+/// Checks the fill time: states are stored as timestamps, which must be within [`MAX_SPAN_US`].
 fn check_span(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, limit: &BucketLimit) {
     if limit.terms().cap_us <= MAX_SPAN_US {
         return;

@@ -1,5 +1,5 @@
-//! Limits as YAML again, with every default filled in: what `tollgate check` prints. The text
-//! is itself a limits file and loads to the same limits.
+//! Prints limits as YAML with all defaults filled in, for `tollgate check`. The output is a valid
+//! limits file that loads as the same limits.
 
 use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
@@ -8,8 +8,8 @@ use super::model::{
     Algorithm, Bucket, FailurePolicy, Limits, MAX_RESOURCES, Namespace, Others, ResourceTemplate,
 };
 
-/// The limits as understood, every default filled in, in the order of the file; namespaces
-/// without any bucket come last, by name.
+/// The limits as YAML with all defaults filled in, in the order of the file. Namespaces without
+/// buckets come last, sorted by name.
 pub fn understood(limits: &Limits) -> String {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));
@@ -24,17 +24,18 @@ pub fn understood(limits: &Limits) -> String {
     if !limits.resources.is_empty() {
         put(&mut top, "resources", limits.resources.iter().map(resource).collect::<Vec<_>>());
     }
-    // Writing into memory can't fail, nor can a tree of plain values.
+    // Serializing plain values to a string cannot fail.
     serde_yaml::to_string(&top).unwrap_or_else(|error| format!("# {error}\n"))
 }
 
-/// Indices count up through the file; what has none comes last, by name.
+/// Sorts items by their index, which follows the order of the file, then by name.
 fn in_file_order<T>(named: &HashMap<Box<str>, T>, index: impl Fn(&T) -> usize) -> Vec<(&str, &T)> {
     let mut sorted: Vec<_> = named.iter().map(|(name, item)| (&**name, item)).collect();
     sorted.sort_by_key(|(name, item)| (index(item), *name));
     sorted
 }
 
+/// The lowest index of the namespace's buckets; `usize::MAX` if it has none.
 fn first_index(owner: &Namespace) -> usize {
     let others = match &owner.others {
         Others::Nothing => None,
@@ -136,9 +137,9 @@ fn or_minus_one(number: Option<u64>) -> Value {
     number.map_or(Value::from(-1), Value::from)
 }
 
-/// Whole numbers without a fraction, as people write them.
+/// Formats whole numbers without a fraction.
 fn number(value: f64) -> Value {
-    // Up to 2^53 every whole number is exact in both forms.
+    // Up to 2^53, every whole number is exact as an f64.
     if value.fract() == 0.0 && value.abs() <= 9_007_199_254_740_992.0 {
         Value::from(value as i64)
     } else {

@@ -1,8 +1,8 @@
-//! Rates as text with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
+//! Parses rates with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
 
 use super::read::number;
 
-/// Seconds in each unit, under its names.
+/// The names of each unit, and its length in seconds.
 const UNITS: [(&[&str], f64); 4] = [
     (&["s", "sec", "second"], 1.0),
     (&["m", "min", "minute"], 60.0),
@@ -10,7 +10,7 @@ const UNITS: [(&[&str], f64); 4] = [
     (&["d", "day"], 86_400.0),
 ];
 
-/// Tokens a second, if `text` is a number and a unit.
+/// The rate in tokens per second; `None` if `text` is not a number with a unit.
 pub(super) fn with_unit(text: &str) -> Option<f64> {
     let (tokens, unit) = text.split_once('/')?;
     let (_, seconds) = UNITS.iter().find(|(names, _)| names.contains(&unit.trim()))?;

@@ -1,72 +1,72 @@
-//! Typed access to the tree: each reading either gives a value or leaves a fault and goes on.
+//! Typed access to the tree: each method returns a value, or records a fault.
 
 use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use super::fault::{Found, Notice, Path, clip, quoted};
+use super::fault::{FaultCollector, Notice, Path, clip, quoted};
 use super::tree::{Content, Node};
 
-/// YAML's merge key: what it holds is taken into the mapping around it.
-const MERGE: &str = "<<";
+/// YAML's merge key: the mappings under it are merged into the mapping that contains it.
+const MERGE_KEY: &str = "<<";
 
-/// Reads nodes and gathers what is wrong with them.
+/// Reads nodes and collects faults and notices.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
-    /// What breaks a rule.
-    pub(super) faults: Found,
-    /// In the order found.
+    /// The faults found so far.
+    pub(super) faults: FaultCollector,
+    /// The notices, in the order found.
     pub(super) notices: Vec<Notice>,
 }
 
 /// One key of a mapping with its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry<'n> {
-    /// As written, without quotes.
+    /// The key, with quotes removed.
     pub(super) key: &'n str,
     /// The line of the key.
     pub(super) line: usize,
-    /// What it holds.
+    /// The value.
     pub(super) value: &'n Node<'n>,
 }
 
-/// A mapping whose keys are known beforehand.
+/// The entries of a mapping with a fixed set of keys.
 #[derive(Debug)]
 pub(super) struct Fields<'n> {
-    /// Where the mapping starts.
+    /// The line where the mapping starts.
     pub(super) line: usize,
-    /// Whether there is something else instead, so that it can't be said what is missing.
+    /// Whether the node is not a mapping. Missing keys are then not reported.
     pub(super) wrong: bool,
     entries: Vec<Entry<'n>>,
 }
 
 impl<'n> Fields<'n> {
-    /// What is under `key`; where it is repeated, the first.
+    /// The entry of `key`; the first if the key is duplicated.
     pub(super) fn get(&self, key: &str) -> Option<Entry<'n>> {
         self.entries.iter().find(|entry| entry.key == key).copied()
     }
 }
 
-/// Which keys a mapping may have.
+/// The keys that a mapping may have.
 pub(super) struct Keys {
-    /// What the mapping looks like, after "must be".
+    /// Description of the mapping, to follow "must be".
     pub(super) shape: &'static str,
-    /// Those with a meaning.
+    /// Keys with a meaning.
     pub(super) known: &'static [&'static str],
-    /// Those that older files carry, each with the reason why it has no effect.
+    /// Keys of older files, each with the reason why it has no effect.
     pub(super) ignored: &'static [(&'static str, &'static str)],
 }
 
-/// A number as YAML's core schema writes it.
+/// A number of YAML's core schema.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Number {
-    /// The nearest double; infinite or NaN where so written, or too large.
+    /// The nearest double. Infinite or NaN if written so; infinite if too large.
     pub(super) value: f64,
-    /// The exact value, if it is whole and not beyond all bounds.
+    /// The exact value if it is a whole number in range; else `None`.
     pub(super) whole: Option<i128>,
 }
 
-/// Reads `100`, `-1`, `0x1f`, `0o17`, `1.5`, `.5`, `1e3`, `.inf`, `.nan`.
+/// Parses a number such as `100`, `-1`, `0x1f`, `0o17`, `1.5`, `.5`, `1e3`, `.inf`, `.nan`.
 pub(super) fn number(text: &str) -> Option<Number> {
     let radix = |digits: &str, radix| {
         let whole =
@@ -87,7 +87,7 @@ pub(super) fn number(text: &str) -> Option<Number> {
         ".inf" | ".Inf" | ".INF" if text.starts_with('-') => f64::NEG_INFINITY,
         ".inf" | ".Inf" | ".INF" => f64::INFINITY,
         ".nan" | ".NaN" | ".NAN" if text == unsigned => f64::NAN,
-        // Rust reads more words than YAML does: "inf", "infinity", "nan".
+        // Rust's parser also accepts "inf", "infinity" and "nan", which YAML does not.
         _ if unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') => text.parse().ok()?,
         _ => return None,
     };
@@ -95,8 +95,8 @@ pub(super) fn number(text: &str) -> Option<Number> {
     Some(Number { value, whole: exact.then_some(value as i128) })
 }
 
-/// What a node is, for the end of "must be a whole number, …".
-fn but_is(node: &Node<'_>) -> String {
+/// Describes a node, to follow "must be a whole number, ".
+fn but_found(node: &Node<'_>) -> String {
     match &node.content {
         _ if node.is_null() => "but has no value".into(),
         Content::Sequence(_) => "not a list".into(),
@@ -113,19 +113,19 @@ fn is_bool(text: &str) -> bool {
 }
 
 impl Reader {
-    /// Notes what is wrong with the value of a key that is known.
+    /// Adds a fault in the value of a known key.
     #[track_caller]
     pub(super) fn fault(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
         self.faults.add(line, path.field(), path, message);
     }
 
-    /// Notes what is wrong with a name or a key that the file makes up, or with what stands under it.
+    /// Adds a fault in a name or key chosen by the file's author, or in the value under it.
     #[track_caller]
     pub(super) fn fault_of_name(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
         self.faults.add(line, "", path, message);
     }
 
-    /// Notes what is wrong with an item of a list, in words that say all of it.
+    /// Adds a fault in an item of a list. Faults with equal messages are of one kind.
     #[track_caller]
     pub(super) fn fault_of_item(&mut self, line: usize, path: &Path<'_>, message: &'static str) {
         self.faults.add(line, message, path, message);
@@ -133,10 +133,11 @@ impl Reader {
 
     #[track_caller]
     fn must_be(&mut self, node: &Node<'_>, path: &Path<'_>, expected: impl Display) {
-        self.fault(node.line, path, format!("must be {expected}, {}", but_is(node)));
+        self.fault(node.line, path, format!("must be {expected}, {}", but_found(node)));
     }
 
-    /// The keys and values of a mapping; none where nothing is given, or the wrong thing.
+    /// The entries of a mapping, with merge keys applied. Empty for a null, and, with a fault, for
+    /// anything that is not a mapping.
     pub(super) fn entries<'n>(
         &mut self,
         node: &'n Node<'n>,
@@ -145,7 +146,7 @@ impl Reader {
     ) -> Vec<Entry<'n>> {
         let Content::Mapping(pairs) = &node.content else {
             if !node.is_null() {
-                let message = format!("must be {expected}, {}", but_is(node));
+                let message = format!("must be {expected}, {}", but_found(node));
                 self.fault_of_name(node.line, path, message);
             }
             return Vec::new();
@@ -164,17 +165,17 @@ impl Reader {
                 let message = format!("duplicate key {}, already on line {first}", quoted(text));
                 self.fault_of_name(key.line, &path.key(text), message);
             }
-            if *plain && text == MERGE {
+            if *plain && text == MERGE_KEY {
                 merged.push(entry);
             } else {
                 entries.push(entry);
             }
         }
         for entry in merged {
-            let path = path.key(MERGE);
+            let path = path.key(MERGE_KEY);
             let mut take = |reader: &mut Self, source: &'n Node<'n>, path: &Path<'_>| {
                 for entry in reader.entries(source, path, "a mapping or a list of mappings") {
-                    // What is written out wins over what is merged, and earlier over later.
+                    // Direct keys take precedence over merged ones, and earlier merges over later.
                     first_lines.entry(entry.key).or_insert_with(|| {
                         entries.push(entry);
                         entry.line
@@ -193,7 +194,8 @@ impl Reader {
         entries
     }
 
-    /// A mapping with the given keys; empty where nothing is given, or the wrong thing.
+    /// A mapping with the given keys. Empty for a null, and, with a fault, for anything that is not
+    /// a mapping.
     pub(super) fn fields<'n>(
         &mut self,
         node: &'n Node<'n>,
@@ -228,7 +230,7 @@ impl Reader {
         Fields { line: node.line, wrong, entries }
     }
 
-    /// The items of a list; none where nothing is given, or the wrong thing.
+    /// The items of a list. Empty for a null, and, with a fault, for anything that is not a list.
     pub(super) fn items<'n>(
         &mut self,
         node: &'n Node<'n>,
@@ -246,7 +248,8 @@ impl Reader {
         items.iter().map(|item| &**item)
     }
 
-    /// A number that `accept` accepts, which is what `expected` says in words.
+    /// A number converted by `accept`, which returns `None` for an invalid one. `expected`
+    /// describes the valid numbers.
     pub(super) fn number<T>(
         &mut self,
         node: &Node<'_>,
@@ -271,7 +274,7 @@ impl Reader {
         None
     }
 
-    /// A whole number within `range`, or -1 where `minus_one` says what that stands for.
+    /// A whole number within `range`, or -1 if `minus_one` gives a meaning to it.
     pub(super) fn whole(
         &mut self,
         node: &Node<'_>,
@@ -299,8 +302,9 @@ impl Reader {
         })
     }
 
-    /// Text; a number will do, as quotes are easily forgotten. Lines and tabs are fine, but no
-    /// other control characters, nor what only some readers of YAML take for the end of a line.
+    /// Text. A number is accepted too, as quotes are easily forgotten. Newlines and tabs are valid.
+    /// Other control characters are not, nor U+2028 and U+2029, which only some YAML parsers treat
+    /// as line breaks.
     pub(super) fn text<'n>(
         &mut self,
         node: &'n Node<'n>,
@@ -315,15 +319,16 @@ impl Reader {
             self.must_be(node, path, expected);
             return None;
         }
-        let odd = |c: char| c.is_control() && !"\n\t".contains(c) || "\u{2028}\u{2029}".contains(c);
-        if let Some((at, _)) = text.char_indices().find(|(_, c)| odd(*c)) {
+        let forbidden =
+            |c: char| c.is_control() && !"\n\t".contains(c) || "\u{2028}\u{2029}".contains(c);
+        if let Some((at, _)) = text.char_indices().find(|(_, c)| forbidden(*c)) {
             self.fault(node.line, path, format!("has a control character at byte {at}: remove it"));
             return None;
         }
         Some(text)
     }
 
-    /// One of a few words.
+    /// One of a fixed set of words.
     pub(super) fn choice<T: Copy>(
         &mut self,
         node: &Node<'_>,
@@ -338,7 +343,7 @@ impl Reader {
             return Some(*choice);
         }
         let names: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-        let mut expected = format!("one of {}, {}", names.join(", "), but_is(node));
+        let mut expected = format!("one of {}, {}", names.join(", "), but_found(node));
         if let Some(near) = nearest(word, names.into_iter()) {
             expected += &format!(": did you mean {near}?");
         }
@@ -347,18 +352,18 @@ impl Reader {
     }
 }
 
-/// The name that `word` may have been meant to be. Case, `_` and `-` don't count, so that
-/// `fillRate` is near; beyond these, one slip in every three letters.
+/// The closest of `names` to the misspelt `word`; `None` if none is close. Ignores case, `_` and
+/// `-`, so that `fillRate` matches `fill_rate`. Allows one edit per three letters.
 fn nearest<'k>(word: &str, names: impl Iterator<Item = &'k str>) -> Option<&'k str> {
     if word.len() > 64 {
         return None;
     }
     let bare = |word: &str| word.replace(['_', '-'], "").to_lowercase();
     let word = bare(word);
-    let most = (word.chars().count() / 3).max(1);
+    let max_distance = (word.chars().count() / 3).max(1);
     names
         .map(|name| (strsim::osa_distance(&word, &bare(name)), name))
-        .filter(|(distance, name)| *distance <= most && *distance < name.len())
+        .filter(|(distance, name)| *distance <= max_distance && *distance < name.len())
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, name)| name)
 }
@@ -368,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_are_those_of_the_core_schema() {
+    fn parses_numbers_of_the_core_schema() {
         let whole = [
             ("0", 0),
             ("-1", -1),
@@ -403,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn near_names() {
+    fn nearest_names() {
         let names = ["size", "fill_rate", "max_debt_millis", "max_idle_millis"];
         let cases = [
             ("fil_rate", Some("fill_rate")),

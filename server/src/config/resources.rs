@@ -1,9 +1,9 @@
-//! The rules for resource templates, which are those of the older doorman.
+//! Validation of resource templates, by the rules of Doorman.
 
 use std::collections::HashMap;
 
 use super::fault::{Path, quoted};
-use super::glob::{Glob, REST};
+use super::glob::{CATCH_ALL, Glob};
 use super::model::{Algorithm, MAX_RESOURCES, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
 use super::tree::Node;
@@ -11,7 +11,7 @@ use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::NO_BOUND;
 use crate::domain::sharing::Kind;
 
-/// The longest lease: as with buckets, stored times are not further off than this.
+/// The longest lease, in seconds: as for buckets, the largest span of stored times.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
 
 const TEMPLATE_KEYS: Keys = Keys {
@@ -39,36 +39,37 @@ const PARAMETER_KEYS: Keys = Keys {
     ignored: &[],
 };
 
-/// A template as read on its own, before those without an algorithm have got theirs.
+/// A template as read, before a missing algorithm is replaced by that of the catch-all template.
 struct Draft<'n> {
     line: usize,
-    glob: Option<GlobAt<'n>>,
+    glob: Option<GlobField<'n>>,
     capacity: Option<f64>,
     safe_capacity: Option<f64>,
     max_resources: Option<u64>,
     description: Option<&'n str>,
-    algorithm: Given,
+    algorithm: AlgorithmField,
 }
 
-struct GlobAt<'n> {
+/// A valid glob and its line.
+struct GlobField<'n> {
     text: &'n str,
     glob: Glob,
     line: usize,
 }
 
 impl Draft<'_> {
-    fn is_rest(&self) -> bool {
-        self.glob.as_ref().is_some_and(|glob| glob.text == REST)
+    fn is_catch_all(&self) -> bool {
+        self.glob.as_ref().is_some_and(|glob| glob.text == CATCH_ALL)
     }
 }
 
-enum Given {
-    Not,
-    Wrong,
-    Right(Algorithm),
+enum AlgorithmField {
+    Missing,
+    Invalid,
+    Valid(Algorithm),
 }
 
-/// All templates, in the order of the file.
+/// Reads all templates, in the order of the file.
 pub(super) fn resources(
     reader: &mut Reader,
     node: &Node<'_>,
@@ -80,17 +81,18 @@ pub(super) fn resources(
         .map(|(index, item)| template(reader, item, &path.item(index)))
         .collect();
     check_globs(reader, &drafts, path);
-    let rest = drafts.iter().find(|draft| draft.is_rest());
+    let catch_all = drafts.iter().find(|draft| draft.is_catch_all());
     let mut templates = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
-        let algorithm = match (&draft.algorithm, rest.map(|rest| &rest.algorithm)) {
-            (Given::Right(algorithm), _) | (Given::Not, Some(Given::Right(algorithm))) => algorithm,
-            (Given::Not, None) => {
+        let algorithm = match (&draft.algorithm, catch_all.map(|draft| &draft.algorithm)) {
+            (AlgorithmField::Valid(algorithm), _)
+            | (AlgorithmField::Missing, Some(AlgorithmField::Valid(algorithm))) => algorithm,
+            (AlgorithmField::Missing, None) => {
                 let message = "is missing, and there is no \"*\" to take it from";
                 reader.fault(draft.line, &path.item(index).key("algorithm"), message);
                 continue;
             }
-            (Given::Not, Some(_)) | (Given::Wrong, _) => continue,
+            (AlgorithmField::Missing, Some(_)) | (AlgorithmField::Invalid, _) => continue,
         };
         let (Some(glob), Some(capacity)) = (&draft.glob, draft.capacity) else { continue };
         templates.push(ResourceTemplate {
@@ -106,12 +108,12 @@ pub(super) fn resources(
     templates
 }
 
-/// What holds between templates: each glob once, `*` last and complete.
+/// Checks the rules across templates: unique globs, `*` last and with an algorithm.
 fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
     let mut first_lines = HashMap::new();
-    let last = drafts.iter().rposition(|draft| !draft.is_rest());
+    let last = drafts.iter().rposition(|draft| !draft.is_catch_all());
     for (index, draft) in drafts.iter().enumerate() {
-        let Some(GlobAt { text, line, .. }) = draft.glob else { continue };
+        let Some(GlobField { text, line, .. }) = draft.glob else { continue };
         let template = path.item(index);
         let here = template.key("identifier_glob");
         if let Some(first) = first_lines.get(text) {
@@ -120,14 +122,14 @@ fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
             continue;
         }
         first_lines.insert(text, line);
-        if !draft.is_rest() {
+        if !draft.is_catch_all() {
             continue;
         }
         if last.is_some_and(|last| index < last) {
             let message = "\"*\" must come last, as nothing after it would ever match";
             reader.fault(line, &here, message);
         }
-        if matches!(draft.algorithm, Given::Not) {
+        if matches!(draft.algorithm, AlgorithmField::Missing) {
             let message = "is missing: \"*\" must have one, for itself and for those without";
             reader.fault(draft.line, &template.key("algorithm"), message);
         }
@@ -157,18 +159,19 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
         .filter(|entry| !entry.value.is_null())
         .and_then(|entry| reader.text(entry.value, &path.key(entry.key), "text"));
     let algorithm = match fields.get("algorithm") {
-        _ if fields.wrong => Given::Wrong,
-        None => Given::Not,
-        Some(entry) if entry.value.is_null() => Given::Not,
+        _ if fields.wrong => AlgorithmField::Invalid,
+        None => AlgorithmField::Missing,
+        Some(entry) if entry.value.is_null() => AlgorithmField::Missing,
         Some(entry) => match algorithm(reader, entry.value, &path.key(entry.key)) {
-            Some(algorithm) => Given::Right(algorithm),
-            None => Given::Wrong,
+            Some(algorithm) => AlgorithmField::Valid(algorithm),
+            None => AlgorithmField::Invalid,
         },
     };
     let line = fields.line;
     Draft { line, glob, capacity, safe_capacity, max_resources, description, algorithm }
 }
 
+/// Reports a missing key.
 fn missing<T>(
     reader: &mut Reader,
     fields: &Fields<'_>,
@@ -199,14 +202,14 @@ fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> O
     })
 }
 
-fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<GlobAt<'n>> {
+fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<GlobField<'n>> {
     let text = reader.text(node, path, "a glob over resource names")?;
     match Glob::new(text) {
         Err(fault) => {
             reader.fault(node.line, path, format!("{} {fault}", quoted(text)));
             None
         }
-        Ok(glob) => Some(GlobAt { text, glob, line: node.line }),
+        Ok(glob) => Some(GlobField { text, glob, line: node.line }),
     }
 }
 

@@ -1,6 +1,6 @@
-//! A YAML document as a tree that remembers the line of everything and keeps repeated keys,
-//! built from the parser's events. What a text may cost is bounded: nesting by [`MAX_DEPTH`],
-//! and what aliases stand for by [`MAX_ALIASED`].
+//! A YAML document as a tree with line numbers and duplicate keys, built from the parser's events.
+//! Its size is bounded: the nesting by [`MAX_DEPTH`], and the expansion of aliases by
+//! [`MAX_ALIASED`].
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -8,36 +8,37 @@ use std::rc::Rc;
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Tag};
 
-use super::fault::{Fault, Found, clip, quoted};
+use super::fault::{Fault, FaultCollector, clip, quoted};
 
-/// The deepest nesting; a limits file needs seven levels.
+/// Maximum nesting depth. A limits file needs seven levels.
 const MAX_DEPTH: usize = 64;
 
-/// The most nodes that aliases may add to those written out. A few lines of aliases to
-/// aliases would otherwise stand for billions.
+/// The most nodes that all aliases together may expand to. Without this bound, a few lines of
+/// nested aliases could expand to billions of nodes.
 const MAX_ALIASED: usize = 1_000_000;
 
-/// A value and where it is written.
+/// A value and its line.
 #[derive(Debug)]
 pub(super) struct Node<'a> {
-    /// Counted from 1. A value that an alias stands for is where its anchor is.
+    /// Line in the file, from 1. For the value of an alias, the line of its anchor.
     pub(super) line: usize,
     /// The value.
     pub(super) content: Content<'a>,
-    /// How many nodes this is with all that is in it, aliases followed.
+    /// Number of nodes in this subtree, with aliases expanded.
     nodes: usize,
-    /// How many levels are in it, itself included.
+    /// Number of levels in this subtree.
     height: usize,
 }
 
 /// A value.
 #[derive(Debug)]
 pub(super) enum Content<'a> {
-    /// Text, a number, or nothing at all.
+    /// A scalar: text, a number, a boolean or a null.
     Scalar {
-        /// With quotes and escapes undone.
+        /// The text, with quotes and escapes removed.
         text: Cow<'a, str>,
-        /// Whether it may be something else than text: neither in quotes nor tagged as text.
+        /// Whether the scalar is neither quoted nor tagged as text, so that it may be a number, a
+        /// boolean or a null.
         plain: bool,
     },
     /// A list.
@@ -47,7 +48,7 @@ pub(super) enum Content<'a> {
 }
 
 impl Node<'_> {
-    /// Whether this is a null: `null`, `~`, or nothing at all.
+    /// Whether this is a null: `null`, `~`, or an absent value.
     pub(super) fn is_null(&self) -> bool {
         match &self.content {
             Content::Scalar { text, plain: true } => {
@@ -58,9 +59,9 @@ impl Node<'_> {
     }
 }
 
-/// Reads the one document of `text`. `Err` is a mistake past which nothing can be read; the
-/// faults beside a tree are those that leave one.
-pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, Found), Fault> {
+/// Parses the single document in `text`. Returns the tree with the faults that do not prevent
+/// parsing; `Err` is a fault that does.
+pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, FaultCollector), Fault> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -106,7 +107,7 @@ fn fault(line: usize, message: impl Into<String>) -> Fault {
 fn syntax_fault(error: &ScanError) -> Fault {
     let (line, column) = (error.marker().line(), error.marker().col() + 1);
     let info = error.info();
-    // What `identifier_glob: *` comes to.
+    // An unquoted `identifier_glob: *` gives this error.
     let hint = if info.contains("anchor") {
         "; a value that starts with * or & needs quotes"
     } else if info.contains("tabs") {
@@ -114,28 +115,28 @@ fn syntax_fault(error: &ScanError) -> Fault {
     } else {
         ""
     };
-    // The parser's messages are its own fixed texts, with at most one character of the file.
+    // The parser's messages are fixed texts that contain at most one character of the file.
     let info: String = info.chars().take(200).flat_map(char::escape_default).collect();
     let info = info.replace("\\'", "'").replace("\\\"", "\"");
     fault(line, format!("not valid YAML at column {column}: {info}{hint}"))
 }
 
-/// A list or mapping that has not ended yet.
-struct Open<'a> {
+/// A list or mapping whose end has not been read yet.
+struct OpenNode<'a> {
     node: Node<'a>,
     anchor: usize,
-    /// The key whose value comes next.
+    /// In a mapping, the key whose value comes next.
     key: Option<Rc<Node<'a>>>,
 }
 
 #[derive(Default)]
 struct Builder<'a> {
     root: Option<Rc<Node<'a>>>,
-    open: Vec<Open<'a>>,
-    /// By the parser's number for it.
+    open: Vec<OpenNode<'a>>,
+    /// Nodes with an anchor, by the parser's number of the anchor.
     anchors: HashMap<usize, Rc<Node<'a>>>,
     aliased: usize,
-    faults: Found,
+    faults: FaultCollector,
 }
 
 impl<'a> Builder<'a> {
@@ -147,7 +148,7 @@ impl<'a> Builder<'a> {
         anchor: usize,
     ) -> Result<(), Fault> {
         self.check_depth(line, 1)?;
-        // The parser places an absent value where it noticed, which may be lines further on.
+        // The parser reports an absent value where it detected it, possibly some lines later.
         let key = self.open.last().and_then(|open| open.key.as_ref());
         let line = match key {
             Some(key) if plain && text.is_empty() => key.line,
@@ -161,7 +162,7 @@ impl<'a> Builder<'a> {
     fn open(&mut self, line: usize, anchor: usize, content: Content<'a>) -> Result<(), Fault> {
         self.check_depth(line, 1)?;
         let node = Node { line, content, nodes: 1, height: 1 };
-        self.open.push(Open { node, anchor, key: None });
+        self.open.push(OpenNode { node, anchor, key: None });
         Ok(())
     }
 
@@ -187,7 +188,7 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Puts a complete node where it belongs. An anchor of 0 is none.
+    /// Adds a complete node to its parent. An `anchor` of 0 means no anchor.
     fn attach(&mut self, node: Rc<Node<'a>>, anchor: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
@@ -252,7 +253,8 @@ impl<'a> Builder<'a> {
 mod tests {
     use super::*;
 
-    /// Flow YAML, each node after its line, text in quotes unless plain.
+    /// The tree as flow YAML, with the line before each node, and quotes around text that is not
+    /// plain.
     fn shown(node: &Node<'_>) -> String {
         let line = node.line;
         match &node.content {
@@ -294,13 +296,13 @@ mod tests {
     }
 
     #[test]
-    fn aliases_stand_where_their_anchor_is() {
+    fn aliases_have_the_line_of_their_anchor() {
         assert_eq!(tree("a: &x\n  - 1\nb: *x\n"), "1:{1:a => 1:[2:1], 3:b => 1:[2:1]}");
         assert_eq!(refusal("a: &x [*x]"), "line 1: this alias stands inside what it stands for");
     }
 
     #[test]
-    fn nothing_is_not_a_document() {
+    fn empty_documents_are_refused() {
         for text in ["", "# only words\n", "---\n", "~", "null\n", "\u{feff}"] {
             assert!(refusal(text).contains("the file is empty"), "{text:?}");
         }
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn aliases_are_bounded() {
+    fn alias_expansion_is_bounded() {
         let mut bomb = String::from("- &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for level in 1..20 {
             let aliases = vec![format!("*a{}", level - 1); 10].join(", ");

@@ -1,9 +1,8 @@
-//! The rules of the file's top level; those of its two parts are in `namespaces` and
-//! `resources`.
+//! Validation of the file's top level. `namespaces` and `resources` validate its two parts.
 
 use super::fault::Path;
 use super::model::{FailurePolicy, Limits};
-use super::namespaces::{Indices, Kind, bucket, namespaces};
+use super::namespaces::{DefinitionKind, Indices, bucket, namespaces};
 use super::read::{Fields, Keys, Reader};
 use super::resources::resources;
 use super::tree::Node;
@@ -21,8 +20,8 @@ const KEYS: Keys = Keys {
     ],
 };
 
-/// What the tree says, and a reader with what is wrong with it. The limits are meaningful
-/// only where there are no faults.
+/// The limits in the tree, and a reader with the faults and notices. The limits are meaningful only
+/// if there are no faults.
 pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
     let mut reader = Reader::default();
     let top = reader.fields(root, &Path::ROOT, &KEYS);
@@ -30,7 +29,7 @@ pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
     let mut indices = Indices::default();
     let global_default = top.get("global_default_bucket").map(|entry| {
         let path = Path::ROOT.key(entry.key);
-        bucket(&mut reader, entry.value, &path, &mut indices, Kind::One)
+        bucket(&mut reader, entry.value, &path, &mut indices, DefinitionKind::Single)
     });
     let namespaces = top.get("namespaces").map(|entry| {
         namespaces(
@@ -56,7 +55,7 @@ pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
     (limits, reader)
 }
 
-/// `on_store_failure`, where it is given.
+/// Reads `on_store_failure`; `None` if it is missing or invalid.
 pub(super) fn failure_policy(
     reader: &mut Reader,
     fields: &Fields<'_>,

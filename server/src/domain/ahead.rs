@@ -1,57 +1,57 @@
-//! What a node holds of a bucket ahead of its requests, and when it may. docs/adr/0007-prefetch.md
-//! has the argument for the times below.
+//! Prefetch: when a node takes tokens from a bucket before requests ask for them, and how long it
+//! keeps them. docs/adr/0007-prefetch.md derives the times below.
 
 use std::collections::VecDeque;
 
 use super::time::Micros;
 
-/// How long after it was taken, in µs, a token may be served. Whoever relies on it that a node
-/// holds nothing from before some moment waits for longer.
+/// Lifetime of a prefetched token, in µs. After a longer wait, no node holds a token taken before
+/// the wait began.
 pub const HELD_US: i64 = 1_000_000;
 
-/// How long, in µs, a count of the nodes is relied on: two heartbeats and a half.
+/// How long a node count from a heartbeat stays valid, in µs: two and a half heartbeat intervals.
 pub const FRESH_US: i64 = 2_500_000;
 
-/// How long, in µs, a node must have been counted before it takes tokens ahead: by then no other
-/// relies on a count without it, nor holds what it took by one.
+/// How long a node must send heartbeats before it may prefetch, in µs. By then, no other node uses
+/// a node count that excludes it or holds tokens prefetched under an older count.
 pub const QUIET_US: i64 = 4_000_000;
 
-/// How long after its last heartbeat, in µs, a node is still counted.
+/// How long a node is still counted after its last heartbeat, in µs.
 pub const COUNTED_US: i64 = 5_000_000;
 
 const _: () = assert!(FRESH_US + HELD_US < QUIET_US && FRESH_US + HELD_US < COUNTED_US);
 
-/// Who shares the buckets, as one node has it from its heartbeats.
+/// The node count that one node has learned from the replies to its heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sight {
     nodes: u32,
-    /// When that count, the highest of late, was heard last.
+    /// When a heartbeat last reported `nodes`. A lower count replaces it only [`COUNTED_US`] later.
     counted_at: Micros,
-    /// Since when the heartbeats have followed each other closely.
+    /// Start of the current series of heartbeats without a gap above [`FRESH_US`].
     since: Micros,
-    /// When the last of them was sent.
+    /// When the last heartbeat was sent.
     last: Micros,
 }
 
-/// What a node goes by at one moment.
+/// The inputs to prefetch decisions at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct View {
-    /// The moment.
+    /// The current time.
     pub now: Micros,
-    /// The most nodes that there may be.
+    /// Upper bound on the number of live nodes.
     pub nodes: u32,
-    /// Whether the others have counted this node for long enough.
+    /// Whether this node has sent heartbeats for long enough to prefetch.
     pub may_take: bool,
 }
 
 impl Sight {
-    /// What a node knows after a heartbeat that was sent `took_us` ago and counts `nodes`.
+    /// Updates the count from a heartbeat that was sent `took_us` ago and reports `nodes`.
     pub fn heard(before: Option<&Self>, now: Micros, took_us: i64, nodes: u32) -> Self {
         let heard = Self { nodes, counted_at: now, since: now, last: Micros(now.0 - took_us) };
         let Some(before) = before else { return heard };
         let since = if now.0 - before.last.0 <= FRESH_US { before.since } else { now };
-        // Those who are gone may be missed too late, but not too early: a store that forgot
-        // its nodes counts only those that have come back to it.
+        // Lower the count late, never early: a store that has lost its data counts only the nodes
+        // that have sent a heartbeat since.
         if nodes < before.nodes && now.0 - before.counted_at.0 < COUNTED_US {
             Self { nodes: before.nodes, counted_at: before.counted_at, since, ..heard }
         } else {
@@ -59,7 +59,7 @@ impl Sight {
         }
     }
 
-    /// What a node goes by at `now`. With nothing heard of late, there may be any number of nodes.
+    /// The view at `now`. Without a heartbeat in the last [`FRESH_US`], `nodes` is `u32::MAX`.
     pub fn view(sight: Option<&Self>, now: Micros) -> View {
         match sight.filter(|sight| now.0 - sight.last.0 <= FRESH_US) {
             Some(sight) => {
@@ -71,71 +71,74 @@ impl Sight {
     }
 }
 
-/// A bucket is worth taking ahead from when so many requests come …
-const HOT: u32 = 10;
+/// Requests within one window that make a bucket hot.
+const HOT_REQUESTS: u32 = 10;
 
-/// … within so many µs.
+/// Length of a demand window, in µs.
 const WINDOW_US: i64 = 10_000;
 
-/// How many windows' demand a node holds at most: a tenth of a second.
-const WINDOWS: u64 = 10;
+/// Most tokens held, as a multiple of one window's demand: 100 ms of demand.
+const TARGET_WINDOWS: u64 = 10;
 
-/// How long, in µs, nobody must have asked before tokens are given back, …
+/// Tokens are given back after this time without a request, in µs.
 const IDLE_US: i64 = 100_000;
 
-/// … and how long before even though somebody does.
-const AGED_US: i64 = HELD_US / 2;
+/// Tokens are given back at this age even if requests still arrive, in µs.
+const RETURN_AGE_US: i64 = HELD_US / 2;
 
-/// How long, in µs, after a bucket had too little it is left alone, …
-const EMPTY_US: i64 = 10_000;
+/// Pause before the next refill after the bucket had less than half of the wanted tokens, in µs.
+const EMPTY_PAUSE_US: i64 = 10_000;
 
-/// … and how long after there was no answer.
-const FAILED_US: i64 = 250_000;
+/// Pause before the next refill after a refill that got no answer, in µs.
+const FAILED_PAUSE_US: i64 = 250_000;
 
-/// Tokens taken at one moment.
+/// Tokens from one refill.
 #[derive(Clone, Copy, Debug)]
 struct Lot {
     tokens: u64,
     taken: Micros,
 }
 
-/// What one node holds of one bucket, and how hot that is.
+/// The prefetched tokens of one bucket on one node, and the recent demand for them.
 #[derive(Debug)]
 pub struct Stash {
-    /// The oldest first.
+    /// Oldest first.
     lots: VecDeque<Lot>,
     held: u64,
     lost: u64,
-    asked: Micros,
-    window: Micros,
-    /// Requests and tokens in the window at hand, and in the one before.
-    now: (u32, u64),
-    before: (u32, u64),
-    /// More is on its way.
+    last_request: Micros,
+    window_start: Micros,
+    /// Requests and tokens in the current window.
+    this_window: (u32, u64),
+    /// Requests and tokens in the previous window.
+    last_window: (u32, u64),
+    /// A refill is in flight.
     refilling: bool,
+    /// No refill starts before this time.
     not_before: Micros,
 }
 
 impl Stash {
-    /// An empty one. Nothing is taken before [`QUIET_US`] have passed, so that all nodes know of
-    /// the limits that allow it.
+    /// An empty stash. The first refill starts [`QUIET_US`] later at the earliest, so that all
+    /// nodes have loaded the limits that allow prefetch.
     pub fn new(now: Micros) -> Self {
         Self {
             lots: VecDeque::new(),
             held: 0,
             lost: 0,
-            asked: now,
-            window: now,
-            now: (0, 0),
-            before: (0, 0),
+            last_request: now,
+            window_start: now,
+            this_window: (0, 0),
+            last_window: (0, 0),
             refilling: false,
             not_before: Micros(now.0 + QUIET_US),
         }
     }
 
-    /// Notes a request, and serves it if there is enough: tells how many tokens there were.
+    /// Records a request and serves it from the held tokens. Returns the number of tokens held
+    /// before; `None`, with nothing taken, if that is less than `tokens`.
     pub fn serve(&mut self, tokens: u64, now: Micros) -> Option<u64> {
-        self.note(tokens, now);
+        self.record_demand(tokens, now);
         self.expire(now);
         let held = self.held;
         if tokens > held {
@@ -154,25 +157,27 @@ impl Stash {
         Some(held)
     }
 
-    fn note(&mut self, tokens: u64, now: Micros) {
-        self.asked = now;
-        let age_us = now.0 - self.window.0;
+    fn record_demand(&mut self, tokens: u64, now: Micros) {
+        self.last_request = now;
+        let age_us = now.0 - self.window_start.0;
         if age_us >= WINDOW_US {
-            self.before = if age_us < 2 * WINDOW_US { self.now } else { (0, 0) };
-            self.now = (0, 0);
-            self.window = now;
+            self.last_window = if age_us < 2 * WINDOW_US { self.this_window } else { (0, 0) };
+            self.this_window = (0, 0);
+            self.window_start = now;
         }
-        self.now = (self.now.0.saturating_add(1), self.now.1.saturating_add(tokens));
+        let (requests, demand) = self.this_window;
+        self.this_window = (requests.saturating_add(1), demand.saturating_add(tokens));
     }
 
-    /// How many tokens to take now, if any, so that no more than `most` are held; until
-    /// [`Stash::refilled`] is told what came of it, no more.
+    /// Starts a refill: the number of tokens to take, so that at most `most` are held. `None` if
+    /// none is due, or until [`Stash::refilled`] has ended the last one.
     pub fn refill(&mut self, most: u64, now: Micros) -> Option<u64> {
-        let (count, tokens) = (self.now.0.max(self.before.0), self.now.1.max(self.before.1));
-        let target = most.min(tokens.saturating_mul(WINDOWS));
+        let requests = self.this_window.0.max(self.last_window.0);
+        let tokens = self.this_window.1.max(self.last_window.1);
+        let target = most.min(tokens.saturating_mul(TARGET_WINDOWS));
         let due = !self.refilling
             && now >= self.not_before
-            && count >= HOT
+            && requests >= HOT_REQUESTS
             && self.held < target.div_ceil(2);
         due.then(|| {
             self.refilling = true;
@@ -180,7 +185,8 @@ impl Stash {
         })
     }
 
-    /// So many of the tokens wanted were taken, not before `sent`; `None`: that is unknown.
+    /// Ends a refill of `wanted` tokens that was sent at `sent`. `taken` is `None` if the store
+    /// gave no answer; the wanted tokens then count as lost.
     pub fn refilled(&mut self, wanted: u64, taken: Option<u64>, sent: Micros, now: Micros) {
         self.refilling = false;
         match taken {
@@ -190,22 +196,22 @@ impl Stash {
                     self.held += tokens;
                 }
                 if tokens < wanted.div_ceil(2) {
-                    self.not_before = Micros(now.0 + EMPTY_US);
+                    self.not_before = Micros(now.0 + EMPTY_PAUSE_US);
                 }
             }
             None => {
                 self.lost += wanted;
-                self.not_before = Micros(now.0 + FAILED_US);
+                self.not_before = Micros(now.0 + FAILED_PAUSE_US);
             }
         }
     }
 
     fn expire(&mut self, now: Micros) {
-        self.lost += self.older(HELD_US, now);
+        self.lost += self.remove_older(HELD_US, now);
     }
 
-    /// Takes out what was taken so long ago.
-    fn older(&mut self, age_us: i64, now: Micros) -> u64 {
+    /// Removes tokens taken at least `age_us` ago, and returns how many.
+    fn remove_older(&mut self, age_us: i64, now: Micros) -> u64 {
         let mut tokens = 0;
         while let Some(lot) = self.lots.front().filter(|lot| now.0 - lot.taken.0 >= age_us) {
             tokens += lot.tokens;
@@ -215,36 +221,35 @@ impl Stash {
         tokens
     }
 
-    /// Takes out what is not wanted any more and to be given back.
+    /// Removes unused tokens that should go back to the store, and returns how many.
     pub fn spare(&mut self, now: Micros) -> u64 {
-        if now.0 - self.asked.0 >= IDLE_US {
+        if now.0 - self.last_request.0 >= IDLE_US {
             return self.empty(now);
         }
         self.expire(now);
-        self.older(AGED_US, now)
+        self.remove_older(RETURN_AGE_US, now)
     }
 
-    /// Takes out all that may be given back.
+    /// Removes all tokens that have not expired, to give them back, and returns how many.
     pub fn empty(&mut self, now: Micros) -> u64 {
         self.expire(now);
         self.lots.clear();
         std::mem::take(&mut self.held)
     }
 
-    /// How many tokens were lost since this was asked last: held for too long, or in a refill
-    /// that got no answer.
+    /// Tokens lost since the last call: expired, or in a refill that got no answer.
     pub fn lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
-    /// How many tokens there are.
+    /// The number of tokens held.
     pub fn held(&self) -> u64 {
         self.held
     }
 }
 
-/// The parts in which tokens are asked for, each granted whole or not: halves, and halves of what
-/// is left, so that a few parts take nearly all that there is.
+/// Splits a refill into requests that are each granted in full or refused: half of `tokens`, then
+/// half of the rest, down to a sixteenth. A few requests so take nearly all available tokens.
 pub fn parts(tokens: u64) -> impl Iterator<Item = u64> {
     let least = (tokens / 16).max(1);
     let mut left = tokens;

@@ -1,41 +1,40 @@
-//! The debt bucket: tokens accrue lazily up to a size, a request may take more than there
-//! is, and the next caller waits until that debt is paid. The idea is that of Guava's
-//! `RateLimiter` as the quotaservice design took it up; here it is kept in the form of the
-//! generic cell rate algorithm (ITU-T I.371), whose whole state is one moment in time.
+//! The token bucket with debt: tokens accrue lazily up to a size, a request may take more tokens
+//! than the bucket holds, and later requests wait until that debt is paid off. The idea comes from
+//! Guava's `RateLimiter` by way of the quotaservice design. The implementation follows the generic
+//! cell rate algorithm (ITU-T I.371), whose whole state is one timestamp.
 //!
-//! That moment, [`State`]'s `zero`, is when the balance is (or was) exactly zero. All
-//! arithmetic is in microseconds of accrual. With `interval` the time one token takes,
-//! `accrued = min(cap, now - zero)` is the balance as a time, a grant moves `zero` by
-//! `tokens * interval`, and a balance below zero *is* the time to wait. A grant from a
-//! bucket that is not full adds to `zero` without reading the clock into it, so nothing is
-//! lost however often the bucket is asked.
+//! That timestamp, `zero` in [`State`], is the time at which the balance is (or was) exactly zero.
+//! All arithmetic is in microseconds of accrual. With `interval` as the time that one token takes
+//! to accrue, the balance is `accrued = min(cap, now - zero)`. A grant moves `zero` by
+//! `tokens * interval`. A negative balance is the time to wait. A grant from a bucket that is not
+//! full adds to `zero` independently of `now`, so that rounding loses no accrual at any request
+//! rate.
 //!
-//! `lua/allow.lua` does the same operations in the same order on the same doubles, so that
-//! both stores give the same answers to the last bit. Who changes one, changes both.
+//! `lua/allow.lua` does the same operations in the same order on the same doubles, so that both
+//! stores give bit-identical answers. Change the two together.
 
 use super::time::Micros;
 
-/// Fractions of a microsecond in [`State::zero_frac`]: 2^18 of them. One token at 10^8 a
-/// second takes 0.01 µs, 2621 of these units, so rounding a cost up loses 0.02 % at most.
+/// Units of [`State::zero_frac`] per microsecond: 2^18. At 10^8 tokens per second, one token takes
+/// 0.01 µs or 2621 units, so rounding a cost up loses 0.04 % at most.
 pub const FRACTIONS: f64 = 262_144.0;
 
-/// What counts as no time at all, in µs: below the clock's resolution, and below what one
-/// token takes at 10^8 a second. It absorbs the fractions by which costs were rounded up,
-/// so that a bucket of 3 a second is ready after one second, not a microsecond later.
+/// Tolerance of comparisons, in µs: below the clock's resolution, and below the time that one
+/// token takes at 10^8 per second. It absorbs the rounding up of costs, so that at 3 tokens per
+/// second, 3 tokens are available after exactly one second, not a microsecond later.
 pub const SLACK_US: f64 = 0.003_906_25;
 
-/// The longest time, in µs, that a bucket may take to fill, or be in debt: four years.
-/// Stored times are modulo 2^48 µs (nine years), so anything longer would be ambiguous.
+/// Longest fill time or debt of a bucket, in µs: four years. Stored times are modulo 2^48 µs (nine
+/// years), so a longer span would be ambiguous.
 pub const MAX_SPAN_US: f64 = 126_230_400_000_000.0;
 
-/// The slowest and the fastest rate, in tokens a second. Faster, the fractions of a microsecond
-/// that a state keeps would be too coarse.
+/// Valid fill rates, in tokens per second. Above the maximum, [`FRACTIONS`] would be too coarse.
 pub const RATES: std::ops::RangeInclusive<f64> = 1e-8..=1e8;
 
-/// The finest grid of expiries, in µs: an eighth of a second.
+/// Smallest step of the expiry grid, in µs: about an eighth of a second.
 const FINEST_GRID_US: f64 = 131_072.0;
 
-/// Bytes of an encoded [`State`].
+/// Size of an encoded [`State`], in bytes.
 pub const STATE_BYTES: usize = 12;
 
 const TIME_MODULUS: i64 = 1 << 48;
@@ -43,21 +42,22 @@ const TIME_MODULUS: i64 = 1 << 48;
 /// One bucket's limits as an operator writes them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BucketLimit {
-    /// The most tokens it holds.
+    /// The most tokens that the bucket holds.
     pub size_tokens: u64,
-    /// Tokens a second that accrue.
+    /// Tokens that accrue per second.
     pub fill_rate: f64,
-    /// The longest wait that a grant may carry.
+    /// The longest wait that a grant may impose.
     pub wait_timeout_ms: u64,
-    /// How long after its last use a dynamic bucket is removed; `None`: never.
+    /// Idle time after which a dynamic bucket is removed; `None`: never.
     pub max_idle_ms: Option<u64>,
     /// The longest time that paying off a debt may take.
     pub max_debt_ms: u64,
     /// The most tokens one request may take; `None`: no limit.
     pub max_tokens_per_request: Option<u64>,
-    /// The share of the size, in percent, past which a grant is marked.
+    /// Use of the bucket, in percent of its size, above which grants are marked as soft-limited;
+    /// `None`: never.
     pub soft_limit_percent: Option<f64>,
-    /// The most tokens that a node takes ahead of its requests; 0: none.
+    /// The most tokens that each node prefetches; 0: no prefetch.
     pub prefetch_tokens: u64,
 }
 
@@ -77,12 +77,12 @@ impl Default for BucketLimit {
 }
 
 impl BucketLimit {
-    /// The same limits in the units that decisions are computed in.
+    /// Converts the limits to the units of the arithmetic.
     pub fn terms(&self) -> Terms {
         Terms::new(self.size_tokens as f64, self.fill_rate, self.max_debt_ms)
     }
 
-    /// Whether a grant that leaves `tokens` in a bucket of `size` tokens is past the soft limit.
+    /// Whether a grant exceeds the soft limit when it leaves `tokens` in a bucket of `size` tokens.
     pub fn past_soft_limit(&self, tokens: f64, size: impl FnOnce() -> f64) -> bool {
         self.soft_limit_percent.is_some_and(|percent| {
             let size = size();
@@ -91,11 +91,12 @@ impl BucketLimit {
     }
 }
 
-/// A [`Terms`]' rate and debt limit in 29 bits: 6 bits of binary exponent, 18 of mantissa,
-/// and the debt limit in milliseconds modulo 31. A state carries the mark of the terms that
-/// it was written under; where that differs from the terms of today, the limits have changed
-/// and the balance is carried over at the rate it was earned at. Rates that are whole numbers
-/// up to 524,288 are kept exactly, others to within 4 millionths.
+/// Fingerprint of a [`Terms`] in 29 bits: 6 bits of the rate's binary exponent, 18 of its mantissa,
+/// and the debt limit in milliseconds modulo 31.
+///
+/// A state stores the mark of the terms it was written under. If it differs from the current
+/// terms' mark, the limits have changed, and the balance is converted from the old rate to the
+/// new one. Whole rates up to 524,288 are exact; others have a relative error of up to 4·10^-6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark(u32);
 
@@ -107,7 +108,7 @@ impl Mark {
         Self(exponent << 23 | mantissa << 5 | (max_debt_ms % 31) as u32)
     }
 
-    /// As a number below 2^29.
+    /// The mark as a number below 2^29.
     pub fn bits(self) -> u32 {
         self.0
     }
@@ -116,7 +117,7 @@ impl Mark {
         self.0 >> 5 == other.0 >> 5
     }
 
-    /// Tokens a second.
+    /// The rate, in tokens per second.
     fn rate(self) -> f64 {
         let exponent = u64::from(self.0 >> 23) + 1023 - 32;
         let mantissa = u64::from(self.0 >> 5 & 0x3_ffff);
@@ -124,24 +125,24 @@ impl Mark {
     }
 }
 
-/// What one bucket grants, in the units that decisions are computed in.
+/// The limits of one bucket in the units of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// Microseconds that one token takes to accrue.
+    /// Time in which one token accrues, in µs.
     pub interval_us: f64,
-    /// Microseconds that an empty bucket takes to fill.
+    /// Time in which an empty bucket fills, in µs.
     pub cap_us: f64,
-    /// How long after its balance was zero a state is needed, in µs: as long as `cap_us`, but
-    /// where nodes take tokens ahead. There, `cap_us` differs between nodes for a moment when
-    /// one comes or goes, and a state must be there for all of them.
+    /// How long a state is needed after its balance was zero, in µs. Equal to `cap_us`, except for
+    /// buckets with prefetch: their `cap_us` depends on the node count, which differs between
+    /// nodes for a short time, and the state must last for the node with the largest `cap_us`.
     pub life_us: f64,
-    /// The longest debt, as a time.
+    /// The debt limit, in µs of accrual.
     pub max_debt_us: f64,
-    /// What a state written under these terms is marked with.
+    /// The mark stored in states written under these terms.
     pub mark: Mark,
-    /// The grid that expiries are on, in µs: a power of two, at most a sixteenth of `life_us`, but
-    /// not finer than an eighth of a second. A state outlives the moment at which its bucket is
-    /// full by a step of it at most, so that few grants move the expiry.
+    /// Step of the grid on which states expire, in µs: a power of two, at most a sixteenth of
+    /// `life_us`, but at least an eighth of a second. A state expires at most one step after its
+    /// bucket is full, so that few grants have to change the expiry.
     pub grid_us: f64,
 }
 
@@ -159,17 +160,17 @@ impl Terms {
         }
     }
 
-    /// The longest time, in µs, that a state may be about after the last grant.
+    /// The longest time that a state may exist after the last grant, in µs.
     pub fn longest_life_us(&self) -> f64 {
         self.life_us + self.grid_us + self.max_debt_us
     }
 
-    /// The share of one node among `nodes` that decide each on its own: rate and size are
-    /// divided, though not to less than one token; waits and debts stay as long as they were.
+    /// The share of one of `nodes` nodes that decide independently: rate and size are divided by
+    /// `nodes`, the size to one token at least. Wait and debt limits stay the same.
     pub fn share(&self, nodes: u32) -> Self {
         let nodes = f64::from(nodes.max(1));
         let interval_us = self.interval_us * nodes;
-        // Less than one token could never be granted where no debt is allowed.
+        // A bucket of less than one token could never grant without debt.
         let cap_us = self.cap_us.max(interval_us);
         let grid_us = grid_us(cap_us);
         let hash = self.mark.0 & 31;
@@ -177,26 +178,26 @@ impl Terms {
         Self { interval_us, cap_us, life_us: cap_us, mark, grid_us, ..*self }
     }
 
-    /// What is left to the bucket while each of `nodes` may hold [`Terms::ahead_tokens`]: less
-    /// of a size, but all else the same. More nodes never leave more.
+    /// The terms of the bucket while each of `nodes` may hold [`Terms::ahead_tokens`]: a smaller
+    /// size, with everything else unchanged. The size never grows with the number of nodes.
     pub fn beside_prefetch(&self, prefetch_tokens: u64, nodes: u32) -> Self {
         let held_us = self.cost_us(prefetch_tokens) * f64::from(nodes.max(1));
         Self { cap_us: self.life_us - held_us.min(self.life_us / 2.0), ..*self }
     }
 
-    /// The most tokens that each of `nodes` may hold ahead of its requests, so that all of them
-    /// together hold half of the size at most. More nodes never make it more.
+    /// The most tokens that each of `nodes` may prefetch, so that together they hold half of the
+    /// size at most. Never grows with the number of nodes.
     pub fn ahead_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
         let size = self.life_us / self.interval_us;
         prefetch_tokens.min((size / 2.0 / f64::from(nodes.max(1))) as u64)
     }
 
-    /// What `tokens` cost, in microseconds of accrual.
+    /// The cost of `tokens`, in µs of accrual.
     pub fn cost_us(&self, tokens: u64) -> f64 {
         tokens as f64 * self.interval_us
     }
 
-    /// Microseconds of accrual as tokens, to a millionth.
+    /// Converts µs of accrual to tokens, rounded to a millionth.
     pub fn tokens(&self, accrued_us: f64) -> f64 {
         let tokens = accrued_us / self.interval_us;
         // Past 2^53 millionths the rounding itself would be the larger error.
@@ -212,23 +213,24 @@ fn grid_us(cap_us: f64) -> f64 {
     grid_us
 }
 
-/// A bucket that is not full. A full bucket needs no state: it and an absent one are the same.
+/// The stored state of a bucket that is not full. A bucket without a state is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct State {
-    /// When the balance is zero: whole microseconds since the epoch, …
+    /// The time at which the balance is zero, in whole µs since the epoch.
     pub zero_us: i64,
-    /// … and this many 2^18ths of one.
+    /// The fraction of a microsecond to add to `zero_us`, in units of 2^-18 µs.
     pub zero_frac: u32,
-    /// The terms under which this was written.
+    /// The mark of the terms under which the state was written.
     pub mark: Mark,
-    /// The debt is longer than the debt limit because the limits were changed, and must be
-    /// paid all the same. Without this, such a debt can only come of a clock that stepped back.
+    /// A change of limits left a debt beyond the debt limit, which still must be paid. If `false`,
+    /// a debt beyond the limit means that the clock stepped back.
     pub carried: bool,
 }
 
 impl State {
-    /// As stored: little-endian, 6 bytes of whole microseconds modulo 2^48, then 18 bits of
-    /// fraction with the mark's upper 6 bits, then the mark's lower 23 bits above `carried`.
+    /// Encodes the state, little-endian: 6 bytes of `zero_us` modulo 2^48; 3 bytes with 18 bits of
+    /// `zero_frac` below the mark's upper 6 bits; 3 bytes with `carried` as the lowest bit below
+    /// the mark's lower 23 bits.
     pub fn encode(&self) -> [u8; STATE_BYTES] {
         let whole = self.zero_us.rem_euclid(TIME_MODULUS) as u64;
         let middle = self.zero_frac | self.mark.0 >> 23 << 18;
@@ -240,7 +242,8 @@ impl State {
         bytes
     }
 
-    /// Reads what [`State::encode`] wrote, at most four and a half years before or after `now`.
+    /// Decodes the result of [`State::encode`]. `zero_us` must be within four and a half years of
+    /// `now`.
     pub fn decode(bytes: &[u8; STATE_BYTES], now: Micros) -> Self {
         let number = |range: std::ops::Range<usize>| {
             bytes[range].iter().rev().fold(0_i64, |sum, byte| sum << 8 | i64::from(*byte))
@@ -263,12 +266,12 @@ impl State {
         Self { zero_us: now.0, zero_frac: 0, mark: terms.mark, carried: false }.moved(-accrued_us)
     }
 
-    /// The balance at `now`, as a time.
+    /// The balance at `now`, in µs of accrual.
     fn accrued_us(&self, now: Micros) -> f64 {
         (now.0 - self.zero_us) as f64 - f64::from(self.zero_frac) / FRACTIONS
     }
 
-    /// The state after `zero` has moved by `us`, rounded up.
+    /// The state with `zero` moved by `us`, rounded up to the next fraction.
     fn moved(self, us: f64) -> Self {
         let mut whole = us.floor();
         let mut frac = f64::from(self.zero_frac) + ((us - whole) * FRACTIONS).ceil();
@@ -283,40 +286,41 @@ impl State {
 /// One request to a bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request {
-    /// What the tokens cost: [`Terms::cost_us`]; negative: so much is given back.
+    /// Cost of the tokens ([`Terms::cost_us`]). A negative cost returns tokens.
     pub cost_us: f64,
-    /// The longest wait that a grant may carry; negative: so much must be there.
+    /// The longest wait that a grant may impose, in µs. If negative, the balance must be at least
+    /// its absolute value.
     pub max_wait_us: f64,
 }
 
 impl Request {
-    /// For tokens, which may come of the future.
+    /// Takes tokens, with a wait and a debt if the limits allow.
     pub fn take(cost_us: f64, max_wait_ms: u64) -> Self {
         Self { cost_us, max_wait_us: max_wait_ms as f64 * 1000.0 }
     }
 
-    /// For tokens that are there: without a wait, and without leaving a debt.
+    /// Takes available tokens only, without a wait or a debt.
     pub fn take_ahead(cost_us: f64) -> Self {
         Self { cost_us, max_wait_us: -cost_us }
     }
 
-    /// Gives tokens back, what they cost; beyond what makes the bucket full, they are lost. It
-    /// is refused only where it would leave a debt beyond the limit.
+    /// Returns tokens that cost `cost_us`. Tokens beyond the bucket's size are lost. Refused only
+    /// if the debt would still exceed the limit.
     pub fn give_back(cost_us: f64) -> Self {
-        // So much pays any debt and fills any bucket.
+        // Enough to pay off any debt and fill any bucket.
         let most_us = 2.0 * MAX_SPAN_US;
         Self { cost_us: -cost_us.min(most_us), max_wait_us: f64::INFINITY }
     }
 }
 
-/// What becomes of a bucket's state.
+/// The change that a request makes to a bucket's state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// It stays as it is.
+    /// The state stays unchanged.
     Keep,
-    /// It is replaced by this.
+    /// Store this state.
     Put(State),
-    /// The bucket is full, and its state goes.
+    /// Remove the state: the bucket is full.
     Remove,
 }
 
@@ -325,41 +329,42 @@ pub enum Change {
 pub struct Decision {
     /// Whether the tokens are granted.
     pub granted: bool,
-    /// The balance that the request met, as a time; negative: in debt.
+    /// The balance before the request, in µs of accrual; negative: in debt.
     pub accrued_us: f64,
-    /// What to do with the state.
+    /// The change to make to the state.
     pub change: Change,
 }
 
 impl State {
-    /// When it is needed no more, in milliseconds since the epoch: a little after its bucket is
-    /// full.
+    /// When the state expires, in milliseconds since the epoch: at the first step of the grid
+    /// after its bucket is full.
     pub fn expires_ms(&self, terms: &Terms) -> i64 {
         let step = ((self.zero_us as f64 + terms.life_us) / terms.grid_us).floor();
         ((step + 1.0) * terms.grid_us / 1000.0).ceil() as i64
     }
 }
 
-/// Decides one request to a bucket in `state` (`None`: full) at `now`.
+/// Decides one request at `now`. A `state` of `None` is a full bucket.
 pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micros) -> Decision {
     let mut accrued_us = terms.cap_us;
-    // Restated: the state no longer says by itself what the balance is, and is written anew.
+    // `restated`: the balance was converted or corrected, so the state must be written again even
+    // if the request is refused.
     let (mut restated, mut carried) = (false, false);
     if let Some(state) = state {
         accrued_us = state.accrued_us(now);
         carried = state.carried;
         if state.mark != terms.mark {
             if !state.mark.same_rate(terms.mark) {
-                // Both rates as marks keep them: nodes with different limits, which restate a
-                // balance in turn, then neither forgive any of it nor add to it.
+                // Use both rates as rounded in the marks. When nodes with different limits convert
+                // a balance back and forth, it then neither shrinks nor grows.
                 accrued_us *= state.mark.rate() / terms.mark.rate();
-                // A debt that would take longer can't be stored, nor would anyone wait for it.
+                // A longer debt could not be stored.
                 accrued_us = accrued_us.max(-MAX_SPAN_US);
             }
             (restated, carried) = (true, true);
         }
-        // Every grant leaves at most the debt limit, so a longer debt that no change of
-        // limits explains comes of a clock that stepped back: nobody pays for that.
+        // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
+        // the clock stepped back, so it is cut to the limit.
         if !carried && accrued_us < -terms.max_debt_us - 1.0 {
             accrued_us = -terms.max_debt_us;
             restated = true;
@@ -395,7 +400,8 @@ pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micr
     Decision { granted, accrued_us, change }
 }
 
-/// A bucket that has a state is full. By the terms of another node it may not be.
+/// The change for a bucket that has become full. With prefetch, nodes may disagree on the size, so
+/// a state stays to hold the balance for the others.
 fn fill(terms: &Terms, now: Micros) -> Change {
     if terms.cap_us < terms.life_us {
         Change::Put(State::at(now, terms.cap_us, terms))
@@ -409,13 +415,13 @@ fn allowed(accrued_us: f64, terms: &Terms, request: &Request) -> bool {
         && request.cost_us - accrued_us - SLACK_US <= terms.max_debt_us
 }
 
-/// How long a grant must wait that met this balance, in whole milliseconds, rounded up.
+/// The wait of a grant that found this balance, in whole milliseconds, rounded up.
 pub fn wait_ms(accrued_us: f64) -> i64 {
     ceil_ms((-accrued_us - SLACK_US).max(0.0))
 }
 
-/// How long until a refused request could be granted if nobody else asked, in whole
-/// milliseconds, rounded up; 0 if it never could.
+/// Time until a refused request could be granted if no other request came, in whole milliseconds,
+/// rounded up. 0 if it can never be granted.
 pub fn retry_after_ms(accrued_us: f64, terms: &Terms, request: &Request) -> i64 {
     if request.cost_us - terms.cap_us - SLACK_US > terms.max_debt_us {
         return 0;
@@ -429,22 +435,22 @@ fn ceil_ms(us: f64) -> i64 {
     (us / 1000.0).ceil() as i64
 }
 
-/// What kind of bucket serves a request.
+/// The kind of bucket that serves a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Configured under the name asked for.
+    /// A bucket configured under the requested name.
     Configured {
-        /// Its namespace bounds its dynamic buckets.
+        /// Whether the namespace limits the number of its dynamic buckets.
         bounded: bool,
     },
-    /// Dynamic, under the name asked for.
+    /// A dynamic bucket with the requested name.
     Dynamic {
-        /// How many its namespace may have at once; `None`: no limit.
+        /// The most dynamic buckets in the namespace at once; `None`: no limit.
         max_buckets: Option<u64>,
     },
     /// The namespace's default bucket.
     NamespaceDefault,
-    /// The default bucket of them all.
+    /// The default bucket of all namespaces.
     GlobalDefault,
 }
 

@@ -1,17 +1,17 @@
-//! What the arithmetic of buckets must keep where tokens are taken ahead and given back. All
-//! else is in `tests/allow/scenarios.rs`, over both stores.
+//! Tests of the bucket arithmetic for prefetch: taking tokens ahead and giving them back.
+//! `tests/allow/scenarios.rs` tests everything else, on both stores.
 
 use super::*;
 
 const NOW: Micros = Micros(1_000_000_000);
 
-/// Ten tokens, one a second, a debt of up to five.
+/// Size of ten tokens, one token per second, a debt of up to five seconds.
 fn terms() -> Terms {
     Terms::new(10.0, 1.0, 5000)
 }
 
-/// The balance that `change` leaves, in tokens; `None`: there is no state.
-fn left(before: Option<State>, change: Change) -> Option<f64> {
+/// The balance after `change`, in tokens; `None` if the bucket has no state.
+fn balance_after(before: Option<State>, change: Change) -> Option<f64> {
     let state = match change {
         Change::Keep => before,
         Change::Put(state) => Some(state),
@@ -21,10 +21,10 @@ fn left(before: Option<State>, change: Change) -> Option<f64> {
 }
 
 #[test]
-fn what_is_taken_ahead_is_there_and_what_is_given_back_fits() {
+fn prefetch_takes_available_tokens_and_returns_fill_up_to_the_size() {
     let take = |tokens: f64| Request::take_ahead(tokens * 1e6);
     let back = |tokens: f64| Request::give_back(tokens * 1e6);
-    // Tokens held by nodes; tokens before; the request; whether it is granted; tokens after.
+    // Tokens held by nodes, tokens before, request, granted, tokens after.
     let cases = [
         (0, None, take(10.0), true, Some(0.0)),
         (0, None, take(10.5), false, None),
@@ -37,8 +37,8 @@ fn what_is_taken_ahead_is_there_and_what_is_given_back_fits() {
         (0, Some(4.0), back(6.0), true, None),
         (0, Some(4.0), back(60.0), true, None),
         (0, None, back(3.0), true, None),
-        // With a part on nodes there is less to take, and nothing is removed that others,
-        // who may not know of so many nodes, would take for full.
+        // With tokens held by nodes, the size is smaller. The state stays, because to a node with
+        // a lower node count its absence would mean a larger balance.
         (3, None, take(7.0), true, Some(0.0)),
         (3, None, take(8.0), false, None),
         (3, Some(4.0), back(60.0), true, Some(7.0)),
@@ -48,13 +48,13 @@ fn what_is_taken_ahead_is_there_and_what_is_given_back_fits() {
         let terms = terms().beside_prefetch(held, 1);
         let state = before.map(|tokens: f64| State::at(NOW, tokens * 1e6, &terms));
         let decision = decide(state.as_ref(), &terms, &request, NOW);
-        let found = (decision.granted, left(state, decision.change));
+        let found = (decision.granted, balance_after(state, decision.change));
         assert_eq!(found, (granted, after), "{held} {before:?} {request:?}");
     }
 }
 
 #[test]
-fn giving_back_undoes_taking_and_never_more() {
+fn giving_back_never_returns_more_than_was_taken() {
     for rate in [1.0 / 3600.0, 0.3, 7.0, 3000.0, 1e8] {
         let terms = Terms::new(1000.0, rate, 0);
         let start = State::at(NOW, terms.cost_us(500), &terms);
@@ -76,7 +76,7 @@ fn giving_back_undoes_taking_and_never_more() {
 }
 
 #[test]
-fn what_is_held_and_what_is_left_are_the_size_at_most() {
+fn held_tokens_and_reduced_size_never_exceed_the_size() {
     for size in [1_u64, 2, 3, 7, 100, 1000, 123_457] {
         for prefetch in [1, 2, 10, 50, 1000, size / 2] {
             let terms = Terms::new(size as f64, 33.0, 0);
@@ -86,10 +86,10 @@ fn what_is_held_and_what_is_left_are_the_size_at_most() {
                 let beside = terms.beside_prefetch(prefetch, nodes);
                 let all_us = terms.cost_us(each * u64::from(nodes)) + beside.cap_us;
                 assert!(all_us <= terms.cap_us * (1.0 + 1e-12), "{size} {prefetch} {nodes}");
-                // Whoever counts too many nodes errs low.
+                // A node count that is too high errs on the low side.
                 assert!(each <= held && beside.cap_us <= left_us);
                 assert!(beside.cap_us >= terms.cap_us / 2.0);
-                // A state must be there for those who count fewer nodes.
+                // The state must last for nodes with a lower node count.
                 assert_eq!(beside.longest_life_us(), terms.longest_life_us());
                 let state = State::at(NOW, 0.0, &beside);
                 assert_eq!(state.expires_ms(&beside), state.expires_ms(&terms));

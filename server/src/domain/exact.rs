@@ -1,14 +1,14 @@
-//! Sums that do not drift: what was added and is taken away again leaves nothing behind.
+//! Running sums without rounding drift: adding a value and subtracting it again restores the sum.
 
-/// A running sum of doubles, kept as two of them (about 106 bits).
+/// A running sum of doubles, stored as a double-double (about 106 bits).
 ///
 /// The algorithm is Knuth's two-sum followed by a renormalisation (in Joldes, Muller and
 /// Popescu's "Tight and rigorous error bounds for basic building blocks of double-word
-/// arithmetic", 2017: DWPlusFP). Each addition is off by at most 2^-105 of the sum at that
-/// time, so that 10^9 of them with a sum of up to M are off by 3·10^-23·M. A plain double
-/// is off by 10^-16·M after a single one.
+/// arithmetic", 2017: DWPlusFP). The relative error of each addition is at most 2^-105, so that
+/// 10^9 additions to a sum of up to M have an error of 3·10^-23·M. A plain double has an error of
+/// 10^-16·M after a single addition.
 ///
-/// `lua/lease.lua` adds the same way, to the last bit.
+/// `lua/lease.lua` uses the same algorithm, with bit-identical results.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
     hi: f64,
@@ -16,12 +16,12 @@ pub struct Sum {
 }
 
 impl Sum {
-    /// From its two parts, the larger first, as [`parts`](Self::parts) gives them.
+    /// A sum from its two parts, as returned by [`parts`](Self::parts).
     pub fn from_parts([hi, lo]: [f64; 2]) -> Self {
         Self { hi, lo }
     }
 
-    /// Its two parts.
+    /// The two parts, high part first.
     pub fn parts(self) -> [f64; 2] {
         [self.hi, self.lo]
     }
@@ -41,18 +41,18 @@ impl Sum {
         self.add(other.lo);
     }
 
-    /// Takes another sum away.
+    /// Subtracts another sum.
     pub fn sub_sum(&mut self, other: Self) {
         self.add(-other.hi);
         self.add(-other.lo);
     }
 
-    /// The nearest double.
+    /// The sum rounded to the nearest double.
     pub fn value(self) -> f64 {
         self.hi
     }
 
-    /// What is left of `whole` after this sum.
+    /// `whole` minus this sum.
     pub fn rest_of(self, whole: f64) -> f64 {
         (whole - self.hi) - self.lo
     }
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn rest_of_a_whole() {
+    fn rest_of_is_exact() {
         let mut sum = Sum::default();
         (0..10).for_each(|_| sum.add(0.1));
         // Ten times the double nearest to 0.1 is a little more than 1.

@@ -1,26 +1,26 @@
-//! An ordered map that most often has one entry.
+//! An ordered map that is small for a single entry.
 //!
-//! A B-tree keeps room for eleven entries from the first one on. Of resources there may be a hundred
-//! thousand, most of which have one holder, one priority and one expiry.
+//! A `BTreeMap` allocates space for eleven entries with the first. A node may have a hundred
+//! thousand resources, most of them with one holder, one priority and one expiry.
 
 use std::collections::BTreeMap;
 
-/// An ordered map. It takes no memory of its own until it has a second entry.
+/// An ordered map that allocates only when it gets a second entry.
 #[derive(Clone, Debug)]
-pub enum Few<K, V> {
+pub enum SmallMap<K, V> {
     /// At most one entry.
     One(Option<(K, V)>),
-    /// Any number.
+    /// Any number of entries.
     Many(BTreeMap<K, V>),
 }
 
-impl<K, V> Default for Few<K, V> {
+impl<K, V> Default for SmallMap<K, V> {
     fn default() -> Self {
         Self::One(None)
     }
 }
 
-impl<K: Ord, V> Few<K, V> {
+impl<K: Ord, V> SmallMap<K, V> {
     /// The value of a key.
     pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
         match self {
@@ -29,7 +29,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// The value of a key, which is added with a default value if it is new.
+    /// The value of a key; a new key is added with the default value.
     pub fn get_or_default(&mut self, key: K) -> &mut V
     where
         V: Default,
@@ -58,7 +58,7 @@ impl<K: Ord, V> Few<K, V> {
         }
     }
 
-    /// All entries, by key.
+    /// All entries, ordered by key.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         let (one, many) = match self {
             Self::One(one) => (one.as_ref(), None),
@@ -76,20 +76,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_an_ordered_map(
+        fn matches_btree_map(
             steps in proptest::collection::vec((any::<bool>(), 0..4_u8, any::<u8>()), 0..40)
         ) {
-            let (mut few, mut map) = (Few::default(), BTreeMap::new());
+            let (mut small, mut map) = (SmallMap::default(), BTreeMap::new());
             for (adds, key, value) in steps {
-                prop_assert_eq!(few.get_mut(&key), map.get_mut(&key));
+                prop_assert_eq!(small.get_mut(&key), map.get_mut(&key));
                 if adds {
-                    *few.get_or_default(key) = value;
+                    *small.get_or_default(key) = value;
                     map.insert(key, value);
                 } else {
-                    few.remove(&key);
+                    small.remove(&key);
                     map.remove(&key);
                 }
-                prop_assert!(few.iter().eq(map.iter()) && few.iter().rev().eq(map.iter().rev()));
+                prop_assert!(small.iter().eq(map.iter()) && small.iter().rev().eq(map.iter().rev()));
             }
         }
     }

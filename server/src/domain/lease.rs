@@ -1,69 +1,68 @@
-//! The leases on one resource: who holds how much of it until when, and what the next one
-//! to ask gets.
+//! The leases on one resource, and decisions on requests for a lease.
 //!
-//! A decision costs O(log n) for n holders, amortised: the sums of [`super::sharing`] are
-//! kept, holders are ordered by what they want per subclient and by when their leases
-//! expire, and as the threshold moves, only those that it passes change sides. Neither that
-//! nor the removal of expired leases is ever done for more than a bounded number at a time;
-//! what remains is left to the next decision, and makes this one err on the side of less.
+//! A decision takes amortised O(log n) time for n holders. The sums of [`super::sharing`] are kept
+//! up to date. Holders are indexed by wants per subclient and by expiry. When the threshold moves,
+//! only the holders that it passes change sides. Each decision makes a bounded number of threshold
+//! moves and removals of expired leases. The next decisions do the rest; until then, grants are
+//! smaller than the exact share, never larger.
 //!
-//! `lua/lease.lua` does the same in Redis.
+//! `lua/lease.lua` implements the same algorithm in Redis.
 
 use std::ops::Bound::{Excluded, Included};
 
 use smallvec::SmallVec;
 
 use super::exact::Sum;
-use super::few::Few;
-use super::order::Order;
-use super::roster::{Place, Roster};
+use super::few::SmallMap;
+use super::order::WantsIndex;
+use super::roster::{Roster, SlotIndex};
 use super::sharing::{Kind, Side, Split};
 use super::time::Micros;
 
-/// The most expired leases that one decision drops.
+/// The most expired leases that one decision removes.
 pub const DROP_LIMIT: usize = 1000;
 
-/// The most groups of holders with equal wants that one decision moves over the threshold.
+/// The most groups of holders with equal wants that one decision moves across the threshold.
 pub const CROSS_LIMIT: usize = 256;
 
-/// What each of many decisions at once may still move over the threshold.
-const LEAST_CROSSED: usize = 32;
+/// The least number of groups that each decision of a batch may move across the threshold.
+const MIN_CROSSINGS: usize = 32;
 
-/// How much work one decision may do for others: dropping leases that have expired, and moving the
-/// threshold. Decisions that a store makes in one go share the work of one.
+/// Bounds on the maintenance work of one decision: removing expired leases and moving the
+/// threshold. The decisions of one batch share the bounds of a single decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Effort {
-    /// The most expired leases that it drops.
+    /// The most expired leases to remove.
     pub drops: usize,
-    /// The most groups of holders with equal wants that it moves over the threshold.
+    /// The most groups of holders with equal wants to move across the threshold.
     pub crossings: usize,
 }
 
 impl Effort {
-    /// That of a decision that is made alone.
+    /// The bounds of a single decision.
     pub const ALONE: Self = Self { drops: DROP_LIMIT, crossings: CROSS_LIMIT };
 
-    /// That of each of so many decisions, at least one.
+    /// The bounds of each decision in a batch of `decisions`.
     pub fn shared_by(decisions: usize) -> Self {
         let drops = DROP_LIMIT.div_ceil(decisions.max(1));
-        let crossings = (drops * CROSS_LIMIT).div_ceil(DROP_LIMIT).max(LEAST_CROSSED);
+        let crossings = (drops * CROSS_LIMIT).div_ceil(DROP_LIMIT).max(MIN_CROSSINGS);
         Self { drops, crossings }
     }
 }
 
-/// The most priorities that one holder's wants may be spread over.
+/// The most priorities that one holder may have wants for.
 pub const MAX_BANDS: usize = 100;
 
 /// The most subclients that a band may have.
 pub const MAX_SUBCLIENTS: u32 = 1_000_000_000;
 
-/// The safe capacity, on the wire and in limits, of which a client may use any amount.
+/// The value of a safe capacity, on the wire and in limits, that allows any amount.
 pub const NO_BOUND: f64 = -1.0;
 
-/// The largest number that is added to a sum: a capacity without a bound, as it is counted.
+/// Stands for an unlimited capacity in sums: the largest number that is ever added to a sum.
 pub const BOUNDLESS: f64 = 1e280;
 
-/// Who holds a lease.
+/// The holder of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Holder<'a> {
     /// A client, by its id.
@@ -73,7 +72,7 @@ pub enum Holder<'a> {
 }
 
 impl<'a> Holder<'a> {
-    /// The id.
+    /// The id of the client or cluster.
     pub fn id(self) -> &'a str {
         match self {
             Self::Client(id) | Self::Server(id) => id,
@@ -81,54 +80,54 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// What the clients of one priority want together.
+/// The combined wants of a holder's subclients with one priority.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Band {
-    /// Which priority.
+    /// The priority.
     pub priority: i64,
-    /// How many they are, at least 1.
+    /// Number of subclients, at least 1.
     pub subclients: u32,
-    /// How much they want.
+    /// Sum of their wants.
     pub wants: f64,
 }
 
-/// What a client says that it holds.
+/// The lease that a client reports to hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Claim {
-    /// How much.
+    /// The leased capacity.
     pub capacity: f64,
-    /// Until when, in seconds since the epoch.
+    /// The expiry, in seconds since the epoch.
     pub expiry_s: i64,
 }
 
 impl Claim {
-    /// Of a cluster that has lost its memory: it may hold all that it was leased.
+    /// The claim of a cluster that has lost its state: it may hold all that it was ever leased.
     pub const UNKNOWN: Self = Self { capacity: f64::INFINITY, expiry_s: i64::MAX };
 
-    /// How much it is worth at `now_s`: nothing once it has expired.
+    /// The claimed capacity at `now_s`; 0 if the claim has expired.
     pub fn at(self, now_s: i64) -> f64 {
         if self.expiry_s > now_s { self.capacity } else { 0.0 }
     }
 }
 
-/// How a resource is shared. Times are in seconds.
+/// The configured rules for sharing a resource. Times are in seconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
-    /// The rule; `None`: the parent's.
+    /// The sharing algorithm; `None`: the parent's.
     pub kind: Option<Kind>,
-    /// How much there is.
+    /// The capacity to share.
     pub capacity: f64,
-    /// From a grant to its expiry.
+    /// Time from a grant to its expiry.
     pub lease_s: i64,
-    /// For how long a newborn store grants what clients report.
+    /// How long a store that has lost its state stays in learning mode.
     pub learning_s: i64,
-    /// The capacity is what the parent leases, instead of `capacity`.
+    /// The parent's lease determines the capacity, instead of `capacity`.
     pub from_parent: bool,
 }
 
 impl Rules {
-    /// The most that a claim counts where no more is known than these rules. What a cluster holds of
-    /// its parent they don't say: there a claim has no bound.
+    /// The largest plausible claim as far as these rules tell. Infinite if the capacity comes from
+    /// a parent, as these rules don't contain the parent's lease.
     pub fn most_held(&self) -> f64 {
         match self.kind {
             Some(kind) if !self.from_parent => kind.most_held(self.capacity),
@@ -137,24 +136,25 @@ impl Rules {
     }
 }
 
-/// What the parent has leased to this cluster.
+/// A lease of the parent to this cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParentLease {
-    /// How much.
+    /// The leased capacity.
     pub capacity: f64,
-    /// Until when, in seconds since the epoch.
+    /// The expiry, in seconds since the epoch.
     pub expiry_s: i64,
-    /// How many seconds after the grant it wants to be asked again.
+    /// The refresh interval that the parent asks for, in seconds.
     pub refresh_s: i64,
-    /// What this cluster may use without a lease: at most [`BOUNDLESS`].
+    /// The capacity that this cluster may use without a lease; at most [`BOUNDLESS`].
     pub safe_capacity: f64,
-    /// The rule to share by.
+    /// The algorithm by which to share the capacity.
     pub kind: Kind,
-    /// How long leases on it are.
+    /// Length of the leases on the resource, in seconds.
     pub lease_s: i64,
 }
 
-/// While the parent is being asked, no more may be leased out than it was told of.
+/// While a request to the parent is in flight, clients may lease at most the capacity that the
+/// request reported.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Freeze {
     capacity: f64,
@@ -164,90 +164,89 @@ struct Freeze {
 /// One request for a lease.
 #[derive(Clone, Copy, Debug)]
 pub struct Wish<'a> {
-    /// Who asks.
+    /// The client or cluster that asks.
     pub holder: Holder<'a>,
-    /// What it wants, one entry a priority, at least one.
+    /// What it wants: one entry per priority, at least one.
     pub bands: &'a [Band],
-    /// What it says it holds.
+    /// The lease that it reports to hold.
     pub claim: Option<Claim>,
-    /// For how long, in µs, the store is still to be taken for one that learns, whenever it was
-    /// born.
+    /// Minimum remaining time of learning mode, in µs, however long ago the store was born.
     pub learn_for_us: i64,
 }
 
-/// The answer to a [`Wish`], and what the resource is like after it.
+/// The answer to a [`Wish`], and the state of the resource after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Grant {
-    /// How much is granted.
+    /// The granted capacity.
     pub has: f64,
     /// When the lease expires, in seconds since the epoch.
     pub expiry_s: i64,
-    /// Until when the store learns, if it does.
+    /// The end of learning mode; `None` outside of it.
     pub learning_until: Option<Micros>,
-    /// How much there was to share.
+    /// The capacity that was shared.
     pub capacity: f64,
-    /// The rule that it was shared by.
+    /// The algorithm that was used.
     pub kind: Option<Kind>,
-    /// How the parent wants it, if there is one that has leased something.
+    /// The refresh interval that the parent asks for, in seconds; `None` without a parent's lease.
     pub parent_refresh_s: Option<i64>,
-    /// How many subclients share.
+    /// Number of subclients that share the resource.
     pub subclients: f64,
-    /// Whether the store had the resource.
+    /// Whether the store had the resource before.
     pub presence: Presence,
 }
 
 /// Whether a store had a resource when a lease on it was asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Presence {
-    /// It had.
+    /// The store had the resource.
     #[default]
     Known,
-    /// It was made.
+    /// The request created the resource.
     Created,
-    /// It was not to be made. Nothing has changed.
+    /// The request was not allowed to create the resource. Nothing has changed.
     Refused,
 }
 
-/// What a resource is like as a whole.
+/// The totals of a resource over all holders.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Totals {
-    /// What all holders want, and how many clients they stand for.
+    /// The wants and subclients of all holders.
     pub split: Split,
-    /// What all leases add up to.
+    /// Sum of all leases.
     pub has: f64,
-    /// How many hold a lease.
+    /// Number of holders.
     pub holders: u64,
-    /// Since when the store has had its state.
+    /// The time since which the store has had its state.
     pub born: Option<Micros>,
-    /// What the parent has leased, where there is one.
+    /// The parent's lease; `None` if there is none.
     pub parent: Option<ParentLease>,
 }
 
 impl ParentLease {
-    /// How much there is to share at `now_s`.
+    /// The capacity to share at `now_s`: the safe capacity once the lease has expired.
     pub fn capacity_at(&self, now_s: i64) -> f64 {
         if self.expiry_s > now_s { self.capacity } else { self.safe_capacity }
     }
 }
 
-/// One lease as held.
+/// The lease of one holder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Held {
-    /// Of which priorities.
+    /// The holder's wants, by priority.
     pub bands: SmallVec<[Band; 1]>,
-    /// How much. For a lower cluster at least what it still has leased out.
+    /// The leased capacity. For a lower cluster, at least what it still has leased out itself.
     pub has: f64,
-    /// Until when, in seconds since the epoch.
+    /// The expiry, in seconds since the epoch.
     pub expiry_s: i64,
 }
 
 impl Held {
-    /// What it wants together.
+    /// The holder's total wants.
     pub fn wants(&self) -> f64 {
         wants(&self.bands)
     }
 
-    /// How many subclients it has.
+    /// The holder's number of subclients.
     pub fn subclients(&self) -> f64 {
         subclients(&self.bands)
     }
@@ -261,8 +260,8 @@ fn subclients(bands: &[Band]) -> f64 {
     bands.iter().map(|band| f64::from(band.subclients)).sum()
 }
 
-/// The largest number that is added to a sum. Wants beyond 2^30 times the capacity share as
-/// if they were that, and keep the sums finite and exact to far below the capacity.
+/// The largest number that is added to a resource's sums: 2^30 times the capacity. Larger wants
+/// count as this, which keeps the sums finite, and their error far below the capacity.
 pub fn bound(capacity: f64) -> f64 {
     (capacity.max(1.0) * 1_073_741_824.0).min(BOUNDLESS)
 }
@@ -276,29 +275,31 @@ fn ratio(bands: &[Band]) -> f64 {
 #[derive(Debug)]
 pub struct Resource {
     holders: Roster,
-    /// Those with equal wants per subclient change sides together.
-    by_wants: Order,
-    bands: Few<i64, Side>,
+    /// Holders with equal wants per subclient change sides together.
+    by_wants: WantsIndex,
+    /// The sums over all holders, by priority.
+    bands: SmallMap<i64, Side>,
     split: Split,
-    /// Holders with up to `low` are below the threshold, those from `high` on above; nobody
-    /// is between.
+    /// Wants per subclient up to `low` are below the threshold, from `high` on above it. No holder
+    /// is in between.
     low: f64,
     high: f64,
+    /// Sum of all leases.
     has: Sum,
     born: Micros,
     parent: Option<ParentLease>,
     freeze: Option<Freeze>,
-    /// The number of the last freeze.
-    asked: Option<u64>,
+    /// The number of the latest freeze.
+    freeze_number: Option<u64>,
 }
 
 impl Resource {
-    /// One that nobody holds a lease on, in a store that was born then.
+    /// A resource without leases, in a store that has had its state since `born`.
     pub fn new(born: Micros) -> Self {
         Self {
             holders: Roster::default(),
-            by_wants: Order::default(),
-            bands: Few::default(),
+            by_wants: WantsIndex::default(),
+            bands: SmallMap::default(),
             split: Split::default(),
             low: f64::NEG_INFINITY,
             high: f64::INFINITY,
@@ -306,26 +307,26 @@ impl Resource {
             born,
             parent: None,
             freeze: None,
-            asked: None,
+            freeze_number: None,
         }
     }
 
-    /// Nobody holds a lease on it.
+    /// Whether the resource has no holders.
     pub fn is_empty(&self) -> bool {
         self.holders.is_empty()
     }
 
-    /// When the last of its leases expires, in seconds since the epoch.
+    /// The latest expiry of its leases, in seconds since the epoch; `None` without leases.
     pub fn last_expiry_s(&self) -> Option<i64> {
         self.holders.last_expiry_s()
     }
 
-    /// Decides a request, and records what comes of it.
+    /// Decides a request and records the lease.
     pub fn ask(&mut self, wish: &Wish<'_>, rules: &Rules, now: Micros) -> Grant {
         self.ask_within(wish, rules, now, Effort::ALONE)
     }
 
-    /// The same, with no more work for others than that.
+    /// Like [`Self::ask`], with bounds on the maintenance work.
     pub fn ask_within(
         &mut self,
         wish: &Wish<'_>,
@@ -335,105 +336,107 @@ impl Resource {
     ) -> Grant {
         let now_s = now.as_secs();
         self.drop_some(now_s, effort.drops);
-        let terms = self.terms(rules, now);
-        let most = bound(terms.capacity);
-        // Of the two zeros only one has a place in the order by wants.
-        let bounded = |band: &Band| Band { wants: band.wants.min(most) + 0.0, ..*band };
+        let effective = self.effective_rules(rules, now);
+        let upper = bound(effective.capacity);
+        // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
+        let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
         let bands: SmallVec<[Band; 1]> = wish.bands.iter().map(bounded).collect();
         let subclients = subclients(&bands);
 
-        let place = self.holders.find(wish.holder);
-        let old_has = place.map_or(0.0, |place| self.holders.held(place).has);
-        self.change_wants(place, &bands);
-        self.add_to_split(&bands, &terms);
-        if terms.kind.shares() && self.split.wants() > terms.capacity {
-            self.move_threshold(&terms, effort.crossings);
+        let slot = self.holders.find(wish.holder);
+        let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
+        self.change_wants(slot, &bands);
+        self.add_to_split(&bands, &effective);
+        if effective.kind.shares() && self.split.wants() > effective.capacity {
+            self.move_threshold(&effective, effort.crossings);
         }
 
-        let learning_until = learning_until(self.born, terms.learning_s, wish.learn_for_us, now);
+        let learning_until =
+            learning_until(self.born, effective.learning_s, wish.learn_for_us, now);
         let has = match (learning_until, wish.claim) {
-            (Some(_), Some(Claim::UNKNOWN)) => old_has.min(terms.most_held),
-            (Some(_), Some(claim)) => claim.at(now_s).min(terms.most_held),
+            (Some(_), Some(Claim::UNKNOWN)) => old_has.min(effective.most_held),
+            (Some(_), Some(claim)) => claim.at(now_s).min(effective.most_held),
             (Some(_), None) => 0.0,
-            (None, _) if terms.kind == Kind::NoAlgorithm => {
+            (None, _) if effective.kind == Kind::NoAlgorithm => {
                 wish.bands.iter().map(|b| b.wants).sum()
             }
             (None, _) => {
                 let wants = wants(&bands);
                 let split = &self.split;
-                let entitled = split.entitlement(terms.kind, terms.capacity, wants, subclients);
-                if terms.kind.shares() {
-                    entitled.min(self.has.rest_of(terms.capacity)).max(0.0)
+                let entitled =
+                    split.entitlement(effective.kind, effective.capacity, wants, subclients);
+                if effective.kind.shares() {
+                    entitled.min(self.has.rest_of(effective.capacity)).max(0.0)
                 } else {
                     entitled
                 }
             }
         };
-        // A cluster that is to have less keeps what it has leased out until its clients have
-        // given it back: only then can others get it.
+        // A cluster whose lease shrinks still counts as holding what it has leased out itself,
+        // until its clients have given that back.
         let still_out = match (wish.holder, wish.claim) {
             (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
             _ => 0.0,
         };
-        let mut expiry_s = terms.last_expiry_s.min(now_s.saturating_add(terms.lease_s));
+        let mut expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
         if let (Some(_), Some(claim)) = (learning_until, wish.claim)
             && rules.from_parent
             && self.parent.is_none()
             && has > 0.0
         {
-            // What is learned before the parent has leased anything ends when it would have.
+            // Until the parent has leased anything, a learned lease expires no later than reported.
             expiry_s = expiry_s.min(claim.expiry_s);
         }
-        let held = Held { bands, has: has.max(still_out).min(most), expiry_s };
+        let held = Held { bands, has: has.max(still_out).min(upper), expiry_s };
         self.has.add(held.has);
-        match place {
-            Some(place) => self.holders.replace(place, held),
+        match slot {
+            Some(slot) => self.holders.replace(slot, held),
             None => self.holders.add(wish.holder, held),
         }
         Grant {
             has,
             expiry_s,
             learning_until,
-            capacity: terms.capacity,
-            kind: Some(terms.kind),
-            parent_refresh_s: terms.parent_refresh_s,
+            capacity: effective.capacity,
+            kind: Some(effective.kind),
+            parent_refresh_s: effective.parent_refresh_s,
             subclients: self.split.subclients(),
             presence: Presence::Known,
         }
     }
 
-    /// Gives a lease back, and tells whether there was one.
+    /// Releases a holder's lease; returns whether it had one.
     pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
         self.release_within(holder, now, Effort::ALONE)
     }
 
-    /// The same, with no more work for others than that.
+    /// Like [`Self::release`], with bounds on the maintenance work.
     pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, effort: Effort) -> bool {
         self.drop_some(now.as_secs(), effort.drops);
-        self.holders.find(holder).map(|place| self.remove(place)).is_some()
+        self.holders.find(holder).map(|slot| self.remove(slot)).is_some()
     }
 
-    /// Drops leases that have expired, at most [`DROP_LIMIT`]; tells how many.
+    /// Removes up to [`DROP_LIMIT`] expired leases; returns how many.
     pub fn drop_expired(&mut self, now_s: i64) -> usize {
         self.drop_some(now_s, DROP_LIMIT)
     }
 
-    /// Drops leases that have expired, at most so many; tells how many.
-    pub fn drop_some(&mut self, now_s: i64, most: usize) -> usize {
-        for dropped in 0..most {
+    /// Removes up to `limit` expired leases; returns how many.
+    pub fn drop_some(&mut self, now_s: i64, limit: usize) -> usize {
+        for dropped in 0..limit {
             match self.holders.expired(now_s) {
-                Some(place) => self.remove(place),
+                Some(slot) => self.remove(slot),
                 None => return dropped,
             }
         }
-        most
+        limit
     }
 
-    /// What it is like as a whole. Leases that have expired lately may still be in it.
+    /// The totals over all holders. May include leases that have expired but are not yet removed.
     pub fn totals(&self) -> Totals {
         Totals {
             split: self.split,
-            // Rounding may leave less than nothing.
+            // Rounding may make the sum slightly negative.
             has: self.has.value().max(0.0),
             holders: self.holders.len() as u64,
             born: Some(self.born),
@@ -441,51 +444,52 @@ impl Resource {
         }
     }
 
-    /// Leases, those that expire first at the head.
+    /// All leases, earliest expiry first.
     pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
         self.holders.iter()
     }
 
-    /// What all holders want, by priority.
+    /// The wants and subclients of all holders, by priority.
     pub fn bands(&self) -> impl Iterator<Item = (i64, Side)> {
         self.bands.iter().map(|(&priority, &side)| (priority, side))
     }
 
-    /// Begins to ask the parent: until it has answered or `until`, no more than `Σ has`, which
-    /// is given back, may be leased out. `number`: one that no other freeze has.
+    /// Freezes the capacity during a request to the parent: until the answer or `until`, at most
+    /// the current sum of all leases may be leased. Returns that sum. `number` must be unique.
     pub fn freeze(&mut self, until: Micros, number: u64) -> f64 {
-        // Whoever asked before may be gone, and its answer with it.
-        self.keep_frozen();
+        // An earlier request may still be unanswered because its node has stopped.
+        self.end_freeze();
         let capacity = self.has.value().max(0.0);
         self.freeze = Some(Freeze { capacity, until });
-        self.asked = Some(number);
+        self.freeze_number = Some(number);
         capacity
     }
 
-    /// The parent has answered whoever froze under `number`. With `None` its answer is lost: it
-    /// may have leased no more than it was told of. If another has frozen since, the answer is
-    /// to what is no longer so, and changes nothing.
+    /// Ends the freeze `number` with the parent's answer. `None` means that the answer is lost: the
+    /// capacity is then at most what the request reported. Does nothing if another freeze has
+    /// started since, as the answer is then outdated.
     pub fn thaw(&mut self, number: u64, lease: Option<ParentLease>) {
-        if self.asked != Some(number) {
+        if self.freeze_number != Some(number) {
             return;
         }
-        self.keep_frozen();
+        self.end_freeze();
         if lease.is_some() {
             self.parent = lease;
         }
     }
 
-    fn keep_frozen(&mut self) {
+    /// Ends the freeze, and limits the parent's lease to the frozen capacity.
+    fn end_freeze(&mut self) {
         if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
             parent.capacity = parent.capacity.min(freeze.capacity);
         }
     }
 
-    /// What there is to share, and by which rule.
-    fn terms(&self, rules: &Rules, now: Micros) -> Terms {
+    /// The rules that apply at `now`, with the parent's lease and the freeze taken into account.
+    fn effective_rules(&self, rules: &Rules, now: Micros) -> EffectiveRules {
         let now_s = now.as_secs();
         if !rules.from_parent {
-            return Terms {
+            return EffectiveRules {
                 kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
                 capacity: rules.capacity,
                 most_held: rules.most_held(),
@@ -496,7 +500,7 @@ impl Resource {
             };
         }
         let Some(parent) = self.parent else {
-            return Terms {
+            return EffectiveRules {
                 kind: rules.kind.unwrap_or(Kind::FairShare),
                 capacity: 0.0,
                 most_held: rules.most_held(),
@@ -514,9 +518,9 @@ impl Resource {
             None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
         };
         let kind = rules.kind.unwrap_or(parent.kind);
-        Terms {
+        EffectiveRules {
             kind,
-            // A freeze is no measure of what clients hold.
+            // A freeze does not limit what clients may already hold.
             most_held: kind.most_held(leased),
             capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
             lease_s,
@@ -526,19 +530,19 @@ impl Resource {
         }
     }
 
-    /// Takes a holder out of everything.
-    fn remove(&mut self, place: Place) {
-        self.take_from_split(place);
-        let held = self.holders.remove(place);
-        self.take_wants(&held.bands);
+    /// Removes a holder from all sums and indexes.
+    fn remove(&mut self, slot: SlotIndex) {
+        self.subtract_from_sums(slot);
+        let held = self.holders.remove(slot);
+        self.unindex_wants(&held.bands);
     }
 
-    /// Takes what a holder has and wants out of the sums.
-    fn take_from_split(&mut self, place: Place) {
-        let held = self.holders.held(place);
+    /// Subtracts a holder's lease and wants from the sums.
+    fn subtract_from_sums(&mut self, slot: SlotIndex) {
+        let held = self.holders.held(slot);
         self.has.add(-held.has);
         if self.holders.len() == 1 {
-            // Nothing is left to be wrong by.
+            // The last holder leaves: clear any rounding error.
             self.has = Sum::default();
         }
         let below = ratio(&held.bands) <= self.low;
@@ -546,8 +550,8 @@ impl Resource {
         side.remove(held.wants(), held.subclients());
     }
 
-    /// Takes what a holder wants out of the orders by wants and by priority.
-    fn take_wants(&mut self, bands: &[Band]) {
+    /// Removes a holder's wants from the indexes by wants and by priority.
+    fn unindex_wants(&mut self, bands: &[Band]) {
         self.by_wants.remove(wants(bands), subclients(bands));
         for band in bands {
             if let Some(side) = self.bands.get_mut(&band.priority) {
@@ -559,17 +563,17 @@ impl Resource {
         }
     }
 
-    /// Takes a holder that asks again out of the sums, and sees to it that it is in the orders
-    /// by wants and by priority with what it wants now.
-    fn change_wants(&mut self, place: Option<Place>, bands: &[Band]) {
-        if let Some(place) = place {
-            self.take_from_split(place);
-            let old = &self.holders.held(place).bands;
+    /// Subtracts a known holder from the sums, and indexes the holder's new wants by wants and by
+    /// priority.
+    fn change_wants(&mut self, slot: Option<SlotIndex>, bands: &[Band]) {
+        if let Some(slot) = slot {
+            self.subtract_from_sums(slot);
+            let old = &self.holders.held(slot).bands;
             if old.as_slice() == bands {
                 return;
             }
             let old = old.clone();
-            self.take_wants(&old);
+            self.unindex_wants(&old);
         }
         self.by_wants.add(wants(bands), subclients(bands));
         for band in bands {
@@ -578,20 +582,21 @@ impl Resource {
         }
     }
 
-    /// Adds what a holder wants to the sums, on the side of the threshold where it belongs.
-    fn add_to_split(&mut self, bands: &[Band], terms: &Terms) {
+    /// Adds a holder's wants to the sums on its side of the threshold.
+    fn add_to_split(&mut self, bands: &[Band], effective: &EffectiveRules) {
         let (ratio, wants, subclients) = (ratio(bands), wants(bands), subclients(bands));
         if ratio <= self.low {
             self.split.below.add(wants, subclients);
             return;
         }
-        let others = self.split.above;
+        let above_before = self.split.above;
         self.split.above.add(wants, subclients);
         if ratio < self.high {
-            // Nobody is between: the threshold may go to either side of this one.
-            let level = self.split.level(terms.kind, terms.capacity);
-            if others.subclients > 0.0 && ratio <= level {
-                self.split.above = others;
+            // No holder is between `low` and `high`, so the threshold may be on either side of this
+            // holder.
+            let level = self.split.level(effective.kind, effective.capacity);
+            if above_before.subclients > 0.0 && ratio <= level {
+                self.split.above = above_before;
                 self.split.below.add(wants, subclients);
                 self.low = ratio;
             } else {
@@ -600,11 +605,11 @@ impl Resource {
         }
     }
 
-    /// Moves the threshold to where the level is, or as far as one decision may.
-    fn move_threshold(&mut self, terms: &Terms, most: usize) {
+    /// Moves the threshold to the level, past at most `limit` groups.
+    fn move_threshold(&mut self, effective: &EffectiveRules, limit: usize) {
         let mut last = None;
-        for _ in 0..most {
-            let level = self.split.level(terms.kind, terms.capacity);
+        for _ in 0..limit {
+            let level = self.split.level(effective.kind, effective.capacity);
             let up = if level >= self.high {
                 true
             } else if level < self.low {
@@ -612,7 +617,7 @@ impl Resource {
             } else {
                 return;
             };
-            // Where rounding alone would send it to and fro, either place will do.
+            // A change of direction is due to rounding: either position is good enough.
             if last.is_some_and(|last| last != up) {
                 return;
             }
@@ -624,9 +629,10 @@ impl Resource {
         }
     }
 
-    /// Moves the lowest group above the threshold below it, if the level is past it. The one
-    /// at `high` may be gone. The last group stays: while all want more than there is, somebody
-    /// does, whatever rounding makes of the level.
+    /// Moves the threshold up past the lowest group above it, unless that group wants more than
+    /// the level. The group at `high` may have been removed. The last group always stays above:
+    /// when the total wants exceed the capacity, some group must, whatever rounding does to the
+    /// level.
     fn move_up(&mut self, level: f64) -> bool {
         let next = self.by_wants.first(Included(self.high));
         self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio);
@@ -634,13 +640,14 @@ impl Resource {
         if ratio > level || group.subclients >= self.split.above.subclients {
             return false;
         }
-        self.split.above.hand_over(group, &mut self.split.below);
+        self.split.above.move_group(group, &mut self.split.below);
         self.low = ratio;
         self.high = self.by_wants.first(Excluded(ratio)).map_or(f64::INFINITY, |(next, _)| next);
         true
     }
 
-    /// Moves the highest group below the threshold above it, if it wants more than the level.
+    /// Moves the threshold down past the highest group below it, if that group wants more than the
+    /// level.
     fn move_down(&mut self, level: f64) -> bool {
         let next = self.by_wants.last(Included(self.low));
         self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio);
@@ -648,27 +655,28 @@ impl Resource {
         if ratio <= level {
             return false;
         }
-        self.split.below.hand_over(group, &mut self.split.above);
+        self.split.below.move_group(group, &mut self.split.above);
         self.high = ratio;
         self.low = self.by_wants.last(Excluded(ratio)).map_or(f64::NEG_INFINITY, |(next, _)| next);
         true
     }
 }
 
-/// What a decision goes by.
-struct Terms {
+/// The rules for one decision: [`Rules`] with the parent's lease applied.
+struct EffectiveRules {
     kind: Kind,
     capacity: f64,
-    /// The most that a claim counts.
+    /// The most that a claim counts for.
     most_held: f64,
     lease_s: i64,
     learning_s: i64,
+    /// No lease expires later: the expiry of the parent's lease.
     last_expiry_s: i64,
     parent_refresh_s: Option<i64>,
 }
 
-/// Until when a store learns that was born at `born`, if it does at `now`. A store that is
-/// meant never to learn never does.
+/// The end of learning mode for a store that has had its state since `born`. `None` if learning
+/// mode is over at `now`, or if `learning_s` is 0.
 pub fn learning_until(
     born: Micros,
     learning_s: i64,

@@ -1,6 +1,5 @@
-//! The ground that everything else stands on: bucket arithmetic, capacity sharing,
-//! leases, names and time, as pure functions over plain data. Nothing here knows a network,
-//! a store, a file format or a clock; time is always a parameter.
+//! Domain logic as pure functions over plain data: bucket arithmetic, capacity sharing, leases,
+//! names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
 pub mod ahead;
 pub mod bucket;

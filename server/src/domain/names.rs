@@ -1,6 +1,6 @@
-//! What may be a namespace's or a bucket's name: case-sensitive UTF-8 without white space
-//! or control characters, 1 to 256 bytes. A namespace holds no `:`, so that
-//! `namespace:bucket` splits in one way only.
+//! The rules for names of namespaces and buckets: case-sensitive UTF-8 without white space or
+//! control characters, 1 to 256 bytes. The name of a namespace contains no `:`, so that
+//! `namespace:bucket` is unambiguous.
 
 use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::num::NonZeroU64;
@@ -8,36 +8,35 @@ use std::num::NonZeroU64;
 /// The longest name, in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
 
-/// The longest id of a client, a cluster or a resource, in bytes. It may be any text.
+/// The longest id of a client, a cluster or a resource, in bytes. Ids may contain any text.
 pub const MAX_ID_BYTES: usize = 1024;
 
-/// What a namespace's default bucket is called. With a space in it this is nobody's name.
+/// The name of a namespace's default bucket. The space keeps it apart from all valid names.
 pub const DEFAULT_BUCKET: &str = "default bucket";
 
-/// The same for the default bucket of them all.
+/// The name of the default bucket of all namespaces.
 pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 
-/// A caller that an access file names, as far as other parts need to tell callers apart: a hash of
-/// its name.
+/// The identity of a caller from the access file: a hash of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallerId(NonZeroU64);
 
 impl CallerId {
-    /// The same name always makes the same id.
+    /// The id of a name: equal names have equal ids.
     pub fn new(name: &str) -> Self {
         let mut hasher = DefaultHasher::new();
         name.hash(&mut hasher);
-        // Not zero, so that an option of an id is no larger than the id.
+        // Never zero, so that `Option<CallerId>` has the size of a `CallerId`.
         Self(NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX))
     }
 
-    /// As a number.
+    /// The id as a number.
     pub fn number(self) -> u64 {
         self.0.get()
     }
 }
 
-/// Why a name is refused.
+/// Why a name is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameFault {
     /// The name has no characters.
@@ -46,10 +45,10 @@ pub enum NameFault {
     /// The name is longer than [`MAX_NAME_BYTES`].
     #[error("is {0} bytes long, at most 256 are allowed")]
     TooLong(usize),
-    /// The name holds white space or a control character.
+    /// The name contains white space or a control character.
     #[error("has white space or a control character at byte {0}")]
     BadCharacter(usize),
-    /// A namespace holds a colon.
+    /// The name of a namespace contains a colon.
     #[error("has a ':' at byte {0}, which a namespace can't have")]
     Colon(usize),
 }
@@ -86,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_every_kind() {
+    fn valid_and_invalid_names() {
         let long = "x".repeat(257);
         let longest = "é".repeat(128);
         let cases = [

@@ -1,9 +1,8 @@
-//! What the holders of a resource want, in order.
+//! An index of a resource's holders, ordered by their wants per subclient.
 //!
-//! Only those whom the threshold of [`super::lease`] passes need to be in order among each
-//! other. So holders who want nearly the same share a bin, and a bin is sorted when the
-//! threshold first comes to it, or when it has grown large. What there is to search through is
-//! small for that, and stays in the caches of the processor.
+//! Only the holders near the threshold of [`super::lease`] must be in exact index. Holders with
+//! similar wants therefore share a bin. A bin is sorted when the threshold first reaches it, or
+//! when it has grown large. This keeps the searched data small enough for the processor's caches.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -11,8 +10,8 @@ use std::ops::Bound;
 
 use super::sharing::Side;
 
-/// The most holders in a bin that is not sorted.
-const LOOSE: usize = 256;
+/// The most holders in an unsorted bin.
+const MAX_UNSORTED: usize = 256;
 
 /// Wants per subclient; never NaN.
 #[derive(Clone, Copy, Debug)]
@@ -39,19 +38,20 @@ impl Ord for Ratio {
 }
 
 impl Ratio {
-    /// Its bin: sign, exponent and 8 bits of the mantissa, in the order of the numbers.
+    /// The number of the bin: sign, exponent and 8 bits of the mantissa. Bin numbers sort like the
+    /// ratios.
     fn bin(self) -> i32 {
         let bits = self.0.to_bits() as i64;
         ((bits ^ (((bits >> 63) as u64) >> 1) as i64) >> 44) as i32
     }
 }
 
-/// Holders who want nearly the same; at least one.
+/// Holders with similar wants per subclient; never empty.
 #[derive(Debug)]
 enum Bin {
-    /// What each wants, and its subclients.
-    Loose(Vec<(f64, f64)>),
-    /// Those with equal wants per subclient, together.
+    /// Wants and subclients of each holder.
+    Unsorted(Vec<(f64, f64)>),
+    /// Sums of each group of holders with equal wants per subclient.
     Sorted(BTreeMap<Ratio, Side>),
 }
 
@@ -61,34 +61,34 @@ fn add(groups: &mut BTreeMap<Ratio, Side>, wants: f64, subclients: f64) {
 
 impl Bin {
     fn sorted(&mut self) -> &BTreeMap<Ratio, Side> {
-        if let Self::Loose(holders) = self {
+        if let Self::Unsorted(holders) = self {
             let mut groups = BTreeMap::new();
             holders.iter().for_each(|&(wants, n)| add(&mut groups, wants, n));
             *self = Self::Sorted(groups);
         }
         match self {
             Self::Sorted(groups) => groups,
-            Self::Loose(_) => unreachable!("it has just been sorted"),
+            Self::Unsorted(_) => unreachable!("the bin has just been sorted"),
         }
     }
 
     fn add(&mut self, wants: f64, subclients: f64) {
         match self {
             Self::Sorted(groups) => add(groups, wants, subclients),
-            Self::Loose(holders) => {
+            Self::Unsorted(holders) => {
                 holders.push((wants, subclients));
-                if holders.len() > LOOSE {
+                if holders.len() > MAX_UNSORTED {
                     self.sorted();
                 }
             }
         }
     }
 
-    /// Tells whether nobody is left.
+    /// Removes a holder; returns whether the bin is now empty.
     fn remove(&mut self, wants: f64, subclients: f64) -> bool {
         match self {
-            Self::Loose(holders) => {
-                if let Some(at) = holders.iter().position(|&one| one == (wants, subclients)) {
+            Self::Unsorted(holders) => {
+                if let Some(at) = holders.iter().position(|&holder| holder == (wants, subclients)) {
                     holders.swap_remove(at);
                 }
                 holders.is_empty()
@@ -107,20 +107,20 @@ impl Bin {
     }
 }
 
-/// What holders want, by wants per subclient. Those with equal wants per subclient are a group.
+/// Holders ordered by wants per subclient. Holders with equal wants per subclient form a group.
 #[derive(Debug, Default)]
-pub struct Order {
+pub struct WantsIndex {
     bins: BTreeMap<i32, Bin>,
 }
 
-impl Order {
+impl WantsIndex {
     /// Adds a holder.
     pub fn add(&mut self, wants: f64, subclients: f64) {
         let bin = Ratio(wants / subclients).bin();
-        self.bins.entry(bin).or_insert(Bin::Loose(Vec::new())).add(wants, subclients);
+        self.bins.entry(bin).or_insert(Bin::Unsorted(Vec::new())).add(wants, subclients);
     }
 
-    /// Removes one that was added with just these.
+    /// Removes a holder that was added with exactly these arguments.
     pub fn remove(&mut self, wants: f64, subclients: f64) {
         let number = Ratio(wants / subclients).bin();
         if let Some(bin) = self.bins.get_mut(&number)
@@ -130,7 +130,7 @@ impl Order {
         }
     }
 
-    /// The first group from there on.
+    /// The first group at or after `from`: its wants per subclient, and its sums.
     pub fn first(&mut self, from: Bound<f64>) -> Option<(f64, Side)> {
         let from = from.map(Ratio);
         let start = from.map(Ratio::bin);
@@ -140,7 +140,7 @@ impl Order {
         found.map(|(ratio, group)| (ratio.0, *group))
     }
 
-    /// The last group up to there.
+    /// The last group at or before `to`: its wants per subclient, and its sums.
     pub fn last(&mut self, to: Bound<f64>) -> Option<(f64, Side)> {
         let to = to.map(Ratio);
         let end = to.map(Ratio::bin);
@@ -160,13 +160,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_order(
+        fn finds_groups_in_order(
             steps in proptest::collection::vec((0..6_u8, 0..40_u32, 1..4_u32, -3..3_i32), 1..900)
         ) {
-            let mut order = Order::default();
+            let mut index = WantsIndex::default();
             let mut holders: Vec<(f64, f64)> = Vec::new();
             for (step, wants, n, power) in steps {
-                // Many in few bins: these differ by less than a bin is wide.
+                // Put many holders into few bins: these differ by less than the width of a bin.
                 let wants = (1.0 + f64::from(wants) * 1e-4) * 10_f64.powi(power / 2);
                 let (wants, n) = (wants * f64::from(n), f64::from(n));
                 match step {
@@ -174,37 +174,38 @@ mod tests {
                         let ratio = wants / n;
                         let key = |&(w, n): &(f64, f64)| w / n;
                         let from = holders.iter().map(key).filter(|r| *r >= ratio);
-                        let found = order.first(Bound::Included(ratio));
+                        let found = index.first(Bound::Included(ratio));
                         prop_assert_eq!(found.map(|f| f.0), from.min_by(f64::total_cmp));
                         let after = holders.iter().map(key).filter(|r| *r > ratio);
-                        let found = order.first(Bound::Excluded(ratio));
+                        let found = index.first(Bound::Excluded(ratio));
                         prop_assert_eq!(found.map(|f| f.0), after.min_by(f64::total_cmp));
                         let to = holders.iter().map(key).filter(|r| *r <= ratio);
-                        let found = order.last(Bound::Included(ratio));
+                        let found = index.last(Bound::Included(ratio));
                         prop_assert_eq!(found.map(|f| f.0), to.max_by(f64::total_cmp));
                         let before = holders.iter().map(key).filter(|r| *r < ratio);
-                        let found = order.last(Bound::Excluded(ratio));
+                        let found = index.last(Bound::Excluded(ratio));
                         prop_assert_eq!(found.map(|f| f.0), before.max_by(f64::total_cmp));
                         if let Some((ratio, group)) = found {
-                            let all = holders.iter().filter(|one| key(one) == ratio);
-                            let (w, n) = all.fold((0.0, 0.0), |(w, n), one| (w + one.0, n + one.1));
+                            let members = holders.iter().filter(|holder| key(holder) == ratio);
+                            let sum = |(w, n), holder: &(f64, f64)| (w + holder.0, n + holder.1);
+                            let (w, n) = members.fold((0.0, 0.0), sum);
                             prop_assert!((group.wants.value() - w).abs() < 1e-9);
                             prop_assert_eq!(group.subclients, n);
                         }
                     }
                     1 => {
                         if let Some((wants, n)) = holders.pop() {
-                            order.remove(wants, n);
+                            index.remove(wants, n);
                         }
                     }
                     _ => {
                         holders.push((wants, n));
-                        order.add(wants, n);
+                        index.add(wants, n);
                     }
                 }
             }
-            holders.iter().for_each(|&(wants, n)| order.remove(wants, n));
-            prop_assert!(order.bins.is_empty());
+            holders.iter().for_each(|&(wants, n)| index.remove(wants, n));
+            prop_assert!(index.bins.is_empty());
         }
     }
 }

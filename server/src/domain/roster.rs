@@ -1,24 +1,24 @@
-//! The holders of leases on one resource, found by id and by when their leases expire.
+//! The holders of leases on one resource, indexed by id and by lease expiry.
 //!
-//! To find one, and to move one to another expiry, touches a few places in memory, however
-//! many there are: what a decision costs with very many holders is the caches that it misses.
+//! Finding a holder, or changing its expiry, touches only a few cache lines, however many holders
+//! there are: with very many holders, cache misses dominate the cost of a decision.
 
 use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::few::Few;
+use super::few::SmallMap;
 use super::lease::{Held, Holder};
 
 /// A [`Holder`] that owns its id.
 #[derive(Debug)]
-enum Key {
+enum OwnedHolder {
     Client(Box<str>),
     Server(Box<str>),
 }
 
-impl Key {
-    fn of(holder: Holder<'_>) -> Self {
+impl OwnedHolder {
+    fn new(holder: Holder<'_>) -> Self {
         match holder {
             Holder::Client(id) => Self::Client(id.into()),
             Holder::Server(id) => Self::Server(id.into()),
@@ -35,110 +35,112 @@ impl Key {
 
 #[derive(Debug)]
 struct Slot {
-    key: Key,
+    key: OwnedHolder,
     held: Held,
-    /// Where it is in the list of those that expire in the same second.
-    at: u32,
+    /// Position in the list of the holders whose leases expire in the same second.
+    expiry_position: u32,
 }
 
-/// Where a holder is. Good until holders are added or removed.
+/// The index of a holder's slot. Valid until a holder is added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place(u32);
+pub struct SlotIndex(u32);
 
 /// Holders and their leases.
 #[derive(Debug, Default)]
 pub struct Roster {
     hasher: DefaultHashBuilder,
+    /// Slot indices by the hash of the holder.
     by_id: HashTable<u32>,
     slots: Vec<Slot>,
-    by_expiry: Few<i64, Vec<u32>>,
+    /// Slot indices by expiry, in seconds since the epoch.
+    by_expiry: SmallMap<i64, Vec<u32>>,
 }
 
 impl Roster {
-    /// How many there are.
+    /// The number of holders.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// There are none.
+    /// Whether there are no holders.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
 
-    /// Looks for a holder.
-    pub fn find(&self, holder: Holder<'_>) -> Option<Place> {
+    /// Finds a holder.
+    pub fn find(&self, holder: Holder<'_>) -> Option<SlotIndex> {
         let same = |&at: &u32| self.slots[at as usize].key.holder() == holder;
-        self.by_id.find(self.hasher.hash_one(holder), same).map(|&at| Place(at))
+        self.by_id.find(self.hasher.hash_one(holder), same).map(|&at| SlotIndex(at))
     }
 
-    /// Its lease.
-    pub fn held(&self, place: Place) -> &Held {
-        &self.slots[place.0 as usize].held
+    /// The lease of a holder.
+    pub fn held(&self, slot_index: SlotIndex) -> &Held {
+        &self.slots[slot_index.0 as usize].held
     }
 
     /// Adds a holder, which must be new.
     pub fn add(&mut self, holder: Holder<'_>, held: Held) {
-        let place = self.slots.len() as u32;
+        let slot_index = self.slots.len() as u32;
         let Self { hasher, by_id, slots, .. } = self;
-        by_id.insert_unique(hasher.hash_one(holder), place, |&at| {
+        by_id.insert_unique(hasher.hash_one(holder), slot_index, |&at| {
             hasher.hash_one(slots[at as usize].key.holder())
         });
-        let at = self.enlist(held.expiry_s, place);
+        let expiry_position = self.add_to_expiry(held.expiry_s, slot_index);
         if self.slots.is_empty() {
-            // Most resources of a template have one holder, and there may be very many of them.
+            // Most resources have one holder, and there may be very many resources.
             self.slots.reserve_exact(1);
         }
-        self.slots.push(Slot { key: Key::of(holder), held, at });
+        self.slots.push(Slot { key: OwnedHolder::new(holder), held, expiry_position });
     }
 
     /// Replaces the lease of a holder.
-    pub fn replace(&mut self, Place(place): Place, held: Held) {
-        let slot = &mut self.slots[place as usize];
+    pub fn replace(&mut self, SlotIndex(slot_index): SlotIndex, held: Held) {
+        let slot = &mut self.slots[slot_index as usize];
         let (before, after) = (slot.held.expiry_s, held.expiry_s);
         slot.held = held;
         if before != after {
-            let at = slot.at;
-            self.strike(before, at);
-            self.slots[place as usize].at = self.enlist(after, place);
+            let position = slot.expiry_position;
+            self.remove_from_expiry(before, position);
+            self.slots[slot_index as usize].expiry_position = self.add_to_expiry(after, slot_index);
         }
     }
 
-    /// Removes a holder.
-    pub fn remove(&mut self, Place(place): Place) -> Held {
+    /// Removes a holder and returns its lease.
+    pub fn remove(&mut self, SlotIndex(slot_index): SlotIndex) -> Held {
         let hash =
             |roster: &Self, at: u32| roster.hasher.hash_one(roster.slots[at as usize].key.holder());
-        if let Ok(entry) = self.by_id.find_entry(hash(self, place), |&at| at == place) {
+        if let Ok(entry) = self.by_id.find_entry(hash(self, slot_index), |&at| at == slot_index) {
             entry.remove();
         }
-        let Slot { at, ref held, .. } = self.slots[place as usize];
-        self.strike(held.expiry_s, at);
-        // The last one takes its place.
+        let Slot { expiry_position, ref held, .. } = self.slots[slot_index as usize];
+        self.remove_from_expiry(held.expiry_s, expiry_position);
+        // `swap_remove` below moves the last slot here.
         let last = self.slots.len() as u32 - 1;
-        if last != place {
+        if last != slot_index {
             let hash = hash(self, last);
             if let Some(at) = self.by_id.find_mut(hash, |&at| at == last) {
-                *at = place;
+                *at = slot_index;
             }
-            let Slot { at, ref held, .. } = self.slots[last as usize];
+            let Slot { expiry_position, ref held, .. } = self.slots[last as usize];
             if let Some(list) = self.by_expiry.get_mut(&held.expiry_s) {
-                list[at as usize] = place;
+                list[expiry_position as usize] = slot_index;
             }
         }
-        self.slots.swap_remove(place as usize).held
+        self.slots.swap_remove(slot_index as usize).held
     }
 
-    /// One of those whose leases expire first, if that is by `now_s`.
-    pub fn expired(&self, now_s: i64) -> Option<Place> {
+    /// A holder with the earliest expiry, if that is at or before `now_s`.
+    pub fn expired(&self, now_s: i64) -> Option<SlotIndex> {
         let (expiry_s, list) = self.by_expiry.iter().next()?;
-        (*expiry_s <= now_s).then(|| list.last().map(|&at| Place(at)))?
+        (*expiry_s <= now_s).then(|| list.last().map(|&at| SlotIndex(at)))?
     }
 
-    /// When the last lease expires, in seconds since the epoch.
+    /// The latest expiry of all leases, in seconds since the epoch.
     pub fn last_expiry_s(&self) -> Option<i64> {
         self.by_expiry.iter().next_back().map(|(expiry_s, _)| *expiry_s)
     }
 
-    /// All, those that expire first at the head.
+    /// All holders and their leases, earliest expiry first.
     pub fn iter(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
         self.by_expiry.iter().flat_map(|(_, list)| list).map(|&at| {
             let slot = &self.slots[at as usize];
@@ -146,19 +148,19 @@ impl Roster {
         })
     }
 
-    /// Puts a holder on the list of those that expire then, and tells where.
-    fn enlist(&mut self, expiry_s: i64, place: u32) -> u32 {
+    /// Adds a holder to the list for `expiry_s`, and returns its position there.
+    fn add_to_expiry(&mut self, expiry_s: i64, slot_index: u32) -> u32 {
         let list = self.by_expiry.get_or_default(expiry_s);
-        list.push(place);
+        list.push(slot_index);
         list.len() as u32 - 1
     }
 
-    /// Takes the one at `at` off that list.
-    fn strike(&mut self, expiry_s: i64, at: u32) {
+    /// Removes the holder at `position` from the list for `expiry_s`.
+    fn remove_from_expiry(&mut self, expiry_s: i64, position: u32) {
         let Some(list) = self.by_expiry.get_mut(&expiry_s) else { return };
-        list.swap_remove(at as usize);
-        match list.get(at as usize) {
-            Some(&moved) => self.slots[moved as usize].at = at,
+        list.swap_remove(position as usize);
+        match list.get(position as usize) {
+            Some(&moved) => self.slots[moved as usize].expiry_position = position,
             None if list.is_empty() => self.by_expiry.remove(&expiry_s),
             None => {}
         }

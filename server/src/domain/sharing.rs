@@ -1,41 +1,40 @@
-//! How the capacity of a resource is shared: what each algorithm entitles a client to.
+//! The sharing algorithms: what share of a resource's capacity a client is entitled to.
 //!
-//! All four are functions of the client and of a few sums over all clients, which are kept
-//! up to date as clients come and go ([`super::lease`]). The two that share need the sums on
-//! either side of a threshold: clients are ordered by what they want per subclient, and
-//! split where the level of the share is.
+//! All four algorithms are functions of the client and of a few sums over all clients, which
+//! [`super::lease`] keeps up to date. The two algorithms that share need separate sums for the two
+//! sides of a threshold: clients are ordered by wants per subclient, and split at the level.
 //!
 //! - FAIR_SHARE is weighted max-min fairness ("water-filling"): with the level L at which
 //!   Σ min(w, n·L) = C, a client that wants w for n subclients is entitled to min(w, n·L).
-//!   With those at or below L set apart, L = (C − Σ w below) / Σ n above.
-//! - PROPORTIONAL_SHARE, as the older Doorman has it: with the equal share E = C / Σ n, who
-//!   wants at most n·E gets it; the others get n·E, and of what those leave a part in
-//!   proportion to their excess w − n·E.
+//!   With the sums on both sides of L, L = (C − Σ w below) / Σ n above.
+//! - PROPORTIONAL_SHARE follows Doorman: with the equal share E = C / Σ n, a client that wants at
+//!   most n·E gets its wants. Each other client gets n·E, and a part of the capacity that remains,
+//!   in proportion to its excess w − n·E.
 //!
-//! Any split gives an entitlement that is at most the exact one, and the right split the
-//! exact one: clients still on the wrong side only cost others a little for a while.
+//! With the right split, the entitlement is exact. With any other split it is lower, never higher:
+//! clients that are still on the wrong side cost others a little for a short time.
 
 use super::exact::Sum;
 
-/// The sharing rules.
+/// A sharing algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Everyone gets what it wants.
+    /// Each client gets what it wants.
     NoAlgorithm,
-    /// Everyone gets what it wants up to the capacity.
+    /// Each client gets what it wants, up to the capacity.
     Static,
-    /// Equal shares, and a part of what others leave in proportion to the excess wanted.
+    /// Equal shares; the unused rest is divided in proportion to the excess wants.
     ProportionalShare,
-    /// Weighted max-min.
+    /// Weighted max-min fairness.
     FairShare,
 }
 
 impl Kind {
-    /// Every rule, in the order of its number on the wire.
+    /// All algorithms, in the order of their numbers on the wire.
     pub const ALL: [Self; 4] =
         [Self::NoAlgorithm, Self::Static, Self::ProportionalShare, Self::FairShare];
 
-    /// Its name on the wire and in limits files.
+    /// The name on the wire and in limits files.
     pub fn name(self) -> &'static str {
         match self {
             Self::NoAlgorithm => "NO_ALGORITHM",
@@ -45,8 +44,8 @@ impl Kind {
         }
     }
 
-    /// The most that one client can have been granted. A client that claims more lies, or was
-    /// granted it when there was more.
+    /// The most that one client can have been granted. A larger claim is false, or dates from when
+    /// the capacity was larger.
     pub fn most_held(self, capacity: f64) -> f64 {
         match self {
             Self::NoAlgorithm => f64::INFINITY,
@@ -54,7 +53,7 @@ impl Kind {
         }
     }
 
-    /// Whether clients share the capacity, so that what they have together never exceeds it.
+    /// Whether the sum of all leases is limited to the capacity.
     pub fn shares(self) -> bool {
         matches!(self, Self::ProportionalShare | Self::FairShare)
     }
@@ -63,9 +62,9 @@ impl Kind {
 /// The sums over one side of the threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Side {
-    /// What the clients there want.
+    /// Sum of the clients' wants.
     pub wants: Sum,
-    /// How many subclients they have. Whole, so that it is exact.
+    /// Number of their subclients: a whole number, and so exact.
     pub subclients: f64,
 }
 
@@ -76,7 +75,7 @@ impl Side {
         self.subclients += subclients;
     }
 
-    /// Takes a client away. An empty side wants exactly nothing.
+    /// Removes a client. The sums of an empty side are exactly 0.
     pub fn remove(&mut self, wants: f64, subclients: f64) {
         self.wants.add(-wants);
         self.subclients -= subclients;
@@ -85,8 +84,8 @@ impl Side {
         }
     }
 
-    /// Moves a group of clients over to `other`.
-    pub fn hand_over(&mut self, group: Self, other: &mut Self) {
+    /// Moves a group of clients to `other`.
+    pub fn move_group(&mut self, group: Self, other: &mut Self) {
         other.wants.add_sum(group.wants);
         other.subclients += group.subclients;
         self.wants.sub_sum(group.wants);
@@ -97,30 +96,30 @@ impl Side {
     }
 }
 
-/// The sums over all clients of a resource, by the side of the threshold that they are on.
+/// The sums over all clients of a resource, by side of the threshold.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Split {
-    /// Those that want little per subclient.
+    /// Clients that want at most the threshold per subclient.
     pub below: Side,
-    /// Those that want much.
+    /// Clients that want more.
     pub above: Side,
 }
 
 impl Split {
-    /// What all want.
+    /// Total wants of all clients.
     pub fn wants(&self) -> f64 {
         let mut all = self.above.wants;
         all.add_sum(self.below.wants);
         all.value()
     }
 
-    /// How many subclients there are.
+    /// Total number of subclients.
     pub fn subclients(&self) -> f64 {
         self.below.subclients + self.above.subclients
     }
 
-    /// Where the threshold belongs, as far as this split tells, in wants per subclient:
-    /// whoever wants more belongs above it.
+    /// Where this split puts the threshold, in wants per subclient: clients that want more belong
+    /// above it.
     pub fn level(&self, kind: Kind, capacity: f64) -> f64 {
         match kind {
             Kind::FairShare => self.below.wants.rest_of(capacity) / self.above.subclients,
@@ -128,7 +127,7 @@ impl Split {
         }
     }
 
-    /// What a client is entitled to that wants `wants` for `subclients`, and is in the sums.
+    /// The entitlement of a client that wants `wants` for `subclients` and is included in the sums.
     /// Never negative.
     pub fn entitlement(&self, kind: Kind, capacity: f64, wants: f64, subclients: f64) -> f64 {
         match kind {
@@ -136,8 +135,8 @@ impl Split {
             Kind::Static => wants.min(capacity),
             Kind::ProportionalShare | Kind::FairShare if self.wants() <= capacity => wants,
             Kind::FairShare => {
-                // The level is never below the equal share, whatever a split says that is on
-                // its way; with nobody above it, it says nothing.
+                // The level is never below the equal share, even if the split is not exact yet.
+                // Without clients above the threshold, the split gives no level.
                 let mut level = capacity / self.subclients();
                 if self.above.subclients > 0.0 {
                     level = level.max(self.level(kind, capacity));
@@ -165,7 +164,8 @@ impl Split {
 mod tests {
     use super::*;
 
-    /// Splits `(wants, subclients)` where the exact level is, found by trying every place.
+    /// The exact entitlements of clients given as `(wants, subclients)`. Finds the right split by
+    /// trying each one.
     fn entitlements(kind: Kind, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
         let mut ratios: Vec<f64> = clients.iter().map(|(w, n)| w / n).collect();
         ratios.sort_by(f64::total_cmp);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_worked_examples() {
+    fn worked_examples() {
         use Kind::{FairShare, ProportionalShare};
         let plain = |wants: &[f64]| wants.iter().map(|&w| (w, 1.0)).collect::<Vec<_>>();
         check(FairShare, 120.0, &plain(&[1000.0, 50.0, 10.0]), &[60.0, 50.0, 10.0]);
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rules() {
+    fn algorithms() {
         use Kind::{FairShare, NoAlgorithm, ProportionalShare, Static};
         let two = [(30.0, 1.0), (500.0, 1.0)];
         check(NoAlgorithm, 100.0, &two, &[30.0, 500.0]);
@@ -215,7 +215,7 @@ mod tests {
         for kind in [FairShare, ProportionalShare] {
             check(kind, 530.0, &two, &[30.0, 500.0]);
             check(kind, 100.0, &two, &[30.0, 70.0]);
-            // By the number of subclients.
+            // Shares are weighted by the number of subclients.
             check(kind, 90.0, &[(1000.0, 1.0), (2000.0, 2.0)], &[30.0, 60.0]);
             check(kind, 0.0, &two, &[0.0, 0.0]);
             check(kind, 10.0, &[(0.0, 1.0), (20.0, 1.0)], &[0.0, 10.0]);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn any_split_errs_low() {
+    fn entitlement_of_any_split_is_at_most_the_exact_one() {
         let clients = [(1000.0, 1.0), (50.0, 1.0), (10.0, 1.0), (40.0, 2.0)];
         for kind in [Kind::FairShare, Kind::ProportionalShare] {
             let exact = entitlements(kind, 120.0, &clients);

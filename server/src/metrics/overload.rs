@@ -1,16 +1,16 @@
-//! What is counted of what a node does not take on.
+//! Load-shedding metrics: requests, connections and buffers.
 
 use metrics::{Counter, Gauge};
 
 use super::{BUFFERED, CONNECTIONS, CONNECTIONS_REFUSED, HTTP2_FAULTS, Metrics, PAUSES, SHED};
 
 impl Metrics {
-    /// Requests over `transport` that are turned away because too many are under way.
+    /// Requests over `transport` that are refused because too many are in flight.
     pub fn shed(&self, transport: &'static str) -> Counter {
         self.counter(SHED, &[("transport", transport)])
     }
 
-    /// What the HTTP libraries warn of in this process.
+    /// Warnings logged by the HTTP libraries.
     pub fn http2_faults(&self) -> Counter {
         let faults = self.counter(HTTP2_FAULTS, &[]);
         faults.increment(0);
@@ -18,17 +18,17 @@ impl Metrics {
     }
 }
 
-/// What one port counts of its connections.
+/// Connection metrics of one port.
 #[derive(Clone)]
 pub struct ConnectionMetrics {
-    /// Those that are open.
+    /// Open connections.
     pub open: Gauge,
-    /// Those closed at once, for want of room.
+    /// Connections closed at once because too many are open.
     pub refused: Counter,
 }
 
 impl ConnectionMetrics {
-    /// Zeros, for the port that serves `transport`.
+    /// Registers the metrics of the port for `transport`, set to 0.
     pub fn new(metrics: &Metrics, transport: &'static str) -> Self {
         let labels = [("transport", transport)];
         let (open, refused) =
@@ -39,17 +39,17 @@ impl ConnectionMetrics {
     }
 }
 
-/// Metrics of the bytes that a node buffers for its clients.
+/// Metrics of the buffer budget.
 #[derive(Clone)]
 pub struct BudgetMetrics {
-    /// Bytes buffered now.
+    /// Bytes currently buffered for clients.
     pub buffered: Gauge,
-    /// Pauses of a request or an answer until its connection might buffer more.
+    /// Pauses of a request or a response until its connection could buffer more.
     pub pauses: Counter,
 }
 
 impl BudgetMetrics {
-    /// Registers both, as zero.
+    /// Registers the metrics, set to 0.
     pub fn new(metrics: &Metrics) -> Self {
         let (buffered, pauses) = (metrics.gauge(BUFFERED, &[]), metrics.counter(PAUSES, &[]));
         buffered.set(0.0);
@@ -57,7 +57,7 @@ impl BudgetMetrics {
         Self { buffered, pauses }
     }
 
-    /// Metrics that count nothing.
+    /// Metrics that are not recorded.
     pub fn noop() -> Self {
         Self { buffered: Gauge::noop(), pauses: Counter::noop() }
     }

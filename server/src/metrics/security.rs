@@ -1,4 +1,4 @@
-//! What is counted of who asks, and of TLS.
+//! Metrics of access control and TLS.
 
 use metrics::{Counter, Gauge};
 
@@ -7,20 +7,20 @@ use super::{
     TLS_EXPIRY, TLS_FAILURES, TLS_HANDSHAKES, TLS_LOADS,
 };
 
-/// Why a request was refused for who asked.
+/// Why access control refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It showed neither a token nor a certificate.
+    /// The request has neither a token nor a certificate.
     NoCredentials,
-    /// It showed a token that nobody has.
+    /// No caller has this token.
     UnknownToken,
-    /// It showed a certificate whose names nobody has.
+    /// No caller has a name in this certificate.
     UnknownCertificate,
-    /// Whoever asked has another role.
+    /// The caller's role does not permit the request.
     Role,
-    /// The role is the right one; the namespace, the resource or the client's id is not.
+    /// The caller's role permits the request, but not for this namespace, resource or client id.
     Scope,
-    /// It may lease, but not lend to lower clusters.
+    /// The caller may request leases, but not for lower clusters.
     Lend,
 }
 
@@ -34,7 +34,7 @@ impl Refused {
         Self::Lend,
     ];
 
-    /// As metrics and logs have it.
+    /// The value in metric labels and logs.
     pub fn word(self) -> &'static str {
         match self {
             Self::NoCredentials => "no_credentials",
@@ -47,10 +47,10 @@ impl Refused {
     }
 }
 
-/// The ports, in the order that they are counted in.
+/// The `transport` labels, in the order of [`AccessMetrics::GRPC`] and [`AccessMetrics::HTTP`].
 const PORTS: [&str; 2] = ["grpc", "http"];
 
-/// What checking who asks counts.
+/// Metrics of access control.
 pub struct AccessMetrics {
     refused: [[Counter; 6]; 2],
     loads: Counter,
@@ -59,13 +59,13 @@ pub struct AccessMetrics {
 }
 
 impl AccessMetrics {
-    /// The position of the gRPC port, …
+    /// The index of the gRPC port.
     pub const GRPC: usize = 0;
 
-    /// … and of the HTTP port.
+    /// The index of the HTTP port.
     pub const HTTP: usize = 1;
 
-    /// Zeros.
+    /// Registers the metrics, set to 0.
     pub fn new(metrics: &Metrics) -> Self {
         let counter = |port, reason: Refused| {
             metrics.counter(ACCESS_REFUSED, &[("transport", port), ("reason", reason.word())])
@@ -78,40 +78,41 @@ impl AccessMetrics {
         }
     }
 
-    /// Counts a refusal at the port of that position.
+    /// Counts a refused request; `port` is [`Self::GRPC`] or [`Self::HTTP`].
     pub fn refused(&self, port: usize, reason: Refused) {
         self.refused[port][reason as usize].increment(1);
     }
 
-    /// A file was taken into use.
+    /// Records that an access file was loaded.
     pub fn loaded(&self) {
         self.current.set(1.0);
         self.loads.increment(1);
     }
 
-    /// A file was refused.
+    /// Records that an access file was invalid or unreadable.
     pub fn failed(&self) {
         self.current.set(0.0);
         self.failures.increment(1);
     }
 }
 
-/// How a handshake ended.
+/// The outcome of a TLS handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Handshake {
-    /// There is a connection.
+    /// The handshake succeeded.
     Done,
-    /// There is none: somebody did not speak TLS, or showed nothing that is trusted.
+    /// The handshake failed, for example because the client did not speak TLS or has no trusted
+    /// certificate.
     Failed,
-    /// It took too long.
+    /// The handshake timed out.
     TooSlow,
 }
 
 impl Handshake {
-    const WORDS: [&str; 3] = ["done", "failed", "too_slow"];
+    const LABELS: [&str; 3] = ["done", "failed", "too_slow"];
 }
 
-/// What serving TLS counts.
+/// TLS metrics of the server.
 pub struct TlsMetrics {
     handshakes: [[Counter; 3]; 2],
     loads: Counter,
@@ -121,13 +122,13 @@ pub struct TlsMetrics {
 }
 
 impl TlsMetrics {
-    /// Zeros.
+    /// Registers the metrics, set to 0.
     pub fn new(metrics: &Metrics) -> Self {
         let counter = |port, outcome| {
             metrics.counter(TLS_HANDSHAKES, &[("transport", port), ("outcome", outcome)])
         };
         Self {
-            handshakes: PORTS.map(|port| Handshake::WORDS.map(|outcome| counter(port, outcome))),
+            handshakes: PORTS.map(|port| Handshake::LABELS.map(|outcome| counter(port, outcome))),
             loads: metrics.counter(TLS_LOADS, &[]),
             failures: metrics.counter(TLS_FAILURES, &[]),
             current: metrics.gauge(TLS_CURRENT, &[]),
@@ -135,19 +136,19 @@ impl TlsMetrics {
         }
     }
 
-    /// Counts a handshake at the port of that position, as in [`AccessMetrics`].
+    /// Counts a handshake; `port` is [`AccessMetrics::GRPC`] or [`AccessMetrics::HTTP`].
     pub fn handshake(&self, port: usize, outcome: Handshake) {
         self.handshakes[port][outcome as usize].increment(1);
     }
 
-    /// A certificate was taken into use that expires then, in seconds since the epoch.
+    /// Records that a certificate was loaded; `expiry_s` is its expiry, in seconds since the epoch.
     pub fn loaded(&self, expiry_s: u64) {
         self.current.set(1.0);
         self.loads.increment(1);
         self.expiry.set(expiry_s as f64);
     }
 
-    /// One was refused.
+    /// Records that a certificate was invalid or unreadable.
     pub fn failed(&self) {
         self.current.set(0.0);
         self.failures.increment(1);

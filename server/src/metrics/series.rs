@@ -1,5 +1,5 @@
-//! Counters and gauges, by name and labels. Apart from the exporter's own registry, which has no
-//! way to remove a series: what a limits file no longer defines must leave `/metrics`.
+//! The registry of counters and gauges. Separate from the exporter's registry, which cannot remove
+//! a series: buckets and templates that leave the limits file must leave `/metrics` too.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -35,24 +35,25 @@ impl Series {
         self.0.retain_gauges(|key, _| defined.covers(key));
     }
 
-    /// Appends all series in Prometheus' text format, one family after the other.
+    /// Appends all series in Prometheus' text format, grouped by name.
     pub(super) fn render(&self, text: &mut String, help: impl Fn(&str) -> &'static str) {
         let mut counters: BTreeMap<String, Vec<(Key, u64)>> = BTreeMap::new();
         self.0.visit_counters(|key, value| {
             let value = value.load(Ordering::Acquire);
             counters.entry(key.name().to_owned()).or_default().push((key.clone(), value));
         });
-        families(text, "counter", counters, &help);
+        render_families(text, "counter", counters, &help);
         let mut gauges: BTreeMap<String, Vec<(Key, f64)>> = BTreeMap::new();
         self.0.visit_gauges(|key, value| {
             let value = f64::from_bits(value.load(Ordering::Acquire));
             gauges.entry(key.name().to_owned()).or_default().push((key.clone(), value));
         });
-        families(text, "gauge", gauges, &help);
+        render_families(text, "gauge", gauges, &help);
     }
 }
 
-fn families<V: std::fmt::Display>(
+/// Appends the series of `families`, which maps a metric's name to its series.
+fn render_families<V: std::fmt::Display>(
     text: &mut String,
     kind: &str,
     families: BTreeMap<String, Vec<(Key, V)>>,
@@ -69,19 +70,19 @@ fn families<V: std::fmt::Display>(
     }
 }
 
-/// What the limits in use define, by the labels of its series.
+/// The label values of the buckets and templates that the current limits define.
 #[derive(Default)]
 pub struct Defined {
-    /// Namespace and bucket.
+    /// Pairs of namespace and bucket.
     buckets: HashSet<[String; 2]>,
     /// Namespaces with a dynamic bucket template.
     dynamic: HashSet<String>,
-    /// Glob and algorithm.
+    /// Pairs of glob and algorithm.
     templates: HashSet<[String; 2]>,
 }
 
 impl Defined {
-    /// Adds a bucket. `dynamic`: it is its namespace's template.
+    /// Adds a bucket. `dynamic` is `true` for the namespace's dynamic bucket template.
     pub fn bucket(&mut self, namespace: &str, bucket: &str, dynamic: bool) {
         self.buckets.insert([namespace, bucket].map(label_value));
         if dynamic {
@@ -94,19 +95,19 @@ impl Defined {
         self.templates.insert([glob, algorithm].map(label_value));
     }
 
-    /// Whether a series belongs to one of them, or to none of any limits file.
+    /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
     fn covers(&self, key: &Key) -> bool {
         let label = |name| {
             key.labels().find(|label| label.key() == name).map(|label| label.value().to_owned())
         };
-        // Requests that no definition decides are counted under empty names.
-        let among = |defined: &HashSet<[String; 2]>, pair: [String; 2]| {
+        // Requests without a matching definition have empty labels.
+        let contains = |defined: &HashSet<[String; 2]>, pair: [String; 2]| {
             pair.iter().all(String::is_empty) || defined.contains(&pair)
         };
         match (label("namespace"), label("bucket"), label("template"), label("algorithm")) {
-            (Some(namespace), Some(bucket), ..) => among(&self.buckets, [namespace, bucket]),
+            (Some(namespace), Some(bucket), ..) => contains(&self.buckets, [namespace, bucket]),
             (Some(namespace), ..) => self.dynamic.contains(&namespace),
-            (_, _, Some(glob), Some(algorithm)) => among(&self.templates, [glob, algorithm]),
+            (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
             _ => true,
         }
     }
@@ -118,15 +119,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn series_of_what_is_defined_no_more_are_removed() {
+    fn removes_series_that_are_no_longer_defined() {
         let metrics = Metrics::new();
         let bucket = |name, dynamic| BucketMetrics::new(&metrics, r"a\b", name, dynamic);
-        let (kept, gone) = (bucket("kept", false), bucket("gone", true));
-        let nowhere = BucketMetrics::new(&metrics, "", "", false);
-        for counts in [&kept, &gone, &nowhere] {
+        let (kept, removed) = (bucket("kept", false), bucket("gone", true));
+        let unmatched = BucketMetrics::new(&metrics, "", "", false);
+        for counts in [&kept, &removed, &unmatched] {
             counts.count(Ending::Granted, 3);
         }
-        let _unmatched = CapacityMetrics::unmatched(&metrics, false);
+        let _unmatched_leases = CapacityMetrics::unmatched(&metrics, false);
         let _templates = ["FAIR_SHARE", "STATIC"].map(|a| CapacityMetrics::new(&metrics, "*", a));
         let text = metrics.render();
         let lines = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();

@@ -1,49 +1,51 @@
-//! How much a node takes on at once, and how long it waits for whoever is silent.
+//! Settings for overload: limits on requests, connections and buffers, and connection timeouts.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use super::duration;
 
-/// How much a node takes on.
+/// Limits and timeouts that protect a node from overload.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Overload")]
 pub struct Bounds {
-    /// Requests under way at once, dealt out evenly to the threads; more are turned away at once
-    /// (RESOURCE_EXHAUSTED, 503) [default: 10000 a thread]
+    /// Maximum number of requests in flight, divided evenly among the threads; further requests are
+    /// refused at once (RESOURCE_EXHAUSTED, 503) [default: 10000 per thread]
     #[arg(long, env = "TOLLGATE_MAX_IN_FLIGHT", value_name = "N")]
     pub max_in_flight: Option<NonZeroUsize>,
 
-    /// Connections open at once on each port; more are closed at once [default: 10000, or what the
-    /// limit of open files has room for]
+    /// Maximum number of open connections per port; further connections are closed at once
+    /// [default: 10000, or as many as the limit on open files allows]
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// Bytes of requests and answers buffered at once on both ports; beyond it clients are read from
-    /// more slowly, those that buffer most first [default: 134217728, which is 128 MiB]
+    /// Bytes of requests and responses buffered on both ports together; above it, the server reads
+    /// more slowly from clients, starting with those that buffer most [default: 134217728, which is
+    /// 128 MiB]
     #[arg(long, env = "TOLLGATE_MAX_BUFFERED_BYTES", value_name = "BYTES", value_parser = buffered)]
     pub max_buffered_bytes: Option<usize>,
 
-    /// How often a silent connection is asked whether it is still there
-    #[arg(long, env = "TOLLGATE_KEEPALIVE", value_name = "TIME", default_value = "30s", value_parser = patience)]
+    /// Interval of keepalive checks on a silent connection
+    #[arg(long, env = "TOLLGATE_KEEPALIVE", value_name = "TIME", default_value = "30s", value_parser = connection_time)]
     pub keepalive: Duration,
 
-    /// How long it may take to answer that, and a client to take what it is sent over HTTP/1.1
-    #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = patience)]
+    /// How long a client may take to answer a keepalive check, and to accept response data over
+    /// HTTP/1.1
+    #[arg(long, env = "TOLLGATE_KEEPALIVE_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = connection_time)]
     pub keepalive_timeout: Duration,
 
-    /// How long a connection over HTTP/1.1 is kept from one request to the next: longer than load
-    /// balancers keep theirs
-    #[arg(long, env = "TOLLGATE_HTTP_IDLE", value_name = "TIME", default_value = "75s", value_parser = patience)]
+    /// How long an HTTP/1.1 connection may be idle between requests; should be longer than the idle
+    /// timeout of load balancers
+    #[arg(long, env = "TOLLGATE_HTTP_IDLE", value_name = "TIME", default_value = "75s", value_parser = connection_time)]
     pub http_idle: Duration,
 
-    /// The age at which a gRPC connection is told to end (GOAWAY), a tenth more or less; it is closed
-    /// 30 s later. Its client connects again, perhaps to a new node. 0: never
+    /// Maximum age of a gRPC connection, varied by up to 10 %. The client then gets a GOAWAY and
+    /// reconnects, perhaps to a new node; the connection is closed 30 s later. 0: no maximum
     #[arg(long, env = "TOLLGATE_MAX_CONNECTION_AGE", value_name = "TIME", default_value = "1h", value_parser = age)]
     pub max_connection_age: Duration,
 }
 
-/// How old something may become; none is for ever.
+/// Parses the maximum age of a connection; 0 means no maximum.
 fn age(text: &str) -> Result<Duration, String> {
     let time = if text == "0" { Duration::ZERO } else { duration(text)? };
     let bounds = Duration::from_millis(100)..=Duration::from_secs(30 * 24 * 60 * 60);
@@ -54,8 +56,8 @@ fn age(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long somebody is waited for.
-fn patience(text: &str) -> Result<Duration, String> {
+/// Parses a timeout or interval of a connection.
+fn connection_time(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
     if (Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60)).contains(&time) {
         Ok(time)
@@ -64,7 +66,7 @@ fn patience(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The bytes of a budget: room for a few of the longest requests at least.
+/// Parses the buffer budget in bytes. The minimum leaves room for a few of the largest requests.
 fn buffered(text: &str) -> Result<usize, String> {
     const LEAST: usize = 4 << 20;
     match text.parse() {

@@ -1,4 +1,4 @@
-//! How this process runs: addresses, where the store is, how long to wait.
+//! Settings of a server process: addresses, the store's URL, timeouts.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,26 +14,27 @@ pub use bounds::Bounds;
 pub use security::{Doors, ParentFiles, StoreFiles, is_elsewhere};
 pub use store_url::StoreUrl;
 
-/// What `tollgate serve` is told.
+/// The command-line options of `tollgate serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// The limits file (YAML); reloaded when it changes and on SIGHUP
     #[arg(long, env = "TOLLGATE_LIMITS", value_name = "FILE")]
     pub limits: PathBuf,
 
-    /// Where buckets live: memory:, redis://, redis-cluster://, redis-sentinel:// or redis+unix://
+    /// URL of the store: memory:, redis://, redis-cluster://, redis-sentinel:// or redis+unix://
     ///
-    /// memory: is this process's own memory, for one node. redis://USER:PASSWORD@HOST:PORT/DB, of
-    /// which only the host is needed, is shared by all nodes that name it, and
-    /// redis+unix:///PATH is the same over a Unix socket.
+    /// memory: keeps the state in this process, for a single node.
+    /// redis://USER:PASSWORD@HOST:PORT/DB is a Redis server, shared by all nodes with the same URL;
+    /// only the host is required. redis+unix:///PATH is a Redis server on a Unix socket.
     ///
-    /// redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT is a Redis Cluster: some of its servers,
-    /// which name the others. redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB is the
-    /// master that these sentinels know by that name; user and password are the master's, those
-    /// of the sentinels follow as ?sentinel_user=USER&sentinel_password=PASSWORD.
+    /// redis-cluster://USER:PASSWORD@HOST:PORT,HOST:PORT is a Redis Cluster: list some of its
+    /// servers, the others are discovered.
+    /// redis-sentinel://USER:PASSWORD@HOST:PORT,HOST:PORT/NAME/DB is the master called NAME by
+    /// these sentinels. User and password are those of the master. Append those of the sentinels as
+    /// ?sentinel_user=USER&sentinel_password=PASSWORD.
     ///
-    /// rediss://, rediss-cluster:// and rediss-sentinel:// are the same over TLS, trusting the
-    /// system's certificates, or those in --store-ca-file or the file that SSL_CERT_FILE names.
+    /// rediss://, rediss-cluster:// and rediss-sentinel:// use TLS. They trust the system's CA
+    /// certificates, or those in --store-ca-file or in the file named by SSL_CERT_FILE.
     #[arg(
         long,
         env = "TOLLGATE_STORE",
@@ -43,7 +44,7 @@ pub struct Settings {
     )]
     pub store: Unparsed,
 
-    /// Where gRPC is served
+    /// Address of the gRPC port
     #[arg(
         long,
         env = "TOLLGATE_GRPC_LISTEN",
@@ -52,7 +53,7 @@ pub struct Settings {
     )]
     pub grpc_listen: SocketAddr,
 
-    /// Where HTTP is served: the JSON API, metrics, health
+    /// Address of the HTTP port: JSON API, metrics, health
     #[arg(
         long,
         env = "TOLLGATE_HTTP_LISTEN",
@@ -61,13 +62,13 @@ pub struct Settings {
     )]
     pub http_listen: SocketAddr,
 
-    /// The address that clients should dial, usually the load balancer's: what Discovery answers
+    /// Address that clients should connect to, usually the load balancer's; returned by Discovery
     /// [default: --grpc-listen]
     #[arg(long, env = "TOLLGATE_ADVERTISE", value_name = "HOST:PORT")]
     pub advertise: Option<String>,
 
-    /// Take capacity from a parent cluster instead of the limits file; may be given several times,
-    /// or with commas, for several addresses of the same parent
+    /// Lease capacity from a parent cluster instead of taking it from the limits file; repeat the
+    /// option, or separate with commas, for several addresses of one parent
     #[arg(
         long = "parent",
         env = "TOLLGATE_PARENT",
@@ -76,55 +77,55 @@ pub struct Settings {
     )]
     pub parents: Vec<String>,
 
-    /// What the parent knows this cluster by; the same for all its nodes. Needed with --parent,
-    /// unless there is --advertise, which then is it
+    /// Id of this cluster at the parent; equal on all its nodes. Required with --parent, unless
+    /// --advertise is given, which is then the id
     #[arg(long, env = "TOLLGATE_CLUSTER_ID", value_name = "NAME")]
     pub cluster_id: Option<String>,
 
-    /// What this node is called among the others [default: the host's name and the process id]
+    /// Id of this node, unique among all nodes [default: host name and process id]
     #[arg(long, env = "TOLLGATE_NODE_ID", value_name = "NAME")]
     pub node_id: Option<String>,
 
-    /// How many nodes there are, for one that starts while the store is away: with the policy local
-    /// it grants one share of so many, until the store has counted
+    /// Number of nodes to assume if the store is unreachable at start: with the failure policy
+    /// local, the node grants 1/N of each limit until the store has reported the number of nodes
     #[arg(long, env = "TOLLGATE_EXPECTED_NODES", value_name = "N", default_value = "1")]
     pub expected_nodes: NonZeroU32,
 
-    /// How long a decision waits for the store before the failure policy decides
+    /// How long a request waits for the store before the failure policy decides it
     #[arg(long, env = "TOLLGATE_STORE_TIMEOUT", value_name = "TIME", default_value = "50ms", value_parser = store_timeout)]
     pub store_timeout: Duration,
 
-    /// Threads that serve gRPC, each on its own [default: one a core]
+    /// Number of threads that serve gRPC [default: one per core]
     #[arg(long, env = "TOLLGATE_THREADS", value_name = "N")]
     pub threads: Option<NonZeroUsize>,
 
-    /// On SIGTERM, how long to go on serving while /readyz already says no
+    /// After SIGTERM, how long to keep serving while /readyz already fails
     #[arg(long, env = "TOLLGATE_DRAIN_DELAY", value_name = "TIME", default_value = "0s", value_parser = drain_time)]
     pub drain_delay: Duration,
 
-    /// On SIGTERM, how long requests in flight may take to finish; a second one ends the wait
+    /// After SIGTERM, how long to wait for requests in flight; a second SIGTERM ends the wait
     #[arg(long, env = "TOLLGATE_DRAIN_TIMEOUT", value_name = "TIME", default_value = "10s", value_parser = drain_time)]
     pub drain_timeout: Duration,
 
-    /// How much this node takes on.
+    /// Limits and timeouts that protect the node from overload.
     #[command(flatten)]
     pub bounds: Bounds,
 
-    /// Certificates of this node, and who may ask it.
+    /// The node's certificates, and access control.
     #[command(flatten)]
     pub doors: Doors,
 
-    /// How to connect to the store beyond its URL.
+    /// Credentials and certificates for the store.
     #[command(flatten)]
     pub store_files: StoreFiles,
 
-    /// How to connect to the parent beyond its address.
+    /// Credentials and certificates for the parent.
     #[command(flatten)]
     pub parent_files: ParentFiles,
 }
 
 impl Settings {
-    /// What this node is called.
+    /// The node's id.
     pub fn node_id(&self) -> String {
         self.node_id.clone().unwrap_or_else(|| {
             let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
@@ -133,19 +134,19 @@ impl Settings {
         })
     }
 
-    /// How many threads serve gRPC.
+    /// The number of threads that serve gRPC.
     pub fn threads(&self) -> NonZeroUsize {
         let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         self.threads.unwrap_or_else(cores)
     }
 }
 
-/// Text that may hold a password: never shown, not even when it turns out to be wrong.
+/// An option value that may contain a password. Never shown, not even if it is invalid.
 #[derive(Clone)]
 pub struct Unparsed(String);
 
 impl Unparsed {
-    /// What it says, if it makes sense.
+    /// Parses the value as the URL of a store.
     pub fn parse(&self) -> Result<StoreUrl, String> {
         self.0.parse()
     }
@@ -163,12 +164,12 @@ impl fmt::Debug for Unparsed {
     }
 }
 
-/// A time as people write it: `50ms`, `1s`, `2m`.
+/// Parses a duration such as `50ms`, `1s` or `2m`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error} (like 50ms, 2s or 1m)"))
 }
 
-/// How long a decision may wait for the store.
+/// Parses the store timeout.
 fn store_timeout(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
     if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&time) {
@@ -178,7 +179,7 @@ fn store_timeout(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// How long one step of the drain may take.
+/// Parses the duration of one step of the drain.
 fn drain_time(text: &str) -> Result<Duration, String> {
     let time = duration(text)?;
     if time <= Duration::from_secs(24 * 60 * 60) {

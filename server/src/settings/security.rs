@@ -1,22 +1,22 @@
-//! Settings about whom to trust, and whom to be.
+//! Security settings: certificates, credentials and access control.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Certificates of this node, and who may ask it.
+/// The node's certificates, and access control.
 #[derive(Clone, Debug, clap::Args)]
-#[command(next_help_heading = "TLS, and who may ask")]
+#[command(next_help_heading = "TLS and access")]
 pub struct Doors {
-    /// This node's certificate (PEM), with those between it and the root: turns on TLS at both
-    /// ports. Read again when it changes and on SIGHUP, as are the next two
+    /// The node's certificate with its intermediate certificates (PEM): turns on TLS on both ports.
+    /// Reloaded when it changes and on SIGHUP, as are the next two files
     #[arg(long, env = "TOLLGATE_TLS_CERT_FILE", value_name = "FILE", requires = "tls_key_file")]
     pub tls_cert_file: Option<PathBuf>,
 
-    /// The key of that certificate (PEM)
+    /// The private key of the node's certificate (PEM)
     #[arg(long, env = "TOLLGATE_TLS_KEY_FILE", value_name = "FILE", requires = "tls_cert_file")]
     pub tls_key_file: Option<PathBuf>,
 
-    /// Clients must show a certificate that one of these has signed (PEM)
+    /// CA certificates (PEM); clients must present a certificate signed by one of them
     #[arg(
         long,
         env = "TOLLGATE_TLS_CLIENT_CA_FILE",
@@ -25,18 +25,18 @@ pub struct Doors {
     )]
     pub tls_client_ca_file: Option<PathBuf>,
 
-    /// They may do without: what such a client may do is for --access to say
+    /// Also accept clients without a certificate; --access decides what they may do
     #[arg(long, env = "TOLLGATE_TLS_CLIENT_OPTIONAL", requires = "tls_client_ca_file")]
     pub tls_client_optional: bool,
 
-    /// Who may ask, for what (YAML); everybody may do everything without. Reloaded when it
-    /// changes and on SIGHUP
+    /// The access file (YAML): the callers and their permissions. Without it, everyone may do
+    /// everything. Reloaded when it changes and on SIGHUP
     #[arg(long, env = "TOLLGATE_ACCESS", value_name = "FILE")]
     pub access: Option<PathBuf>,
 
-    /// Host names that HTTP requests may be addressed to, beside IP addresses, localhost and the
-    /// host of --advertise; may be given several times, or with commas. Others get a 421. Without
-    /// it, other names get a 421 only where --http-listen is a loopback address
+    /// Host names that HTTP requests may be addressed to, besides IP addresses, localhost and the
+    /// host of --advertise; repeat the option, or separate with commas. Requests to other hosts get
+    /// a 421. Without the option, they get a 421 only if --http-listen is a loopback address
     #[arg(
         long = "http-host",
         env = "TOLLGATE_HTTP_HOST",
@@ -46,23 +46,25 @@ pub struct Doors {
     pub http_hosts: Vec<String>,
 }
 
-/// How to connect to the store beyond its URL.
+/// Credentials and certificates for the store.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "The store")]
 pub struct StoreFiles {
-    /// A file with the store's user, instead of the one in --store; read at each new connection
+    /// A file with the user name for the store, instead of that in --store; read for each new
+    /// connection
     #[arg(long, env = "TOLLGATE_STORE_USER_FILE", value_name = "FILE")]
     pub store_user_file: Option<PathBuf>,
 
-    /// The same with the password
+    /// A file with the password for the store, instead of that in --store; read for each new
+    /// connection
     #[arg(long, env = "TOLLGATE_STORE_PASSWORD_FILE", value_name = "FILE")]
     pub store_password_file: Option<PathBuf>,
 
-    /// Who signs the certificates of a store over TLS (PEM), instead of whom the system trusts
+    /// CA certificates for a store over TLS (PEM), instead of the system's
     #[arg(long, env = "TOLLGATE_STORE_CA_FILE", value_name = "FILE")]
     pub store_ca_file: Option<PathBuf>,
 
-    /// The certificate to show to a store over TLS (PEM)
+    /// The client certificate for a store over TLS (PEM)
     #[arg(
         long,
         env = "TOLLGATE_STORE_CERT_FILE",
@@ -71,7 +73,7 @@ pub struct StoreFiles {
     )]
     pub store_cert_file: Option<PathBuf>,
 
-    /// Its key (PEM)
+    /// The private key of that certificate (PEM)
     #[arg(
         long,
         env = "TOLLGATE_STORE_KEY_FILE",
@@ -81,15 +83,15 @@ pub struct StoreFiles {
     pub store_key_file: Option<PathBuf>,
 }
 
-/// How to connect to the parent beyond its address.
+/// Credentials and certificates for the parent.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "The parent")]
 pub struct ParentFiles {
-    /// Who signs the certificates of the parent (PEM): turns on TLS towards it
+    /// CA certificates for the parent (PEM): turns on TLS for connections to it
     #[arg(long, env = "TOLLGATE_PARENT_CA_FILE", value_name = "FILE")]
     pub parent_ca_file: Option<PathBuf>,
 
-    /// The certificate to show to the parent (PEM)
+    /// The client certificate for the parent (PEM)
     #[arg(
         long,
         env = "TOLLGATE_PARENT_CERT_FILE",
@@ -98,7 +100,7 @@ pub struct ParentFiles {
     )]
     pub parent_cert_file: Option<PathBuf>,
 
-    /// Its key (PEM)
+    /// The private key of that certificate (PEM)
     #[arg(
         long,
         env = "TOLLGATE_PARENT_KEY_FILE",
@@ -107,12 +109,13 @@ pub struct ParentFiles {
     )]
     pub parent_key_file: Option<PathBuf>,
 
-    /// A file with the token to show to the parent; read at each request
+    /// A file with the token for the parent; read for each request
     #[arg(long, env = "TOLLGATE_PARENT_TOKEN_FILE", value_name = "FILE")]
     pub parent_token_file: Option<PathBuf>,
 }
 
-/// Whether what is sent to this `HOST:PORT` leaves the machine, as far as the name tells.
+/// Whether a connection to this `HOST:PORT` leaves the machine: its host is neither `localhost` nor
+/// a loopback or unspecified address.
 pub fn is_elsewhere(address: &str) -> bool {
     let bare = address.trim_start_matches("http://").trim_start_matches("https://");
     let host = bare.rsplit_once(':').map_or(bare, |(host, _)| host);
@@ -127,13 +130,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_leaves_the_machine() {
-        for here in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "LocalHost:1", "http://localhost:1"] {
-            assert!(!is_elsewhere(here), "{here}");
+    fn detects_remote_addresses() {
+        for local in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "LocalHost:1", "http://localhost:1"]
+        {
+            assert!(!is_elsewhere(local), "{local}");
         }
-        assert!(!is_elsewhere("0.0.0.0:1") && !is_elsewhere("[::]:1"), "asked on loopback");
-        for there in ["10.0.0.1:1", "[2001:db8::1]:1", "node.example:1", "localhost.example:1"] {
-            assert!(is_elsewhere(there), "{there}");
+        assert!(!is_elsewhere("0.0.0.0:1") && !is_elsewhere("[::]:1"), "connects to loopback");
+        for remote in ["10.0.0.1:1", "[2001:db8::1]:1", "node.example:1", "localhost.example:1"] {
+            assert!(is_elsewhere(remote), "{remote}");
         }
     }
 }

@@ -1,46 +1,47 @@
-//! The URL that says where the store is, of which no secret is ever shown.
+//! The URL of the store. Its secrets are never shown.
 
 use std::fmt;
 use std::str::FromStr;
 
 use url::{Url, form_urlencoded};
 
-/// Where the port is left out: a server's, …
+/// Default port of a Redis server.
 const SERVER_PORT: u16 = 6379;
 
-/// … and a sentinel's.
+/// Default port of a sentinel.
 const SENTINEL_PORT: u16 = 26379;
 
-/// What to do about a secret that ends up elsewhere.
+/// Hint in error messages: an unescaped password shifts the other parts of the URL.
 const ESCAPES: &str = "(in a password, write @ as %40, / as %2F, : as %3A)";
 
-/// Where the store is. Shown without its password.
+/// A parsed URL of the store. `Display` and `Debug` hide its secrets.
 ///
-/// Each text in it is the `redis://` or `rediss://` URL of one server, secrets included.
+/// Each server is a `redis://`, `rediss://` or `redis+unix://` URL, including secrets.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// In this process.
+    /// The memory of this process.
     Memory,
-    /// One Redis, which may also be on a Unix socket.
+    /// A single Redis server, on TCP or a Unix socket.
     Redis(String),
     /// A Redis Cluster.
     Cluster {
-        /// Some of its servers.
+        /// URLs of some of its servers.
         seeds: Vec<String>,
     },
-    /// The server that sentinels name.
+    /// A Redis master found through sentinels.
     Sentinel {
-        /// Them.
+        /// One URL per sentinel.
         sentinels: Vec<String>,
-        /// What they call it.
+        /// The sentinels' name of the master.
         master: String,
-        /// How to connect to it; host and port are the first sentinel's, and don't count.
+        /// URL with the scheme, credentials and database for the master. Its host and port are
+        /// those of the first sentinel and are ignored.
         server: String,
     },
 }
 
 impl StoreUrl {
-    /// Whether its servers are asked over TLS.
+    /// Whether connections to the store use TLS.
     pub fn is_over_tls(&self) -> bool {
         let url = match self {
             Self::Memory => None,
@@ -60,14 +61,14 @@ impl FromStr for StoreUrl {
         if matches!(text, "memory:" | "memory") {
             return Ok(Self::Memory);
         }
-        // No error repeats any of the text, which may hold a password.
+        // No error quotes the text, as it may contain a password.
         let Some((scheme, _)) = text.split_once(':') else {
             return Err(format!("not a URL; {KINDS}"));
         };
         match scheme {
-            "redis" | "rediss" | "redis+unix" => one(text, scheme),
-            "redis-cluster" | "rediss-cluster" => cluster(&Several::read(text, scheme)?),
-            "redis-sentinel" | "rediss-sentinel" => sentinel(&Several::read(text, scheme)?),
+            "redis" | "rediss" | "redis+unix" => single_server(text, scheme),
+            "redis-cluster" | "rediss-cluster" => cluster(&MultiHostUrl::parse(text, scheme)?),
+            "redis-sentinel" | "rediss-sentinel" => sentinel(&MultiHostUrl::parse(text, scheme)?),
             "memory" => Err("memory: takes nothing after the colon".to_owned()),
             _ => Err(format!("unknown kind of store; {KINDS}")),
         }
@@ -82,7 +83,7 @@ fn is_number(text: &str) -> bool {
     text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn one(text: &str, scheme: &str) -> Result<StoreUrl, String> {
+fn single_server(text: &str, scheme: &str) -> Result<StoreUrl, String> {
     let url = Url::parse(text).map_err(not_a_url)?;
     if scheme == "redis+unix" {
         if !url.path().starts_with('/') {
@@ -91,7 +92,7 @@ fn one(text: &str, scheme: &str) -> Result<StoreUrl, String> {
     } else if url.host_str().is_none_or(str::is_empty) {
         return Err(format!("names no host; write {scheme}://HOST:PORT"));
     } else if !is_number(url.path().trim_start_matches('/')) {
-        // Also where a password with a bare slash ends up, which must not be shown.
+        // Not quoted: an unescaped slash in a password puts part of the password here.
         return Err(format!(
             "after HOST:PORT only the number of a database may follow, like /0 {ESCAPES}"
         ));
@@ -99,21 +100,22 @@ fn one(text: &str, scheme: &str) -> Result<StoreUrl, String> {
     Ok(StoreUrl::Redis(text.to_owned()))
 }
 
-/// A URL with several hosts, which is none by the standard.
-struct Several<'a> {
+/// A URL with several hosts, which the URL standard does not allow.
+struct MultiHostUrl<'a> {
     scheme: &'a str,
-    /// That of a single server.
+    /// The scheme for a single server: `redis` or `rediss`.
     server_scheme: &'a str,
-    /// User and password, if there are any.
+    /// `USER:PASSWORD`, if given.
     login: Option<&'a str>,
+    /// Comma-separated hosts with optional ports.
     hosts: &'a str,
-    /// Without the slash before it.
+    /// The path, without the leading slash.
     path: &'a str,
     query: Option<&'a str>,
 }
 
-impl<'a> Several<'a> {
-    fn read(text: &'a str, scheme: &'a str) -> Result<Self, String> {
+impl<'a> MultiHostUrl<'a> {
+    fn parse(text: &'a str, scheme: &'a str) -> Result<Self, String> {
         let form = match scheme.ends_with("cluster") {
             true => "HOST:PORT,HOST:PORT",
             false => "HOST:PORT,HOST:PORT/NAME",
@@ -139,14 +141,14 @@ impl<'a> Several<'a> {
         Ok(Self { scheme, server_scheme, login, hosts, path, query })
     }
 
-    /// The URL of each server.
+    /// One URL per host, with `login`, and with `port` where the host has none.
     fn servers(&self, login: Option<&str>, port: u16) -> Result<Vec<Url>, String> {
         let login = login.map(|login| format!("{login}@")).unwrap_or_default();
         let server = |host| {
             let text = format!("{}://{login}{host}", self.server_scheme);
             let mut url = Url::parse(&text).map_err(not_a_url)?;
-            let known = url.port().unwrap_or(port);
-            match url.set_port(Some(known)) {
+            let port = url.port().unwrap_or(port);
+            match url.set_port(Some(port)) {
                 Ok(()) if url.path().is_empty() => Ok(url),
                 _ => Err(format!("not a list of hosts {ESCAPES}")),
             }
@@ -155,31 +157,29 @@ impl<'a> Several<'a> {
     }
 }
 
-fn texts(urls: Vec<Url>) -> Vec<String> {
+fn strings(urls: Vec<Url>) -> Vec<String> {
     urls.into_iter().map(String::from).collect()
 }
 
-fn cluster(several: &Several<'_>) -> Result<StoreUrl, String> {
-    if several.query.is_some() {
-        return Err(format!("{}:// takes no options", several.scheme));
+fn cluster(url: &MultiHostUrl<'_>) -> Result<StoreUrl, String> {
+    if url.query.is_some() {
+        return Err(format!("{}:// takes no options", url.scheme));
     }
-    if !matches!(several.path, "" | "0") {
+    if !matches!(url.path, "" | "0") {
         return Err(format!(
             "a cluster has database 0 only: nothing may follow its hosts {ESCAPES}"
         ));
     }
-    Ok(StoreUrl::Cluster { seeds: texts(several.servers(several.login, SERVER_PORT)?) })
+    Ok(StoreUrl::Cluster { seeds: strings(url.servers(url.login, SERVER_PORT)?) })
 }
 
-fn sentinel(several: &Several<'_>) -> Result<StoreUrl, String> {
-    let (master, db) = several.path.split_once('/').unwrap_or((several.path, ""));
+fn sentinel(url: &MultiHostUrl<'_>) -> Result<StoreUrl, String> {
+    let (master, db) = url.path.split_once('/').unwrap_or((url.path, ""));
     if master.is_empty() {
-        return Err(format!(
-            "names no master; write {}://HOST:PORT,HOST:PORT/NAME",
-            several.scheme
-        ));
+        return Err(format!("names no master; write {}://HOST:PORT,HOST:PORT/NAME", url.scheme));
     }
-    // What Redis takes for a name. A password with a bare slash ends up here.
+    // The characters that Redis allows in a name. Not quoted: an unescaped slash in a password puts
+    // part of the password here.
     if !master.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-_".contains(&byte)) {
         return Err(format!(
             "the name of a master has only letters, digits, ., - and _ in it {ESCAPES}"
@@ -190,9 +190,9 @@ fn sentinel(several: &Several<'_>) -> Result<StoreUrl, String> {
             "after the master's name only the number of a database may follow, like /0 {ESCAPES}"
         ));
     }
-    let mut sentinels = several.servers(None, SENTINEL_PORT)?;
-    // In URLs a plus is itself, though in forms it is a space.
-    let query = several.query.unwrap_or_default().replace('+', "%2B");
+    let mut sentinels = url.servers(None, SENTINEL_PORT)?;
+    // A plus is literal in a URL, but `form_urlencoded` would decode it as a space.
+    let query = url.query.unwrap_or_default().replace('+', "%2B");
     for (option, value) in form_urlencoded::parse(query.as_bytes()) {
         for sentinel in &mut sentinels {
             let set = match &*option {
@@ -209,26 +209,26 @@ fn sentinel(several: &Several<'_>) -> Result<StoreUrl, String> {
             set.map_err(|()| "this host takes no password".to_owned())?;
         }
     }
-    let mut servers = several.servers(several.login, SENTINEL_PORT)?;
+    let mut servers = url.servers(url.login, SENTINEL_PORT)?;
     let mut server = servers.swap_remove(0);
     server.set_path(db);
     Ok(StoreUrl::Sentinel {
-        sentinels: texts(sentinels),
+        sentinels: strings(sentinels),
         master: master.to_owned(),
         server: server.into(),
     })
 }
 
-/// Without its secrets; `None`: it can't be shown.
+/// The URL without its secrets; `None` if it cannot be parsed.
 fn redacted(text: &str) -> Option<Url> {
     let mut url = Url::parse(text).ok()?;
-    // A user without a password is mostly a password without its colon.
+    // A user name alone is often a password whose colon was forgotten.
     match url.password() {
         Some(_) => url.set_password(Some("***")).ok()?,
         None if !url.username().is_empty() => url.set_username("***").ok()?,
         None => {}
     }
-    // Unix sockets carry the password in the query.
+    // URLs of Unix sockets have the password in the query.
     if url.query().is_some() {
         url.set_query(Some("***"));
     }
@@ -236,9 +236,9 @@ fn redacted(text: &str) -> Option<Url> {
     Some(url)
 }
 
-/// The start of a URL with several hosts, of which `like` tells scheme and login; `None`: it
-/// can't be shown.
-fn several(kind: &str, like: &Url, hosts: &[String]) -> Option<String> {
+/// A URL with several hosts, up to the hosts. Takes scheme and login from `like`. `None` if a host
+/// has no valid URL.
+fn multi_host_prefix(kind: &str, like: &Url, hosts: &[String]) -> Option<String> {
     let login = match (like.username(), like.password()) {
         ("", None) => String::new(),
         (user, None) => format!("{user}@"),
@@ -259,10 +259,10 @@ impl fmt::Display for StoreUrl {
             Self::Redis(text) => redacted(text).map(String::from),
             Self::Cluster { seeds } => {
                 let like = seeds.first().and_then(|seed| redacted(seed));
-                like.and_then(|like| several("cluster", &like, seeds))
+                like.and_then(|like| multi_host_prefix("cluster", &like, seeds))
             }
             Self::Sentinel { sentinels, master, server } => redacted(server).and_then(|like| {
-                let hosts = several("sentinel", &like, sentinels)?;
+                let hosts = multi_host_prefix("sentinel", &like, sentinels)?;
                 let db = like.path().trim_end_matches('/');
                 let secret = sentinels.iter().any(|sentinel| sentinel.contains('@'));
                 Some(format!("{hosts}/{master}{db}{}", if secret { "?***" } else { "" }))
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown() {
+    fn display_hides_secrets() {
         for (text, expected) in [
             ("memory:", "memory:"),
             ("redis://h:1/2", "redis://h:1/2"),
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn over_tls_or_not() {
+    fn schemes_with_tls() {
         for (text, expected) in [
             ("memory:", false),
             ("redis://h", false),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_several() {
+    fn urls_of_all_servers() {
         let Ok(StoreUrl::Cluster { seeds }) = "rediss-cluster://u:p%2F@a,[::1]:7".parse() else {
             panic!("no cluster");
         };
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused() {
+    fn invalid_urls() {
         for (bad, word) in [
             ("redis://user:1/hunter2@h", "number of a database"),
             ("redis://user:x/hunter2@h", "write @ as %40"),
