@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use super::limits::Snapshot;
 use super::{Error, Shared, turns};
 use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
@@ -108,7 +108,7 @@ struct Plan<'a, 's> {
     template: Option<&'s ResourceTemplate>,
     /// Its position; without one, a number that none has.
     template_at: usize,
-    tally: &'s Tally,
+    resource_count: &'s ResourceCount,
     meter: &'s CapacityMetrics,
     refresh_s: i64,
     learn_for_us: i64,
@@ -189,7 +189,7 @@ impl<S: LeaseStore> CapacityService<S> {
                     }
                     Ok(grant) => {
                         if grant.presence == Presence::Created {
-                            plan.tally.note_created();
+                            plan.resource_count.record_created();
                         }
                         plan.lease(&grant)
                     }
@@ -222,7 +222,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let Asker { id: Some(id), max_resources: Some(most) } = asker else { return true };
         let now_s = now.as_secs();
         let until_s = now_s.saturating_add(plan.rules.lease_s);
-        self.shared.holdings.admits((id, most), plan.resource, (now_s, until_s))
+        self.shared.caller_leases.admits((id, most), plan.resource, (now_s, until_s))
     }
 
     /// A lease on 0, as the resource would be one too many: by `whose` bound goes into the log.
@@ -252,9 +252,9 @@ impl<S: LeaseStore> CapacityService<S> {
         let found = snapshot.limits.template(request.resource);
         let template = found.map(|(_, template)| template);
         let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
-        let (template_at, meter, tally) = match found {
-            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.tally(at)),
-            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_tally),
+        let (template_at, meter, resource_count) = match found {
+            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.resource_count(at)),
+            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_count),
         };
         Ok(Some(Plan {
             at,
@@ -264,7 +264,7 @@ impl<S: LeaseStore> CapacityService<S> {
             rules,
             template,
             template_at,
-            tally,
+            resource_count,
             meter,
             refresh_s,
             learn_for_us: self.learn_for_us(request.resource, &rules, refresh_s, now),
@@ -307,7 +307,7 @@ impl<S: LeaseStore> CapacityService<S> {
         now: Micros,
     ) -> i64 {
         let Some(fallback) = &self.shared.fallback else { return 0 };
-        let until_s = self.shared.renewed.until_s(resource, now.as_secs());
+        let until_s = self.shared.local_renewals.until_s(resource, now.as_secs());
         let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
         let (length, ago) = fallback.health.last_outage();
         // Other nodes renew as this one does: no lease with three refreshes still to go.
@@ -345,7 +345,7 @@ impl<S: LeaseStore> CapacityService<S> {
             _ => (0.0, renewed_s),
         };
         if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
-            self.shared.renewed.note(plan.resource, expiry_s, now_s);
+            self.shared.local_renewals.record(plan.resource, expiry_s, now_s);
         }
         Lease {
             capacity,
@@ -372,7 +372,7 @@ impl Plan<'_, '_> {
             wish,
             template: self.template_at,
             caller: asker.id,
-            existing_only: self.tally.is_full(most),
+            existing_only: self.resource_count.is_full(most),
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
 use crate::config::{self, Faults, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
@@ -80,7 +80,7 @@ pub struct Snapshot {
     meters: Vec<BucketMetrics>,
     capacity_meters: Vec<CapacityMetrics>,
     /// By template.
-    tallies: Vec<Arc<Tally>>,
+    resource_counts: Vec<Arc<ResourceCount>>,
     /// By namespace: until when a state may be about that was written while the namespace's
     /// dynamic buckets were bounded and now are not, or the other way round.
     moves: HashMap<Box<str>, Arc<Window>>,
@@ -209,8 +209,19 @@ impl Snapshot {
                 )
             })
             .collect();
-        let tallies = limits.resources.iter().map(|template| tally(template, before)).collect();
-        Self { limits, meters, capacity_meters, tallies, moves, moving, settling, layouts, defined }
+        let resource_counts =
+            limits.resources.iter().map(|template| resource_count(template, before)).collect();
+        Self {
+            limits,
+            meters,
+            capacity_meters,
+            resource_counts,
+            moves,
+            moving,
+            settling,
+            layouts,
+            defined,
+        }
     }
 
     /// Whether states of `bucket`, which must be of these limits, may still be under the
@@ -232,8 +243,8 @@ impl Snapshot {
     }
 
     /// Counts the resources of the template at that position.
-    pub(super) fn tally(&self, template: usize) -> &Tally {
-        &self.tallies[template]
+    pub(super) fn resource_count(&self, template: usize) -> &ResourceCount {
+        &self.resource_counts[template]
     }
 
     /// What counts the decisions of the template at that position.
@@ -243,11 +254,11 @@ impl Snapshot {
 }
 
 /// A template keeps the count of its resources for as long as it has its glob.
-fn tally(template: &ResourceTemplate, before: Option<&Snapshot>) -> Arc<Tally> {
+fn resource_count(template: &ResourceTemplate, before: Option<&Snapshot>) -> Arc<ResourceCount> {
     let kept = before.and_then(|before| {
         let glob = &template.identifier_glob;
         let place = before.limits.resources.iter().position(|old| old.identifier_glob == *glob)?;
-        Some(Arc::clone(&before.tallies[place]))
+        Some(Arc::clone(&before.resource_counts[place]))
     });
     kept.unwrap_or_default()
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Error;
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use super::capacity::{CapacityService, ceil_s, check_id};
 use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
@@ -118,10 +118,12 @@ impl<S: LeaseStore> CapacityService<S> {
     pub async fn gauge(&self) -> Result<(), Error> {
         let (snapshot, unmatched) = (self.shared().limits().current(), &self.shared().unmatched);
         let templates = 0..snapshot.limits.resources.len();
-        let tallies = templates.clone().map(|at| snapshot.tally(at));
-        let tallies: Vec<&Tally> = tallies.chain([&self.shared().unmatched_tally]).collect();
-        let begun: Vec<u64> = tallies.iter().map(|tally| tally.begin_pass()).collect();
-        let mut sums = vec![ResourceGauges::default(); tallies.len()];
+        let resource_counts = templates.clone().map(|at| snapshot.resource_count(at));
+        let resource_counts: Vec<&ResourceCount> =
+            resource_counts.chain([&self.shared().unmatched_count]).collect();
+        let begun: Vec<u64> =
+            resource_counts.iter().map(|resource_count| resource_count.begin_pass()).collect();
+        let mut sums = vec![ResourceGauges::default(); resource_counts.len()];
         let mut next = Some(Cursor::default());
         while let Some(from) = next {
             let (page, after) = self.store().resources_page(from).await.map_err(unavailable)?;
@@ -138,9 +140,11 @@ impl<S: LeaseStore> CapacityService<S> {
             }
         }
         let meters = templates.map(|at| snapshot.capacity_meter(at)).chain([unmatched]);
-        for (((meter, tally), sums), begun) in meters.zip(tallies).zip(&sums).zip(begun) {
+        for (((meter, resource_count), sums), begun) in
+            meters.zip(resource_counts).zip(&sums).zip(begun)
+        {
             meter.gauge(sums);
-            tally.end_pass(sums.resources as u64, begun);
+            resource_count.end_pass(sums.resources as u64, begun);
         }
         Ok(())
     }
