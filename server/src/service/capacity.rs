@@ -24,7 +24,7 @@ mod check;
 pub(crate) use check::check_count;
 pub(super) use check::check_id;
 pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
-use check::{bands, check, check_holder, check_resources};
+use check::{bands, check_holder, check_request, check_resources};
 
 /// The length of a lease on a resource that no template matches, in seconds.
 const UNMATCHED_LEASE_S: i64 = 300;
@@ -154,7 +154,7 @@ impl<S: LeaseStore> CapacityService<S> {
     ) -> Result<Vec<Lease>, Error> {
         check_holder(holder)?;
         check_resources(requests.iter().map(|request| request.resource))?;
-        requests.iter().try_for_each(|request| check(holder, request))?;
+        requests.iter().try_for_each(|request| check_request(holder, request))?;
 
         let snapshot = self.shared.limits.current();
         let now = self.shared.clock.now();
@@ -313,10 +313,11 @@ impl<S: LeaseStore> CapacityService<S> {
         let until_s = self.shared.local_renewals.until_s(resource, now.as_secs());
         let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
         let (length, ago) = fallback.health.last_outage();
-        // Other nodes renew like this one: never a lease that outlives the next three refreshes.
-        // So in an outage shorter than `lease_s - 3 * refresh_s` no node renewed anything. The
-        // minimum of 1 s is for leases of few refresh intervals: the start of a node counts as an
-        // outage and must not start learning mode for them.
+        // Nodes extend a lease only when less than two refresh intervals of it remain, and its
+        // last refresh was at most one interval before the outage. So in an outage shorter than
+        // `lease_s - 3 * refresh_s` no node renewed anything. Nor in one shorter than 1 s, the
+        // shortest refresh interval: a node's start counts as an outage and must not start
+        // learning mode for leases of few refresh intervals.
         let min_outage_s = (rules.lease_s - 3 * refresh_s).max(1);
         if (length.as_micros() as i64) < min_outage_s.saturating_mul(1_000_000) {
             return own;
