@@ -1,5 +1,5 @@
-//! `Allow`: asks for tokens of a bucket. Finds the bucket that serves the name, asks the
-//! store, and where the store has no answer, lets the namespace's failure policy give one.
+//! `Allow`: takes tokens from a bucket. Finds the bucket that serves the name and asks the store.
+//! If the store fails, the namespace's failure policy decides.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,53 +14,54 @@ use crate::store::{Ask, Deal, Outcome, Store, StoreError, Verdict};
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
-    /// The owner of the bucket.
+    /// The namespace that owns the bucket.
     pub namespace: &'a str,
-    /// The bucket within it.
+    /// The bucket's name within the namespace.
     pub bucket: &'a str,
     /// Whole tokens; 0 means 1.
     pub tokens: i64,
-    /// The longest wait that the caller accepts, in milliseconds, if it says.
+    /// The longest wait that the caller accepts, in milliseconds. `None`: the bucket's own limit
+    /// applies.
     pub max_wait_ms: Option<i64>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
     /// Granted.
     Ok,
     /// The wait or the debt would be too long.
     Timeout,
-    /// Nothing serves the name.
+    /// No bucket serves the name.
     NoBucket,
-    /// The namespace is full of dynamic buckets.
+    /// The namespace already has its maximum number of dynamic buckets.
     TooManyBuckets,
-    /// More tokens than one request may take.
+    /// The request asks for more tokens than one request may take.
     TooManyTokens,
-    /// The request is wrong.
+    /// The request is malformed.
     Invalid,
-    /// The store can't be reached, and the policy is to refuse.
+    /// The store does not answer, and the failure policy is to refuse.
     ServerError,
 }
 
 /// The answer to a [`Query`]. Times are in milliseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer<'a> {
-    /// What became of it.
+    /// The outcome.
     pub status: Status,
     /// Tokens granted.
     pub tokens_granted: i64,
     /// How long to wait before using them.
     pub wait_ms: i64,
-    /// After a refusal: when the same request could be granted; 0: never.
+    /// After a refusal: how long until an equal request could be granted; 0: never.
     pub retry_after_ms: i64,
-    /// Tokens left; negative: debt.
+    /// Tokens left in the bucket; negative: debt.
     pub tokens_available: f64,
-    /// The namespace and the name of the bucket that decided.
+    /// The namespace and the name of the bucket that served the request.
     pub bucket: Option<(&'a str, Cow<'a, str>)>,
-    /// Granted past the soft limit.
+    /// Whether the grant is beyond the soft limit.
     pub soft_limited: bool,
-    /// Decided without the shared store.
+    /// Whether the answer was decided without the shared store.
     pub degraded: bool,
 }
 
@@ -79,7 +80,7 @@ impl Answer<'_> {
     }
 }
 
-/// The use case, over one store.
+/// The `Allow` use case, over one store.
 #[derive(Clone)]
 pub struct AllowService<S> {
     store: S,
@@ -87,37 +88,37 @@ pub struct AllowService<S> {
 }
 
 impl<S: Store> AllowService<S> {
-    /// Each worker has one, with a store of its own.
+    /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, shared: Arc<Shared>) -> Self {
         Self { store, shared }
     }
 
-    /// Answers a request of a caller without a name; see [`allow_for`](Self::allow_for).
+    /// Answers a request of an unnamed caller; see [`allow_for`](Self::allow_for).
     pub async fn allow<'a>(&self, query: &Query<'a>) -> Result<Answer<'a>, Error> {
         self.allow_for(query, None).await
     }
 
-    /// Answers a request of that caller, if it has a name. Takes no longer than the store's
-    /// deadline.
+    /// Answers a request; `caller` is `None` for an unnamed caller. Takes no longer than the
+    /// store's deadline.
     pub async fn allow_for<'a>(
         &self,
         query: &Query<'a>,
         caller: Option<CallerId>,
     ) -> Result<Answer<'a>, Error> {
-        let Some((tokens, max_wait_ms)) = checked(query) else {
-            self.shared.nowhere.count(Ending::Invalid, 0);
+        let Some((tokens, max_wait_ms)) = validate(query) else {
+            self.shared.unserved.count(Ending::Invalid, 0);
             return Ok(Answer::refused(Status::Invalid));
         };
         let snapshot = self.shared.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
-            self.shared.nowhere.count(Ending::NoBucket, 0);
+            self.shared.unserved.count(Ending::NoBucket, 0);
             return Ok(Answer::refused(Status::NoBucket));
         };
         let meter = snapshot.meter(found.bucket);
         let limit = &found.bucket.limit;
-        if limit.max_tokens_per_request.is_some_and(|most| tokens > most) {
+        if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
             meter.count(Ending::TooManyTokens, 0);
-            let bucket = Some(name(&found, query));
+            let bucket = Some(bucket_name(&found, query));
             return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
 
@@ -141,18 +142,20 @@ impl<S: Store> AllowService<S> {
         let answer = match outcome {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
+                answer_from(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
             }
-            // The store is well: it must not be answered for.
+            // The store works, so the failure policy must not apply.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
-            Some(Err(_)) | None => degraded(&ask, &found, self.shared.fallback.as_ref(), meter),
+            Some(Err(_)) | None => {
+                answer_without_store(&ask, &found, self.shared.fallback.as_ref(), meter)
+            }
         };
-        Ok(Answer { bucket: Some(name(&found, query)), ..answer })
+        Ok(Answer { bucket: Some(bucket_name(&found, query)), ..answer })
     }
 }
 
-/// The tokens and the longest wait of a request, if it makes sense.
-fn checked(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
+/// The tokens and the longest wait (in milliseconds) of a request; `None` if it is malformed.
+fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
     names::check_namespace(query.namespace).ok()?;
     names::check_bucket(query.bucket).ok()?;
     let tokens = u64::try_from(query.tokens).ok()?.max(1);
@@ -160,7 +163,7 @@ fn checked(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
     Some((tokens, max_wait_ms))
 }
 
-fn name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
+fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     match found.place {
         Place::Configured { .. } | Place::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
@@ -170,7 +173,7 @@ fn name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     }
 }
 
-/// Counts what became of the namespace's dynamic buckets.
+/// Updates the metrics of the namespace's dynamic buckets.
 fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
     if outcome.created {
         meter.created.increment(1);
@@ -183,8 +186,9 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
     }
 }
 
-/// Puts a store's verdict into words. `full_us`: what the bucket holds at most, as µs of accrual.
-fn answer(
+/// Turns a store's outcome into an answer. `full_us` returns the bucket's maximum balance, in µs of
+/// accrual.
+fn answer_from(
     outcome: &Outcome,
     ask: &Ask<'_>,
     found: &Found<'_>,
@@ -220,7 +224,7 @@ fn answer(
                 meter.soft_limited.increment(1);
             }
             Answer {
-                tokens_granted: granted(ask),
+                tokens_granted: tokens_granted(ask),
                 wait_ms,
                 tokens_available,
                 soft_limited,
@@ -230,8 +234,8 @@ fn answer(
     }
 }
 
-/// Answers without the store.
-fn degraded(
+/// Answers by the namespace's failure policy.
+fn answer_without_store(
     ask: &Ask<'_>,
     found: &Found<'_>,
     fallback: Option<&Fallback>,
@@ -243,12 +247,12 @@ fn degraded(
             let nodes = fallback.health.nodes();
             let terms: Terms = ask.terms.share(nodes);
             let ask = Ask { terms: &terms, ..*ask };
-            answer(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
+            answer_from(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
         }
         (FailurePolicy::Allow, _) => {
-            // Nothing bounds such a grant but the request, and the counter must not wrap.
+            // This grant has no upper bound, so cap what is counted: the counter must not wrap.
             meter.count(Ending::Granted, ask.tokens.min(u64::from(u32::MAX)));
-            Answer { tokens_granted: granted(ask), ..Answer::refused(Status::Ok) }
+            Answer { tokens_granted: tokens_granted(ask), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
             meter.count(Ending::ServerError, 0);
@@ -258,7 +262,7 @@ fn degraded(
     Answer { degraded: true, ..answer }
 }
 
-/// Tokens came in as an `i64`, so they go out as one.
-fn granted(ask: &Ask<'_>) -> i64 {
+/// The tokens of a granted request, in the type of the wire format.
+fn tokens_granted(ask: &Ask<'_>) -> i64 {
     i64::try_from(ask.tokens).unwrap_or(i64::MAX)
 }

@@ -1,5 +1,5 @@
-//! How many resources there may be: of a template, and of a caller. Names are the callers' to
-//! choose, so without a bound whoever invents names fills the store.
+//! Bounds on the number of resources: per template and per caller. Callers choose resource names
+//! freely, so without a bound one caller could fill the store with new names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -8,57 +8,58 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::domain::names::CallerId;
 
-/// How many resources of one template the store has, as far as this node knows: what it has counted
-/// when it listed them last, and what it has made since. So a template has as many resources more
-/// than its bound as other nodes make within one pass over the list, at most.
+/// This node's estimate of how many resources of one template the store has: the count of the last
+/// pass over all resources, plus what this node has created since. A template can exceed its bound
+/// by at most the number of resources that other nodes create during one pass.
 #[derive(Debug, Default)]
-pub(super) struct Tally {
+pub(super) struct ResourceCount {
     counted: AtomicU64,
     created: AtomicU64,
 }
 
-impl Tally {
-    /// There is no room for another one; `None`: there is no bound.
-    pub(super) fn is_full(&self, most: Option<u64>) -> bool {
-        let known = || {
+impl ResourceCount {
+    /// Whether the count has reached `max`; `None` means unbounded.
+    pub(super) fn is_full(&self, max: Option<u64>) -> bool {
+        let count = || {
             let created = self.created.load(Ordering::Relaxed);
             self.counted.load(Ordering::Relaxed).saturating_add(created)
         };
-        most.is_some_and(|most| known() >= most)
+        max.is_some_and(|max| count() >= max)
     }
 
-    /// A resource was made.
-    pub(super) fn note_created(&self) {
+    /// Records that this node created a resource.
+    pub(super) fn record_created(&self) {
         self.created.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A pass over the list begins. What it returns is for [`end_pass`](Self::end_pass).
+    /// Starts a pass over all resources. Pass the result to [`end_pass`](Self::end_pass).
     pub(super) fn begin_pass(&self) -> u64 {
         self.created.load(Ordering::Relaxed)
     }
 
-    /// A pass has counted so many.
-    pub(super) fn end_pass(&self, counted: u64, begun: u64) {
+    /// Ends a pass that counted `counted` resources. `created_before` is the result of
+    /// [`begin_pass`](Self::begin_pass).
+    pub(super) fn end_pass(&self, counted: u64, created_before: u64) {
         self.counted.store(counted, Ordering::Relaxed);
-        self.created.fetch_sub(begun, Ordering::Relaxed);
+        self.created.fetch_sub(created_before, Ordering::Relaxed);
     }
 }
 
-/// The resources that callers with a bound of their own have leases on from this node.
+/// The resources on which callers with a `max_resources` of their own hold leases from this node.
 #[derive(Default)]
-pub(super) struct Holdings {
+pub(super) struct CallerLeases {
     hasher: RandomState,
-    /// By caller: hashes of resources, and when the lease on each expires, in seconds since the
-    /// epoch.
+    /// For each caller: the hash of each resource, and the expiry of its lease in seconds since
+    /// the epoch.
     by_caller: Mutex<HashMap<CallerId, HashMap<u64, i64>>>,
 }
 
-impl Holdings {
-    /// Notes that `caller` asks for a lease until `until_s`, unless that would be one resource more
-    /// than `most`; tells whether it may.
+impl CallerLeases {
+    /// Records a lease of `caller` on `resource` until `until_s`. Returns `false` and records
+    /// nothing if that would be more than `max` resources.
     pub(super) fn admits(
         &self,
-        (caller, most): (CallerId, u64),
+        (caller, max): (CallerId, u64),
         resource: &str,
         (now_s, until_s): (i64, i64),
     ) -> bool {
@@ -69,15 +70,15 @@ impl Holdings {
             *until = until_s.max(*until);
             return true;
         }
-        if held.len() as u64 >= most {
-            // Seldom: a caller at its bound that asks for new ones finds out here, each time.
+        if held.len() as u64 >= max {
+            // This scan is rare: only a caller at its bound that asks for new resources causes it.
             held.retain(|_, until_s| *until_s > now_s);
         }
-        let room = (held.len() as u64) < most;
-        if room {
+        let has_room = (held.len() as u64) < max;
+        if has_room {
             held.insert(resource, until_s);
         }
-        room
+        has_room
     }
 }
 
@@ -86,25 +87,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tally_counts_what_was_made_since_the_pass_began() {
-        let tally = Tally::default();
-        assert!(!tally.is_full(Some(1)) && tally.is_full(Some(0)) && !tally.is_full(None));
-        (0..3).for_each(|_| tally.note_created());
-        assert!(tally.is_full(Some(3)) && !tally.is_full(Some(4)));
-        let begun = tally.begin_pass();
-        tally.note_created();
-        tally.end_pass(1, begun);
-        assert!(tally.is_full(Some(2)) && !tally.is_full(Some(3)));
+    fn count_includes_resources_created_since_the_pass_began() {
+        let count = ResourceCount::default();
+        assert!(!count.is_full(Some(1)) && count.is_full(Some(0)) && !count.is_full(None));
+        (0..3).for_each(|_| count.record_created());
+        assert!(count.is_full(Some(3)) && !count.is_full(Some(4)));
+        let created_before = count.begin_pass();
+        count.record_created();
+        count.end_pass(1, created_before);
+        assert!(count.is_full(Some(2)) && !count.is_full(Some(3)));
     }
 
     #[test]
-    fn a_caller_holds_no_more_than_its_bound() {
-        let holdings = Holdings::default();
+    fn caller_holds_no_more_than_its_bound() {
+        let leases = CallerLeases::default();
         let (shop, other) = (CallerId::new("shop"), CallerId::new("other"));
-        let admits = |caller, name, now_s| holdings.admits((caller, 2), name, (now_s, now_s + 10));
+        let admits = |caller, name, now_s| leases.admits((caller, 2), name, (now_s, now_s + 10));
         assert!(admits(shop, "a", 0) && admits(shop, "b", 5));
-        assert!(!admits(shop, "c", 9) && admits(shop, "a", 9), "only a new one is too many");
-        assert!(admits(other, "c", 9), "it has a bound of its own");
+        assert!(!admits(shop, "c", 9) && admits(shop, "a", 9), "only a new resource is refused");
+        assert!(admits(other, "c", 9), "each caller has its own bound");
         assert!(admits(shop, "c", 15), "the lease on b has expired");
         assert!(!admits(shop, "b", 15) && admits(shop, "a", 15));
     }

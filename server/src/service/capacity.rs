@@ -1,13 +1,13 @@
 //! `GetCapacity`, `GetServerCapacity` and `ReleaseCapacity`: leases on capacity. Finds the
-//! template of each resource, asks the store, and where the store has no answer, renews what
-//! the holder says it has.
+//! template of each resource and asks the store. If the store fails, the node renews what the
+//! holder says it has.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use super::limits::Snapshot;
 use super::{Error, Shared, fair_queue};
 use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
@@ -24,115 +24,117 @@ mod check;
 pub(crate) use check::check_count;
 pub(super) use check::check_id;
 pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
-use check::{bands, check, check_holder, check_resources};
+use check::{bands, check_holder, check_request, check_resources};
 
-/// The lease on a resource that no template matches, in seconds, …
+/// The length of a lease on a resource that no template matches, in seconds.
 const UNMATCHED_LEASE_S: i64 = 300;
 
-/// … and how often it is to be refreshed.
+/// The refresh interval of such a lease, in seconds.
 const UNMATCHED_REFRESH_S: i64 = 5;
 
-/// How soon to ask again for a resource of which the parent has yet to lease something.
+/// The refresh interval while the parent has not yet leased any of the resource, in seconds.
 const WAITING_REFRESH_S: i64 = 1;
 
-/// What a caller asks of one resource.
+/// A request for a lease on one resource.
 #[derive(Clone, Debug)]
 pub struct Request<'a> {
-    /// Which.
+    /// The resource's name.
     pub resource: &'a str,
-    /// How much it wants, by priority.
+    /// How much the holder wants, by priority.
     pub wants: SmallVec<[PriorityWants; 1]>,
-    /// What it says it holds.
+    /// The lease that the holder says it has; `None` if it has none.
     pub has: Option<Claim>,
-    /// The most clients that count, at least 1, however many it speaks for.
+    /// The maximum number of clients to count, at least 1. Clients beyond it do not count.
     pub most_clients: u32,
 }
 
-/// What the clients of one priority want together.
+/// What all clients of one priority want together.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PriorityWants {
-    /// Which priority.
+    /// The priority.
     pub priority: i64,
-    /// How many clients; a plain client is one.
+    /// The number of clients; 1 for a plain client.
     pub clients: i64,
-    /// How much.
+    /// The capacity wanted.
     pub wants: f64,
 }
 
-/// What a caller gets of one resource. Times are in seconds, an expiry since the epoch.
+/// A lease on one resource. Lengths are in seconds, expiries in seconds since the epoch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lease {
-    /// How much.
+    /// The capacity leased.
     pub capacity: f64,
-    /// Until when.
+    /// When the lease expires.
     pub expiry_s: i64,
-    /// After how long to ask again.
+    /// How long to wait before the next refresh.
     pub refresh_interval_s: i64,
-    /// What may be used without a lease; [`NO_BOUND`]: any amount.
+    /// What a client may use without a lease; [`NO_BOUND`]: any amount. `None`: not defined.
     pub safe_capacity: Option<f64>,
-    /// Until when the store learns, if it does: this is what the caller says it has.
+    /// The end of learning mode, in which `capacity` is what the holder says it has; `None`
+    /// outside learning mode.
     pub learning_until_s: Option<i64>,
-    /// Decided without the shared store.
+    /// Whether the lease was decided without the shared store.
     pub degraded: bool,
-    /// The rule that the resource is shared by, …
+    /// The sharing algorithm of the resource.
     pub kind: Kind,
-    /// … how long leases are, …
+    /// The length of leases on the resource.
     pub lease_length_s: i64,
-    /// … and for how long a store learns.
+    /// The length of learning mode.
     pub learning_s: i64,
 }
 
-/// Who asks, as far as an access file says.
+/// The caller of a request, as the access file identifies it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asker {
-    /// Which caller; `None`: one without a name of its own.
+    /// The caller's id; `None` for an unnamed caller.
     pub id: Option<CallerId>,
-    /// How many resources that caller may hold leases on at once; `None`: no bound.
+    /// The maximum number of resources that the caller may hold leases on; `None`: unbounded.
     pub max_resources: Option<u64>,
 }
 
-/// The use case, over one store.
+/// The lease use cases, over one store.
 #[derive(Clone)]
 pub struct CapacityService<S> {
     store: S,
     shared: Arc<Shared>,
 }
 
-/// A request that goes to the store: where it is among the requests, and what decides it.
+/// A request that goes to the store, with the rules that apply to it.
 struct Plan<'a, 's> {
-    at: usize,
+    /// The request's index in the call.
+    index: usize,
     resource: &'a str,
     bands: SmallVec<[Band; 1]>,
     has: Option<Claim>,
     rules: Rules,
     template: Option<&'s ResourceTemplate>,
-    /// Its position; without one, a number that none has.
-    template_at: usize,
-    tally: &'s Tally,
+    /// The template's index; `usize::MAX` without a template.
+    template_index: usize,
+    resource_count: &'s ResourceCount,
     meter: &'s CapacityMetrics,
     refresh_s: i64,
     learn_for_us: i64,
 }
 
 impl<S> CapacityService<S> {
-    /// Each worker has one, with a store of its own.
+    /// Creates the service of one worker thread. Each worker has its own `store`.
     pub fn new(store: S, shared: Arc<Shared>) -> Self {
         Self { store, shared }
     }
 
-    /// The store, to look at.
+    /// The store.
     pub fn store(&self) -> &S {
         &self.store
     }
 
-    /// What it shares with the other workers.
+    /// The state shared with the other workers.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
 }
 
 impl<S: LeaseStore> CapacityService<S> {
-    /// Answers a request of a caller without a name; see [`get_for`](Self::get_for).
+    /// Answers a request of an unnamed caller; see [`get_for`](Self::get_for).
     pub async fn get(
         &self,
         holder: Holder<'_>,
@@ -141,8 +143,9 @@ impl<S: LeaseStore> CapacityService<S> {
         self.get_for(Asker::default(), holder, requests).await
     }
 
-    /// Answers a request for any number of resources, in their order. Takes no longer than the
-    /// store's deadline for each [`AT_ONCE`] resources, and as long again where some are given back.
+    /// Answers requests for any number of resources, in their order. Takes no longer than the
+    /// store's deadline for each page of [`AT_ONCE`] resources, or twice that for a page in which
+    /// leases are released.
     pub async fn get_for(
         &self,
         asker: Asker,
@@ -151,7 +154,7 @@ impl<S: LeaseStore> CapacityService<S> {
     ) -> Result<Vec<Lease>, Error> {
         check_holder(holder)?;
         check_resources(requests.iter().map(|request| request.resource))?;
-        requests.iter().try_for_each(|request| check(holder, request))?;
+        requests.iter().try_for_each(|request| check_request(holder, request))?;
 
         let snapshot = self.shared.limits.current();
         let now = self.shared.clock.now();
@@ -161,39 +164,39 @@ impl<S: LeaseStore> CapacityService<S> {
                 fair_queue::wait_turn().await;
             }
             let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
-            let mut returned = Vec::new();
-            for (at, request) in requests.iter().enumerate() {
-                leases.push(unmatched(request, now));
-                match self.plan(page * AT_ONCE + at, request, &snapshot, now)? {
-                    Some(plan) if gives_back(holder, request) => returned.push(plan),
+            let mut released = Vec::new();
+            for (index, request) in requests.iter().enumerate() {
+                leases.push(unmatched_lease(request, now));
+                match self.plan(page * AT_ONCE + index, request, &snapshot, now)? {
+                    Some(plan) if is_release(holder, request) => released.push(plan),
                     Some(plan) if self.admits(asker, &plan, now) => plans.push(plan),
-                    Some(plan) => leases[plan.at] = self.refused(&plan, now, "of the caller"),
+                    Some(plan) => leases[plan.index] = self.refused(&plan, now, "of the caller"),
                     None => self.shared.unmatched.count(LeaseEnding::Full),
                 }
             }
-            if !returned.is_empty() {
-                let resources: Vec<&str> = returned.iter().map(|plan| plan.resource).collect();
-                // What the store does not take back now will expire.
+            if !released.is_empty() {
+                let resources: Vec<&str> = released.iter().map(|plan| plan.resource).collect();
+                // If this fails, the leases expire.
                 let _ = self.store.release(holder, &resources).await;
-                for plan in returned {
-                    leases[plan.at] = plan.lease(&plan.nothing(now));
+                for plan in released {
+                    leases[plan.index] = plan.lease(&plan.zero_grant(now));
                 }
             }
             let asks: SmallVec<[LeaseAsk<'_>; 4]> =
                 plans.iter().map(|plan| plan.ask(holder, asker)).collect();
             let grants = self.store.lease(&asks).await;
             for (plan, grant) in plans.iter().zip(grants) {
-                leases[plan.at] = match grant {
+                leases[plan.index] = match grant {
                     Ok(Grant { presence: Presence::Refused, .. }) => {
                         self.refused(plan, now, "of the template")
                     }
                     Ok(grant) => {
                         if grant.presence == Presence::Created {
-                            plan.tally.note_created();
+                            plan.resource_count.record_created();
                         }
                         plan.lease(&grant)
                     }
-                    // The store is well: it must not be answered for.
+                    // The store works, so the node must not renew leases on its own.
                     Err(StoreError::Overloaded) => return Err(Error::Overloaded),
                     Err(_) => self.degraded(plan),
                 };
@@ -202,8 +205,8 @@ impl<S: LeaseStore> CapacityService<S> {
         Ok(leases)
     }
 
-    /// Gives back what `holder` holds of these resources. Empty names and repeated ones, which
-    /// older clients send when they close, mean nothing.
+    /// Releases the leases of `holder` on these resources. Ignores empty and repeated names, which
+    /// older clients send when they close.
     pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
         check_holder(holder)?;
         check_count(resources.len())?;
@@ -217,15 +220,15 @@ impl<S: LeaseStore> CapacityService<S> {
         })
     }
 
-    /// Whether the bound of the caller leaves room for what is asked.
+    /// Whether the caller's `max_resources` allows this lease. If so, the lease is recorded.
     fn admits(&self, asker: Asker, plan: &Plan<'_, '_>, now: Micros) -> bool {
-        let Asker { id: Some(id), max_resources: Some(most) } = asker else { return true };
+        let Asker { id: Some(id), max_resources: Some(max) } = asker else { return true };
         let now_s = now.as_secs();
         let until_s = now_s.saturating_add(plan.rules.lease_s);
-        self.shared.holdings.admits((id, most), plan.resource, (now_s, until_s))
+        self.shared.caller_leases.admits((id, max), plan.resource, (now_s, until_s))
     }
 
-    /// A lease on 0, as the resource would be one too many: by `whose` bound goes into the log.
+    /// A lease on 0 for a resource beyond `max_resources`. `whose` names the bound in the log.
     fn refused(&self, plan: &Plan<'_, '_>, now: Micros, whose: &str) -> Lease {
         plan.meter.refused.increment(1);
         if let Some(held_back) = self.shared.refusals.pass() {
@@ -237,14 +240,14 @@ impl<S: LeaseStore> CapacityService<S> {
                 "there are max_resources already: a new resource gets a lease on 0"
             );
         }
-        let lease = plan.lease(&plan.nothing(now));
+        let lease = plan.lease(&plan.zero_grant(now));
         Lease { refresh_interval_s: plan.refresh_s, ..lease }
     }
 
-    /// How a request is to be decided; `None`: it is honoured as it stands.
+    /// Finds the rules for a request; `None` if no rules apply and it is granted in full.
     fn plan<'a, 's>(
         &'s self,
-        at: usize,
+        index: usize,
         request: &Request<'a>,
         snapshot: &'s Snapshot,
         now: Micros,
@@ -252,31 +255,31 @@ impl<S: LeaseStore> CapacityService<S> {
         let found = snapshot.limits.template(request.resource);
         let template = found.map(|(_, template)| template);
         let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
-        let (template_at, meter, tally) = match found {
-            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.tally(at)),
-            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_tally),
+        let (template_index, meter, resource_count) = match found {
+            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.resource_count(at)),
+            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_count),
         };
         Ok(Some(Plan {
-            at,
+            index,
             resource: request.resource,
             bands: bands(request)?,
             has: request.has,
             rules,
             template,
-            template_at,
-            tally,
+            template_index,
+            resource_count,
             meter,
             refresh_s,
             learn_for_us: self.learn_for_us(request.resource, &rules, refresh_s, now),
         }))
     }
 
-    /// How the resources of a template are shared, and how often leases on them are refreshed;
-    /// `None`: requests are honoured as they stand.
+    /// The sharing rules and the refresh interval, in seconds, for resources of a template. `None`
+    /// if there is neither a template nor a parent: requests are then granted in full.
     pub(super) fn rules(&self, template: Option<&ResourceTemplate>) -> Option<(Rules, i64)> {
         let from_parent = self.shared.from_parent;
         let Some(template) = template else {
-            // What the parent has of it is shared as the parent says.
+            // Without a template, the parent's lease names the sharing algorithm.
             let rules = Rules {
                 kind: None,
                 capacity: 0.0,
@@ -290,15 +293,15 @@ impl<S: LeaseStore> CapacityService<S> {
         let rules = Rules {
             kind: Some(algorithm.kind),
             capacity: template.capacity,
-            lease_s: whole(algorithm.lease_length_s),
-            learning_s: whole(algorithm.learning_mode_duration_s),
+            lease_s: saturating_i64(algorithm.lease_length_s),
+            learning_s: saturating_i64(algorithm.learning_mode_duration_s),
             from_parent,
         };
-        Some((rules, whole(algorithm.refresh_interval_s)))
+        Some((rules, saturating_i64(algorithm.refresh_interval_s)))
     }
 
-    /// For how long after an outage the store is to be taken for one that learns: as long as
-    /// leases may run that nodes have renewed on their own, and the store knows nothing of.
+    /// How long the store must still learn after an outage, in µs: until all leases have expired
+    /// that nodes renewed without the store and that the store does not know.
     pub(super) fn learn_for_us(
         &self,
         resource: &str,
@@ -307,14 +310,16 @@ impl<S: LeaseStore> CapacityService<S> {
         now: Micros,
     ) -> i64 {
         let Some(fallback) = &self.shared.fallback else { return 0 };
-        let until_s = self.shared.renewed.until_s(resource, now.as_secs());
+        let until_s = self.shared.local_renewals.until_s(resource, now.as_secs());
         let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
         let (length, ago) = fallback.health.last_outage();
-        // Other nodes renew as this one does: no lease with three refreshes still to go.
-        // An outage shorter than any refresh interval hides no refresh: a node's own start,
-        // which counts as one, must not make leases wait that last for few refreshes only.
-        let short = (rules.lease_s - 3 * refresh_s).max(1);
-        if (length.as_micros() as i64) < short.saturating_mul(1_000_000) {
+        // Nodes extend a lease only when less than two refresh intervals of it remain, and its
+        // last refresh was at most one interval before the outage. So in an outage shorter than
+        // `lease_s - 3 * refresh_s` no node renewed anything. Nor in one shorter than 1 s, the
+        // shortest refresh interval: a node's start counts as an outage and must not start
+        // learning mode for leases of few refresh intervals.
+        let min_outage_s = (rules.lease_s - 3 * refresh_s).max(1);
+        if (length.as_micros() as i64) < min_outage_s.saturating_mul(1_000_000) {
             return own;
         }
         let learn_us = rules.learning_s.saturating_mul(1_000_000);
@@ -325,9 +330,9 @@ impl<S: LeaseStore> CapacityService<S> {
         self.shared.fallback.as_ref().is_some_and(|fallback| fallback.health.is_up())
     }
 
-    /// Renews what the holder says it has, without the store. A lease that will outlive the
-    /// next refreshes stays as it is, so that a short outage leaves nothing behind that the
-    /// store does not know of.
+    /// Renews the lease that the holder says it has, without the store. The expiry of a lease that
+    /// outlives the next refreshes is not extended, so that a short outage creates no lease that
+    /// the store does not know.
     fn degraded(&self, plan: &Plan<'_, '_>) -> Lease {
         plan.meter.count(LeaseEnding::Degraded);
         let now_s = self.shared.clock.now().as_secs();
@@ -335,17 +340,18 @@ impl<S: LeaseStore> CapacityService<S> {
         let (capacity, expiry_s) = match plan.has {
             Some(has) if has != Claim::UNKNOWN && has.expiry_s > now_s => {
                 let capacity = has.capacity.min(plan.rules.most_held());
-                // No lease outlives the cluster's own, which this node does not know. And one answer
-                // that was late is no outage: the next refresh will find the store.
-                let stays = plan.rules.from_parent
+                // Keep the expiry in a cluster with a parent: no lease may outlive the parent's,
+                // which this node does not know. Keep it, too, if the store is up: one late answer
+                // is no outage, and the next refresh will reach the store.
+                let keeps_expiry = plan.rules.from_parent
                     || has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s
                     || self.store_is_up();
-                (capacity, if stays { has.expiry_s.min(renewed_s) } else { renewed_s })
+                (capacity, if keeps_expiry { has.expiry_s.min(renewed_s) } else { renewed_s })
             }
             _ => (0.0, renewed_s),
         };
         if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
-            self.shared.renewed.note(plan.resource, expiry_s, now_s);
+            self.shared.local_renewals.record(plan.resource, expiry_s, now_s);
         }
         Lease {
             capacity,
@@ -365,19 +371,20 @@ impl Plan<'_, '_> {
     fn ask<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseAsk<'p> {
         let learn_for_us = self.learn_for_us;
         let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
-        let most = self.template.map_or(Some(MAX_TEMPLATE_RESOURCES), |one| one.max_resources);
+        let max_resources =
+            self.template.map_or(Some(MAX_TEMPLATE_RESOURCES), |template| template.max_resources);
         LeaseAsk {
             resource: self.resource,
             rules: self.rules,
             wish,
-            template: self.template_at,
+            template: self.template_index,
             caller: asker.id,
-            existing_only: self.tally.is_full(most),
+            existing_only: self.resource_count.is_full(max_resources),
         }
     }
 
-    /// For a cluster that no longer has any clients.
-    fn nothing(&self, now: Micros) -> Grant {
+    /// A grant of 0 capacity.
+    fn zero_grant(&self, now: Micros) -> Grant {
         Grant {
             expiry_s: now.as_secs().saturating_add(self.rules.lease_s),
             kind: self.rules.kind,
@@ -395,7 +402,7 @@ impl Plan<'_, '_> {
             None => LeaseEnding::Nothing,
         });
         let refresh_interval_s = if self.rules.from_parent {
-            // Half of what the parent asks for: the closer to the clients, the quicker.
+            // Half of the parent's interval: levels closer to the clients refresh more often.
             grant.parent_refresh_s.map_or(WAITING_REFRESH_S, |parent| {
                 let half = (parent / 2).max(1);
                 if self.template.is_some() { half.min(self.refresh_s) } else { half }
@@ -420,16 +427,16 @@ impl Plan<'_, '_> {
     }
 }
 
-/// A cluster whose last client has gone gives its lease back. With one it would go on counting
-/// as a subclient, and take from the shares of others, until that expires.
-fn gives_back(holder: Holder<'_>, request: &Request<'_>) -> bool {
+/// Whether the request releases the lease of a lower cluster that has no clients left. A lease on 0
+/// would count as a subclient, and reduce the shares of others, until it expires.
+fn is_release(holder: Holder<'_>, request: &Request<'_>) -> bool {
     let asked = request.wants.iter().any(|wants| wants.clients > 0 || wants.wants > 0.0);
     let holds = request.has.is_some_and(|has| has.capacity > 0.0);
     matches!(holder, Holder::Server(_)) && !asked && !holds
 }
 
-/// What no template matches is honoured as it stands.
-fn unmatched(request: &Request<'_>, now: Micros) -> Lease {
+/// A lease on all that is wanted, for a resource that no template matches.
+fn unmatched_lease(request: &Request<'_>, now: Micros) -> Lease {
     Lease {
         capacity: request.wants.iter().map(|wants| wants.wants).sum(),
         expiry_s: now.as_secs() + UNMATCHED_LEASE_S,
@@ -443,11 +450,11 @@ fn unmatched(request: &Request<'_>, now: Micros) -> Lease {
     }
 }
 
-fn whole(seconds: u64) -> i64 {
+fn saturating_i64(seconds: u64) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-/// In seconds, rounded up: by then it is over.
+/// A time in seconds since the epoch, rounded up.
 pub(super) fn ceil_s(moment: Micros) -> i64 {
     Micros(moment.0.saturating_add(999_999)).as_secs()
 }

@@ -1,7 +1,9 @@
-//! The limits in use: loaded whole or not at all, read without a lock, replaced while
-//! requests run. Each definition's metric handles are made with the snapshot and found by
-//! position, so that counting a decision looks nothing up. (They are why the snapshot is
-//! here and not in `config`, which knows no metrics.)
+//! The limits in use: an immutable snapshot of the limits file, replaced atomically on reload and
+//! read without a lock.
+//!
+//! A snapshot also holds the metric handles of each bucket and template, indexed by position, so
+//! that counting a decision needs no lookup by name. The snapshot is here and not in `config`
+//! because `config` has no metrics.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::{ArcSwap, Guard};
 
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
 use crate::config::{self, Faults, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
@@ -25,79 +27,83 @@ use crate::store::{Layout, Layouts};
 
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
-/// How often the file is looked at for a change.
-const WATCH: Duration = Duration::from_millis(500);
+/// How often the file is checked for changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often the store is told again how states are stored.
-const RETELL: Duration = Duration::from_secs(10);
+/// How often unchanged layouts are reported to the store again.
+const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The most that a limits file may hold.
-const MOST_BYTES: usize = 16 * 1024 * 1024;
+/// The maximum size of a limits file.
+const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
 
-/// Why a limits file was not taken into use.
+/// Why a limits file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("can't read {path}: {error}")]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         error: io::Error,
     },
-    /// It breaks rules.
+    /// The file's content is invalid.
     #[error("{path}:\n{faults}")]
     Faulty {
         /// The file.
         path: PathBuf,
-        /// All of them.
+        /// Every fault found.
         faults: Faults,
     },
 }
 
-/// Reads and checks a limits file.
+/// Reads and validates a limits file.
 pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
     let text =
-        text(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
+        read_text(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
     config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
 }
 
-fn text(path: &Path) -> io::Result<String> {
+fn read_text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
-    // One byte more tells a file that is too large; how large does not matter.
-    File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MOST_BYTES {
+    // One byte beyond the maximum is enough to detect a file that is too large.
+    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MAX_FILE_BYTES {
         return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB"));
     }
     let invalid = |_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8");
     String::from_utf8(bytes).map_err(invalid)
 }
 
-/// One snapshot: limits, and what counts their decisions.
+/// The limits of one version of the file, with their metric handles.
 pub struct Snapshot {
     /// The limits.
     pub limits: Limits,
+    /// By bucket index.
     meters: Vec<BucketMetrics>,
+    /// By template index.
     capacity_meters: Vec<CapacityMetrics>,
-    /// By template.
-    tallies: Vec<Arc<Tally>>,
-    /// By namespace: until when a state may be about that was written while the namespace's
-    /// dynamic buckets were bounded and now are not, or the other way round.
-    moves: HashMap<Box<str>, Arc<Window>>,
-    /// The same by definition, for a quick look.
-    moving: Vec<Arc<Window>>,
-    /// By definition: until when a state may be about that expires by other limits.
-    settling: Vec<Arc<Window>>,
-    /// How states are stored, and for how long others may be about.
+    /// By template index.
+    resource_counts: Vec<Arc<ResourceCount>>,
+    /// By namespace: open while the store may still hold bucket states in the namespace's other
+    /// layout. The layout depends on whether the namespace bounds its dynamic buckets.
+    layout_windows: HashMap<Box<str>, Arc<Window>>,
+    /// The windows of `layout_windows` by bucket index, for fast lookup.
+    bucket_layout_windows: Vec<Arc<Window>>,
+    /// By bucket index: open while the store may still hold states whose expiry was computed from
+    /// other limits.
+    expiry_windows: Vec<Arc<Window>>,
+    /// The layouts to report to the store. Each window is open while the store may still hold
+    /// states in another layout.
     layouts: Vec<(Layout, Arc<Window>)>,
-    /// What has metrics by these limits.
+    /// The buckets and templates that have metrics under these limits.
     defined: Defined,
 }
 
-/// A time that ends.
+/// A time window that closes on its own.
 struct Window {
     began: Instant,
-    /// In µs after that; 0: it is over.
+    /// The end, in µs after `began`; 0: closed.
     until_us: AtomicU64,
 }
 
@@ -113,28 +119,28 @@ impl Window {
         }
         let over = self.began.elapsed().as_micros() >= u128::from(until_us);
         if over {
-            // Unless it has been prolonged meanwhile.
+            // The exchange fails if another thread has extended the window.
             let order = Ordering::Relaxed;
             let _ = self.until_us.compare_exchange(until_us, 0, order, order);
         }
         !over
     }
 
-    /// It ends after that time, whatever was said before.
-    fn end_after(&self, left: Duration) {
-        let until = if left.is_zero() { left } else { self.began.elapsed() + left };
+    /// Sets the window to close after `remaining`, earlier or later than before.
+    fn close_after(&self, remaining: Duration) {
+        let until = if remaining.is_zero() { remaining } else { self.began.elapsed() + remaining };
         let until_us = u64::try_from(until.as_micros()).unwrap_or(u64::MAX);
         self.until_us.store(until_us, Ordering::Relaxed);
     }
 }
 
 impl Snapshot {
-    /// `before`: what is replaced. A node that starts does not know what was before it.
-    fn new(limits: Limits, before: Option<&Self>, metrics: &Metrics) -> Self {
-        let moves: HashMap<_, _> = limits
+    /// `previous`: the snapshot that this one replaces; `None` at the start of the node.
+    fn new(limits: Limits, previous: Option<&Self>, metrics: &Metrics) -> Self {
+        let layout_windows: HashMap<_, _> = limits
             .namespaces
             .iter()
-            .map(|(name, owner)| (name.clone(), moving(name, owner, before)))
+            .map(|(name, owner)| (name.clone(), layout_window(name, owner, previous)))
             .collect();
         let mut definitions: Vec<(&Bucket, &str, &str, bool)> = Vec::new();
         if let Some(bucket) = &limits.global_default {
@@ -155,36 +161,37 @@ impl Snapshot {
             }
         }
         definitions.sort_by_key(|(bucket, ..)| bucket.index);
-        let never = Window::new(0.0);
-        let moving = definitions
+        let closed = Window::new(0.0);
+        let bucket_layout_windows = definitions
             .iter()
-            .map(|(_, namespace, ..)| Arc::clone(moves.get(*namespace).unwrap_or(&never)))
+            .map(|(_, namespace, ..)| Arc::clone(layout_windows.get(*namespace).unwrap_or(&closed)))
             .collect();
-        // States written by other limits that expired sooner than these would have it.
-        let settling: Vec<_> = definitions
+        // Other limits may have given states an earlier expiry than these limits need.
+        let expiry_windows: Vec<_> = definitions
             .iter()
             .map(|(bucket, ..)| Window::new(bucket.terms.longest_life_us()))
             .collect();
-        let spaces = limits.namespaces.iter().map(|(name, owner)| {
+        let namespace_layouts = limits.namespaces.iter().map(|(name, owner)| {
             let layout = Layout {
                 of: hash(("namespace", name)),
                 is: hash(owner.bounds_dynamic_buckets()),
                 life: Duration::from_micros(longest_life_us(owner.named_buckets()) as u64),
             };
-            (layout, Arc::clone(&moves[name]))
+            (layout, Arc::clone(&layout_windows[name]))
         });
-        let buckets =
-            definitions.iter().zip(&settling).map(|((bucket, space, name, _), window)| {
+        let bucket_layouts = definitions.iter().zip(&expiry_windows).map(
+            |((bucket, namespace, name, _), window)| {
                 let terms = &bucket.terms;
                 let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
                 let layout = Layout {
-                    of: hash((space, name)),
+                    of: hash((namespace, name)),
                     is: hash((times, bucket.limit.max_idle_ms)),
                     life: Duration::from_micros(terms.longest_life_us() as u64),
                 };
                 (layout, Arc::clone(window))
-            });
-        let layouts = spaces.chain(buckets).collect();
+            },
+        );
+        let layouts = namespace_layouts.chain(bucket_layouts).collect();
         let mut defined = Defined::default();
         for (_, namespace, name, dynamic) in &definitions {
             defined.bucket(namespace, name, *dynamic);
@@ -209,55 +216,69 @@ impl Snapshot {
                 )
             })
             .collect();
-        let tallies = limits.resources.iter().map(|template| tally(template, before)).collect();
-        Self { limits, meters, capacity_meters, tallies, moves, moving, settling, layouts, defined }
+        let resource_counts =
+            limits.resources.iter().map(|template| resource_count(template, previous)).collect();
+        Self {
+            limits,
+            meters,
+            capacity_meters,
+            resource_counts,
+            layout_windows,
+            bucket_layout_windows,
+            expiry_windows,
+            layouts,
+            defined,
+        }
     }
 
-    /// Whether states of `bucket`, which must be of these limits, may still be under the
-    /// layout that its namespace had before: see [`crate::store::Ask::moved`].
+    /// Whether the store may still hold states of `bucket` in the layout that its namespace had
+    /// before; see [`crate::store::Ask::moved`]. `bucket` must belong to this snapshot.
     pub fn moved(&self, bucket: &Bucket) -> bool {
-        self.moving[bucket.index].is_open()
+        self.bucket_layout_windows[bucket.index].is_open()
     }
 
-    /// Whether states of `bucket`, which must be of these limits, may still be about that expire
-    /// by other limits: see [`crate::store::Ask::rewrite`]. A node that starts knows of none, and
-    /// takes it that there are.
+    /// Whether the store may still hold states of `bucket` whose expiry was computed from other
+    /// limits; see [`crate::store::Ask::rewrite`]. A node that has just started assumes so.
+    /// `bucket` must belong to this snapshot.
     pub fn settling(&self, bucket: &Bucket) -> bool {
-        self.settling[bucket.index].is_open()
+        self.expiry_windows[bucket.index].is_open()
     }
 
-    /// What counts the decisions of `bucket`, which must be of these limits.
+    /// The metrics of `bucket`, which must belong to this snapshot.
     pub fn meter(&self, bucket: &Bucket) -> &BucketMetrics {
         &self.meters[bucket.index]
     }
 
-    /// Counts the resources of the template at that position.
-    pub(super) fn tally(&self, template: usize) -> &Tally {
-        &self.tallies[template]
+    /// The number of resources of the template at this index.
+    pub(super) fn resource_count(&self, template: usize) -> &ResourceCount {
+        &self.resource_counts[template]
     }
 
-    /// What counts the decisions of the template at that position.
+    /// The metrics of the template at this index.
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
     }
 }
 
-/// A template keeps the count of its resources for as long as it has its glob.
-fn tally(template: &ResourceTemplate, before: Option<&Snapshot>) -> Arc<Tally> {
-    let kept = before.and_then(|before| {
+/// The resource count of a template, taken over from the previous snapshot if that has a template
+/// with an equal glob.
+fn resource_count(template: &ResourceTemplate, previous: Option<&Snapshot>) -> Arc<ResourceCount> {
+    let kept = previous.and_then(|previous| {
         let glob = &template.identifier_glob;
-        let place = before.limits.resources.iter().position(|old| old.identifier_glob == *glob)?;
-        Some(Arc::clone(&before.tallies[place]))
+        let index =
+            previous.limits.resources.iter().position(|old| old.identifier_glob == *glob)?;
+        Some(Arc::clone(&previous.resource_counts[index]))
     });
     kept.unwrap_or_default()
 }
 
-/// A move is over when no state of the namespace from before can be about any more.
-fn moving(name: &str, owner: &Namespace, before: Option<&Snapshot>) -> Arc<Window> {
-    let old = before.and_then(|before| before.limits.namespaces.get(name));
-    if let (Some(old), Some(before)) = (old, before)
+/// The window in which states of the namespace may still exist in its other layout. A new window
+/// closes when every state from before must have expired.
+fn layout_window(name: &str, owner: &Namespace, previous: Option<&Snapshot>) -> Arc<Window> {
+    let old = previous.and_then(|previous| previous.limits.namespaces.get(name));
+    if let (Some(old), Some(previous)) = (old, previous)
         && old.bounds_dynamic_buckets() == owner.bounds_dynamic_buckets()
-        && let Some(window) = before.moves.get(name)
+        && let Some(window) = previous.layout_windows.get(name)
     {
         return Arc::clone(window);
     }
@@ -269,21 +290,20 @@ fn longest_life_us<'a>(buckets: impl Iterator<Item = &'a Bucket>) -> f64 {
     buckets.map(|bucket| bucket.terms.longest_life_us()).fold(0.0, f64::max)
 }
 
-/// The same on all nodes of one build. A hash that changes with the build counts as a change of
-/// the limits, which costs some time and nothing else.
+/// A hash that is equal on all nodes of one build. If another build computes another hash, that
+/// counts as a change of the limits: correct, but slower for a while.
 fn hash(value: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     value.hash(&mut hasher);
     hasher.finish()
 }
 
-/// The limits in use, and the file that they come from.
+/// The limits in use, and the file they are loaded from.
 pub struct LiveLimits {
     path: PathBuf,
     current: ArcSwap<Snapshot>,
-    /// What the file was when it was last loaded. Locked for as long as a load takes, so that
-    /// loads follow each other.
-    seen: Mutex<Stamp>,
+    /// The file's stamp at the last load. Locked during a load, so that loads don't overlap.
+    loaded_stamp: Mutex<Stamp>,
     metrics: Arc<Metrics>,
     counts: LimitsMetrics,
     failures: Repeating,
@@ -293,23 +313,23 @@ pub struct LiveLimits {
 impl LiveLimits {
     /// Loads the file for the first time.
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
-        let seen = stamp(&path);
+        let loaded_stamp = stamp(&path);
         let parsed = read(&path)?;
-        report(&path, &parsed.limits, &parsed.notices);
+        log_loaded(&path, &parsed.limits, &parsed.notices);
         let counts = LimitsMetrics::new(&metrics);
         counts.loaded(parsed.limits.version);
         let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, None, &metrics));
         let (failures, refused) = (Repeating::default(), Refused::default());
-        let seen = Mutex::new(seen);
-        Ok(Self { path, current, seen, metrics, counts, failures, refused })
+        let loaded_stamp = Mutex::new(loaded_stamp);
+        Ok(Self { path, current, loaded_stamp, metrics, counts, failures, refused })
     }
 
-    /// The file that they come from.
+    /// The limits file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Why the file is not in use as it is now; `None`: it is.
+    /// Why the file's current version is not in use; `None` if it is.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refused.get()
     }
@@ -319,83 +339,84 @@ impl LiveLimits {
         self.current.load()
     }
 
-    /// Keeps telling the store how states are stored by these limits, and ends the time in which
-    /// others may be about when the store knows of none; until the future is dropped. Other
-    /// nodes may have other limits, and load them later.
+    /// Reports to the store how states are stored under these limits, and closes each window once
+    /// the store says that no state in another layout can exist. Runs until the future is dropped.
+    /// Reports repeat because other nodes may have other limits, and load new ones later.
     pub async fn settle(&self, store: &impl Layouts) {
-        let mut told: Option<(Arc<Snapshot>, Instant)> = None;
+        let mut reported: Option<(Arc<Snapshot>, Instant)> = None;
         loop {
             let snapshot = self.current.load_full();
-            let same = |(last, at): &(Arc<Snapshot>, Instant)| {
-                Arc::ptr_eq(last, &snapshot) && at.elapsed() < RETELL
+            let is_recent = |(last, at): &(Arc<Snapshot>, Instant)| {
+                Arc::ptr_eq(last, &snapshot) && at.elapsed() < REPORT_INTERVAL
             };
-            if !told.as_ref().is_some_and(same) && self.tell(&snapshot, store).await {
-                told = Some((snapshot, Instant::now()));
+            if !reported.as_ref().is_some_and(is_recent) && self.report(&snapshot, store).await {
+                reported = Some((snapshot, Instant::now()));
             }
-            tokio::time::sleep(WATCH / 2).await;
+            tokio::time::sleep(POLL_INTERVAL / 2).await;
         }
     }
 
-    /// Does so once. Who can't be asked is asked again.
+    /// Makes one such report. A failure is ignored: [`settle`](Self::settle) retries.
     pub async fn settle_once(&self, store: &impl Layouts) {
-        self.tell(&self.current.load_full(), store).await;
+        self.report(&self.current.load_full(), store).await;
     }
 
-    async fn tell(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
+    /// Reports the layouts of `snapshot`; returns whether the store answered.
+    async fn report(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
         let layouts: Vec<Layout> = snapshot.layouts.iter().map(|(layout, _)| *layout).collect();
-        let Ok(left) = store.settled(&layouts).await else { return false };
-        for ((_, window), left) in snapshot.layouts.iter().zip(left) {
-            window.end_after(left);
+        let Ok(remaining) = store.settled(&layouts).await else { return false };
+        for ((_, window), remaining) in snapshot.layouts.iter().zip(remaining) {
+            window.close_after(remaining);
         }
         true
     }
 
-    /// Reads the file again. A bad one is refused, and the limits stay as they are. Blocks.
+    /// Loads the file again. If it is invalid, the current limits stay in use. Blocks.
     pub fn reload(&self) -> Result<(), LoadError> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        *seen = stamp(&self.path);
-        self.take(read(&self.path))
+        let mut loaded_stamp = self.loaded_stamp.lock().unwrap_or_else(PoisonError::into_inner);
+        *loaded_stamp = stamp(&self.path);
+        self.apply(read(&self.path))
     }
 
-    /// The same, off the runtime's own threads. What comes of it is logged.
+    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
     pub async fn reload_aside(self: &Arc<Self>) {
         let limits = Arc::clone(self);
-        // Both are said already: that it was refused, and that it panicked.
+        // Load errors and panics are logged where they occur.
         let _ = tokio::task::spawn_blocking(move || limits.reload()).await;
     }
 
-    /// Reloads whenever the file has changed, until the future is dropped. The file is polled:
-    /// that sees through the symbolic links by which Kubernetes swaps mounted files. One that
-    /// is still being written may be valid so far, so a change counts once nothing further
-    /// has changed until the next look.
+    /// Reloads the file whenever it has changed, until the future is dropped. Polling also
+    /// detects changes behind symbolic links, by which Kubernetes swaps mounted files. A
+    /// half-written file may be valid, so a change is loaded only when two polls in a row see an
+    /// equal stamp.
     pub async fn watch(self: &Arc<Self>) {
         let mut last = None;
         loop {
-            tokio::time::sleep(WATCH).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
             let limits = Arc::clone(self);
-            let looked = tokio::task::spawn_blocking(move || limits.look(last)).await;
-            last = looked.ok();
+            let polled = tokio::task::spawn_blocking(move || limits.poll(last)).await;
+            last = polled.ok();
         }
     }
 
-    /// Reloads the file if it is another than the loaded one and still what it was at the
-    /// `last` look; gives back what it is.
-    fn look(&self, last: Option<Stamp>) -> Stamp {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Reloads the file if it differs from the loaded version but not from the `last` poll.
+    /// Returns the file's stamp.
+    fn poll(&self, last: Option<Stamp>) -> Stamp {
+        let mut loaded_stamp = self.loaded_stamp.lock().unwrap_or_else(PoisonError::into_inner);
         let now = stamp(&self.path);
-        if now != *seen && Some(now) == last {
+        if now != *loaded_stamp && Some(now) == last {
             let read = read(&self.path);
-            // Otherwise somebody is writing again.
+            // If the stamp has changed during the read, the file is still being written.
             if stamp(&self.path) == now {
-                *seen = now;
-                // Said already, if it failed.
-                let _ = self.take(read);
+                *loaded_stamp = now;
+                // `apply` has logged any error.
+                let _ = self.apply(read);
             }
         }
         now
     }
 
-    fn take(&self, read: Result<config::Parsed, LoadError>) -> Result<(), LoadError> {
+    fn apply(&self, read: Result<config::Parsed, LoadError>) -> Result<(), LoadError> {
         let parsed = read.inspect_err(|error| {
             self.counts.failed();
             self.refused.set(error);
@@ -409,16 +430,16 @@ impl LiveLimits {
         let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
         let snapshot = Arc::new(snapshot);
         self.current.store(Arc::clone(&snapshot));
-        // Only now: whoever sees the count or the log line relies on the new limits.
+        // Count and log only after the swap: an observer may then rely on the new limits.
         self.counts.loaded(snapshot.limits.version);
         self.refused.clear();
-        report(&self.path, &snapshot.limits, &parsed.notices);
+        log_loaded(&self.path, &snapshot.limits, &parsed.notices);
         self.metrics.forget_all_but(&snapshot.defined);
         Ok(())
     }
 }
 
-fn report(path: &Path, limits: &Limits, notices: &[Notice]) {
+fn log_loaded(path: &Path, limits: &Limits, notices: &[Notice]) {
     for notice in notices {
         tracing::warn!(path = %path.display(), "{notice}");
     }

@@ -1,5 +1,5 @@
-//! The use cases, one a file. They find what the limits say, ask the store, and where the
-//! store has no answer, give one of their own.
+//! The use cases, one per file. Each looks up the configured limits, asks the store, and applies
+//! a fallback if the store fails.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -20,51 +20,52 @@ pub mod limits;
 pub mod parent;
 pub mod status;
 
-use bounds::{Holdings, Tally};
+use bounds::{CallerLeases, ResourceCount};
 use limits::LiveLimits;
 
-/// Why there is no decision at all.
+/// Why a request gets no decision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// The request makes no sense; the text names the field.
+    /// The request is invalid; the text names the field.
     #[error("{0}")]
     Invalid(String),
-    /// More requests wait on this node than it lets wait.
+    /// The queue of requests that wait for the store is full on this node.
     #[error("this node is overloaded, try again in a moment or at another node")]
     Overloaded,
-    /// The store did not answer, and there is nothing to answer instead.
+    /// The store did not answer, and this kind of request has no fallback.
     #[error("the store does not answer, try again in a moment")]
     Unavailable,
 }
 
-/// What a node decides with while its store has no answer.
+/// What a node uses to decide while its store does not answer.
 pub struct Fallback {
-    /// Its own memory.
+    /// Buckets in this node's memory.
     pub local: MemoryStore,
-    /// Knows how many nodes share the limits.
+    /// The state of the store connection, and how many nodes share the limits.
     pub health: Arc<Health>,
 }
 
-/// What the workers of a node share.
+/// State shared by all worker threads of a node.
 pub struct Shared {
     limits: Arc<LiveLimits>,
     fallback: Option<Fallback>,
     clock: Clock,
-    /// Capacity comes from a parent.
+    /// Whether a parent cluster leases the capacity to this one.
     from_parent: bool,
-    renewed: Renewed,
-    /// For requests that no bucket serves.
-    nowhere: BucketMetrics,
-    /// For resources that no template matches.
+    local_renewals: LocalRenewals,
+    /// Metrics of requests that no bucket serves.
+    unserved: BucketMetrics,
+    /// Metrics of resources that no template matches.
     unmatched: CapacityMetrics,
-    unmatched_tally: Tally,
-    holdings: Holdings,
-    /// Of resources that were refused because there were too many.
+    unmatched_count: ResourceCount,
+    caller_leases: CallerLeases,
+    /// Limits log lines about resources refused because of `max_resources`.
     refusals: Repeating,
 }
 
 impl Shared {
-    /// `fallback`: for a store that can fail. `from_parent`: capacity comes from a parent.
+    /// `fallback`: `Some` for a store that can fail. `from_parent`: whether a parent cluster leases
+    /// the capacity to this one.
     pub fn new(
         limits: Arc<LiveLimits>,
         fallback: Option<Fallback>,
@@ -77,11 +78,11 @@ impl Shared {
             fallback,
             clock,
             from_parent,
-            renewed: Renewed::default(),
-            nowhere: BucketMetrics::new(metrics, "", "", false),
+            local_renewals: LocalRenewals::default(),
+            unserved: BucketMetrics::new(metrics, "", "", false),
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
-            unmatched_tally: Tally::default(),
-            holdings: Holdings::default(),
+            unmatched_count: ResourceCount::default(),
+            caller_leases: CallerLeases::default(),
             refusals: Repeating::default(),
         }
     }
@@ -91,45 +92,46 @@ impl Shared {
         &self.limits
     }
 
-    /// What time it is for this node.
+    /// The current time on this node's clock.
     pub fn now(&self) -> Micros {
         self.clock.now()
     }
 }
 
-/// The most resources of which it is remembered until when leases run that this node has renewed
-/// on its own. With more, what is remembered holds for all.
-const RENEWED: usize = 10_000;
+/// The most resources with an entry of their own in [`LocalRenewals`]. Resources beyond share one
+/// entry, whose expiry then applies to all resources.
+const MAX_LOCAL_RENEWALS: usize = 10_000;
 
-/// Until when, in seconds since the epoch, leases may run that this node has renewed on its own.
+/// The expiry of leases that this node renewed without the store, in seconds since the epoch.
 #[derive(Default)]
-struct Renewed {
-    /// The last of them all, so that nobody else looks further.
+struct LocalRenewals {
+    /// The latest expiry of all resources. Once it has passed, lookups skip the lock.
     last_s: AtomicI64,
     by_resource: Mutex<HashMap<Box<str>, i64>>,
 }
 
-impl Renewed {
-    /// Notes that a lease was renewed.
-    fn note(&self, resource: &str, expiry_s: i64, now_s: i64) {
+impl LocalRenewals {
+    /// Records that this node renewed a lease without the store.
+    fn record(&self, resource: &str, expiry_s: i64, now_s: i64) {
         let mut by_resource = self.by_resource.lock().unwrap_or_else(PoisonError::into_inner);
-        if by_resource.len() >= RENEWED && !by_resource.contains_key(resource) {
+        if by_resource.len() >= MAX_LOCAL_RENEWALS && !by_resource.contains_key(resource) {
             by_resource.retain(|_, until_s| *until_s > now_s);
         }
-        // No resource is called "".
-        let key = if by_resource.len() < RENEWED { resource } else { "" };
+        // "" is the shared entry: resource names are never empty.
+        let key = if by_resource.len() < MAX_LOCAL_RENEWALS { resource } else { "" };
         let until_s = by_resource.entry(key.into()).or_default();
         *until_s = expiry_s.max(*until_s);
         self.last_s.fetch_max(expiry_s, Ordering::Relaxed);
     }
 
-    /// Until when the leases on that resource may run; the past: there are none.
+    /// The latest expiry of locally renewed leases on `resource`. A time in the past means that
+    /// none is valid any more.
     fn until_s(&self, resource: &str, now_s: i64) -> i64 {
         if self.last_s.load(Ordering::Relaxed) <= now_s {
             return 0;
         }
         let by_resource = self.by_resource.lock().unwrap_or_else(PoisonError::into_inner);
-        let of = |key: &str| by_resource.get(key).copied().unwrap_or_default();
-        of(resource).max(of(""))
+        let expiry_s = |key: &str| by_resource.get(key).copied().unwrap_or_default();
+        expiry_s(resource).max(expiry_s(""))
     }
 }

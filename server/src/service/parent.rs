@@ -1,11 +1,12 @@
-//! A cluster in a tree: its capacity is what a parent leases to it. One node at a time renews
-//! those leases on behalf of all; any other takes over when it is gone.
+//! Leases of a cluster in a tree: a parent cluster leases capacity to this cluster. One node at a
+//! time renews these leases for the whole cluster. If it stops, another node takes over.
 //!
-//! Before the parent is asked, the store is told to lease out no more than the parent is told
-//! of (`freeze`), until the answer is there (`thaw`). What the cluster says it has is what it
-//! has leased out: a parent that lowers its lease goes on counting that much until it hears
-//! of less. Where an answer is lost, that much is all that the cluster still has. So the leases
-//! of all clients of a tree never add up to more than the root has.
+//! Before the node asks the parent, it freezes the resource in the store (`freeze`): the store
+//! leases out no more than the node reports to the parent. The parent's answer ends the freeze
+//! (`thaw`). The cluster reports what it has leased out to clients. A parent that lowers its lease
+//! counts the reported amount until the cluster reports less. If the answer is lost, the cluster
+//! keeps only that amount. So the leases of all clients of a tree never exceed the capacity of the
+//! root.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -20,48 +21,50 @@ use crate::domain::time::Micros;
 use crate::logging::{Repeating, Shown};
 use crate::store::{Demand, LeaseStore, StoreError};
 
-/// How often a node looks what is to be renewed, …
+/// How often a node checks which leases are due for renewal.
 pub const TICK: Duration = Duration::from_millis(250);
 
-/// … and after what silence another takes over. Less than the shortest refresh interval.
-const TURN: Duration = Duration::from_millis(750);
+/// How long a node keeps the role of renewer without confirming it; then another node takes over.
+/// Shorter than the shortest refresh interval.
+const RENEWER_TTL: Duration = Duration::from_millis(750);
 
-/// For how long a parent may take to answer: less than a turn.
+/// How long to wait for the parent's answer. Shorter than [`RENEWER_TTL`].
 pub const ANSWER: Duration = Duration::from_millis(500);
 
-/// For how long no more is leased out when a node has asked the parent and is gone before the
-/// answer. Much longer than it takes another to ask.
+/// How long a freeze lasts if the node that asked the parent stops before the answer. Much longer
+/// than another node needs to take over and ask.
 const FREEZE: Duration = Duration::from_secs(60);
 
-/// The most resources of one cluster.
-const MOST: usize = 10_000;
+/// The maximum number of resources that a cluster asks its parent for.
+const MAX_CLUSTER_RESOURCES: usize = 10_000;
 
 /// Resources in one request to the parent.
 const PAGE: usize = 100;
 
-/// The most requests of a round about resources with which the parent has refused one.
-const PARTS: usize = 32;
+/// The maximum number of requests per round with a reduced batch size, for resources from batches
+/// that the parent refused.
+const MAX_REDUCED_BATCHES: usize = 32;
 
-/// How long to wait after a parent gave no answer.
+/// How long to wait before a retry if the parent gave no answer.
 const RETRY_US: i64 = 1_000_000;
 
-/// How long to wait after it refused a resource.
-const REFUSED_US: i64 = 10_000_000;
+/// How long to wait before a retry if the parent refused a resource.
+const REFUSED_RETRY_US: i64 = 10_000_000;
 
-/// The longest time that a parent may name, as in limits.
+/// The maximum length of time accepted from a parent; the limits file has the same maximum.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
 
-/// What is asked of the parent for one resource.
+/// A request to the parent for one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParentRequest {
-    /// Which.
+    /// The resource's name.
     pub resource: String,
-    /// What the cluster has leased out, and until when it may; `None`: nothing.
+    /// What the cluster has leased out, with the expiry of its own lease; `None`: nothing.
     pub has: Option<Claim>,
     /// What its clients want.
     pub bands: Vec<Band>,
-    /// What was safe to use without a lease by the last answer: holds on where one says nothing
-    /// of that.
+    /// The safe capacity from the parent's last answer. It stays valid if the next answer names
+    /// none.
     pub safe_capacity: f64,
 }
 
@@ -69,18 +72,19 @@ pub struct ParentRequest {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct ParentError {
-    /// In words.
+    /// The error text.
     pub text: String,
-    /// The parent may have got the request, and acted on it.
+    /// Whether the parent may have received the request and acted on it.
     pub heard: bool,
-    /// It refuses the request for what is in it, all of it, and has not acted on any of it.
+    /// Whether the parent rejected the whole request because of its content, without acting on any
+    /// part of it.
     pub refused: bool,
 }
 
-/// One answer a request, in the order of the requests.
+/// One answer per request, in the order of the requests.
 pub type Answers = Vec<Result<ParentLease, ParentError>>;
 
-/// The level below in the tree, or however it is reached.
+/// A client of the parent cluster.
 pub trait Parent {
     /// Asks for leases on behalf of the cluster.
     fn ask(
@@ -90,18 +94,18 @@ pub trait Parent {
     ) -> impl Future<Output = Result<Answers, ParentError>>;
 }
 
-/// A resource that the parent was asked for.
-struct Known {
-    /// When it is to be asked again.
+/// The state of one resource that the parent was asked for.
+struct RenewalState {
+    /// When to ask again.
     due: Micros,
-    /// What it has leased last.
+    /// The parent's last lease.
     lease: Option<ParentLease>,
-    /// It gave no answer when it was asked last.
+    /// Whether the last request failed or was refused.
     failed: bool,
-    /// With how many at most it is asked for at once: with ever fewer, down to itself, where the
-    /// parent refuses such a request, and with [`PAGE`] again once it has not. So one that the
-    /// parent does not lease to this cluster, or can't, keeps no other from its lease for long.
-    together: usize,
+    /// Maximum batch size of requests that include this resource: halved, down to 1, when the
+    /// parent refuses a batch; back to [`PAGE`] on success. So a resource that the parent refuses
+    /// does not keep others from their leases for long.
+    batch_limit: usize,
 }
 
 /// Renews a cluster's leases from its parent.
@@ -109,37 +113,39 @@ pub struct Renewal<S> {
     store: S,
     node: String,
     cluster: String,
-    /// The resources asked for. Only for the node whose turn it is.
-    known: HashMap<String, Known>,
+    /// State by resource. Empty unless this node is the renewer.
+    resources: HashMap<String, RenewalState>,
     failures: Repeating,
-    /// Whether the parent gave any lease in this round; `None`: none was to be expected.
+    /// Whether the parent gave any lease in this round; `None` if no lease was asked for.
     answered: Option<bool>,
-    /// Somebody holds or wants a lease, and it is this node's turn to ask.
+    /// Whether this node is the renewer and there is a resource to renew.
     wanted: bool,
-    /// When it was last expected to, it gave none.
+    /// Whether the parent gave no lease when last asked.
     missed: bool,
+    /// 1 while the parent gives leases, else 0.
     up: Gauge,
 }
 
 impl<S: LeaseStore> Renewal<S> {
-    /// `node`: this node's id; `cluster`: what the parent knows all its nodes by.
+    /// `node`: this node's id. `cluster`: the id under which the parent knows this cluster.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        let (known, failures, answered) = (HashMap::new(), Repeating::default(), None);
+        let (resources, failures, answered) = (HashMap::new(), Repeating::default(), None);
         let (wanted, missed, up) = (false, false, Gauge::noop());
-        Self { store, node, cluster, known, failures, answered, wanted, missed, up }
+        Self { store, node, cluster, resources, failures, answered, wanted, missed, up }
     }
 
-    /// The same; `up` is 0 while the parent gives no lease that this node asks it for, and 1 also
-    /// while another node is the one to ask.
+    /// Sets the gauge to update: 0 while the parent gives this node no leases, else 1, also while
+    /// another node is the renewer.
     pub fn gauged_by(self, up: Gauge) -> Self {
         Self { up, ..self }
     }
 
-    /// Renews what is due at `now`, if it is this node's turn.
+    /// Renews the leases due at `now`, if this node is the renewer.
     pub async fn round(&mut self, parent: &impl Parent, now: Micros) {
         (self.answered, self.wanted) = (None, false);
         let done = self.try_round(parent, now).await;
-        // Who can't ask, or has nothing to ask for, has no parent that is missed.
+        // A node with nothing to ask for, or whose store failed before it could ask, says nothing
+        // about the parent.
         let idle = !self.wanted || done.is_err() && self.answered.is_none();
         if let Some(answered) = if idle { Some(true) } else { self.answered } {
             self.up.set(f64::from(u8::from(answered)));
@@ -148,21 +154,21 @@ impl<S: LeaseStore> Renewal<S> {
             }
         }
         if let Err(error) = done {
-            // The store says what is wrong with it itself; another node may have the turn now.
+            // Only debug: the store logs its own failures.
             tracing::debug!(%error, "leases from the parent were not renewed");
-            // What one resource is refused is no reason to ask for the others again.
+            // A refusal by the store may concern one resource only, so don't renew all again.
             if error != StoreError::Refused {
-                self.known.values_mut().for_each(|known| known.due = now);
+                self.resources.values_mut().for_each(|state| state.due = now);
             }
         }
     }
 
     async fn try_round(&mut self, parent: &impl Parent, now: Micros) -> Result<(), StoreError> {
-        if !self.store.take_renewal(&self.node, TURN).await? {
-            self.known.clear();
+        if !self.store.take_renewal(&self.node, RENEWER_TTL).await? {
+            self.resources.clear();
             return Ok(());
         }
-        let held = self.store.resource_names(MOST).await?;
+        let held = self.store.resource_names(MAX_CLUSTER_RESOURCES).await?;
         self.wanted = !held.items.is_empty();
         if held.left_out > 0
             && let Some(held_back) = self.failures.pass()
@@ -171,43 +177,42 @@ impl<S: LeaseStore> Renewal<S> {
                 left_out = held.left_out,
                 held_back,
                 advice = "spread these resources over more clusters",
-                "the parent is asked for {MOST} resources only"
+                "the parent is asked for {MAX_CLUSTER_RESOURCES} resources only"
             );
         }
         let mut due: Vec<String> = Vec::new();
         for resource in &held.items {
-            if self.known.get(resource).is_none_or(|known| known.due <= now) {
+            if self.resources.get(resource).is_none_or(|state| state.due <= now) {
                 due.push(resource.clone());
             }
         }
         let born = self.store.born().await?.unwrap_or(now);
-        // What nobody wants any more is given back, so that others get it before it expires.
-        // A store that has lost its memory does not know what clients hold.
+        // Give unused leases back to the parent before they expire, so that other clusters get the
+        // capacity. Not while the store is learning: it may have lost its state, and then does not
+        // know what clients hold.
         let held: std::collections::HashSet<&str> = held.items.iter().map(String::as_str).collect();
-        for (resource, known) in &self.known {
-            let forgotten = known.lease.is_some_and(|lease| learns(born, lease.lease_s, now));
-            if !held.contains(resource.as_str())
-                && !forgotten
-                && (known.due <= now || !known.failed)
+        for (resource, state) in &self.resources {
+            let learning = state.lease.is_some_and(|lease| is_learning(born, lease.lease_s, now));
+            if !held.contains(resource.as_str()) && !learning && (state.due <= now || !state.failed)
             {
                 due.push(resource.clone());
             }
         }
-        // Those first that nothing is wrong with; of the others the largest requests, as most in
-        // them are not to blame.
+        // Full batches first, then ever smaller ones: the larger a refused batch was, the larger
+        // the share of its resources that the parent would have accepted.
         due.sort_by_key(|resource| {
-            let due = self.known.get(resource).map_or(now, |known| known.due);
-            (Reverse(self.together(resource)), due)
+            let due = self.resources.get(resource).map_or(now, |state| state.due);
+            (Reverse(self.batch_limit(resource)), due)
         });
-        let (mut refused, mut parts, mut rest) = (Ok(()), 0, due.as_slice());
+        let (mut refused, mut reduced_batches, mut rest) = (Ok(()), 0, due.as_slice());
         while let Some(first) = rest.first() {
-            let together = self.together(first);
-            parts += usize::from(together < PAGE);
-            if parts > PARTS {
+            let limit = self.batch_limit(first);
+            reduced_batches += usize::from(limit < PAGE);
+            if reduced_batches > MAX_REDUCED_BATCHES {
                 break;
             }
-            let alike = rest.iter().take(together).take_while(|r| self.together(r) == together);
-            let (page, others) = rest.split_at(alike.count());
+            let batch = rest.iter().take(limit).take_while(|r| self.batch_limit(r) == limit);
+            let (page, others) = rest.split_at(batch.count());
             rest = others;
             match self.renew(parent, page, born, now).await {
                 Err(StoreError::Refused) => refused = Err(StoreError::Refused),
@@ -217,9 +222,9 @@ impl<S: LeaseStore> Renewal<S> {
         refused
     }
 
-    /// With how many at most that resource is asked for at once.
-    fn together(&self, resource: &str) -> usize {
-        self.known.get(resource).map_or(PAGE, |known| known.together)
+    /// The maximum batch size of requests that include this resource.
+    fn batch_limit(&self, resource: &str) -> usize {
+        self.resources.get(resource).map_or(PAGE, |state| state.batch_limit)
     }
 
     async fn renew(
@@ -229,39 +234,39 @@ impl<S: LeaseStore> Renewal<S> {
         born: Micros,
         now: Micros,
     ) -> Result<(), StoreError> {
-        if !self.store.take_renewal(&self.node, TURN).await? {
+        if !self.store.take_renewal(&self.node, RENEWER_TTL).await? {
             return Ok(());
         }
         let mut requests = Vec::with_capacity(resources.len());
         let mut asked = Vec::with_capacity(resources.len());
-        let mut numbers = Vec::with_capacity(resources.len());
-        let mut before = Vec::with_capacity(resources.len());
+        let mut freeze_numbers = Vec::with_capacity(resources.len());
+        let mut held_leases = Vec::with_capacity(resources.len());
         let mut refused = Ok(());
         for resource in resources {
             let demand = match self.store.freeze(resource, FREEZE).await {
                 Ok(demand) => demand,
-                // It may be this one's alone, and is no reason to leave out the others.
+                // This may concern one resource only, so go on with the others.
                 Err(StoreError::Refused) => {
                     refused = Err(StoreError::Refused);
-                    if let Some(known) = self.known.get_mut(resource) {
-                        known.due = Micros(now.0.saturating_add(RETRY_US));
+                    if let Some(state) = self.resources.get_mut(resource) {
+                        state.due = Micros(now.0.saturating_add(RETRY_US));
                     }
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            if demand.is_none() && !self.known.contains_key(resource) {
-                // Only its name is still there.
+            if demand.is_none() && !self.resources.contains_key(resource) {
+                // The store still lists the name, but all leases are gone.
                 continue;
             }
             asked.push(resource);
-            numbers.push(demand.as_ref().map(|demand| demand.number));
+            freeze_numbers.push(demand.as_ref().map(|demand| demand.number));
             let held = demand.as_ref().and_then(|demand| demand.parent);
-            before.push(held);
-            let last = held.or(self.known.get(resource).and_then(|known| known.lease));
-            let learns = learns(born, last.map_or(0, |lease| lease.lease_s), now);
+            held_leases.push(held);
+            let last = held.or(self.resources.get(resource).and_then(|state| state.lease));
+            let learning = is_learning(born, last.map_or(0, |lease| lease.lease_s), now);
             let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
-            let wants = request(resource, demand, learns, now);
+            let wants = request(resource, demand, learning, now);
             requests.push(ParentRequest { safe_capacity, ..wants });
         }
         if requests.is_empty() {
@@ -275,60 +280,63 @@ impl<S: LeaseStore> Renewal<S> {
             }
             Err(error) => vec![Err(error); requests.len()],
         };
-        self.tell(&requests, &answers);
-        for ((at, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
-            let lease = answer.as_ref().ok().map(|lease| bounded(*lease, now));
-            let known = self.known.get(resource).and_then(|known| known.lease);
-            let holds = match answer {
+        self.report(&requests, &answers);
+        for ((index, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
+            let lease = answer.as_ref().ok().map(|lease| clamp_times(*lease, now));
+            let last_lease = self.resources.get(resource).and_then(|state| state.lease);
+            let new_lease = match answer {
                 Ok(_) => lease,
-                // The store forgets a lease with the last of the clients', and those may have
-                // expired together with it. What was safe still is.
-                Err(_) if before[at].is_none() => {
-                    known.map(|known| ParentLease { capacity: 0.0, ..known })
+                // The store drops the parent's lease together with the last client lease, and both
+                // may have expired at once. The safe capacity remains valid.
+                Err(_) if held_leases[index].is_none() => {
+                    last_lease.map(|last| ParentLease { capacity: 0.0, ..last })
                 }
                 Err(error) if error.heard => None,
-                // All is as it was.
-                Err(_) => before[at],
+                // The parent has not acted, so its lease is unchanged.
+                Err(_) => held_leases[index],
             };
             let denied = answer.as_ref().is_err_and(|error| error.refused);
             let mut pause_us = match lease {
                 Some(lease) => lease.refresh_s * 1_000_000,
-                None if denied && requests.len() == 1 => REFUSED_US,
-                // It is asked for again, with fewer, as soon as may be.
+                None if denied && requests.len() == 1 => REFUSED_RETRY_US,
+                // Retry in a smaller batch in the next round.
                 None if denied => 0,
                 None => RETRY_US,
             };
-            // Where nobody wanted anything, there is nothing that could hold it.
-            if let Some(number) = numbers[at] {
-                match self.store.thaw(resource, number, holds).await {
+            // A resource without demand was not frozen.
+            if let Some(number) = freeze_numbers[index] {
+                match self.store.thaw(resource, number, new_lease).await {
                     Err(StoreError::Refused) => {
                         (refused, pause_us) = (Err(StoreError::Refused), RETRY_US);
                     }
                     thawed => thawed?,
                 }
             }
-            // Nor is there anything to give back that was never ours. Of what was, the safe capacity
-            // is still to be known when it has expired.
-            let alone = denied && requests.len() == 1;
-            if numbers[at].is_none() && (lease.is_some() || alone || known.is_none()) {
-                self.known.remove(resource);
+            // Drop the state of a resource without demand once its lease is given back or refused,
+            // or if it never had one. Otherwise keep it, also past the lease's expiry, for the safe
+            // capacity.
+            let denied_alone = denied && requests.len() == 1;
+            if freeze_numbers[index].is_none()
+                && (lease.is_some() || denied_alone || last_lease.is_none())
+            {
+                self.resources.remove(resource);
                 continue;
             }
             let due = Micros(now.0.saturating_add(pause_us));
-            let together = match lease {
+            let batch_limit = match lease {
                 Some(_) => PAGE,
                 None if denied => (requests.len() / 2).max(1),
-                None => self.together(resource),
+                None => self.batch_limit(resource),
             };
-            let (lease, failed) = (lease.or(before[at]).or(known), lease.is_none());
-            let known = Known { due, lease, failed, together };
-            self.known.insert(resource.clone(), known);
+            let (lease, failed) = (lease.or(held_leases[index]).or(last_lease), lease.is_none());
+            let state = RenewalState { due, lease, failed, batch_limit };
+            self.resources.insert(resource.clone(), state);
         }
         refused
     }
 
-    /// What the operator is to know of these answers.
-    fn tell(&mut self, requests: &[ParentRequest], answers: &Answers) {
+    /// Logs errors among the answers, and updates `answered`.
+    fn report(&mut self, requests: &[ParentRequest], answers: &Answers) {
         let errors = || {
             let pairs = requests.iter().zip(answers);
             pairs.filter_map(|(request, answer)| Some((request, answer.as_ref().err()?)))
@@ -336,8 +344,8 @@ impl<S: LeaseStore> Renewal<S> {
         if answers.iter().any(Result::is_ok) {
             self.answered = Some(true);
         } else if errors().any(|(_, error)| !error.refused)
-            // It refuses all that there is.
-            || self.known.values().all(|known| known.failed)
+            // The parent refuses every resource.
+            || self.resources.values().all(|state| state.failed)
         {
             self.answered = self.answered.or(Some(false));
         }
@@ -362,13 +370,13 @@ impl<S: LeaseStore> Renewal<S> {
     }
 }
 
-/// Whether clients may hold leases that a store born at `born` knows nothing of: none is longer
-/// than the parent's, which are `lease_s`.
-fn learns(born: Micros, lease_s: i64, now: Micros) -> bool {
+/// Whether clients may hold leases from before `born`, when the store's state began, that the store
+/// does not know. Client leases are no longer than the parent's, which last `lease_s` seconds.
+fn is_learning(born: Micros, lease_s: i64, now: Micros) -> bool {
     now.0 < born.0.saturating_add(lease_s.saturating_mul(1_000_000))
 }
 
-fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) -> ParentRequest {
+fn request(resource: &str, demand: Option<Demand>, learning: bool, now: Micros) -> ParentRequest {
     let Some(demand) = demand else {
         let resource = resource.to_owned();
         return ParentRequest { resource, has: None, bands: Vec::new(), safe_capacity: 0.0 };
@@ -377,17 +385,17 @@ fn request(resource: &str, demand: Option<Demand>, learns: bool, now: Micros) ->
     ParentRequest {
         resource: resource.to_owned(),
         has: match held {
-            // What was leased before the store lost its memory may all be leased out.
-            _ if learns || held.is_none() => Some(Claim::UNKNOWN),
+            // The store may have lost its state: all of the parent's last lease may be leased out.
+            _ if learning || held.is_none() => Some(Claim::UNKNOWN),
             held => held.map(|lease| Claim { capacity: demand.has, expiry_s: lease.expiry_s }),
         },
-        bands: folded(demand.bands),
+        bands: fold_bands(demand.bands),
         safe_capacity: 0.0,
     }
 }
 
-/// Times that can be reckoned with, whatever the parent says.
-fn bounded(lease: ParentLease, now: Micros) -> ParentLease {
+/// Limits the times in a parent's lease to a range in which arithmetic can't overflow.
+fn clamp_times(lease: ParentLease, now: Micros) -> ParentLease {
     ParentLease {
         expiry_s: lease.expiry_s.clamp(0, now.as_secs().saturating_add(MAX_SPAN_S).max(0)),
         refresh_s: lease.refresh_s.clamp(1, MAX_SPAN_S),
@@ -396,12 +404,12 @@ fn bounded(lease: ParentLease, now: Micros) -> ParentLease {
     }
 }
 
-/// No more priorities than the parent takes: those beyond count as the last one of them. Else
-/// clients of one resource could have all others refused that are asked for with it.
-fn folded(mut bands: Vec<Band>) -> Vec<Band> {
-    let beyond = bands.split_off(bands.len().min(MAX_BANDS));
+/// Merges bands beyond [`MAX_BANDS`] into the last band kept. The parent refuses a request with
+/// more bands, and with it all resources of the batch.
+fn fold_bands(mut bands: Vec<Band>) -> Vec<Band> {
+    let excess = bands.split_off(bands.len().min(MAX_BANDS));
     if let Some(last) = bands.last_mut() {
-        for band in beyond {
+        for band in excess {
             last.subclients = last.subclients.saturating_add(band.subclients);
             last.wants += band.wants;
         }

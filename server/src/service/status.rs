@@ -1,9 +1,9 @@
-//! What there is to see of leases: for people, and for gauges.
+//! Read-only views of resources, leases and nodes, for operators and for gauges.
 
 use std::time::Duration;
 
 use super::Error;
-use super::bounds::Tally;
+use super::bounds::ResourceCount;
 use super::capacity::{CapacityService, ceil_s, check_id};
 use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
@@ -12,32 +12,32 @@ use crate::domain::time::Micros;
 use crate::metrics::ResourceGauges;
 use crate::store::{Cursor, LeaseStore, LeaseView, Listing, StoreError};
 
-/// After a page of at least so many resources, …
-const REST_AFTER: usize = 100;
+/// [`CapacityService::gauge`] pauses after a page of at least this many resources.
+const PAUSE_MIN_PAGE: usize = 100;
 
-/// … going through them rests for so long.
-const REST: Duration = Duration::from_millis(50);
+/// How long it pauses after such a page.
+const PAUSE: Duration = Duration::from_millis(50);
 
-/// The most nodes that are listed.
-const NODES: usize = 1000;
+/// The maximum number of nodes listed.
+const MAX_NODES: usize = 1000;
 
 /// A node of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeView {
-    /// Its id.
+    /// The node's id.
     pub id: String,
-    /// The version of its program; `None`: it is too old to say.
+    /// The version of tollgate it runs; `None` for old versions, which don't report it.
     pub version: Option<String>,
 }
 
 impl NodeView {
-    /// The node of that id that runs this program.
+    /// The node `id`, running this build's version.
     pub fn of_this_build(id: String) -> Self {
         Self { id, version: Some(env!("CARGO_PKG_VERSION").to_owned()) }
     }
 
-    /// The name that the node registers under in the store. One name, so that the count of nodes
-    /// needs no other key.
+    /// The name under which the node registers in the store. It includes the version, so that
+    /// counting the nodes needs no other key.
     pub fn registered(&self) -> String {
         match &self.version {
             Some(version) => format!("{} {version}", self.id),
@@ -45,102 +45,104 @@ impl NodeView {
         }
     }
 
-    fn read(registered: &str) -> Self {
-        let digit = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
-        match registered.rsplit_once(' ').filter(|(_, version)| digit(version)) {
+    /// Parses a name made by [`registered`](Self::registered).
+    fn parse(registered: &str) -> Self {
+        let is_version = |text: &str| text.starts_with(|c: char| c.is_ascii_digit());
+        match registered.rsplit_once(' ').filter(|(_, version)| is_version(version)) {
             Some((id, version)) => Self { id: id.to_owned(), version: Some(version.to_owned()) },
             None => Self { id: registered.to_owned(), version: None },
         }
     }
 }
 
-/// A resource at a glance.
+/// A summary of one resource.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceView {
-    /// Its name.
+    /// The resource's name.
     pub resource: String,
-    /// The glob of the template that matches it.
+    /// The glob of the template that matches it; `None` if no template does.
     pub template: Option<Box<str>>,
-    /// The rule that it is shared by; `None`: the parent has not said yet.
+    /// The sharing algorithm; `None` until the parent has named it.
     pub kind: Option<Kind>,
-    /// How much there is; `None`: nothing in force says.
+    /// The capacity; `None` if neither a template nor the parent defines it.
     pub capacity: Option<f64>,
-    /// What all holders want.
+    /// The sum of what all holders want.
     pub wants: f64,
-    /// What they have.
+    /// The sum of what all holders have.
     pub has: f64,
-    /// How many hold a lease.
+    /// The number of holders.
     pub holders: u64,
-    /// How many clients they stand for.
+    /// The number of clients that all holders stand for.
     pub subclients: f64,
-    /// Where more is wanted than there is: what each subclient gets at most, or, with
-    /// PROPORTIONAL_SHARE, its equal share.
+    /// If more is wanted than there is: the maximum per subclient, or, with PROPORTIONAL_SHARE,
+    /// the equal share of a subclient.
     pub level: Option<f64>,
-    /// Until when the store learns, in seconds since the epoch, if it does.
+    /// The end of learning mode, in seconds since the epoch; `None` outside learning mode.
     pub learning_until_s: Option<i64>,
 }
 
 impl<S: LeaseStore> CapacityService<S> {
-    /// The resources that somebody holds a lease on, at most so many.
-    pub async fn resources(&self, most: usize) -> Result<Listing<ResourceView>, Error> {
-        let found = self.store().resources(most).await.map_err(unavailable)?;
+    /// Up to `max` resources with at least one lease.
+    pub async fn resources(&self, max: usize) -> Result<Listing<ResourceView>, Error> {
+        let found = self.store().resources(max).await.map_err(unavailable)?;
         let views = found.items.into_iter();
         let items = views.map(|(resource, totals)| self.view(resource, &totals)).collect();
         Ok(Listing { items, left_out: found.left_out })
     }
 
-    /// Who holds leases on a resource, at most so many; `None`: nobody.
+    /// Up to `max` leases on a resource; `None` if it has no leases.
     pub async fn holders(
         &self,
         resource: &str,
-        most: usize,
+        max: usize,
     ) -> Result<Option<(ResourceView, Listing<LeaseView>)>, Error> {
         check_id("id", resource)?;
-        let found = self.store().leases(resource, most).await.map_err(unavailable)?;
+        let found = self.store().leases(resource, max).await.map_err(unavailable)?;
         Ok(found.map(|(totals, leases)| (self.view(resource.to_owned(), &totals), leases)))
     }
 
-    /// The nodes that are registered in the store, by name. Empty where nodes don't register.
+    /// The nodes registered in the store, sorted by name. Empty with the embedded store, where
+    /// nodes don't register.
     pub async fn nodes(&self) -> Result<Vec<NodeView>, Error> {
-        let names = self.store().nodes(NODES).await.map_err(unavailable)?;
-        Ok(names.iter().map(|name| NodeView::read(name)).collect())
+        let names = self.store().nodes(MAX_NODES).await.map_err(unavailable)?;
+        Ok(names.iter().map(|name| NodeView::parse(name)).collect())
     }
 
-    /// Since when the store has had its state, in seconds since the epoch.
+    /// When the store's state began, in seconds since the epoch; `None` if unknown.
     pub async fn born_s(&self) -> Result<Option<i64>, Error> {
         let born = self.store().born().await.map_err(unavailable)?;
         Ok(born.map(Micros::as_secs))
     }
 
-    /// Goes through all resources, a page at a time, and brings the gauges of all templates up to
-    /// date, and the counts that `max_resources` goes by. With many resources it takes some time: it
-    /// rests between pages, so that it takes no part of the store from others that they would notice.
+    /// Reads all resources page by page, then updates the gauges of all templates and the counts
+    /// used for `max_resources`. It pauses after large pages, so that the extra load on the store
+    /// does not delay requests. With many resources a pass takes some time.
     pub async fn gauge(&self) -> Result<(), Error> {
         let (snapshot, unmatched) = (self.shared().limits().current(), &self.shared().unmatched);
         let templates = 0..snapshot.limits.resources.len();
-        let tallies = templates.clone().map(|at| snapshot.tally(at));
-        let tallies: Vec<&Tally> = tallies.chain([&self.shared().unmatched_tally]).collect();
-        let begun: Vec<u64> = tallies.iter().map(|tally| tally.begin_pass()).collect();
-        let mut sums = vec![ResourceGauges::default(); tallies.len()];
+        let counts = templates.clone().map(|index| snapshot.resource_count(index));
+        let counts: Vec<&ResourceCount> = counts.chain([&self.shared().unmatched_count]).collect();
+        let created_before: Vec<u64> = counts.iter().map(|count| count.begin_pass()).collect();
+        let mut sums = vec![ResourceGauges::default(); counts.len()];
         let mut next = Some(Cursor::default());
         while let Some(from) = next {
             let (page, after) = self.store().resources_page(from).await.map_err(unavailable)?;
-            let many = page.len() >= REST_AFTER;
+            let is_large = page.len() >= PAUSE_MIN_PAGE;
             for (resource, totals) in page {
-                let found = snapshot.limits.template(&resource).map(|(at, _)| at);
+                let index = snapshot.limits.template(&resource).map(|(index, _)| index);
                 let view = self.view(resource, &totals);
-                add(&mut sums[found.unwrap_or(templates.end)], &view);
+                add(&mut sums[index.unwrap_or(templates.end)], &view);
             }
             next = after;
             match next {
-                Some(_) if many => tokio::time::sleep(REST).await,
+                Some(_) if is_large => tokio::time::sleep(PAUSE).await,
                 _ => tokio::task::yield_now().await,
             }
         }
-        let meters = templates.map(|at| snapshot.capacity_meter(at)).chain([unmatched]);
-        for (((meter, tally), sums), begun) in meters.zip(tallies).zip(&sums).zip(begun) {
+        let meters = templates.map(|index| snapshot.capacity_meter(index)).chain([unmatched]);
+        for (((meter, count), sums), before) in meters.zip(counts).zip(&sums).zip(created_before) {
             meter.gauge(sums);
-            tally.end_pass(sums.resources as u64, begun);
+            count.end_pass(sums.resources as u64, before);
         }
         Ok(())
     }
@@ -157,7 +159,7 @@ impl<S: LeaseStore> CapacityService<S> {
                 parent.map(|parent| parent.capacity_at(now.as_secs())),
             )
         } else {
-            // Without a template, whoever asks gets all it wants.
+            // Without a template, every client gets what it wants.
             let kind = template.map_or(Kind::NoAlgorithm, |template| template.algorithm.kind);
             (Some(kind), template.map(|template| template.capacity))
         };
@@ -166,7 +168,7 @@ impl<S: LeaseStore> CapacityService<S> {
             .born
             .and_then(|born| self.learning_until(&resource, template, totals, born, now));
         let level = match (kind, capacity) {
-            // While a resource learns, nobody is held to it.
+            // The level does not apply in learning mode.
             (Some(kind), Some(capacity))
                 if kind.shares() && wants > capacity && learning_until_s.is_none() =>
             {
@@ -188,7 +190,8 @@ impl<S: LeaseStore> CapacityService<S> {
         }
     }
 
-    /// Until when the store learns the leases on a resource, as a request would be told now.
+    /// The end of learning mode for a resource, as a request would be told now, in seconds since
+    /// the epoch.
     fn learning_until(
         &self,
         resource: &str,
@@ -206,7 +209,7 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 }
 
-/// Adds a resource to the sums of its template.
+/// Adds a resource to its template's sums.
 fn add(sums: &mut ResourceGauges, view: &ResourceView) {
     sums.resources += 1.0;
     sums.capacity += view.capacity.unwrap_or(0.0);
@@ -231,10 +234,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_register_with_their_version() {
+    fn registered_name_includes_the_version() {
         let node = NodeView::of_this_build("my node".to_owned());
-        assert_eq!(NodeView::read(&node.registered()), node);
+        assert_eq!(NodeView::parse(&node.registered()), node);
         let older = NodeView { id: "node1".to_owned(), version: None };
-        assert_eq!((older.registered().as_str(), NodeView::read("node1")), ("node1", older));
+        assert_eq!((older.registered().as_str(), NodeView::parse("node1")), ("node1", older));
     }
 }

@@ -9,9 +9,9 @@ use crate::store::LeaseAsk;
 use crate::store::memory::MemoryStore;
 
 #[test]
-fn times_of_a_parent_are_bounded() {
+fn parent_times_are_clamped() {
     let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
-    for (said, expiry_s, span_s) in [
+    for (input_s, expiry_s, span_s) in [
         (i64::MIN, 0, 1),
         (0, 0, 1),
         (60, 60, 60),
@@ -21,12 +21,13 @@ fn times_of_a_parent_are_bounded() {
             let (capacity, safe_capacity) = (5.0, 1.0);
             ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
         };
-        assert_eq!(bounded(lease(said, said, said), now), lease(expiry_s, span_s, span_s));
+        let clamped = clamp_times(lease(input_s, input_s, input_s), now);
+        assert_eq!(clamped, lease(expiry_s, span_s, span_s));
     }
 }
 
 #[test]
-fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
+fn excess_bands_are_merged_into_the_last() {
     let band = |priority| Band {
         priority,
         subclients: if priority < 110 { 2 } else { u32::MAX },
@@ -42,16 +43,16 @@ fn priorities_beyond_what_a_parent_takes_count_as_the_last() {
     assert_eq!(bands(124), expected);
 }
 
-/// Refuses any request that names a resource of an odd number, and leases all else.
+/// A parent that refuses any request that names an odd-numbered resource, and grants all others.
 #[derive(Default)]
-struct Picky {
-    asked: AtomicUsize,
+struct RefusesOdd {
+    requests: AtomicUsize,
 }
 
-impl Picky {
-    /// So many requests since the last time.
-    fn asked(&self) -> usize {
-        self.asked.swap(0, Ordering::Relaxed)
+impl RefusesOdd {
+    /// The number of requests since the last call.
+    fn take_requests(&self) -> usize {
+        self.requests.swap(0, Ordering::Relaxed)
     }
 }
 
@@ -59,9 +60,9 @@ fn is_odd(resource: &str) -> bool {
     resource.ends_with(['1', '3', '5', '7', '9'])
 }
 
-impl Parent for Picky {
+impl Parent for RefusesOdd {
     async fn ask(&self, _: &str, requests: &[ParentRequest]) -> Result<Answers, ParentError> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.requests.fetch_add(1, Ordering::Relaxed);
         if requests.iter().any(|request| is_odd(&request.resource)) {
             return Err(ParentError { text: "no".to_owned(), heard: false, refused: true });
         }
@@ -77,9 +78,9 @@ impl Parent for Picky {
     }
 }
 
-/// So many resources, of which it refuses half, in turn: no page is without one.
+/// The parent refuses every second resource, so every full batch contains refused ones.
 #[tokio::test]
-async fn what_a_parent_refuses_is_asked_for_by_itself() {
+async fn refused_resources_are_retried_alone() {
     const RESOURCES: usize = 200;
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
@@ -92,64 +93,65 @@ async fn what_a_parent_refuses_is_asked_for_by_itself() {
         assert!(store.lease(&asks).await[0].is_ok());
     }
 
-    let (up, parent) = (Arc::new(AtomicU64::new(2.0_f64.to_bits())), Picky::default());
+    let (up, parent) = (Arc::new(AtomicU64::new(2.0_f64.to_bits())), RefusesOdd::default());
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
         .gauged_by(Gauge::from_arc(Arc::clone(&up)));
     let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
     let mut rounds = 0;
     loop {
         renewal.round(&parent, clock.now()).await;
-        assert!(parent.asked() <= PARTS + RESOURCES.div_ceil(PAGE), "round {rounds}");
+        let max_requests = MAX_REDUCED_BATCHES + RESOURCES.div_ceil(PAGE);
+        assert!(parent.take_requests() <= max_requests, "round {rounds}");
         clock.advance(TICK.as_micros() as i64);
         rounds += 1;
         let all = store.resources(RESOURCES).await.expect("it is in memory").items;
         assert_eq!(all.len(), RESOURCES);
-        let leased = |(name, totals): &(String, crate::domain::lease::Totals)| {
+        let is_leased = |(name, totals): &(String, crate::domain::lease::Totals)| {
             assert!(totals.parent.is_none() || !is_odd(name), "{name}");
             totals.parent.is_some()
         };
-        if all.iter().filter(|one| leased(one)).count() == RESOURCES / 2 {
+        if all.iter().filter(|resource| is_leased(resource)).count() == RESOURCES / 2 {
             break;
         }
         assert!(rounds < 60, "15 seconds");
     }
-    assert_eq!(is_up(), 1.0, "it leases some");
+    assert_eq!(is_up(), 1.0, "the parent leases some");
 
-    // From here on it hears of each of those every ten seconds, and that is no outage.
+    // Each refused resource is now retried every ten seconds, which does not count as an outage.
     let ten_s = 10_000_000 / TICK.as_micros() as i64;
-    let mut asked = 0;
+    let mut requests = 0;
     for _ in 0..2 * ten_s {
         renewal.round(&parent, clock.now()).await;
-        asked += parent.asked();
+        requests += parent.take_requests();
         clock.advance(TICK.as_micros() as i64);
         assert_eq!(is_up(), 1.0);
     }
-    assert!((RESOURCES / 2..=RESOURCES + 10).contains(&asked), "{asked}");
+    assert!((RESOURCES / 2..=RESOURCES + 10).contains(&requests), "{requests}");
 
-    // Who wants nothing any more is not remembered: there is nothing to give back.
+    // A refused resource that is no longer wanted is forgotten: it has no lease to give back.
     let odd: Vec<&str> = names.iter().map(String::as_str).filter(|name| is_odd(name)).collect();
     store.release(Holder::Client("a"), &odd).await.expect("it is in memory");
     for _ in 0..2 * ten_s {
         renewal.round(&parent, clock.now()).await;
         clock.advance(TICK.as_micros() as i64);
     }
-    assert_eq!(renewal.known.len(), RESOURCES - odd.len());
-    parent.asked();
+    assert_eq!(renewal.resources.len(), RESOURCES - odd.len());
+    parent.take_requests();
     renewal.round(&parent, clock.now()).await;
-    assert_eq!(parent.asked(), 0);
+    assert_eq!(parent.take_requests(), 0);
 }
 
-/// Nobody is there.
-struct Nobody;
+/// A parent that can't be reached.
+struct Unreachable;
 
-impl Parent for Nobody {
+impl Parent for Unreachable {
     async fn ask(&self, _: &str, _: &[ParentRequest]) -> Result<Answers, ParentError> {
-        Err(ParentError { text: "nobody is there".to_owned(), heard: false, refused: false })
+        Err(ParentError { text: "unreachable".to_owned(), heard: false, refused: false })
     }
 }
 
 #[tokio::test]
-async fn a_parent_is_missed_as_long_as_something_is_wanted() {
+async fn gauge_is_0_while_an_unreachable_parent_is_needed() {
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
     let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
@@ -161,14 +163,14 @@ async fn a_parent_is_missed_as_long_as_something_is_wanted() {
         .gauged_by(Gauge::from_arc(Arc::clone(&up)));
     let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
     for _ in 0..20 {
-        renewal.round(&Nobody, clock.now()).await;
+        renewal.round(&Unreachable, clock.now()).await;
         assert_eq!(is_up(), 0.0);
         clock.advance(TICK.as_micros() as i64);
     }
     store.release(Holder::Client("a"), &["r"]).await.expect("it is in memory");
     for _ in 0..20 {
-        renewal.round(&Nobody, clock.now()).await;
+        renewal.round(&Unreachable, clock.now()).await;
         clock.advance(TICK.as_micros() as i64);
     }
-    assert_eq!((is_up(), renewal.known.len()), (1.0, 0));
+    assert_eq!((is_up(), renewal.resources.len()), (1.0, 0));
 }
