@@ -28,7 +28,7 @@ pub const TICK: Duration = Duration::from_millis(250);
 /// Shorter than the shortest refresh interval.
 const RENEWER_TTL: Duration = Duration::from_millis(750);
 
-/// How long to wait for the parent's answer. Shorter than [`RENEWER_TTL`].
+/// How long to wait for the parent's answer. Shorter than `RENEWER_TTL`.
 pub const ANSWER: Duration = Duration::from_millis(500);
 
 /// How long a freeze lasts if the node that asked the parent stops before the answer. Much longer
