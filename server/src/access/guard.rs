@@ -1,4 +1,5 @@
-//! Who asks, by connection and by request, and whether they may.
+//! Identifies the caller of each request by bearer token or client certificate, and checks its
+//! rights.
 
 use std::sync::Arc;
 
@@ -6,31 +7,31 @@ use http::header::AUTHORIZATION;
 use http::{Extensions, HeaderMap};
 use subtle::ConstantTimeEq;
 
-use super::live::{Access, Callers, Places};
+use super::live::{Access, CallerIndexes, Callers};
 use crate::config::access::{self as file, Role};
 use crate::config::glob::Glob;
 use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::{CallerId, MAX_ID_BYTES, MAX_NAME_BYTES};
 use crate::metrics::{AccessMetrics, Refused};
 
-/// The longest token that is looked at, in bytes.
-const LONGEST: usize = 512;
+/// The maximum length of a token, in bytes.
+const MAX_TOKEN_BYTES: usize = 512;
 
-/// How many tokens a connection remembers. Several show up where a load balancer sends the
-/// requests of several callers over one connection.
-const REMEMBERED: usize = 8;
+/// Maximum number of valid tokens cached per connection. A connection carries several tokens if a
+/// load balancer sends requests of several callers over it.
+const MAX_CACHED_TOKENS: usize = 8;
 
-/// Why a request is refused. Says the same to the caller whatever the reason in detail, except that a
-/// caller that lacks the right to lend is told of the key.
+/// Why a request is refused. The text gives no further detail, except that a caller without the
+/// right to lend is told which key of the access file grants it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// Nobody knows who asks.
+    /// The caller can't be identified.
     #[error("say who asks: this node wants a bearer token or a client certificate that it knows")]
     Unknown,
-    /// Who asks may not.
+    /// The caller lacks the right.
     #[error("this caller may not ask for that")]
     Forbidden,
-    /// Who asks may lease these resources, but not on behalf of other clients.
+    /// The caller may lease these resources, but not on behalf of other clients.
     #[error(
         "GetServerCapacity is for lower clusters: this caller needs `lend: {{ max_clients: N }}` \
          in the node's access file"
@@ -38,120 +39,124 @@ pub enum Refusal {
     MayNotLend,
 }
 
-/// What the requests of one connection are checked with.
+/// Identifies the callers of one connection's requests.
 ///
-/// It remembers the tokens that it has found good: the hash is computed once a connection. That
-/// is safe because only what was found good is kept, for as long as the file that says so is in
-/// use, because it is compared in a time that says nothing about it, and because who holds the
-/// connection has shown it there already.
+/// It caches valid tokens, so that a token is hashed once per connection. This is safe: only valid
+/// tokens are cached, a new access file clears the cache, tokens are compared in constant time, and
+/// the peer has already sent the cached tokens over this connection.
 pub struct Guard {
     access: Option<Arc<Access>>,
-    /// Of the client's certificate, if it has shown one.
+    /// The names in the client's certificate; `None` without a certificate.
     names: Option<Arc<[String]>>,
+    /// The transport's index in [`AccessMetrics`].
     transport: usize,
-    known: Known,
+    cache: IdentityCache,
 }
 
 #[derive(Default)]
-struct Known {
-    /// What the rest is true by.
+struct IdentityCache {
+    /// The access rules for which the cache is valid.
     callers: Option<Arc<Callers>>,
-    /// `None`: nobody has asked; in it `None`: nobody has these names.
-    certificate: Option<Option<Arc<Grant>>>,
-    tokens: Vec<(Box<[u8]>, Arc<Grant>)>,
-    /// The oldest of them.
-    next: usize,
+    /// The identity of requests without a token. `None`: not looked up yet; `Some(None)`: unknown.
+    certificate: Option<Option<Arc<Identity>>>,
+    tokens: Vec<(Box<[u8]>, Arc<Identity>)>,
+    /// The index of the oldest token, which is replaced next.
+    oldest: usize,
 }
 
-/// What somebody is known as.
-struct Grant {
+/// The callers of the access file that a request's credentials match.
+struct Identity {
     access: Arc<Access>,
     callers: Arc<Callers>,
-    places: Places,
-    /// The first of them that has a name of its own.
+    indexes: CallerIndexes,
+    /// The first matching caller without `anyone: true`, and its index.
     named: Option<(CallerId, usize)>,
     transport: usize,
 }
 
-/// Who asks.
-pub struct Caller(Option<Arc<Grant>>);
+/// The caller of a request, with its rights. `None`: may do everything.
+pub struct Caller(Option<Arc<Identity>>);
 
-/// Noted of [`Caller::ALLOWED`]; being empty it takes no memory.
+/// The request extension for [`Caller::ALLOWED`]. A zero-sized type needs no allocation.
 #[derive(Clone)]
-struct Anybody;
+struct Unrestricted;
 
-/// What a request shows.
-enum Shown<'h> {
-    Nothing,
+/// The credentials in a request's headers.
+enum Credentials<'h> {
+    Missing,
     Token(&'h [u8]),
-    /// Something that can't be a token.
-    Else,
+    /// An `authorization` header without a usable bearer token.
+    Malformed,
 }
 
 impl Guard {
-    /// For a connection whose client has shown a certificate with these names, if any; `None`
-    /// for `access`: everybody may do everything. `transport`: as in [`AccessMetrics`].
+    /// Creates the guard of a connection. `access`: `None` if every caller may do everything.
+    /// `names`: the names in the client's certificate, if it sent one. `transport`: the index in
+    /// [`AccessMetrics`].
     pub fn new(
         access: Option<Arc<Access>>,
         names: Option<Arc<[String]>>,
         transport: usize,
     ) -> Self {
-        Self { access, names, transport, known: Known::default() }
+        Self { access, names, transport, cache: IdentityCache::default() }
     }
 
-    /// For a connection of the gRPC port.
+    /// Creates the guard of a connection to the gRPC port.
     pub fn grpc(access: Option<Arc<Access>>, names: Option<Arc<[String]>>) -> Self {
         Self::new(access, names, AccessMetrics::GRPC)
     }
 
-    /// For a connection of the HTTP port.
+    /// Creates the guard of a connection to the HTTP port.
     pub fn http(access: Option<Arc<Access>>, names: Option<Arc<[String]>>) -> Self {
         Self::new(access, names, AccessMetrics::HTTP)
     }
 
-    /// Everybody may do everything.
+    /// Whether every caller may do everything.
     pub fn is_open(&self) -> bool {
         self.access.is_none()
     }
 
-    /// Who sends a request with these headers. A token goes before a certificate.
+    /// Identifies the caller of a request with these headers. A token takes precedence over the
+    /// client certificate.
     pub fn caller(&mut self, headers: &HeaderMap) -> Result<Caller, Refusal> {
         let Some(access) = &self.access else { return Ok(Caller(None)) };
         let current = access.current();
-        let known = &mut self.known;
-        if !known.callers.as_ref().is_some_and(|callers| Arc::ptr_eq(callers, &current)) {
-            *known = Known { callers: Some(Arc::clone(&current)), ..Known::default() };
+        let cache = &mut self.cache;
+        if !cache.callers.as_ref().is_some_and(|callers| Arc::ptr_eq(callers, &current)) {
+            let callers = Some(Arc::clone(&current));
+            *cache = IdentityCache { callers, ..IdentityCache::default() };
         }
         let transport = self.transport;
-        let grant = |places: Places| {
+        let identity = |indexes: CallerIndexes| {
             let (access, callers) = (Arc::clone(access), Arc::clone(&current));
-            let caller = |place: usize| &callers.all[place];
-            let named = places.iter().copied().find(|&place| !caller(place).anyone);
-            let named = named.map(|place| (CallerId::new(&caller(place).name), place));
-            Arc::new(Grant { access, callers, places, named, transport })
+            let caller = |index: usize| &callers.all[index];
+            let named = indexes.iter().copied().find(|&index| !caller(index).anyone);
+            let named = named.map(|index| (CallerId::new(&caller(index).name), index));
+            Arc::new(Identity { access, callers, indexes, named, transport })
         };
-        let reason = match shown(headers) {
-            Shown::Token(token) => {
-                if let Some(grant) = known.remembered(token) {
-                    return Ok(Caller(Some(grant)));
+        let reason = match credentials(headers) {
+            Credentials::Token(token) => {
+                if let Some(identity) = cache.get(token) {
+                    return Ok(Caller(Some(identity)));
                 }
-                if let Some(place) = current.by_token(token) {
-                    let grant = grant(Places::from_slice(&[place]));
-                    known.remember(token, &grant);
-                    return Ok(Caller(Some(grant)));
+                if let Some(index) = current.by_token(token) {
+                    let identity = identity(CallerIndexes::from_slice(&[index]));
+                    cache.insert(token, &identity);
+                    return Ok(Caller(Some(identity)));
                 }
                 Refused::UnknownToken
             }
-            Shown::Else => Refused::UnknownToken,
-            Shown::Nothing => {
+            Credentials::Malformed => Refused::UnknownToken,
+            Credentials::Missing => {
                 let names = self.names.as_deref();
-                let known = known.certificate.get_or_insert_with(|| {
-                    let mut places = names.map(|names| current.by_names(names)).unwrap_or_default();
-                    places.extend(current.anyone());
-                    (!places.is_empty()).then(|| grant(places))
+                let cached = cache.certificate.get_or_insert_with(|| {
+                    let mut indexes =
+                        names.map(|names| current.by_names(names)).unwrap_or_default();
+                    indexes.extend(current.anyone());
+                    (!indexes.is_empty()).then(|| identity(indexes))
                 });
-                match (known, names) {
-                    (Some(grant), _) => return Ok(Caller(Some(Arc::clone(grant)))),
+                match (cached, names) {
+                    (Some(identity), _) => return Ok(Caller(Some(Arc::clone(identity)))),
                     (None, Some(_)) => Refused::UnknownCertificate,
                     (None, None) => Refused::NoCredentials,
                 }
@@ -165,109 +170,118 @@ impl Guard {
     }
 }
 
-impl Known {
-    fn remembered(&self, token: &[u8]) -> Option<Arc<Grant>> {
-        let found = self.tokens.iter().find(|(one, _)| same(one, token));
-        found.map(|(_, grant)| Arc::clone(grant))
+impl IdentityCache {
+    fn get(&self, token: &[u8]) -> Option<Arc<Identity>> {
+        let entry = self.tokens.iter().find(|(cached, _)| is_equal(cached, token));
+        entry.map(|(_, identity)| Arc::clone(identity))
     }
 
-    fn remember(&mut self, token: &[u8], grant: &Arc<Grant>) {
-        let entry = (token.into(), Arc::clone(grant));
-        if self.tokens.len() < REMEMBERED {
+    fn insert(&mut self, token: &[u8], identity: &Arc<Identity>) {
+        let entry = (token.into(), Arc::clone(identity));
+        if self.tokens.len() < MAX_CACHED_TOKENS {
             self.tokens.push(entry);
         } else {
-            self.tokens[self.next] = entry;
-            self.next = (self.next + 1) % REMEMBERED;
+            self.tokens[self.oldest] = entry;
+            self.oldest = (self.oldest + 1) % MAX_CACHED_TOKENS;
         }
     }
 }
 
-/// Whether two tokens are the same, in constant time: eight bytes at a step, which takes a fifth
-/// of the time that single ones do. A token's length is no secret.
-fn same(one: &[u8], other: &[u8]) -> bool {
-    if one.len() != other.len() {
+/// Compares two tokens of equal length in constant time. A token's length is no secret. Comparing
+/// words of eight bytes takes a fifth of the time of comparing single bytes.
+fn is_equal(left: &[u8], right: &[u8]) -> bool {
+    if left.len() != right.len() {
         return false;
     }
-    let ((words, rest), (other_words, other_rest)) = (one.as_chunks(), other.as_chunks());
+    let ((left_words, left_rest), (right_words, right_rest)) =
+        (left.as_chunks(), right.as_chunks());
     let word = |bytes: &[u8; 8]| u64::from_ne_bytes(*bytes);
-    let pairs = words.iter().zip(other_words);
-    let equal = pairs
-        .fold(rest.ct_eq(other_rest), |equal, (one, other)| equal & word(one).ct_eq(&word(other)));
+    let pairs = left_words.iter().zip(right_words);
+    let equal = pairs.fold(left_rest.ct_eq(right_rest), |equal, (left, right)| {
+        equal & word(left).ct_eq(&word(right))
+    });
     equal.into()
 }
 
-fn shown(headers: &HeaderMap) -> Shown<'_> {
+fn credentials(headers: &HeaderMap) -> Credentials<'_> {
     const SCHEME: &[u8] = b"bearer ";
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        // Of two, nobody knows which one counts.
-        return if headers.contains_key(AUTHORIZATION) { Shown::Else } else { Shown::Nothing };
+        // Several `authorization` headers are ambiguous.
+        return if headers.contains_key(AUTHORIZATION) {
+            Credentials::Malformed
+        } else {
+            Credentials::Missing
+        };
     };
     match value.as_bytes().split_at_checked(SCHEME.len()) {
         Some((scheme, token))
-            if scheme.eq_ignore_ascii_case(SCHEME) && (1..=LONGEST).contains(&token.len()) =>
+            if scheme.eq_ignore_ascii_case(SCHEME)
+                && (1..=MAX_TOKEN_BYTES).contains(&token.len()) =>
         {
-            Shown::Token(token)
+            Credentials::Token(token)
         }
-        _ => Shown::Else,
+        _ => Credentials::Malformed,
     }
 }
 
 impl Caller {
-    /// One who may do everything: where there is no access file, and for what stays open.
+    /// A caller that may do everything: for nodes without an access file, and for public pages.
     pub const ALLOWED: Self = Self(None);
 
-    /// The caller and its place in the access file, if the file tells it from others. `None` for
-    /// whoever shows nothing, and for one that passes on the requests of many.
+    /// The caller's id and its index in the access file. `None` for an unidentified caller, and for
+    /// one marked `shared`, which forwards the requests of many.
     fn own_name(&self) -> Option<(CallerId, usize)> {
-        let grant = self.0.as_ref()?;
-        grant.named.filter(|&(_, place)| !grant.callers.all[place].shared)
+        let identity = self.0.as_ref()?;
+        identity.named.filter(|&(_, index)| !identity.callers.all[index].shared)
     }
 
-    /// The caller's place in the access file, if its requests are nobody else's.
+    /// The caller's index in the access file; `None` for unidentified and shared callers.
     pub fn place(&self) -> Option<usize> {
-        self.own_name().map(|(_, place)| place)
+        self.own_name().map(|(_, index)| index)
     }
 
-    /// Notes on a request that this one sends it.
+    /// Stores this caller in a request's extensions.
     pub fn put_on(&self, request: &mut Extensions) {
         match &self.0 {
-            Some(grant) => drop(request.insert(Arc::clone(grant))),
-            None => drop(request.insert(Anybody)),
+            Some(identity) => drop(request.insert(Arc::clone(identity))),
+            None => drop(request.insert(Unrestricted)),
         }
     }
 
-    /// Who sends a request, as was noted on it.
+    /// The caller stored by [`put_on`](Self::put_on); `None` if none was stored.
     pub fn of(request: &Extensions) -> Option<Self> {
-        match request.get::<Arc<Grant>>() {
-            Some(grant) => Some(Self(Some(Arc::clone(grant)))),
-            None => request.get::<Anybody>().map(|Anybody| Self::ALLOWED),
+        match request.get::<Arc<Identity>>() {
+            Some(identity) => Some(Self(Some(Arc::clone(identity)))),
+            None => request.get::<Unrestricted>().map(|Unrestricted| Self::ALLOWED),
         }
     }
 
-    /// Which caller it is, if its requests are nobody else's.
+    /// The caller's id; `None` for unidentified and shared callers.
     pub fn id(&self) -> Option<CallerId> {
         self.own_name().map(|(id, _)| id)
     }
 
-    /// How many resources it may hold leases on at once; `None`: no bound.
+    /// The maximum number of resources that the caller may hold leases on; `None`: unbounded.
     pub fn max_resources(&self) -> Option<u64> {
-        let grant = self.0.as_ref()?;
-        grant.named.and_then(|(_, place)| grant.callers.all[place].max_resources)
+        let identity = self.0.as_ref()?;
+        identity.named.and_then(|(_, index)| identity.callers.all[index].max_resources)
     }
 
-    /// Whether it may ask for tokens in that namespace.
+    /// Checks that the caller may take tokens in `namespace`.
     pub fn may_ask_in(&self, namespace: &str) -> Result<(), Refusal> {
-        self.check(Role::Ask, |one| any(&one.namespaces, namespace, MAX_NAME_BYTES))
+        self.check(Role::Ask, |caller| any(&caller.namespaces, namespace, MAX_NAME_BYTES))
     }
 
-    /// Whether there is any resource that it may lease.
+    /// Checks that the caller may lease at least one resource.
     pub fn may_lease_any(&self) -> Result<(), Refusal> {
-        self.check(Role::Ask, |one| one.role == Role::Administer || !one.resources.is_empty())
+        self.check(Role::Ask, |caller| {
+            caller.role == Role::Administer || !caller.resources.is_empty()
+        })
     }
 
-    /// Whether it may ask for leases on, and give back, each of these resources, as the client or
-    /// cluster with that id.
+    /// Checks that the caller may request and release leases on all of `resources`, as the client
+    /// or cluster `id`.
     pub fn may_lease<'r>(
         &self,
         id: &str,
@@ -276,88 +290,93 @@ impl Caller {
         if self.0.is_none() {
             return Ok(());
         }
-        // Who may lease nothing may not ask for nothing, either.
+        // An empty list needs the right to lease, too.
         self.may_lease_any()?;
-        resources.try_for_each(|resource| self.check(Role::Ask, |one| leases(one, id, resource)))
+        resources
+            .try_for_each(|resource| self.check(Role::Ask, |caller| leases(caller, id, resource)))
     }
 
-    /// For how many clients of a lower cluster with that id it may ask for leases on that resource.
-    /// Asked after [`Self::may_lease`].
+    /// The number of clients for which the caller may lease `resource` as the lower cluster `id`.
+    /// Call it after [`Self::may_lease`]. If `clients` is more, a warning is logged.
     pub fn may_lend(&self, id: &str, resource: &str, clients: i64) -> Result<u32, Refusal> {
-        let Some(grant) = &self.0 else { return Ok(MAX_SUBCLIENTS) };
-        let most = grant.all().filter_map(|one| match one.role {
+        let Some(identity) = &self.0 else { return Ok(MAX_SUBCLIENTS) };
+        let allowed = identity.all().filter_map(|caller| match caller.role {
             Role::Administer => Some(MAX_SUBCLIENTS),
-            Role::Ask if leases(one, id, resource) => one.lend,
+            Role::Ask if leases(caller, id, resource) => caller.lend,
             Role::Ask | Role::Observe => None,
         });
-        let Some(most) = most.max() else {
-            grant.refused(Refused::Lend);
+        let Some(max_clients) = allowed.max() else {
+            identity.refused(Refused::Lend);
             return Err(Refusal::MayNotLend);
         };
-        if clients > i64::from(most)
-            && let Some(held_back) = grant.access.beyond_lend.pass()
+        if clients > i64::from(max_clients)
+            && let Some(held_back) = identity.access.beyond_lend.pass()
         {
-            let caller = grant.all().next().map(|one| &*one.name);
+            let caller = identity.all().next().map(|caller| &*caller.name);
             tracing::warn!(
                 caller,
                 clients,
-                max_clients = most,
+                max_clients,
                 held_back,
                 advice = "raise max_clients of the caller's lend in the access file",
                 "a cluster speaks for more clients than it may: those beyond do not count"
             );
         }
-        Ok(most)
+        Ok(max_clients)
     }
 
-    /// Whether it may look at who holds leases on that resource.
+    /// Checks that the caller may see the leases on `resource`.
     pub fn may_see(&self, resource: &str) -> Result<(), Refusal> {
-        self.check(Role::Observe, |one| any(&one.resources, resource, MAX_ID_BYTES))
+        self.check(Role::Observe, |caller| any(&caller.resources, resource, MAX_ID_BYTES))
     }
 
-    /// Whether it may look at what shows all namespaces and resources.
+    /// Checks that the caller may see pages that show all namespaces and resources.
     pub fn may_see_all(&self) -> Result<(), Refusal> {
-        self.check(Role::Observe, |one| one.everything)
+        self.check(Role::Observe, |caller| caller.everything)
     }
 
-    fn check(&self, role: Role, within: impl Fn(&file::Caller) -> bool) -> Result<(), Refusal> {
-        let Some(grant) = &self.0 else { return Ok(()) };
-        let has_role = |one: &&file::Caller| one.role == role || one.role == Role::Administer;
-        if grant.all().filter(has_role).any(|one| one.role == Role::Administer || within(one)) {
+    /// Checks that a matching caller has `role` and fulfils `in_scope`, or is an administrator.
+    fn check(&self, role: Role, in_scope: impl Fn(&file::Caller) -> bool) -> Result<(), Refusal> {
+        let Some(identity) = &self.0 else { return Ok(()) };
+        let is_admin = |caller: &file::Caller| caller.role == Role::Administer;
+        let has_role = |caller: &&file::Caller| caller.role == role || is_admin(caller);
+        if identity.all().filter(has_role).any(|caller| is_admin(caller) || in_scope(caller)) {
             return Ok(());
         }
-        let known = grant.all().any(|one| has_role(&one));
-        grant.refused(if known { Refused::Scope } else { Refused::Role });
+        let any_has_role = identity.all().any(|caller| has_role(&caller));
+        identity.refused(if any_has_role { Refused::Scope } else { Refused::Role });
         Err(Refusal::Forbidden)
     }
 }
 
-impl Grant {
-    /// The callers that it stands for.
+impl Identity {
+    /// The matching callers.
     fn all(&self) -> impl Iterator<Item = &file::Caller> {
-        self.places.iter().map(|&place| &self.callers.all[place])
+        self.indexes.iter().map(|&index| &self.callers.all[index])
     }
 
     /// Counts and logs a refusal.
     fn refused(&self, reason: Refused) {
         self.access.counts().refused(self.transport, reason);
         if let Some(held_back) = self.access.refusals.pass() {
-            let caller = self.all().next().map(|one| &*one.name);
+            let caller = self.all().next().map(|caller| &*caller.name);
             tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");
         }
     }
 }
 
-/// Whether a caller may lease that resource under that id.
-fn leases(one: &file::Caller, id: &str, resource: &str) -> bool {
-    let own = |ids| any(std::slice::from_ref(ids), id, MAX_ID_BYTES);
-    any(&one.resources, resource, MAX_ID_BYTES) && one.client_ids.as_ref().is_none_or(own)
+/// Whether a caller may lease `resource` as the client or cluster `id`.
+fn leases(caller: &file::Caller, id: &str, resource: &str) -> bool {
+    let id_allowed = |ids| any(std::slice::from_ref(ids), id, MAX_ID_BYTES);
+    any(&caller.resources, resource, MAX_ID_BYTES)
+        && caller.client_ids.as_ref().is_none_or(id_allowed)
 }
 
-/// What is too long to be a name is not worth the time that a glob takes for it.
-fn any(globs: &[Glob], name: &str, most_bytes: usize) -> bool {
-    let short = name.len() <= most_bytes;
-    globs.iter().any(|glob| glob.is_everything() || (short && glob.matches(name)))
+/// Whether any glob matches `name`. A name longer than `max_bytes` is invalid, so it is matched
+/// only against `*`: glob matching could be slow on it.
+fn any(globs: &[Glob], name: &str, max_bytes: usize) -> bool {
+    let is_short = name.len() <= max_bytes;
+    globs.iter().any(|glob| glob.is_everything() || (is_short && glob.matches(name)))
 }
 
 #[cfg(test)]
@@ -370,7 +389,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn a_named_caller_has_a_place_of_its_own() {
+    fn identified_callers_have_an_index() {
         let hash = |token: &str| {
             let hash = digest(&SHA256, token.as_bytes());
             hash.as_ref().iter().fold(String::new(), |mut text, byte| {
@@ -393,7 +412,7 @@ mod tests {
         let path = folder.path().join("access.yaml");
         std::fs::write(&path, file).expect("written");
         let access = Arc::new(Access::load(&path, &Metrics::new()).expect("a good file"));
-        let place = |token: Option<&str>, names: Option<Arc<[String]>>| {
+        let index = |token: Option<&str>, names: Option<Arc<[String]>>| {
             let mut headers = HeaderMap::new();
             if let Some(token) = token {
                 let value = format!("Bearer {token}").parse().expect("a header");
@@ -402,24 +421,24 @@ mod tests {
             let mut guard = Guard::grpc(Some(Arc::clone(&access)), names);
             guard.caller(&headers).expect("known").place()
         };
-        assert_eq!(place(Some("1"), None), Some(0));
-        assert_eq!(place(Some("2"), None), Some(2));
-        assert_eq!(place(Some("b"), None), None, "it is shared");
-        assert_eq!(place(None, None), None, "it is anyone");
-        assert_eq!(place(None, Some(["cn:two".to_owned()].into())), Some(2));
+        assert_eq!(index(Some("1"), None), Some(0));
+        assert_eq!(index(Some("2"), None), Some(2));
+        assert_eq!(index(Some("b"), None), None, "shared caller");
+        assert_eq!(index(None, None), None, "unidentified caller");
+        assert_eq!(index(None, Some(["cn:two".to_owned()].into())), Some(2));
         assert_eq!(Caller::ALLOWED.place(), None);
     }
 
     #[test]
-    fn tokens_that_differ_anywhere_are_not_the_same() {
+    fn tokens_that_differ_in_one_byte_are_not_equal() {
         for length in 0..40 {
-            let one: Vec<u8> = (0..length).collect();
-            assert!(same(&one, &one.clone()), "{length}");
-            assert!(!same(&one, &[&one[..], b"x"].concat()), "{length}");
-            for at in 0..one.len() {
-                let mut other = one.clone();
-                other[at] ^= 0x80;
-                assert!(!same(&one, &other), "{length} {at}");
+            let token: Vec<u8> = (0..length).collect();
+            assert!(is_equal(&token, &token.clone()), "{length}");
+            assert!(!is_equal(&token, &[&token[..], b"x"].concat()), "{length}");
+            for index in 0..token.len() {
+                let mut other = token.clone();
+                other[index] ^= 0x80;
+                assert!(!is_equal(&token, &other), "{length} {index}");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The access file in use: loaded whole or not at all, replaced while requests run.
+//! The access file in use: loaded as a whole, and replaced atomically on reload.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,36 +14,36 @@ use crate::files::{self, LOOK, Refusal, Refused, Watched};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Metrics};
 
-/// Positions of callers. Nearly always there is one.
-pub(super) type Places = SmallVec<[usize; 2]>;
+/// Indexes of callers in [`Callers::all`]. Usually there is one.
+pub(super) type CallerIndexes = SmallVec<[usize; 2]>;
 
-/// The most names of a certificate that are held against the file: each costs time with each
-/// caller, and no certificate in use has more than a few.
-const MOST_NAMES: usize = 64;
+/// The maximum number of certificate names compared with the access file. Each name is matched
+/// against every caller, and real certificates have only a few.
+const MAX_CERTIFICATE_NAMES: usize = 64;
 
-/// Why an access file was not taken into use.
+/// Why an access file was rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It can't be read.
+    /// The file can't be read.
     #[error("{0}")]
     Unreadable(#[from] io::Error),
-    /// It breaks rules.
+    /// The file's content is invalid.
     #[error("{path}:\n{faults}")]
     Faulty {
         /// The file.
         path: PathBuf,
-        /// All of them.
+        /// Every fault found.
         faults: Faults,
     },
 }
 
-/// Reads and checks an access file.
+/// Reads and validates an access file.
 pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
     let text = files::read_text(path)?;
     parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
 }
 
-/// The callers of one file.
+/// The callers of one version of the access file.
 pub(super) struct Callers {
     pub(super) all: Vec<Caller>,
     tokens: Tokens,
@@ -52,12 +52,12 @@ pub(super) struct Callers {
 
 impl Callers {
     fn new(all: Vec<Caller>) -> Self {
-        let places = || all.iter().enumerate();
+        let indexed = || all.iter().enumerate();
         let tokens = Tokens::new(
-            places()
-                .flat_map(|(place, caller)| caller.tokens.iter().map(move |&hash| (hash, place))),
+            indexed()
+                .flat_map(|(index, caller)| caller.tokens.iter().map(move |&hash| (hash, index))),
         );
-        let anyone = places().find(|(_, caller)| caller.anyone).map(|(place, _)| place);
+        let anyone = indexed().find(|(_, caller)| caller.anyone).map(|(index, _)| index);
         Self { tokens, anyone, all }
     }
 
@@ -65,33 +65,34 @@ impl Callers {
         self.tokens.find(token)
     }
 
-    /// Everybody who is known by one of these names.
-    pub(super) fn by_names(&self, names: &[String]) -> Places {
-        let names = &names[..names.len().min(MOST_NAMES)];
-        let known = |caller: &Caller| {
+    /// All callers with a certificate glob that matches one of these certificate names.
+    pub(super) fn by_names(&self, names: &[String]) -> CallerIndexes {
+        let names = &names[..names.len().min(MAX_CERTIFICATE_NAMES)];
+        let matches = |caller: &Caller| {
             caller.certificates.iter().any(|glob| names.iter().any(|name| glob.matches(name)))
         };
-        let places = self.all.iter().enumerate();
-        places.filter(|(_, caller)| known(caller)).map(|(place, _)| place).collect()
+        let indexed = self.all.iter().enumerate();
+        indexed.filter(|(_, caller)| matches(caller)).map(|(index, _)| index).collect()
     }
 
+    /// The caller entry with `anyone: true`, if the file has one.
     pub(super) fn anyone(&self) -> Option<usize> {
         self.anyone
     }
 }
 
-/// Who may ask, and the file that says so.
+/// The access rules in use, and the file they are loaded from.
 pub struct Access {
     path: PathBuf,
     current: ArcSwap<Callers>,
     watched: Watched,
-    /// So that what was read last is in use, and not what was read slowly.
+    /// Held during a reload, so that a slow reload can't replace a newer one.
     reloading: Mutex<()>,
     counts: AccessMetrics,
     failures: Repeating,
     refused: Refused,
     pub(super) refusals: Repeating,
-    /// Clusters that speak for more clients than they may.
+    /// Limits log lines about clusters that report more clients than their `lend` allows.
     pub(super) beyond_lend: Repeating,
 }
 
@@ -102,7 +103,7 @@ impl Access {
         let callers = read(path)?;
         let counts = AccessMetrics::new(metrics);
         counts.loaded();
-        report(path, &callers);
+        log_loaded(path, &callers);
         let current = ArcSwap::from_pointee(Callers::new(callers));
         let (path, failures) = (path.to_owned(), Repeating::default());
         let (reloading, refusals) = (Mutex::default(), Repeating::default());
@@ -120,7 +121,7 @@ impl Access {
         })
     }
 
-    /// Why the file is not in use as it is now; `None`: it is.
+    /// Why the file's current version is not in use; `None` if it is.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refused.get()
     }
@@ -133,9 +134,9 @@ impl Access {
         &self.counts
     }
 
-    /// Reads the file again. A bad one is refused, and callers stay who they are. Blocks.
+    /// Loads the file again. If it is invalid, the current rules stay in use. Blocks.
     pub fn reload(&self) -> Result<(), LoadError> {
-        let _alone = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _reloading = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         self.watched.take();
         let callers = read(&self.path).inspect_err(|error| {
             self.counts.failed();
@@ -149,31 +150,31 @@ impl Access {
         })?;
         let callers = Arc::new(Callers::new(callers));
         self.current.store(Arc::clone(&callers));
-        // Only now: whoever sees the count or the log line relies on the new callers.
+        // Count and log only after the swap: an observer may then rely on the new callers.
         self.counts.loaded();
         self.refused.clear();
-        report(&self.path, &callers.all);
+        log_loaded(&self.path, &callers.all);
         Ok(())
     }
 
-    /// The same, off the runtime's own threads. What comes of it is logged.
+    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
     pub async fn reload_aside(self: &Arc<Self>) {
         let access = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || access.reload()).await;
     }
 
-    /// Reloads whenever the file has changed, until the future is dropped.
+    /// Reloads the file whenever it has changed, until the future is dropped.
     pub async fn watch(self: &Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK).await;
             let access = Arc::clone(self);
-            let look = move || access.watched.settled_on_a_change().then(|| access.reload());
-            let _ = tokio::task::spawn_blocking(look).await;
+            let poll = move || access.watched.settled_on_a_change().then(|| access.reload());
+            let _ = tokio::task::spawn_blocking(poll).await;
         }
     }
 }
 
-fn report(path: &Path, callers: &[Caller]) {
+fn log_loaded(path: &Path, callers: &[Caller]) {
     tracing::info!(path = %path.display(), callers = callers.len(), "access file in use");
     if callers.is_empty() {
         tracing::warn!(path = %path.display(), "the access file names nobody: nobody may ask");
@@ -186,43 +187,45 @@ mod tests {
 
     use super::*;
 
-    /// Notes how many callers are in use at each event that is logged.
-    struct InUse {
+    /// Records the number of callers in use at each log event.
+    struct CallersAtEvent {
         access: Arc<Access>,
-        noted: Arc<Mutex<Vec<usize>>>,
+        counts: Arc<Mutex<Vec<usize>>>,
     }
 
-    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for InUse {
+    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for CallersAtEvent {
         fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-            self.noted.lock().unwrap().push(self.access.current().all.len());
+            self.counts.lock().unwrap().push(self.access.current().all.len());
         }
     }
 
     #[test]
-    fn a_file_is_in_use_before_it_is_said_to_be() {
+    fn new_file_is_in_use_before_it_is_logged() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("access.yaml");
         let caller = "{ name: x, certificates: ['cn:x'], namespaces: [shop] }";
         std::fs::write(&path, format!("callers: [{caller}]")).unwrap();
         let access = Arc::new(Access::load(&path, &Metrics::new()).unwrap());
         std::fs::write(&path, "callers: []").unwrap();
-        let noted = Arc::new(Mutex::new(Vec::new()));
-        let layer = InUse { access: Arc::clone(&access), noted: Arc::clone(&noted) };
+        let counts = Arc::new(Mutex::new(Vec::new()));
+        let layer = CallersAtEvent { access: Arc::clone(&access), counts: Arc::clone(&counts) };
         let subscriber = tracing_subscriber::registry().with(layer);
         tracing::subscriber::with_default(subscriber, || access.reload()).unwrap();
-        // That it is in use, and that nobody may ask.
-        assert_eq!(*noted.lock().unwrap(), [0, 0]);
+        // Two events: the file is in use, and it has no callers.
+        assert_eq!(*counts.lock().unwrap(), [0, 0]);
     }
 
     #[test]
-    fn of_a_certificate_so_many_names_count() {
+    fn only_the_first_certificate_names_count() {
         let file = "callers: [{ name: x, certificates: ['cn:x'], namespaces: [shop] }]";
         let callers = Callers::new(parse(file).unwrap());
-        let named = |others: usize| {
+        let matches_after = |others: usize| {
             let mut names = vec!["dns:other".to_owned(); others];
             names.push("cn:x".to_owned());
             callers.by_names(&names).len()
         };
-        assert_eq!((named(0), named(MOST_NAMES - 1), named(MOST_NAMES)), (1, 1, 0));
+        assert_eq!(matches_after(0), 1);
+        assert_eq!(matches_after(MAX_CERTIFICATE_NAMES - 1), 1);
+        assert_eq!(matches_after(MAX_CERTIFICATE_NAMES), 0);
     }
 }

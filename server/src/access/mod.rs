@@ -1,8 +1,9 @@
-//! Who may ask. Off unless there is an access file: then a [`Guard`] knows each connection, and
-//! finds out of each request who asks; the [`Caller`] that it gives back says what that one may.
+//! Access control: which callers may do what. Without an access file every caller may do
+//! everything. With one, each connection has a [`Guard`], which identifies the caller of each
+//! request and returns a [`Caller`] with the caller's rights.
 //!
-//! All that is refused is refused before anything is looked up, and in the same words whatever
-//! there is: an answer tells nobody whether a bucket or a resource exists.
+//! A request is refused before any lookup, and the refusal does not depend on what exists. So an
+//! answer never tells whether a bucket or a resource exists.
 
 mod guard;
 mod live;
