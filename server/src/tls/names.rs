@@ -15,8 +15,8 @@ pub(super) fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
 }
 
 /// The certificate's names, each prefixed with its kind: `dns:` (lowercased, as DNS names are
-/// case-insensitive) and `uri:` from the subject alternative names, `cn:` from the subject. Empty if
-/// the certificate can't be parsed.
+/// case-insensitive) and `uri:` from the subject alternative names, `cn:` from the subject. Empty
+/// if the certificate can't be parsed.
 pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = Certificate::from_der(certificate) else { return Vec::new() };
     let certificate = certificate.tbs_certificate;
