@@ -232,7 +232,7 @@ impl Bucket {
     }
 }
 
-/// Locks a mutex, ignoring poisoning: no critical section can panic halfway through a change.
+/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -127,8 +127,8 @@ impl Resources {
     }
 }
 
-/// Drops up to [`SWEEP_LIMIT`] expired leases of a resource, and the resource if no leases are left.
-/// Returns the number of leases dropped.
+/// Drops up to [`SWEEP_LIMIT`] expired leases of a resource, and the resource if no leases are
+/// left. Returns the number of leases dropped.
 fn drop_some(shard: &mut Shard, name: &str, now: Micros) -> usize {
     let Some(resource) = shard.get_mut(name) else { return 0 };
     let dropped = resource.drop_some(now.as_secs(), SWEEP_LIMIT);

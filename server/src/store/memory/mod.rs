@@ -119,7 +119,7 @@ impl Register {
     }
 }
 
-/// Locks a mutex, ignoring poisoning: no critical section can panic halfway through a change.
+/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -156,9 +156,9 @@ impl MemoryStore {
         self.0.clock.now()
     }
 
-    /// Removes all buckets that are full again, all idle names and all expired leases. Each decision
-    /// removes a few; a sweep is for times without decisions. It works in slices and yields to the
-    /// runtime between them.
+    /// Removes all buckets that are full again, all idle names and all expired leases. Each
+    /// decision removes a few; a sweep is for times without decisions. It works in slices and
+    /// yields to the runtime between them.
     pub async fn sweep(&self) {
         self.sweep_buckets().await;
         self.sweep_names().await;
@@ -281,7 +281,7 @@ impl Inner {
         outcome
     }
 
-    /// Decides for one bucket. Also returns whether the bucket was in use before, that is, not full.
+    /// Decides for one bucket. Also returns whether the bucket was in use before, i.e. not full.
     fn decide_bucket(&self, ask: &Ask<'_>, now: Micros) -> (Outcome, bool) {
         let key = KeyRef::of(ask);
         let mut shard = lock(self.shard(key));
