@@ -1,8 +1,8 @@
-//! Files that are read again when they change: certificates, keys, who may ask.
+//! Files that are reloaded when they change: certificates, keys, tokens, access rules.
 //!
-//! They are polled, which sees through the symbolic links by which Kubernetes swaps mounted
-//! files. A change counts once nothing further has changed until the next look: a certificate
-//! and its key are two files, and never replaced at the same moment.
+//! Files are polled: that also detects changes behind symbolic links, by which Kubernetes swaps
+//! mounted files. A change is applied only when two polls in a row see equal stamps, because a
+//! certificate and its key are two files and never replaced at once.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
@@ -17,57 +17,59 @@ mod reread;
 pub use refused::{Refusal, Refused};
 pub use reread::Reread;
 
-/// How often files are looked at.
+/// How often files are polled.
 pub const LOOK: Duration = Duration::from_millis(500);
 
-/// The most that one may hold.
-const MOST_BYTES: u64 = 16 * 1024 * 1024;
+/// The maximum size of a file.
+const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
-/// Reads all of a file; an error names it.
+/// Reads a file of up to 16 MiB. Errors name the file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
-    let named = |error: io::Error| {
+    let with_path = |error: io::Error| {
         io::Error::new(error.kind(), format!("can't read {}: {error}", path.display()))
     };
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(named)?;
-    // One byte more tells a file that is too large; how large does not matter.
-    file.take(MOST_BYTES + 1).read_to_end(&mut bytes).map_err(named)?;
-    if bytes.len() as u64 > MOST_BYTES {
-        return Err(named(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB")));
+    let file = File::open(path).map_err(with_path)?;
+    // One byte beyond the maximum is enough to detect a file that is too large.
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(with_path)?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(with_path(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB")));
     }
     Ok(bytes)
 }
 
-/// The same as text.
+/// Reads a UTF-8 file of up to 16 MiB. Errors name the file.
 pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| {
         io::Error::new(ErrorKind::InvalidData, format!("{} is no text", path.display()))
     })
 }
 
-/// A secret: a file's only line, without the end of it. An error names the file and nothing
-/// that is in it.
+/// Reads a secret: the only line of a file, without the line end. Errors name the file but never
+/// quote its content.
 pub fn read_secret(path: &Path) -> io::Result<String> {
     let mut text = read_text(path)?;
     text.truncate(text.trim_end_matches(['\r', '\n']).len());
     if text.is_empty() || text.contains(['\r', '\n']) {
-        let what = format!("{}: must hold one line, and nothing else", path.display());
-        return Err(io::Error::new(ErrorKind::InvalidData, what));
+        let text = format!("{}: must hold one line, and nothing else", path.display());
+        return Err(io::Error::new(ErrorKind::InvalidData, text));
     }
     Ok(text)
 }
 
-/// Whether everybody on this machine may read a file. `false` if that can't be found out.
+/// Whether the permissions let every user of the machine read a file. `false` if they can't be
+/// determined.
 pub fn is_world_readable(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.mode() & 0o004 != 0)
 }
 
-/// The state of a file. A difference means that the file must be read again. The inode is for
-/// tools that give all files the same time. The time of the last status change is for `chmod` and
-/// `chown`, which may make a file readable. `None`: there is no file, or its folder is closed.
+/// A file's modification time, status change time (both in ns since the epoch), size and inode. If
+/// any of them differs, the file must be read again. The status change time detects `chmod` and
+/// `chown`, which may make a file readable. The inode detects replacement by tools that give all
+/// files equal times. `None` if the file does not exist or its directory is not accessible.
 pub type Stamp = Option<[i128; 4]>;
 
-/// The state of a file now.
+/// The current stamp of a file.
 pub fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
     let time_ns = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
@@ -79,63 +81,66 @@ pub fn stamp(path: &Path) -> Stamp {
     ])
 }
 
-/// Some files that belong together, and what they were when they were last taken.
+/// A set of files that are loaded together, with their stamps at the last load.
 pub struct Watched {
     paths: Vec<PathBuf>,
-    seen: Mutex<Seen>,
+    stamps: Mutex<Stamps>,
 }
 
-/// What some files were when they were found changed.
+/// The stamps of changed files, from [`Watched::change`].
 pub struct Change(Vec<Stamp>);
 
-struct Seen {
-    taken: Vec<Stamp>,
-    last: Vec<Stamp>,
+struct Stamps {
+    /// At the last load.
+    loaded: Vec<Stamp>,
+    /// At the last poll.
+    polled: Vec<Stamp>,
 }
 
 impl Watched {
-    /// What they are now is taken.
+    /// Watches these files. Their current versions count as loaded.
     pub fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().map(Path::to_owned).collect();
         let now: Vec<Stamp> = paths.iter().map(|path| stamp(path)).collect();
-        Self { paths, seen: Mutex::new(Seen { taken: now.clone(), last: now }) }
+        Self { paths, stamps: Mutex::new(Stamps { loaded: now.clone(), polled: now }) }
     }
 
     fn now(&self) -> Vec<Stamp> {
         self.paths.iter().map(|path| stamp(path)).collect()
     }
 
-    /// Takes them as they are, changed or not.
+    /// Marks the files' current versions as loaded. Call it before reading them.
     pub fn take(&self) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.taken = self.now();
-        seen.last = seen.taken.clone();
+        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        stamps.loaded = self.now();
+        stamps.polled = stamps.loaded.clone();
     }
 
-    /// What they are, if others than when they were taken, be it that somebody still writes: to
-    /// be kept once they are read. What changes while they are is a change again.
+    /// The files' current stamps if they differ from the loaded ones, even while a file is still
+    /// being written; else `None`. Call it before reading the files, and [`keep`](Self::keep)
+    /// after: then a change during the read counts as another change.
     pub fn change(&self) -> Option<Change> {
         let now = self.now();
-        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        (now != seen.taken).then_some(Change(now))
+        let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        (now != stamps.loaded).then_some(Change(now))
     }
 
-    /// Takes them as they were then.
+    /// Marks the files as loaded with the stamps of `change`.
     pub fn keep(&self, change: Change) {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.taken = change.0;
+        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
+        stamps.loaded = change.0;
     }
 
-    /// Whether they are others than when they were taken, and the same as at the last call. If
-    /// so they are taken.
+    /// Polls the files. Returns `true`, and marks them as loaded, if they differ from the loaded
+    /// versions and have not changed since the last poll.
     pub fn settled_on_a_change(&self) -> bool {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
         let now = self.now();
-        let changed = now != seen.taken && now == seen.last;
+        let changed = now != stamps.loaded && now == stamps.polled;
         if changed {
-            seen.taken.clone_from(&now);
+            stamps.loaded.clone_from(&now);
         }
-        seen.last = now;
+        stamps.polled = now;
         changed
     }
 }
@@ -147,27 +152,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_change_counts_when_nothing_follows_it() {
+    fn change_counts_after_two_equal_polls() {
         let dir = tempfile::tempdir().unwrap();
-        let (one, other) = (dir.path().join("one"), dir.path().join("other"));
-        fs::write(&one, "1").unwrap();
-        let watched = Watched::new([&*one, &*other]);
+        let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
+        fs::write(&cert, "1").unwrap();
+        let watched = Watched::new([&*cert, &*key]);
         assert!(!watched.settled_on_a_change());
-        fs::write(&one, "12").unwrap();
-        assert!(!watched.settled_on_a_change(), "it may go on");
-        fs::write(&other, "1").unwrap();
-        assert!(!watched.settled_on_a_change(), "it went on");
+        fs::write(&cert, "12").unwrap();
+        assert!(!watched.settled_on_a_change(), "first poll after the change");
+        fs::write(&key, "1").unwrap();
+        assert!(!watched.settled_on_a_change(), "changed again");
         assert!(watched.settled_on_a_change());
-        assert!(!watched.settled_on_a_change(), "once");
-        fs::remove_file(&other).unwrap();
+        assert!(!watched.settled_on_a_change(), "already reported");
+        fs::remove_file(&key).unwrap();
         watched.take();
-        assert!(!watched.settled_on_a_change(), "taken");
+        assert!(!watched.settled_on_a_change(), "marked as loaded");
     }
 
     #[test]
-    fn a_change_of_who_may_read_is_a_change() {
+    fn change_of_permissions_is_detected() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("one");
+        let path = dir.path().join("file");
         fs::write(&path, "1").unwrap();
         let watched = Watched::new([&*path]);
         let before = fs::metadata(&path).unwrap();
@@ -178,9 +183,9 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_while_it_is_read_is_a_change_again() {
+    fn change_during_the_read_is_another_change() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("one");
+        let path = dir.path().join("file");
         fs::write(&path, "1").unwrap();
         let watched = Watched::new([&*path]);
         assert!(watched.change().is_none());
@@ -195,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_is_one_line() {
+    fn secret_is_one_line() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("secret");
         let read = |text: &str| {

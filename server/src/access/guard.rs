@@ -226,7 +226,8 @@ fn credentials(headers: &HeaderMap) -> Credentials<'_> {
 }
 
 impl Caller {
-    /// A caller that may do everything: for nodes without an access file, and for public pages.
+    /// A caller that may do everything: for nodes without an access file, and for endpoints that
+    /// need no credentials.
     pub const ALLOWED: Self = Self(None);
 
     /// The caller's id and its index in the access file. `None` for an unidentified caller, and for

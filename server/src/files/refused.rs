@@ -1,45 +1,45 @@
-//! What a node tells of a file that it has refused.
+//! The reason why a file's current version is not in use.
 
 use std::fmt::Display;
 use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
-/// The most characters of an error that are kept. The log has all of it.
-const MOST_CHARS: usize = 2000;
+/// The maximum number of characters kept of an error. The log has the full text.
+const MAX_ERROR_CHARS: usize = 2000;
 
-/// Why the last version of a file is not in use.
+/// Why a file's current version was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refusal {
-    /// Since when nothing was read that could be used, in seconds since the epoch.
+    /// When the file was first refused after the last successful load, in seconds since the epoch.
     pub since_s: u64,
     /// The last error.
     pub error: String,
 }
 
-/// The refusal of a file, as long as it lasts.
+/// Holds the refusal of a file until a version of it is loaded.
 #[derive(Default)]
 pub struct Refused(Mutex<Option<Refusal>>);
 
 impl Refused {
-    /// Notes that the file was refused.
+    /// Records that the file was refused.
     pub fn set(&self, error: &dyn Display) {
         let mut error = error.to_string();
-        if let Some((end, _)) = error.char_indices().nth(MOST_CHARS) {
+        if let Some((end, _)) = error.char_indices().nth(MAX_ERROR_CHARS) {
             error.truncate(end);
             error.push('…');
         }
         let mut refusal = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since_s = refusal.as_ref().map_or_else(now_s, |before| before.since_s);
+        let since_s = refusal.as_ref().map_or_else(now_s, |previous| previous.since_s);
         *refusal = Some(Refusal { since_s, error });
     }
 
-    /// Notes that the file is in use.
+    /// Records that the file was loaded.
     pub fn clear(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The refusal that lasts; `None`: the file is in use.
+    /// The current refusal; `None` if the file is in use.
     pub fn get(&self) -> Option<Refusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -57,12 +57,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_refusal_lasts_until_the_file_is_in_use() {
+    fn refusal_lasts_until_the_file_is_loaded() {
         let refused = Refused::default();
         assert_eq!(refused.get(), None);
-        refused.set(&"ä".repeat(MOST_CHARS + 1));
+        refused.set(&"ä".repeat(MAX_ERROR_CHARS + 1));
         let first = refused.get().unwrap();
-        assert_eq!(first.error, "ä".repeat(MOST_CHARS) + "…");
+        assert_eq!(first.error, "ä".repeat(MAX_ERROR_CHARS) + "…");
         assert!(first.since_s > 1_700_000_000);
         refused.0.lock().unwrap().as_mut().unwrap().since_s = 7;
         refused.set(&"again");

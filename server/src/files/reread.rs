@@ -1,4 +1,4 @@
-//! A value made of files, read again when they change.
+//! A value loaded from files, and reloaded when they change.
 
 use std::fmt::Display;
 use std::path::Path;
@@ -12,14 +12,14 @@ use tokio::time::timeout;
 
 use super::Watched;
 
-/// How long a refresh may take. A file system that hangs must not keep requests waiting.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for a refresh. A file system that hangs must not keep requests waiting.
+const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A value made of files. No runtime thread ever reads them after the first time.
+/// A value loaded from files. After the first load, files are read only on blocking threads.
 pub struct Reread<T> {
     inner: Arc<Inner<T>>,
-    /// Held while the files are looked at, so that a file system that hangs takes one thread.
-    turn: Arc<Mutex<()>>,
+    /// Held during a refresh, so that a file system that hangs blocks only one thread.
+    refreshing: Arc<Mutex<()>>,
 }
 
 struct Inner<T> {
@@ -29,7 +29,7 @@ struct Inner<T> {
 }
 
 impl<T: Send + Sync + 'static> Reread<T> {
-    /// Reads the files for the first time. Blocks.
+    /// Loads the files for the first time. Blocks.
     pub fn new<'p, E: Display>(
         paths: impl IntoIterator<Item = &'p Path>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
@@ -37,33 +37,34 @@ impl<T: Send + Sync + 'static> Reread<T> {
         let watched = Watched::new(paths);
         let current = ArcSwap::from_pointee(read()?);
         let read = Box::new(move || read().map_err(|error| error.to_string()));
-        Ok(Self { inner: Arc::new(Inner { watched, read, current }), turn: Arc::default() })
+        Ok(Self { inner: Arc::new(Inner { watched, read, current }), refreshing: Arc::default() })
     }
 
-    /// The value that was read last.
+    /// The last value loaded.
     pub fn current(&self) -> Arc<T> {
         self.inner.current.load_full()
     }
 
-    /// Reads the files again if they have changed. On an error the value stays, and the next
-    /// refresh tries again.
+    /// Loads the files again if they have changed. On an error the value stays unchanged, and the
+    /// next refresh tries again.
     pub async fn refresh(&self) -> Result<(), String> {
-        let refreshed = async {
-            let turn = Arc::clone(&self.turn).lock_owned().await;
+        let refresh = async {
+            let lock = Arc::clone(&self.refreshing).lock_owned().await;
             let inner = Arc::clone(&self.inner);
-            let look = move || {
-                let _turn = turn;
-                inner.look()
+            let refresh = move || {
+                let _lock = lock;
+                inner.refresh()
             };
-            spawn_blocking(look).await.map_err(|error| error.to_string())?
+            spawn_blocking(refresh).await.map_err(|error| error.to_string())?
         };
-        let late = |_| format!("the files can't be read within {PATIENCE:?}");
-        timeout(PATIENCE, refreshed).await.map_err(late)?
+        let too_slow = |_| format!("the files can't be read within {REFRESH_TIMEOUT:?}");
+        timeout(REFRESH_TIMEOUT, refresh).await.map_err(too_slow)?
     }
 }
 
 impl<T> Inner<T> {
-    fn look(&self) -> Result<(), String> {
+    /// Loads changed files. Blocks.
+    fn refresh(&self) -> Result<(), String> {
         let Some(change) = self.watched.change() else { return Ok(()) };
         self.current.store(Arc::new((self.read)()?));
         self.watched.keep(change);
@@ -81,16 +82,17 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn files_are_read_aside_and_only_when_they_have_changed() {
+    async fn changed_files_are_read_on_another_thread() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("one");
+        let path = dir.path().join("file");
         fs::write(&path, "1").unwrap();
         let reads = Arc::new(AtomicUsize::new(0));
-        let (counted, read, here) = (Arc::clone(&reads), path.clone(), thread::current().id());
+        let (counter, read_path) = (Arc::clone(&reads), path.clone());
+        let test_thread = thread::current().id();
         let file = Reread::new([&*path], move || {
-            let first = counted.fetch_add(1, Ordering::Relaxed) == 0;
-            assert_eq!(thread::current().id() == here, first);
-            read_text(&read)
+            let is_first = counter.fetch_add(1, Ordering::Relaxed) == 0;
+            assert_eq!(thread::current().id() == test_thread, is_first);
+            read_text(&read_path)
         });
         let file = file.unwrap();
         for _ in 0..3 {
@@ -109,18 +111,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_file_system_that_hangs_takes_one_thread_and_no_request() {
+    async fn hanging_file_system_blocks_one_thread_and_no_request() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("one");
-        let (entered, reads) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (release, hangs) = std::sync::mpsc::channel::<()>();
-        let hangs = std::sync::Mutex::new(hangs);
-        let (inside, made) = (Arc::clone(&entered), Arc::clone(&reads));
+        let path = dir.path().join("file");
+        let (hanging, reads) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        let released = std::sync::Mutex::new(released);
+        let (hanging_counter, read_counter) = (Arc::clone(&hanging), Arc::clone(&reads));
         let file = Reread::new([&*path], move || -> Result<usize, String> {
-            let number = made.fetch_add(1, Ordering::Relaxed);
+            let number = read_counter.fetch_add(1, Ordering::Relaxed);
             if number > 0 {
-                inside.fetch_add(1, Ordering::Relaxed);
-                let _ = hangs.lock().unwrap().recv();
+                hanging_counter.fetch_add(1, Ordering::Relaxed);
+                let _ = released.lock().unwrap().recv();
             }
             Ok(number)
         });
@@ -131,7 +133,7 @@ mod tests {
             assert!(error.contains("within 1s"), "{error}");
         }
         assert_eq!(*file.current(), 0);
-        assert!(entered.load(Ordering::Relaxed) <= 1);
+        assert!(hanging.load(Ordering::Relaxed) <= 1);
         drop(release);
     }
 }

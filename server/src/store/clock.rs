@@ -1,16 +1,16 @@
-//! What time it is for a node. A shared store has a clock of its own.
+//! The node's clock. A shared store uses its own clock instead.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::domain::time::{ManualClock, Micros};
 
-/// A clock that never steps, or one that is moved by hand.
+/// A clock that never jumps, or one that tests move manually.
 #[derive(Clone, Debug)]
 pub struct Clock(Source);
 
 #[derive(Clone, Debug)]
 enum Source {
-    /// The wall clock as it stood at the start, moved on by the monotonic one.
+    /// The wall-clock time at the start, advanced by the monotonic clock.
     System {
         started: Instant,
         started_at: Micros,
@@ -19,7 +19,7 @@ enum Source {
 }
 
 impl Clock {
-    /// The system's, as it stands now.
+    /// A clock that starts at the current system time.
     #[expect(clippy::disallowed_methods, reason = "this is the clock that others are to ask")]
     pub fn system() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -27,7 +27,7 @@ impl Clock {
         Self(Source::System { started: Instant::now(), started_at })
     }
 
-    /// What it shows.
+    /// The current time.
     pub fn now(&self) -> Micros {
         match &self.0 {
             Source::System { started, started_at } => {

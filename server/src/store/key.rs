@@ -1,4 +1,4 @@
-//! What a bucket goes by in this process's memory.
+//! The keys of buckets in this process's memory.
 
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -8,15 +8,16 @@ use hashbrown::Equivalent;
 use super::Ask;
 use crate::domain::bucket::Place;
 
-/// One bucket.
+/// The key of one bucket.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
+    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default.
     pub(super) kind: u8,
     pub(super) namespace: Box<str>,
     pub(super) name: Box<str>,
 }
 
-/// A [`Key`] that only borrows its names.
+/// A [`Key`] with borrowed names, for lookups without allocation.
 #[derive(Clone, Copy, Hash)]
 pub(super) struct KeyRef<'a> {
     kind: u8,

@@ -1,4 +1,4 @@
-//! How many nodes share the buckets, as far as this node knows.
+//! This node's view of how many nodes share the buckets.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,27 +8,28 @@ use arc_swap::ArcSwapOption;
 use super::clock::Clock;
 use crate::domain::ahead::{Sight, View};
 
-/// What one node's heartbeats have told it, on the node's own clock.
+/// The number of nodes as reported by this node's heartbeats, with times on this node's clock.
 pub struct Members {
     clock: Clock,
     sight: ArcSwapOption<Sight>,
 }
 
 impl Members {
-    /// Nothing was heard yet.
+    /// Creates the view of a node that has had no heartbeat yet.
     pub fn new(clock: Clock) -> Self {
         Self { clock, sight: ArcSwapOption::empty() }
     }
 
-    /// A heartbeat, sent so long ago, has counted so many nodes. Heartbeats follow each other.
-    pub fn heard(&self, nodes: u32, took: Duration) {
-        let took_us = took.as_micros() as i64;
-        let before = self.sight.load();
-        let sight = Sight::heard(before.as_deref(), self.clock.now(), took_us, nodes);
+    /// Records a heartbeat that counted `nodes`; `round_trip` is the time since it was sent. Calls
+    /// must not overlap.
+    pub fn heard(&self, nodes: u32, round_trip: Duration) {
+        let round_trip_us = round_trip.as_micros() as i64;
+        let previous = self.sight.load();
+        let sight = Sight::heard(previous.as_deref(), self.clock.now(), round_trip_us, nodes);
         self.sight.store(Some(Arc::new(sight)));
     }
 
-    /// What to go by now.
+    /// The view at the current time.
     pub fn view(&self) -> View {
         Sight::view(self.sight.load().as_deref(), self.clock.now())
     }

@@ -1,6 +1,7 @@
-//! Where buckets and leases live. Two stores, one behaviour: [`memory`] decides with the
-//! functions of `domain`, [`redis`] with `lua/allow.lua` and `lua/lease.lua`, which mirror
-//! them. The embedded store is the specification that the scripts are held to, trace by trace.
+//! The stores of buckets and leases. Both behave alike: [`memory`] (the embedded store) decides
+//! with the functions of `domain`, [`redis`] with the scripts `lua/allow.lua` and `lua/lease.lua`,
+//! which mirror them. The embedded store is the reference: tests compare the scripts' results with
+//! its results, step by step.
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -20,55 +21,56 @@ pub mod memory;
 pub mod prefetch;
 pub mod redis;
 
-/// The most questions in one call: as many as a store shared by nodes has room for however slow it
-/// is. Of more, some may be turned away as [`StoreError::Overloaded`] though nobody else asks.
+/// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
+/// shared store's queue has room for this many however slow the store is. Of more, some may fail
+/// with [`StoreError::Overloaded`] even if no other requests are waiting.
 pub const AT_ONCE: usize = 126;
 
-/// One question to a store.
+/// A request to a store about one bucket.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
-    /// Who asks, if that caller has a name.
+    /// The caller's id; `None` for an unnamed caller.
     pub caller: Option<CallerId>,
-    /// The namespace asked for.
+    /// The requested namespace.
     pub namespace: &'a str,
-    /// The bucket's name asked for, whichever bucket serves it.
+    /// The requested bucket name, whichever bucket serves it.
     pub name: &'a str,
-    /// Which bucket serves it.
+    /// The kind of bucket that serves the request.
     pub place: Place,
-    /// What that bucket grants.
+    /// The limits of that bucket.
     pub terms: &'a Terms,
-    /// How long after its last use it is removed, if it is dynamic.
+    /// How long after its last use a dynamic bucket is removed, in milliseconds; `None`: never.
     pub max_idle_ms: Option<u64>,
     /// Whole tokens, at least one.
     pub tokens: u64,
-    /// What is to be done with them.
+    /// What to do with the tokens.
     pub deal: Deal,
-    /// The most tokens of the bucket that a node takes ahead; 0: none. Only
-    /// [`prefetch::Prefetching`] goes by it.
+    /// The maximum number of the bucket's tokens that a node prefetches; 0: no prefetch. Used only
+    /// by [`prefetch::Prefetching`].
     pub prefetch_tokens: u64,
-    /// The namespace may have begun or ceased to bound its dynamic buckets so lately that a
-    /// state from before is still about.
+    /// Whether the store may still hold this bucket's state in the namespace's other layout. The
+    /// layout changes when the namespace starts or stops to bound its dynamic buckets.
     pub moved: bool,
-    /// States may be about that expire by other limits than these.
+    /// Whether the store may still hold a state whose expiry was computed from other limits.
     pub rewrite: bool,
 }
 
-/// What an [`Ask`] wants done with its tokens.
+/// What an [`Ask`] does with its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deal {
-    /// They are taken, also from the future.
+    /// Take the tokens; a grant may put the bucket into debt.
     Take {
-        /// The longest wait that a grant may carry, in milliseconds.
+        /// The longest wait that a grant may impose, in milliseconds.
         max_wait_ms: u64,
     },
-    /// They are taken if all of them are there; nobody waits, and no debt is made.
+    /// Take the tokens only if all of them are available: no wait and no debt.
     TakeAhead,
-    /// They are given back. What the bucket has no room for is lost.
+    /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,
 }
 
 impl Ask<'_> {
-    /// The same for the functions of the domain.
+    /// The request as the functions of `domain` take it.
     pub fn request(&self) -> Request {
         let cost_us = self.terms.cost_us(self.tokens);
         match self.deal {
@@ -78,14 +80,16 @@ impl Ask<'_> {
         }
     }
 
-    /// Whether the expiry of the bucket's state must be written even where it seems to be right:
-    /// for other limits' sake, or as it may be idle for too long before it is full.
+    /// Whether the expiry of the bucket's state must be written with every decision: because it may
+    /// have been computed from other limits, or because the bucket may become idle before it is
+    /// full.
     fn rewrites(&self) -> bool {
         let life_us = self.terms.longest_life_us();
         self.rewrite || self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us)
     }
 
-    /// How long after its last use the bucket is removed, in µs; only dynamic ones ever are.
+    /// How long after its last use the bucket is removed, in µs; `None`: never. Only dynamic
+    /// buckets are removed.
     fn idle_us(&self) -> Option<i64> {
         match self.place {
             Place::Dynamic { .. } => self
@@ -96,56 +100,56 @@ impl Ask<'_> {
     }
 }
 
-/// How the states of a bucket, or of all of a namespace, are stored.
+/// How the states of one bucket, or of all buckets of a namespace, are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Of what: a hash of its name.
+    /// A hash of the bucket's or the namespace's name.
     pub of: u64,
-    /// A hash of what decides under which keys, and for how long, states are stored.
+    /// A hash of the settings that determine the keys of states and their expiry.
     pub is: u64,
-    /// The longest time for which a state may be about after the last grant.
+    /// The longest time that a state may exist after the last grant.
     pub life: Duration,
 }
 
-/// A store that outlives its nodes, and so may have states that were stored in another way than
-/// these nodes would.
+/// A store that outlives its nodes, and so may hold states in a layout that its current nodes don't
+/// use.
 pub trait Layouts {
-    /// Notes how a node stores states, and tells for how long others may still be about, in the
-    /// order of `layouts`.
+    /// Records the layouts that this node uses. Returns how long states in other layouts may still
+    /// exist, for each of `layouts`.
     fn settled(
         &self,
         layouts: &[Layout],
     ) -> impl Future<Output = Result<Vec<Duration>, StoreError>> + Send;
 }
 
-/// A store's verdict on one question.
+/// A store's decision on one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The tokens are taken.
+    /// The tokens were taken.
     Granted,
-    /// The wait or the debt would be too long. Nothing has changed.
+    /// The wait or the debt would be too long. No tokens were taken.
     Refused,
-    /// The bucket would be one dynamic bucket too many. Nothing has changed.
+    /// The namespace already has its maximum number of dynamic buckets. No tokens were taken.
     TooManyBuckets,
 }
 
-/// A store's answer to one question.
+/// A store's answer to one request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// What was decided.
+    /// The decision.
     pub verdict: Verdict,
-    /// The balance that the request met, as µs of accrual; negative: in debt.
+    /// The bucket's balance before the request, in µs of accrual; negative: debt.
     pub accrued_us: f64,
-    /// The bucket came into use with this decision: it was full, or, in a bounded namespace,
-    /// did not count yet.
+    /// Whether this decision brought a dynamic bucket into use: it was full before, or, in a
+    /// namespace that bounds them, was not counted yet.
     pub created: bool,
-    /// How many idle dynamic buckets were removed on the way.
+    /// How many idle dynamic buckets this decision removed.
     pub removed: u32,
-    /// How many dynamic buckets the namespace holds now; only where it bounds them.
+    /// The namespace's number of dynamic buckets; `None` if it does not bound them.
     pub live: Option<u32>,
 }
 
-/// Why a store gave no answer. Who wants to know more finds it in the log.
+/// Why a store gave no answer. The log has the details.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
     /// No answer came in time. Whether the tokens were taken is unknown.
@@ -154,19 +158,19 @@ pub enum StoreError {
     /// There is no connection, or it broke. Whether the tokens were taken is unknown.
     #[error("the store can't be reached")]
     Unreachable,
-    /// The store answered that it can't decide: loading, read-only, full, wrong password, …
+    /// The store answered with an error: loading, read-only, out of memory, wrong password, …
     #[error("the store refused")]
     Refused,
-    /// More questions wait on this node than it lets wait. This one was not sent.
+    /// This node's queue of requests to the store is full. The request was not sent.
     #[error("too many questions wait for the store")]
     Overloaded,
 }
 
 impl StoreError {
-    /// Every class, for metrics.
+    /// All errors, for metrics.
     pub const ALL: [Self; 4] = [Self::Timeout, Self::Unreachable, Self::Refused, Self::Overloaded];
 
-    /// A word for a metric's label.
+    /// The error's metric label.
     pub fn class(self) -> &'static str {
         match self {
             Self::Timeout => "timeout",
@@ -177,184 +181,184 @@ impl StoreError {
     }
 }
 
-/// An outage of the store that lasts.
+/// An ongoing outage of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Down {
-    /// The last failure; `None`: there was neither an answer nor a failure yet.
+    /// The last failure; `None` if the store has neither answered nor failed yet.
     pub error: Option<StoreError>,
     /// How long the outage has lasted.
     pub lasting: Duration,
 }
 
-/// The answers to a batch, in its order.
+/// The answers to a call of [`Store::decide`], in the order of its requests.
 pub type Outcomes = SmallVec<[Result<Outcome, StoreError>; 1]>;
 
-/// Where buckets live.
+/// A store of buckets.
 pub trait Store: Clone + Send + Sync + 'static {
-    /// Decides every question of a batch (see [`AT_ONCE`]), each atomically, within the store's
-    /// deadline.
-    /// Questions to one bucket are decided in the order of the batch; only where Redis has
-    /// lost its scripts may one come after a later one.
+    /// Decides up to [`AT_ONCE`] requests, each atomically, within the store's deadline.
+    ///
+    /// Requests to one bucket are decided in the order of `asks`, except that after Redis has lost
+    /// its scripts a request may be decided after a later one.
     fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
 
-    /// What the bucket of a question holds at most, in µs of accrual: what its terms say, but
-    /// for what nodes may hold ahead of their requests.
+    /// The bucket's maximum balance, in µs of accrual: that of its terms, minus what nodes may hold
+    /// prefetched.
     fn full_us(&self, ask: &Ask<'_>) -> f64 {
         ask.terms.cap_us
     }
 }
 
-/// One request for a lease.
+/// A request to a store for a lease on one resource.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaseAsk<'a> {
-    /// On what.
+    /// The resource's name.
     pub resource: &'a str,
-    /// How that is shared.
+    /// How the resource is shared.
     pub rules: Rules,
-    /// Who wants how much.
+    /// The holder, and what it wants.
     pub wish: Wish<'a>,
-    /// Which template serves the resource, as a number that no other has.
+    /// The index of the resource's template; `usize::MAX` without a template.
     pub template: usize,
-    /// Who asks, if that caller has a name.
+    /// The caller's id; `None` for an unnamed caller.
     pub caller: Option<CallerId>,
-    /// A resource that the store does not have is not made: [`Presence::Refused`](crate::domain::lease::Presence::Refused) is the answer.
+    /// If set, the store does not create a resource that it does not have, and answers
+    /// [`Presence::Refused`](crate::domain::lease::Presence::Refused) instead.
     pub existing_only: bool,
 }
 
 impl<'a> LeaseAsk<'a> {
-    /// A request of a caller without a name, in the only template there is.
+    /// A request of an unnamed caller, for a resource of template 0.
     pub fn new(resource: &'a str, rules: Rules, wish: Wish<'a>) -> Self {
         Self { resource, rules, wish, template: 0, caller: None, existing_only: false }
     }
 }
 
-/// The answers to a batch of [`LeaseAsk`]s, in its order.
+/// The answers to a call of [`LeaseStore::lease`], in the order of its requests.
 pub type Grants = SmallVec<[Result<Grant, StoreError>; 1]>;
 
-/// The first of many things.
+/// The first items of a list.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Listing<T> {
-    /// They.
+    /// The items.
     pub items: Vec<T>,
-    /// How many more there are.
+    /// The number of items left out.
     pub left_out: u64,
 }
 
-/// Where a page begins; the default: the first one.
+/// The start of a page. The default is the start of the first page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cursor {
-    /// Which part of the store.
+    /// The shard or server.
     part: usize,
-    /// Where in it.
+    /// The position within it.
     at: u64,
 }
 
-/// Some of many things, and where the next ones are; `None`: there are none.
+/// A page of items, and the start of the next page; `None` after the last page.
 pub type Page<T> = (Vec<T>, Option<Cursor>);
 
-/// One lease, to look at.
+/// A read-only view of one lease.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LeaseView {
     /// The holder's id.
     pub id: String,
-    /// It is a cluster of servers.
+    /// Whether the holder is a lower cluster of servers.
     pub server: bool,
-    /// How much it wants.
+    /// The capacity that the holder wants.
     pub wants: f64,
-    /// How much it has.
+    /// The capacity that the holder has.
     pub has: f64,
-    /// How many clients it stands for.
+    /// The number of clients that the holder stands for.
     pub subclients: f64,
-    /// Until when it has it, in seconds since the epoch.
+    /// When the lease expires, in seconds since the epoch.
     pub expiry_s: i64,
 }
 
-/// What a cluster tells its parent of one resource.
+/// What a cluster reports to its parent about one resource.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Demand {
-    /// What is leased out. No more will be until the parent has answered.
+    /// The capacity leased out. It does not grow until the parent has answered.
     pub has: f64,
     /// What the clients want, by priority.
     pub bands: Vec<Band>,
-    /// What the parent has leased before.
+    /// The parent's last lease.
     pub parent: Option<ParentLease>,
-    /// The number to [`thaw`](LeaseStore::thaw) under.
+    /// The number of the freeze, for [`thaw`](LeaseStore::thaw).
     pub number: u64,
 }
 
-/// A number for a freeze. Random: what has counted them may be forgotten with the resource
-/// while an answer is still on its way.
+/// A number for a freeze. It is random, because a counter could be lost with its resource while
+/// the parent's answer is still on its way.
 fn freeze_number() -> u64 {
     RandomState::new().hash_one(())
 }
 
-/// Where leases live. Each call takes no longer than the store's deadline; one about any number of
-/// resources, no longer than that for each page of them.
+/// A store of leases. A call takes no longer than the store's deadline. A call for any number of
+/// resources takes no longer than the deadline for each page of resources.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
-    /// Decides every request of a batch (see [`AT_ONCE`]), each atomically.
+    /// Decides up to [`AT_ONCE`] requests, each atomically.
     fn lease(&self, asks: &[LeaseAsk<'_>]) -> impl Future<Output = Grants> + Send;
 
-    /// Gives back what `holder` holds of these resources.
+    /// Releases the leases of `holder` on `resources`.
     fn release(
         &self,
         holder: Holder<'_>,
         resources: &[&str],
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// The resources that somebody holds a lease on, or did lately; at most so many.
+    /// Up to `max` resources with leases. May include resources whose leases have just expired.
     fn resources(
         &self,
-        most: usize,
+        max: usize,
     ) -> impl Future<Output = Result<Listing<(String, Totals)>, StoreError>> + Send;
 
-    /// A page of the same, in no order, and where the next one begins; `None`: it was the last one. A
-    /// resource that is there all the time is in a page, seldom in two.
+    /// One page of all resources, unordered, and the start of the next page. A resource that exists
+    /// during the whole pass is in at least one page, rarely in two.
     fn resources_page(
         &self,
         from: Cursor,
     ) -> impl Future<Output = Result<Page<(String, Totals)>, StoreError>> + Send;
 
-    /// Their names alone, which is much less to read.
+    /// Like [`resources`](Self::resources), but only the names, which costs much less.
     fn resource_names(
         &self,
-        most: usize,
+        max: usize,
     ) -> impl Future<Output = Result<Listing<String>, StoreError>> + Send;
 
-    /// Who holds leases on a resource, at most so many, those that expire first at the head.
-    /// `None`: nobody.
+    /// Up to `max` leases on a resource, by ascending expiry. `None` if it has no leases.
     fn leases(
         &self,
         resource: &str,
-        most: usize,
+        max: usize,
     ) -> impl Future<Output = Result<Option<(Totals, Listing<LeaseView>)>, StoreError>> + Send;
 
-    /// Since when the store has had its state.
+    /// When the store's state began; `None` if unknown.
     fn born(&self) -> impl Future<Output = Result<Option<Micros>, StoreError>> + Send;
 
-    /// The names that nodes have registered under, sorted; at most so many of each server. Empty
-    /// where nodes don't register.
-    fn nodes(&self, most: usize) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
+    /// The names under which nodes have registered, sorted; up to `max` from each server. Empty for
+    /// stores with which nodes don't register.
+    fn nodes(&self, max: usize) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send;
 
-    /// Makes `node` the one that renews leases from the parent, for so long, unless another
-    /// node is; tells whether it is.
+    /// Makes `node` the renewer of leases from the parent for `time`, unless another node is.
+    /// Returns whether `node` is the renewer.
     fn take_renewal(
         &self,
         node: &str,
         time: Duration,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Begins to ask the parent for a resource: until it is told to [`thaw`](Self::thaw), and
-    /// for `time` at most, no more of it is leased out than is said here. `None`: nobody
-    /// holds a lease on it.
+    /// Freezes a resource before the parent is asked: until [`thaw`](Self::thaw), and for `time` at
+    /// most, the store leases out no more of it than the returned `has`. `None` if the resource has
+    /// no leases.
     fn freeze(
         &self,
         resource: &str,
         time: Duration,
     ) -> impl Future<Output = Result<Option<Demand>, StoreError>> + Send;
 
-    /// Takes the parent's answer; `None`: it is lost, and no more is leased out than the parent
-    /// was told of until there is another. `number` is that of the [`freeze`](Self::freeze)
-    /// that it was asked after: unless that was the last one, nothing changes.
+    /// Ends a freeze with the parent's answer. `None` if the answer was lost: the store then leases
+    /// out no more than was reported to the parent, until the next answer. `number` identifies the
+    /// [`freeze`](Self::freeze); if it is not the resource's last one, nothing changes.
     fn thaw(
         &self,
         resource: &str,

@@ -1,11 +1,11 @@
-//! Tokens taken ahead of their requests, for buckets so hot that even one batch a round trip
-//! is too many: opt-in by bucket, in front of a store that several nodes share.
+//! Prefetch: a node takes tokens of a hot bucket from the shared store before requests ask for
+//! them. For buckets that are too busy even for one batch per round trip; enabled per bucket.
 //!
-//! What one node holds is shared by all its runtimes. A request that finds enough is served from
-//! it under one short lock, and never waits for the store. All other requests go to the store as
-//! they would without this, but for a smaller size: what nodes may hold is kept out of it, so that
-//! the bucket and the nodes together never have more than its size. docs/adr/0007-prefetch.md
-//! says why that holds while nodes come and go.
+//! All worker threads of a node share the tokens it holds. A request is served from them, under one
+//! short lock and without a round trip, if there are enough. Any other request goes to the store
+//! with a reduced bucket size: the size minus what nodes may hold. So the bucket and the nodes
+//! together never have more tokens than its size. docs/adr/0007-prefetch.md explains why this holds
+//! while nodes join and leave.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,31 +25,31 @@ use crate::metrics::{Metrics, PrefetchMetrics};
 
 const SHARDS: usize = 16;
 
-/// How often tokens that nobody asks for are looked for.
-const TIDY: Duration = Duration::from_millis(50);
+/// How often unused tokens are given back.
+const TIDY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What one node holds of all its buckets.
+/// The tokens that a node holds, of all buckets.
 pub struct Ahead {
     members: Arc<Members>,
     metrics: Arc<Metrics>,
     hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
-    /// Nothing more is taken.
-    ending: AtomicBool,
-    /// Nothing more is held.
+    /// Set: no more tokens are taken.
+    stopping: AtomicBool,
+    /// Set: no more tokens are held.
     closed: AtomicBool,
 }
 
-/// What the node holds of one bucket.
+/// The tokens that a node holds of one bucket.
 struct Entry {
     bucket: Bucket,
     stash: Stash,
-    /// The balance in the store when it was heard of last, as µs of accrual.
-    left_us: f64,
+    /// The last known balance in the store, in µs of accrual.
+    store_balance_us: f64,
     metrics: Arc<PrefetchMetrics>,
 }
 
-/// A bucket, and what its tokens were taken under.
+/// A bucket, with the limits under which its tokens were taken.
 #[derive(Clone)]
 struct Bucket {
     key: Arc<Key>,
@@ -85,17 +85,17 @@ impl Bucket {
     }
 }
 
-/// Tokens on their way back.
+/// Tokens to give back to the store.
 struct Return {
     bucket: Bucket,
     tokens: u64,
     metrics: Arc<PrefetchMetrics>,
 }
 
-/// Tokens to take.
+/// Tokens to take from the store.
 struct Refill {
     bucket: Bucket,
-    /// What is left to the bucket beside what nodes hold.
+    /// The bucket's terms without what nodes may hold.
     terms: Terms,
     tokens: u64,
     moved: bool,
@@ -104,14 +104,14 @@ struct Refill {
 }
 
 impl Ahead {
-    /// Nothing. How much may be held goes by `members`.
+    /// Starts without tokens. `members` determines how many tokens the node may hold.
     pub fn new(members: Arc<Members>, metrics: Arc<Metrics>) -> Self {
         Self {
             members,
             metrics,
             hasher: DefaultHashBuilder::default(),
             shards: Default::default(),
-            ending: AtomicBool::new(false),
+            stopping: AtomicBool::new(false),
             closed: AtomicBool::new(false),
         }
     }
@@ -120,8 +120,8 @@ impl Ahead {
         lock(&self.shards[self.hasher.hash_one(key) as usize % SHARDS])
     }
 
-    /// Serves a request if there is enough for it; tells what to take and what to give back,
-    /// if anything.
+    /// Serves a request if the node holds enough tokens. Also returns what to take from the store
+    /// and what to give back to it.
     fn serve(
         &self,
         ask: &Ask<'_>,
@@ -129,27 +129,27 @@ impl Ahead {
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
         let key = KeyRef::of(ask);
         let mut shard = self.shard(key);
-        let mut back = None;
-        if !shard.get(&key).is_some_and(|entry| entry.is_under(ask)) {
+        let mut returned = None;
+        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(ask)) {
             let old = shard.remove(&key);
-            back = old.and_then(|mut old| old.spare(|stash| stash.empty(view.now)));
+            returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.empty(view.now)));
             let entry = Entry::new(ask, key.to_key(), view, &self.metrics);
             shard.insert(Arc::clone(&entry.bucket.key), entry);
         }
-        let Some(entry) = shard.get_mut(&key) else { return (None, None, back) };
+        let Some(entry) = shard.get_mut(&key) else { return (None, None, returned) };
         let served = entry.stash.serve(ask.tokens, view.now).map(|held| {
             entry.metrics.serve(ask.tokens);
             Outcome {
                 verdict: Verdict::Granted,
-                accrued_us: ask.terms.cost_us(held) + entry.left_us.max(0.0),
+                accrued_us: ask.terms.cost_us(held) + entry.store_balance_us.max(0.0),
                 created: false,
                 removed: 0,
                 live: None,
             }
         });
-        let most = ask.terms.ahead_tokens(ask.prefetch_tokens, view.nodes);
-        let may_take = view.may_take && !self.ending.load(Ordering::Relaxed);
-        let wanted = may_take.then(|| entry.stash.refill(most, view.now)).flatten();
+        let max_held = ask.terms.ahead_tokens(ask.prefetch_tokens, view.nodes);
+        let may_take = view.may_take && !self.stopping.load(Ordering::Relaxed);
+        let wanted = may_take.then(|| entry.stash.refill(max_held, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
             terms: ask.terms.beside_prefetch(ask.prefetch_tokens, view.nodes),
@@ -158,21 +158,27 @@ impl Ahead {
             view,
             metrics: Arc::clone(&entry.metrics),
         });
-        (served, refill, back)
+        (served, refill, returned)
     }
 
-    /// Puts what was taken where it belongs, or gives back what belongs nowhere any more.
-    fn landed(&self, refill: &Refill, taken: Option<u64>, left_us: f64) -> Option<Return> {
+    /// Adds the tokens of a refill to their bucket's stash. Returns them if the stash is gone or
+    /// closed. `taken`: `None` if the result is unknown.
+    fn complete_refill(
+        &self,
+        refill: &Refill,
+        taken: Option<u64>,
+        store_balance_us: f64,
+    ) -> Option<Return> {
         refill.metrics.taken.increment(taken.unwrap_or(0));
         let now = self.members.view().now;
         let key = &*refill.bucket.key;
         let mut shard = self.shard(key.into());
-        let found = shard.get_mut(&KeyRef::from(key));
-        let same = found.filter(|entry| entry.bucket.is_same(&refill.bucket));
-        match same.filter(|_| !self.closed.load(Ordering::Relaxed)) {
+        let entry = shard.get_mut(&KeyRef::from(key));
+        let entry = entry.filter(|entry| entry.bucket.is_same(&refill.bucket));
+        match entry.filter(|_| !self.closed.load(Ordering::Relaxed)) {
             Some(entry) => {
                 entry.stash.refilled(refill.tokens, taken, refill.view.now, now);
-                entry.left_us = left_us;
+                entry.store_balance_us = store_balance_us;
                 entry.metrics.lost.increment(entry.stash.lost());
                 None
             }
@@ -185,14 +191,14 @@ impl Ahead {
         }
     }
 
-    /// Takes out of every stash what `part` takes out.
-    fn collect(&self, part: impl Fn(&mut Stash) -> u64) -> Vec<Return> {
-        let mut all = Vec::new();
+    /// Applies `remove`, which removes tokens and returns how many, to every stash.
+    fn collect(&self, remove: impl Fn(&mut Stash) -> u64) -> Vec<Return> {
+        let mut returns = Vec::new();
         for shard in &self.shards {
             let mut shard = lock(shard);
-            all.extend(shard.values_mut().filter_map(|entry| entry.spare(&part)));
+            returns.extend(shard.values_mut().filter_map(|entry| entry.remove_tokens(&remove)));
         }
-        all
+        returns
     }
 }
 
@@ -201,18 +207,19 @@ impl Entry {
         let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, ask.prefetch_tokens);
         let bucket = Bucket { key: Arc::new(key), place, terms, prefetch_tokens };
         let metrics = Arc::new(bucket.metrics(metrics));
-        Self { bucket, stash: Stash::new(view.now), left_us: 0.0, metrics }
+        Self { bucket, stash: Stash::new(view.now), store_balance_us: 0.0, metrics }
     }
 
-    /// Whether its tokens were taken under the limits that hold for `ask`.
-    fn is_under(&self, ask: &Ask<'_>) -> bool {
+    /// Whether its tokens were taken under the limits that apply to `ask`.
+    fn has_limits_of(&self, ask: &Ask<'_>) -> bool {
         self.bucket.terms == *ask.terms
             && self.bucket.prefetch_tokens == ask.prefetch_tokens
             && self.bucket.place == ask.place
     }
 
-    fn spare(&mut self, part: impl Fn(&mut Stash) -> u64) -> Option<Return> {
-        let tokens = part(&mut self.stash);
+    /// Removes tokens with `remove`, to be given back.
+    fn remove_tokens(&mut self, remove: impl Fn(&mut Stash) -> u64) -> Option<Return> {
+        let tokens = remove(&mut self.stash);
         self.metrics.lost.increment(self.stash.lost());
         let (bucket, metrics) = (self.bucket.clone(), Arc::clone(&self.metrics));
         (tokens > 0).then(|| Return { bucket, tokens, metrics })
@@ -225,13 +232,12 @@ impl Bucket {
     }
 }
 
-/// Every critical section leaves its data whole, so a lock that a panicking thread held is as
-/// good as any other.
+/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A store with what this node has taken ahead in front of it. Clones share both.
+/// A store with prefetch in front of it. Clones share both.
 #[derive(Clone)]
 pub struct Prefetching<S> {
     store: S,
@@ -239,34 +245,34 @@ pub struct Prefetching<S> {
 }
 
 impl<S: Store> Prefetching<S> {
-    /// In front of `store`. A node has one [`Ahead`], and a store for each of its runtimes.
+    /// Adds prefetch to `store`. A node has one [`Ahead`], and one `store` per worker thread.
     pub fn new(store: S, ahead: Arc<Ahead>) -> Self {
         Self { store, ahead }
     }
 
-    /// Gives back what nobody asks for, until the future is dropped.
+    /// Gives back unused tokens regularly, until the future is dropped.
     pub async fn tend(&self) {
         loop {
-            tokio::time::sleep(TIDY).await;
+            tokio::time::sleep(TIDY_INTERVAL).await;
             self.tidy().await;
         }
     }
 
-    /// Gives back what nobody asks for now.
+    /// Gives back unused tokens once.
     pub async fn tidy(&self) {
         let now = self.ahead.members.view().now;
         self.give_back(self.ahead.collect(|stash| stash.spare(now))).await;
     }
 
-    /// Takes nothing ahead from here on. What is on its way comes back if it is there before the
-    /// thread that takes it ends, as it is after any `--drain-delay`; else it is lost.
+    /// Stops taking tokens. The tokens of a refill in flight are given back if its answer arrives
+    /// before its worker thread exits, which any `--drain-delay` is long enough for; otherwise they
+    /// are lost.
     pub fn end(&self) {
-        self.ahead.ending.store(true, Ordering::Relaxed);
+        self.ahead.stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Gives back everything, and takes nothing ahead from here on. Takes no longer than a
-    /// decision for each [`AT_ONCE`] buckets; what is not given back when the future is dropped is
-    /// lost.
+    /// Stops taking tokens, and gives back all tokens held. Takes no longer than one decision for
+    /// each [`AT_ONCE`] buckets. Tokens not given back when the future is dropped are lost.
     pub async fn close(&self) {
         self.end();
         self.ahead.closed.store(true, Ordering::Relaxed);
@@ -274,74 +280,79 @@ impl<S: Store> Prefetching<S> {
         self.give_back(self.ahead.collect(|stash| stash.empty(now))).await;
     }
 
-    async fn give_back(&self, all: Vec<Return>) {
-        for some in all.chunks(AT_ONCE) {
-            self.give_back_at_once(some).await;
+    async fn give_back(&self, returns: Vec<Return>) {
+        for batch in returns.chunks(AT_ONCE) {
+            self.give_back_batch(batch).await;
         }
     }
 
-    async fn give_back_at_once(&self, all: &[Return]) {
+    async fn give_back_batch(&self, batch: &[Return]) {
         let nodes = self.ahead.members.view().nodes;
-        let beside = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
-        let terms: Vec<Terms> = all.iter().map(|back| beside(&back.bucket)).collect();
-        let asks: Vec<Ask<'_>> = all
+        let reduced = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
+        let terms: Vec<Terms> = batch.iter().map(|returned| reduced(&returned.bucket)).collect();
+        let asks: Vec<Ask<'_>> = batch
             .iter()
             .zip(&terms)
-            .map(|(back, terms)| back.bucket.ask(terms, back.tokens, Deal::GiveBack, false))
+            .map(|(returned, terms)| {
+                returned.bucket.ask(terms, returned.tokens, Deal::GiveBack, false)
+            })
             .collect();
         let outcomes = self.store.decide(&asks).await;
-        for (back, outcome) in all.iter().zip(outcomes) {
-            let taken = matches!(outcome, Ok(Outcome { verdict: Verdict::Granted, .. }));
-            let fate = if taken { &back.metrics.given_back } else { &back.metrics.lost };
-            fate.increment(back.tokens);
+        for (returned, outcome) in batch.iter().zip(outcomes) {
+            let accepted = matches!(outcome, Ok(Outcome { verdict: Verdict::Granted, .. }));
+            let metrics = &returned.metrics;
+            let counter = if accepted { &metrics.given_back } else { &metrics.lost };
+            counter.increment(returned.tokens);
         }
     }
 
-    /// Takes tokens, on a task of its own.
+    /// Takes tokens from the store in a new task.
     fn refill(&self, refill: Refill) {
         let store = self.clone();
         tokio::spawn(async move {
-            let mut flight = Flight { ahead: &store.ahead, refill: Some(&refill) };
+            let mut guard = RefillGuard { ahead: &store.ahead, refill: Some(&refill) };
             let Refill { bucket, terms, tokens, moved, .. } = &refill;
             let ask = |tokens| bucket.ask(terms, tokens, Deal::TakeAhead, *moved);
             let asks: SmallVec<[Ask<'_>; 8]> = parts(*tokens).map(ask).collect();
             let outcomes = store.store.decide(&asks).await;
-            let (taken, left_us) = sum(&asks, &outcomes);
-            flight.refill = None;
-            let back = store.ahead.landed(&refill, taken, left_us);
-            store.give_back(back.into_iter().collect()).await;
+            let (taken, store_balance_us) = sum(&asks, &outcomes);
+            guard.refill = None;
+            let returned = store.ahead.complete_refill(&refill, taken, store_balance_us);
+            store.give_back(returned.into_iter().collect()).await;
         });
     }
 }
 
-/// What was granted, and the balance that was left; `None`: part of it is unknown.
+/// The number of tokens granted, or `None` if part of it is unknown, and the balance left in the
+/// store, in µs of accrual.
 fn sum(asks: &[Ask<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
-    let (mut taken, mut left_us) = (Some(0), 0.0);
+    let (mut taken, mut store_balance_us) = (Some(0), 0.0);
     for (ask, outcome) in asks.iter().zip(outcomes) {
         match outcome {
             Ok(outcome) if outcome.verdict == Verdict::Granted => {
                 taken = taken.map(|taken| taken + ask.tokens);
-                left_us = outcome.accrued_us - ask.terms.cost_us(ask.tokens);
+                store_balance_us = outcome.accrued_us - ask.terms.cost_us(ask.tokens);
             }
-            Ok(outcome) => left_us = outcome.accrued_us,
+            Ok(outcome) => store_balance_us = outcome.accrued_us,
             Err(StoreError::Refused | StoreError::Overloaded) => {}
             Err(StoreError::Timeout | StoreError::Unreachable) => taken = None,
         }
     }
-    (taken, left_us)
+    (taken, store_balance_us)
 }
 
-/// A refill under way. Should its runtime end before there is an answer, it is lost.
-struct Flight<'a> {
+/// Counts a refill as lost if its task is dropped before the answer, when its runtime shuts down.
+struct RefillGuard<'a> {
     ahead: &'a Ahead,
+    /// `None` once the answer has arrived.
     refill: Option<&'a Refill>,
 }
 
-impl Drop for Flight<'_> {
+impl Drop for RefillGuard<'_> {
     fn drop(&mut self) {
         if let Some(refill) = self.refill {
-            // Nothing was taken for certain, so there is nothing to give back.
-            let _ = self.ahead.landed(refill, None, 0.0);
+            // With an unknown result nothing is returned.
+            let _ = self.ahead.complete_refill(refill, None, 0.0);
         }
     }
 }
@@ -357,49 +368,49 @@ impl<S: Store> Store for Prefetching<S> {
         for ask in asks {
             outcomes.push(match ask {
                 Ask { prefetch_tokens: 1.., deal: Deal::Take { .. }, .. } => {
-                    let (served, refill, back) = self.ahead.serve(ask, view);
+                    let (served, refill, returned) = self.ahead.serve(ask, view);
                     refill.into_iter().for_each(|refill| self.refill(refill));
-                    returns.extend(back);
+                    returns.extend(returned);
                     served
                 }
                 _ => None,
             });
         }
         if !returns.is_empty() {
-            // It is not this request's business: neither its time nor, if it is given up, its end.
+            // In a task of its own: it must neither delay this request nor be cancelled with it.
             let store = self.clone();
             tokio::spawn(async move { store.give_back(returns).await });
         }
-        let left: SmallVec<[Terms; 1]> = asks
+        let terms: SmallVec<[Terms; 1]> = asks
             .iter()
             .zip(&outcomes)
             .filter(|(_, served)| served.is_none())
-            .map(|(ask, _)| beside(ask, view))
+            .map(|(ask, _)| reduced_terms(ask, view))
             .collect();
-        let open = asks.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
-        let open: SmallVec<[Ask<'_>; 1]> =
-            open.zip(&left).map(|((ask, _), terms)| Ask { terms, ..*ask }).collect();
+        let unserved = asks.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
+        let unserved: SmallVec<[Ask<'_>; 1]> =
+            unserved.zip(&terms).map(|((ask, _), terms)| Ask { terms, ..*ask }).collect();
         let mut decided =
-            if open.is_empty() { Outcomes::new() } else { self.store.decide(&open).await }
+            if unserved.is_empty() { Outcomes::new() } else { self.store.decide(&unserved).await }
                 .into_iter();
-        let unanswered = || Err(StoreError::Unreachable);
-        let whole = |served: Option<Outcome>| match served {
+        let missing = || Err(StoreError::Unreachable);
+        let merge = |served: Option<Outcome>| match served {
             Some(outcome) => Ok(outcome),
-            None => decided.next().unwrap_or_else(unanswered),
+            None => decided.next().unwrap_or_else(missing),
         };
-        outcomes.into_iter().map(whole).collect()
+        outcomes.into_iter().map(merge).collect()
     }
 
     fn full_us(&self, ask: &Ask<'_>) -> f64 {
         match ask.prefetch_tokens {
             0 => self.store.full_us(ask),
-            _ => beside(ask, self.ahead.members.view()).cap_us,
+            _ => reduced_terms(ask, self.ahead.members.view()).cap_us,
         }
     }
 }
 
-/// What is left to a bucket beside what nodes may hold of it.
-fn beside(ask: &Ask<'_>, view: View) -> Terms {
+/// The bucket's terms with a size reduced by what nodes may hold.
+fn reduced_terms(ask: &Ask<'_>, view: View) -> Terms {
     match ask.prefetch_tokens {
         0 => *ask.terms,
         tokens => ask.terms.beside_prefetch(tokens, view.nodes),

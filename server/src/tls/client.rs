@@ -1,4 +1,4 @@
-//! The side that connects.
+//! TLS for outgoing connections.
 
 use std::future::Future;
 use std::io;
@@ -23,21 +23,21 @@ use super::{Error, certificates, key, roots};
 use crate::files::Reread;
 use crate::logging::Repeating;
 
-/// How long one address may take to answer, its handshake included.
-const CONNECT: Duration = Duration::from_secs(5);
+/// Time limit for connecting, including the TLS handshake.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a client trusts, and what it shows. All in PEM.
+/// The certificate files of a client, all in PEM.
 #[derive(Clone, Debug)]
 pub struct ClientFiles {
-    /// Who signs the certificates of servers.
+    /// The CA certificates that servers' certificates are verified with.
     pub ca: PathBuf,
-    /// The client's own certificate and its key, if it has one.
+    /// The client's certificate and its private key; `None` for a client without a certificate.
     pub own: Option<(PathBuf, PathBuf)>,
-    /// The name that the server's certificate must have, where it is not the host's.
+    /// The name that the server's certificate must have; `None`: the host name.
     pub server_name: Option<String>,
 }
 
-/// Connects over TLS, HTTP/2 inside. Clones share what they have read.
+/// Opens TLS connections for HTTP/2. Clones share the loaded files.
 #[derive(Clone)]
 pub struct Dialer(Arc<Inner>);
 
@@ -48,7 +48,7 @@ struct Inner {
 }
 
 impl Dialer {
-    /// Reads the files; they are read again when they have changed, before the next connection.
+    /// Loads the files. Before each new connection, changed files are loaded again.
     pub fn new(files: ClientFiles) -> Result<Self, Error> {
         if let Some(name) = &files.server_name {
             server_name(name).map_err(|error| Error(error.to_string()))?;
@@ -61,8 +61,7 @@ impl Dialer {
         Ok(Self(Arc::new(Inner { server_name, config, failures: Repeating::default() })))
     }
 
-    /// What a connection over TLS begins with: whom it trusts, what it shows, and no protocol
-    /// agreed on.
+    /// The TLS configuration, without ALPN protocols.
     pub fn config(&self) -> ClientConfig {
         let mut config = ClientConfig::clone(&self.0.config.current());
         config.alpn_protocols.clear();
@@ -74,21 +73,21 @@ impl Dialer {
         server_name(self.0.server_name.as_deref().unwrap_or(host))
     }
 
-    /// A channel of gRPC that connects when it is used, and again when the connection breaks.
-    /// The endpoint says `http://`: the library is not to add TLS of its own.
+    /// A gRPC channel that connects on first use and reconnects when the connection breaks. The
+    /// endpoint must be an `http://` URI, so that the gRPC library adds no TLS of its own.
     pub fn channel(&self, endpoint: Endpoint) -> Channel {
-        secured(endpoint).connect_with_connector_lazy(self.clone())
+        with_https_origin(endpoint).connect_with_connector_lazy(self.clone())
     }
 
-    /// The same, connected when it is there.
+    /// Like [`channel`](Self::channel), but connects at once.
     pub async fn connect(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
-        secured(endpoint).connect_with_connector(self.clone()).await
+        with_https_origin(endpoint).connect_with_connector(self.clone()).await
     }
 
-    /// One connection to a server, over which HTTP/2 is to be spoken.
+    /// Opens one TLS connection to a server, with ALPN protocol `h2`.
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
         let inner = &*self.0;
-        // Half of a change is refused, and looked at again before the next connection.
+        // A half-finished change fails to load; the next connection tries again.
         if let Err(error) = inner.config.refresh().await
             && let Some(held_back) = inner.failures.pass()
         {
@@ -97,18 +96,18 @@ impl Dialer {
         let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name(host)?;
         let connector = TlsConnector::from(inner.config.current());
-        let connected = async {
+        let connect = async {
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
             connector.connect(name, stream).await
         };
-        let connected = tokio::time::timeout(CONNECT, connected).await;
-        Ok(connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.into())
+        let result = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
+        Ok(result.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.into())
     }
 }
 
-/// The endpoint whose requests say that they come over TLS.
-fn secured(endpoint: Endpoint) -> Endpoint {
+/// Sets the endpoint's origin to `https://`, so that requests carry the `https` scheme.
+fn with_https_origin(endpoint: Endpoint) -> Endpoint {
     let mut parts = endpoint.uri().clone().into_parts();
     parts.scheme = Some(Scheme::HTTPS);
     match Uri::from_parts(parts) {
@@ -118,8 +117,8 @@ fn secured(endpoint: Endpoint) -> Endpoint {
 }
 
 fn server_name(text: &str) -> io::Result<ServerName<'static>> {
-    let wrong = |_| io::Error::new(io::ErrorKind::InvalidInput, "no name that a server can have");
-    ServerName::try_from(text.to_owned()).map_err(wrong)
+    let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, "no name that a server can have");
+    ServerName::try_from(text.to_owned()).map_err(invalid)
 }
 
 fn load(files: &ClientFiles) -> Result<ClientConfig, Error> {
@@ -132,7 +131,7 @@ fn load(files: &ClientFiles) -> Result<ClientConfig, Error> {
         None => builder.with_no_client_auth(),
         Some((cert, own_key)) => builder
             .with_client_auth_cert(certificates(cert)?, key(own_key)?)
-            .map_err(|error| Error::of(cert, error))?,
+            .map_err(|error| Error::in_file(cert, error))?,
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
@@ -150,8 +149,8 @@ impl Service<Uri> for Dialer {
     fn call(&mut self, uri: Uri) -> Self::Future {
         let dialer = self.clone();
         Box::pin(async move {
-            let unusable = || io::Error::new(io::ErrorKind::InvalidInput, "no HOST:PORT");
-            let (host, port) = uri.host().zip(uri.port_u16()).ok_or_else(unusable)?;
+            let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "no HOST:PORT");
+            let (host, port) = uri.host().zip(uri.port_u16()).ok_or_else(invalid)?;
             dialer.dial(host, port).await.map(TokioIo::new)
         })
     }

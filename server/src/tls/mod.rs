@@ -1,5 +1,5 @@
-//! TLS on both ports, and towards other nodes: certificates that are read again when they
-//! change, handshakes that take a bounded time, the names in a client's certificate.
+//! TLS for both server ports and for outgoing connections: certificates reloaded when they change,
+//! handshakes with a time limit, and the names in client certificates.
 
 mod client;
 mod names;
@@ -18,14 +18,14 @@ pub use stream::Stream;
 
 use crate::files;
 
-/// Why certificates or keys can't be used. Holds no secret.
+/// Why certificates or keys can't be used. The text contains no secrets.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(String);
 
 impl Error {
-    fn of(path: &Path, why: impl std::fmt::Display) -> Self {
-        Self(format!("{}: {why}", path.display()))
+    fn in_file(path: &Path, reason: impl std::fmt::Display) -> Self {
+        Self(format!("{}: {reason}", path.display()))
     }
 }
 
@@ -35,28 +35,33 @@ impl From<std::io::Error> for Error {
     }
 }
 
-/// All certificates of a PEM file, of which there must be one.
+/// Reads all certificates of a PEM file, at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let pem = files::read(path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let all = all.map_err(|error| Error::of(path, format!("no PEM: {error}")))?;
+    let all = all.map_err(|error| Error::in_file(path, format!("no PEM: {error}")))?;
     if all.is_empty() {
-        return Err(Error::of(path, "there is no certificate in it (-----BEGIN CERTIFICATE-----)"));
+        return Err(Error::in_file(
+            path,
+            "there is no certificate in it (-----BEGIN CERTIFICATE-----)",
+        ));
     }
     Ok(all)
 }
 
+/// Reads the private key of a PEM file.
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, Error> {
-    // What is wrong in detail would be about a secret.
-    PrivateKeyDer::from_pem_slice(&files::read(path)?)
-        .map_err(|_| Error::of(path, "there is no private key in it (-----BEGIN PRIVATE KEY-----)"))
+    // The parser's error might reveal parts of the key, so drop it.
+    PrivateKeyDer::from_pem_slice(&files::read(path)?).map_err(|_| {
+        Error::in_file(path, "there is no private key in it (-----BEGIN PRIVATE KEY-----)")
+    })
 }
 
-/// The certificates of whoever signs the others'.
+/// Reads the trusted CA certificates of a PEM file.
 fn roots(path: &Path) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(path)? {
-        roots.add(certificate).map_err(|error| Error::of(path, error))?;
+        roots.add(certificate).map_err(|error| Error::in_file(path, error))?;
     }
     Ok(roots)
 }

@@ -1,4 +1,4 @@
-//! What a certificate says of whom it is for, and until when.
+//! The names and the expiry of a certificate.
 
 use rustls::pki_types::CertificateDer;
 use x509_cert::Certificate;
@@ -8,14 +8,15 @@ use x509_cert::der::{Decode, Tag, Tagged};
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
-/// When it expires, in seconds since the epoch; `None`: it can't be read.
+/// When the certificate expires, in seconds since the epoch; `None` if it can't be parsed.
 pub(super) fn expiry_s(certificate: &CertificateDer<'_>) -> Option<u64> {
     let certificate = Certificate::from_der(certificate).ok()?;
     Some(certificate.tbs_certificate.validity.not_after.to_unix_duration().as_secs())
 }
 
-/// Its names, each with its kind in front: `dns:` (in lower case, as these have none) and `uri:` of
-/// the alternative names, `cn:` of the subject. None, if it can't be read.
+/// The certificate's names, each prefixed with its kind: `dns:` (lowercased, as DNS names are
+/// case-insensitive) and `uri:` from the subject alternative names, `cn:` from the subject. Empty
+/// if the certificate can't be parsed.
 pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
     let Ok(certificate) = Certificate::from_der(certificate) else { return Vec::new() };
     let certificate = certificate.tbs_certificate;
@@ -29,11 +30,12 @@ pub(super) fn names(certificate: &CertificateDer<'_>) -> Vec<String> {
             _ => None,
         }));
     }
-    let parts = certificate.subject.0.iter().flat_map(|parts| parts.0.iter());
-    for part in parts.filter(|part| part.oid == COMMON_NAME) {
-        let text = match part.value.tag() {
-            Tag::Utf8String => part.value.decode_as::<Utf8StringRef<'_>>().map(|t| t.to_string()),
-            _ => part.value.decode_as::<PrintableStringRef<'_>>().map(|t| t.to_string()),
+    let attributes = certificate.subject.0.iter().flat_map(|rdn| rdn.0.iter());
+    for attribute in attributes.filter(|attribute| attribute.oid == COMMON_NAME) {
+        let value = &attribute.value;
+        let text = match value.tag() {
+            Tag::Utf8String => value.decode_as::<Utf8StringRef<'_>>().map(|t| t.to_string()),
+            _ => value.decode_as::<PrintableStringRef<'_>>().map(|t| t.to_string()),
         };
         names.extend(text.ok().map(|text| format!("cn:{text}")));
     }
@@ -54,10 +56,11 @@ mod tests {
         params.distinguished_name.push(DnType::CommonName, "shöp");
         params.distinguished_name.push(DnType::OrganizationName, "nobody");
         params.not_after = rcgen::date_time_ymd(2033, 5, 18);
-        let made = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
-        assert_eq!(names(made.der()), ["dns:a.example", "uri:spiffe://x/Shop", "cn:shöp"]);
-        assert_eq!(expiry_s(made.der()), Some(2_000_000_000 - 12_800));
-        let none = CertificateDer::from(vec![1, 2, 3]);
-        assert_eq!((names(&none), expiry_s(&none)), (Vec::new(), None));
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let der = certificate.der();
+        assert_eq!(names(der), ["dns:a.example", "uri:spiffe://x/Shop", "cn:shöp"]);
+        assert_eq!(expiry_s(der), Some(2_000_000_000 - 12_800));
+        let malformed = CertificateDer::from(vec![1, 2, 3]);
+        assert_eq!((names(&malformed), expiry_s(&malformed)), (Vec::new(), None));
     }
 }

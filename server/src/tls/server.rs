@@ -1,4 +1,4 @@
-//! The side that is connected to.
+//! TLS for incoming connections.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,34 +18,35 @@ use crate::files::{LOOK, Refusal, Refused, Watched};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
 
-/// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Time limit for a handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many may be under way on each port, each with its buffers and an open file. Ports have
-/// room of their own so that a node whose one is besieged still answers on the other.
-const UNDER_WAY: usize = 256;
+/// The maximum number of concurrent handshakes per port. Each holds buffers and a file descriptor.
+/// The limit is per port so that a flood of handshakes on one port does not block the other.
+const MAX_HANDSHAKES: usize = 256;
 
-/// Whether clients must show a certificate.
+/// Whether clients must present a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientAuth {
-    /// There is no connection without.
+    /// The handshake fails without a client certificate.
     Required,
-    /// There is: what such a client may do is for the access file to say.
+    /// A client without a certificate may connect; the access file decides what it may do.
     Optional,
 }
 
-/// What a node shows, and whom it trusts. All in PEM.
+/// The certificate files of a node, all in PEM.
 #[derive(Clone, Debug)]
 pub struct ServerFiles {
-    /// Its certificate, and those between it and the root.
+    /// The node's certificate, followed by the intermediate certificates.
     pub cert: PathBuf,
-    /// The key of the first of them.
+    /// The private key of the node's certificate.
     pub key: PathBuf,
-    /// Who signs the clients' certificates; `None`: clients are not asked for any.
+    /// The CA certificates that client certificates are verified with; `None`: the node requests no
+    /// client certificates.
     pub client_ca: Option<(PathBuf, ClientAuth)>,
 }
 
-/// A port, with what is spoken there.
+/// One of the node's two ports, which differ in their ALPN protocols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
     /// HTTP/2 only.
@@ -55,14 +56,15 @@ pub enum Port {
 }
 
 impl Port {
-    fn number(self) -> usize {
+    /// The port's index in metrics and in arrays by port.
+    fn index(self) -> usize {
         match self {
             Self::Grpc => AccessMetrics::GRPC,
             Self::Http => AccessMetrics::HTTP,
         }
     }
 
-    fn protocols(self) -> Vec<Vec<u8>> {
+    fn alpn_protocols(self) -> Vec<Vec<u8>> {
         match self {
             Self::Grpc => vec![b"h2".to_vec()],
             Self::Http => vec![b"h2".to_vec(), b"http/1.1".to_vec()],
@@ -70,21 +72,22 @@ impl Port {
     }
 }
 
-/// Room for one handshake, until it is dropped; `None`: there is no handshake.
+/// A permit for one handshake, released on drop; `None` if no handshake is made.
 pub type Room = Option<OwnedSemaphorePermit>;
 
-/// By port.
+/// The TLS configuration of each port, by [`Port::index`].
 type Configs = [Arc<ServerConfig>; 2];
 
-/// Makes TLS connections of those that came in, by the certificate that is in use.
+/// Makes TLS handshakes on incoming connections, with the certificate in use.
 pub struct Acceptor {
     files: ServerFiles,
     current: ArcSwap<Configs>,
-    /// Of the certificate in use, in seconds since the epoch.
+    /// The expiry of the certificate in use, in seconds since the epoch.
     expiry_s: AtomicU64,
-    room: [Arc<Semaphore>; 2],
+    /// Permits for handshakes, by [`Port::index`].
+    permits: [Arc<Semaphore>; 2],
     watched: Watched,
-    /// So that what was read last is in use, and not what was read slowly.
+    /// Held during a reload, so that a slow reload can't replace a newer one.
     reloading: Mutex<()>,
     metrics: TlsMetrics,
     failures: Repeating,
@@ -100,13 +103,13 @@ impl Acceptor {
         let watched = Watched::new(paths.chain(ca).map(PathBuf::as_path));
         let metrics = TlsMetrics::new(metrics);
         let (configs, expiry_s) = load(&files)?;
-        in_use(&files.cert, expiry_s, &metrics);
+        report_loaded(&files.cert, expiry_s, &metrics);
         let current = ArcSwap::from_pointee(configs);
         Ok(Self {
             files,
             current,
             expiry_s: AtomicU64::new(expiry_s),
-            room: [(); 2].map(|()| Arc::new(Semaphore::new(UNDER_WAY))),
+            permits: [(); 2].map(|()| Arc::new(Semaphore::new(MAX_HANDSHAKES))),
             watched,
             reloading: Mutex::default(),
             metrics,
@@ -121,19 +124,20 @@ impl Acceptor {
         self.expiry_s.load(Ordering::Relaxed)
     }
 
-    /// Why the files are not in use as they are now; `None`: they are.
+    /// Why the files' current versions are not in use; `None` if they are.
     pub fn refusal(&self) -> Option<Refusal> {
         self.refused.get()
     }
 
-    /// Waits until one more handshake may begin on that port.
+    /// Waits until another handshake may start on `port`.
     pub async fn room(&self, port: Port) -> Room {
-        // Nobody closes it, which alone would be an error.
-        Arc::clone(&self.room[port.number()]).acquire_owned().await.ok()
+        // The semaphore is never closed, so this can't fail.
+        Arc::clone(&self.permits[port.index()]).acquire_owned().await.ok()
     }
 
-    /// Shakes hands, for ten seconds at most. Gives back the names in the client's certificate
-    /// if it has shown one, each with its kind in front; `None`: there is no connection.
+    /// Makes the handshake. Returns the connection, and the names in the client's certificate if it
+    /// presented one, each prefixed with its kind. `None` if the handshake fails or takes longer
+    /// than ten seconds.
     pub async fn accept<S>(
         &self,
         stream: S,
@@ -143,32 +147,32 @@ impl Acceptor {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.current.load()[port.number()]);
-        let shaken = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream));
-        let shaken = shaken.await;
+        let config = Arc::clone(&self.current.load()[port.index()]);
+        let handshake = TlsAcceptor::from(config).accept(stream);
+        let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
         drop(room);
-        let (outcome, why) = match shaken {
+        let (outcome, why) = match result {
             Ok(Ok(stream)) => {
-                self.metrics.handshake(port.number(), Handshake::Done);
+                self.metrics.handshake(port.index(), Handshake::Done);
                 let (_, connection) = stream.get_ref();
-                let shown = connection.peer_certificates().and_then(<[_]>::first);
-                let names = shown.map(|certificate| names::names(certificate).into());
+                let certificate = connection.peer_certificates().and_then(<[_]>::first);
+                let names = certificate.map(|certificate| names::names(certificate).into());
                 return Some((Stream::Tls(Box::new(stream.into())), names));
             }
             Ok(Err(error)) => (Handshake::Failed, error.to_string()),
-            Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE:?}")),
+            Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE_TIMEOUT:?}")),
         };
-        self.metrics.handshake(port.number(), outcome);
+        self.metrics.handshake(port.index(), outcome);
         if let Some(held_back) = self.failed_handshakes.pass() {
-            // The library's words, in which nothing of what the client sent is repeated.
+            // `why` is the TLS library's text; it quotes nothing that the client sent.
             tracing::warn!(?port, %why, held_back, "a TLS handshake failed");
         }
         None
     }
 
-    /// Reads the files again. Bad ones are refused, and the old ones stay. Blocks.
+    /// Loads the files again. If they are unusable, the current certificate stays in use. Blocks.
     pub fn reload(&self) -> Result<(), Error> {
-        let _alone = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let _reloading = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         self.watched.take();
         let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
             self.metrics.failed();
@@ -183,72 +187,72 @@ impl Acceptor {
         self.refused.clear();
         self.expiry_s.store(expiry_s, Ordering::Relaxed);
         self.current.store(Arc::new(configs));
-        // Only now: whoever sees the count or the log line relies on the new certificate.
-        in_use(&self.files.cert, expiry_s, &self.metrics);
+        // Count and log only after the swap: an observer may then rely on the new certificate.
+        report_loaded(&self.files.cert, expiry_s, &self.metrics);
         Ok(())
     }
 
-    /// The same, off the runtime's own threads. What comes of it is logged.
+    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
     pub async fn reload_aside(self: &Arc<Self>) {
         let acceptor = Arc::clone(self);
         let _ = tokio::task::spawn_blocking(move || acceptor.reload()).await;
     }
 
-    /// Reloads whenever the files have changed, until the future is dropped.
+    /// Reloads the files whenever they have changed, until the future is dropped.
     pub async fn watch(self: &Arc<Self>) {
         loop {
             tokio::time::sleep(LOOK).await;
             let acceptor = Arc::clone(self);
-            let look = move || acceptor.watched.settled_on_a_change().then(|| acceptor.reload());
-            let _ = tokio::task::spawn_blocking(look).await;
+            let poll = move || acceptor.watched.settled_on_a_change().then(|| acceptor.reload());
+            let _ = tokio::task::spawn_blocking(poll).await;
         }
     }
 }
 
-/// What is in the files, and when the certificate expires.
+/// Loads the configurations, and the certificate's expiry in seconds since the epoch.
 fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
     let chain = certificates(&files.cert)?;
     let expiry_s = chain.first().and_then(names::expiry_s);
     let expiry_s =
-        expiry_s.ok_or_else(|| Error::of(&files.cert, "the certificate is malformed"))?;
+        expiry_s.ok_or_else(|| Error::in_file(&files.cert, "the certificate is malformed"))?;
     if expiry_s < now_s() {
-        return Err(Error::of(&files.cert, "the certificate has expired"));
+        return Err(Error::in_file(&files.cert, "the certificate has expired"));
     }
     let provider = Arc::new(ring::default_provider());
-    let unusable = |error| Error::of(&files.cert, error);
+    let unusable = |error| Error::in_file(&files.cert, error);
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(unusable)?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
-        Some((path, how)) => {
+        Some((path, client_auth)) => {
             let roots = Arc::new(roots(path)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
-            let verifier = match how {
+            let verifier = match client_auth {
                 ClientAuth::Required => verifier,
                 ClientAuth::Optional => verifier.allow_unauthenticated(),
             };
-            let verifier = verifier.build().map_err(|error| Error::of(path, error))?;
+            let verifier = verifier.build().map_err(|error| Error::in_file(path, error))?;
             builder.with_client_cert_verifier(verifier)
         }
     };
-    // Sees, too, that key and certificate belong together.
+    // This also checks that the key matches the certificate.
     let mut config = builder.with_single_cert(chain, key(&files.key)?).map_err(unusable)?;
     if files.client_ca.is_some() {
-        // Who resumes a session is taken for whom it was begun by, without another look at the
-        // certificate, which may have expired since.
+        // Disable session resumption: it would skip the check of the client's certificate, which
+        // may have expired since the first handshake.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
     }
-    let speaking = |port: Port| {
+    let for_port = |port: Port| {
         let mut config = config.clone();
-        config.alpn_protocols = port.protocols();
+        config.alpn_protocols = port.alpn_protocols();
         Arc::new(config)
     };
-    Ok(([Port::Grpc, Port::Http].map(speaking), expiry_s))
+    Ok(([Port::Grpc, Port::Http].map(for_port), expiry_s))
 }
 
-fn in_use(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
+fn report_loaded(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
     const DAY_S: u64 = 24 * 60 * 60;
     metrics.loaded(expiry_s);
     let days = expiry_s.saturating_sub(now_s()) / DAY_S;
@@ -267,18 +271,19 @@ mod tests {
 
     use super::*;
 
-    /// A certificate that has signed itself, for a server or a client.
+    /// The files of a self-signed certificate, usable for a server or a client.
     fn files() -> (TempDir, ServerFiles) {
         let dir = tempfile::tempdir().unwrap();
-        let made = generate_simple_self_signed(["node.example".to_owned()]).unwrap();
+        let generated = generate_simple_self_signed(["node.example".to_owned()]).unwrap();
         let (cert, key) = (dir.path().join("cert.pem"), dir.path().join("key.pem"));
-        fs::write(&cert, made.cert.pem()).unwrap();
-        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+        fs::write(&cert, generated.cert.pem()).unwrap();
+        fs::write(&key, generated.signing_key.serialize_pem()).unwrap();
         (dir, ServerFiles { cert, key, client_ca: None })
     }
 
-    /// What a connection begins with, all that follows the handshake included.
-    fn begun(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> HandshakeKind {
+    /// Connects, exchanges all pending messages (session tickets, too), and returns the kind of
+    /// handshake.
+    fn handshake(client: &Arc<ClientConfig>, server: &Arc<ServerConfig>) -> HandshakeKind {
         let name = "node.example".try_into().unwrap();
         let mut client = ClientConnection::new(Arc::clone(client), name).unwrap();
         let mut server = ServerConnection::new(Arc::clone(server)).unwrap();
@@ -302,12 +307,12 @@ mod tests {
     }
 
     #[test]
-    fn who_shows_a_certificate_shows_it_each_time() {
+    fn sessions_with_client_certificates_are_not_resumed() {
         let (_dir, files) = files();
-        let authorities = [ClientAuth::Required, ClientAuth::Optional];
-        let asked = authorities.map(|how| Some((files.cert.clone(), how)));
-        for client_ca in [None].into_iter().chain(asked) {
-            let again = match client_ca {
+        let modes = [ClientAuth::Required, ClientAuth::Optional];
+        let with_client_ca = modes.map(|client_auth| Some((files.cert.clone(), client_auth)));
+        for client_ca in [None].into_iter().chain(with_client_ca) {
+            let second = match client_ca {
                 None => HandshakeKind::Resumed,
                 Some(_) => HandshakeKind::Full,
             };
@@ -323,15 +328,15 @@ mod tests {
                     )
                     .unwrap();
                 let (client, (servers, _)) = (Arc::new(client), load(&files).unwrap());
-                let server = &servers[Port::Http.number()];
-                assert_eq!(begun(&client, server), HandshakeKind::Full);
-                assert_eq!(begun(&client, server), again, "{version:?} {client_ca:?}");
+                let server = &servers[Port::Http.index()];
+                assert_eq!(handshake(&client, server), HandshakeKind::Full);
+                assert_eq!(handshake(&client, server), second, "{version:?} {client_ca:?}");
             }
         }
     }
 
     #[test]
-    fn a_client_need_not_name_its_protocol_on_the_grpc_port() {
+    fn grpc_port_accepts_clients_without_alpn() {
         let (_dir, files) = files();
         let (servers, _) = load(&files).unwrap();
         let refused = |protocols: &[&[u8]]| {
@@ -343,27 +348,27 @@ mod tests {
             client.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
             let name = "node.example".try_into().unwrap();
             let mut client = ClientConnection::new(Arc::new(client), name).unwrap();
-            let config = Arc::clone(&servers[Port::Grpc.number()]);
+            let config = Arc::clone(&servers[Port::Grpc.index()]);
             let mut server = ServerConnection::new(config).unwrap();
             let mut sent = Vec::new();
             while client.write_tls(&mut sent).unwrap() > 0 {}
             server.read_tls(&mut &*sent).unwrap();
             server.process_new_packets().is_err()
         };
-        assert!(!refused(&[]), "without ALPN: it shows by its preface what it speaks");
+        assert!(!refused(&[]), "without ALPN, the HTTP/2 preface identifies the protocol");
         assert!(!refused(&[b"h2"]));
         assert!(refused(&[b"http/1.1"]));
     }
 
     #[test]
-    fn handshakes_wait_for_room_on_their_own_port() {
+    fn handshake_limit_is_per_port() {
         let (_dir, files) = files();
         let acceptor = Acceptor::load(files, &Metrics::new()).unwrap();
-        let room = |port| acceptor.room(port).now_or_never();
-        let mut begun: Vec<_> = (0..UNDER_WAY).map(|_| room(Port::Grpc).unwrap()).collect();
-        assert!(room(Port::Grpc).is_none());
-        assert!(room(Port::Http).is_some());
-        begun.pop();
-        assert!(room(Port::Grpc).is_some());
+        let permit = |port| acceptor.room(port).now_or_never();
+        let mut held: Vec<_> = (0..MAX_HANDSHAKES).map(|_| permit(Port::Grpc).unwrap()).collect();
+        assert!(permit(Port::Grpc).is_none());
+        assert!(permit(Port::Http).is_some());
+        held.pop();
+        assert!(permit(Port::Grpc).is_some());
     }
 }

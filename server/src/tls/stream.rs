@@ -1,4 +1,4 @@
-//! A connection, over TLS or not.
+//! A connection with or without TLS.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,14 +12,15 @@ use super::{names, now_s};
 
 /// A connection over `S`, with TLS or without.
 pub enum Stream<S> {
-    /// As it came.
+    /// Without TLS.
     Plain(S),
-    /// Over TLS. In a box, as it is a kilobyte.
+    /// With TLS. Boxed, because the TLS state is about one kilobyte.
     Tls(Box<TlsStream<S>>),
 }
 
 impl<S> Stream<S> {
-    /// How long the certificates that the client showed are all valid; `None`: it showed none.
+    /// The time until the first certificate in the peer's chain expires; `None` without TLS or
+    /// without a peer certificate.
     pub fn expires_in(&self) -> Option<Duration> {
         let Self::Tls(stream) = self else { return None };
         let (_, connection) = stream.get_ref();
@@ -28,7 +29,7 @@ impl<S> Stream<S> {
     }
 }
 
-/// Does the same with whichever it is.
+/// Evaluates an expression on the pinned inner stream of either variant.
 macro_rules! either {
     ($stream:expr, $inner:ident => $do:expr) => {
         match $stream.get_mut() {

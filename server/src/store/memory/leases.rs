@@ -1,4 +1,4 @@
-//! Leases in this process's memory: a [`Resource`] each, under sharded locks.
+//! Leases in this process's memory: one [`Resource`] per resource, under sharded locks.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -18,13 +18,13 @@ use crate::store::{
     freeze_number,
 };
 
-/// So many that one shard, of a hundred thousand resources, is gone through in a moment.
+/// With 100,000 resources, a shard is still small enough to be iterated under its lock.
 const SHARDS: usize = 256;
 
-/// Boxed, as half of the table may be empty.
+/// Resources are boxed because up to half of a hash table's slots are empty.
 type Shard = HashMap<Box<str>, Box<Resource>>;
 
-/// All resources that somebody holds a lease on.
+/// All resources with leases.
 pub(super) struct Resources {
     born: Mutex<Micros>,
     hasher: RandomState,
@@ -44,7 +44,7 @@ impl Resources {
         &self.shards[self.hasher.hash_one(resource) as usize % SHARDS]
     }
 
-    /// Forgets all leases. Who comes after that must learn them anew.
+    /// Drops all leases. New resources start in learning mode again.
     pub(super) fn clear(&self, now: Micros) {
         *lock(&self.born) = now;
         for shard in &self.shards {
@@ -52,7 +52,7 @@ impl Resources {
         }
     }
 
-    /// Drops all leases that have expired, in slices. Decisions drop those of their own resource.
+    /// Drops all expired leases, in slices. A decision drops only those of its own resource.
     pub(super) async fn sweep(&self, now: Micros) {
         for shard in &self.shards {
             let names: Vec<Box<str>> = lock(shard).keys().cloned().collect();
@@ -60,13 +60,13 @@ impl Resources {
                 let mut dropped = 0;
                 for name in names {
                     loop {
-                        let some = drop_some(&mut lock(shard), name, now);
-                        dropped += some;
+                        let count = drop_some(&mut lock(shard), name, now);
+                        dropped += count;
                         if dropped >= SWEEP_LIMIT {
                             yield_now().await;
                             dropped = 0;
                         }
-                        if some < SWEEP_LIMIT {
+                        if count < SWEEP_LIMIT {
                             break;
                         }
                     }
@@ -76,19 +76,19 @@ impl Resources {
         }
     }
 
-    /// The first resources by name, and what `of` says of each; a shard at a time, so that neither
-    /// decisions nor the thread wait for all of them.
-    async fn first<T>(&self, most: usize, of: fn(&Resource) -> T) -> Listing<(String, T)> {
-        let (mut first, mut all) = (BTreeMap::new(), 0);
+    /// The first `max` resources by name, each with the result of `read`. Locks one shard at a time
+    /// and yields in between, so that decisions and other tasks wait for one shard at most.
+    async fn first<T>(&self, max: usize, read: fn(&Resource) -> T) -> Listing<(String, T)> {
+        let (mut first, mut total) = (BTreeMap::new(), 0);
         for shard in &self.shards {
             {
                 let shard = lock(shard);
-                all += shard.len();
-                for (name, found) in shard.iter() {
-                    let last = first.last_key_value().filter(|_| first.len() >= most);
+                total += shard.len();
+                for (name, resource) in shard.iter() {
+                    let last = first.last_key_value().filter(|_| first.len() >= max);
                     if last.is_none_or(|(last, _): (&String, _)| **name < **last) {
-                        first.insert(name.to_string(), of(found));
-                        if first.len() > most {
+                        first.insert(name.to_string(), read(resource));
+                        if first.len() > max {
                             first.pop_last();
                         }
                     }
@@ -96,7 +96,7 @@ impl Resources {
             }
             yield_now().await;
         }
-        let left_out = (all - first.len()) as u64;
+        let left_out = (total - first.len()) as u64;
         Listing { items: first.into_iter().collect(), left_out }
     }
 
@@ -118,22 +118,22 @@ impl Resources {
     }
 
     fn release(&self, holder: Holder<'_>, resource: &str, now: Micros, effort: Effort) {
-        if let Entry::Occupied(mut found) = lock(self.shard(resource)).entry(resource.into()) {
-            found.get_mut().release_within(holder, now, effort);
-            if found.get().is_empty() {
-                found.remove();
+        if let Entry::Occupied(mut entry) = lock(self.shard(resource)).entry(resource.into()) {
+            entry.get_mut().release_within(holder, now, effort);
+            if entry.get().is_empty() {
+                entry.remove();
             }
         }
     }
 }
 
-/// Drops leases that have expired, at most [`SWEEP_LIMIT`], and a resource without any; tells how
-/// many leases.
-fn drop_some(shard: &mut Shard, resource: &str, now: Micros) -> usize {
-    let Some(found) = shard.get_mut(resource) else { return 0 };
-    let dropped = found.drop_some(now.as_secs(), SWEEP_LIMIT);
-    if found.is_empty() {
-        shard.remove(resource);
+/// Drops up to [`SWEEP_LIMIT`] expired leases of a resource, and the resource if no leases are
+/// left. Returns the number of leases dropped.
+fn drop_some(shard: &mut Shard, name: &str, now: Micros) -> usize {
+    let Some(resource) = shard.get_mut(name) else { return 0 };
+    let dropped = resource.drop_some(now.as_secs(), SWEEP_LIMIT);
+    if resource.is_empty() {
+        shard.remove(name);
     }
     dropped
 }
@@ -154,8 +154,8 @@ impl LeaseStore for MemoryStore {
         Ok(())
     }
 
-    async fn resources(&self, most: usize) -> Result<Listing<(String, Totals)>, StoreError> {
-        Ok(self.0.resources.first(most, Resource::totals).await)
+    async fn resources(&self, max: usize) -> Result<Listing<(String, Totals)>, StoreError> {
+        Ok(self.0.resources.first(max, Resource::totals).await)
     }
 
     async fn resources_page(&self, from: Cursor) -> Result<Page<(String, Totals)>, StoreError> {
@@ -167,15 +167,15 @@ impl LeaseStore for MemoryStore {
         Ok((items, next))
     }
 
-    async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
-        let Listing { items, left_out } = self.0.resources.first(most, |_| ()).await;
+    async fn resource_names(&self, max: usize) -> Result<Listing<String>, StoreError> {
+        let Listing { items, left_out } = self.0.resources.first(max, |_| ()).await;
         Ok(Listing { items: items.into_iter().map(|(name, ())| name).collect(), left_out })
     }
 
     async fn leases(
         &self,
         resource: &str,
-        most: usize,
+        max: usize,
     ) -> Result<Option<(Totals, Listing<LeaseView>)>, StoreError> {
         let shard = lock(self.0.resources.shard(resource));
         let Some(found) = shard.get(resource) else { return Ok(None) };
@@ -188,7 +188,7 @@ impl LeaseStore for MemoryStore {
             subclients: held.subclients(),
             expiry_s: held.expiry_s,
         };
-        let items: Vec<_> = found.leases().take(most).map(view).collect();
+        let items: Vec<_> = found.leases().take(max).map(view).collect();
         let left_out = totals.holders - items.len() as u64;
         Ok(Some((totals, Listing { items, left_out })))
     }
@@ -197,11 +197,11 @@ impl LeaseStore for MemoryStore {
         Ok(Some(*lock(&self.0.resources.born)))
     }
 
-    async fn nodes(&self, _most: usize) -> Result<Vec<String>, StoreError> {
+    async fn nodes(&self, _max: usize) -> Result<Vec<String>, StoreError> {
         Ok(Vec::new())
     }
 
-    /// There is one node.
+    /// Always `true`: this store has a single node.
     async fn take_renewal(&self, _node: &str, _time: Duration) -> Result<bool, StoreError> {
         Ok(true)
     }

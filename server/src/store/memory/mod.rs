@@ -1,8 +1,9 @@
-//! The embedded store: buckets and leases in this process's memory, decided by the functions
-//! of `domain` under short, sharded locks. One node only; what it holds ends with it.
+//! The embedded store: buckets and leases in this process's memory, decided by the functions of
+//! `domain` under short, sharded locks. It serves a single node, and its state ends with the
+//! process.
 //!
-//! It is also what a node decides with, on its share of the limits, while Redis can't be
-//! reached.
+//! With failure policy `local`, a node also uses it to decide on its share of the limits while
+//! Redis does not answer.
 
 use std::cmp::Reverse;
 use std::collections::binary_heap::PeekMut;
@@ -27,14 +28,15 @@ mod leases;
 
 const SHARDS: usize = 64;
 
-/// The most expired buckets that one decision clears away, so that none takes long.
+/// The maximum number of expired buckets that one decision removes, to bound its time.
 const CLEAR_LIMIT: usize = 4;
 
-/// The most idle names that one decision drops from a register, unless it needs the room.
+/// The maximum number of idle names that one decision drops from a register; more if the register
+/// is full.
 const DROP_LIMIT: u32 = 100;
 
-/// The most that one slice of a sweep drops: it holds a lock, and its thread, for a fraction of a
-/// millisecond.
+/// The maximum number of items that one slice of a sweep drops. A slice holds a lock and its thread
+/// for a fraction of a millisecond.
 const SWEEP_LIMIT: usize = 100;
 
 /// Buckets in this process's memory. Clones share them.
@@ -52,36 +54,37 @@ struct Inner {
 
 struct Entry {
     state: State,
-    /// The last millisecond at which the state still counts, as a key's expiry in Redis.
+    /// The last millisecond at which the state is valid, like a key's expiry in Redis.
     expires_ms: i64,
-    /// Where its element in [`Shard::due`] is: never later than `expires_ms`.
+    /// The time of the entry's element in [`Shard::due`]: never later than `expires_ms`.
     due_ms: i64,
 }
 
 #[derive(Default)]
 struct Shard {
     entries: HashMap<Arc<Key>, Entry>,
-    /// When to look at which entry. An expiry that moves back leaves its element where it
-    /// is, one that moves forward adds another; an element that is not at its entry's
-    /// `due_ms` is out of date.
+    /// When to check which entry for expiry. A later expiry leaves the entry's element in place; an
+    /// earlier one adds an element. An element whose time differs from its entry's `due_ms` is
+    /// stale.
     due: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
 }
 
-/// The dynamic buckets of a namespace that bounds them, by the time of their last use in µs.
+/// The dynamic buckets of a namespace that bounds them, with the time of their last use in µs.
 #[derive(Default)]
 struct Register {
-    /// After how many µs its names were last said to be idle.
+    /// The idle time of the last request, in µs, after which names are dropped.
     idle_us: Option<i64>,
     last_use: HashMap<Arc<str>, i64>,
+    /// `last_use`, ordered by time.
     by_use: BTreeSet<(i64, Arc<str>)>,
 }
 
 impl Register {
     fn record(&mut self, name: &str, now: Micros) {
         let name = match self.last_use.get_key_value(name) {
-            Some((name, &before)) => {
+            Some((name, &previous)) => {
                 let name = Arc::clone(name);
-                self.by_use.remove(&(before, Arc::clone(&name)));
+                self.by_use.remove(&(previous, Arc::clone(&name)));
                 name
             }
             None => Arc::from(name),
@@ -91,20 +94,20 @@ impl Register {
     }
 
     fn forget(&mut self, name: &str) {
-        if let Some((name, before)) = self.last_use.remove_entry(name) {
-            self.by_use.remove(&(before, name));
+        if let Some((name, last_use)) = self.last_use.remove_entry(name) {
+            self.by_use.remove(&(last_use, name));
         }
     }
 
-    /// Takes out some idle names, and tells whether there may be more.
+    /// Drops up to [`SWEEP_LIMIT`] idle names. Returns whether there may be more.
     fn sweep(&mut self, now: Micros) -> bool {
         let Some(idle_us) = self.idle_us else { return false };
         let latest = now.0.saturating_sub(idle_us);
         (0..SWEEP_LIMIT).all(|_| self.drop_idle(latest))
     }
 
-    /// Takes out one bucket that was last used at `latest` or before, if there is one. Its
-    /// state needs no removal: it was written to expire by then.
+    /// Drops one name last used at or before `latest`, and returns whether there was one. The
+    /// bucket's state needs no removal: its expiry has passed.
     fn drop_idle(&mut self, latest: i64) -> bool {
         if self.by_use.first().is_none_or(|(last, _)| *last > latest) {
             return false;
@@ -116,19 +119,18 @@ impl Register {
     }
 }
 
-/// Every critical section leaves its data whole, so a lock that a panicking thread held is
-/// as good as any other.
+/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryStore {
-    /// An empty store on the system's clock.
+    /// An empty store on the system clock.
     pub fn new() -> Self {
         Self::with(Clock::system())
     }
 
-    /// An empty store on a clock that is moved by hand.
+    /// An empty store on a clock that tests move manually.
     pub fn with_clock(clock: ManualClock) -> Self {
         Self::with(clock.into())
     }
@@ -144,31 +146,31 @@ impl MemoryStore {
         }))
     }
 
-    /// How many buckets are in use.
+    /// The number of buckets in use.
     pub fn buckets(&self) -> usize {
         self.0.in_use.load(Ordering::Relaxed)
     }
 
-    /// What its clock shows.
+    /// The current time on the store's clock.
     pub fn now(&self) -> Micros {
         self.0.clock.now()
     }
 
-    /// Clears away every bucket that is full again, every name that is idle, and every lease
-    /// that has expired. Decisions clear a few each; this is for the time when none arrive. It works
-    /// in slices, and lets its thread do something else between two of them.
+    /// Removes all buckets that are full again, all idle names and all expired leases. Each
+    /// decision removes a few; a sweep is for times without decisions. It works in slices and
+    /// yields to the runtime between them.
     pub async fn sweep(&self) {
         self.sweep_buckets().await;
         self.sweep_names().await;
         self.0.resources.sweep(self.now()).await;
     }
 
-    /// The part of [`MemoryStore::sweep`] that is about buckets.
+    /// The part of [`MemoryStore::sweep`] that removes buckets.
     pub async fn sweep_buckets(&self) {
         let now = self.0.clock.now();
         for shard in &self.0.shards {
-            let slice = || lock(shard).clear(now.as_millis(), SWEEP_LIMIT, &self.0.in_use);
-            while slice() {
+            let clear_slice = || lock(shard).clear(now.as_millis(), SWEEP_LIMIT, &self.0.in_use);
+            while clear_slice() {
                 yield_now().await;
             }
             yield_now().await;
@@ -183,13 +185,13 @@ impl MemoryStore {
                 yield_now().await;
             }
         }
-        // Who decides holds a second reference while it may still add a name.
+        // A decision in progress, which may still add a name, holds a second reference.
         lock(&self.0.registers).retain(|_, register| {
             Arc::strong_count(register) > 1 || !lock(register).last_use.is_empty()
         });
     }
 
-    /// Forgets everything: every bucket is full, and nobody holds a lease.
+    /// Drops all state: every bucket is full, and there are no leases.
     pub fn clear(&self) {
         self.0.resources.clear(self.now());
         lock(&self.0.registers).clear();
@@ -200,7 +202,7 @@ impl MemoryStore {
         }
     }
 
-    /// Decides one question.
+    /// Decides one request.
     pub fn decide_one(&self, ask: &Ask<'_>) -> Outcome {
         self.0.decide(ask)
     }
@@ -221,7 +223,9 @@ impl Store for MemoryStore {
 impl Inner {
     fn decide(&self, ask: &Ask<'_>) -> Outcome {
         match ask.place {
-            Place::Dynamic { max_buckets: Some(bound) } => self.decide_counted(ask, bound),
+            Place::Dynamic { max_buckets: Some(max_buckets) } => {
+                self.decide_counted(ask, max_buckets)
+            }
             Place::Configured { bounded: true } => {
                 let register = lock(&self.registers).get(ask.namespace).cloned();
                 if let Some(register) = register {
@@ -233,29 +237,31 @@ impl Inner {
         }
     }
 
-    /// Decides for a dynamic bucket of a namespace that bounds them.
-    fn decide_counted(&self, ask: &Ask<'_>, bound: u64) -> Outcome {
+    /// Decides for a dynamic bucket of a namespace with at most `max_buckets` of them.
+    fn decide_counted(&self, ask: &Ask<'_>, max_buckets: u64) -> Outcome {
         let register = Arc::clone(lock(&self.registers).entry_ref(ask.namespace).or_default());
         let mut register = lock(&register);
         let now = self.clock.now();
         register.idle_us = ask.idle_us();
-        let mut known = register.last_use.contains_key(ask.name);
+        let mut registered = register.last_use.contains_key(ask.name);
         let mut removed = 0;
         if let Some(idle_us) = ask.idle_us() {
             let latest = now.0.saturating_sub(idle_us);
             if register.last_use.get(ask.name).is_some_and(|&last| last <= latest) {
                 register.forget(ask.name);
-                known = false;
+                registered = false;
                 removed += 1;
             }
-            let full = |register: &Register| register.last_use.len() as u64 >= bound;
-            while !known && (removed <= DROP_LIMIT || full(&register)) && register.drop_idle(latest)
+            let is_full = |register: &Register| register.last_use.len() as u64 >= max_buckets;
+            while !registered
+                && (removed <= DROP_LIMIT || is_full(&register))
+                && register.drop_idle(latest)
             {
                 removed += 1;
             }
         }
         let live = register.last_use.len() as u32;
-        if !known && u64::from(live) >= bound {
+        if !registered && u64::from(live) >= max_buckets {
             return Outcome {
                 verdict: Verdict::TooManyBuckets,
                 accrued_us: 0.0,
@@ -265,17 +271,17 @@ impl Inner {
             };
         }
         let (mut outcome, in_use) = self.decide_bucket(ask, now);
-        let counts = known || in_use || outcome.verdict == Verdict::Granted;
+        let counts = registered || in_use || outcome.verdict == Verdict::Granted;
         if counts {
             register.record(ask.name, now);
         }
-        outcome.created = counts && !known;
+        outcome.created = counts && !registered;
         outcome.removed = removed;
         outcome.live = Some(register.last_use.len() as u32);
         outcome
     }
 
-    /// Decides for one bucket, and tells whether it was in use: less than full.
+    /// Decides for one bucket. Also returns whether the bucket was in use before, i.e. not full.
     fn decide_bucket(&self, ask: &Ask<'_>, now: Micros) -> (Outcome, bool) {
         let key = KeyRef::of(ask);
         let mut shard = lock(self.shard(key));
@@ -287,7 +293,7 @@ impl Inner {
         let decision = bucket::decide(state.as_ref(), ask.terms, &ask.request(), now);
         let put = match decision.change {
             Change::Put(state) => Some(state),
-            // The expiry may have changed all the same.
+            // Rewrite the unchanged state if its expiry may have to change.
             Change::Keep => state.filter(|_| ask.rewrites()),
             Change::Remove => {
                 shard.remove(key, &self.in_use);
@@ -321,12 +327,12 @@ impl Inner {
 impl Shard {
     fn put(&mut self, key: KeyRef<'_>, state: State, expires_ms: i64, in_use: &AtomicUsize) {
         match self.entries.entry_ref(&key) {
-            EntryRef::Occupied(mut found) => {
-                let due_ms = found.get().due_ms.min(expires_ms);
-                if due_ms < found.get().due_ms {
-                    self.due.push(Reverse((due_ms, Arc::clone(found.key()))));
+            EntryRef::Occupied(mut occupied) => {
+                let due_ms = occupied.get().due_ms.min(expires_ms);
+                if due_ms < occupied.get().due_ms {
+                    self.due.push(Reverse((due_ms, Arc::clone(occupied.key()))));
                 }
-                found.insert(Entry { state, expires_ms, due_ms });
+                occupied.insert(Entry { state, expires_ms, due_ms });
             }
             EntryRef::Vacant(vacant) => {
                 let key = Arc::new(key.to_key());
@@ -338,14 +344,14 @@ impl Shard {
     }
 
     fn remove(&mut self, key: KeyRef<'_>, in_use: &AtomicUsize) {
-        // Its element in `due` is out of date from here on.
+        // The entry's element in `due` becomes stale.
         if self.entries.remove(&key).is_some() {
             in_use.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// Clears away at most `limit` buckets whose time has come, and tells whether there may be
-    /// more.
+    /// Checks up to `limit` due entries and removes the expired ones. Returns whether more may be
+    /// due.
     fn clear(&mut self, now_ms: i64, limit: usize, in_use: &AtomicUsize) -> bool {
         for _ in 0..limit {
             let Some(first) = self.due.peek_mut() else { return false };
