@@ -358,7 +358,7 @@ fn median(measured: &[(f64, f64)], of: fn(&(f64, f64)) -> f64) -> f64 {
 }
 
 #[test]
-#[ignore = "a build without optimization is out of CPU time long before a flood is one: cargo test --release --locked -p tollgate-server --test allow flood_of -- --ignored --nocapture"]
+#[ignore = "measures latencies beside a flood, which takes an optimised build and an idle machine: cargo test --release --locked -p tollgate-server --test allow flood_of -- --ignored --nocapture"]
 fn a_flood_of_one_namespace_leaves_another_its_latency() {
     let _alone = alone();
     let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
