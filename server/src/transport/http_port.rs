@@ -4,7 +4,7 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,6 +36,7 @@ use super::budget::{Budget, Held};
 use super::closing;
 use super::connection::{self, Answering, STOPPING_HANDSHAKE, Timeouts};
 use super::door::Asking;
+use super::forward_write::forward_write;
 use super::http::UnreadBody;
 use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
@@ -321,35 +322,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for PrefixedStream<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for PrefixedStream<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
-    }
-}
+forward_write!(PrefixedStream, stream);
 
 #[cfg(test)]
 mod tests;

@@ -14,18 +14,19 @@
 //! thousand SETTINGS, PING or WINDOW_UPDATE frames, and h2 takes half a millisecond for these.
 
 use std::cell::RefCell;
-use std::io::{self, IoSlice};
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, ReadBuf};
 
 mod block;
 mod frames;
 mod huffman;
 
+use super::forward_write::forward_write;
 use super::read_budget::{BudgetedStream, ReadBudget};
 use frames::{Frames, TablesDiffer};
 
@@ -174,35 +175,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Inbound<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Inbound<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write(context, bytes)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.inner).poll_write_vectored(context, slices)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.inner.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_shutdown(context)
-    }
-}
+forward_write!(Inbound, inner);
 
 #[cfg(test)]
 mod tests;

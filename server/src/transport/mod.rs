@@ -27,6 +27,7 @@ mod capacity;
 mod closing;
 pub mod connection;
 pub mod door;
+mod forward_write;
 pub mod grpc;
 pub mod grpc_service;
 pub mod http;

@@ -9,6 +9,7 @@ use http::uri::Authority;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
+use tokio::io::AsyncWrite;
 
 use super::*;
 
