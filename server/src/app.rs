@@ -22,12 +22,12 @@ use tokio::task::JoinSet;
 use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, HealthService};
 
-use crate::access::LoadError as AccessError;
+use crate::config::LoadError;
 use crate::logging;
 use crate::metrics::{Metrics, StoreMetrics};
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
-use crate::service::limits::{LiveLimits, LoadError};
+use crate::service::limits::LiveLimits;
 use crate::service::parent::{Renewal, TICK};
 use crate::service::status::NodeView;
 use crate::service::{Fallback, Shared};
@@ -74,10 +74,10 @@ pub enum Error {
     Setting(String),
     /// The limits file is unusable.
     #[error("--limits: {0}")]
-    Limits(#[from] LoadError),
+    Limits(LoadError),
     /// The access file is unusable.
     #[error("--access: {0}")]
-    Access(#[from] AccessError),
+    Access(LoadError),
     /// Certificates or keys are unusable.
     #[error("{0}: {1}")]
     Tls(&'static str, tls::Error),
@@ -128,7 +128,8 @@ pub async fn run(
     let store =
         settings.store.parse().map_err(|error| Error::Setting(format!("--store: {error}")))?;
     let metrics = Arc::new(Metrics::new());
-    let limits = Arc::new(LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics))?);
+    let limits = LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics));
+    let limits = Arc::new(limits.map_err(Error::Limits)?);
     let parent = parent(&settings)?;
     let door = doors::open(&settings.doors, &metrics)?;
     doors::warn_if_open(&settings.doors, &listeners);

@@ -1,24 +1,26 @@
-//! Files that are reloaded when they change: certificates, keys, tokens, access rules.
+//! Files that are reloaded when they change: limits, certificates, keys, tokens, access rules.
+//!
+//! [`Live`] polls files, and is what a node serves by. [`Reread`] looks at its files when their
+//! content is needed.
 //!
 //! Files are polled: that also detects changes behind symbolic links, by which Kubernetes swaps
-//! mounted files. A change is applied only when two polls in a row see equal stamps, because a
-//! certificate and its key are two files and never replaced at once.
+//! mounted files. A change is applied only when two polls in a row see equal stamps: a file that is
+//! half written may be valid, and a certificate and its key are never replaced at once.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
+mod live;
 mod refused;
 mod reread;
 
-pub use refused::{Refusal, Refused};
+pub use live::{Live, Source};
+pub use refused::Refusal;
 pub use reread::Reread;
 
-/// How often files are polled.
-pub const LOOK: Duration = Duration::from_millis(500);
+use refused::Refused;
 
 /// The maximum size of a file.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -41,7 +43,8 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
 /// Reads a UTF-8 file of up to 16 MiB. Errors name the file.
 pub fn read_text(path: &Path) -> io::Result<String> {
     String::from_utf8(read(path)?).map_err(|_| {
-        io::Error::new(ErrorKind::InvalidData, format!("{} is no text", path.display()))
+        let text = format!("can't read {}: stream did not contain valid UTF-8", path.display());
+        io::Error::new(ErrorKind::InvalidData, text)
     })
 }
 
@@ -67,10 +70,10 @@ pub fn is_world_readable(path: &Path) -> bool {
 /// any of them differs, the file must be read again. The status change time detects `chmod` and
 /// `chown`, which may make a file readable. The inode detects replacement by tools that give all
 /// files equal times. `None` if the file does not exist or its directory is not accessible.
-pub type Stamp = Option<[i128; 4]>;
+type Stamp = Option<[i128; 4]>;
 
 /// The current stamp of a file.
-pub fn stamp(path: &Path) -> Stamp {
+fn stamp(path: &Path) -> Stamp {
     let metadata = fs::metadata(path).ok()?;
     let time_ns = |s: i64, ns: i64| i128::from(s) * 1_000_000_000 + i128::from(ns);
     Some([
@@ -81,28 +84,24 @@ pub fn stamp(path: &Path) -> Stamp {
     ])
 }
 
-/// A set of files that are loaded together, with their stamps at the last load.
-pub struct Watched {
+/// A set of files that are loaded together, with their stamps.
+struct Watched {
     paths: Vec<PathBuf>,
-    stamps: Mutex<Stamps>,
-}
-
-/// The stamps of changed files, from [`Watched::change`].
-pub struct Change(Vec<Stamp>);
-
-struct Stamps {
     /// At the last load.
     loaded: Vec<Stamp>,
     /// At the last poll.
     polled: Vec<Stamp>,
 }
 
+/// The stamps of changed files.
+struct Change(Vec<Stamp>);
+
 impl Watched {
     /// Watches these files. Their current versions count as loaded.
-    pub fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
+    fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().map(Path::to_owned).collect();
         let now: Vec<Stamp> = paths.iter().map(|path| stamp(path)).collect();
-        Self { paths, stamps: Mutex::new(Stamps { loaded: now.clone(), polled: now }) }
+        Self { paths, loaded: now.clone(), polled: now }
     }
 
     fn now(&self) -> Vec<Stamp> {
@@ -110,38 +109,40 @@ impl Watched {
     }
 
     /// Marks the files' current versions as loaded. Call it before reading them.
-    pub fn take(&self) {
-        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
-        stamps.loaded = self.now();
-        stamps.polled = stamps.loaded.clone();
+    fn take(&mut self) {
+        self.loaded = self.now();
+        self.polled.clone_from(&self.loaded);
     }
 
     /// The files' current stamps if they differ from the loaded ones, even while a file is still
     /// being written; else `None`. Call it before reading the files, and [`keep`](Self::keep)
     /// after: then a change during the read counts as another change.
-    pub fn change(&self) -> Option<Change> {
+    fn change(&self) -> Option<Change> {
         let now = self.now();
-        let stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
-        (now != stamps.loaded).then_some(Change(now))
+        (now != self.loaded).then_some(Change(now))
+    }
+
+    /// Polls the files. Returns their stamps if they differ from the loaded ones, and are the same
+    /// as at the last poll.
+    fn settled_change(&mut self) -> Option<Change> {
+        let now = self.now();
+        let last = std::mem::replace(&mut self.polled, now);
+        (last == self.polled && last != self.loaded).then_some(Change(last))
     }
 
     /// Marks the files as loaded with the stamps of `change`.
-    pub fn keep(&self, change: Change) {
-        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
-        stamps.loaded = change.0;
+    fn keep(&mut self, change: Change) {
+        self.loaded = change.0;
     }
 
-    /// Polls the files. Returns `true`, and marks them as loaded, if they differ from the loaded
-    /// versions and have not changed since the last poll.
-    pub fn settled_on_a_change(&self) -> bool {
-        let mut stamps = self.stamps.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = self.now();
-        let changed = now != stamps.loaded && now == stamps.polled;
-        if changed {
-            stamps.loaded.clone_from(&now);
+    /// Marks the files as loaded if they still have the stamps of `change`. Returns whether they
+    /// have.
+    fn keep_if_current(&mut self, change: Change) -> bool {
+        let current = self.now() == change.0;
+        if current {
+            self.keep(change);
         }
-        stamps.polled = now;
-        changed
+        current
     }
 }
 
@@ -156,17 +157,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
         fs::write(&cert, "1").unwrap();
-        let watched = Watched::new([&*cert, &*key]);
-        assert!(!watched.settled_on_a_change());
+        let mut watched = Watched::new([&*cert, &*key]);
+        assert!(watched.settled_change().is_none());
         fs::write(&cert, "12").unwrap();
-        assert!(!watched.settled_on_a_change(), "first poll after the change");
+        assert!(watched.settled_change().is_none(), "first poll after the change");
         fs::write(&key, "1").unwrap();
-        assert!(!watched.settled_on_a_change(), "changed again");
-        assert!(watched.settled_on_a_change());
-        assert!(!watched.settled_on_a_change(), "already reported");
+        assert!(watched.settled_change().is_none(), "changed again");
+        let change = watched.settled_change().unwrap();
+        assert!(watched.keep_if_current(change));
+        assert!(watched.settled_change().is_none(), "already loaded");
         fs::remove_file(&key).unwrap();
         watched.take();
-        assert!(!watched.settled_on_a_change(), "marked as loaded");
+        assert!(watched.settled_change().is_none(), "marked as loaded");
     }
 
     #[test]
@@ -187,7 +189,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         fs::write(&path, "1").unwrap();
-        let watched = Watched::new([&*path]);
+        let mut watched = Watched::new([&*path]);
         assert!(watched.change().is_none());
         fs::write(&path, "12").unwrap();
         let change = watched.change().unwrap();

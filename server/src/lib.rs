@@ -9,12 +9,14 @@
 //! | `app` | the composition root: starts, drains, stops | everything |
 //! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
 //! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |
-//! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
+//! | `tls` | certificates, handshakes | `files`, `logging`, `metrics`, `wall_clock` |
 //! | `service` | one use case per file | `store`, `config`, `domain`, `files`, `metrics`, `logging` |
 //! | `store` | storage of buckets and leases: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
 //! | `config` | the limits file | `domain` |
+//! | `files` | files that are reloaded when they change | `logging`, `metrics`, `wall_clock` |
 //! | `domain` | bucket arithmetic, sharing of capacity, leases, names, time | nothing |
-//! | `settings`, `logging`, `metrics`, `files` | command-line settings, log output, metrics, file watching | nothing |
+//! | `metrics` | every metric, its name and unit | `wall_clock` |
+//! | `settings`, `logging`, `wall_clock` | command-line settings, log output, the wall clock | nothing |
 //!
 //! Two placements may surprise. The live snapshot of the limits is in `service::limits`, not in
 //! `config`, because it contains the metric handles of each bucket. `transport` uses the trait
@@ -33,3 +35,4 @@ pub mod settings;
 pub mod store;
 pub mod tls;
 pub mod transport;
+pub mod wall_clock;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each place, and the places it may name.
-const MAY_NAME: [(&str, &[&str]); 13] = [
+const MAY_NAME: [(&str, &[&str]); 14] = [
     (
         "cli",
         &["access", "app", "config", "files", "logging", "service", "settings", "tls", "transport"],
@@ -29,15 +29,16 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
     ),
     ("transport", &["access", "domain", "files", "logging", "metrics", "service", "store", "tls"]),
     ("access", &["config", "domain", "files", "logging", "metrics"]),
-    ("tls", &["files", "logging", "metrics"]),
-    ("files", &[]),
+    ("tls", &["files", "logging", "metrics", "wall_clock"]),
+    ("files", &["logging", "metrics", "wall_clock"]),
     ("service", &["config", "domain", "files", "logging", "metrics", "store"]),
     ("store", &["domain", "files", "logging", "metrics"]),
     ("config", &["domain"]),
     ("domain", &[]),
     ("settings", &[]),
     ("logging", &[]),
-    ("metrics", &[]),
+    ("metrics", &["wall_clock"]),
+    ("wall_clock", &[]),
 ];
 
 /// What the domain must not know: networks, stores, file formats, clocks.
