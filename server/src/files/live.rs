@@ -8,7 +8,8 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, Guard};
 use tokio::task::spawn_blocking;
 
-use super::{Refusal, Refused, Watched};
+use super::refused::{Refusal, Refused};
+use super::watched::Watched;
 use crate::logging::Repeating;
 use crate::metrics::LoadMetrics;
 

@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::Watched;
+use super::watched::Watched;
 
 /// Time limit for a refresh. A file system that hangs must not keep requests waiting.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
