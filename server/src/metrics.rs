@@ -3,12 +3,14 @@
 //! Callers create a handle once and keep it, so that counting is a single atomic addition. Each
 //! node has its own recorder, so that several nodes can run in one process.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
+mod loads;
 mod overload;
 mod security;
 mod series;
 
+pub use loads::{LimitsMetrics, LoadMetrics};
 pub use overload::{BudgetMetrics, ConnectionMetrics};
 pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
 pub use series::Defined;
@@ -18,6 +20,8 @@ use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 use series::Series;
+
+use crate::wall_clock;
 
 const DECISIONS: &str = "tollgate_decisions_total";
 const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
@@ -194,7 +198,7 @@ impl Metrics {
         }
         let metrics = Self { handle: recorder.handle(), recorder, series: Series::new() };
         metrics.gauge(BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
-        metrics.gauge(STARTED_AT, &[]).set(seconds_since_epoch());
+        metrics.gauge(STARTED_AT, &[]).set(wall_clock::since_epoch().as_secs_f64());
         metrics
     }
 
@@ -268,11 +272,6 @@ fn key(name: &'static str, labels: &[(&'static str, &str)]) -> Key {
 /// before a quote, as already escaped. Names that differ only in that would share one series.
 fn label_value(text: &str) -> String {
     text.replace('\\', r"\\")
-}
-
-#[expect(clippy::disallowed_methods, reason = "timestamps for people, which nothing decides by")]
-fn seconds_since_epoch() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// The outcome of a request for tokens.
@@ -557,41 +556,5 @@ impl StoreMetrics {
     /// Counts requests that the store did not answer. `class` is the index of the class of error.
     pub fn errors(&self, class: usize, questions: usize) {
         self.errors[class].increment(questions as u64);
-    }
-}
-
-/// The metrics of loading limits files.
-pub struct LimitsMetrics {
-    version: Gauge,
-    loads: Counter,
-    failures: Counter,
-    current: Gauge,
-    loaded_at: Gauge,
-}
-
-impl LimitsMetrics {
-    /// Registers the metrics, set to 0.
-    pub fn new(metrics: &Metrics) -> Self {
-        Self {
-            version: metrics.gauge(LIMITS_VERSION, &[]),
-            loads: metrics.counter(LIMITS_LOADS, &[]),
-            failures: metrics.counter(LIMITS_FAILURES, &[]),
-            current: metrics.gauge(LIMITS_CURRENT, &[]),
-            loaded_at: metrics.gauge(LIMITS_LOADED_AT, &[]),
-        }
-    }
-
-    /// Records that a limits file was loaded.
-    pub fn loaded(&self, version: u32) {
-        self.version.set(f64::from(version));
-        self.current.set(1.0);
-        self.loads.increment(1);
-        self.loaded_at.set(seconds_since_epoch());
-    }
-
-    /// Records that a limits file was invalid or unreadable.
-    pub fn failed(&self) {
-        self.current.set(0.0);
-        self.failures.increment(1);
     }
 }

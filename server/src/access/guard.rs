@@ -162,7 +162,7 @@ impl Guard {
                 }
             }
         };
-        access.counts().refused(transport, reason);
+        access.counts.refused(transport, reason);
         if let Some(held_back) = access.refusals.pass() {
             tracing::warn!(reason = reason.word(), held_back, "a request was refused: who asks?");
         }
@@ -358,7 +358,7 @@ impl Identity {
 
     /// Counts and logs a refusal.
     fn refused(&self, reason: Refused) {
-        self.access.counts().refused(self.transport, reason);
+        self.access.counts.refused(self.transport, reason);
         if let Some(held_back) = self.access.refusals.pass() {
             let caller = self.all().next().map(|caller| &*caller.name);
             tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");

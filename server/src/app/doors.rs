@@ -29,7 +29,7 @@ pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
         None => None,
     };
     let access = match &settings.access {
-        Some(path) => Some(Arc::new(Access::load(path, metrics)?)),
+        Some(path) => Some(Arc::new(Access::load(path, metrics).map_err(Error::Access)?)),
         None => None,
     };
     Ok(Door { tls, access })

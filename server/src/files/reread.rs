@@ -10,7 +10,7 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::Watched;
+use super::watched::Watched;
 
 /// Time limit for a refresh. A file system that hangs must not keep requests waiting.
 const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -18,12 +18,11 @@ const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
 /// A value loaded from files. After the first load, files are read only on blocking threads.
 pub struct Reread<T> {
     inner: Arc<Inner<T>>,
-    /// Held during a refresh, so that a file system that hangs blocks only one thread.
-    refreshing: Arc<Mutex<()>>,
+    /// Locked during a refresh, so that a file system that hangs blocks only one thread.
+    watched: Arc<Mutex<Watched>>,
 }
 
 struct Inner<T> {
-    watched: Watched,
     read: Box<dyn Fn() -> Result<T, String> + Send + Sync>,
     current: ArcSwap<T>,
 }
@@ -34,10 +33,10 @@ impl<T: Send + Sync + 'static> Reread<T> {
         paths: impl IntoIterator<Item = &'p Path>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Self, E> {
-        let watched = Watched::new(paths);
+        let watched = Arc::new(Mutex::new(Watched::new(paths)));
         let current = ArcSwap::from_pointee(read()?);
         let read = Box::new(move || read().map_err(|error| error.to_string()));
-        Ok(Self { inner: Arc::new(Inner { watched, read, current }), refreshing: Arc::default() })
+        Ok(Self { inner: Arc::new(Inner { read, current }), watched })
     }
 
     /// The last value loaded.
@@ -49,13 +48,11 @@ impl<T: Send + Sync + 'static> Reread<T> {
     /// next refresh tries again.
     pub async fn refresh(&self) -> Result<(), String> {
         let refresh = async {
-            let lock = Arc::clone(&self.refreshing).lock_owned().await;
+            let mut watched = Arc::clone(&self.watched).lock_owned().await;
             let inner = Arc::clone(&self.inner);
-            let refresh = move || {
-                let _lock = lock;
-                inner.refresh()
-            };
-            spawn_blocking(refresh).await.map_err(|error| error.to_string())?
+            spawn_blocking(move || inner.refresh(&mut watched))
+                .await
+                .map_err(|error| error.to_string())?
         };
         let too_slow = |_| format!("the files can't be read within {REFRESH_TIMEOUT:?}");
         timeout(REFRESH_TIMEOUT, refresh).await.map_err(too_slow)?
@@ -64,10 +61,10 @@ impl<T: Send + Sync + 'static> Reread<T> {
 
 impl<T> Inner<T> {
     /// Loads changed files. Blocks.
-    fn refresh(&self) -> Result<(), String> {
-        let Some(change) = self.watched.change() else { return Ok(()) };
+    fn refresh(&self, watched: &mut Watched) -> Result<(), String> {
+        let Some(change) = watched.change() else { return Ok(()) };
         self.current.store(Arc::new((self.read)()?));
-        self.watched.keep(change);
+        watched.keep(change);
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use client::{ClientFiles, Dialer};
-pub use server::{Acceptor, ClientAuth, Port, Room, ServerFiles};
+pub use server::{Acceptor, Certificates, ClientAuth, Port, Room, ServerFiles};
 pub use stream::Stream;
 
 use crate::files;
@@ -64,11 +64,4 @@ fn roots(path: &Path) -> Result<RootCertStore, Error> {
         roots.add(certificate).map_err(|error| Error::in_file(path, error))?;
     }
     Ok(roots)
-}
-
-/// Seconds since the epoch.
-#[expect(clippy::disallowed_methods, reason = "certificates expire by the wall clock")]
-fn now_s() -> u64 {
-    let now = std::time::SystemTime::now();
-    now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }

@@ -1,11 +1,10 @@
 //! TLS for incoming connections.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use metrics::Gauge;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
@@ -13,10 +12,11 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
-use super::{Error, Stream, certificates, key, names, now_s, roots};
-use crate::files::{LOOK, Refusal, Refused, Watched};
+use super::{Error, Stream, certificates, key, names, roots};
+use crate::files::{Live, Source};
 use crate::logging::Repeating;
-use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
+use crate::metrics::{AccessMetrics, Handshake, LoadMetrics, Metrics, TlsMetrics};
+use crate::wall_clock;
 
 /// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -78,55 +78,78 @@ pub type Room = Option<OwnedSemaphorePermit>;
 /// The TLS configuration of each port, by [`Port::index`].
 type Configs = [Arc<ServerConfig>; 2];
 
+/// The certificate files of a node, and their metric.
+pub struct Certificates {
+    files: ServerFiles,
+    expiry: Gauge,
+}
+
+/// What the certificate files were loaded into.
+pub struct Loaded {
+    configs: Configs,
+    /// The certificate's expiry, in seconds since the epoch.
+    expiry_s: u64,
+}
+
+impl Source for Certificates {
+    type Content = Loaded;
+    type Value = Loaded;
+    type Error = Error;
+
+    const REFUSED: &'static str = "new certificate refused, the old one stays";
+    const ADVICE: &'static str = "put certificate and key in place together";
+
+    fn paths(&self) -> Vec<&Path> {
+        let ca = self.files.client_ca.iter().map(|(path, _)| path);
+        [&self.files.cert, &self.files.key].into_iter().chain(ca).map(PathBuf::as_path).collect()
+    }
+
+    fn read(&self) -> Result<Loaded, Error> {
+        load(&self.files)
+    }
+
+    fn prepare(&self, loaded: Loaded, _previous: Option<&Loaded>) -> Loaded {
+        loaded
+    }
+
+    fn report(&self, loaded: &Loaded) {
+        const DAY_S: u64 = 24 * 60 * 60;
+        self.expiry.set(loaded.expiry_s as f64);
+        let days = loaded.expiry_s.saturating_sub(wall_clock::now_s()) / DAY_S;
+        let path = self.files.cert.display();
+        tracing::info!(%path, days_left = days, "certificate in use");
+    }
+}
+
 /// Makes TLS handshakes on incoming connections, with the certificate in use.
 pub struct Acceptor {
-    files: ServerFiles,
-    current: ArcSwap<Configs>,
-    /// The expiry of the certificate in use, in seconds since the epoch.
-    expiry_s: AtomicU64,
+    certificates: Arc<Live<Certificates>>,
     /// Permits for handshakes, by [`Port::index`].
     permits: [Arc<Semaphore>; 2],
-    watched: Watched,
-    /// Held during a reload, so that a slow reload can't replace a newer one.
-    reloading: Mutex<()>,
     metrics: TlsMetrics,
-    failures: Repeating,
-    refused: Refused,
     failed_handshakes: Repeating,
 }
 
 impl Acceptor {
     /// Loads the files for the first time.
     pub fn load(files: ServerFiles, metrics: &Metrics) -> Result<Self, Error> {
-        let paths = [&files.cert, &files.key].into_iter();
-        let ca = files.client_ca.iter().map(|(path, _)| path);
-        let watched = Watched::new(paths.chain(ca).map(PathBuf::as_path));
-        let metrics = TlsMetrics::new(metrics);
-        let (configs, expiry_s) = load(&files)?;
-        report_loaded(&files.cert, expiry_s, &metrics);
-        let current = ArcSwap::from_pointee(configs);
+        let certificates = Certificates { files, expiry: metrics.certificate_expiry() };
         Ok(Self {
-            files,
-            current,
-            expiry_s: AtomicU64::new(expiry_s),
+            certificates: Arc::new(Live::new(certificates, LoadMetrics::tls(metrics))?),
             permits: [(); 2].map(|()| Arc::new(Semaphore::new(MAX_HANDSHAKES))),
-            watched,
-            reloading: Mutex::default(),
-            metrics,
-            failures: Repeating::default(),
-            refused: Refused::default(),
+            metrics: TlsMetrics::new(metrics),
             failed_handshakes: Repeating::default(),
         })
     }
 
-    /// When the certificate in use expires, in seconds since the epoch.
-    pub fn expiry_s(&self) -> u64 {
-        self.expiry_s.load(Ordering::Relaxed)
+    /// The certificate in use, and its files.
+    pub fn certificates(&self) -> &Arc<Live<Certificates>> {
+        &self.certificates
     }
 
-    /// Why the files' current versions are not in use; `None` if they are.
-    pub fn refusal(&self) -> Option<Refusal> {
-        self.refused.get()
+    /// When the certificate in use expires, in seconds since the epoch.
+    pub fn expiry_s(&self) -> u64 {
+        self.certificates.current().expiry_s
     }
 
     /// Waits until another handshake may start on `port`.
@@ -147,7 +170,7 @@ impl Acceptor {
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.current.load()[port.index()]);
+        let config = Arc::clone(&self.certificates.current().configs[port.index()]);
         let handshake = TlsAcceptor::from(config).accept(stream);
         let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
         drop(room);
@@ -169,53 +192,14 @@ impl Acceptor {
         }
         None
     }
-
-    /// Loads the files again. If they are unusable, the current certificate stays in use. Blocks.
-    pub fn reload(&self) -> Result<(), Error> {
-        let _reloading = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        self.watched.take();
-        let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
-            self.metrics.failed();
-            self.refused.set(error);
-            if let Some(held_back) = self.failures.pass() {
-                tracing::error!(
-                    %error, held_back, advice = "put certificate and key in place together",
-                    "new certificate refused, the old one stays"
-                );
-            }
-        })?;
-        self.refused.clear();
-        self.expiry_s.store(expiry_s, Ordering::Relaxed);
-        self.current.store(Arc::new(configs));
-        // Count and log only after the swap: an observer may then rely on the new certificate.
-        report_loaded(&self.files.cert, expiry_s, &self.metrics);
-        Ok(())
-    }
-
-    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
-        let acceptor = Arc::clone(self);
-        let _ = tokio::task::spawn_blocking(move || acceptor.reload()).await;
-    }
-
-    /// Reloads the files whenever they have changed, until the future is dropped.
-    pub async fn watch(self: &Arc<Self>) {
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let acceptor = Arc::clone(self);
-            let poll = move || acceptor.watched.settled_on_a_change().then(|| acceptor.reload());
-            let _ = tokio::task::spawn_blocking(poll).await;
-        }
-    }
 }
 
-/// Loads the configurations, and the certificate's expiry in seconds since the epoch.
-fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
+fn load(files: &ServerFiles) -> Result<Loaded, Error> {
     let chain = certificates(&files.cert)?;
     let expiry_s = chain.first().and_then(names::expiry_s);
     let expiry_s =
         expiry_s.ok_or_else(|| Error::in_file(&files.cert, "the certificate is malformed"))?;
-    if expiry_s < now_s() {
+    if expiry_s < wall_clock::now_s() {
         return Err(Error::in_file(&files.cert, "the certificate has expired"));
     }
     let provider = Arc::new(ring::default_provider());
@@ -249,14 +233,7 @@ fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
         config.alpn_protocols = port.alpn_protocols();
         Arc::new(config)
     };
-    Ok(([Port::Grpc, Port::Http].map(for_port), expiry_s))
-}
-
-fn report_loaded(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
-    const DAY_S: u64 = 24 * 60 * 60;
-    metrics.loaded(expiry_s);
-    let days = expiry_s.saturating_sub(now_s()) / DAY_S;
-    tracing::info!(path = %path.display(), days_left = days, "certificate in use");
+    Ok(Loaded { configs: [Port::Grpc, Port::Http].map(for_port), expiry_s })
 }
 
 #[cfg(test)]
@@ -327,7 +304,7 @@ mod tests {
                         key(&files.key).unwrap(),
                     )
                     .unwrap();
-                let (client, (servers, _)) = (Arc::new(client), load(&files).unwrap());
+                let (client, servers) = (Arc::new(client), load(&files).unwrap().configs);
                 let server = &servers[Port::Http.index()];
                 assert_eq!(handshake(&client, server), HandshakeKind::Full);
                 assert_eq!(handshake(&client, server), second, "{version:?} {client_ca:?}");
@@ -338,7 +315,7 @@ mod tests {
     #[test]
     fn grpc_port_accepts_clients_without_alpn() {
         let (_dir, files) = files();
-        let (servers, _) = load(&files).unwrap();
+        let servers = load(&files).unwrap().configs;
         let refused = |protocols: &[&[u8]]| {
             let mut client = ClientConfig::builder_with_provider(ring::default_provider().into())
                 .with_safe_default_protocol_versions()

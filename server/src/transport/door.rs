@@ -52,10 +52,10 @@ impl Door {
     /// Rereads certificates and access file off the runtime's own threads. Logs the outcome.
     pub async fn reload_aside(&self) {
         if let Some(tls) = &self.tls {
-            tls.reload_aside().await;
+            tls.certificates().reload_aside().await;
         }
         if let Some(access) = &self.access {
-            access.reload_aside().await;
+            access.file().reload_aside().await;
         }
     }
 
@@ -63,12 +63,12 @@ impl Door {
     pub async fn watch(&self) {
         let tls = async {
             if let Some(tls) = &self.tls {
-                tls.watch().await;
+                tls.certificates().watch().await;
             }
         };
         let access = async {
             if let Some(access) = &self.access {
-                access.watch().await;
+                access.file().watch().await;
             }
         };
         tokio::join!(tls, access);

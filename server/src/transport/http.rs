@@ -52,13 +52,16 @@ const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 /// Whether the node should receive requests; `Err` is the reason why not.
 pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 
+/// Asks for the status pages.
+pub type StatusHandle = PageHandle<Arc<StatusPages>>;
+
 /// The pages that are rendered outside of the request handlers and shared by concurrent requests.
 #[derive(Clone)]
 pub struct Pages {
     /// The metrics in Prometheus text format.
     pub metrics: PageHandle<Bytes>,
     /// The node's status, as HTML and JSON.
-    pub status: PageHandle<Arc<StatusPages>>,
+    pub status: StatusHandle,
 }
 
 /// The metrics page, and the future that renders it for as long as it is polled.

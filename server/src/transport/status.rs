@@ -140,9 +140,9 @@ async fn status<S: LeaseStore>(
         "outage": (about.down)().map(|down| outage(&down, now_s)),
         "files": {
             "limits": file_state(limits.refusal()),
-            "access": about.door.access.as_ref().map(|access| file_state(access.refusal())),
+            "access": about.door.access.as_ref().map(|access| file_state(access.file().refusal())),
             "tls": about.door.tls.as_ref().map(|tls| {
-                let mut value = file_state(tls.refusal());
+                let mut value = file_state(tls.certificates().refusal());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
             }),

@@ -80,7 +80,7 @@ fn the_newest_certificate_is_in_use() {
     for time in 0..TIMES {
         let (newest, expires) = if time % 2 == 0 { &soon } else { &later };
         // One that is read between certificate and key is refused; the reload after it is not.
-        at_once(|| drop(acceptor.reload()), || newest.replace(&shown));
+        at_once(|| drop(acceptor.certificates().reload()), || newest.replace(&shown));
         assert_eq!(said(&metrics), *expires, "the {time}th time");
     }
 }
