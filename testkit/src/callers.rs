@@ -11,7 +11,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use super::command::tollgate;
-use super::wire::{PATIENCE, request};
+use super::wire::{TEST_TIMEOUT, request};
 use super::{LimitsFile, Node};
 
 /// Limits with namespaces and resources that the callers may or may not use.
@@ -88,7 +88,7 @@ pub fn http(
     let header = token.map(|token| format!("\r\nAuthorization: Bearer {token}"));
     let version = format!("HTTP/1.1{}", header.unwrap_or_default());
     let mut stream = TcpStream::connect(node.http).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     write!(
         stream,
         "{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
@@ -102,7 +102,7 @@ pub fn http(
 }
 
 /// A gRPC request with `token`.
-pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
+pub fn with_token<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
         let value = format!("Bearer {token}").parse().unwrap();
@@ -113,12 +113,12 @@ pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
 
 /// Result of requesting one token from bucket `b`.
 pub async fn allow(channel: &Channel, token: Option<&str>, namespace: &str) -> (Code, String) {
-    let asked = with(token, request(namespace, "b", 1));
-    said(QuotaServiceClient::new(channel.clone()).allow(asked).await)
+    let asked = with_token(token, request(namespace, "b", 1));
+    status_of(QuotaServiceClient::new(channel.clone()).allow(asked).await)
 }
 
 /// Status code and message of a gRPC result.
-pub fn said<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
+pub fn status_of<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
     let status = answer.err().unwrap_or(tonic::Status::ok(""));
     (status.code(), status.message().to_owned())
 }

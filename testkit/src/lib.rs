@@ -24,24 +24,24 @@ use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
 
-pub mod balancer;
+pub mod acl;
 pub mod callers;
 pub mod certs;
+pub mod client_pool;
 pub mod cluster;
 pub mod command;
-pub mod faults;
-pub mod fleet;
+pub mod corrupt_values;
+pub mod fault_proxy;
 pub mod forwarder;
 pub mod fuzz;
-pub mod leases;
+pub mod haproxy;
+pub mod lease_clients;
 pub mod load;
 pub mod metrics;
-pub mod mixed;
-pub mod plants;
-pub mod random;
+pub mod mixed_callers;
+pub mod property_tests;
 pub mod redis_cluster;
 pub mod report;
-pub mod rights;
 pub mod sentinel;
 pub mod wire;
 
@@ -68,9 +68,9 @@ pub fn program(name: &str) -> PathBuf {
     program
 }
 
-/// Waits until `holds` returns true; fails after `limit`, see [`Limit`].
+/// Waits until `holds` returns true; fails after `limit`, see [`PollLimit`].
 pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) {
-    let mut limit = Limit::new(limit);
+    let mut limit = PollLimit::new(limit);
     while !holds() {
         limit.check(what);
         thread::sleep(Duration::from_millis(5));
@@ -79,7 +79,7 @@ pub fn eventually(what: &str, limit: Duration, mut holds: impl FnMut() -> bool) 
 
 /// Bounds a polling loop by time and by the number of polls that an idle machine makes in that
 /// time. On a busy machine polls take longer, and the limit grows accordingly.
-pub struct Limit {
+pub struct PollLimit {
     time: Duration,
     started: Instant,
     polls: u32,
@@ -88,7 +88,7 @@ pub struct Limit {
 /// Interval between polls on an idle machine, including the pause.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-impl Limit {
+impl PollLimit {
     /// Starts the clock.
     pub fn new(time: Duration) -> Self {
         Self { time, started: Instant::now(), polls: 0 }
@@ -388,7 +388,7 @@ pub trait Servers {
     fn birth_keys(&self) -> Vec<String>;
 
     /// Deletes all data.
-    fn empty(&self) {
+    fn delete_all_data(&self) {
         for mut master in self.masters() {
             redis::cmd("FLUSHALL").exec(&mut master).unwrap();
         }
@@ -396,7 +396,7 @@ pub trait Servers {
 
     /// Sets the birth time of each master, to match a manual clock. The first heartbeat has set it
     /// by the server's own clock.
-    fn born(&self, at_us: i64) {
+    fn set_birth(&self, at_us: i64) {
         for (mut master, key) in self.masters().into_iter().zip(self.birth_keys()) {
             redis::cmd("SET").arg(key).arg(at_us).exec(&mut master).unwrap();
         }

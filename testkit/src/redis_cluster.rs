@@ -11,7 +11,7 @@ use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, Servers, eventually, free_port};
 
 /// Time limit for a cluster to agree on a change.
-const PATIENCE: Duration = Duration::from_secs(30);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Redis' cluster-node-timeout, in ms: a server that is silent for longer counts as failed.
 const NODE_TIMEOUT_MS: &str = "1000";
@@ -51,7 +51,7 @@ impl RedisCluster {
                 cluster.execute(other, &meet);
             }
         }
-        eventually("the servers know one another", PATIENCE, || {
+        eventually("the servers know one another", AGREEMENT_TIMEOUT, || {
             cluster.running().all(|server| {
                 let nodes: String = query(server, "CLUSTER NODES");
                 nodes.lines().count() == cluster.servers.len()
@@ -62,7 +62,7 @@ impl RedisCluster {
         for number in masters..masters + replicas {
             let master = &cluster.ids[(number - masters) % masters];
             let follow = format!("CLUSTER REPLICATE {master}");
-            eventually("a replica takes its master", PATIENCE, || {
+            eventually("a replica takes its master", AGREEMENT_TIMEOUT, || {
                 command(&follow).exec(&mut cluster.connection(number)).is_ok()
             });
         }
@@ -87,7 +87,7 @@ impl RedisCluster {
         self.execute(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
         self.ids.push(query(&new, "CLUSTER MYID"));
         self.servers.push(new);
-        eventually("all know the new one", PATIENCE, || {
+        eventually("all know the new one", AGREEMENT_TIMEOUT, || {
             self.running().all(|server| {
                 let nodes: String = query(server, "CLUSTER NODES");
                 self.ids.iter().all(|id| nodes.contains(id)) && !nodes.contains("handshake")
@@ -105,7 +105,7 @@ impl RedisCluster {
         let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
         for node in &nodes {
             let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-            eventually("two nodes on a cluster", PATIENCE, || up() && alive(node) == 2.0);
+            eventually("two nodes on a cluster", AGREEMENT_TIMEOUT, || up() && alive(node) == 2.0);
         }
         nodes
     }
@@ -113,7 +113,7 @@ impl RedisCluster {
     /// Waits until all running servers serve all slots, agree on the slot assignment, and all
     /// replicas are connected to their masters.
     pub fn wait_until_whole(&self) {
-        eventually("the cluster is whole", PATIENCE, || {
+        eventually("the cluster is whole", AGREEMENT_TIMEOUT, || {
             let mut answers = self.running().map(|server| {
                 let about: String = query(server, "CLUSTER INFO");
                 let replication: String = query(server, "INFO replication");
@@ -210,7 +210,7 @@ impl RedisCluster {
     /// Promotes a replica by a manual failover, which loses no data.
     pub fn failover(&self, replica: usize) {
         self.execute(replica, "CLUSTER FAILOVER");
-        eventually("the replica is a master", PATIENCE, || {
+        eventually("the replica is a master", AGREEMENT_TIMEOUT, || {
             let role: String = query(&self.servers[replica], "INFO replication");
             role.contains("role:master")
         });

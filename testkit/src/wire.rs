@@ -15,7 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::{Node, eventually};
 
 /// Time limit for anything that should succeed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Seconds since the Unix epoch, the clock of lease expiries.
 pub fn now_s() -> i64 {
@@ -25,7 +25,7 @@ pub fn now_s() -> i64 {
 /// A gRPC channel to `address`.
 pub async fn channel(address: SocketAddr) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).unwrap();
-    endpoint.timeout(PATIENCE).connect().await.unwrap()
+    endpoint.timeout(TEST_TIMEOUT).connect().await.unwrap()
 }
 
 /// An `Allow` client for a node.
@@ -50,7 +50,7 @@ pub fn refused(status: Status, bucket: &str) -> AllowResponse {
 
 /// An HTTP response.
 #[derive(Debug)]
-pub struct Page {
+pub struct HttpResponse {
     /// Status code.
     pub status: u16,
     /// Status line and headers, in lower case.
@@ -59,7 +59,7 @@ pub struct Page {
     pub body: String,
 }
 
-impl Page {
+impl HttpResponse {
     /// The body as JSON.
     pub fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -67,9 +67,9 @@ impl Page {
 }
 
 /// Sends an HTTP request on a new connection.
-pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Page {
+pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> HttpResponse {
     let mut stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let length = body.len();
     write!(
         stream,
@@ -84,16 +84,16 @@ pub fn http(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> Page 
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{answer:?}"));
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap();
-    Page { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    HttpResponse { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
 }
 
 /// `GET path`.
-pub fn get(node: &Node, path: &str) -> Page {
+pub fn get(node: &Node, path: &str) -> HttpResponse {
     http(node.http, "GET", path, b"")
 }
 
 /// `POST /v1/allow`.
-pub fn post(node: &Node, body: &str) -> Page {
+pub fn post(node: &Node, body: &str) -> HttpResponse {
     http(node.http, "POST", "/v1/allow", body.as_bytes())
 }
 
@@ -174,7 +174,7 @@ fn sample(line: &str) -> Option<((String, Labels), f64)> {
 }
 
 /// Waits for the node to exit, at most for `limit`.
-pub fn ended(node: &mut Node, limit: Duration) -> ExitStatus {
+pub fn wait_for_exit(node: &mut Node, limit: Duration) -> ExitStatus {
     let mut status = None;
     eventually("the node ends", limit, || {
         status = node.try_wait();

@@ -11,9 +11,9 @@ use tollgate_proto::doorman::{
 use tonic::Code;
 use tonic::transport::Channel;
 
-use testkit::callers::{token, with};
+use testkit::callers::{token, with_token};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, channel, now_s};
+use testkit::wire::{TEST_TIMEOUT, channel, now_s};
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const CAPACITY: f64 = 100.0;
@@ -64,7 +64,7 @@ async fn a_claim_counts_at_most_the_capacity_without_a_store() {
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     redis.kill();
     let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]);
-    eventually("the store is missed", PATIENCE, || up() == 0.0);
+    eventually("the store is missed", TEST_TIMEOUT, || up() == 0.0);
     let channel = channel(node.grpc).await;
     for resource in RESOURCES {
         let answer = claim(&channel, resource).await;
@@ -100,7 +100,7 @@ async fn lending_to_clusters_is_a_right_of_its_own() {
     let node = Node::start(&limits.path(), &["--access", access.to_str().unwrap()]);
     let channel = channel(node.grpc).await;
     let ask = async |token: &str| {
-        let asked = with(Some(token), of_a_cluster());
+        let asked = with_token(Some(token), of_a_cluster());
         CapacityClient::new(channel.clone()).get_server_capacity(asked).await
     };
     let refused = ask(&asks).await.unwrap_err();

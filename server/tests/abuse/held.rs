@@ -12,8 +12,8 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use super::leases::ask_for_ever;
 use super::measure::{Field, duration, hold_out};
 use testkit::Redis;
-use testkit::callers::{token, with};
-use testkit::faults::{Fault, Network};
+use testkit::callers::{token, with_token};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::wire::request;
 
 /// Streams that a connection holds.
@@ -216,7 +216,7 @@ fn a_named_caller_that_wants_all_slots() {
         return;
     }
     let (access, redis) = (Access::new(), Redis::start());
-    let store = Network::to(redis.port());
+    let store = FaultProxy::to(redis.port());
     let url = store.url("127.0.0.1");
     let args = ["--threads", "1", "--max-in-flight", "100", "--store-timeout", "1s"];
     let rights = access.path();
@@ -227,7 +227,7 @@ fn a_named_caller_that_wants_all_slots() {
     let ask = move |_: usize, stop: &AtomicBool| {
         let abuser = abuser.clone();
         ask_for_ever(grpc, 300, stop, move |channel| {
-            let asked = with(Some(&abuser), request("flood", "b", 1));
+            let asked = with_token(Some(&abuser), request("flood", "b", 1));
             // It may be turned away.
             async move { drop(QuotaServiceClient::new(channel).allow(asked).await) }
         });

@@ -15,12 +15,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::raw;
 use testkit::Node;
-use testkit::callers::with;
+use testkit::callers::with_token;
 use testkit::load::percentile;
 use testkit::wire::request;
 
 /// No answer after this is a failure.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What was asked for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -171,10 +171,11 @@ fn ask_grpc(it: &Recorder, node: SocketAddr, token: Option<&str>) {
         while it.runs() {
             tokio::time::sleep_until(due.into()).await;
             let mut client = QuotaServiceClient::new(channels[asked.len() % 2].clone());
-            let request = with(token, request("quiet", "b", 1));
+            let request = with_token(token, request("quiet", "b", 1));
             let it = it.clone();
             asked.push(tokio::spawn(async move {
-                let result = match tokio::time::timeout(PATIENCE, client.allow(request)).await {
+                let result = match tokio::time::timeout(ANSWER_TIMEOUT, client.allow(request)).await
+                {
                     Err(_) => Err("gRPC: no answer".to_owned()),
                     Ok(Err(status)) => Err(format!("gRPC: {:?}", status.code())),
                     Ok(Ok(answer)) => match answer.get_ref() {
@@ -252,9 +253,9 @@ fn told(error: &io::Error) -> String {
 }
 
 fn opened(node: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&node, PATIENCE)?;
+    let stream = TcpStream::connect_timeout(&node, ANSWER_TIMEOUT)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(stream)
 }
 
@@ -286,7 +287,8 @@ fn connect(it: &Recorder, node: SocketAddr, hello: &'static [u8]) {
             tokio::time::sleep_until(due.into()).await;
             let it = it.clone();
             probes.push(tokio::spawn(async move {
-                let result = match tokio::time::timeout(PATIENCE, greeted(node, hello)).await {
+                let result = match tokio::time::timeout(ANSWER_TIMEOUT, greeted(node, hello)).await
+                {
                     Err(_) => Err("new connection: no answer".to_owned()),
                     Ok(result) => result.map_err(|error| format!("new connection: {error}")),
                 };

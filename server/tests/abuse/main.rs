@@ -19,8 +19,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::nice;
-use testkit::cluster::alone;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, took};
+use testkit::cluster::reserve_machine;
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, latency_percentile};
 use testkit::wire::request;
 use testkit::{LimitsFile, Node};
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -87,7 +87,7 @@ fn hold_out_beside(
     attack: Attack,
     within: Option<Duration>,
 ) {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let limits = LimitsFile::new(LIMITS);
     let (keepalive, answer) = (format!("{KEEPALIVE:?}"), format!("{ANSWER:?}"));
     let args = ["--threads", "1", "--keepalive", &keepalive, "--keepalive-timeout", &answer];
@@ -95,9 +95,9 @@ fn hold_out_beside(
     let node = Node::start(&limits.path(), &args);
     let plan =
         Plan { callers: 4, connections: 1, pace: Duration::from_millis(20), failover: false };
-    let canary = Canary::start();
+    let canary = StallDetector::start();
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("quiet", "b", 1)));
-    load.go_on(ALONE);
+    load.run_for(ALONE);
     let before = rss_kb(node.pid());
     let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
     let started = Instant::now();
@@ -127,8 +127,9 @@ fn hold_out_beside(
     let quiet: Vec<&Sample> =
         beside.iter().copied().filter(|s| !stalls.overlap(s.sent, s.answered)).collect();
     let left_out = beside.len() - quiet.len();
-    let p50 = took(&beside, 0.5);
-    let [before_p99, p99, without] = [&alone, &beside, &quiet].map(|of| took(of, 0.99));
+    let p50 = latency_percentile(&beside, 0.5);
+    let [before_p99, p99, without] =
+        [&alone, &beside, &quiet].map(|of| latency_percentile(of, 0.99));
     println!(
         "{name}: given up after {given_up:.1?}; {} kB more for {CONNECTIONS} connections; others: \
          p50 {p50:.1?}, p99 {p99:.1?} of {} over {time:.1?}, {before_p99:.1?} before; p99 \

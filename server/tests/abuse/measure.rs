@@ -11,7 +11,7 @@ use rustix::process::nice;
 use serde_json::json;
 
 use super::honest::{Honest, Phase};
-use testkit::cluster::alone;
+use testkit::cluster::reserve_machine;
 use testkit::{LimitsFile, Node, Redis};
 
 const LIMITS: &str = "
@@ -141,7 +141,7 @@ pub fn hold_out(
     attack: impl Fn(usize, &AtomicBool) + Send + Sync + 'static,
 ) {
     let Some(time) = duration() else { return };
-    let _alone = alone();
+    let _machine = reserve_machine();
     let honest = Honest::start(&field.node, field.token.as_deref());
     // The first connections and decisions are not what is measured.
     thread::sleep(Duration::from_millis(500));

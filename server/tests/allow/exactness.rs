@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use testkit::cluster::{alive, alone};
+use testkit::cluster::{alive, reserve_machine};
 use testkit::metrics::Scrape;
-use testkit::mixed::{Account, Group, Manner, Record, ask_around};
+use testkit::mixed_callers::{Account, Behaviour, Group, Record, run_callers};
 use testkit::redis_cluster::RedisCluster;
 use testkit::wire::{client, request};
 use testkit::{LimitsFile, Node, Redis, eventually};
@@ -63,19 +63,19 @@ const WEIGHT: usize = 7;
 /// How many of six names get a bucket.
 const BOUND: usize = 4;
 
-const GREEDY: fn(usize) -> Manner = |_| Manner::Greedy;
+const GREEDY: fn(usize) -> Behaviour = |_| Behaviour::Greedy;
 
 const GROUPS: [Group; 8] = [
     group(48, "hot", "plain", 1, 8, 12, GREEDY),
     group(64, "hot", "ahead", 1, 3, 7, GREEDY),
-    group(40, "hot", "bursts", 1, 1, 3, |_| Manner::Bursts(Duration::from_secs(2))),
+    group(40, "hot", "bursts", 1, 1, 3, |_| Behaviour::Bursts(Duration::from_secs(2))),
     group(24, "hot", "waits", 1, 5, 5, |number| match number % 2 {
-        0 => Manner::Honours,
-        _ => Manner::Greedy,
+        0 => Behaviour::HonoursWaits,
+        _ => Behaviour::Greedy,
     }),
     group(16, "hot", "still", 1, WEIGHT, WEIGHT, |number| match number % 2 {
-        0 => Manner::GivesUp,
-        _ => Manner::Greedy,
+        0 => Behaviour::CancelsCalls,
+        _ => Behaviour::Greedy,
     }),
     group(24, "open", "user", 6, 1, 3, GREEDY),
     group(24, "bounded", "user", 6, 1, 3, GREEDY),
@@ -89,9 +89,9 @@ const fn group(
     buckets: usize,
     least: usize,
     most: usize,
-    manner: fn(usize) -> Manner,
+    behaviour: fn(usize) -> Behaviour,
 ) -> Group {
-    Group { callers, namespace, bucket, buckets, least, most, manner }
+    Group { callers, namespace, bucket, buckets, least, most, behaviour }
 }
 
 /// Where stretches begin within a run: every ten or thirty ms.
@@ -130,7 +130,7 @@ fn check(name: &str, account: &Account) -> f64 {
     let (_, burst, rate) = *known.unwrap_or_else(|| panic!("{name} serves nobody"));
     let (whole, asking) = account.spans();
     let (granted, most) = (account.granted(), burst + rate * whole);
-    let worst = account.worst_stretch(STARTS, burst, rate);
+    let worst = account.worst_interval(STARTS, burst, rate);
     let size = if name == "hot:waits" { burst - 50.0 } else { burst };
     // Less than the largest request asks for may be left over.
     let share = (granted + account.largest) / (size + rate * asking);
@@ -160,7 +160,7 @@ fn stays_exact(url: &str, time: Duration, servers: impl FnOnce() -> Vec<redis::C
     let nodes = nodes(url, &limits);
     let targets: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     assert_eq!(GROUPS.iter().map(|group| group.callers).sum::<usize>(), 256);
-    let record = ask_around(&targets, &GROUPS, time);
+    let record = run_callers(&targets, &GROUPS, time);
     println!("{} calls in {time:?}", record.calls);
 
     assert!(record.failed.is_empty(), "{} failed: {:?}", record.failed.len(), record.failed[0]);
@@ -187,10 +187,10 @@ fn stays_exact(url: &str, time: Duration, servers: impl FnOnce() -> Vec<redis::C
     // Who gives up may lose what was granted; nobody else does, and nobody gets it twice.
     let still = record.of("hot:still");
     let lost = taken(servers()) - still.granted();
-    println!("{} calls given up, {lost:.0} tokens of them granted", still.given_up);
+    println!("{} calls given up, {lost:.0} tokens of them granted", still.cancelled);
     assert_eq!(still.refused, 0);
-    assert!(still.given_up > 0 && lost > -1.0);
-    let unanswered = still.given_up + record.degraded;
+    assert!(still.cancelled > 0 && lost > -1.0);
+    let unanswered = still.cancelled + record.degraded;
     assert!(lost < (unanswered * WEIGHT as u64) as f64 + 1.0);
     assert!((lost / WEIGHT as f64 - (lost / WEIGHT as f64).round()).abs() < 0.2, "in part");
 }
@@ -239,14 +239,14 @@ fn who_gives_up_breaks_no_connection() {
 
 #[test]
 fn three_nodes_on_one_redis_stay_exact() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let redis = Redis::start();
     stays_exact(&redis.url(), Duration::from_secs(30), || vec![redis.connection()]);
 }
 
 #[test]
 fn three_nodes_on_three_shards_stay_exact() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let cluster = RedisCluster::start_with(3, 0);
     stays_exact(&cluster.url(), Duration::from_secs(10), || {
         (0..3).map(|number| cluster.connection(number)).collect()

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use testkit::cluster::alone;
+use testkit::cluster::reserve_machine;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually, redis_store_counted, signal};
 use tokio::task::JoinSet;
@@ -360,7 +360,7 @@ fn median(measured: &[(f64, f64)], of: fn(&(f64, f64)) -> f64) -> f64 {
 #[test]
 #[ignore = "measures latencies beside a flood, which takes an optimised build and an idle machine: cargo test --release --locked -p tollgate-server --test allow flood_of -- --ignored --nocapture"]
 fn a_flood_of_one_namespace_leaves_another_its_latency() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     // Longer than a new node looks for states from before its start.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::{Redis, START, Service};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
@@ -126,7 +126,7 @@ async fn most(service: &Arc<Service<RedisStore>>) -> f64 {
 #[tokio::test]
 async fn twice_as_much_as_it_can_do_is_no_worse_than_just_as_much() {
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let store = store(&network.url("127.0.0.1")).await;
     let service = Arc::new(Service::new(store, ManualClock::new(START), LIMITS));
     // The server has the script when it becomes slow.

@@ -4,7 +4,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, half};
+use testkit::cluster::{Cluster, alive, reserve_half};
 use testkit::load::{Load, Plan, Sample};
 use testkit::metrics::http;
 use testkit::report::Row;
@@ -63,10 +63,10 @@ struct Outage {
 fn outage(mut cluster: Cluster, before: impl FnOnce(&mut Cluster)) -> Outage {
     before(&mut cluster);
     let load = load(&cluster);
-    load.go_on(SECOND / 2);
+    load.run_for(SECOND / 2);
     let killed = Instant::now();
     cluster.redis.kill();
-    load.go_on(WINDOW);
+    load.run_for(WINDOW);
     Outage { samples: load.finish(), killed }
 }
 
@@ -80,7 +80,7 @@ fn a_fourth_dies(cluster: &mut Cluster) {
 
 #[test]
 fn all_nodes_together_grant_about_the_limit() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut outages: Vec<(usize, Outage)> = thread::scope(|scope| {
         let three = scope.spawn(|| outage(Cluster::start_of(3, LIMITS, &[]), a_fourth_dies));
         let others = [1, 5].map(|count| {
@@ -130,7 +130,7 @@ fn all_nodes_together_grant_about_the_limit() {
 /// one, up to the first heartbeat. Those that were there before don't grant more for it, nor less.
 #[test]
 fn a_node_that_starts_meanwhile_knows_of_nobody() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start_of(2, LIMITS, &[]);
     cluster.redis.kill();
     let new = Node::start(&cluster.limits.path(), &["--store", &cluster.redis.url()]);

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
-use testkit::cluster::{Cluster, alone, attempts};
+use testkit::cluster::{Cluster, reserve_machine, up_to_three_times};
 use testkit::eventually;
-use testkit::load::{Books, Load, Plan, Sample};
+use testkit::load::{GrantAudit, Load, Plan, Sample};
 use testkit::metrics::Scrape;
 use testkit::wire::request;
 use tollgate_server::domain::bucket::State;
@@ -76,15 +76,15 @@ fn load(cluster: &Cluster, nodes: usize) -> Load {
 
 #[test]
 fn few_calls_and_nothing_is_kept() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let mut cluster = Cluster::start(STILL, &PATIENT);
     let warming = load(&cluster, 3);
-    warming.go_on(QUIET);
+    warming.run_for(QUIET);
     let mut all = granted(&warming.finish());
 
     let before = calls(&cluster);
     let hot = load(&cluster, 3);
-    hot.go_on(Duration::from_secs(3));
+    hot.run_for(Duration::from_secs(3));
     let samples = hot.finish();
     let made = calls(&cluster) - before;
     println!("{} requests, {made} calls of the script", samples.len());
@@ -106,7 +106,7 @@ fn few_calls_and_nothing_is_kept() {
 
     // One drains while it holds some.
     let hot = load(&cluster, 3);
-    hot.go_on(Duration::from_millis(500));
+    hot.run_for(Duration::from_millis(500));
     cluster.nodes[2].signal("TERM");
     assert!(cluster.nodes[2].wait().success());
     let samples = hot.finish();
@@ -119,9 +119,9 @@ fn few_calls_and_nothing_is_kept() {
 
     // One dies.
     let hot = load(&cluster, 2);
-    hot.go_on(Duration::from_millis(1000));
+    hot.run_for(Duration::from_millis(1000));
     cluster.nodes[1].kill();
-    hot.go_on(Duration::from_millis(500));
+    hot.run_for(Duration::from_millis(500));
     let samples = hot.finish();
     all += granted(&samples);
     holds_nothing(&cluster, 1);
@@ -133,8 +133,8 @@ fn few_calls_and_nothing_is_kept() {
 #[test]
 fn a_burst_after_idling_and_saturation_stay_within_the_bound() {
     const SIZE: f64 = 6000.0;
-    let _alone = alone();
-    attempts(|| {
+    let _machine = reserve_machine();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 6000, fill_rate: 6000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 500 } } } }",
             &PATIENT,
@@ -142,7 +142,7 @@ fn a_burst_after_idling_and_saturation_stay_within_the_bound() {
         // Some 4500 a second.
         let paced = Plan { pace: Duration::from_millis(10), ..CALLERS };
         let first = Load::start(&cluster.grpc(), paced, |_, _| Some(request("ns", "b", 1)));
-        first.go_on(QUIET + Duration::from_secs(3));
+        first.run_for(QUIET + Duration::from_secs(3));
         let before = first.finish();
         assert_eq!((failed(&before), granted(&before)), (0, before.len() as f64));
         assert!(tokens(&cluster, "served") > 0.0);
@@ -152,19 +152,19 @@ fn a_burst_after_idling_and_saturation_stay_within_the_bound() {
         let second = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", 10 + (caller % 5) as i64))
         });
-        second.go_on(Duration::from_secs(8));
+        second.run_for(Duration::from_secs(8));
         let after = second.finish();
         assert_eq!(failed(&after), 0);
         let burst: Vec<&Sample> = after.iter().collect();
         let kept = 3.0 * 500.0;
-        let owed = Books::of(&burst, SIZE - kept, 6000.0, 0.0);
-        println!("{:.2} % of what is not kept out", owed.share() * 100.0);
-        if owed.share() < 0.99 {
-            return Err(format!("{:.4} of what is not kept out", owed.share()));
+        let audit = GrantAudit::of(&burst, SIZE - kept, 6000.0, 0.0);
+        println!("{:.2} % of what is not kept out", audit.share() * 100.0);
+        if audit.share() < 0.99 {
+            return Err(format!("{:.4} of what is not kept out", audit.share()));
         }
-        Books::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95)?;
+        GrantAudit::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95)?;
         let all: Vec<&Sample> = before.iter().chain(&after).collect();
-        Books::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5)?;
+        GrantAudit::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5)?;
         Ok(())
     });
 }

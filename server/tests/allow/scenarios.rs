@@ -534,7 +534,7 @@ macro_rules! scenarios {
 
         async fn on_servers(servers: &impl Servers) {
             $({
-                servers.empty();
+                servers.delete_all_data();
                 let clock = ManualClock::new(START);
                 let store = redis_store(servers, clock.clone()).await;
                 $scenario(&Service::new(store, clock, "namespaces: {}")).await;

@@ -4,12 +4,12 @@
 use std::fs;
 
 use tempfile::TempDir;
-use testkit::command::{Done, tollgate, tollgate_with};
+use testkit::command::{CommandOutput, tollgate, tollgate_with};
 use testkit::{LimitsFile, Node, free_port};
 
 /// What it must have said.
 #[track_caller]
-fn is(done: &Done, code: i32, stdout: &str, stderr: &str) {
+fn is(done: &CommandOutput, code: i32, stdout: &str, stderr: &str) {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (code, stdout, stderr));
 }
 
@@ -144,7 +144,7 @@ fn allow_prints_the_decision() {
     };
     is(&allow("b", &[]), 0, "OK: 1 token, go now\nbucket     ns:b\navailable  99\n", "");
     // The refill between two calls is seen by the way, so compare the lines that stand still.
-    let said = |done: &Done| done.stdout.lines().take(2).collect::<Vec<_>>().join("|");
+    let said = |done: &CommandOutput| done.stdout.lines().take(2).collect::<Vec<_>>().join("|");
     let done = allow("b", &["--tokens", "0"]);
     assert_eq!((done.code, said(&done).as_str()), (0, "OK: 1 token, go now|bucket     ns:b"));
     let done = allow("soft", &["--tokens", "7"]);

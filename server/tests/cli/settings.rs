@@ -7,8 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use testkit::command::{Running, command, run, tollgate_with};
-use testkit::wire::PATIENCE;
+use testkit::command::{BackgroundCommand, command, run, tollgate_with};
+use testkit::wire::TEST_TIMEOUT;
 use testkit::{LimitsFile, Redis, eventually, free_port};
 
 const SECRET: &str = "hunter2";
@@ -234,10 +234,10 @@ fn a_running_node_never_shows_the_password() {
         ),
     ] {
         for level in ["debug", "trace"] {
-            let node = Running::start(
+            let node = BackgroundCommand::start(
                 serve(&limits).env("TOLLGATE_STORE", &url).env("TOLLGATE_LOG_LEVEL", level),
             );
-            node.says(until);
+            node.wait_for_output(until);
             let said = node.stop();
             assert!(said.contains(&format!("starting store={shown} ")), "{url}: {said}");
             assert!(!said.contains(SECRET), "{url}: {said}");
@@ -312,18 +312,18 @@ fn from_environment(limits: PathBuf, store: &str) -> Command {
 fn the_environment_is_obeyed() {
     let redis = Redis::start();
     let limits = limits();
-    let node = Running::start(&mut from_environment(limits.path(), &redis.url()));
-    node.says(r#""message":"serving""#);
-    let serving = node.said();
+    let node = BackgroundCommand::start(&mut from_environment(limits.path(), &redis.url()));
+    node.wait_for_output(r#""message":"serving""#);
+    let serving = node.output();
     let serving = serving.lines().find(|line| line.contains(r#""message":"serving""#)).unwrap();
     let serving: serde_json::Value = serde_json::from_str(serving).unwrap();
     assert!(serving["grpc"].as_str().unwrap().starts_with("127.0.0.2:"), "{serving}");
     assert!(serving["http"].as_str().unwrap().starts_with("127.0.0.3:"), "{serving}");
     assert_eq!((&serving["threads"], &serving["advertise"]), (&3.into(), &"lb.example:443".into()));
-    node.says("the store answers");
+    node.wait_for_output("the store answers");
     // Nodes are known to each other by the names that they were given.
     let mut connection = redis.connection();
-    eventually("the name is in Redis", PATIENCE, || {
+    eventually("the name is in Redis", TEST_TIMEOUT, || {
         let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
         keys.iter().any(|key| {
             let members = redis::cmd("ZRANGE").arg(&[key, "0", "-1"]).query(&mut connection);
@@ -337,10 +337,10 @@ fn the_environment_is_obeyed() {
 
     // A flag is stronger; values are checked as those of flags are.
     let mut stronger = from_environment(limits.path(), "redis-cluster://a:1");
-    let node = Running::start(stronger.args(["--store=memory:", "--log-format=text"]));
-    node.says(" INFO ");
-    node.says("starting store=memory: ");
-    node.says("serving grpc=127.0.0.2:");
+    let node = BackgroundCommand::start(stronger.args(["--store=memory:", "--log-format=text"]));
+    node.wait_for_output(" INFO ");
+    node.wait_for_output("starting store=memory: ");
+    node.wait_for_output("serving grpc=127.0.0.2:");
     node.stop();
     for (name, flag) in [
         ("TOLLGATE_GRPC_LISTEN", "--grpc-listen"),
@@ -364,9 +364,10 @@ fn the_environment_is_obeyed() {
 fn the_log_level_holds_back() {
     let limits = limits();
     let store = format!("redis://127.0.0.1:{}", free_port());
-    let node = Running::start(serve(&limits).args(["--log-level", "warn", "--store", &store]));
-    node.says("no answer from the store");
-    node.says("advice=\"see that Redis runs, and that --store names it\"");
+    let node =
+        BackgroundCommand::start(serve(&limits).args(["--log-level", "warn", "--store", &store]));
+    node.wait_for_output("no answer from the store");
+    node.wait_for_output("advice=\"see that Redis runs, and that --store names it\"");
     let said = node.stop();
     assert!(!said.contains(" INFO "), "{said}");
     for filter in ["", "off", "ERROR", "info,tollgate_server=debug", "warn,h2=info"] {

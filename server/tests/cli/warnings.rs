@@ -4,9 +4,9 @@ use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use testkit::command::{Running, command};
+use testkit::command::{BackgroundCommand, command};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, client, request};
+use testkit::wire::{TEST_TIMEOUT, client, request};
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 use tokio::task::JoinSet;
 
@@ -80,7 +80,7 @@ async fn requests_that_are_turned_away() {
     assert_eq!(before, 4 + 50);
     // Those that a line has held back are told of by the next.
     while lines.sum("turned_away") < before || lines.all.len() < 2 {
-        assert!(started.elapsed() < PATIENCE, "{before} of {}: {:?}", shed(), lines.all);
+        assert!(started.elapsed() < TEST_TIMEOUT, "{before} of {}: {:?}", shed(), lines.all);
         clients[0].allow(request("a", "b", 1)).await.unwrap_err();
     }
     assert!(lines.sum("turned_away") <= shed(), "{} are too many: {:?}", shed(), lines.all);
@@ -98,7 +98,7 @@ fn connections_that_are_closed() {
     let node = Node::start(&limits.path(), &["--max-connections", "8"]);
     let _all: Vec<_> = (0..8).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
     let mut lines = Lines::new(&node, "connections are closed at once: as many as may be are open");
-    eventually("all are told of", PATIENCE, || {
+    eventually("all are told of", TEST_TIMEOUT, || {
         let mut one = TcpStream::connect(node.grpc).unwrap();
         // Closed, or reset.
         let _ = one.read(&mut [0]);
@@ -113,13 +113,13 @@ fn connections_that_are_closed() {
 fn an_address_that_nobody_can_dial() {
     let limits = LimitsFile::new(LIMITS);
     let warnings = |grpc: &str, more: &[&str]| {
-        let node = Running::start(
+        let node = BackgroundCommand::start(
             command()
                 .args(["serve", "--grpc-listen", grpc, "--http-listen", "127.0.0.1:0", "--limits"])
                 .arg(limits.path())
                 .args(more),
         );
-        node.says("serving");
+        node.wait_for_output("serving");
         let said = node.stop();
         let about = said.lines().filter(|line| line.contains("Discovery"));
         about.map(ToOwned::to_owned).collect::<Vec<_>>()

@@ -5,10 +5,10 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use testkit::balancer::Balancer;
 use testkit::certs::{Ca, text};
-use testkit::cluster::{Cluster, half};
+use testkit::cluster::{Cluster, reserve_half};
 use testkit::command::tollgate;
+use testkit::haproxy::HaProxy;
 use testkit::load::{Load, Plan, Sample, percentile};
 use testkit::metrics::{Scrape, http};
 use testkit::wire::request;
@@ -23,7 +23,7 @@ namespaces:
 const CALLERS: Plan =
     Plan { callers: 16, connections: 1, pace: Duration::from_millis(5), failover: false };
 
-fn load(balancer: &Balancer) -> Load {
+fn load(balancer: &HaProxy) -> Load {
     Load::start(&[balancer.grpc], CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
@@ -42,16 +42,16 @@ fn failed(samples: &[Sample]) -> Vec<&Sample> {
 
 #[test]
 fn one_connection_is_spread_over_all_nodes() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = Load::start(&[balancer.grpc], CALLERS, |_, count| {
         (count < 100).then(|| request("ns", "b", 1))
     });
     let samples = load.collect();
     assert_eq!((samples.len(), failed(&samples).len()), (1600, 0));
     let by_node = answered(&cluster);
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let [p50, p99] = [0.5, 0.99].map(|part| percentile(&mut took, part));
     println!("one connection over three nodes: {by_node:?}, p50 {p50:.1?}, p99 {p99:.1?}");
     assert_eq!(by_node.iter().sum::<f64>(), 1600.0, "each is asked once");
@@ -62,16 +62,16 @@ fn one_connection_is_spread_over_all_nodes() {
 
 #[test]
 fn a_killed_node_fails_only_what_it_was_working_on() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let plan = Plan { pace: Duration::ZERO, ..CALLERS };
     let load = Load::start(&[balancer.grpc], plan, |_, _| Some(request("ns", "b", 1)));
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let before = Instant::now();
     cluster.nodes[0].kill();
     let killed = Instant::now();
-    load.go_on(Duration::from_secs(2));
+    load.run_for(Duration::from_secs(2));
     let samples = load.finish();
     let failed = failed(&samples);
     println!("killed: {} of {} calls failed", failed.len(), samples.len());
@@ -93,22 +93,24 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
         assert!(late <= Duration::from_secs(1), "caller {caller} waited {late:?}");
     }
     eventually("the node is out", Duration::from_secs(3), || {
-        balancer.checked().is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
+        balancer
+            .check_results()
+            .is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
     });
 }
 
 #[test]
 fn a_node_that_drains_loses_nothing() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &["--drain-delay", "1s"]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = load(&balancer);
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let told = Instant::now();
     cluster.nodes[2].signal("TERM");
     assert!(cluster.nodes[2].wait().success());
     let ended = told.elapsed();
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let samples = load.finish();
     let failed = failed(&samples);
     println!("drained in {ended:.1?}: {} of {} calls failed", failed.len(), samples.len());
@@ -121,9 +123,9 @@ fn a_node_that_drains_loses_nothing() {
 
 #[test]
 fn the_http_frontend() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let body = r#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
     let (status, answer) = http(balancer.http, "POST /v1/allow", body).unwrap();
     assert_eq!(status, 200, "{answer}");
@@ -147,7 +149,7 @@ fn the_http_frontend() {
 #[test]
 fn tls_on_each_leg() {
     const NAME: &str = "nodes.example";
-    let _half = half();
+    let _machine = reserve_half();
     let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
     let root = ca.file();
     let own = ca.named_server("node", NAME);
@@ -168,8 +170,8 @@ fn tls_on_each_leg() {
             ("TOLLGATE_LB_NODES_NAME", name),
         ]
     };
-    let balancer = Balancer::start_before(&nodes, &variables(NAME));
-    balancer.wait_until_all_are_in();
+    let balancer = HaProxy::start_for(&nodes, &variables(NAME));
+    balancer.wait_until_checks_pass();
     let (grpc, http) = (balancer.grpc.to_string(), balancer.http.to_string());
     for _ in 0..9 {
         let allow = ["allow", "ns", "b", "--addr", &grpc, "--ca-file", text(&root)];
@@ -181,8 +183,8 @@ fn tls_on_each_leg() {
     assert!(done.stderr.contains("ask a node itself (--http)"), "{done:?}");
 
     // Of nodes whose certificates have another name it uses none.
-    let strict = Balancer::start_before(&nodes, &variables("other.example"));
+    let strict = HaProxy::start_for(&nodes, &variables("other.example"));
     eventually("haproxy has checked every node", Duration::from_secs(10), || {
-        strict.checked().is_some_and(|all| all == ["L6RSP"; 6])
+        strict.check_results().is_some_and(|all| all == ["L6RSP"; 6])
     });
 }

@@ -4,8 +4,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
+use testkit::cluster::reserve_half;
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
 use testkit::metrics::{allow, shared_grant};
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
@@ -91,7 +91,7 @@ impl Seen {
     /// anything failed, and twice what the machine stalled at once.
     fn allowed(&self) -> Duration {
         let before = self.samples.iter().filter(|s| s.answered < self.killed);
-        let slowest = before.map(Sample::took).max().unwrap_or_default();
+        let slowest = before.map(Sample::latency).max().unwrap_or_default();
         let stalled = if self.stalls.worst < STALL { Duration::ZERO } else { self.stalls.worst };
         (slowest + 2 * stalled).min(SECOND / 10)
     }
@@ -105,7 +105,7 @@ impl Seen {
             }
         };
         let samples: Vec<&Sample> = self.samples.iter().filter(|s| counts(s)).collect();
-        let p999 = took(&samples, 0.999);
+        let p999 = latency_percentile(&samples, 0.999);
         miss(p999 <= bounds.took, format!("p99.9 {p999:.1?} is over {:.1?}", bounds.took));
         let (lost, others): (Vec<&Sample>, Vec<&Sample>) =
             samples.iter().partition(|sample| self.of_dead(sample));
@@ -135,7 +135,7 @@ impl Seen {
         Row {
             fault: "Cluster: one of three masters is killed (`cluster-node-timeout` 1 s)",
             meanwhile: "the policy for its keys alone; all others are shared",
-            worst: format!("{:.1?} ({about})", took(&samples, 0.999)),
+            worst: format!("{:.1?} ({about})", latency_percentile(&samples, 0.999)),
             recovery: format!(
                 "{:.1?} without shared decisions: the replica was elected after {:.1?}, and {:.0?} \
                  later every node used it",
@@ -156,7 +156,7 @@ fn counted(bucket: &str) -> String {
 #[test]
 fn a_master_that_dies_takes_only_its_own_keys() {
     const PLACE: u32 = 740;
-    let _half = half();
+    let _machine = reserve_half();
     // A busy machine may let a few miss their deadline.
     let bounds = Bounds { took: TOOK, unshared_percent: 1, resumed: SECOND };
     let mut voids = 0;
@@ -208,20 +208,20 @@ fn attempt_it() -> Seen {
         .cloned()
         .collect();
     let asked = names.clone();
-    let (canary, started) = (Canary::start(), Instant::now());
+    let (canary, started) = (StallDetector::start(), Instant::now());
     let load = Load::start(&grpc, CALLERS, move |caller, count| {
         Some(request("counted", &asked[(caller * 7 + count) % asked.len()], 1))
     });
     // A node that has just started looks up what stands under the other layout of a namespace,
     // which is in one slot, until the store has told it that there is none.
-    load.go_on(3 * SECOND);
+    load.run_for(3 * SECOND);
     let replica = cluster.replica_of(dead).unwrap();
     let probe = slot(counted(&names[0]).as_bytes());
     cluster.kill(dead);
     let killed = Instant::now();
     eventually("the replica takes over", 20 * SECOND, || cluster.owner(probe) == Some(replica));
     let elected = Instant::now();
-    load.go_on(3 * SECOND);
+    load.run_for(3 * SECOND);
     let samples = load.finish();
     let stalls = canary.stalls();
 

@@ -6,8 +6,8 @@ use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, half};
-use testkit::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
+use testkit::cluster::{Cluster, reserve_half};
+use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
 use testkit::wire::get;
 use testkit::{Node, eventually};
 
@@ -37,7 +37,7 @@ fn stored(node: &Node) -> f64 {
 }
 
 /// Waits until every client has its share.
-fn converge(fleet: &Fleet, shares: &[f64]) {
+fn converge(fleet: &LeaseClients, shares: &[f64]) {
     eventually("every client has its share", CONVERGED, || {
         let mut last = vec![f64::NAN; shares.len()];
         fleet.look(|record| {
@@ -56,12 +56,12 @@ fn near(a: f64, b: f64) -> bool {
 #[test]
 fn a_node_killed_under_5000_clients() {
     const CLIENTS: usize = 5000;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let capacity = (wanted.iter().sum::<f64>() / 2.0).floor();
     let shares = fair_shares(&wanted, capacity);
     let mut cluster = Cluster::start(&limits(capacity, 30, 2, 0), &PATIENT);
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
 
     let (mut samples, mut most) = (0, 0.0_f64);
     let mut sample = |cluster: &Cluster| {
@@ -139,12 +139,12 @@ fn redis_restarted_empty() {
     const CLIENTS: usize = 300;
     const CAPACITY: f64 = 6000.0;
     const LEARNING: i64 = 3;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let shares = fair_shares(&wanted, CAPACITY);
     let mut cluster = Cluster::start(&limits(CAPACITY, 20, 1, LEARNING as u32), &PATIENT);
     // Even a store that is new learns.
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
     converge(&fleet, &shares);
     let converged = now_us();
 
@@ -154,7 +154,7 @@ fn redis_restarted_empty() {
     cluster.redis.start_again();
     let back = now_us();
     thread::sleep(Duration::from_millis(500));
-    let newcomer = Fleet::start(&cluster.grpc(), "newcomer", 1, "r", |_| 1e6);
+    let newcomer = LeaseClients::start(&cluster.grpc(), "newcomer", 1, "r", |_| 1e6);
     thread::sleep(Duration::from_secs(LEARNING as u64));
     let all: Vec<f64> = wanted.iter().copied().chain([1e6]).collect();
     let new_shares = fair_shares(&all, CAPACITY);
@@ -205,11 +205,11 @@ fn redis_restarted_empty() {
 #[test]
 fn a_capacity_that_is_lowered() {
     const CLIENTS: usize = 300;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let (before, after) = (9000.0, 4000.0);
     let cluster = Cluster::start(&limits(before, 20, 1, 0), &PATIENT);
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
     converge(&fleet, &fair_shares(&wanted, before));
 
     let version = |node: &Node| get(node, "/debug/status.json").json()["limits"]["version"].clone();

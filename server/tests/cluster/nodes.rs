@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, attempts, half};
+use testkit::cluster::{Cluster, alive, reserve_half, up_to_three_times};
 use testkit::eventually;
-use testkit::load::{Books, Load, Plan, Sample};
+use testkit::load::{GrantAudit, Load, Plan, Sample};
 use testkit::wire::request;
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -45,8 +45,8 @@ fn rate(samples: &[Sample]) -> f64 {
 
 #[test]
 fn one_bucket_over_three_nodes() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -54,7 +54,7 @@ fn one_bucket_over_three_nodes() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS);
+        load.run_for(SECONDS);
         let samples = load.finish();
         println!("{:.0} requests a second", rate(&samples));
         no_failures(&samples);
@@ -62,7 +62,7 @@ fn one_bucket_over_three_nodes() {
         let by_node: HashSet<usize> = samples.iter().map(|sample| sample.target).collect();
         assert_eq!(by_node.len(), 3);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("three nodes, no debt", 0.99)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("three nodes, no debt", 0.99)?;
         let counted = cluster.sum("tollgate_tokens_granted_total", &[("namespace", "ns")]);
         assert_eq!(counted as i64, samples.iter().map(Sample::granted).sum::<i64>());
         Ok(())
@@ -71,8 +71,8 @@ fn one_bucket_over_three_nodes() {
 
 #[test]
 fn one_bucket_over_three_nodes_with_debt() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 100, fill_rate: 1000, wait_timeout_millis: 400, max_debt_millis: 500 } } } }",
             &PATIENT,
@@ -80,21 +80,21 @@ fn one_bucket_over_three_nodes_with_debt() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS / 2);
+        load.run_for(SECONDS / 2);
         let samples = load.finish();
         no_failures(&samples);
         none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
-        let books = Books::of(&all, 100.0, 1000.0, 500.0);
-        books.check("three nodes, in debt", 0.99)?;
+        let audit = GrantAudit::of(&all, 100.0, 1000.0, 500.0);
+        audit.check("three nodes, in debt", 0.99)?;
         let waits = samples.iter().filter_map(|sample| sample.answer.as_ref().ok());
         let longest = waits.map(|answer| answer.wait_millis).max().unwrap();
         assert!((300..=400).contains(&longest), "waits of up to {longest} ms");
         // A debt of 400 ms is as far as callers go who wait no longer, but for the last one's
         // tokens; nearly that far they must have gone, if the last of them came in quick succession.
-        assert!(books.granted as f64 <= books.most - 100.0 + 5.0);
-        if (books.granted as f64) < 0.99 * books.owed + 300.0 {
-            return Err(format!("{} granted of {} owed", books.granted, books.owed));
+        assert!(audit.granted as f64 <= audit.upper_bound - 100.0 + 5.0);
+        if (audit.granted as f64) < 0.99 * audit.lower_bound + 300.0 {
+            return Err(format!("{} granted of {} owed", audit.granted, audit.lower_bound));
         }
         Ok(())
     });
@@ -102,8 +102,8 @@ fn one_bucket_over_three_nodes_with_debt() {
 
 #[test]
 fn a_node_that_is_killed_changes_neither_bound() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let mut cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -111,10 +111,10 @@ fn a_node_that_is_killed_changes_neither_bound() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS / 2);
+        load.run_for(SECONDS / 2);
         let killed = Instant::now();
         cluster.nodes[1].kill();
-        load.go_on(SECONDS / 2);
+        load.run_for(SECONDS / 2);
         let samples = load.finish();
         let failed: Vec<&Sample> = samples.iter().filter(|sample| sample.answer.is_err()).collect();
         println!("{:.0} requests a second, {} failed with the node", rate(&samples), failed.len());
@@ -127,7 +127,7 @@ fn a_node_that_is_killed_changes_neither_bound() {
         assert!(!failed.is_empty(), "nobody was using the node");
         none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("one of three nodes killed", 0.99)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("one of three nodes killed", 0.99)?;
         Ok(())
     });
 }
@@ -136,7 +136,7 @@ fn a_node_that_is_killed_changes_neither_bound() {
 fn dynamic_buckets_are_bounded_exactly() {
     const BOUND: usize = 100;
     const NAMES: usize = 1000;
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(
         "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1 } } }",
         &PATIENT,
@@ -170,8 +170,8 @@ fn dynamic_buckets_are_bounded_exactly() {
 
 #[test]
 fn script_flush_fails_no_decision() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -189,7 +189,7 @@ fn script_flush_fails_no_decision() {
                 }
                 flushes
             });
-            load.go_on(SECONDS / 2);
+            load.run_for(SECONDS / 2);
             stop.store(true, Ordering::Relaxed);
             flushing.join().unwrap()
         });
@@ -200,14 +200,14 @@ fn script_flush_fails_no_decision() {
         none_degraded(&samples);
         assert_eq!(cluster.sum("tollgate_store_errors_total", &[]), 0.0);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98)?;
         Ok(())
     });
 }
 
 #[test]
 fn nodes_are_counted() {
-    let _half = half();
+    let _machine = reserve_half();
     // Waits until each counts three.
     let mut cluster =
         Cluster::start("global_default_bucket: { size: 100, fill_rate: 50 }", &PATIENT);

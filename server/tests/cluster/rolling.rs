@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::Node;
-use testkit::balancer::Balancer;
-use testkit::cluster::{Cluster, alone};
-use testkit::load::{Books, Load, Plan, Sample, percentile};
+use testkit::cluster::{Cluster, reserve_machine};
+use testkit::haproxy::HaProxy;
+use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
 use testkit::metrics::http;
 use testkit::report::Row;
 use testkit::wire::request;
@@ -109,7 +109,7 @@ fn on(connection: &mut BufReader<TcpStream>) -> std::io::Result<(u16, String, bo
 }
 
 /// Each node is told to stop, waited for, and started again where it was.
-fn restart_all(cluster: &mut Cluster, balancer: &Balancer) {
+fn restart_all(cluster: &mut Cluster, balancer: &HaProxy) {
     let url = cluster.redis.url();
     let args = [&["--store", &url], &ARGS[..]].concat();
     for number in 0..cluster.nodes.len() {
@@ -120,16 +120,16 @@ fn restart_all(cluster: &mut Cluster, balancer: &Balancer) {
         assert!(node.wait().success());
         let ended = told.elapsed();
         *node = Node::start_on(ports, &cluster.limits.path(), &args);
-        balancer.wait_until_all_are_in();
+        balancer.wait_until_checks_pass();
         println!("node {number}: ended after {ended:.1?}, back after {:.1?}", told.elapsed());
     }
 }
 
 #[test]
 fn a_rolling_restart_fails_no_request() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let mut cluster = Cluster::start(LIMITS, &ARGS);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = Load::start(&[balancer.grpc], CALLERS, |caller, _| {
         Some(request("ns", ["b", "counted"][caller % 2], 1))
     });
@@ -141,9 +141,9 @@ fn a_rolling_restart_fails_no_request() {
                 move || if number % 2 == 0 { ask_anew(to, stop) } else { ask_on_one(to, stop) },
             )
         });
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         restart_all(&mut cluster, &balancer);
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         stop.store(true, Ordering::Relaxed);
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
@@ -158,7 +158,7 @@ fn a_rolling_restart_fails_no_request() {
         println!("JSON: {why}");
     }
     let json_failed: usize = json.iter().map(|asked| asked.failed.len()).sum();
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     took.extend(json.iter().flat_map(|asked| &asked.took));
     println!("{} of {} over gRPC and {json_failed} with JSON failed", failed.len(), samples.len());
     assert_eq!((failed.len(), json_failed), (0, 0));
@@ -172,8 +172,13 @@ fn a_rolling_restart_fails_no_request() {
     assert_eq!((status, last["status"].as_str()), (200, Some("OK")), "{last}");
     let taken = 3e5 - last["tokensAvailable"].as_f64().unwrap() - 1.0;
     assert!((granted as f64 - taken).abs() < 2.0, "{granted} granted of {taken} taken");
-    let books = Books::of(&of("b"), 200.0, 200.0, 0.0);
-    assert!(books.granted as f64 <= books.most, "{} of {}", books.granted, books.most);
+    let audit = GrantAudit::of(&of("b"), 200.0, 200.0, 0.0);
+    assert!(
+        audit.granted as f64 <= audit.upper_bound,
+        "{} of {}",
+        audit.granted,
+        audit.upper_bound
+    );
     let count = took.len();
     let [p999, worst] = [0.999, 1.0].map(|part| percentile(&mut took, part));
     Row {

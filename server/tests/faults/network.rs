@@ -8,17 +8,17 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::trial::{LIMITS, Trial};
-use testkit::cluster::{Cluster, half};
-use testkit::faults::{Fault, Network};
+use testkit::cluster::{Cluster, reserve_half};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::{Redis, eventually};
 
 const BY_POLICY: &str = "the policy answers";
 
 /// Breaks the network in one way.
 fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let mut cluster = Cluster::start_on(redis, &network.url("127.0.0.1"), &[], 3, LIMITS, &[]);
     let test = format!("faults::{name}");
     let shared = matches!(fault, Fault::Late(late) if late < Duration::from_millis(10));
@@ -109,7 +109,7 @@ fn a_name_that_stops_resolving() {
         println!("left out: only root may give a node a hosts file of its own");
         return;
     }
-    let _half = half();
+    let _machine = reserve_half();
     let name_server = std::net::UdpSocket::bind("127.83.14.29:53").unwrap();
     let dir = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {
@@ -126,7 +126,7 @@ fn a_name_that_stops_resolving() {
                   mount --bind \"$2\" /etc/resolv.conf && shift 2 && exec \"$@\"";
     let command = ["unshare", "-m", "sh", "-c", script, &hosts, &switch, &resolver];
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let mut cluster = Cluster::start_on(redis, &network.url(HOST), &command, 3, LIMITS, &[]);
     let gone = || {
         // In place: the nodes see this very file.

@@ -3,11 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, half};
+use testkit::cluster::{Cluster, alive, reserve_half};
 use testkit::load::{Load, Plan};
 use testkit::metrics::{Scrape, http};
 use testkit::wire::request;
-use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 /// One bucket under each policy.
@@ -31,14 +31,14 @@ fn is_up(node: &Node) -> bool {
 /// moment, each would take itself for the only one, and grant the whole limit.
 #[test]
 fn an_empty_store_does_not_make_shares_larger() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &[]);
     cluster.redis.kill();
     for node in &cluster.nodes {
         eventually("it is noticed", Duration::from_secs(3), || !is_up(node));
     }
     cluster.redis.start_again();
-    let (back, mut limit) = (Instant::now(), Limit::new(5 * RESUMED));
+    let (back, mut limit) = (Instant::now(), PollLimit::new(5 * RESUMED));
     let mut inside = cluster.redis.connection();
     let mut registered = || redis::cmd("ZCARD").arg("n").query::<usize>(&mut inside).unwrap() == 3;
     // Until each node has heard the count once more since all of them were back.
@@ -82,7 +82,7 @@ fn joins(what: &str, node: &Node) {
 
 #[test]
 fn a_wrong_password() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     // Stays logged in whatever happens.
     let mut inside = redis.connection();
@@ -120,7 +120,7 @@ fn a_wrong_password() {
 
 #[test]
 fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let url = redis.url();
     let limits = LimitsFile::new(
@@ -137,7 +137,7 @@ fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
 
 #[test]
 fn a_node_that_starts_before_redis() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut redis = Redis::start();
     redis.kill();
     let limits = LimitsFile::new(LIMITS);
@@ -152,7 +152,7 @@ fn a_node_that_starts_before_redis() {
 /// Connections that sat idle when the store failed must not fail one by one when it is back.
 #[test]
 fn idle_connections_do_not_fail_afterwards() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut redis = Redis::start();
     let limits = LimitsFile::new(LIMITS);
     // Patient, so that only dead connections can fail.

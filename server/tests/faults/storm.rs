@@ -4,9 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use super::trial::LIMITS;
-use testkit::cluster::{Cluster, alone};
+use testkit::cluster::{Cluster, reserve_machine};
 use testkit::eventually;
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::load::{Load, Plan};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
@@ -29,9 +29,9 @@ fn up(node: &Node) -> bool {
 /// reset at once, once so that they are made, and nothing ever comes back.
 #[test]
 fn no_storm_of_connections() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let url = network.url("127.0.0.1");
     let cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &["--threads", "2"]);
     let plan =
@@ -45,7 +45,7 @@ fn no_storm_of_connections() {
         thread::sleep(AWAY);
         let while_away = network.accepted() - before;
         network.set(Fault::Nothing);
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         let altogether = network.accepted() - before;
         // How soon they are back is for the trials, which know when the machine stalls.
         let back = || cluster.nodes.iter().all(up);

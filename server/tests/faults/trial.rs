@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::tally::Tally;
 use testkit::cluster::Cluster;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
 use testkit::wire::request;
@@ -186,7 +186,7 @@ impl Trial<'_> {
             eventually("the store is up", 5 * RESUMED, || is_up(node));
             node.logged();
         }
-        let canary = Canary::start();
+        let canary = StallDetector::start();
         let load = Load::start(&cluster.grpc(), CALLERS, move |caller, count| {
             let namespace = NAMESPACES[caller / 3 % NAMESPACES.len()];
             let bucket = match namespace {
@@ -195,17 +195,17 @@ impl Trial<'_> {
             };
             Some(request(namespace, &bucket, TOKENS))
         });
-        load.go_on(BEFORE);
+        load.run_for(BEFORE);
         let before: Vec<u64> = cluster.nodes.iter().map(Node::rss_kb).collect();
         let left = fail(&mut cluster.redis);
         let failed = Instant::now();
-        load.go_on(AWAY);
+        load.run_for(AWAY);
         let most = cluster.nodes.iter().map(Node::rss_kb);
         let grown = most.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
         let mending = Instant::now();
         mend(&mut cluster.redis, left);
         let back = Instant::now();
-        load.go_on(AFTER);
+        load.run_for(AFTER);
         let after = cluster.nodes.iter().map(Node::rss_kb);
         let later = after.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
         let samples = load.finish();
@@ -266,7 +266,7 @@ impl Trial<'_> {
             }
         };
         let samples: Vec<&Sample> = seen.samples.iter().filter(|s| counts(s)).collect();
-        let p999 = took(&samples, 0.999);
+        let p999 = latency_percentile(&samples, 0.999);
         miss(p999 <= bounds.took, format!("p99.9 {p999:.1?} is over {:.1?}", bounds.took));
         let degraded = || samples.iter().filter(|s| s.degraded());
         if self.shared {
@@ -291,7 +291,7 @@ impl Trial<'_> {
         let shared = away.iter().filter(|s| !s.degraded()).count();
         miss(shared == 0, format!("{shared} shared decisions while the store was away"));
         // Nobody waits for a store that is known to be away.
-        let p90 = took(&away, 0.9);
+        let p90 = latency_percentile(&away, 0.9);
         miss(p90 <= DEADLINE / 2, format!("while the store was away, p90 was {p90:.1?}"));
         let first = seen.resumed();
         miss(first <= RESUMED, format!("shared only {first:?} after the store was back"));
@@ -310,14 +310,14 @@ impl Trial<'_> {
         if attempt > 1 {
             about += &format!("; attempt {attempt}");
         }
-        if took(&samples, 0.999) > DEADLINE + BEYOND {
+        if latency_percentile(&samples, 0.999) > DEADLINE + BEYOND {
             about += &format!("; before the fault up to {}", ms(seen.slowest_before()));
         }
         if void {
             samples.retain(|s| !seen.stalled(s));
             about += &format!("; {} left out for stalls of the machine", seen.left_out());
         }
-        let worst = format!("{} ({about})", ms(took(&samples, 0.999)));
+        let worst = format!("{} ({about})", ms(latency_percentile(&samples, 0.999)));
         let recovery = if self.shared { "–".to_owned() } else { ms(seen.resumed()) };
         let granted: i64 = seen.of("local").map(Sample::granted).sum();
         let limit = SIZE + RATE * (seen.time().as_secs_f64() + DEBT_S);
@@ -384,7 +384,7 @@ impl Seen {
     /// What the same load took at most before anything failed.
     fn slowest_before(&self) -> Duration {
         let before = self.samples.iter().filter(|sample| sample.answered < self.failed);
-        before.map(Sample::took).max().unwrap_or_default()
+        before.map(Sample::latency).max().unwrap_or_default()
     }
 
     /// What a decision may take longer on this machine, up to 100 ms: what the slowest took before anything failed, and twice what the machine stalled at once
@@ -405,8 +405,8 @@ impl Seen {
         format!(
             "p99.9 {:.1?}, the slowest {:.1?} of {}; the machine stalled {} times for {STALL:?} or \
              more, {:.1?} at the longest, which touched {} decisions",
-            took(&samples.iter().collect::<Vec<_>>(), 0.999),
-            samples.iter().map(Sample::took).max().unwrap(),
+            latency_percentile(&samples.iter().collect::<Vec<_>>(), 0.999),
+            samples.iter().map(Sample::latency).max().unwrap(),
             samples.len(),
             stalls.long.len(),
             stalls.worst,

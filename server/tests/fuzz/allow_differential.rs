@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
@@ -183,14 +183,14 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
     let shared = runtime.block_on(redis_store(servers, clock.clone()));
     let sweep = redis::Script::new(SWEEP);
 
-    let config = random::config("differential", random::cases(10_000) / part);
+    let config = property_tests::config("differential", property_tests::cases(10_000) / part);
     let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
     TestRunner::new(config)
         .run(&trace(), |(rules, steps)| {
             traces.set(traces.get() + 1);
             let namespace = "ns";
             memory.clear();
-            servers.empty();
+            servers.delete_all_data();
             // Sums of that many µs are rounded, and requests taken together are summed otherwise.
             let largest_us =
                 rules.iter().map(|r| r.limit.terms().longest_life_us()).fold(0.0, f64::max);

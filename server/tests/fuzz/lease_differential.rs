@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -309,13 +309,13 @@ fn grant_alike(servers: &impl Servers, part: u32) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let clock = ManualClock::new(START);
     let store = runtime.block_on(redis_store(servers, clock.clone()));
-    let cases = random::cases(1000) / part;
-    let config = random::config("lease_differential", cases);
+    let cases = property_tests::cases(1000) / part;
+    let config = property_tests::config("lease_differential", cases);
     let steps = Cell::new(0);
     let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {
-        servers.empty();
+        servers.delete_all_data();
         clock.advance(START.0 - clock.now().0);
-        servers.born(clock.now().0);
+        servers.set_birth(clock.now().0);
         let memory = MemoryStore::with_clock(clock.clone());
         steps.set(steps.get() + trace.len());
         runtime.block_on(run(&rules, &trace, &memory, &store, &clock))

@@ -8,9 +8,9 @@
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
-use testkit::leases::Random;
+use testkit::client_pool::Random;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -268,7 +268,7 @@ async fn hold<S: LeaseStore>(
 }
 
 fn config(cases: u32) -> Config {
-    random::config("lease_properties", random::cases(cases))
+    property_tests::config("lease_properties", property_tests::cases(cases))
 }
 
 fn runtime() -> tokio::runtime::Runtime {
@@ -301,7 +301,7 @@ fn they_hold_in(servers: &impl Servers, cases: u32) {
     let runtime = runtime();
     let store = runtime.block_on(redis_store(servers, clock.clone()));
     let asked = TestRunner::new(config(cases)).run(&case(), |case| {
-        servers.empty();
+        servers.delete_all_data();
         runtime.block_on(hold(&store, &clock, &case))
     });
     asked.unwrap();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
-use testkit::{LimitsFile, START, random};
+use testkit::{LimitsFile, START, property_tests};
 use tokio::sync::Mutex;
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::ManualClock;
@@ -270,8 +270,8 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn no_more_than_the_root_has() {
-    let cases = random::cases(1000);
-    let config = random::config("lease_tree_model", cases);
+    let cases = property_tests::cases(1000);
+    let config = property_tests::config("lease_tree_model", cases);
     let (runtime, most) = (runtime(), Cell::new(0.0));
     let kinds = select(vec!["FAIR_SHARE", "PROPORTIONAL_SHARE"]);
     let held = TestRunner::new(config).run(&(kinds, trace()), |(kind, trace)| {

@@ -1,7 +1,7 @@
 //! What decisions of one round trip do for others beside deciding, they share: so many leases are
 //! dropped however many decisions there are, and none of them is lost.
 
-use testkit::leases::{Crowd, Random};
+use testkit::client_pool::{ClientPool, Random};
 use testkit::{Redis, START, redis_store};
 use tollgate_server::domain::lease::DROP_LIMIT;
 use tollgate_server::domain::sharing::Kind;
@@ -24,7 +24,7 @@ async fn holders(store: &impl LeaseStore) -> usize {
 }
 
 /// One decision on each resource, all in one call.
-async fn one_of_each(store: &impl LeaseStore, crowds: &[Crowd], random: &mut Random) {
+async fn one_of_each(store: &impl LeaseStore, crowds: &[ClientPool], random: &mut Random) {
     let asks: Vec<LeaseAsk<'_>> =
         crowds.iter().flat_map(|crowd| crowd.asks(&[0], random)).collect();
     for grant in store.lease(&asks).await {
@@ -38,10 +38,10 @@ async fn a_mass_that_expires_takes_many_decisions(
     spent_us: impl AsyncFn() -> u64,
 ) {
     let mut random = Random(1);
-    let crowds: Vec<Crowd> = (0..AT_ONCE)
+    let crowds: Vec<ClientPool> = (0..AT_ONCE)
         .map(|number| {
-            let crowd = Crowd::new(Kind::FairShare, clients(), || 1.0);
-            Crowd { resource: format!("r{number}"), spread_s: 0, ..crowd }
+            let crowd = ClientPool::new(Kind::FairShare, clients(), || 1.0);
+            ClientPool { resource: format!("r{number}"), spread_s: 0, ..crowd }
         })
         .collect();
     for crowd in &crowds {

@@ -4,8 +4,8 @@
 
 use std::time::Instant;
 
-use testkit::cluster::alone;
-use testkit::leases::{Crowd, Random};
+use testkit::client_pool::{ClientPool, Random};
+use testkit::cluster::reserve_machine;
 use testkit::{Redis, START, redis_store, redis_store_by_its_own_clock};
 use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
@@ -116,7 +116,8 @@ async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind,
     let mut random = Random(1);
     let mut table = Vec::new();
     for kind in KINDS {
-        let mut crowds = SIZES.map(|size| Crowd::new(kind, size, || random.between(1.0, 100.0)));
+        let mut crowds =
+            SIZES.map(|size| ClientPool::new(kind, size, || random.between(1.0, 100.0)));
         for crowd in &crowds {
             crowd.refresh_all(store, &mut random).await;
         }
@@ -176,7 +177,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 #[test]
 fn a_decision_in_memory_costs_the_same_for_many_clients() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let mut store = MemoryStore::new();
     let table = runtime().block_on(measure(&store.clone(), &mut store));
     report("embedded", MOST_IN_MEMORY, &table);
@@ -184,13 +185,13 @@ fn a_decision_in_memory_costs_the_same_for_many_clients() {
 
 #[test]
 fn a_decision_in_redis_costs_the_same_for_many_clients() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let redis = Redis::start();
     let table = runtime().block_on(async {
         let store = redis_store_by_its_own_clock(&redis).await;
         let mut timed = InRedis(store.clone(), redis.connection());
         // The counter is there from the first call on.
-        let first = Crowd::new(Kind::FairShare, 1, || 1.0);
+        let first = ClientPool::new(Kind::FairShare, 1, || 1.0);
         first.refresh_all(&store, &mut Random(0)).await;
         measure(&store, &mut timed).await
     });
@@ -204,7 +205,7 @@ struct Mass {
     store: RedisStore,
     timed: InRedis<RedisStore>,
     random: Random,
-    crowd: Crowd,
+    crowd: ClientPool,
 }
 
 impl Mass {
@@ -214,7 +215,7 @@ impl Mass {
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
         let mut random = Random(2);
-        let mut crowd = Crowd::new(Kind::FairShare, 100_000, || wants(&mut random));
+        let mut crowd = ClientPool::new(Kind::FairShare, 100_000, || wants(&mut random));
         crowd.rules.lease_s = 1000;
         Self { redis, clock, store, timed, random, crowd }
     }
@@ -225,7 +226,7 @@ impl Mass {
         let clock = ManualClock::new(START);
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
-        let crowd = Crowd::new(Kind::FairShare, 1, || 1.0);
+        let crowd = ClientPool::new(Kind::FairShare, 1, || 1.0);
         crowd.refresh_all(&store, &mut Random(0)).await;
         Self { redis, clock, store, timed, random: Random(2), crowd }
     }
@@ -298,7 +299,7 @@ async fn quick_enough(part: impl AsyncFn() -> Result<(), String>) {
 
 #[test]
 fn no_script_runs_for_long() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     println!(
         "\n| 100,000 clients, a decision that has to | decisions | µs: a tenth within | half | all | machine slower by |"
     );

@@ -2,7 +2,7 @@
 //! from a millionth to 10^12, they are what an exact count of the same leases gives.
 
 use testkit::START;
-use testkit::leases::Random;
+use testkit::client_pool::Random;
 use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 

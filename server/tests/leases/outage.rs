@@ -3,9 +3,9 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
+use testkit::cluster::reserve_half;
 use testkit::wire::{Samples, channel, get, now_s};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     DiscoveryRequest, GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate,
@@ -29,7 +29,7 @@ const RESUMED: Duration = Duration::from_secs(1);
 
 /// Runs a test while no other one measures time.
 fn on_its_own(test: impl Future<Output = ()>) {
-    let _half = half();
+    let _machine = reserve_half();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);
 }
@@ -78,7 +78,7 @@ fn up(node: &Node, up: f64) {
 
 /// Asks until the store decides, which must be within a second.
 async fn resumes(client: &mut Client, name: &str, resource: &str, has: Option<Lease>) {
-    let (back, mut limit) = (Instant::now(), Limit::new(RESUMED));
+    let (back, mut limit) = (Instant::now(), PollLimit::new(RESUMED));
     while ask(client, name, resource, 100.0, has).await.degraded() {
         limit.check("a decision of the store");
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -195,7 +195,7 @@ fn after_a_long_outage_the_store_learns() {
         let (mut here, mut there) = (connect(&node).await, connect(&other).await);
         // Past what the store learns when it is born.
         let mut held = None;
-        let mut limit = Limit::new(Duration::from_secs(10));
+        let mut limit = PollLimit::new(Duration::from_secs(10));
         loop {
             let answer = ask(&mut here, "a", "short", 80.0, held).await;
             held = Some(answer.gets);
@@ -235,7 +235,7 @@ fn after_a_long_outage_the_store_learns() {
         }
         assert!(asked > 2, "{asked} questions");
         // Then, nobody having come back for it, it is free.
-        let mut limit = Limit::new(Duration::from_secs(6));
+        let mut limit = PollLimit::new(Duration::from_secs(6));
         while ask(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
             limit.check("the store has learned");
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::callers::{Callers, LIMITS};
-use testkit::cluster::half;
-use testkit::faults::{Fault, Network};
+use testkit::cluster::reserve_half;
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::wire::{Samples, channel, get};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, Lease, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
@@ -23,7 +23,7 @@ const MANY: usize = 256;
 /// A store that has lived for long, at the other end of a network, and a node of one thread.
 struct Far {
     redis: Redis,
-    network: Network,
+    network: FaultProxy,
     node: Node,
     _limits: LimitsFile,
 }
@@ -31,7 +31,7 @@ struct Far {
 impl Far {
     fn start(timeout: &str) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-        let network = Network::to(redis.port());
+        let network = FaultProxy::to(redis.port());
         let url = network.url("127.0.0.1");
         let args = ["--store", &url, "--store-timeout", timeout, "--threads", "1"];
         let node = Node::start(&limits.path(), &args);
@@ -42,7 +42,7 @@ impl Far {
 
 /// Runs a test while no other one measures time.
 fn on_its_own(test: impl Future<Output = ()>) {
-    let _half = half();
+    let _machine = reserve_half();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.unwrap().block_on(test);
 }
@@ -147,7 +147,7 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
         assert!(up(&far.node) && get(&far.node, "/readyz").status == 200);
 
         // Whatever of them was decided, no more than there is can be had by both, …
-        let mut limit = Limit::new(Duration::from_secs(5));
+        let mut limit = PollLimit::new(Duration::from_secs(5));
         loop {
             let [a, b] = ["a", "b"].map(|name| (name, client.clone()));
             let mut held = Vec::new();

@@ -2,7 +2,7 @@
 
 use testkit::command::tollgate;
 use testkit::metrics::Scrape;
-use testkit::wire::PATIENCE;
+use testkit::wire::TEST_TIMEOUT;
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 
 const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 100, algorithm: { kind: \
@@ -32,7 +32,7 @@ fn a_parent_that_goes_and_comes_back() {
     };
     let (one, other) = (lower("one"), lower("other"));
     lease(&one);
-    eventually("the parent answers", PATIENCE, || {
+    eventually("the parent answers", TEST_TIMEOUT, || {
         let has = "tollgate_resource_has";
         up(&one) == 1.0 && up(&other) == 1.0 && Scrape::of(root.http).sum(has, &[]) == 5.0
     });
@@ -40,7 +40,7 @@ fn a_parent_that_goes_and_comes_back() {
 
     // Only one of them asks.
     let mut asks = &one;
-    eventually("the parent is missed", PATIENCE, || {
+    eventually("the parent is missed", TEST_TIMEOUT, || {
         let down = [&one, &other].into_iter().find(|node| up(node) == 0.0);
         asks = down.unwrap_or(asks);
         down.is_some()
@@ -48,13 +48,13 @@ fn a_parent_that_goes_and_comes_back() {
     let waits = if std::ptr::eq(asks, &one) { &other } else { &one };
     // Where it can't, the other one does, and the first knows nothing any more.
     signal(asks.pid(), "STOP");
-    eventually("another misses it", PATIENCE, || up(waits) == 0.0);
+    eventually("another misses it", TEST_TIMEOUT, || up(waits) == 0.0);
     signal(asks.pid(), "CONT");
-    eventually("whose turn it is not says nothing", PATIENCE, || {
+    eventually("whose turn it is not says nothing", TEST_TIMEOUT, || {
         [up(asks), up(waits)].into_iter().sum::<f64>() == 1.0
     });
 
     let root = Node::start_at(port, &limits.path(), &[]);
-    eventually("the parent is back", PATIENCE, || up(asks) == 1.0 && up(waits) == 1.0);
+    eventually("the parent is back", TEST_TIMEOUT, || up(asks) == 1.0 && up(waits) == 1.0);
     drop(root);
 }

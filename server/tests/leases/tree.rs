@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::command::tollgate;
-use testkit::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
+use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
 use testkit::wire::http;
 use testkit::{LimitsFile, Node, Redis, eventually, free_port};
 
@@ -50,7 +50,11 @@ impl Lower {
         Self { nodes: (0..2).map(node).collect(), redis, _limits: limits }
     }
 
-    fn clients(&self, count: usize, wants: impl Fn(usize) -> f64 + Send + Sync + 'static) -> Fleet {
+    fn clients(
+        &self,
+        count: usize,
+        wants: impl Fn(usize) -> f64 + Send + Sync + 'static,
+    ) -> LeaseClients {
         self.clients_of("db.r", count, wants)
     }
 
@@ -59,9 +63,9 @@ impl Lower {
         resource: &str,
         count: usize,
         wants: impl Fn(usize) -> f64 + Send + Sync + 'static,
-    ) -> Fleet {
+    ) -> LeaseClients {
         let targets: Vec<_> = self.nodes.iter().map(|node| node.grpc).collect();
-        Fleet::start(&targets, "client", count, resource, wants)
+        LeaseClients::start(&targets, "client", count, resource, wants)
     }
 
     /// Which node renews.
@@ -127,7 +131,7 @@ impl Watch {
     }
 }
 
-fn last(fleet: &Fleet, clients: usize) -> Vec<f64> {
+fn last(fleet: &LeaseClients, clients: usize) -> Vec<f64> {
     (0..clients).map(|one| fleet.last(one).map_or(f64::NAN, |one| one.capacity)).collect()
 }
 
@@ -193,7 +197,7 @@ fn two_clusters_share_what_the_root_has() {
     assert_eq!(bands(&store, "north"), [(0, 1, 100.0), (1, 1, 100.0)]);
     thread::sleep(Duration::from_secs(5).saturating_sub(took));
 
-    let records = fleets.map(Fleet::finish);
+    let records = fleets.map(LeaseClients::finish);
     for (record, watch) in records.iter().zip(watches) {
         assert!(record.failures.is_empty(), "{:?}", record.failures[0]);
         let seen = watch.finish();
@@ -260,7 +264,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     });
     let taken_over = killed.elapsed();
     let began = Instant::now();
-    let all = || fleets.iter().map(Fleet::holds).sum::<f64>();
+    let all = || fleets.iter().map(LeaseClients::holds).sum::<f64>();
     // For longer than any of them goes without a refresh.
     let mut since = Instant::now();
     eventually("all of it is used, and goes on being", CONVERGED, || {
@@ -271,7 +275,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     });
     let settled = since - began;
     let used = now_us() - 3 * SECOND;
-    let records = fleets.map(Fleet::finish);
+    let records = fleets.map(LeaseClients::finish);
     let end = now_us();
 
     let holdings = Holdings::of(&[&records[0].answers, &records[1].answers]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::wire::{PATIENCE, Samples, post};
+use testkit::wire::{Samples, TEST_TIMEOUT, post};
 use testkit::{LimitsFile, Node, eventually};
 
 /// A change of the file shows within this: it is looked at twice a second, and taken once it
@@ -149,13 +149,13 @@ fn a_file_that_is_too_large_is_not_read() {
     eventually("it is refused", SOON, || failures(&node) == 1.0);
     let expected = format!("can't read {}: larger than 16 MiB", limits.path().display());
     let mut said = Vec::new();
-    eventually("it is said", PATIENCE, || {
+    eventually("it is said", TEST_TIMEOUT, || {
         said.extend(refusals(&node));
         !said.is_empty()
     });
     assert_eq!((&said[0]["error"], version(&node)), (&Value::from(expected), good));
     limits.write(&text(most));
-    eventually("the largest one is taken", PATIENCE, || version(&node) != good);
+    eventually("the largest one is taken", TEST_TIMEOUT, || version(&node) != good);
     assert_eq!(ask(&node, 1), ok(19.0));
 }
 
@@ -236,7 +236,7 @@ fn a_removed_file_keeps_the_old_limits() {
     eventually("it is missed", SOON, || failures(&node) == 1.0);
     assert_eq!(ask(&node, 1), ok(9.0));
     let mut said = Vec::new();
-    eventually("it is said", PATIENCE, || {
+    eventually("it is said", TEST_TIMEOUT, || {
         said.extend(refusals(&node));
         !said.is_empty()
     });

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use testkit::cluster::half;
-use testkit::fleet::{Fleet, now_us};
-use testkit::load::{Books, Load, Plan, Sample, percentile};
+use testkit::acl::RestrictedUser;
+use testkit::cluster::reserve_half;
+use testkit::lease_clients::{LeaseClients, now_us};
+use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
 use testkit::metrics::{Scrape, allow, http, shared_grant};
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::rights::FewRights;
 use testkit::wire::{channel, request};
 use testkit::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -100,10 +100,10 @@ fn all_shared(samples: &[Sample]) {
     }
 }
 
-fn books(samples: &[Sample], namespace: &str, bucket: &str) {
+fn audit(samples: &[Sample], namespace: &str, bucket: &str) {
     let of = |s: &&Sample| s.namespace == namespace && s.bucket == bucket;
     let of: Vec<&Sample> = samples.iter().filter(of).collect();
-    Books::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
+    GrantAudit::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
 }
 
 /// One slot that has a bit of everything goes to another master, and stands in the middle for
@@ -112,9 +112,9 @@ fn a_slot_under_way(
     (what, test, place): (&str, &str, u32),
     choose: impl FnOnce(&RedisCluster) -> u16,
 ) {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = RedisCluster::start();
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let moving = choose(&cluster);
     let (from, to) = (cluster.owner(moving).unwrap(), (cluster.owner(moving).unwrap() + 1) % 3);
 
@@ -136,27 +136,27 @@ fn a_slot_under_way(
     let http: Vec<_> = nodes.iter().map(|node| node.http).collect();
     leased_at_once(&nodes[0], &staying[0]);
     let started = now_us();
-    let clients = Fleet::start(&grpc, "client", 8, &resource, |_| 20.0);
+    let clients = LeaseClients::start(&grpc, "client", 8, &resource, |_| 20.0);
     let targets = [("spread", bucket.clone()), (&*bounded, "x".into()), ("spread", "other".into())];
     let asked: Vec<_> = targets.iter().map(|(ns, name)| request(ns, name, 1)).collect();
     let load = Load::start(&grpc, CALLERS, move |caller, _| Some(asked[caller / 2 % 3].clone()));
-    load.go_on(SECOND);
+    load.run_for(SECOND);
 
     let migration = cluster.begin_migration(moving, to);
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     assert!(shared_grant(&allow(http[0], "spread", &absent[0])), "{what}: not begun");
     leased_at_once(&nodes[1], &new[0]);
     leased_at_once(&nodes[0], &staying[1]);
     // The register is here, the bucket may be there: it has to wait until they are together.
     let waits = thread::scope(|scope| {
         let asked = scope.spawn(|| allow(http[0], &bounded, "y"));
-        load.go_on(SECOND / 4);
+        load.run_for(SECOND / 4);
         assert!(!asked.is_finished(), "{what}: nothing to wait for");
         assert!(cluster.move_keys(&migration) >= 6, "{what}: not all keys are in that slot");
         asked.join().unwrap()
     });
     assert!(shared_grant(&waits), "{what}: {waits}");
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     assert!(shared_grant(&allow(http[1], "spread", &absent[1])), "{what}: on its way");
     assert!(shared_grant(&allow(http[1], &bounded, "z")), "{what}: on its way");
     let answer = allow(http[0], &bounded, "fourth");
@@ -165,7 +165,7 @@ fn a_slot_under_way(
     leased_at_once(&nodes[1], &staying[2]);
     cluster.finish_migration(migration);
     leased_at_once(&nodes[1], &staying[3]);
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     assert!(shared_grant(&allow(http[0], "spread", &absent[2])), "{what}: there");
     leased_at_once(&nodes[0], &new[2]);
 
@@ -173,9 +173,9 @@ fn a_slot_under_way(
     println!("{what}: {} decisions", samples.len());
     all_shared(&samples);
     for (namespace, bucket) in &targets {
-        books(&samples, namespace, bucket);
+        audit(&samples, namespace, bucket);
     }
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let p999 = percentile(&mut took, 0.999);
     let all = [&new[..], &staying[..], &[resource]].concat();
     for node in &nodes {
@@ -190,7 +190,7 @@ fn a_slot_under_way(
     let record = clients.finish();
     assert!(record.failures.is_empty());
     assert!(record.answers.iter().all(|one| !one.learning && !one.degraded), "{what}: leases");
-    let held = testkit::fleet::Holdings::of(&[&record.answers]);
+    let held = testkit::lease_clients::Holdings::of(&[&record.answers]);
     let (_, most) = held.range(started, now_us());
     assert!(most <= 100.0 + 1e-9, "{what}: {most} of 100 leased");
     assert!(most >= 99.0, "{what}: {most} of 100 leased");
@@ -223,7 +223,7 @@ fn the_last_slot_of_a_server() {
 
 #[test]
 fn script_flush_on_one_master_fails_nothing() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = RedisCluster::start();
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
@@ -233,7 +233,7 @@ fn script_flush_on_one_master_fails_nothing() {
     });
     let mut inside = cluster.connection(1);
     for _ in 0..50 {
-        load.go_on(SECOND / 50);
+        load.run_for(SECOND / 50);
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut inside).unwrap();
     }
     all_shared(&load.finish());
@@ -244,9 +244,9 @@ fn script_flush_on_one_master_fails_nothing() {
 
 #[test]
 fn a_new_master_is_given_slots() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = RedisCluster::start();
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
@@ -255,7 +255,7 @@ fn a_new_master_is_given_slots() {
     let load = Load::start(&grpc, CALLERS, move |caller, _| {
         Some(request("spread", &asked[caller / 2 % asked.len()], 1))
     });
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     let new = cluster.add_master();
     // Each of these slots holds a bucket that is asked all the time.
     for name in &names[..4] {
@@ -263,13 +263,13 @@ fn a_new_master_is_given_slots() {
     }
     let got = name_in(slot(spread(&names[0]).as_bytes()), "r", holders);
     leased_at_once(&nodes[0], &got);
-    load.go_on(2 * SECOND);
+    load.run_for(2 * SECOND);
     let samples = load.finish();
     all_shared(&samples);
     names.iter().for_each(|name| {
         let of: Vec<&Sample> = samples.iter().filter(|s| s.bucket == *name).collect();
-        let books = Books::of(&of, SIZE, RATE, 0.0);
-        assert!(books.granted as f64 <= books.most, "{name}: too much");
+        let audit = GrantAudit::of(&of, SIZE, RATE, 0.0);
+        assert!(audit.granted as f64 <= audit.upper_bound, "{name}: too much");
     });
     for node in &nodes {
         eventually("the new one is heard of", 3 * SECOND, || {
@@ -283,10 +283,10 @@ fn a_new_master_is_given_slots() {
 /// more lately goes on learning, and who has given the slot away does not begin to.
 #[test]
 fn births_of_two_servers_meet() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = RedisCluster::start_with(3, 0);
     let now = now_us();
-    cluster.born(now - HOUR_US);
+    cluster.set_birth(now - HOUR_US);
     let (young, old) = (0, 1);
     let recent = now - 10_000_000;
     let birth_of = |number: usize| cluster.birth_keys().swap_remove(number);
@@ -337,14 +337,14 @@ fn births_of_two_servers_meet() {
 /// What `docs/operating.md` names is enough.
 #[test]
 fn a_user_with_few_rights() {
-    let _half = half();
+    let _machine = reserve_half();
     let (cluster, mut servers) = (RedisCluster::start_with(3, 0), Vec::new());
     for number in 0..3 {
         let of_a_cluster = " +cluster|slots +cluster|info";
-        let few = FewRights::given(cluster.connection(number), of_a_cluster);
+        let few = RestrictedUser::with_documented_rights(cluster.connection(number), of_a_cluster);
         servers.push(few);
     }
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let limits = limits("bounded");
     let url = cluster.url().replace("://", "://tollgate:secret@");
     let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
@@ -357,7 +357,7 @@ fn a_user_with_few_rights() {
     leased_at_once(&node, "r");
     assert_eq!(listed(&node), ["r"]);
     assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
-    servers.iter_mut().for_each(FewRights::were_enough);
+    servers.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
 /// Many questions at the same time, to as many buckets.

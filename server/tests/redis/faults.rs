@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
-use testkit::faults::{Fault, Network};
+use testkit::cluster::reserve_half;
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::forwarder::Forwarder;
-use testkit::load::Canary;
+use testkit::load::StallDetector;
 use testkit::metrics::{Scrape, allow, http, shared_grant};
 use testkit::redis_cluster::RedisCluster;
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually};
@@ -53,7 +53,7 @@ fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
 
 #[test]
 fn the_keys_of_a_decision_are_in_one_slot() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut inside = redis.connection();
     redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16383).exec(&mut inside).unwrap();
@@ -69,7 +69,7 @@ fn the_keys_of_a_decision_are_in_one_slot() {
 
 #[test]
 fn a_forbidden_command_is_refused_once_and_not_asked_again() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
@@ -84,7 +84,7 @@ fn a_forbidden_command_is_refused_once_and_not_asked_again() {
 
 #[test]
 fn foreign_values_are_replaced() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let (_limits, node) = start(&redis.url());
@@ -104,7 +104,7 @@ fn foreign_values_are_replaced() {
 
 #[test]
 fn a_demoted_master_is_left() {
-    let _half = half();
+    let _machine = reserve_half();
     let (old, new) = (Redis::start(), Redis::start());
     let forwarder = Forwarder::to(old.port());
     let (_limits, node) = start(&forwarder.url());
@@ -125,7 +125,7 @@ fn a_demoted_master_is_left() {
 
 #[test]
 fn connections_that_died_idle_cost_no_decision() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
     // Two lanes each for gRPC, for HTTP and for what is in the background, and the heartbeat.
@@ -156,7 +156,7 @@ fn connections_that_died_idle_cost_no_decision() {
 
 #[test]
 fn a_slow_network_does_not_make_health_flap() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let forwarder = Forwarder::to(redis.port());
     let (_limits, node) = start(&forwarder.url());
@@ -231,9 +231,9 @@ const LONG: [&str; 2] = ["--store-timeout", "500ms"];
 /// The far end is gone, and back just after a probe has gone to where nobody is.
 #[test]
 fn a_probe_that_hangs_does_not_delay_the_next() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
     for _ in 0..3 {
         node.logged();
@@ -243,7 +243,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
         let probed = network.accepted() + 6;
         eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
         network.set(Fault::Nothing);
-        let (mended, canary) = (Instant::now(), Canary::start());
+        let (mended, canary) = (Instant::now(), StallDetector::start());
         eventually("it is back", Duration::from_secs(10), || shared(&node, "nowhere x"));
         let (took, stalled) = (mended.elapsed(), canary.worst());
         println!("shared {took:.0?} after it was mended; stalls up to {stalled:.0?}");
@@ -267,9 +267,9 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
 /// Its answers take longer than those of a server that is near may, and come in time for decisions.
 #[test]
 fn a_server_that_is_far_away_is_found_again() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
+    let network = FaultProxy::to(redis.port());
     let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
     network.set(Fault::HalfOpen);
     shared(&node, "nowhere x");
@@ -283,7 +283,7 @@ fn a_server_that_is_far_away_is_found_again() {
 #[test]
 fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     const SECOND: Duration = Duration::from_secs(1);
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = RedisCluster::start_with(3, 0);
     let limits = LimitsFile::new(LIMITS);
     let args = ["--store", &cluster.url(), "--store-timeout", "10s"];

@@ -3,12 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{alive, attempts, half};
-use testkit::fleet::{Fleet, Holdings, now_us};
-use testkit::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
+use testkit::acl::RestrictedUser;
+use testkit::cluster::{alive, reserve_half, up_to_three_times};
+use testkit::lease_clients::{Holdings, LeaseClients, now_us};
+use testkit::load::{
+    GrantAudit, Load, Plan, Sample, StallDetector, assert_shared_again, percentile,
+};
 use testkit::metrics::{Scrape, http};
 use testkit::report::Row;
-use testkit::rights::FewRights;
 use testkit::sentinel::Sentinels;
 use testkit::wire::request;
 use testkit::{LimitsFile, Node, eventually};
@@ -50,16 +52,16 @@ fn calls(sentinels: &Sentinels) -> bool {
 
 #[test]
 fn a_url_of_sentinels_is_served() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
         let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
         let load = load(&nodes);
-        load.go_on(2 * SECOND);
+        load.run_for(2 * SECOND);
         let samples = load.finish();
         assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
+        GrantAudit::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
         assert!(calls(&sentinels));
         let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
         assert_eq!(status, 200, "{page}");
@@ -70,14 +72,14 @@ fn a_url_of_sentinels_is_served() {
 /// What `docs/operating.md` names is enough, of the servers and of the sentinels.
 #[test]
 fn a_user_with_few_rights() {
-    let _half = half();
+    let _machine = reserve_half();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
-    let mut asked = vec![FewRights::given(sentinels.connection(), " +role")];
+    let mut asked = vec![RestrictedUser::with_documented_rights(sentinels.connection(), " +role")];
     for port in sentinels.ports() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
         let rights = "reset on >other +@connection -@dangerous +sentinel|get-master-addr-by-name \
                       +sentinel|master";
-        asked.push(FewRights::exactly(client.get_connection().unwrap(), rights));
+        asked.push(RestrictedUser::with_rights(client.get_connection().unwrap(), rights));
     }
     let url = sentinels.url().replace("://", "://tollgate:secret@");
     let url = format!("{url}?sentinel_user=tollgate&sentinel_password=other");
@@ -89,7 +91,7 @@ fn a_user_with_few_rights() {
         answer.contains(r#""degraded":false"#)
     });
     assert!(calls(&sentinels));
-    asked.iter_mut().for_each(FewRights::were_enough);
+    asked.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
 /// What each policy answers while there is no master, and what a bucket without a refill worth
@@ -118,19 +120,19 @@ fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
 
 #[test]
 fn nodes_follow_when_the_master_dies() {
-    let _half = half();
+    let _machine = reserve_half();
     let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
     let nodes = start(&sentinels, &limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
-    let leases = Fleet::start(&grpc, "client", 8, "r", |_| 20.0);
-    let (canary, started) = (Canary::start(), Instant::now());
+    let leases = LeaseClients::start(&grpc, "client", 8, "r", |_| 20.0);
+    let (canary, started) = (StallDetector::start(), Instant::now());
     let load =
         Load::start(&grpc, CALLERS, |caller, _| Some(request(POLICIES[caller / 2 % 3], "b", 1)));
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     // All have their share: from here on there are only renewals.
     let share = |client| leases.last(client).is_some_and(|one| one.capacity == 12.5);
     eventually("every client has its share", 10 * SECOND, || (0..8).all(share));
-    load.go_on(SECOND / 2);
+    load.run_for(SECOND / 2);
     // One of the sentinels goes with it.
     sentinels.kill_sentinel(1);
     let (dead, killed_us) = (sentinels.kill_master(), now_us());
@@ -139,7 +141,7 @@ fn nodes_follow_when_the_master_dies() {
     let first_named = Instant::now();
     sentinels.new_master(Some(dead));
     let named = Instant::now();
-    load.go_on(3 * SECOND);
+    load.run_for(3 * SECOND);
     let samples = load.finish();
     let noise = canary.worst();
     assert!(samples.iter().all(|sample| sample.answer.is_ok()));
@@ -157,7 +159,8 @@ fn nodes_follow_when_the_master_dies() {
         samples.len(),
         last.saturating_duration_since(named)
     );
-    let ours = resumed(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
+    let ours =
+        assert_shared_again(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
     assert!(samples.iter().filter(|sample| sample.sent > named + SECOND).count() > 500);
     assert!(calls(&sentinels), "the new master was never asked");
     for sample in &degraded {
@@ -187,8 +190,8 @@ fn nodes_follow_when_the_master_dies() {
     assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted are forgotten");
     let saturated: Vec<&Sample> =
         samples.iter().filter(|s| s.namespace == "local" && !s.degraded()).collect();
-    let books = Books::of(&saturated, 200.0, 200.0, 0.0);
-    let over = (books.granted as f64 - books.most).max(0.0);
+    let audit = GrantAudit::of(&saturated, 200.0, 200.0, 0.0);
+    let over = (audit.granted as f64 - audit.upper_bound).max(0.0);
     assert!(over <= 200.0, "{over} tokens too many, more than the size");
 
     let record = leases.finish();
@@ -196,7 +199,7 @@ fn nodes_follow_when_the_master_dies() {
     assert!(record.answers.iter().all(|one| !one.learning));
     let (_, most) = Holdings::of(&[&record.answers]).range(killed_us, now_us());
     assert!(most <= 100.0 + 1e-9, "{most} of 100 leased through the failover");
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let p999 = percentile(&mut took, 0.999);
     let bound = Duration::from_millis(60) + 2 * noise;
     assert!(p999 <= bound, "p99.9 {p999:?} is over {bound:?}");

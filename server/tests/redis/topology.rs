@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::redis_cluster::RedisCluster;
 use testkit::sentinel::Sentinels;
-use testkit::{Limit, Redis, free_port};
+use testkit::{PollLimit, Redis, free_port};
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::StoreError;
 use tollgate_server::store::redis::{SLOTS, Servers, Topology, slot};
@@ -39,7 +39,7 @@ async fn until(
     what: &str,
     mut holds: impl FnMut(&Topology) -> bool,
 ) -> Arc<Topology> {
-    let mut limit = Limit::new(SOON);
+    let mut limit = PollLimit::new(SOON);
     loop {
         let told = servers.refresh(servers.version()).await;
         if holds(&servers.current()) {
@@ -250,7 +250,7 @@ async fn a_server_that_hangs_delays_but_hides_nothing() {
 #[tokio::test]
 async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
     let cluster = RedisCluster::start_with(1, 0);
-    let network = Network::to(cluster.ports()[0]);
+    let network = FaultProxy::to(cluster.ports()[0]);
     network.set(Fault::Late(Duration::from_millis(150)));
     let of = |timeout| {
         let servers = Servers::cluster(&[network.url("127.0.0.1")]).unwrap();

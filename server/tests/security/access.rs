@@ -7,8 +7,10 @@ use std::net::TcpStream;
 use h2::client;
 use http::header::CONTENT_TYPE;
 use prost::Message;
-use testkit::callers::{Callers, LIMITS, allow, http as ask_http, refusals, said, token, with};
-use testkit::wire::{PATIENCE, channel, request};
+use testkit::callers::{
+    Callers, LIMITS, allow, http as ask_http, refusals, status_of, token, with_token,
+};
+use testkit::wire::{TEST_TIMEOUT, channel, request};
 use testkit::{LimitsFile, Node};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
@@ -82,7 +84,11 @@ async fn every_role_at_every_grpc_route() {
                 })
                 .collect(),
         };
-        assert_eq!(said(capacity.get_capacity(with(token, get)).await).0, code, "{resources:?}");
+        assert_eq!(
+            status_of(capacity.get_capacity(with_token(token, get)).await).0,
+            code,
+            "{resources:?}"
+        );
         let wants = || vec![PriorityBandAggregate { num_clients: 1, wants: 1.0, priority: 0 }];
         let server = GetServerCapacityRequest {
             server_id: "s".into(),
@@ -95,25 +101,28 @@ async fn every_role_at_every_grpc_route() {
                 })
                 .collect(),
         };
-        let answer = said(capacity.get_server_capacity(with(token, server)).await);
+        let answer = status_of(capacity.get_server_capacity(with_token(token, server)).await);
         assert_eq!(answer.0, code, "{resources:?}: {answer:?}");
         let release = ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(resources) };
-        assert_eq!(said(capacity.release_capacity(with(token, release)).await).0, code);
+        assert_eq!(status_of(capacity.release_capacity(with_token(token, release)).await).0, code);
     }
     // Older clients send empty names, which mean nothing.
     let release =
         ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(&["", "db.users", ""]) };
-    assert_eq!(said(capacity.release_capacity(with(shop, release)).await).0, Code::Ok);
+    assert_eq!(status_of(capacity.release_capacity(with_token(shop, release)).await).0, Code::Ok);
     for (token, code) in [(shop, Code::Ok), (watcher, Code::Ok), (None, Code::Unauthenticated)] {
-        assert_eq!(said(capacity.discovery(with(token, DiscoveryRequest {})).await).0, code);
+        assert_eq!(
+            status_of(capacity.discovery(with_token(token, DiscoveryRequest {})).await).0,
+            code
+        );
         let list = MessageRequest::ListServices(String::new());
         let asked = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
-        let stream = with(token, tokio_stream::once(asked));
+        let stream = with_token(token, tokio_stream::once(asked));
         let mut reflection = ServerReflectionClient::new(channel.clone());
-        assert_eq!(said(reflection.server_reflection_info(stream).await).0, code);
+        assert_eq!(status_of(reflection.server_reflection_info(stream).await).0, code);
         let check = HealthCheckRequest::default();
-        let health = HealthClient::new(channel.clone()).check(with(token, check)).await;
-        assert_eq!(said(health).0, Code::Ok);
+        let health = HealthClient::new(channel.clone()).check(with_token(token, check)).await;
+        assert_eq!(status_of(health).0, Code::Ok);
     }
     let counted = |reason| refusals(&node, &callers.admin, "grpc", reason);
     assert_eq!(counted("unknown_token"), 4.0);
@@ -169,22 +178,23 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
         (few, "db.b", None),
         (admin, "queue", None),
     ] {
-        let asked = with(token, server_asks("s", resource, &[1], 1.0));
+        let asked = with_token(token, server_asks("s", resource, &[1], 1.0));
         let expected = match text {
             Some(text) => (Code::PermissionDenied, text.to_owned()),
             None => (Code::Ok, String::new()),
         };
-        assert_eq!(said(capacity.get_server_capacity(asked).await), expected, "{resource}");
+        assert_eq!(status_of(capacity.get_server_capacity(asked).await), expected, "{resource}");
     }
     assert_eq!(refusals(&node, admin.unwrap(), "grpc", "lend"), 1.0);
 
     // However many clients it speaks for, whatever they want, three count.
     let mut gets = Vec::new();
     for _ in 0..2 {
-        let honest = with(plain, client_asks("honest", "db.c", 100.0));
+        let honest = with_token(plain, client_asks("honest", "db.c", 100.0));
         let honest = capacity.get_capacity(honest).await.unwrap().into_inner();
         let server = server_asks("s", "db.c", &[i64::MAX, i64::MAX], 1e18);
-        let server = capacity.get_server_capacity(with(few, server)).await.unwrap().into_inner();
+        let server =
+            capacity.get_server_capacity(with_token(few, server)).await.unwrap().into_inner();
         gets = vec![honest.response[0].gets.capacity, server.response[0].gets.capacity];
     }
     assert_eq!(gets, [25.0, 75.0]);
@@ -218,17 +228,21 @@ async fn client_ids_are_the_callers_own() {
         let text = if allowed { "" } else { FORBIDDEN };
         let expected = (code, text.to_owned());
         let token = Some(&*shop);
-        let got = capacity.get_capacity(with(token, client_asks(id, "r", 1.0))).await;
-        assert_eq!(said(got), expected, "{id}");
+        let got = capacity.get_capacity(with_token(token, client_asks(id, "r", 1.0))).await;
+        assert_eq!(status_of(got), expected, "{id}");
         let resource_id = vec!["r".to_owned()];
         let release = ReleaseCapacityRequest { client_id: id.to_owned(), resource_id };
-        let released = capacity.release_capacity(with(token, release)).await;
-        assert_eq!(said(released), expected, "{id}");
-        let server = with(token, server_asks(id, "r", &[1], 1.0));
-        assert_eq!(said(capacity.get_server_capacity(server).await), expected, "{id}");
+        let released = capacity.release_capacity(with_token(token, release)).await;
+        assert_eq!(status_of(released), expected, "{id}");
+        let server = with_token(token, server_asks(id, "r", &[1], 1.0));
+        assert_eq!(status_of(capacity.get_server_capacity(server).await), expected, "{id}");
     }
-    let any = with(Some(&*free), client_asks("sh*p/1", "r", 1.0));
-    assert_eq!(said(capacity.get_capacity(any).await).0, Code::Ok, "where no key says otherwise");
+    let any = with_token(Some(&*free), client_asks("sh*p/1", "r", 1.0));
+    assert_eq!(
+        status_of(capacity.get_capacity(any).await).0,
+        Code::Ok,
+        "where no key says otherwise"
+    );
 }
 
 /// The gRPC status of a call that no library sends.
@@ -368,7 +382,7 @@ fn what_a_header_may_be() {
     let node = callers.node(&limits);
     let status = |headers: &str| {
         let mut stream = TcpStream::connect(node.http).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         let head =
             format!("GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
         stream.write_all(head.as_bytes()).unwrap();

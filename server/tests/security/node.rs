@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use testkit::callers::{Callers, LIMITS, allow, http, token};
-use testkit::command::{Running, command, run, tollgate};
-use testkit::wire::{PATIENCE, channel};
+use testkit::command::{BackgroundCommand, command, run, tollgate};
+use testkit::wire::{TEST_TIMEOUT, channel};
 use testkit::{LimitsFile, Node, eventually};
 use tonic::Code;
 
@@ -32,15 +32,15 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
 
     // The same token, elsewhere.
     callers.write(&before.replace("sh*", "bank"));
-    eventually("the change is taken", PATIENCE, || loads(taken) == 2.0);
+    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 2.0);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
     // A broken file changes nothing, also not when asked to.
     callers.write("callers: nonsense");
-    eventually("the fault is counted", PATIENCE, || loads(refused) == 1.0);
+    eventually("the fault is counted", TEST_TIMEOUT, || loads(refused) == 1.0);
     node.signal("HUP");
-    eventually("it is counted again", PATIENCE, || loads(refused) == 2.0);
+    eventually("it is counted again", TEST_TIMEOUT, || loads(refused) == 2.0);
     assert_eq!(loads(current), 0.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
@@ -51,14 +51,14 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
         .map(|line| format!("{line}\n"))
         .collect();
     callers.write(&without);
-    eventually("the change is taken", PATIENCE, || loads(taken) == 3.0);
+    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 3.0);
     assert_eq!(loads(current), 1.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Unauthenticated);
 
     // Whoever shows nothing may be somebody, too; a wrong token is still none.
     let anyone = "  - { name: rest, anyone: true, namespaces: [shop] }\n";
     callers.write(&(without + anyone));
-    eventually("the change is taken", PATIENCE, || loads(taken) == 4.0);
+    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 4.0);
     assert_eq!(allow(&channel, None, "shop").await.0, Code::Ok);
     assert_eq!(allow(&channel, None, "bank").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Unauthenticated);
@@ -189,13 +189,13 @@ fn warnings(grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
 /// The lines with that text that a node on those addresses has said.
 fn lines(text: &str, grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     let limits = LimitsFile::new(LIMITS);
-    let node = Running::start(
+    let node = BackgroundCommand::start(
         command()
             .args(["serve", "--grpc-listen", grpc, "--http-listen", http, "--limits"])
             .arg(limits.path())
             .args(more),
     );
-    node.says("serving");
+    node.wait_for_output("serving");
     let said = node.stop();
     said.lines().filter(|line| line.contains(text)).map(ToOwned::to_owned).collect()
 }

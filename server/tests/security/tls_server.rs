@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use testkit::certs::{Ca, Pair, text};
-use testkit::command::{Done, run, tollgate};
-use testkit::wire::{PATIENCE, ended, request};
+use testkit::command::{CommandOutput, run, tollgate};
+use testkit::wire::{TEST_TIMEOUT, request, wait_for_exit};
 use testkit::{LimitsFile, Node, eventually};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_server::tls::Dialer;
@@ -33,7 +33,7 @@ fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
 async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
     // The innermost reason says what it is about.
-    dialer.connect(endpoint.timeout(PATIENCE)).await.map_err(|error| format!("{error:?}"))
+    dialer.connect(endpoint.timeout(TEST_TIMEOUT)).await.map_err(|error| format!("{error:?}"))
 }
 
 async fn ask(channel: Channel) -> Result<(), tonic::Status> {
@@ -48,7 +48,7 @@ async fn asked(node: &Node, dialer: &Dialer) -> Result<(), String> {
 }
 
 /// `tollgate` with the flags of a client.
-fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> Done {
+fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> CommandOutput {
     let http = node.http.to_string();
     let ca = ca.file();
     let mut args = [path, &["--http", &http, "--ca-file", text(&ca)]].concat();
@@ -72,7 +72,7 @@ fn over_tls(
     let name = dialer.name("127.0.0.1").unwrap();
     let connection = rustls::ClientConnection::new(Arc::new(dialer.config()), name).unwrap();
     let socket = TcpStream::connect(address)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TEST_TIMEOUT))?;
     Ok(rustls::StreamOwned::new(connection, socket))
 }
 
@@ -283,7 +283,7 @@ async fn certificates_are_replaced_under_load() {
     let until = async |series: &'static str, value: f64| {
         let started = Instant::now();
         while metric(series).await < value {
-            assert!(started.elapsed() < PATIENCE, "{series} is not {value}");
+            assert!(started.elapsed() < TEST_TIMEOUT, "{series} is not {value}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -327,10 +327,10 @@ fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
     assert_eq!((metric(CURRENT), metric(FAILURES)), (1.0, 0.0));
     let next = ca.expiring("next", 20 * DAY, false);
     fs::copy(&next.cert, &in_use.cert).unwrap();
-    eventually("it is refused", PATIENCE, || metric(FAILURES) >= 1.0);
+    eventually("it is refused", TEST_TIMEOUT, || metric(FAILURES) >= 1.0);
     assert_eq!(metric(CURRENT), 0.0);
     fs::copy(&next.key, &in_use.key).unwrap();
-    eventually("it is taken", PATIENCE, || metric(LOADS) == 2.0);
+    eventually("it is taken", TEST_TIMEOUT, || metric(LOADS) == 2.0);
     assert_eq!(metric(CURRENT), 1.0);
 }
 
@@ -360,7 +360,7 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     fs::write(&access, "callers: [{ name: all, rolle: administer }]").unwrap();
     fs::write(&in_use.cert, "nonsense").unwrap();
     for (file, error) in [("access", "rolle"), ("tls", "in-use.crt")] {
-        eventually("the refusal is told", PATIENCE, || files()[file]["in_use"] == false);
+        eventually("the refusal is told", TEST_TIMEOUT, || files()[file]["in_use"] == false);
         let refused = files()[file]["refused"].clone();
         assert!(refused["error"].as_str().unwrap().contains(error), "{refused}");
         assert!(refused["since_s"].as_i64().unwrap() > 1_700_000_000, "{refused}");
@@ -392,7 +392,7 @@ async fn handshakes_beyond_room_wait_until_there_is() {
     asked(&node, &dialer).await.unwrap();
     let silent = many();
     node.signal("TERM");
-    assert!(ended(&mut node, Duration::from_secs(5)).success());
+    assert!(wait_for_exit(&mut node, Duration::from_secs(5)).success());
     drop(silent);
 }
 
@@ -416,7 +416,7 @@ async fn who_takes_his_time_keeps_nobody_waiting() {
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     // Nor do they keep the node from stopping.
     node.signal("TERM");
-    assert!(ended(&mut node, Duration::from_secs(5)).success());
+    assert!(wait_for_exit(&mut node, Duration::from_secs(5)).success());
     drop(silent);
 }
 
@@ -499,13 +499,13 @@ async fn a_parent_that_is_guarded() {
     };
     assert_eq!(got(), 0.0);
     let mut said = Vec::new();
-    eventually("the parent does not know it", PATIENCE, || {
+    eventually("the parent does not know it", TEST_TIMEOUT, || {
         said.extend(south.logged());
         format!("{said:?}").contains("Unauthenticated")
     });
     assert_eq!(got(), 0.0);
     // The right token is taken up by itself.
     fs::write(&token, format!("{}\n", words[1])).unwrap();
-    eventually("there is a lease", PATIENCE, || got() == 5.0);
+    eventually("there is a lease", TEST_TIMEOUT, || got() == 5.0);
     assert!(!format!("{said:?}").contains("tollgate_wrong"));
 }

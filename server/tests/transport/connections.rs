@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use testkit::load::{Canary, Load, Plan, Sample, percentile};
+use testkit::load::{Load, Plan, Sample, StallDetector, percentile};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, request};
+use testkit::wire::{TEST_TIMEOUT, request};
 use testkit::{LimitsFile, Node, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -54,7 +54,7 @@ fn rss(pid: u32) -> u64 {
 fn greeted(node: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(node).unwrap();
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     stream.write_all(HELLO).unwrap();
     // The head of the node's SETTINGS.
     stream.read_exact(&mut [0; 9]).unwrap();
@@ -66,12 +66,12 @@ fn greeted(node: SocketAddr) -> TcpStream {
 fn callers(name: &str, node: &Node, meanwhile: impl FnOnce()) -> (Duration, Duration) {
     let pace = Duration::from_millis(20);
     let plan = Plan { callers: 2, connections: 1, pace, failover: false };
-    let canary = Canary::start();
+    let canary = StallDetector::start();
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("shop", "b", 1)));
     meanwhile();
     let samples = load.finish();
     assert!(samples.iter().all(|sample| sample.status() == Some(Status::Ok)));
-    let mut times: Vec<_> = samples.iter().map(Sample::took).collect();
+    let mut times: Vec<_> = samples.iter().map(Sample::latency).collect();
     let (p50, p99) = (percentile(&mut times, 0.5), percentile(&mut times, 0.99));
     let worst = canary.worst();
     println!("{name}: p50 {p50:.1?}, p99 {p99:.1?}; this machine was late by {worst:.1?}");
@@ -124,7 +124,7 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     let idle = opened.len();
     let took = started.elapsed();
     let open = || Scrape::of(node.http).sum("tollgate_connections", &[("transport", "grpc")]);
-    eventually("all are in", PATIENCE, || open() >= idle as f64);
+    eventually("all are in", TEST_TIMEOUT, || open() >= idle as f64);
     let each = (rss(node.pid()) - before) / idle as u64;
     println!("{idle} opened in {took:.1?}, {each} bytes each");
     assert!(each < BYTES, "{each} bytes a connection");
@@ -144,7 +144,7 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     assert!(a_second >= least, "{a_second:.0} connections a second of {A_SECOND}");
     assert!(beside.max(churn) < alone * 3 + Duration::from_millis(50), "others are served");
     drop(opened);
-    eventually("they are gone", PATIENCE, || open() == 0.0);
+    eventually("they are gone", TEST_TIMEOUT, || open() == 0.0);
     let left = rss(node.pid()).saturating_sub(before) / idle as u64;
     println!("afterwards {left} bytes each are kept");
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::wire::{PATIENCE, Samples, channel, client, ended, get, request};
+use testkit::wire::{Samples, TEST_TIMEOUT, channel, client, get, request, wait_for_exit};
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
@@ -40,7 +40,7 @@ fn asked(service: &str) -> HealthCheckRequest {
 
 /// Waits until decisions are the store's.
 fn store_answers(node: &Node) {
-    eventually("the store answers", PATIENCE, || {
+    eventually("the store answers", TEST_TIMEOUT, || {
         Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
     });
 }
@@ -72,10 +72,10 @@ async fn under_load_every_request_is_answered_or_never_began() {
     store_answers(&node);
 
     let callers = Callers::start(&node).await;
-    eventually("load", PATIENCE, || callers.granted() > 500);
+    eventually("load", TEST_TIMEOUT, || callers.granted() > 500);
     node.signal("TERM");
     let limit = Duration::from_secs(15);
-    let status = ended(&mut node, limit);
+    let status = wait_for_exit(&mut node, limit);
     assert_eq!(status.code(), Some(0), "{:#?}", node.logged());
     let granted = callers.finish().await;
 
@@ -161,7 +161,7 @@ async fn taken_ahead(
     let node = Node::start(&limits.path(), args);
     store_answers(&node);
     let callers = Callers::start(&node).await;
-    eventually("tokens are taken ahead", PATIENCE, || {
+    eventually("tokens are taken ahead", TEST_TIMEOUT, || {
         ahead(&node, fate).is_some_and(|count| count > tokens)
     });
     (node, callers)
@@ -177,7 +177,7 @@ async fn what_was_taken_ahead_is_given_back() {
         let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
         let (mut node, callers) = taken_ahead(&limits, &args, "served", 1000.0).await;
         node.signal("TERM");
-        assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+        assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
         let granted = callers.finish().await;
         // What nodes may hold is kept out of it.
         let expected = TOKENS - 5000.0 - granted;
@@ -203,16 +203,16 @@ async fn a_node_that_drains_takes_nothing_ahead() {
     let (mut node, callers) = taken_ahead(&limits, &args, "taken", 1000.0).await;
     let fate = |fate| ahead(&node, fate);
     node.signal("TERM");
-    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     let (taken, granted) = (fate("taken").unwrap(), callers.granted());
-    eventually("load", PATIENCE, || callers.granted() > granted + 100);
+    eventually("load", TEST_TIMEOUT, || callers.granted() > granted + 100);
     // What was on its way may have arrived since.
     let most = taken + 5000.0;
     let later = fate("taken").unwrap();
-    eventually("more load", PATIENCE, || callers.granted() > granted + 500);
+    eventually("more load", TEST_TIMEOUT, || callers.granted() > granted + 500);
     let (latest, lost) = (fate("taken").unwrap(), fate("lost").unwrap());
     assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
     let granted = callers.finish().await;
     let missing = TOKENS - 5000.0 - granted - left(&limits, &args).await;
     assert!((-2.0..1.0).contains(&missing), "of {granted} granted {missing} are missing");
@@ -229,7 +229,7 @@ async fn a_store_that_hangs_does_not_hold_up_the_exit() {
     let both = format!("kill -STOP {}; kill -TERM {}", redis.pid(), node.pid());
     assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
     let signalled = Instant::now();
-    assert_eq!(ended(&mut node, Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut node, Duration::from_secs(10)).code(), Some(0));
     println!("after {:.0?}", signalled.elapsed());
     for caller in callers.callers {
         caller.abort();
@@ -260,7 +260,7 @@ async fn a_request_in_flight_is_waited_for() {
     node.signal("TERM");
     let answer = waiting.await.unwrap().into_inner();
     assert_eq!((answer.status(), answer.degraded), (Status::Ok, true));
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -301,7 +301,7 @@ async fn during_the_delay_it_says_no_and_still_answers() {
     for watch in &mut watches {
         assert!(watch.next().await.is_none(), "the watch goes on");
     }
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
     assert!(signalled.elapsed() >= delay, "after {:?}", signalled.elapsed());
     let error = client.allow(request("ns", "b", 1)).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error:?}");
@@ -327,8 +327,8 @@ async fn idle_connections_do_not_hold_up_the_exit() {
         assert_eq!(&answer, b"HTTP/1.1 200");
 
         node.signal(name);
-        assert_eq!(ended(&mut node, PATIENCE).code(), Some(0), "SIG{name}");
-        eventually("it says so", PATIENCE, || says(&node, "stopped"));
+        assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0), "SIG{name}");
+        eventually("it says so", TEST_TIMEOUT, || says(&node, "stopped"));
     }
 }
 
@@ -352,11 +352,13 @@ async fn the_drain_timeout_bounds_it() {
     let signalled = Instant::now();
     node.signal("TERM");
     // New connections are refused while it waits.
-    eventually("new connections are refused", PATIENCE, || TcpStream::connect(node.grpc).is_err());
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    eventually("new connections are refused", TEST_TIMEOUT, || {
+        TcpStream::connect(node.grpc).is_err()
+    });
+    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
     assert!(signalled.elapsed() >= Duration::from_millis(700), "{:?}", signalled.elapsed());
     let gave_up = "stopped with requests still in flight";
-    eventually("it says so", PATIENCE, || says(&node, gave_up));
+    eventually("it says so", TEST_TIMEOUT, || says(&node, gave_up));
 }
 
 #[test]
@@ -365,10 +367,14 @@ fn a_second_signal_ends_it_at_once() {
         let limits = LimitsFile::new(LIMITS);
         let mut node = Node::start(&limits.path(), &["--drain-delay", "10m"]);
         node.signal(first);
-        eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+        eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
         assert!(node.try_wait().is_none());
         node.signal(second);
-        assert_eq!(ended(&mut node, PATIENCE).code(), Some(130), "SIG{first}, SIG{second}");
+        assert_eq!(
+            wait_for_exit(&mut node, TEST_TIMEOUT).code(),
+            Some(130),
+            "SIG{first}, SIG{second}"
+        );
     }
 }
 
@@ -386,7 +392,7 @@ fn a_node_that_waits_for_its_store_at_the_start_can_be_stopped() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    eventually("it has asked", PATIENCE, || {
+    eventually("it has asked", TEST_TIMEOUT, || {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut inside).unwrap();
         list.contains("cmd=eval ")
     });

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use testkit::wire::{PATIENCE, Samples, channel, client, get, refused, request};
+use testkit::wire::{Samples, TEST_TIMEOUT, channel, client, get, refused, request};
 use testkit::{LimitsFile, Node, free_port};
 use tokio_stream::StreamExt;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -405,7 +405,7 @@ fn a_connection_that_stays_silent_is_closed() {
     let node = Node::start(&limits.path(), &[]);
     let connected = Instant::now();
     let mut silent = TcpStream::connect(node.grpc).unwrap();
-    silent.set_read_timeout(Some(PATIENCE)).unwrap();
+    silent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "it is closed");
     assert!(connected.elapsed() >= Duration::from_secs(9), "after {:?}", connected.elapsed());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use testkit::wire::{Samples, channel, client, get, http, post, request};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually, free_port};
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually, free_port};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -297,7 +297,7 @@ async fn grpc_health_says_what_readyz_says() {
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (NotServing, 503));
     redis.start_again();
     eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
-    let mut limit = Limit::new(Duration::from_secs(5));
+    let mut limit = PollLimit::new(Duration::from_secs(5));
     while said(&node).await != [Serving, Serving] {
         limit.check("health follows readiness");
     }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use h2::client::SendRequest;
 use http::StatusCode;
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, channel, client, get, http, post, request};
+use testkit::wire::{TEST_TIMEOUT, channel, client, get, http, post, request};
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowRequest;
@@ -57,19 +57,19 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
         ],
     );
     let client = client(&node).await;
-    ask(&client, PATIENCE).await.unwrap().unwrap();
+    ask(&client, TEST_TIMEOUT).await.unwrap().unwrap();
     signal(redis.pid(), "STOP");
     // Of five, one is turned away. Then the other four are known to take all the room.
     let mut held = JoinSet::new();
     for _ in 0..5 {
-        let asked = ask(&client, PATIENCE);
+        let asked = ask(&client, TEST_TIMEOUT);
         held.spawn(async move { asked.await.unwrap() });
     }
     let first = held.join_next().await.unwrap().unwrap().unwrap_err();
     assert_eq!(first.code(), Code::ResourceExhausted, "{first:?}");
     let started = Instant::now();
     for _ in 0..20 {
-        let status = ask(&client, PATIENCE).await.unwrap().unwrap_err();
+        let status = ask(&client, TEST_TIMEOUT).await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         let delay = status.get_details_retry_info().unwrap().retry_delay.unwrap();
         assert!((Duration::from_millis(100)..=Duration::from_millis(250)).contains(&delay));
@@ -103,8 +103,8 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     for page in waiting.join_all().await {
         assert_eq!(page.status, 200, "{page:?}");
     }
-    assert_eq!(ask(&client, PATIENCE).await.unwrap().unwrap(), Status::Ok);
-    eventually("there is room again", PATIENCE, || post(&node, JSON).status == 200);
+    assert_eq!(ask(&client, TEST_TIMEOUT).await.unwrap().unwrap(), Status::Ok);
+    eventually("there is room again", TEST_TIMEOUT, || post(&node, JSON).status == 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -166,7 +166,7 @@ fn more_connections_than_there_is_room_for_are_closed_at_once() {
         (now.sum("tollgate_connections", &labels), refused)
     };
     let mut first: Vec<_> = (0..3).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
-    eventually("they are in", PATIENCE, || connections("grpc") == (3.0, 0.0));
+    eventually("they are in", TEST_TIMEOUT, || connections("grpc") == (3.0, 0.0));
     let started = Instant::now();
     for _ in 0..5 {
         let mut more = TcpStream::connect(node.grpc).unwrap();
@@ -176,16 +176,18 @@ fn more_connections_than_there_is_room_for_are_closed_at_once() {
     assert!(first.iter_mut().all(|one| !is_closed(one)), "the others stay");
     assert_eq!(connections("grpc"), (3.0, 5.0));
     first.pop();
-    eventually("one has left", PATIENCE, || connections("grpc").0 == 2.0);
+    eventually("one has left", TEST_TIMEOUT, || connections("grpc").0 == 2.0);
     assert!(!is_closed(&mut TcpStream::connect(node.grpc).unwrap()));
 
     // The other port has places of its own, of which the one that asks takes one.
     let others: Vec<_> = (0..2).map(|_| TcpStream::connect(node.http).unwrap()).collect();
-    eventually("they are in", PATIENCE, || connections("http").0 == 3.0);
+    eventually("they are in", TEST_TIMEOUT, || connections("http").0 == 3.0);
     let _third = TcpStream::connect(node.http).unwrap();
-    eventually("it is closed", PATIENCE, || is_closed(&mut TcpStream::connect(node.http).unwrap()));
+    eventually("it is closed", TEST_TIMEOUT, || {
+        is_closed(&mut TcpStream::connect(node.http).unwrap())
+    });
     drop(others);
-    eventually("they have left", PATIENCE, || {
+    eventually("they have left", TEST_TIMEOUT, || {
         testkit::metrics::http(node.http, "GET /healthz", "").is_ok_and(|(status, _)| status == 200)
     });
     assert!(connections("http").1 >= 1.0);
@@ -213,7 +215,7 @@ async fn headers_messages_and_streams_have_bounds() {
     let mut sender = h2(&node).await;
     let large = head().header("x-large", "x".repeat(20 << 10)).body(()).unwrap();
     let (answer, _) = sender.send_request(large, true).unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
     assert_eq!(
         (answer.status(), &answer.headers()["grpc-status"]),
         (StatusCode::OK, &"8".parse().unwrap())
@@ -222,7 +224,7 @@ async fn headers_messages_and_streams_have_bounds() {
     // Beyond 64 kB they are not even read.
     let large = head().header("x-large", "x".repeat(70 << 10)).body(()).unwrap();
     let answer = sender.send_request(large, true).map(|(answer, _)| answer);
-    let answer = tokio::time::timeout(PATIENCE, answer.unwrap()).await.unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, answer.unwrap()).await.unwrap();
     assert!(answer.is_err() || answer.is_ok_and(|answer| answer.status() == 431));
 
     // A message of 5 MB, on a connection that goes on.
@@ -250,14 +252,14 @@ async fn headers_messages_and_streams_have_bounds() {
     let (answer, _) = sender.send_request(head().body(()).unwrap(), true).unwrap();
     answer.await.unwrap();
     for _ in 0..200 {
-        sender = tokio::time::timeout(PATIENCE, sender.ready()).await.unwrap().unwrap();
+        sender = tokio::time::timeout(TEST_TIMEOUT, sender.ready()).await.unwrap().unwrap();
         held.push(sender.send_request(head().body(()).unwrap(), false).unwrap());
     }
     let (late, _) = sender.send_request(head().body(()).unwrap(), true).unwrap();
     let mut late = std::pin::pin!(late);
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut late).await.is_err());
     held[0].1.send_reset(h2::Reason::CANCEL);
-    tokio::time::timeout(PATIENCE, late).await.unwrap().unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, late).await.unwrap().unwrap();
 }
 
 /// The most bytes of a message to health or reflection.

@@ -13,9 +13,9 @@ use tollgate_proto::doorman::{
 };
 use tonic::{Request, Response, Status};
 
-use testkit::command::{Done, tollgate};
+use testkit::command::{CommandOutput, tollgate};
 use testkit::eventually;
-use testkit::wire::{PATIENCE, now_s};
+use testkit::wire::{TEST_TIMEOUT, now_s};
 
 /// What the node says, and what it was asked.
 #[derive(Default)]
@@ -132,13 +132,13 @@ impl Fake {
         Self { told, address, _runtime: runtime }
     }
 
-    pub(crate) fn capacity(&self, args: &[&str]) -> Done {
+    pub(crate) fn capacity(&self, args: &[&str]) -> CommandOutput {
         let address = self.address.to_string();
         tollgate(&[&["capacity"], args, &["--addr", &address]].concat())
     }
 
     /// Waits until it has been asked so often.
     pub(crate) fn asked(&self, times: usize) {
-        eventually("it asks", PATIENCE, || self.told.script().asked.len() >= times);
+        eventually("it asks", TEST_TIMEOUT, || self.told.script().asked.len() >= times);
     }
 }

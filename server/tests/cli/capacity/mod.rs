@@ -10,14 +10,14 @@ use std::net::TcpListener;
 use std::thread;
 
 use fake::{Answer, Fake};
-use testkit::command::{Done, tollgate, tollgate_with};
+use testkit::command::{CommandOutput, tollgate, tollgate_with};
 use testkit::free_port;
 use testkit::wire::now_s;
 use tonic::Status;
 
 /// What it must have said.
 #[track_caller]
-fn is(done: &Done, code: i32, stdout: &str, stderr: &str) {
+fn is(done: &CommandOutput, code: i32, stdout: &str, stderr: &str) {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (code, stdout, stderr));
 }
 
@@ -66,7 +66,7 @@ fn help_and_wrong_arguments() {
 }
 
 /// What it said, with every time left out that depends on when the test runs.
-fn timeless(done: &Done) -> String {
+fn timeless(done: &CommandOutput) -> String {
     let mut text = String::new();
     for line in done.stdout.lines() {
         let line = match line.split_once(" UTC, in ") {
@@ -202,7 +202,7 @@ const ASK_A_NODE: &str = "it does not show leases: ask a node itself (--http), n
                           balancer before the nodes, nor a node that is older than this command";
 
 /// What `show` says to one answer of a node, and the path that it asked for.
-fn shown(args: &[&str], status: &str, body: &str) -> (Done, String) {
+fn shown(args: &[&str], status: &str, body: &str) -> (CommandOutput, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let http = listener.local_addr().unwrap().to_string();
     let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use super::is;
 use super::shell::Shell;
-use testkit::command::{Done, tollgate};
-use testkit::wire::{PATIENCE, now_s};
+use testkit::command::{CommandOutput, tollgate};
+use testkit::wire::{TEST_TIMEOUT, now_s};
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
@@ -15,16 +15,16 @@ resources:
 ";
 
 /// Runs a command of `tollgate capacity` that speaks gRPC.
-fn capacity(address: SocketAddr, args: &[&str]) -> Done {
+fn capacity(address: SocketAddr, args: &[&str]) -> CommandOutput {
     tollgate(&[&["capacity"], args, &["--addr", &address.to_string()]].concat())
 }
 
-fn show(node: &Node, args: &[&str]) -> Done {
+fn show(node: &Node, args: &[&str]) -> CommandOutput {
     tollgate(&[&["capacity", "show"], args, &["--http", &node.http.to_string()]].concat())
 }
 
 #[track_caller]
-fn says(done: &Done, code: i32, text: &str) {
+fn says(done: &CommandOutput, code: i32, text: &str) {
     assert_eq!((done.code, done.stderr.as_str()), (code, ""), "{done:?}");
     assert!(done.stdout.contains(text), "{text}: {done:?}");
 }
@@ -39,7 +39,7 @@ fn get_show_and_release() {
         capacity(node.grpc, &[&["get", client, "db.users", wants], more].concat())
     };
     for node in [&one, &two] {
-        eventually("the store is up", PATIENCE, || show(node, &[]).code == 0);
+        eventually("the store is up", TEST_TIMEOUT, || show(node, &[]).code == 0);
         is(&show(node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
     }
     let done = get(&one, "app-1", "80", &[]);
@@ -131,20 +131,22 @@ fn a_shell_against_a_node() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let mut shell = Shell::start(node.grpc, &["--follow"]);
-    shell.types("master\nget app-1 db.users 1000\n");
-    shell.says("stdout", "app-1 db.users: gets 100 of the 1000 that it wants; expires in ");
+    shell.type_lines("master\nget app-1 db.users 1000\n");
+    shell.wait_for("stdout", "app-1 db.users: gets 100 of the 1000 that it wants; expires in ");
     let master = format!("dial {0}; who answers there decides, as {0} does\n", node.grpc);
-    assert!(shell.said("stdout").starts_with(&master), "{}", shell.said("stdout"));
+    assert!(shell.output("stdout").starts_with(&master), "{}", shell.output("stdout"));
     // A second client gets its share as the first one refreshes, each second.
-    shell.types("get app-2 db.users 30\n");
-    shell.says("stdout", "app-2 db.users: gets 0 of the 30 that it wants");
-    shell.says("stdout", "app-1 db.users: gets 70 of the 1000 that it wants");
-    shell.says("stdout", "app-2 db.users: gets all of the 30 that it wants");
-    shell.types("release app-1\n");
-    shell.says("stdout", "OK: app-1 holds nothing of db.users now\n");
-    eventually("the node knows", PATIENCE, || !show(&node, &["db.users"]).stdout.contains("app-1"));
+    shell.type_lines("get app-2 db.users 30\n");
+    shell.wait_for("stdout", "app-2 db.users: gets 0 of the 30 that it wants");
+    shell.wait_for("stdout", "app-1 db.users: gets 70 of the 1000 that it wants");
+    shell.wait_for("stdout", "app-2 db.users: gets all of the 30 that it wants");
+    shell.type_lines("release app-1\n");
+    shell.wait_for("stdout", "OK: app-1 holds nothing of db.users now\n");
+    eventually("the node knows", TEST_TIMEOUT, || {
+        !show(&node, &["db.users"]).stdout.contains("app-1")
+    });
     // The end gives the rest back.
-    let done = shell.hangs_up();
+    let done = shell.close_input();
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
     is(&show(&node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
 }

@@ -19,8 +19,8 @@ use tollgate_server::store::redis::slot;
 use tollgate_server::store::{LeaseAsk, LeaseStore as _};
 use tonic::Code;
 
+use testkit::corrupt_values::CorruptValue;
 use testkit::metrics::http;
-use testkit::plants::Plant;
 use testkit::wire::{channel, get, post};
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually, redis_store};
 
@@ -135,7 +135,7 @@ async fn no_name_gets_into_logs_or_metrics() {
     for namespace in ["spread", "together"] {
         // Something else is there already, which is worth a word.
         let key = format!("r{{{namespace}}}");
-        Plant::List(vec![b"x".to_vec()]).put(&mut inside, &key);
+        CorruptValue::List(vec![b"x".to_vec()]).put(&mut inside, &key);
         let body = json!({ "namespace": namespace, "bucketName": allowed });
         assert_eq!(post(&node, &body.to_string()).json()["status"], "OK");
         for name in &rejected {

@@ -15,7 +15,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::metrics::Scrape;
-use testkit::{START, Service, random};
+use testkit::{START, Service, property_tests};
 use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -33,8 +33,8 @@ fn runtime() -> tokio::runtime::Runtime {
 #[test]
 fn no_stretch_grants_too_much() {
     let runtime = runtime();
-    let cases = random::cases(1000);
-    let config = random::config("prefetch_model", cases);
+    let cases = property_tests::cases(1000);
+    let config = property_tests::config("prefetch_model", cases);
     let (served, nearest) = (Cell::new(0), Cell::new(0.0_f64));
     let traces = (limit(), 1..4_usize, events());
     TestRunner::new(config)

@@ -144,10 +144,10 @@ macro_rules! scenarios {
 
         async fn on_servers(servers: &impl Servers) {
             $($({
-                servers.empty();
+                servers.delete_all_data();
                 let clock = ManualClock::new(START);
                 let store = redis_store(servers, clock.clone()).await;
-                servers.born(START.0);
+                servers.set_birth(START.0);
                 $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
             })*)*
         }

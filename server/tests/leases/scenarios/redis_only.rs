@@ -16,7 +16,7 @@ async fn start(limits: &str) -> (Redis, Connection, Node) {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    redis.born(START.0);
+    redis.set_birth(START.0);
     let inside = redis.connection();
     (redis, inside, Service::new(store, clock, limits))
 }
@@ -239,7 +239,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    redis.born(START.0);
+    redis.set_birth(START.0);
     let mut inside = redis.connection();
     let alone = Rules {
         kind: Some(Kind::FairShare),

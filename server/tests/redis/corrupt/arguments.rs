@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::{Field, try_cases};
-use testkit::plants::{bytes, number, plant};
+use testkit::corrupt_values::{bytes, corrupt_value, number};
 
 macro_rules! script {
     ($name:literal) => {
@@ -55,7 +55,7 @@ fn no_script_raises() {
     let word = select(words.to_vec()).prop_map(|word| word.as_bytes().to_vec());
     let argument = prop_oneof![2 => packed(), 2 => runs(), 1 => bytes(), 3 => word];
     let keys = proptest::collection::vec(
-        (select(vec!["k", "l", "m"]), proptest::option::of(plant())),
+        (select(vec!["k", "l", "m"]), proptest::option::of(corrupt_value())),
         0..5,
     );
     let arguments = proptest::collection::vec(argument, 0..9);

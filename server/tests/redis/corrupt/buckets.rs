@@ -9,7 +9,7 @@ use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
 
 use super::{Field, try_cases};
-use testkit::plants::{Plant, plant};
+use testkit::corrupt_values::{CorruptValue, corrupt_value};
 
 /// Each kind of bucket with its key, and those of the register where it has one.
 const PLACES: [(Place, &str); 6] = [
@@ -49,8 +49,9 @@ async fn ask(store: &impl Store, places: &[Place], tokens: u64, moved: bool) -> 
 }
 
 /// Values that may be what a node writes are left out: a state is any 12 bytes that expire.
-fn foreign() -> impl Strategy<Value = Plant> {
-    plant().prop_filter("may be a register", |plant| !matches!(plant, Plant::Sorted(_)))
+fn foreign() -> impl Strategy<Value = CorruptValue> {
+    corrupt_value()
+        .prop_filter("may be a register", |plant| !matches!(plant, CorruptValue::Sorted(_)))
 }
 
 #[test]
@@ -92,7 +93,7 @@ fn a_bucket_is_as_if_it_were_full() {
 fn a_state_under_the_other_layout_counts_only_if_it_is_one() {
     let field = RefCell::new(Field::new());
     let which = select(vec![3, 5]);
-    try_cases(100, (which, plant()), |(at, plant)| {
+    try_cases(100, (which, corrupt_value()), |(at, plant)| {
         let field = &mut *field.borrow_mut();
         field.start();
         let other = if at == 3 { "m{ns}a" } else { "b{ns:b}" };
@@ -153,7 +154,7 @@ fn a_register_full_of_members_from_the_future() {
     field.start();
     let scores = ["inf", "1e300", "9999999999999999"];
     let members = scores.iter().map(|score| (score.as_bytes().to_vec(), (*score).to_owned()));
-    Plant::Sorted(members.collect()).put(&mut field.inside, REGISTER);
+    CorruptValue::Sorted(members.collect()).put(&mut field.inside, REGISTER);
     let place = Place::Dynamic { max_buckets: Some(3) };
     let met = field.runtime.block_on(ask(&field.store, &[place], 1, false));
     assert_eq!((met[0].verdict, met[0].live), (Verdict::Granted, Some(1)));

@@ -10,7 +10,7 @@ mod servers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::metrics::Scrape;
-use testkit::{Redis, START, Servers as _, random, redis_store_counted};
+use testkit::{Redis, START, Servers as _, property_tests, redis_store_counted};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::redis::RedisStore;
@@ -37,8 +37,8 @@ impl Field {
     /// Forgets all, as a store that was born when the clock stood where it stands now again.
     fn start(&self) {
         self.clock.advance(START.0 - self.clock.now().0);
-        self.redis.empty();
-        self.redis.born(START.0);
+        self.redis.delete_all_data();
+        self.redis.set_birth(START.0);
     }
 
     /// How many values have been replaced since the start of the test.
@@ -61,7 +61,7 @@ fn try_cases<S: Strategy>(
     test: impl Fn(S::Value) -> Result<(), TestCaseError>,
 ) {
     let config = Config {
-        cases: random::cases(cases),
+        cases: property_tests::cases(cases),
         failure_persistence: None,
         max_shrink_iters: 300,
         ..Config::default()

@@ -15,7 +15,7 @@ use tollgate_server::store::{LeaseAsk, LeaseStore};
 
 use super::{Field, try_cases};
 use testkit::START;
-use testkit::plants::{Plant, bytes, number, plant};
+use testkit::corrupt_values::{CorruptValue, bytes, corrupt_value, number};
 
 const CLIENTS: [(&str, f64); 3] = [("a", 1000.0), ("b", 50.0), ("c", 10.0)];
 
@@ -50,7 +50,7 @@ impl Change {
 #[derive(Clone, Debug)]
 enum Damage {
     /// Another value instead of all that is under the key.
-    Replaced(&'static str, Plant),
+    Replaced(&'static str, CorruptValue),
     /// A field of a hash. Those of upstream are the lease, a band and the number of the freeze.
     Field(&'static str, &'static [u8], Change),
     LostField(&'static [u8]),
@@ -84,7 +84,7 @@ fn damage() -> impl Strategy<Value = Damage> {
     let score = select(vec![f64::NEG_INFINITY, -1.0, 7.0, 50.0, 2e9, f64::INFINITY]);
     let order = || select(vec!["w{r}", "e{r}"]);
     prop_oneof![
-        3 => (select(vec!["h{r}", "w{r}", "e{r}", "p{r}"]), plant())
+        3 => (select(vec!["h{r}", "w{r}", "e{r}", "p{r}"]), corrupt_value())
             .prop_map(|(key, plant)| Damage::Replaced(key, plant)),
         6 => (field, change()).prop_map(|((key, field), change)| Damage::Field(key, field, change)),
         1 => select(vec![&b""[..], b"a", b"c"]).prop_map(Damage::LostField),
@@ -127,7 +127,7 @@ impl Damage {
     /// Whether the next to ask must notice.
     fn is_plain(&self) -> bool {
         match self {
-            Self::Replaced("h{r}", plant) => !matches!(plant, Plant::Hash(_)),
+            Self::Replaced("h{r}", plant) => !matches!(plant, CorruptValue::Hash(_)),
             Self::Field("h{r}", b"", Change::Cut(_)) => true,
             Self::Field("h{r}", b"", Change::Number(at, number)) => {
                 // All but the ends of the threshold, what may be far away, and a flag.

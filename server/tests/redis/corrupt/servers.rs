@@ -10,20 +10,20 @@ use tollgate_server::domain::sharing::Kind;
 use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreError};
 
 use super::{Field, try_cases};
-use testkit::plants::{Plant, plant};
+use testkit::corrupt_values::{CorruptValue, corrupt_value};
 use testkit::{Redis, START, Servers as _, connector};
 
 const LIFE: Duration = Duration::from_secs(3600);
 
 /// Whether a value may be what a node writes there, or is no worse than that.
-fn passes(key: &str, plant: &Plant) -> bool {
-    matches!((key, plant), ("n" | "l", Plant::Sorted(_)) | ("x", Plant::Hash(_)))
+fn passes(key: &str, plant: &CorruptValue) -> bool {
+    matches!((key, plant), ("n" | "l", CorruptValue::Sorted(_)) | ("x", CorruptValue::Hash(_)))
 }
 
 /// Whether a value may be a birth that a node has written: a positive number of microseconds, not
 /// after `now_us`. A birth of `1` is early, but valid.
-fn is_birth(plant: &Plant, now_us: i64) -> bool {
-    let Plant::Text(text) = plant else { return false };
+fn is_birth(plant: &CorruptValue, now_us: i64) -> bool {
+    let CorruptValue::Text(text) = plant else { return false };
     let digits = std::str::from_utf8(text)
         .ok()
         .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -31,8 +31,8 @@ fn is_birth(plant: &Plant, now_us: i64) -> bool {
 }
 
 /// One microsecond after the epoch, as a node would write it.
-fn earliest_birth() -> Plant {
-    Plant::Text(b"1".to_vec())
+fn earliest_birth() -> CorruptValue {
+    CorruptValue::Text(b"1".to_vec())
 }
 
 #[test]
@@ -46,9 +46,9 @@ fn heartbeats_go_on() {
         ["corrupt_values", "errors"]
             .map(|what| scrape.sum(&format!("tollgate_store_{what}_total"), &[]))
     };
-    let heartbeat = |(nodes, birth): (Plant, Plant)| {
+    let heartbeat = |(nodes, birth): (CorruptValue, CorruptValue)| {
         let inside = &mut *inside.borrow_mut();
-        redis.empty();
+        redis.delete_all_data();
         nodes.put(inside, "n");
         birth.put(inside, "o");
         let before = counted();
@@ -85,15 +85,15 @@ fn heartbeats_go_on() {
         prop_assert_eq!(counted()[0] - after[0], expected, "the register of resources");
         Ok(())
     };
-    heartbeat((Plant::List(vec![Vec::new()]), earliest_birth())).unwrap();
-    try_cases(80, (plant(), plant()), heartbeat);
+    heartbeat((CorruptValue::List(vec![Vec::new()]), earliest_birth())).unwrap();
+    try_cases(80, (corrupt_value(), corrupt_value()), heartbeat);
 }
 
 #[test]
 fn layouts_are_told() {
     let field = RefCell::new(Field::new());
-    let known = proptest::collection::vec(testkit::plants::bytes(), 1..3);
-    try_cases(80, (plant(), known), |(plant, known)| {
+    let known = proptest::collection::vec(testkit::corrupt_values::bytes(), 1..3);
+    try_cases(80, (corrupt_value(), known), |(plant, known)| {
         let field = &mut *field.borrow_mut();
         field.start();
         plant.put(&mut field.inside, "x");
@@ -132,7 +132,7 @@ fn layouts_are_told() {
 #[test]
 fn somebody_renews() {
     let field = RefCell::new(Field::new());
-    try_cases(100, plant(), |plant| {
+    try_cases(100, corrupt_value(), |plant| {
         let field = &mut *field.borrow_mut();
         field.start();
         plant.put(&mut field.inside, "t");
@@ -152,7 +152,7 @@ fn somebody_renews() {
 #[test]
 fn resources_are_listed_again() {
     let field = RefCell::new(Field::new());
-    let listed = |(register, birth): (Plant, Plant)| {
+    let listed = |(register, birth): (CorruptValue, CorruptValue)| {
         let field = &mut *field.borrow_mut();
         field.start();
         register.put(&mut field.inside, "l");
@@ -176,12 +176,12 @@ fn resources_are_listed_again() {
         let names = field.runtime.block_on(field.store.resource_names(100)).unwrap();
         prop_assert!(names.items.contains(&"r".to_owned()), "{names:?}");
         // A birth of another type is what heartbeats replace.
-        let no_birth = matches!(birth, Plant::Text(_)) && !is_birth(&birth, START.0);
+        let no_birth = matches!(birth, CorruptValue::Text(_)) && !is_birth(&birth, START.0);
         let expected = f64::from(u8::from(!passes("l", &register)) + u8::from(no_birth));
         prop_assert_eq!(field.replaced("server") - before, expected);
         prop_assert_eq!(field.errors(), 0.0);
         Ok(())
     };
-    listed((Plant::Text(Vec::new()), earliest_birth())).unwrap();
-    try_cases(80, (plant(), plant()), listed);
+    listed((CorruptValue::Text(Vec::new()), earliest_birth())).unwrap();
+    try_cases(80, (corrupt_value(), corrupt_value()), listed);
 }

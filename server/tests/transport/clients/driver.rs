@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use super::report::Statuses;
 
 /// No order takes longer than this.
-const PATIENCE: Duration = Duration::from_secs(120);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running driver, killed when dropped.
 pub struct Driver {
@@ -74,7 +74,7 @@ impl Driver {
     /// Gives an order, and waits for its answer.
     pub fn order(&mut self, order: &Value) -> Value {
         writeln!(self.orders, "{order}").unwrap();
-        let answer = self.answers.recv_timeout(PATIENCE);
+        let answer = self.answers.recv_timeout(ANSWER_TIMEOUT);
         serde_json::from_str(&answer.unwrap_or_else(|_| panic!("no answer to {order}"))).unwrap()
     }
 

@@ -17,9 +17,9 @@ use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse
 use super::driver::{Driver, Seen, Streamed, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::cluster::Cluster;
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, ended, request};
+use testkit::wire::{TEST_TIMEOUT, request, wait_for_exit};
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
@@ -115,8 +115,8 @@ fn unhex(text: &str) -> Vec<u8> {
 
 /// A node on a Redis that can be made slow, and the way to the node, which counts connections.
 struct Slow {
-    store: Network,
-    way: Network,
+    store: FaultProxy,
+    way: FaultProxy,
     node: Node,
     _redis: Redis,
     _limits: LimitsFile,
@@ -128,11 +128,11 @@ impl Slow {
 
     fn start(args: &[&str]) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-        let store = Network::to(redis.port());
+        let store = FaultProxy::to(redis.port());
         let url = store.url("127.0.0.1");
         let args = [&["--store", &url, "--store-timeout", "20s", "--threads", "1"], args].concat();
         let node = Node::start(&limits.path(), &args);
-        let way = Network::to(node.grpc.port());
+        let way = FaultProxy::to(node.grpc.port());
         Self { store, way, node, _redis: redis, _limits: limits }
     }
 
@@ -158,7 +158,7 @@ impl Slow {
     }
 }
 
-fn address(way: &Network) -> SocketAddr {
+fn address(way: &FaultProxy) -> SocketAddr {
     way.url("127.0.0.1").strip_prefix("redis://").unwrap().parse().unwrap()
 }
 
@@ -197,7 +197,7 @@ fn keepalive(mut client: Client) {
     // grpcio looks at an idle connection every 5 s.
     let args = ["--keepalive", "1s", "--keepalive-timeout", "8s"];
     let node = Node::start(&limits.path(), &args);
-    let way = Network::to(node.grpc.port());
+    let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
     // Libraries raise this to the least that they allow, 10 s most of them: two pings fit in.
     driver.order(&with(channel(&[address(&way)]), json!({ "keepalive_ms": 1000 })));
@@ -244,7 +244,7 @@ fn round_robin(mut client: Client) {
     // Until connections to all three are there, calls go to the first.
     let decided = |node: &Node| Scrape::of(node.http).sum("tollgate_decisions_total", &[]);
     let mut first = Vec::new();
-    eventually("all three nodes are asked", PATIENCE, || {
+    eventually("all three nodes are asked", TEST_TIMEOUT, || {
         let seen = driver.run(with(calls(), json!({ "calls": 30 })));
         let answered = seen.statuses.keys().all(|status| status == "OK");
         first.push(seen.statuses);
@@ -253,11 +253,11 @@ fn round_robin(mut client: Client) {
     let group = driver.begin(with(calls(), json!({ "callers": 20, "calls": 0 })));
     let ports = [cluster.nodes[1].grpc.port(), cluster.nodes[1].http.port()];
     cluster.nodes[1].signal("TERM");
-    ended(&mut cluster.nodes[1], PATIENCE);
+    wait_for_exit(&mut cluster.nodes[1], TEST_TIMEOUT);
     let url = cluster.redis.url();
     cluster.nodes[1] = Node::start_on(ports, &cluster.limits.path(), &["--store", &url]);
     let started = Instant::now();
-    while decided(&cluster.nodes[1]) == 0.0 && started.elapsed() < PATIENCE {
+    while decided(&cluster.nodes[1]) == 0.0 && started.elapsed() < TEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(20));
     }
     driver.stop(group);
@@ -362,7 +362,7 @@ fn authorities(mut client: Client) {
 fn metadata(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let way = Network::to(node.grpc.port());
+    let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
     driver.order(&channel(&[address(&way)]));
     let long = driver.run(with(calls(), json!({ "calls": 5, "metadata": 20_000 })));

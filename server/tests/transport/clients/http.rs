@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use super::driver::{Driver, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::callers::Callers;
-use testkit::faults::{Fault, Network};
-use testkit::wire::{PATIENCE, ended, get};
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::wire::{TEST_TIMEOUT, get, wait_for_exit};
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
@@ -87,7 +87,7 @@ fn refusals(mut client: Client) {
 fn overload(mut client: Client) {
     const ROUNDS: u32 = 60;
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-    let store = Network::to(redis.port());
+    let store = FaultProxy::to(redis.port());
     let url = store.url("127.0.0.1");
     let args = ["--store", &url, "--store-timeout", "20s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "4"]].concat());
@@ -118,7 +118,7 @@ fn draining(mut client: Client) {
     let before = driver.run(rounds(&node, 20, 2, &allow));
     let group = driver.begin(order);
     node.signal("TERM");
-    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     driver.stop(group);
     let meanwhile = driver.wait(group);
     // These come while it drains, on connections from before.
@@ -129,7 +129,7 @@ fn draining(mut client: Client) {
     all(&before.statuses, "200", 40);
     only(&meanwhile.statuses, &["200", "200 close"]);
     all(&last.statuses, "200 close", 40);
-    assert!(ended(&mut node, PATIENCE).success());
+    assert!(wait_for_exit(&mut node, TEST_TIMEOUT).success());
 }
 
 mod requests {

@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{JSON, Kept, LIMITS, post_head, status};
-use testkit::wire::{PATIENCE, post};
+use testkit::wire::{TEST_TIMEOUT, post};
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 
 fn script(name: &str) -> PathBuf {
@@ -36,7 +36,7 @@ fn overloaded() -> (Redis, LimitsFile, Node, Kept) {
     waits.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     waits.send(post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len())));
     waits.send(JSON);
-    eventually("the one slot is taken", PATIENCE, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post(&node, JSON).status == 503);
     (redis, limits, node, waits)
 }
 

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use testkit::wire::{PATIENCE, Samples, ended, get, post};
+use testkit::wire::{Samples, TEST_TIMEOUT, get, post, wait_for_exit};
 use testkit::{LimitsFile, Node, Redis, eventually, signal};
 
 const LIMITS: &str = "
@@ -24,7 +24,7 @@ struct Kept(TcpStream);
 impl Kept {
     fn to(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         Self(stream)
     }
 
@@ -117,7 +117,7 @@ fn under_overload_connections_go_on() {
     let whole = post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len()));
     waits.send(format!("{whole}{JSON}"));
     let mut kept = Kept::to(node.http);
-    eventually("the one slot is taken", PATIENCE, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post(&node, JSON).status == 503);
     for _ in 0..5 {
         kept.send(&whole);
         std::thread::sleep(Duration::from_millis(50));
@@ -237,7 +237,7 @@ fn a_node_that_drains_says_connection_close() {
         assert!(!one.answer().0.contains("connection: close"));
     }
     node.signal("TERM");
-    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     for one in &mut kept {
         one.send(ASK);
         let (head, _) = one.answer();
@@ -245,7 +245,7 @@ fn a_node_that_drains_says_connection_close() {
         assert!(head.contains("\r\nconnection: close\r\n"), "{head}");
         assert!(one.is_at_its_end());
     }
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
 }
 
 /// A client of h2 itself, whose windows are that large.
@@ -278,7 +278,7 @@ async fn odd_requests_over_http2_are_answered() {
         ("GET", "http://localhost/healthz", 200),
     ] {
         let (answer, _) = sender.send_request(asks(method, uri), true).unwrap();
-        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap();
+        let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap();
         assert_eq!(answer.unwrap().status().as_u16(), expected, "{method} {uri}");
     }
 }
@@ -299,7 +299,7 @@ async fn answers_over_http2_that_are_not_taken_end() {
     }
     let mut bodies = Vec::new();
     for answer in held {
-        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+        let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
         bodies.push(answer.into_body());
     }
     let buffered = || Samples::of(&node).get("tollgate_buffered_bytes", &[]).unwrap();
@@ -307,9 +307,9 @@ async fn answers_over_http2_that_are_not_taken_end() {
     assert!(most > 50.0 * 1000.0, "{most} bytes are counted");
     let started = Instant::now();
     for mut body in bodies {
-        let end = tokio::time::timeout(PATIENCE, body.data()).await.unwrap();
+        let end = tokio::time::timeout(TEST_TIMEOUT, body.data()).await.unwrap();
         assert!(end.is_none_or(|data| data.is_err()), "there is no window for it");
     }
     println!("{most} bytes given up after {:.1?}", started.elapsed());
-    eventually("nothing is buffered", PATIENCE, || buffered() < 1000.0);
+    eventually("nothing is buffered", TEST_TIMEOUT, || buffered() < 1000.0);
 }

@@ -43,7 +43,7 @@ const CHUNK_BYTES: usize = 16 * 1024;
 const MAX_CHUNKS: usize = 1024;
 
 /// A proxy to one server on loopback; stops when dropped.
-pub struct Network {
+pub struct FaultProxy {
     port: u16,
     fault: watch::Sender<Fault>,
     accepted: Arc<AtomicU64>,
@@ -51,7 +51,7 @@ pub struct Network {
     _alive: oneshot::Sender<()>,
 }
 
-impl Network {
+impl FaultProxy {
     /// Starts a proxy on a free port for the server on port `target`.
     pub fn to(target: u16) -> Self {
         let (fault, faults) = watch::channel(Fault::Nothing);

@@ -36,7 +36,7 @@ impl Random {
 }
 
 /// Clients of one resource.
-pub struct Crowd {
+pub struct ClientPool {
     /// Resource name.
     pub resource: String,
     /// Sharing rules of the resource.
@@ -50,7 +50,7 @@ pub struct Crowd {
     pub spread_s: usize,
 }
 
-impl Crowd {
+impl ClientPool {
     /// `clients` clients whose wants are twice the capacity in total.
     pub fn new(kind: Kind, clients: usize, mut wants: impl FnMut() -> f64) -> Self {
         let band = |wants| Band { priority: 0, subclients: 1, wants };
