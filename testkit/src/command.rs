@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::wire::TEST_TIMEOUT;
-use super::{eventually, program, signal};
+use super::{TEST_TIMEOUT, eventually, program, signal};
 
 /// All environment variables that the command reads.
 pub const VARIABLES: [&str; 43] = [

@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::cluster::Cluster;
-use super::metrics::http;
+use super::http;
 use super::{Node, eventually, free_port, in_repository};
 
 /// An HAProxy process, killed when dropped.
@@ -65,7 +65,7 @@ impl HaProxy {
     /// Latest health check result of each node, per backend; `None` if the statistics are
     /// unavailable.
     pub fn check_results(&self) -> Option<Vec<String>> {
-        let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
+        let csv = http::send(self.stats, "GET", "/;csv", "", b"").ok()?.body;
         let mut lines = csv.lines();
         let column = lines.next()?.split(',').position(|title| title == "check_status")?;
         let servers = lines.filter(|line| line.contains("_nodes,node"));

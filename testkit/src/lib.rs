@@ -7,11 +7,11 @@
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
 use tollgate_server::domain::time::{ManualClock, Micros};
@@ -34,7 +34,9 @@ pub mod corrupt_values;
 pub mod fault_proxy;
 pub mod forwarder;
 pub mod fuzz;
+pub mod grpc;
 pub mod haproxy;
+pub mod http;
 pub mod lease_clients;
 pub mod load;
 pub mod metrics;
@@ -43,11 +45,18 @@ pub mod property_tests;
 pub mod redis_cluster;
 pub mod report;
 pub mod sentinel;
-pub mod wire;
 
 /// Start of manual clocks: the year 2050. Redis expires keys by its own clock, which must not reach
 /// this time during a test.
 pub const START: Micros = Micros(2_524_608_000_000_000);
+
+/// Time limit for anything that should succeed.
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Seconds since the Unix epoch, the clock of lease expiries.
+pub fn now_s() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().try_into().unwrap()
+}
 
 /// Path of a file in `server/tests/fixtures`.
 pub fn fixture(path: impl AsRef<Path>) -> PathBuf {
@@ -332,12 +341,22 @@ impl Node {
     }
 
     /// Exit status, if the process has exited.
-    pub fn try_wait(&mut self) -> Option<std::process::ExitStatus> {
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
         self.child.try_wait().unwrap()
     }
 
+    /// Waits for the process to exit, at most for `limit`.
+    pub fn wait_for_exit(&mut self, limit: Duration) -> ExitStatus {
+        let mut status = None;
+        eventually("the node exits", limit, || {
+            status = self.try_wait();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
     /// Waits for the process to exit.
-    pub fn wait(&mut self) -> std::process::ExitStatus {
+    pub fn wait(&mut self) -> ExitStatus {
         self.child.wait().unwrap()
     }
 }

@@ -10,7 +10,7 @@ use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::Channel;
 
-use super::wire::{channel, request};
+use super::grpc::{channel, request};
 
 /// Connections per node.
 const CONNECTIONS: usize = 4;

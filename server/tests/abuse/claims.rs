@@ -12,9 +12,9 @@ use tonic::Code;
 use tonic::transport::Channel;
 
 use testkit::callers::{token, with_token};
+use testkit::grpc::channel;
 use testkit::metrics::Scrape;
-use testkit::wire::{TEST_TIMEOUT, channel, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, now_s};
 
 const CAPACITY: f64 = 100.0;
 

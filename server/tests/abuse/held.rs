@@ -14,7 +14,7 @@ use super::measure::{Field, duration, hold_out};
 use testkit::Redis;
 use testkit::callers::{token, with_token};
 use testkit::fault_proxy::{Fault, FaultProxy};
-use testkit::wire::request;
+use testkit::grpc::request;
 
 /// Streams that a connection holds.
 const STREAMS: usize = 200;

@@ -16,8 +16,8 @@ use tonic::transport::{Channel, Endpoint};
 use super::raw;
 use testkit::Node;
 use testkit::callers::with_token;
+use testkit::grpc::request;
 use testkit::load::percentile;
-use testkit::wire::request;
 
 /// No answer after this is a failure.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);

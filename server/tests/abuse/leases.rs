@@ -13,7 +13,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::measure::{Field, duration, hold_out};
 use testkit::Redis;
-use testkit::wire::{channel, request};
+use testkit::grpc::{channel, request};
 
 /// Makes calls until told to stop, so many at once on one connection. What comes of them does not
 /// matter.

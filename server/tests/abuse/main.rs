@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::nice;
 use testkit::cluster::reserve_machine;
+use testkit::grpc::request;
 use testkit::load::{Load, Plan, STALL, Sample, StallDetector, latency_percentile};
-use testkit::wire::request;
 use testkit::{LimitsFile, Node};
 use tollgate_proto::quotaservice::allow_response::Status;
 

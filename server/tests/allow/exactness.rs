@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use testkit::cluster::{alive, reserve_machine};
+use testkit::grpc::{client, request};
 use testkit::metrics::Scrape;
 use testkit::mixed_callers::{Account, Behaviour, Group, Record, run_callers};
 use testkit::redis_cluster::RedisCluster;
-use testkit::wire::{client, request};
 use testkit::{LimitsFile, Node, Redis, eventually};
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowResponse;

@@ -101,7 +101,7 @@ async fn flood_of(
     let quiet = ask(&service, &place, "quiet", 10).await;
     signal(redis.pid(), "CONT");
     let (flooding, quiet) = (flooding.join_all().await, quiet.join_all().await);
-    let turned_away = Scrape::text(metrics.render())
+    let turned_away = Scrape::parse(&metrics.render())
         .sum("tollgate_store_errors_total", &[("class", "overloaded")]);
     (flooding, quiet, turned_away)
 }

@@ -5,10 +5,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::cluster::{Cluster, alive, reserve_half};
+use testkit::grpc::request;
+use testkit::http::allow;
 use testkit::load::{Load, Plan, Sample};
-use testkit::metrics::http;
 use testkit::report::Row;
-use testkit::wire::request;
 use testkit::{LimitsFile, Node, Redis, connector, eventually};
 use tollgate_server::metrics::Metrics;
 
@@ -136,10 +136,8 @@ fn a_node_that_starts_meanwhile_knows_of_nobody() {
     let new = Node::start(&cluster.limits.path(), &["--store", &cluster.redis.url()]);
     // By what its share of the large bucket holds.
     let share = |node: &Node| {
-        let body = r#"{"namespace":"large","bucketName":"b"}"#;
-        let (status, answer) = http(node.http, "POST /v1/allow", body).unwrap();
-        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!((status, &answer["degraded"]), (200, &true.into()), "{answer}");
+        let answer = allow(node.http, "large", "b");
+        assert_eq!(answer["degraded"], true, "{answer}");
         answer["tokensAvailable"].as_f64().unwrap() + 1.0
     };
     assert_eq!(share(&new).round(), LARGE);

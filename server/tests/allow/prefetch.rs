@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use testkit::cluster::{Cluster, reserve_machine, up_to_three_times};
 use testkit::eventually;
+use testkit::grpc::request;
 use testkit::load::{GrantAudit, Load, Plan, Sample};
 use testkit::metrics::Scrape;
-use testkit::wire::request;
 use tollgate_server::domain::bucket::State;
 use tollgate_server::domain::time::Micros;
 

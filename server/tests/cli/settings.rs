@@ -8,8 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use testkit::command::{BackgroundCommand, command, run, tollgate_with};
-use testkit::wire::TEST_TIMEOUT;
-use testkit::{LimitsFile, Redis, eventually, free_port};
+use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
 
 const SECRET: &str = "hunter2";
 

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::time::Instant;
 
 use testkit::command::{BackgroundCommand, command};
+use testkit::grpc::{client, request};
 use testkit::metrics::Scrape;
-use testkit::wire::{TEST_TIMEOUT, client, request};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 use tokio::task::JoinSet;
 
 const LIMITS: &str = "global_default_bucket: {}";

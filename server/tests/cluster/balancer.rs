@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use testkit::certs::{Ca, text};
 use testkit::cluster::{Cluster, reserve_half};
 use testkit::command::tollgate;
+use testkit::grpc::request;
 use testkit::haproxy::HaProxy;
+use testkit::http::http;
 use testkit::load::{Load, Plan, Sample, percentile};
-use testkit::metrics::{Scrape, http};
-use testkit::wire::request;
+use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
@@ -126,14 +127,14 @@ fn the_http_frontend() {
     let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
     let balancer = HaProxy::start(&cluster);
-    let body = r#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
-    let (status, answer) = http(balancer.http, "POST /v1/allow", body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let body = br#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
+    let response = http(balancer.http, "POST", "/v1/allow", body);
+    assert_eq!(response.status, 200, "{response:?}");
+    let answer = response.json();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
     // Of one node it would be, and of another the next time.
     for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
-        assert_eq!(http(balancer.http, &format!("GET {path}"), "").unwrap().0, 404, "{path}");
+        assert_eq!(http(balancer.http, "GET", path, b"").status, 404, "{path}");
     }
     let at = balancer.http.to_string();
     for ask in [&["capacity", "show"][..], &["capacity", "show", "x"]] {
@@ -141,7 +142,7 @@ fn the_http_frontend() {
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{ask:?}");
         assert!(done.stderr.contains("ask a node itself (--http)"), "{ask:?} {done:?}");
     }
-    assert_eq!(http(balancer.stats, "GET /healthz", "").unwrap().0, 200);
+    assert_eq!(http(balancer.stats, "GET", "/healthz", b"").status, 200);
 }
 
 /// As `docs/security.md` describes it: TLS from callers to the balancer, and from the balancer to

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_half;
+use testkit::grpc::request;
+use testkit::http::{allow, is_shared_grant};
 use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
-use testkit::metrics::{allow, shared_grant};
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::wire::request;
 use testkit::{LimitsFile, eventually};
 use tollgate_server::store::redis::slot;
 
@@ -244,7 +244,7 @@ fn attempt_it() -> Seen {
         let of = samples.iter().filter(|sample| sample.bucket == *name && !sample.degraded());
         let here: i64 = of.map(Sample::granted).sum();
         // A machine that stalls makes one late, which then counts at most as not forgotten.
-        let answer = (0..20).map(|_| allow(nodes[0].http, "counted", name)).find(shared_grant);
+        let answer = (0..20).map(|_| allow(nodes[0].http, "counted", name)).find(is_shared_grant);
         let answer = answer.expect("a shared decision");
         granted += here;
         let left = answer["tokensAvailable"].as_f64().unwrap() + 1.0;

@@ -5,9 +5,9 @@
 use std::time::{Duration, Instant};
 
 use testkit::forwarder::Forwarder;
+use testkit::grpc::{channel, client, request};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
-use testkit::wire::{channel, client, request};
 use testkit::{LimitsFile, Node, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};

@@ -7,8 +7,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::cluster::{Cluster, reserve_half};
+use testkit::http::get;
 use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
-use testkit::wire::get;
 use testkit::{Node, eventually};
 
 /// A deadline that a busy machine does not exceed.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use testkit::cluster::{Cluster, alive, reserve_half, up_to_three_times};
 use testkit::eventually;
+use testkit::grpc::request;
 use testkit::load::{GrantAudit, Load, Plan, Sample};
-use testkit::wire::request;
 use tollgate_proto::quotaservice::allow_response::Status;
 
 /// A deadline that a busy machine does not exceed: these tests are about who gets how much,

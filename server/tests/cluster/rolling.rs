@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use testkit::Node;
 use testkit::cluster::{Cluster, reserve_machine};
+use testkit::grpc::request;
 use testkit::haproxy::HaProxy;
+use testkit::http::{http, send};
 use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
-use testkit::metrics::http;
 use testkit::report::Row;
-use testkit::wire::request;
 
 /// `counted` has next to no refill, so that what was taken of it can be told to the token.
 const LIMITS: &str = "
@@ -57,7 +57,11 @@ impl Asked {
 fn ask_anew(to: SocketAddr, stop: &AtomicBool) -> Asked {
     let mut asked = Asked::default();
     while !stop.load(Ordering::Relaxed) {
-        asked.note(Instant::now(), http(to, "POST /v1/allow", BODY));
+        asked.note(
+            Instant::now(),
+            send(to, "POST", "/v1/allow", "", BODY.as_bytes())
+                .map(|answer| (answer.status, answer.body)),
+        );
     }
     asked
 }
@@ -167,9 +171,8 @@ fn a_rolling_restart_fails_no_request() {
     let of = |bucket: &str| samples.iter().filter(|s| s.bucket == bucket).collect::<Vec<_>>();
     let granted = of("counted").iter().map(|s| s.granted()).sum::<i64>()
         + json.iter().map(|asked| asked.granted as i64).sum::<i64>();
-    let (status, last) = http(balancer.http, "POST /v1/allow", BODY).unwrap();
-    let last: serde_json::Value = serde_json::from_str(&last).unwrap();
-    assert_eq!((status, last["status"].as_str()), (200, Some("OK")), "{last}");
+    let last = http(balancer.http, "POST", "/v1/allow", BODY.as_bytes()).json();
+    assert_eq!(last["status"], "OK", "{last}");
     let taken = 3e5 - last["tokensAvailable"].as_f64().unwrap() - 1.0;
     assert!((granted as f64 - taken).abs() < 2.0, "{granted} granted of {taken} taken");
     let audit = GrantAudit::of(&of("b"), 200.0, 200.0, 0.0);

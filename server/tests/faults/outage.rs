@@ -4,9 +4,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::cluster::{Cluster, alive, reserve_half};
+use testkit::grpc::request;
+use testkit::http::{allow, get};
 use testkit::load::{Load, Plan};
-use testkit::metrics::{Scrape, http};
-use testkit::wire::request;
+use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -50,20 +51,12 @@ fn an_empty_store_does_not_make_shares_larger() {
     }
 }
 
-/// The answer to one request over HTTP.
-fn ask(node: &Node, namespace: &str) -> serde_json::Value {
-    let body = format!(r#"{{"namespace":"{namespace}","bucketName":"b"}}"#);
-    let (status, body) = http(node.http, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{body}");
-    serde_json::from_str(&body).unwrap()
-}
-
 /// Answers by policy, as a node does that has not heard of its store.
 fn by_policy(node: &Node) {
     for (policy, wanted) in
         [("local", Status::Ok), ("allow", Status::Ok), ("deny", Status::RejectedServerError)]
     {
-        let answer = ask(node, policy);
+        let answer = allow(node.http, policy, "b");
         assert_eq!(answer["degraded"], true, "{policy}: {answer}");
         let status = answer["status"].as_str().unwrap_or("OK");
         assert_eq!(status, wanted.as_str_name(), "{policy}: {answer}");
@@ -73,10 +66,10 @@ fn by_policy(node: &Node) {
 /// How long a node takes to join the store, which must be within a second.
 fn joins(what: &str, node: &Node) {
     let started = Instant::now();
-    eventually("a shared decision", RESUMED, || ask(node, "deny")["degraded"] != true);
+    eventually("a shared decision", RESUMED, || allow(node.http, "deny", "b")["degraded"] != true);
     println!("{what}: shared decisions after {:.0?}", started.elapsed());
     for policy in POLICIES {
-        assert_ne!(ask(node, policy)["degraded"], true, "{policy}");
+        assert_ne!(allow(node.http, policy, "b")["degraded"], true, "{policy}");
     }
 }
 
@@ -100,12 +93,13 @@ fn a_wrong_password() {
     let before = refused();
     // For two seconds, so that there is a warning besides the first, which came with the start.
     eventually("the refusals go on", Duration::from_secs(5), || refused() >= before + 20.0);
-    let (ready, why) = http(node.http, "GET /readyz", "").unwrap();
-    assert_eq!((ready, why.contains("the store has never answered")), (503, true), "{why}");
+    let readyz = get(&node, "/readyz");
+    assert_eq!(readyz.status, 503, "{readyz:?}");
+    assert!(readyz.body.contains("the store has never answered"), "{readyz:?}");
 
     password("hunter2");
     joins("password", &node);
-    assert_eq!(http(node.http, "GET /readyz", "").unwrap().0, 200);
+    assert_eq!(get(&node, "/readyz").status, 200);
     // What it logged includes how it started, which `Node::start` has read.
     let logged = node.logged();
     let warnings: Vec<_> = logged.iter().filter(|line| line["level"] == "WARN").collect();
@@ -130,7 +124,7 @@ fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
     drop(redis);
     for (nodes, share) in [("1", 60), ("3", 20)] {
         let node = Node::start(&limits.path(), &["--store", &url, "--expected-nodes", nodes]);
-        let granted = (0..70).filter(|_| ask(&node, "local")["status"] == "OK").count();
+        let granted = (0..70).filter(|_| allow(node.http, "local", "b")["status"] == "OK").count();
         assert_eq!(granted, share, "of {nodes}");
     }
 }
@@ -143,10 +137,10 @@ fn a_node_that_starts_before_redis() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     by_policy(&node);
-    assert_eq!(http(node.http, "GET /readyz", "").unwrap().0, 503);
+    assert_eq!(get(&node, "/readyz").status, 503);
     redis.start_again();
     joins("started first", &node);
-    assert_eq!(http(node.http, "GET /readyz", "").unwrap().0, 200);
+    assert_eq!(get(&node, "/readyz").status, 200);
 }
 
 /// Connections that sat idle when the store failed must not fail one by one when it is back.
@@ -165,7 +159,7 @@ fn idle_connections_do_not_fail_afterwards() {
             (count < 100).then(|| request("deny", "b", 1))
         });
         for _ in 0..4 {
-            ask(&node, "deny");
+            allow(node.http, "deny", "b");
         }
         load.collect()
     };

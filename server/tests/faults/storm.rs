@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use super::trial::LIMITS;
 use testkit::cluster::{Cluster, reserve_machine};
-use testkit::eventually;
 use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::request;
 use testkit::load::{Load, Plan};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
-use testkit::{Node, Redis, wire::request};
+use testkit::{Node, Redis, eventually};
 
 /// How long the store is away.
 const AWAY: Duration = Duration::from_secs(3);

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::tally::Tally;
 use testkit::cluster::Cluster;
+use testkit::grpc::request;
 use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
-use testkit::wire::request;
 use testkit::{Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 

@@ -4,8 +4,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_half;
-use testkit::wire::{Samples, channel, get, now_s};
-use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
+use testkit::grpc::channel;
+use testkit::http::get;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     DiscoveryRequest, GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate,
@@ -72,7 +74,7 @@ fn start() -> (Redis, LimitsFile, Node) {
 /// Waits until the node knows how its store is.
 fn up(node: &Node, up: f64) {
     eventually("the store is known to be up or down", Duration::from_secs(5), || {
-        Samples::of(node).get("tollgate_store_up", &[]) == Some(up)
+        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(up)
     });
 }
 
@@ -175,7 +177,7 @@ fn without_the_store_clients_keep_what_they_hold() {
         let resource = get(&node, "/debug/resource.json?id=long");
         assert_eq!((resource.status, &resource.json()["error"]), (503, &error.into()));
         let labels = [("template", "long*"), ("algorithm", "FAIR_SHARE"), ("outcome", "degraded")];
-        let counted = Samples::of(&node).get("tollgate_lease_decisions_total", &labels);
+        let counted = Scrape::of(node.http).get("tollgate_lease_decisions_total", &labels);
         assert_eq!(counted, Some(35.0));
 
         redis.start_again();

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use testkit::callers::{Callers, LIMITS};
 use testkit::cluster::reserve_half;
 use testkit::fault_proxy::{Fault, FaultProxy};
-use testkit::wire::{Samples, channel, get};
+use testkit::grpc::channel;
+use testkit::http::get;
+use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
@@ -48,7 +50,7 @@ fn on_its_own(test: impl Future<Output = ()>) {
 }
 
 fn up(node: &Node) -> bool {
-    Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
+    Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
 }
 
 async fn ask(

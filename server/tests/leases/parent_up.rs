@@ -2,8 +2,7 @@
 
 use testkit::command::tollgate;
 use testkit::metrics::Scrape;
-use testkit::wire::TEST_TIMEOUT;
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 
 const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 100, algorithm: { kind: \
                       FAIR_SHARE, lease_length: 60, refresh_interval: 1, \

@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::command::tollgate;
+use testkit::http::http;
 use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
-use testkit::wire::http;
 use testkit::{LimitsFile, Node, Redis, eventually, free_port};
 
 const SECOND: i64 = 1_000_000;

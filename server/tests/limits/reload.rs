@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::wire::{Samples, TEST_TIMEOUT, post};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::http::post_allow;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 
 /// A change of the file shows within this: it is looked at twice a second, and taken once it
 /// has stayed the same from one look to the next.
@@ -24,21 +25,21 @@ fn sized(size: u64) -> String {
 }
 
 fn loads(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_loads_total", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_loads_total", &[]).unwrap()
 }
 
 fn failures(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_reload_failures_total", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_reload_failures_total", &[]).unwrap()
 }
 
 fn version(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_version", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_version", &[]).unwrap()
 }
 
 /// Asks for tokens of `ns:b`, and says what came of it with the tokens left.
 fn ask(node: &Node, tokens: u64) -> (String, f64) {
     let body = format!(r#"{{"namespace":"ns","bucketName":"b","tokensRequested":{tokens}}}"#);
-    let answer = post(node, &body).json();
+    let answer = post_allow(node, &body).json();
     let left = answer["tokensAvailable"].as_f64().unwrap();
     (answer["status"].as_str().unwrap().to_owned(), (left * 10.0).round() / 10.0)
 }
@@ -133,7 +134,7 @@ fn a_file_that_is_still_being_written_waits() {
     drop(file);
     eventually("the whole file is taken", SOON, || version(&node) != first);
     assert_eq!((loads(&node), failures(&node)), (2.0, 0.0));
-    let answer = post(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
+    let answer = post_allow(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
     assert_eq!(answer["bucket"], "ns:b19");
 }
 
@@ -257,7 +258,7 @@ fn a_removed_file_keeps_the_old_limits() {
 
 /// 1 while the file is in use as it is.
 fn current(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_last_reload_successful", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_last_reload_successful", &[]).unwrap()
 }
 
 /// What the alert goes by, whatever was taken before and however soon.
@@ -290,14 +291,14 @@ fn series_of_what_a_reload_removes_leave_the_metrics() {
     let node = Node::start(&limits.path(), &[]);
     for bucket in ["b", "gone"] {
         let body = format!(r#"{{"namespace":"ns","bucketName":"{bucket}"}}"#);
-        assert_eq!(post(&node, &body).json()["status"], "OK");
+        assert_eq!(post_allow(&node, &body).json()["status"], "OK");
     }
     let labelled = |label: &str, value: &str| {
-        let samples = Samples::of(&node);
-        let has = |labels: &&(String, testkit::wire::Labels)| {
+        let scrape = Scrape::of(node.http);
+        let has = |labels: &&(String, testkit::metrics::Labels)| {
             labels.1.get(label).is_some_and(|found| found == value)
         };
-        samples.series().into_iter().filter(has).count()
+        scrape.series().into_iter().filter(has).count()
     };
     assert!(labelled("bucket", "gone") >= 8 && labelled("algorithm", "STATIC") >= 8);
     limits.write(&text("b: { size: 6 }", "FAIR_SHARE"));
@@ -305,7 +306,7 @@ fn series_of_what_a_reload_removes_leave_the_metrics() {
     eventually("the series are gone", SOON, || {
         labelled("bucket", "gone") == 0 && labelled("algorithm", "STATIC") == 0
     });
-    let granted = |bucket: &str| Samples::of(&node).decisions("ns", bucket, "granted");
+    let granted = |bucket: &str| Scrape::of(node.http).decisions("ns", bucket, "granted");
     assert_eq!((granted("b"), granted("gone")), (Some(1.0), None), "what stays goes on counting");
     limits.write(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
     eventually("the series are back", SOON, || granted("gone") == Some(0.0));

@@ -94,5 +94,5 @@ fn expiry(files: &ServerFiles) -> f64 {
 
 fn said(metrics: &Metrics) -> f64 {
     let name = "tollgate_tls_certificate_expiry_timestamp_seconds";
-    Scrape::text(metrics.render()).sum(name, &[])
+    Scrape::parse(&metrics.render()).sum(name, &[])
 }

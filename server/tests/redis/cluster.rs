@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use testkit::acl::RestrictedUser;
 use testkit::cluster::reserve_half;
+use testkit::grpc::{channel, request};
+use testkit::http::{allow, get, is_shared_grant};
 use testkit::lease_clients::{LeaseClients, now_us};
 use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
-use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::wire::{channel, request};
-use testkit::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
+use testkit::{LimitsFile, Node, START, Servers as _, Service, eventually, redis_store};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest, ResourceResponse};
 use tollgate_server::domain::time::ManualClock;
@@ -85,9 +86,7 @@ fn leased_at_once(node: &Node, resource: &str) {
 }
 
 fn listed(node: &Node) -> Vec<String> {
-    let (status, page) = http(node.http, "GET /debug/status.json", "").unwrap();
-    assert_eq!(status, 200);
-    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    let page = get(node, "/debug/status.json").json();
     let names = page["resources"].as_array().unwrap().iter();
     names.map(|one| one["resource"].as_str().unwrap().to_owned()).collect()
 }
@@ -133,7 +132,6 @@ fn a_slot_under_way(
     let limits = limits(&bounded);
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
-    let http: Vec<_> = nodes.iter().map(|node| node.http).collect();
     leased_at_once(&nodes[0], &staying[0]);
     let started = now_us();
     let clients = LeaseClients::start(&grpc, "client", 8, &resource, |_| 20.0);
@@ -144,29 +142,30 @@ fn a_slot_under_way(
 
     let migration = cluster.begin_migration(moving, to);
     load.run_for(SECOND);
-    assert!(shared_grant(&allow(http[0], "spread", &absent[0])), "{what}: not begun");
+    assert!(is_shared_grant(&allow(nodes[0].http, "spread", &absent[0])), "{what}: not begun");
     leased_at_once(&nodes[1], &new[0]);
     leased_at_once(&nodes[0], &staying[1]);
     // The register is here, the bucket may be there: it has to wait until they are together.
+    let node = nodes[0].http;
     let waits = thread::scope(|scope| {
-        let asked = scope.spawn(|| allow(http[0], &bounded, "y"));
+        let asked = scope.spawn(|| allow(node, &bounded, "y"));
         load.run_for(SECOND / 4);
         assert!(!asked.is_finished(), "{what}: nothing to wait for");
         assert!(cluster.move_keys(&migration) >= 6, "{what}: not all keys are in that slot");
         asked.join().unwrap()
     });
-    assert!(shared_grant(&waits), "{what}: {waits}");
+    assert!(is_shared_grant(&waits), "{what}: {waits}");
     load.run_for(SECOND);
-    assert!(shared_grant(&allow(http[1], "spread", &absent[1])), "{what}: on its way");
-    assert!(shared_grant(&allow(http[1], &bounded, "z")), "{what}: on its way");
-    let answer = allow(http[0], &bounded, "fourth");
+    assert!(is_shared_grant(&allow(nodes[1].http, "spread", &absent[1])), "{what}: on its way");
+    assert!(is_shared_grant(&allow(nodes[1].http, &bounded, "z")), "{what}: on its way");
+    let answer = allow(nodes[0].http, &bounded, "fourth");
     assert_eq!(answer["status"], "REJECTED_TOO_MANY_BUCKETS", "{what}: {answer}");
     leased_at_once(&nodes[0], &new[1]);
     leased_at_once(&nodes[1], &staying[2]);
     cluster.finish_migration(migration);
     leased_at_once(&nodes[1], &staying[3]);
     load.run_for(SECOND);
-    assert!(shared_grant(&allow(http[0], "spread", &absent[2])), "{what}: there");
+    assert!(is_shared_grant(&allow(nodes[0].http, "spread", &absent[2])), "{what}: there");
     leased_at_once(&nodes[0], &new[2]);
 
     let samples = load.finish();
@@ -351,9 +350,9 @@ fn a_user_with_few_rights() {
     let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
     eventually("the store is up", 5 * SECOND, up);
     for at in 0..20 {
-        assert!(shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
+        assert!(is_shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
     }
-    assert!(shared_grant(&allow(node.http, "bounded", "x")));
+    assert!(is_shared_grant(&allow(node.http, "bounded", "x")));
     leased_at_once(&node, "r");
     assert_eq!(listed(&node), ["r"]);
     assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);

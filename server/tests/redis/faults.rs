@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use testkit::cluster::reserve_half;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::forwarder::Forwarder;
+use testkit::http::{allow, is_shared_grant};
 use testkit::load::StallDetector;
-use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually};
 use tollgate_server::domain::time::ManualClock;
@@ -33,11 +34,7 @@ const EVERYWHERE: [&str; 6] =
 /// Asks over HTTP, and tells whether the answer was a grant by the shared store.
 fn shared(node: &Node, name: &str) -> bool {
     let (namespace, bucket) = name.split_once(' ').unwrap();
-    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
-    let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-    answer["status"] == "OK" && answer["degraded"] == false
+    is_shared_grant(&allow(node.http, namespace, bucket))
 }
 
 fn start(url: &str) -> (LimitsFile, Node) {
@@ -304,7 +301,7 @@ fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     let mut may = |right: &str| {
         redis::cmd("ACL").arg(&["SETUSER", "default", right]).exec(&mut other).unwrap();
     };
-    let shared = || shared_grant(&allow(node.http, "spread", &name));
+    let shared = || is_shared_grant(&allow(node.http, "spread", &name));
     assert!(shared());
     for _ in 0..3 {
         may("-evalsha");

@@ -5,14 +5,15 @@ use std::time::{Duration, Instant};
 
 use testkit::acl::RestrictedUser;
 use testkit::cluster::{alive, reserve_half, up_to_three_times};
+use testkit::grpc::request;
+use testkit::http::{allow, get};
 use testkit::lease_clients::{Holdings, LeaseClients, now_us};
 use testkit::load::{
     GrantAudit, Load, Plan, Sample, StallDetector, assert_shared_again, percentile,
 };
-use testkit::metrics::{Scrape, http};
+use testkit::metrics::Scrape;
 use testkit::report::Row;
 use testkit::sentinel::Sentinels;
-use testkit::wire::request;
 use testkit::{LimitsFile, Node, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -63,8 +64,7 @@ fn a_url_of_sentinels_is_served() {
         let all: Vec<&Sample> = samples.iter().collect();
         GrantAudit::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
         assert!(calls(&sentinels));
-        let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
-        assert_eq!(status, 200, "{page}");
+        assert_eq!(get(&nodes[0], "/debug/status.json").status, 200);
         Ok(())
     });
 }
@@ -85,10 +85,7 @@ fn a_user_with_few_rights() {
     let url = format!("{url}?sentinel_user=tollgate&sentinel_password=other");
     let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
     eventually("a shared decision", 5 * SECOND, || {
-        let body = r#"{"namespace": "ns", "bucketName": "b"}"#;
-        let (status, answer) = http(node.http, "POST /v1/allow", body).unwrap();
-        assert_eq!(status, 200, "{answer}");
-        answer.contains(r#""degraded":false"#)
+        allow(node.http, "ns", "b")["degraded"] == false
     });
     assert!(calls(&sentinels));
     asked.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
@@ -228,10 +225,7 @@ fn nodes_follow_when_the_master_dies() {
 fn available(node: &Node, namespace: &str) -> f64 {
     let mut left = None;
     eventually("a shared decision", 5 * SECOND, || {
-        let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "b"}}"#);
-        let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
-        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(status, 200, "{answer}");
+        let answer = allow(node.http, namespace, "b");
         let shared = answer["degraded"] == false;
         left = shared.then(|| answer["tokensAvailable"].as_f64().unwrap() + 1.0);
         shared

@@ -12,9 +12,9 @@ use testkit::acl::RestrictedUser;
 use testkit::certs::{Ca, Pair, text};
 use testkit::cluster::reserve_half;
 use testkit::command::{BackgroundCommand, command, tollgate};
+use testkit::http::{HttpResponse, http};
 use testkit::sentinel::Sentinels;
-use testkit::wire::{HttpResponse, TEST_TIMEOUT, http};
-use testkit::{LimitsFile, Redis, eventually, free_port};
+use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
 
 const LIMITS: &str = "on_store_failure: local
 namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 1/d } } } }";

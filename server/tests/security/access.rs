@@ -1,16 +1,14 @@
 //! Who may ask: every role at every route of both ports, in words that tell nothing about what
 //! there is.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use h2::client;
 use http::header::CONTENT_TYPE;
 use prost::Message;
 use testkit::callers::{
-    Callers, LIMITS, allow, http as ask_http, refusals, status_of, token, with_token,
+    Callers, LIMITS, allow, http_with_token, refusals, status_of, token, with_token,
 };
-use testkit::wire::{TEST_TIMEOUT, channel, request};
+use testkit::grpc::{channel, request};
+use testkit::http::send;
 use testkit::{LimitsFile, Node};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
@@ -338,37 +336,38 @@ fn every_role_at_every_http_route() {
         (None, "shop", 401),
         (Some("x"), "shop", 401),
     ] {
-        let (got, answer) = ask_http(&node, token, "POST", "/v1/allow", &ask(namespace));
-        assert_eq!(got, status, "{namespace}: {answer}");
+        let answer = http_with_token(&node, token, "POST", "/v1/allow", &ask(namespace));
+        assert_eq!(answer.status, status, "{namespace}: {answer:?}");
         match status {
             401 => {
-                assert!(answer.contains("www-authenticate: Bearer\r\n"), "{answer}");
-                assert!(answer.ends_with(&format!("{{\"error\":\"{UNKNOWN}\"}}")), "{answer}");
+                assert!(answer.head.contains("\r\nwww-authenticate: bearer"), "{answer:?}");
+                assert_eq!(answer.body, format!("{{\"error\":\"{UNKNOWN}\"}}"));
             }
-            403 => {
-                assert!(answer.ends_with(&format!("{{\"error\":\"{FORBIDDEN}\"}}")), "{answer}");
-            }
-            _ => assert!(answer.contains("\"status\":\"OK\""), "{answer}"),
+            403 => assert_eq!(answer.body, format!("{{\"error\":\"{FORBIDDEN}\"}}")),
+            _ => assert_eq!(answer.json()["status"], "OK"),
         }
     }
     // Who is not known learns nothing about what is well formed, either.
-    assert_eq!(ask_http(&node, None, "POST", "/v1/allow", "nonsense").0, 401);
-    assert_eq!(ask_http(&node, shop, "POST", "/v1/allow", "nonsense").0, 400);
+    assert_eq!(http_with_token(&node, None, "POST", "/v1/allow", "nonsense").status, 401);
+    assert_eq!(http_with_token(&node, shop, "POST", "/v1/allow", "nonsense").status, 400);
     for path in ["/metrics", "/debug/status", "/debug/status.json"] {
         for (token, status) in [(shop, 403), (watcher, 200), (admin, 200), (None, 401)] {
-            assert_eq!(ask_http(&node, token, "GET", path, "").0, status, "{path}");
+            assert_eq!(http_with_token(&node, token, "GET", path, "").status, status, "{path}");
         }
     }
     // Nobody holds a lease: 404 tells that somebody may look.
     let path = "/debug/resource.json?id=db.users";
     for (token, status) in [(shop, 403), (watcher, 404), (admin, 404), (None, 401)] {
-        assert_eq!(ask_http(&node, token, "GET", path, "").0, status);
+        assert_eq!(http_with_token(&node, token, "GET", path, "").status, status);
     }
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(ask_http(&node, None, "GET", path, "").0, 200);
+        assert_eq!(http_with_token(&node, None, "GET", path, "").status, 200);
     }
     assert_eq!(
-        (ask_http(&node, None, "GET", "/x", "").0, ask_http(&node, shop, "GET", "/x", "").0),
+        (
+            http_with_token(&node, None, "GET", "/x", "").status,
+            http_with_token(&node, shop, "GET", "/x", "").status
+        ),
         (401, 404)
     );
     let counted = |reason| refusals(&node, &callers.admin, "http", reason);
@@ -380,16 +379,7 @@ fn every_role_at_every_http_route() {
 fn what_a_header_may_be() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
-    let status = |headers: &str| {
-        let mut stream = TcpStream::connect(node.http).unwrap();
-        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-        let head =
-            format!("GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
-    };
+    let status = |headers: &str| send(node.http, "GET", "/x", headers, b"").unwrap().status;
     let token = &callers.shop;
     for (headers, known) in [
         (format!("Authorization: Bearer {token}\r\n"), true),

@@ -7,10 +7,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use testkit::callers::{Callers, LIMITS, allow, http, token};
+use testkit::callers::{Callers, LIMITS, allow, http_with_token, scrape, token};
 use testkit::command::{BackgroundCommand, command, run, tollgate};
-use testkit::wire::{TEST_TIMEOUT, channel};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::grpc::channel;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 use tonic::Code;
 
 #[tokio::test]
@@ -21,27 +21,23 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     let shop = Some(&*callers.shop);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Ok);
     let before = fs::read_to_string(callers.path()).unwrap();
-    let loads = |name: &str| {
-        let (_, page) = http(&node, Some(&callers.admin), "GET", "/metrics", "");
-        let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-    };
+    let metric = |name: &str| scrape(&node, &callers.admin).get(name, &[]).unwrap();
     let (taken, refused) = ("tollgate_access_loads_total", "tollgate_access_reload_failures_total");
     let current = "tollgate_access_last_reload_successful";
-    assert_eq!(loads(current), 1.0);
+    assert_eq!(metric(current), 1.0);
 
     // The same token, elsewhere.
     callers.write(&before.replace("sh*", "bank"));
-    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 2.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 2.0);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
     // A broken file changes nothing, also not when asked to.
     callers.write("callers: nonsense");
-    eventually("the fault is counted", TEST_TIMEOUT, || loads(refused) == 1.0);
+    eventually("the fault is counted", TEST_TIMEOUT, || metric(refused) == 1.0);
     node.signal("HUP");
-    eventually("it is counted again", TEST_TIMEOUT, || loads(refused) == 2.0);
-    assert_eq!(loads(current), 0.0);
+    eventually("it is counted again", TEST_TIMEOUT, || metric(refused) == 2.0);
+    assert_eq!(metric(current), 0.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
     // The token is taken away.
@@ -51,14 +47,14 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
         .map(|line| format!("{line}\n"))
         .collect();
     callers.write(&without);
-    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 3.0);
-    assert_eq!(loads(current), 1.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 3.0);
+    assert_eq!(metric(current), 1.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Unauthenticated);
 
     // Whoever shows nothing may be somebody, too; a wrong token is still none.
     let anyone = "  - { name: rest, anyone: true, namespaces: [shop] }\n";
     callers.write(&(without + anyone));
-    eventually("the change is taken", TEST_TIMEOUT, || loads(taken) == 4.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 4.0);
     assert_eq!(allow(&channel, None, "shop").await.0, Code::Ok);
     assert_eq!(allow(&channel, None, "bank").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Unauthenticated);
@@ -278,8 +274,8 @@ fn refusals_are_logged_once_a_second_without_what_was_sent() {
     let node = callers.node(&limits);
     let body = r#"{"namespace":"bank\u001b[31m","bucketName":"b"}"#;
     for _ in 0..50 {
-        http(&node, Some("tollgate_hunter2"), "POST", "/v1/allow", body);
-        http(&node, Some(&callers.shop), "POST", "/v1/allow", body);
+        http_with_token(&node, Some("tollgate_hunter2"), "POST", "/v1/allow", body);
+        http_with_token(&node, Some(&callers.shop), "POST", "/v1/allow", body);
     }
     let mut events = Vec::new();
     eventually("it is said", Duration::from_secs(5), || {

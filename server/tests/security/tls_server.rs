@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use testkit::certs::{Ca, Pair, text};
 use testkit::command::{CommandOutput, run, tollgate};
-use testkit::wire::{TEST_TIMEOUT, request, wait_for_exit};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::grpc::request;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, now_s};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_server::tls::Dialer;
 use tonic::Code;
@@ -85,11 +86,11 @@ fn page(address: SocketAddr, dialer: &Dialer, head: &str) -> std::io::Result<Str
     Ok(answer)
 }
 
-/// One number of the metrics.
-fn metric(http: SocketAddr, dialer: &Dialer, series: &str) -> f64 {
+/// Value of a series of the metrics.
+fn metric(http: SocketAddr, dialer: &Dialer, name: &str, labels: &[(&str, &str)]) -> f64 {
     let page = page(http, dialer, "GET /metrics").unwrap();
-    let line = page.lines().find_map(|line| line.strip_prefix(&format!("{series} ")));
-    line.unwrap_or_else(|| panic!("no {series} in {page}")).parse().unwrap()
+    let (_, body) = page.split_once("\r\n\r\n").unwrap();
+    Scrape::parse(body).get(name, labels).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
 const EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
@@ -123,12 +124,12 @@ async fn both_ports_speak_tls_and_nothing_else() {
     let plain = tollgate(&allow);
     assert_eq!(plain.code, 2, "{plain:?}");
 
-    let expires_s = metric(node.http, &dialer, EXPIRY);
-    let in_days = (expires_s - testkit::wire::now_s() as f64) / DAY.as_secs_f64();
+    let expires_s = metric(node.http, &dialer, EXPIRY, &[]);
+    let in_days = (expires_s - now_s() as f64) / DAY.as_secs_f64();
     assert!((29.9..30.1).contains(&in_days), "{in_days}");
     let handshakes = |port: &str, outcome: &str| {
-        let name = "tollgate_tls_handshakes_total";
-        metric(node.http, &dialer, &format!("{name}{{transport=\"{port}\",outcome=\"{outcome}\"}}"))
+        let labels = [("transport", port), ("outcome", outcome)];
+        metric(node.http, &dialer, "tollgate_tls_handshakes_total", &labels)
     };
     assert!(handshakes("grpc", "done") >= 2.0 && handshakes("grpc", "failed") >= 3.0);
     assert!(handshakes("http", "done") >= 2.0 && handshakes("http", "failed") >= 1.0);
@@ -234,9 +235,8 @@ async fn callers_are_known_by_their_certificates() {
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
     let ops = ca.client("ops", &["dns:ops.example"]);
     let counted = |reason: &str| {
-        let name = "tollgate_access_refused_total";
-        let series = format!("{name}{{transport=\"grpc\",reason=\"{reason}\"}}");
-        metric(node.http, &ca.dialer(Some(&ops)), &series)
+        let labels = [("transport", "grpc"), ("reason", reason)];
+        metric(node.http, &ca.dialer(Some(&ops)), "tollgate_access_refused_total", &labels)
     };
     assert_eq!(["unknown_certificate", "no_credentials", "scope"].map(counted), [10.0, 1.0, 2.0]);
 }
@@ -276,14 +276,14 @@ async fn certificates_are_replaced_under_load() {
         });
     }
     let dialer = ca.dialer(None);
-    let metric = async |series: &'static str| {
+    let metric = async |name: &'static str| {
         let dialer = dialer.clone();
-        tokio::task::spawn_blocking(move || metric(http, &dialer, series)).await.unwrap()
+        tokio::task::spawn_blocking(move || metric(http, &dialer, name, &[])).await.unwrap()
     };
-    let until = async |series: &'static str, value: f64| {
+    let until = async |name: &'static str, value: f64| {
         let started = Instant::now();
-        while metric(series).await < value {
-            assert!(started.elapsed() < TEST_TIMEOUT, "{series} is not {value}");
+        while metric(name).await < value {
+            assert!(started.elapsed() < TEST_TIMEOUT, "{name} is not {value}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -323,7 +323,7 @@ fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
     let in_use = ca.expiring("in-use", 10 * DAY, false);
     let node = node(&limits, &in_use, &[]);
     let dialer = ca.dialer(None);
-    let metric = |series| metric(node.http, &dialer, series);
+    let metric = |name| metric(node.http, &dialer, name, &[]);
     assert_eq!((metric(CURRENT), metric(FAILURES)), (1.0, 0.0));
     let next = ca.expiring("next", 20 * DAY, false);
     fs::copy(&next.cert, &in_use.cert).unwrap();
@@ -353,8 +353,7 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     let first = files();
     assert_eq!(first["access"], serde_json::json!({ "in_use": true, "refused": null }));
     assert_eq!((&first["tls"]["in_use"], &first["tls"]["refused"]), (&true.into(), &().into()));
-    let in_days = (first["tls"]["certificate_expires_at_s"].as_i64().unwrap()
-        - testkit::wire::now_s()) as f64
+    let in_days = (first["tls"]["certificate_expires_at_s"].as_i64().unwrap() - now_s()) as f64
         / DAY.as_secs_f64();
     assert!((9.9..10.1).contains(&in_days), "{in_days}");
     fs::write(&access, "callers: [{ name: all, rolle: administer }]").unwrap();
@@ -392,7 +391,7 @@ async fn handshakes_beyond_room_wait_until_there_is() {
     asked(&node, &dialer).await.unwrap();
     let silent = many();
     node.signal("TERM");
-    assert!(wait_for_exit(&mut node, Duration::from_secs(5)).success());
+    assert!(node.wait_for_exit(Duration::from_secs(5)).success());
     drop(silent);
 }
 
@@ -416,7 +415,7 @@ async fn who_takes_his_time_keeps_nobody_waiting() {
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     // Nor do they keep the node from stopping.
     node.signal("TERM");
-    assert!(wait_for_exit(&mut node, Duration::from_secs(5)).success());
+    assert!(node.wait_for_exit(Duration::from_secs(5)).success());
     drop(silent);
 }
 

@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
+use testkit::grpc::request;
 use testkit::load::{Load, Plan, Sample, StallDetector, percentile};
 use testkit::metrics::Scrape;
-use testkit::wire::{TEST_TIMEOUT, request};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const LIMITS: &str = "

@@ -8,8 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::wire::{Samples, TEST_TIMEOUT, channel, client, get, request, wait_for_exit};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::grpc::{channel, client, request};
+use testkit::http::get;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 use tokio::task::JoinHandle;
 use tokio_stream::StreamExt;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -41,7 +43,7 @@ fn asked(service: &str) -> HealthCheckRequest {
 /// Waits until decisions are the store's.
 fn store_answers(node: &Node) {
     eventually("the store answers", TEST_TIMEOUT, || {
-        Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
+        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
     });
 }
 
@@ -75,7 +77,7 @@ async fn under_load_every_request_is_answered_or_never_began() {
     eventually("load", TEST_TIMEOUT, || callers.granted() > 500);
     node.signal("TERM");
     let limit = Duration::from_secs(15);
-    let status = wait_for_exit(&mut node, limit);
+    let status = node.wait_for_exit(limit);
     assert_eq!(status.code(), Some(0), "{:#?}", node.logged());
     let granted = callers.finish().await;
 
@@ -147,7 +149,7 @@ async fn left(limits: &LimitsFile, args: &[&str]) -> f64 {
 /// How many of the tokens taken ahead had that fate; `None`: none were yet.
 fn ahead(node: &Node, fate: &str) -> Option<f64> {
     let labels = [("namespace", "ns"), ("bucket", "b"), ("fate", fate)];
-    Samples::of(node).get("tollgate_prefetch_tokens_total", &labels)
+    Scrape::of(node.http).get("tollgate_prefetch_tokens_total", &labels)
 }
 
 /// A node under load, once more than so many tokens taken ahead had that fate. Of a bucket that is
@@ -177,7 +179,7 @@ async fn what_was_taken_ahead_is_given_back() {
         let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
         let (mut node, callers) = taken_ahead(&limits, &args, "served", 1000.0).await;
         node.signal("TERM");
-        assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+        assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
         let granted = callers.finish().await;
         // What nodes may hold is kept out of it.
         let expected = TOKENS - 5000.0 - granted;
@@ -212,7 +214,7 @@ async fn a_node_that_drains_takes_nothing_ahead() {
     eventually("more load", TEST_TIMEOUT, || callers.granted() > granted + 500);
     let (latest, lost) = (fate("taken").unwrap(), fate("lost").unwrap());
     assert!(later <= most && latest - later < 1.0 && lost < 1.0, "{taken} {later} {latest} {lost}");
-    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
     let granted = callers.finish().await;
     let missing = TOKENS - 5000.0 - granted - left(&limits, &args).await;
     assert!((-2.0..1.0).contains(&missing), "of {granted} granted {missing} are missing");
@@ -229,7 +231,7 @@ async fn a_store_that_hangs_does_not_hold_up_the_exit() {
     let both = format!("kill -STOP {}; kill -TERM {}", redis.pid(), node.pid());
     assert!(Command::new("sh").args(["-c", &both]).status().unwrap().success());
     let signalled = Instant::now();
-    assert_eq!(wait_for_exit(&mut node, Duration::from_secs(10)).code(), Some(0));
+    assert_eq!(node.wait_for_exit(Duration::from_secs(10)).code(), Some(0));
     println!("after {:.0?}", signalled.elapsed());
     for caller in callers.callers {
         caller.abort();
@@ -260,7 +262,7 @@ async fn a_request_in_flight_is_waited_for() {
     node.signal("TERM");
     let answer = waiting.await.unwrap().into_inner();
     assert_eq!((answer.status(), answer.degraded), (Status::Ok, true));
-    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -301,7 +303,7 @@ async fn during_the_delay_it_says_no_and_still_answers() {
     for watch in &mut watches {
         assert!(watch.next().await.is_none(), "the watch goes on");
     }
-    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
     assert!(signalled.elapsed() >= delay, "after {:?}", signalled.elapsed());
     let error = client.allow(request("ns", "b", 1)).await.unwrap_err();
     assert_eq!(error.code(), Code::Unavailable, "{error:?}");
@@ -327,7 +329,7 @@ async fn idle_connections_do_not_hold_up_the_exit() {
         assert_eq!(&answer, b"HTTP/1.1 200");
 
         node.signal(name);
-        assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0), "SIG{name}");
+        assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0), "SIG{name}");
         eventually("it says so", TEST_TIMEOUT, || says(&node, "stopped"));
     }
 }
@@ -355,7 +357,7 @@ async fn the_drain_timeout_bounds_it() {
     eventually("new connections are refused", TEST_TIMEOUT, || {
         TcpStream::connect(node.grpc).is_err()
     });
-    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
     assert!(signalled.elapsed() >= Duration::from_millis(700), "{:?}", signalled.elapsed());
     let gave_up = "stopped with requests still in flight";
     eventually("it says so", TEST_TIMEOUT, || says(&node, gave_up));
@@ -370,11 +372,7 @@ fn a_second_signal_ends_it_at_once() {
         eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
         assert!(node.try_wait().is_none());
         node.signal(second);
-        assert_eq!(
-            wait_for_exit(&mut node, TEST_TIMEOUT).code(),
-            Some(130),
-            "SIG{first}, SIG{second}"
-        );
+        assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(130), "SIG{first}, SIG{second}");
     }
 }
 

@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use testkit::wire::{Samples, TEST_TIMEOUT, channel, client, get, refused, request};
-use testkit::{LimitsFile, Node, free_port};
+use testkit::grpc::{channel, client, refused, request};
+use testkit::http::get;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, free_port};
 use tokio_stream::StreamExt;
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
@@ -122,14 +124,14 @@ async fn without_the_store_the_policy_answers() {
     let local = AllowResponse { degraded: true, ..granted(1, "deciding:b") };
     is(&allow(request("deciding", "b", 1)).await, 9.0, &local);
 
-    let samples = Samples::of(&node);
-    assert_eq!(samples.decisions("refusing", "b", "server_error"), Some(1.0));
+    let scrape = Scrape::of(node.http);
+    assert_eq!(scrape.decisions("refusing", "b", "server_error"), Some(1.0));
     for namespace in ["refusing", "granting", "deciding"] {
         let labels = [("namespace", namespace), ("bucket", "b")];
-        assert_eq!(samples.get("tollgate_degraded_decisions_total", &labels), Some(1.0));
+        assert_eq!(scrape.get("tollgate_degraded_decisions_total", &labels), Some(1.0));
     }
-    assert_eq!(samples.get("tollgate_store_up", &[]), Some(0.0));
-    let unreachable = samples.get("tollgate_store_errors_total", &[("class", "unreachable")]);
+    assert_eq!(scrape.get("tollgate_store_up", &[]), Some(0.0));
+    let unreachable = scrape.get("tollgate_store_errors_total", &[("class", "unreachable")]);
     assert!(unreachable.is_some(), "the class is there from the start");
 }
 
@@ -169,13 +171,13 @@ async fn bad_input_is_refused_and_changes_nothing() {
         let expected = refused(Status::RejectedInvalidRequest, "");
         assert_eq!(answer, expected, "{:.200}", format!("{request:?}"));
     }
-    let samples = Samples::of(&node);
-    assert_eq!(samples.decisions("", "", "invalid"), Some(invalid.len() as f64));
-    assert_eq!(samples.outcomes("invalid"), invalid.len() as f64);
+    let scrape = Scrape::of(node.http);
+    assert_eq!(scrape.decisions("", "", "invalid"), Some(invalid.len() as f64));
+    assert_eq!(scrape.outcomes("invalid"), invalid.len() as f64);
     for other in ["granted", "granted_after_wait", "timeout", "no_bucket", "too_many_buckets"] {
-        assert_eq!(samples.outcomes(other), 0.0, "{other}");
+        assert_eq!(scrape.outcomes(other), 0.0, "{other}");
     }
-    assert_eq!(samples.get("tollgate_dynamic_buckets", &[("namespace", "few")]), Some(0.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets", &[("namespace", "few")]), Some(0.0));
 
     // The largest numbers are valid, and no more than can be granted.
     let answer = client.allow(request("ns", "b", i64::MAX)).await.unwrap().into_inner();
@@ -271,7 +273,7 @@ async fn bytes_that_do_not_decode_are_an_error_of_that_request_only() {
     is(&answer, 9.0, &granted(1, "ns:b"));
     let answer = AllowResponse::decode(send_raw(&channel, ALLOW, vec![]).await.unwrap()).unwrap();
     assert_eq!(answer, refused(Status::RejectedInvalidRequest, ""));
-    assert_eq!(Samples::of(&node).outcomes("granted"), 1.0);
+    assert_eq!(Scrape::of(node.http).outcomes("granted"), 1.0);
     assert_eq!(get(&node, "/healthz").status, 200);
 }
 

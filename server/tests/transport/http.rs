@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use serde_json::json;
-use testkit::wire::{Samples, channel, client, get, http, post, request};
+use testkit::grpc::{channel, client, request};
+use testkit::http::{get, http, post_allow};
+use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, PollLimit, Redis, eventually, free_port};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -22,7 +24,7 @@ namespaces:
 fn allow_speaks_protobufs_json() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let page = post(&node, r#"{"namespace":"ns","bucketName":"b","tokensRequested":"5"}"#);
+    let page = post_allow(&node, r#"{"namespace":"ns","bucketName":"b","tokensRequested":"5"}"#);
     assert_eq!(page.status, 200);
     assert!(page.head.contains("content-type: application/json"), "{}", page.head);
     let mut answer = page.json();
@@ -51,10 +53,10 @@ fn allow_speaks_protobufs_json() {
             "1",
         ),
     ] {
-        let answer = post(&node, body).json();
+        let answer = post_allow(&node, body).json();
         assert_eq!((&answer["status"], &answer["tokensGranted"]), (&json!("OK"), &json!(granted)));
     }
-    assert_eq!(Samples::of(&node).outcomes("granted"), 6.0);
+    assert_eq!(Scrape::of(node.http).outcomes("granted"), 6.0);
 
     // Rejections are answers, too.
     for (body, status) in [
@@ -72,7 +74,7 @@ fn allow_speaks_protobufs_json() {
         (json!({}), "REJECTED_INVALID_REQUEST"),
         (json!({"namespace": "ns", "bucketName": "x".repeat(1 << 20)}), "REJECTED_INVALID_REQUEST"),
     ] {
-        let page = post(&node, &body.to_string());
+        let page = post_allow(&node, &body.to_string());
         assert_eq!((page.status, &page.json()["status"]), (200, &json!(status)));
     }
 }
@@ -98,7 +100,7 @@ fn what_is_no_request_is_refused() {
         (r#"{"tokensRequested":1e400}"#, "out of range"),
         (r#"{"maxWaitTimeOverride":"yes"}"#, "expected a boolean"),
     ] {
-        let page = post(&node, body);
+        let page = post_allow(&node, body);
         assert_eq!(page.status, 400, "{body}: {page:?}");
         assert!(page.head.contains("content-type: application/json"), "{}", page.head);
         let error = page.json();
@@ -121,9 +123,9 @@ fn what_is_no_request_is_refused() {
         assert_eq!(http(node.http, method, path, b"{}").status, status, "{method} {path}");
     }
     // None of it was counted or decided.
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for outcome in ["granted", "invalid", "no_bucket", "timeout"] {
-        assert_eq!(samples.outcomes(outcome), 0.0, "{outcome}");
+        assert_eq!(scrape.outcomes(outcome), 0.0, "{outcome}");
     }
 }
 
@@ -158,9 +160,9 @@ namespaces:
     ] {
         client.allow(request(namespace, bucket, tokens)).await.unwrap();
     }
-    post(&node, r#"{"namespace":"ns","bucketName":"b"}"#);
+    post_allow(&node, r#"{"namespace":"ns","bucketName":"b"}"#);
 
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for (namespace, bucket, outcome, count) in [
         ("ns", "b", "granted", 3.0),
         ("ns", "b", "timeout", 1.0),
@@ -174,33 +176,33 @@ namespaces:
         ("", "global default bucket", "granted", 1.0),
         ("", "", "invalid", 1.0),
     ] {
-        let counted = samples.decisions(namespace, bucket, outcome);
+        let counted = scrape.decisions(namespace, bucket, outcome);
         assert_eq!(counted, Some(count), "{namespace} {bucket} {outcome}");
     }
     let tokens = |bucket, waited| {
         let labels = [("namespace", "ns"), ("bucket", bucket), ("waited", waited)];
-        samples.get("tollgate_tokens_granted_total", &labels)
+        scrape.get("tollgate_tokens_granted_total", &labels)
     };
     assert_eq!((tokens("b", "false"), tokens("b", "true")), (Some(6.0), Some(0.0)));
     assert_eq!((tokens("patient", "false"), tokens("patient", "true")), (Some(5.0), Some(1.0)));
     let soft = [("namespace", "ns"), ("bucket", "b")];
-    assert_eq!(samples.get("tollgate_soft_limited_total", &soft), Some(1.0));
+    assert_eq!(scrape.get("tollgate_soft_limited_total", &soft), Some(1.0));
     let few = [("namespace", "few")];
-    assert_eq!(samples.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
-    assert_eq!(samples.get("tollgate_dynamic_buckets", &few), Some(2.0));
-    assert_eq!(samples.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets", &few), Some(2.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
     for (transport, count) in [("grpc", 13.0), ("http", 1.0)] {
         let labels = [("transport", transport)];
-        let counted = samples.get("tollgate_rpc_duration_seconds_count", &labels);
+        let counted = scrape.get("tollgate_rpc_duration_seconds_count", &labels);
         assert_eq!(counted, Some(count), "{transport}");
     }
-    assert_eq!(samples.get("tollgate_limits_loads_total", &[]), Some(1.0));
-    assert_eq!(samples.get("tollgate_limits_reload_failures_total", &[]), Some(0.0));
+    assert_eq!(scrape.get("tollgate_limits_loads_total", &[]), Some(1.0));
+    assert_eq!(scrape.get("tollgate_limits_reload_failures_total", &[]), Some(0.0));
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    assert_eq!(samples.get("tollgate_build_info", &version), Some(1.0));
+    assert_eq!(scrape.get("tollgate_build_info", &version), Some(1.0));
     let text = get(&node, "/metrics");
     assert!(text.head.contains("content-type: text/plain; version=0.0.4"), "{}", text.head);
-    for (name, labels) in samples.series() {
+    for (name, labels) in scrape.series() {
         assert!(name.starts_with("tollgate_"), "{name}{labels:?}");
         // What a histogram's parts are called after.
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
@@ -224,7 +226,7 @@ namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {}
     for namespace in all {
         client.allow(request(namespace, "first", 1)).await.unwrap();
     }
-    let before: Vec<_> = Samples::of(&node).series().into_iter().cloned().collect();
+    let before: Vec<_> = Scrape::of(node.http).series().into_iter().cloned().collect();
     for number in 0..100 {
         for namespace in all {
             let name = format!("n{number}\"\\");
@@ -233,7 +235,7 @@ namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {}
         client.allow(request(&format!("owner{number}"), "b", 1)).await.unwrap();
         client.allow(request("a\nb", "c\"} 1\nd{", 1)).await.unwrap();
     }
-    let after = Samples::of(&node);
+    let after = Scrape::of(node.http);
     assert_eq!(after.series(), before.iter().collect::<Vec<_>>());
     assert_eq!(after.decisions("users", "dynamic template", "granted"), Some(101.0));
     assert_eq!(after.decisions("", "", "invalid"), Some(100.0));
@@ -262,9 +264,9 @@ async fn names_can_not_break_the_metrics_page() {
             client.allow(request(r#"n"\s"#, name, 1)).await.unwrap();
         }
     }
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for (number, name) in names.iter().enumerate() {
-        let counted = samples.decisions(r#"n"\s"#, name, "granted");
+        let counted = scrape.decisions(r#"n"\s"#, name, "granted");
         assert_eq!(counted, Some((number + 1) as f64), "{name}");
     }
 }
@@ -303,7 +305,7 @@ async fn grpc_health_says_what_readyz_says() {
     }
     redis.kill();
     eventually("the store is missed", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
+        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(0.0)
     });
     // Nothing is to change, so there is nothing to wait for but a few of its looks.
     tokio::time::sleep(Duration::from_millis(600)).await;
@@ -345,7 +347,7 @@ fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
     eventually("ready", Duration::from_secs(5), || ready(&node) == good);
     redis.kill();
     eventually("the store is missed", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
+        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(0.0)
     });
     assert_eq!(ready(&node), good);
 }

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::StatusCode;
+use testkit::grpc::{channel, client, request};
+use testkit::http::{get, http, post_allow, send};
 use testkit::metrics::Scrape;
-use testkit::wire::{TEST_TIMEOUT, channel, client, get, http, post, request};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowRequest;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -104,7 +105,7 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
         assert_eq!(page.status, 200, "{page:?}");
     }
     assert_eq!(ask(&client, TEST_TIMEOUT).await.unwrap().unwrap(), Status::Ok);
-    eventually("there is room again", TEST_TIMEOUT, || post(&node, JSON).status == 200);
+    eventually("there is room again", TEST_TIMEOUT, || post_allow(&node, JSON).status == 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -188,7 +189,7 @@ fn more_connections_than_there_is_room_for_are_closed_at_once() {
     });
     drop(others);
     eventually("they have left", TEST_TIMEOUT, || {
-        testkit::metrics::http(node.http, "GET /healthz", "").is_ok_and(|(status, _)| status == 200)
+        send(node.http, "GET", "/healthz", "", b"").is_ok_and(|response| response.status == 200)
     });
     assert!(connections("http").1 >= 1.0);
 }
@@ -236,8 +237,8 @@ async fn headers_messages_and_streams_have_bounds() {
     assert_eq!(left(&large).await, 999.0);
     // So is a body over HTTP.
     let room = (1 << 20) + (4 << 10);
-    assert_eq!(post(&node, &" ".repeat(room)).status, 400);
-    assert_eq!(post(&node, &" ".repeat(room + 1)).status, 413);
+    assert_eq!(post_allow(&node, &" ".repeat(room)).status, 400);
+    assert_eq!(post_allow(&node, &" ".repeat(room + 1)).status, 413);
     let long = format!("GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(100 << 10));
     let mut stream = TcpStream::connect(node.http).unwrap();
     let _ = stream.write_all(long.as_bytes());

@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::wire::{Samples, channel, get, http, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::grpc::channel;
+use testkit::http::{get, http};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, GetServerCapacityRequest, PriorityBandAggregate, ResourceRequest,
@@ -182,7 +184,7 @@ async fn a_node_on_redis_shows_its_leases() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     eventually("the store is up", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(1.0)
+        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
     });
     fill(&node).await;
     shows(&node, "redis://127.0.0.1");
@@ -192,15 +194,15 @@ async fn a_node_on_redis_shows_its_leases() {
 async fn metrics_tell_of_leases() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let decided = |samples: &Samples, template: &str, algorithm: &str, outcome: &str| {
+    let decided = |scrape: &Scrape, template: &str, algorithm: &str, outcome: &str| {
         let labels = [("template", template), ("algorithm", algorithm), ("outcome", outcome)];
-        samples.get("tollgate_lease_decisions_total", &labels)
+        scrape.get("tollgate_lease_decisions_total", &labels)
     };
-    let before = Samples::of(&node);
+    let before = Scrape::of(node.http);
     assert_eq!(decided(&before, "db.*", "FAIR_SHARE", "full"), Some(0.0));
     assert_eq!(before.get("tollgate_lease_unmatched_total", &[]), Some(0.0));
     fill(&node).await;
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for (template, algorithm, outcome, count) in [
         // At first one client has it all, and the others nothing.
         ("db.*", "FAIR_SHARE", "full", 2.0),
@@ -213,15 +215,15 @@ async fn metrics_tell_of_leases() {
         ("young", "PROPORTIONAL_SHARE", "nothing", 0.0),
         ("", "", "full", 2.0),
     ] {
-        let counted = decided(&samples, template, algorithm, outcome);
+        let counted = decided(&scrape, template, algorithm, outcome);
         assert_eq!(counted, Some(count), "{template} {outcome}");
     }
-    assert_eq!(samples.get("tollgate_lease_unmatched_total", &[]), Some(2.0));
+    assert_eq!(scrape.get("tollgate_lease_unmatched_total", &[]), Some(2.0));
     let labels = [("transport", "grpc")];
-    assert_eq!(samples.get("tollgate_rpc_duration_seconds_count", &labels), Some(10.0));
+    assert_eq!(scrape.get("tollgate_rpc_duration_seconds_count", &labels), Some(10.0));
 
     let gauges = |template: &str| {
-        let samples = Samples::of(&node);
+        let scrape = Scrape::of(node.http);
         let algorithm = match template {
             "db.*" => "FAIR_SHARE",
             "<i>*" => "STATIC",
@@ -237,7 +239,7 @@ async fn metrics_tell_of_leases() {
             "tollgate_resource_subclients",
             "tollgate_resources_learning",
         ]
-        .map(|name| samples.get(name, &labels).unwrap_or(f64::NAN))
+        .map(|name| scrape.get(name, &labels).unwrap_or(f64::NAN))
     };
     let mut client = CapacityClient::new(channel(node.grpc).await);
     // A second resource of the same template.
@@ -251,12 +253,12 @@ async fn metrics_tell_of_leases() {
     let until = |template: &str, algorithm: &str| {
         let labels = [("template", template), ("algorithm", algorithm)];
         let name = "tollgate_resource_learning_until_timestamp_seconds";
-        Samples::of(&node).get(name, &labels).unwrap_or(f64::NAN)
+        Scrape::of(node.http).get(name, &labels).unwrap_or(f64::NAN)
     };
     assert_eq!(until("db.*", "FAIR_SHARE"), 0.0);
     assert!(until("young", "PROPORTIONAL_SHARE") > 1.7e9);
     for name in ["tollgate_lease_decisions_total", "tollgate_resource_has"] {
-        let mut labels: Vec<_> = Samples::of(&node)
+        let mut labels: Vec<_> = Scrape::of(node.http)
             .series()
             .iter()
             .filter(|(series, _)| series == name)

@@ -14,8 +14,7 @@ use tollgate_proto::doorman::{
 use tonic::{Request, Response, Status};
 
 use testkit::command::{CommandOutput, tollgate};
-use testkit::eventually;
-use testkit::wire::{TEST_TIMEOUT, now_s};
+use testkit::{TEST_TIMEOUT, eventually, now_s};
 
 /// What the node says, and what it was asked.
 #[derive(Default)]

@@ -11,8 +11,7 @@ use std::thread;
 
 use fake::{Answer, Fake};
 use testkit::command::{CommandOutput, tollgate, tollgate_with};
-use testkit::free_port;
-use testkit::wire::now_s;
+use testkit::{free_port, now_s};
 use tonic::Status;
 
 /// What it must have said.

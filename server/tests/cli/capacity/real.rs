@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use super::is;
 use super::shell::Shell;
 use testkit::command::{CommandOutput, tollgate};
-use testkit::wire::{TEST_TIMEOUT, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, now_s};
 
 const LIMITS: &str = "
 resources:

@@ -10,8 +10,7 @@ use tonic::Status;
 
 use super::fake::{Answer, Fake};
 use testkit::command::{CommandOutput, command};
-use testkit::wire::{TEST_TIMEOUT, now_s};
-use testkit::{eventually, signal};
+use testkit::{TEST_TIMEOUT, eventually, now_s, signal};
 
 /// A shell whose commands are typed by the test, killed when dropped.
 pub(crate) struct Shell {

@@ -20,8 +20,8 @@ use tollgate_server::store::{LeaseAsk, LeaseStore as _};
 use tonic::Code;
 
 use testkit::corrupt_values::CorruptValue;
-use testkit::metrics::http;
-use testkit::wire::{channel, get, post};
+use testkit::grpc::channel;
+use testkit::http::{get, post_allow};
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually, redis_store};
 
 /// What is in all hostile names, so that it can be looked for.
@@ -137,10 +137,10 @@ async fn no_name_gets_into_logs_or_metrics() {
         let key = format!("r{{{namespace}}}");
         CorruptValue::List(vec![b"x".to_vec()]).put(&mut inside, &key);
         let body = json!({ "namespace": namespace, "bucketName": allowed });
-        assert_eq!(post(&node, &body.to_string()).json()["status"], "OK");
+        assert_eq!(post_allow(&node, &body.to_string()).json()["status"], "OK");
         for name in &rejected {
             let body = json!({ "namespace": namespace, "bucketName": name });
-            let answer = post(&node, &body.to_string()).json();
+            let answer = post_allow(&node, &body.to_string()).json();
             assert_eq!(answer["status"], "REJECTED_INVALID_REQUEST");
             assert_eq!(answer["bucket"], "", "what is no name is not repeated");
         }
@@ -180,11 +180,10 @@ async fn no_name_gets_into_logs_or_metrics() {
 
     let page = get(&node, "/metrics").body;
     assert!(!page.contains(MARK), "{page}");
-    let address = node.http;
     eventually("it is logged that the store refuses", Duration::from_secs(5), || {
         // One line a second is written.
         let body = json!({ "namespace": "spread", "bucketName": allowed }).to_string();
-        http(address, "POST /v1/allow", &body).unwrap();
+        post_allow(&node, &body);
         let lines = node.logged();
         for line in &lines {
             let values = line.as_object().unwrap().values().filter_map(|value| value.as_str());

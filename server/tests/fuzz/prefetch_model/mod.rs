@@ -244,7 +244,7 @@ async fn no_more_goes_back_at_once_than_there_is_room_for() {
     members.heard(1, Duration::ZERO);
     everywhere(20).await;
     let tokens = |fate| {
-        let page = Scrape::text(metrics.render());
+        let page = Scrape::parse(&metrics.render());
         page.sum("tollgate_prefetch_tokens_total", &[("fate", fate)])
     };
     assert!(tokens("taken") > tokens("served"), "they are held");

@@ -183,12 +183,12 @@ impl World {
     }
 
     pub(crate) fn tokens(&self, fate: &str) -> u64 {
-        let text = Scrape::text(self.metrics.render());
+        let text = Scrape::parse(&self.metrics.render());
         text.sum("tollgate_prefetch_tokens_total", &[("fate", fate)]) as u64
     }
 
     pub(crate) fn served(&self) -> u64 {
-        Scrape::text(self.metrics.render()).sum("tollgate_prefetch_served_total", &[]) as u64
+        Scrape::parse(&self.metrics.render()).sum("tollgate_prefetch_served_total", &[]) as u64
     }
 
     /// What the store has, in tokens.

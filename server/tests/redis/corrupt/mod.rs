@@ -43,13 +43,13 @@ impl Field {
 
     /// How many values have been replaced since the start of the test.
     fn replaced(&self, kind: &str) -> f64 {
-        let scrape = Scrape::text(self.metrics.render());
+        let scrape = Scrape::parse(&self.metrics.render());
         scrape.sum("tollgate_store_corrupt_values_total", &[("kind", kind)])
     }
 
     /// How many questions the store has not answered.
     fn errors(&self) -> f64 {
-        let scrape = Scrape::text(self.metrics.render());
+        let scrape = Scrape::parse(&self.metrics.render());
         scrape.sum("tollgate_store_errors_total", &[])
     }
 }

@@ -42,7 +42,7 @@ fn heartbeats_go_on() {
     let connector = runtime.block_on(connector(&redis.url(), &metrics));
     let inside = RefCell::new(redis.connection());
     let counted = || {
-        let scrape = super::Scrape::text(metrics.render());
+        let scrape = super::Scrape::parse(&metrics.render());
         ["corrupt_values", "errors"]
             .map(|what| scrape.sum(&format!("tollgate_store_{what}_total"), &[]))
     };

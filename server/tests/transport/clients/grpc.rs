@@ -18,9 +18,9 @@ use super::driver::{Driver, Seen, Streamed, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::cluster::Cluster;
 use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::request;
 use testkit::metrics::Scrape;
-use testkit::wire::{TEST_TIMEOUT, request, wait_for_exit};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually};
 
 const LIMITS: &str = "
 namespaces:
@@ -253,7 +253,7 @@ fn round_robin(mut client: Client) {
     let group = driver.begin(with(calls(), json!({ "callers": 20, "calls": 0 })));
     let ports = [cluster.nodes[1].grpc.port(), cluster.nodes[1].http.port()];
     cluster.nodes[1].signal("TERM");
-    wait_for_exit(&mut cluster.nodes[1], TEST_TIMEOUT);
+    cluster.nodes[1].wait_for_exit(TEST_TIMEOUT);
     let url = cluster.redis.url();
     cluster.nodes[1] = Node::start_on(ports, &cluster.limits.path(), &["--store", &url]);
     let started = Instant::now();

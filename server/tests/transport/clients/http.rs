@@ -11,8 +11,8 @@ use super::driver::{Driver, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::callers::Callers;
 use testkit::fault_proxy::{Fault, FaultProxy};
-use testkit::wire::{TEST_TIMEOUT, get, wait_for_exit};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::http::get;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually};
 
 const LIMITS: &str = "
 namespaces:
@@ -129,7 +129,7 @@ fn draining(mut client: Client) {
     all(&before.statuses, "200", 40);
     only(&meanwhile.statuses, &["200", "200 close"]);
     all(&last.statuses, "200 close", 40);
-    assert!(wait_for_exit(&mut node, TEST_TIMEOUT).success());
+    assert!(node.wait_for_exit(TEST_TIMEOUT).success());
 }
 
 mod requests {

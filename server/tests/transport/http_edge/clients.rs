@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{JSON, Kept, LIMITS, post_head, status};
-use testkit::wire::{TEST_TIMEOUT, post};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::http::post_allow;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 
 fn script(name: &str) -> PathBuf {
     testkit::fixture(name)
@@ -30,13 +30,13 @@ fn overloaded() -> (Redis, LimitsFile, Node, Kept) {
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "60s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "1"]].concat());
-    assert_eq!(post(&node, JSON).status, 200);
+    assert_eq!(post_allow(&node, JSON).status, 200);
     signal(redis.pid(), "STOP");
     let mut waits = Kept::to(node.http);
     waits.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     waits.send(post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len())));
     waits.send(JSON);
-    eventually("the one slot is taken", TEST_TIMEOUT, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post_allow(&node, JSON).status == 503);
     (redis, limits, node, waits)
 }
 

@@ -8,8 +8,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use testkit::wire::{Samples, TEST_TIMEOUT, get, post, wait_for_exit};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::http::{get, post_allow};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 
 const LIMITS: &str = "
 namespaces:
@@ -111,13 +112,13 @@ fn under_overload_connections_go_on() {
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "20s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "1"]].concat());
-    assert_eq!(post(&node, JSON).status, 200);
+    assert_eq!(post_allow(&node, JSON).status, 200);
     signal(redis.pid(), "STOP");
     let mut waits = Kept::to(node.http);
     let whole = post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len()));
     waits.send(format!("{whole}{JSON}"));
     let mut kept = Kept::to(node.http);
-    eventually("the one slot is taken", TEST_TIMEOUT, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post_allow(&node, JSON).status == 503);
     for _ in 0..5 {
         kept.send(&whole);
         std::thread::sleep(Duration::from_millis(50));
@@ -245,7 +246,7 @@ fn a_node_that_drains_says_connection_close() {
         assert!(head.contains("\r\nconnection: close\r\n"), "{head}");
         assert!(one.is_at_its_end());
     }
-    assert_eq!(wait_for_exit(&mut node, TEST_TIMEOUT).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
 }
 
 /// A client of h2 itself, whose windows are that large.
@@ -302,7 +303,7 @@ async fn answers_over_http2_that_are_not_taken_end() {
         let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
         bodies.push(answer.into_body());
     }
-    let buffered = || Samples::of(&node).get("tollgate_buffered_bytes", &[]).unwrap();
+    let buffered = || Scrape::of(node.http).get("tollgate_buffered_bytes", &[]).unwrap();
     let most = buffered();
     assert!(most > 50.0 * 1000.0, "{most} bytes are counted");
     let started = Instant::now();
