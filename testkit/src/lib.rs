@@ -32,7 +32,6 @@ pub mod cluster;
 pub mod command;
 pub mod corrupt_values;
 pub mod fault_proxy;
-pub mod forwarder;
 pub mod fuzz;
 pub mod grpc;
 pub mod haproxy;

@@ -217,12 +217,12 @@ fn a_named_caller_that_wants_all_slots() {
     }
     let (access, redis) = (Access::new(), Redis::start());
     let store = FaultProxy::to(redis.port());
-    let url = store.url("127.0.0.1");
+    let url = store.url();
     let args = ["--threads", "1", "--max-in-flight", "100", "--store-timeout", "1s"];
     let rights = access.path();
     let args = [&args[..], &["--store", &url, "--access", &rights]].concat();
     let field = Field::embedded(&args).with_token(&access.quiet);
-    store.set(Fault::Late(Duration::from_millis(10)));
+    store.set(Fault::Delay(Duration::from_millis(10)));
     let (grpc, abuser) = (field.node.grpc, access.abuser.clone());
     let ask = move |_: usize, stop: &AtomicBool| {
         let abuser = abuser.clone();

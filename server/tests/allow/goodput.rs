@@ -127,11 +127,11 @@ async fn most(service: &Arc<Service<RedisStore>>) -> f64 {
 async fn twice_as_much_as_it_can_do_is_no_worse_than_just_as_much() {
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let store = store(&network.url("127.0.0.1")).await;
+    let store = store(&network.url()).await;
     let service = Arc::new(Service::new(store, ManualClock::new(START), LIMITS));
     // The server has the script when it becomes slow.
     ask(Arc::clone(&service), Arc::default()).await;
-    network.set(Fault::Late(SLOW));
+    network.set(Fault::Delay(SLOW));
     let mut share = 0.0;
     for attempt in 1..=ATTEMPTS {
         let rate = most(&service).await;

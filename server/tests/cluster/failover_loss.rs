@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::forwarder::Forwarder;
+use testkit::fault_proxy::FaultProxy;
 use testkit::grpc::{channel, client, request};
 use testkit::metrics::Scrape;
 use testkit::report::Row;
@@ -31,7 +31,7 @@ resources:
 struct Pair {
     master: Redis,
     replica: Redis,
-    way: Forwarder,
+    proxy: FaultProxy,
     node: Node,
     _limits: LimitsFile,
 }
@@ -45,14 +45,14 @@ impl Pair {
         let master = Redis::start();
         let port = master.port().to_string();
         let follow = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
-        let (replica, way) = (Redis::start_with(&follow), Forwarder::to(master.port()));
+        let (replica, proxy) = (Redis::start_with(&follow), FaultProxy::to(master.port()));
         let limits = LimitsFile::new(LIMITS);
         // A deadline that a busy machine keeps, so that what is granted is what was taken.
         let node = Node::start(
             &limits.path(),
-            &["--store", &way.url(), "--store-timeout", "2s", "--threads", "1"],
+            &["--store", &proxy.url(), "--store-timeout", "2s", "--threads", "1"],
         );
-        let pair = Self { master, replica, way, node, _limits: limits };
+        let pair = Self { master, replica, proxy, node, _limits: limits };
         pair.wait_until_up();
         eventually("the replica follows", 10 * SECOND, || {
             let mut info = redis::cmd("INFO");
@@ -82,7 +82,7 @@ impl Pair {
 
     /// The master dies, and the replica is where it was; how long until the node uses it.
     async fn fail_over(&mut self) -> Duration {
-        self.way.lead_to(self.replica.port());
+        self.proxy.set_target(self.replica.port());
         self.master.kill();
         let killed = Instant::now();
         // On the one thread that all else is asked of, too.

@@ -19,9 +19,9 @@ fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
     let _machine = reserve_half();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let mut cluster = Cluster::start_on(redis, &network.url("127.0.0.1"), &[], 3, LIMITS, &[]);
+    let mut cluster = Cluster::start_on(redis, &network.url(), &[], 3, LIMITS, &[]);
     let test = format!("faults::{name}");
-    let shared = matches!(fault, Fault::Late(late) if late < Duration::from_millis(10));
+    let shared = matches!(fault, Fault::Delay(late) if late < Duration::from_millis(10));
     let meanwhile = if shared { "decisions are shared" } else { BY_POLICY };
     Trial { place, fault: says, meanwhile, test: &test, shared, class, lost_states: 0.0 }.run(
         &mut cluster,
@@ -32,38 +32,38 @@ fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
 
 #[test]
 fn late_by_1_ms() {
-    let late = Fault::Late(Duration::from_millis(1));
+    let late = Fault::Delay(Duration::from_millis(1));
     broken(101, "late_by_1_ms", late, "timeout", "1 ms of latency, each way");
 }
 
 /// A round trip takes a little longer than the deadline, and a lane still sees the replies.
 #[test]
 fn late_by_27_ms() {
-    let late = Fault::Late(Duration::from_millis(27));
+    let late = Fault::Delay(Duration::from_millis(27));
     broken(102, "late_by_27_ms", late, "timeout", "27 ms of latency, each way");
 }
 
 #[test]
 fn late_by_40_ms() {
-    let late = Fault::Late(Duration::from_millis(40));
+    let late = Fault::Delay(Duration::from_millis(40));
     broken(103, "late_by_40_ms", late, "timeout", "40 ms of latency, each way");
 }
 
 #[test]
 fn late_by_200_ms() {
-    let late = Fault::Late(Duration::from_millis(200));
+    let late = Fault::Delay(Duration::from_millis(200));
     broken(104, "late_by_200_ms", late, "timeout", "200 ms of latency, each way");
 }
 
 #[test]
 fn late_by_5_s() {
-    let late = Fault::Late(Duration::from_secs(5));
+    let late = Fault::Delay(Duration::from_secs(5));
     broken(105, "late_by_5_s", late, "timeout", "5 s of latency, each way");
 }
 
 #[test]
 fn silent() {
-    broken(106, "silent", Fault::Silent, "timeout", "Requests arrive, no reply comes back");
+    broken(106, "silent", Fault::NoReplies, "timeout", "Requests arrive, no reply comes back");
 }
 
 #[test]
@@ -80,12 +80,18 @@ fn half_open() {
 #[test]
 fn cut_in_the_middle_of_a_reply() {
     let says = "Every connection is reset in the middle of a reply";
-    broken(108, "cut_in_the_middle_of_a_reply", Fault::Cut, "unreachable", says);
+    broken(108, "cut_in_the_middle_of_a_reply", Fault::CutReplies, "unreachable", says);
 }
 
 #[test]
 fn a_few_bytes_a_second() {
-    broken(109, "a_few_bytes_a_second", Fault::Trickle(5), "timeout", "5 bytes a second, each way");
+    broken(
+        109,
+        "a_few_bytes_a_second",
+        Fault::RateLimit(5),
+        "timeout",
+        "5 bytes a second, each way",
+    );
 }
 
 #[test]
@@ -127,11 +133,12 @@ fn a_name_that_stops_resolving() {
     let command = ["unshare", "-m", "sh", "-c", script, &hosts, &switch, &resolver];
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let mut cluster = Cluster::start_on(redis, &network.url(HOST), &command, 3, LIMITS, &[]);
+    let mut cluster =
+        Cluster::start_on(redis, &network.url_with_host(HOST), &command, 3, LIMITS, &[]);
     let gone = || {
         // In place: the nodes see this very file.
         fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
-        network.set(Fault::Slammed);
+        network.set(Fault::ResetOnAccept);
         thread::sleep(Duration::from_millis(50));
         network.set(Fault::Nothing);
     };

@@ -32,13 +32,13 @@ fn no_storm_of_connections() {
     let _machine = reserve_machine();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let url = network.url("127.0.0.1");
+    let url = network.url();
     let cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &["--threads", "2"]);
     let plan =
         Plan { callers: 30, connections: 4, pace: Duration::from_millis(20), failover: false };
     let load = Load::start(&cluster.grpc(), plan, |_, _| Some(request("local", "b", 1)));
     let mut counts = Vec::new();
-    for fault in [Fault::Slammed, Fault::HalfOpen] {
+    for fault in [Fault::ResetOnAccept, Fault::HalfOpen] {
         eventually("the store is up", Duration::from_secs(3), || cluster.nodes.iter().all(up));
         let before = network.accepted();
         network.set(fault);

@@ -34,7 +34,7 @@ impl Far {
     fn start(timeout: &str) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
         let network = FaultProxy::to(redis.port());
-        let url = network.url("127.0.0.1");
+        let url = network.url();
         let args = ["--store", &url, "--store-timeout", timeout, "--threads", "1"];
         let node = Node::start(&limits.path(), &args);
         eventually("the store is found", Duration::from_secs(5), || up(&node));
@@ -84,7 +84,7 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
         let far = Far::start("100ms");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
         let names = |count| (0..count).map(|number| format!("r{number}"));
-        far.network.set(Fault::Late(Duration::from_millis(20)));
+        far.network.set(Fault::Delay(Duration::from_millis(20)));
         // How often, and how often all of it was answered.
         let (mut leased, mut released, mut seen) = ([0, 0], [0, 0], [0, 0]);
         let count = |[of, whole]: &mut [usize; 2], is_whole| {
@@ -137,7 +137,7 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
         let first = ask(&mut client, "a", one(), (80.0, None)).await.unwrap().remove(0);
         assert_eq!((first.gets.capacity, first.degraded), (80.0, None));
 
-        far.network.set(Fault::Late(2 * WAIT));
+        far.network.set(Fault::Delay(2 * WAIT));
         let mut given_up = 0;
         for wants in 1..=20 {
             let (mut client, has) = (client.clone(), Some(first.gets));

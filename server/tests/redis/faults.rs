@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use testkit::cluster::reserve_half;
 use testkit::fault_proxy::{Fault, FaultProxy};
-use testkit::forwarder::Forwarder;
 use testkit::http::{allow, is_shared_grant};
 use testkit::load::StallDetector;
 use testkit::metrics::Scrape;
@@ -103,12 +102,12 @@ fn foreign_values_are_replaced() {
 fn a_demoted_master_is_left() {
     let _machine = reserve_half();
     let (old, new) = (Redis::start(), Redis::start());
-    let forwarder = Forwarder::to(old.port());
-    let (_limits, node) = start(&forwarder.url());
+    let proxy = FaultProxy::to(old.port());
+    let (_limits, node) = start(&proxy.url());
     assert!(shared(&node, "spread x"));
 
     // The old master stays up, and so do the connections to it.
-    forwarder.lead_to(new.port());
+    proxy.set_target(new.port());
     let mut inside = old.connection();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
     let demoted = Instant::now();
@@ -155,11 +154,11 @@ fn connections_that_died_idle_cost_no_decision() {
 fn a_slow_network_does_not_make_health_flap() {
     let _machine = reserve_half();
     let redis = Redis::start();
-    let forwarder = Forwarder::to(redis.port());
-    let (_limits, node) = start(&forwarder.url());
+    let proxy = FaultProxy::to(redis.port());
+    let (_limits, node) = start(&proxy.url());
     node.logged();
     // Longer than a decision may take, shorter than a probe.
-    forwarder.delay(Duration::from_millis(120));
+    proxy.set(Fault::Delay(Duration::from_millis(60)));
     let slow = Instant::now();
     let (mut ups, mut asked) = (0, 0);
     while slow.elapsed() < Duration::from_secs(3) {
@@ -170,7 +169,7 @@ fn a_slow_network_does_not_make_health_flap() {
     assert_eq!(ups, 0, "it was up again {ups} times in {asked} decisions");
     // Only the first ones waited for their deadline.
     assert!(asked > 500, "{asked} decisions in three seconds");
-    forwarder.delay(Duration::ZERO);
+    proxy.set(Fault::Nothing);
     eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
 }
 
@@ -231,7 +230,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
     let _machine = reserve_half();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    let (_limits, node) = start_with(&network.url(), &LONG);
     for _ in 0..3 {
         node.logged();
         network.set(Fault::HalfOpen);
@@ -267,11 +266,11 @@ fn a_server_that_is_far_away_is_found_again() {
     let _machine = reserve_half();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
-    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    let (_limits, node) = start_with(&network.url(), &LONG);
     network.set(Fault::HalfOpen);
     shared(&node, "nowhere x");
     eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
-    network.set(Fault::Late(Duration::from_millis(150)));
+    network.set(Fault::Delay(Duration::from_millis(150)));
     eventually("it is found", Duration::from_secs(20), || is_up(&node));
     eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
 }

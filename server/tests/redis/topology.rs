@@ -251,9 +251,9 @@ async fn a_server_that_hangs_delays_but_hides_nothing() {
 async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
     let cluster = RedisCluster::start_with(1, 0);
     let network = FaultProxy::to(cluster.ports()[0]);
-    network.set(Fault::Late(Duration::from_millis(150)));
+    network.set(Fault::Delay(Duration::from_millis(150)));
     let of = |timeout| {
-        let servers = Servers::cluster(&[network.url("127.0.0.1")]).unwrap();
+        let servers = Servers::cluster(&[network.url()]).unwrap();
         servers.with_deadline(timeout)
     };
     let (error, detail) = of(Duration::from_millis(50)).refresh(0).await.unwrap_err();

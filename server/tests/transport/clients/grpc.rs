@@ -129,7 +129,7 @@ impl Slow {
     fn start(args: &[&str]) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
         let store = FaultProxy::to(redis.port());
-        let url = store.url("127.0.0.1");
+        let url = store.url();
         let args = [&["--store", &url, "--store-timeout", "20s", "--threads", "1"], args].concat();
         let node = Node::start(&limits.path(), &args);
         let way = FaultProxy::to(node.grpc.port());
@@ -138,9 +138,9 @@ impl Slow {
 
     /// Makes Redis slow once the channel's connection is there.
     fn slow_down(&self, driver: &mut Driver) {
-        driver.order(&channel(&[address(&self.way)]));
+        driver.order(&channel(&[self.way.address()]));
         all(&driver.run(calls()).statuses, "OK", 1);
-        self.store.set(Fault::Late(Self::ROUND_TRIP / 2));
+        self.store.set(Fault::Delay(Self::ROUND_TRIP / 2));
     }
 
     /// All of these calls were answered.
@@ -156,10 +156,6 @@ impl Slow {
         let connections = self.way.accepted();
         assert_eq!(connections, 1, "all calls went over one connection: {:?}", self.node.logged());
     }
-}
-
-fn address(way: &FaultProxy) -> SocketAddr {
-    way.url("127.0.0.1").strip_prefix("redis://").unwrap().parse().unwrap()
 }
 
 /// A client that the machine leaves waiting may take an answer that came in its stead.
@@ -200,7 +196,7 @@ fn keepalive(mut client: Client) {
     let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
     // Libraries raise this to the least that they allow, 10 s most of them: two pings fit in.
-    driver.order(&with(channel(&[address(&way)]), json!({ "keepalive_ms": 1000 })));
+    driver.order(&with(channel(&[way.address()]), json!({ "keepalive_ms": 1000 })));
     let first = driver.run(calls()).statuses;
     std::thread::sleep(Duration::from_secs(25));
     let seen = sum([&first, &driver.run(calls()).statuses]);
@@ -364,7 +360,7 @@ fn metadata(mut client: Client) {
     let node = Node::start(&limits.path(), &[]);
     let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
-    driver.order(&channel(&[address(&way)]));
+    driver.order(&channel(&[way.address()]));
     let long = driver.run(with(calls(), json!({ "calls": 5, "metadata": 20_000 })));
     let after = driver.run(calls());
     row("metadata of 20 kB", client.name, &sum([&long.statuses, &after.statuses]));

@@ -88,13 +88,13 @@ fn overload(mut client: Client) {
     const ROUNDS: u32 = 60;
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let store = FaultProxy::to(redis.port());
-    let url = store.url("127.0.0.1");
+    let url = store.url();
     let args = ["--store", &url, "--store-timeout", "20s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "4"]].concat());
     let mut driver = Driver::start(&mut client.command);
     let allow = [one("POST", "/v1/allow", JSON, 0)];
     all(&driver.run(rounds(&node, 1, 1, &allow)).statuses, "200", 1);
-    store.set(Fault::Late(Duration::from_millis(150)));
+    store.set(Fault::Delay(Duration::from_millis(150)));
     let flood = plain(&driver.run(rounds(&node, 100, ROUNDS, &allow)).statuses);
     store.set(Fault::Nothing);
     let mut order = rounds(&node, 4, 1, &allow);
