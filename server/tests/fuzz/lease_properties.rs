@@ -8,7 +8,9 @@
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
-use testkit::client_pool::Random;
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom as _;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
@@ -222,10 +224,10 @@ impl<'a, S: LeaseStore> World<'a, S> {
     }
 
     /// All ask, then all refresh twice, each time in any order; then the solver is right.
-    async fn settle(&mut self, random: &mut Random) -> Result<(), TestCaseError> {
+    async fn settle(&mut self, random: &mut SmallRng) -> Result<(), TestCaseError> {
         let mut order: Vec<usize> = (0..self.clients.len()).collect();
         for _ in 0..3 {
-            random.shuffle(&mut order);
+            order.shuffle(random);
             for &at in &order {
                 self.ask(at, false).await?;
             }
@@ -250,7 +252,7 @@ async fn hold<S: LeaseStore>(
     clock: &ManualClock,
     case: &Case,
 ) -> Result<(), TestCaseError> {
-    let mut random = Random(case.chance);
+    let mut random = SmallRng::seed_from_u64(case.chance);
     let mut world = World::new(store, clock, "one", case);
     world.settle(&mut random).await?;
     for act in &case.acts {
@@ -325,31 +327,38 @@ async fn nearly_enough(store: &impl LeaseStore, clock: &ManualClock) {
     let x = 9.763_291_217_863_108;
     let case = plain(Kind::FairShare, 29.289_873_653_589_32, [0.0, x, x, x]);
     assert!(x + x + x > case.capacity && case.capacity / 3.0 >= x);
-    World::new(store, clock, "rounding", &case).settle(&mut Random(0)).await.unwrap();
+    World::new(store, clock, "rounding", &case)
+        .settle(&mut SmallRng::seed_from_u64(0))
+        .await
+        .unwrap();
 }
 
 /// Most of very many leases expire, in some seconds, while some go on asking, some come back
 /// and some give back, and the clock steps back now and then.
 async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, seed: u64) {
-    let mut random = Random(seed);
-    let wants: Vec<f64> = (0..3000).map(|_| random.between(1.0, 100.0)).collect();
+    let mut random = SmallRng::seed_from_u64(seed);
+    let wants: Vec<f64> = (0..3000).map(|_| random.random_range(1.0..100.0)).collect();
     let case = plain(kind, wants.iter().sum::<f64>() / 2.0, wants);
     let resource = format!("many/{seed}");
     let mut world = World::new(store, clock, &resource, &case);
     for at in 0..3000 {
         world.ask(at, false).await.unwrap();
-        world.wait(random.below(1000) as i64);
+        world.wait(random.random_range(0..1000) as i64);
     }
     world.wait(LEASE_S * 500_000);
-    let loyal: Vec<usize> = (0..200).map(|_| random.below(3000)).collect();
+    let loyal: Vec<usize> = (0..200).map(|_| random.random_range(0..3000)).collect();
     for &at in &loyal {
         world.ask(at, false).await.unwrap();
     }
     world.wait(LEASE_S * 500_000);
     for step in 0..300 {
-        let any = random.below(3) == 0;
-        let at = if any { random.below(3000) } else { loyal[random.below(loyal.len())] };
-        if random.below(8) == 0 {
+        let any = random.random_range(0..3) == 0;
+        let at = if any {
+            random.random_range(0..3000)
+        } else {
+            loyal[random.random_range(0..loyal.len())]
+        };
+        if random.random_range(0..8) == 0 {
             world.release(at).await;
         } else {
             world.ask(at, false).await.unwrap();
@@ -358,7 +367,7 @@ async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, s
         world.wait(match step {
             5 => -(LEASE_S + 5) * 1_000_000,
             100 => (LEASE_S + 8) * 1_000_000,
-            _ => [0, 0, 0, 0, 500_000, -400_000][random.below(6)],
+            _ => [0, 0, 0, 0, 500_000, -400_000][random.random_range(0..6)],
         });
     }
     world.ask(loyal[0], false).await.unwrap();

@@ -1,7 +1,9 @@
 //! What decisions of one round trip do for others beside deciding, they share: so many leases are
 //! dropped however many decisions there are, and none of them is lost.
 
-use testkit::client_pool::{ClientPool, Random};
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
+use testkit::client_pool::ClientPool;
 use testkit::{Redis, START, redis_store};
 use tollgate_server::domain::lease::DROP_LIMIT;
 use tollgate_server::domain::sharing::Kind;
@@ -24,7 +26,7 @@ async fn holders(store: &impl LeaseStore) -> usize {
 }
 
 /// One decision on each resource, all in one call.
-async fn one_of_each(store: &impl LeaseStore, crowds: &[ClientPool], random: &mut Random) {
+async fn one_of_each(store: &impl LeaseStore, crowds: &[ClientPool], random: &mut SmallRng) {
     let asks: Vec<LeaseAsk<'_>> =
         crowds.iter().flat_map(|crowd| crowd.asks(&[0], random)).collect();
     for grant in store.lease(&asks).await {
@@ -37,7 +39,7 @@ async fn a_mass_that_expires_takes_many_decisions(
     clock: &ManualClock,
     spent_us: impl AsyncFn() -> u64,
 ) {
-    let mut random = Random(1);
+    let mut random = SmallRng::seed_from_u64(1);
     let crowds: Vec<ClientPool> = (0..AT_ONCE)
         .map(|number| {
             let crowd = ClientPool::new(Kind::FairShare, clients(), || 1.0);

@@ -4,7 +4,10 @@
 
 use std::time::Instant;
 
-use testkit::client_pool::{ClientPool, Random};
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom as _;
+use rand::{RngExt as _, SeedableRng as _};
+use testkit::client_pool::ClientPool;
 use testkit::cluster::reserve_machine;
 use testkit::{Redis, START, redis_store, redis_store_by_its_own_clock};
 use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
@@ -113,18 +116,19 @@ impl<S: LeaseStore> Timed for InRedis<S> {
 
 /// The cost for each kind and size: of refreshes with other wants, and with the same.
 async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind, [[f64; 2]; 3])> {
-    let mut random = Random(1);
+    let mut random = SmallRng::seed_from_u64(1);
     let mut table = Vec::new();
     for kind in KINDS {
         let mut crowds =
-            SIZES.map(|size| ClientPool::new(kind, size, || random.between(1.0, 100.0)));
+            SIZES.map(|size| ClientPool::new(kind, size, || random.random_range(1.0..100.0)));
         for crowd in &crowds {
             crowd.refresh_all(store, &mut random).await;
         }
         let mut found = SIZES.map(|_| [vec![], vec![]]);
         for _ in 0..T::ROUNDS {
             for (crowd, found) in crowds.iter_mut().zip(&mut found) {
-                let who: Vec<usize> = (0..T::TURN).map(|_| random.below(crowd.ids.len())).collect();
+                let who: Vec<usize> =
+                    (0..T::TURN).map(|_| random.random_range(0..crowd.ids.len())).collect();
                 found[1].push(timed.us(&crowd.asks(&who, &mut random)).await);
                 // Each ask is made with other wants than the one before it, so one by one.
                 let mut changed = 0.0;
@@ -132,13 +136,13 @@ async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind,
                 while done < T::TURN {
                     let some = 20.min(crowd.ids.len());
                     let mut who: Vec<usize> =
-                        (0..some).map(|_| random.below(crowd.ids.len())).collect();
+                        (0..some).map(|_| random.random_range(0..crowd.ids.len())).collect();
                     who.sort_unstable();
                     who.dedup();
-                    random.shuffle(&mut who);
+                    who.shuffle(&mut random);
                     for &at in &who {
                         let wants = &mut crowd.bands[at].wants;
-                        *wants = (*wants * random.between(0.7, 1.4)).clamp(0.5, 200.0);
+                        *wants = (*wants * random.random_range(0.7..1.4)).clamp(0.5, 200.0);
                     }
                     let asks = crowd.asks(&who, &mut random);
                     changed += timed.us(&asks).await * asks.len() as f64;
@@ -192,7 +196,7 @@ fn a_decision_in_redis_costs_the_same_for_many_clients() {
         let mut timed = InRedis(store.clone(), redis.connection());
         // The counter is there from the first call on.
         let first = ClientPool::new(Kind::FairShare, 1, || 1.0);
-        first.refresh_all(&store, &mut Random(0)).await;
+        first.refresh_all(&store, &mut SmallRng::seed_from_u64(0)).await;
         measure(&store, &mut timed).await
     });
     report("Redis", MOST_IN_REDIS, &table);
@@ -204,17 +208,17 @@ struct Mass {
     clock: ManualClock,
     store: RedisStore,
     timed: InRedis<RedisStore>,
-    random: Random,
+    random: SmallRng,
     crowd: ClientPool,
 }
 
 impl Mass {
-    async fn new(wants: impl Fn(&mut Random) -> f64) -> Self {
+    async fn new(wants: impl Fn(&mut SmallRng) -> f64) -> Self {
         let redis = Redis::start();
         let clock = ManualClock::new(START);
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
-        let mut random = Random(2);
+        let mut random = SmallRng::seed_from_u64(2);
         let mut crowd = ClientPool::new(Kind::FairShare, 100_000, || wants(&mut random));
         crowd.rules.lease_s = 1000;
         Self { redis, clock, store, timed, random, crowd }
@@ -227,8 +231,8 @@ impl Mass {
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
         let crowd = ClientPool::new(Kind::FairShare, 1, || 1.0);
-        crowd.refresh_all(&store, &mut Random(0)).await;
-        Self { redis, clock, store, timed, random: Random(2), crowd }
+        crowd.refresh_all(&store, &mut SmallRng::seed_from_u64(0)).await;
+        Self { redis, clock, store, timed, random: SmallRng::seed_from_u64(2), crowd }
     }
 
     /// The µs of a refresh by each of these.
@@ -316,9 +320,9 @@ fn no_script_runs_for_long() {
 
 /// A thousand leases expire in the same second, again and again.
 async fn expiry_of_some() -> Result<(), String> {
-    let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
+    let mut mass = Mass::new(|random| random.random_range(1.0..100.0)).await;
     let mut order: Vec<usize> = (0..mass.crowd.ids.len()).collect();
-    mass.random.shuffle(&mut order);
+    order.shuffle(&mut mass.random);
     mass.crowd.spread_s = 0;
     let mut has = vec![0.0; order.len()];
     for thousand in order.chunks(1000) {
@@ -332,14 +336,15 @@ async fn expiry_of_some() -> Result<(), String> {
         mass.clock.advance(1_000_000);
         thousand.iter().for_each(|&at| has[at] = 0.0);
         // They ask who keep their leases to the end.
-        let lucky = order[99_000 + mass.random.below(1000)];
+        let lucky = order[99_000 + mass.random.random_range(0..1000)];
         drops.extend(mass.each(&[lucky]).await);
         let totals = mass.totals().await;
         has[lucky] = mass.store_has(lucky).await;
         let held: f64 = has.iter().sum();
         assert_eq!(totals.holders, 99_000 - 1000 * gone as u64, "they count no more, at once");
         assert!((totals.has - held).abs() < 1e-9 * held, "{} {held}", totals.has);
-        let later: Vec<usize> = (0..5).map(|_| order[99_000 + mass.random.below(1000)]).collect();
+        let later: Vec<usize> =
+            (0..5).map(|_| order[99_000 + mass.random.random_range(0..1000)]).collect();
         sweeps.extend(mass.each(&later).await);
         for at in later {
             has[at] = mass.store_has(at).await;
@@ -353,19 +358,19 @@ async fn expiry_of_some() -> Result<(), String> {
 /// The level goes past very many at once: half the capacity, all of it again; one who wants it
 /// all, and wants it no more.
 async fn a_level_that_jumps() -> Result<(), String> {
-    let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
+    let mut mass = Mass::new(|random| random.random_range(1.0..100.0)).await;
     mass.crowd.refresh_all(&mass.store, &mut mass.random).await;
     let (mut capacity, mut demand) = (vec![], vec![]);
     let whole = mass.crowd.rules.capacity;
     for half in [true, false, true, false] {
         mass.crowd.rules.capacity = if half { whole / 2.0 } else { whole };
-        let who: Vec<usize> = (0..40).map(|_| mass.random.below(100_000)).collect();
+        let who: Vec<usize> = (0..40).map(|_| mass.random.random_range(0..100_000)).collect();
         capacity.extend(mass.each(&who).await);
     }
     for all in [true, false, true, false] {
         mass.crowd.bands[7].wants = if all { whole } else { 1.0 };
         mass.crowd.bands[7].subclients = if all { 50_000 } else { 1 };
-        let mut who: Vec<usize> = (0..40).map(|_| mass.random.below(100_000)).collect();
+        let mut who: Vec<usize> = (0..40).map(|_| mass.random.random_range(0..100_000)).collect();
         who[0] = 7;
         demand.extend(mass.each(&who).await);
     }
@@ -383,7 +388,7 @@ async fn ties() -> Result<(), String> {
     let mut found = vec![];
     for capacity in [5e5, 1.5e6, 5e5, 1.5e6, 5e5, 1.5e6] {
         mass.crowd.rules.capacity = capacity;
-        let who: Vec<usize> = (0..2).map(|_| mass.random.below(100_000)).collect();
+        let who: Vec<usize> = (0..2).map(|_| mass.random.random_range(0..100_000)).collect();
         found.extend(mass.each(&who).await);
     }
     bounded("pass 99,999 who want the same", &found, &mut mass.timed)?;
@@ -392,7 +397,7 @@ async fn ties() -> Result<(), String> {
 
 /// All leases expire in the same second, but for a thousandth; the others go on asking.
 async fn expiry_of_nearly_all() -> Result<(), String> {
-    let mut mass = Mass::new(|random| random.between(1.0, 100.0)).await;
+    let mut mass = Mass::new(|random| random.random_range(1.0..100.0)).await;
     mass.crowd.spread_s = 0;
     mass.crowd.refresh_all(&mass.store, &mut mass.random).await;
     mass.crowd.rules.lease_s = 10_000;

@@ -1,8 +1,9 @@
 //! The running sums of a resource do not drift: after a million asks and releases with wants
 //! from a millionth to 10^12, they are what an exact count of the same leases gives.
 
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
 use testkit::START;
-use testkit::client_pool::Random;
 use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 
@@ -127,21 +128,21 @@ impl Counted {
 #[test]
 fn a_million_operations_leave_no_drift() {
     for kind in [Kind::FairShare, Kind::ProportionalShare] {
-        let mut random = Random(4);
+        let mut random = SmallRng::seed_from_u64(4);
         let mut counted = Counted::new(kind);
         let mut naive = 0.0;
         for operation in 0..OPERATIONS / 2 {
-            let at = random.below(HOLDERS);
+            let at = random.random_range(0..HOLDERS);
             naive -= counted.held[at].0;
-            if random.below(5) == 0 {
+            if random.random_range(0..5) == 0 {
                 if counted.held[at].1 > 0 {
                     counted.release(at);
                 }
             } else {
-                let wants = 10_f64.powf(random.between(-6.0, 12.0));
+                let wants = 10_f64.powf(random.random_range(-6.0..12.0));
                 // A whole number of the exact sum's smallest parts.
                 let wants = (wants * 2_f64.powi(60)).round() * 2_f64.powi(-60);
-                counted.ask(at, wants, 1 + random.below(5) as u32);
+                counted.ask(at, wants, 1 + random.random_range(0..5) as u32);
                 naive += wants;
             }
             if operation % 1000 == 0 {
