@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::metrics::Scrape;
-use super::{LimitsFile, Node, Redis, eventually};
+use super::{LimitsFile, Node, Redis, eventually, runtime};
 
 /// Halves of the machine that are free. Tests that would disturb each other reserve one or both.
 static FREE_HALVES: Mutex<usize> = Mutex::new(2);
@@ -40,6 +40,12 @@ pub fn reserve_machine() -> Machine {
 /// Reserves half of the machine, for a test with a light load: two of these run at a time.
 pub fn reserve_half() -> Machine {
     Machine::take(1)
+}
+
+/// Runs an asynchronous test on this thread, with half of the machine reserved.
+pub fn run_on_half(test: impl Future<Output = ()>) {
+    let _machine = reserve_half();
+    runtime().block_on(test);
 }
 
 /// Runs a test up to three times, for tests with timings that a busy machine can spoil. The test

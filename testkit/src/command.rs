@@ -161,3 +161,18 @@ impl Drop for BackgroundCommand {
         let _ = self.child.wait();
     }
 }
+
+/// Python with `module`: the system's, which has the system's packages, or else the first in PATH.
+pub fn python(module: &str) -> Command {
+    let has_module = |python: &&str| {
+        let found = Command::new(python).args(["-c", &format!("import {module}")]).output();
+        found.is_ok_and(|output| output.status.success())
+    };
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(has_module);
+    let python =
+        python.unwrap_or_else(|| panic!("no Python with {module}; scripts/test.sh installs it"));
+    let mut command = Command::new(python);
+    // Without -B it leaves compiled files among the sources.
+    command.arg("-B");
+    command
+}

@@ -61,8 +61,7 @@ impl FaultProxy {
         let (targeted, counted) = (Arc::clone(&target), Arc::clone(&accepted));
         let (sender, address) = std::sync::mpsc::channel();
         thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async move {
+            super::runtime().block_on(async move {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
                 let near = listener.local_addr().unwrap();
                 sender.send(near).unwrap();

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 use tollgate_server::domain::time::Micros;
 
 pub mod acl;
@@ -34,11 +35,12 @@ pub mod property_tests;
 pub mod redis_cluster;
 mod redis_server;
 pub mod report;
+pub mod scenarios;
 pub mod sentinel;
 mod store;
 
 pub use node::Node;
-pub use redis_server::Redis;
+pub use redis_server::{CommandStats, Redis, command_stats, redis_cmd};
 pub use store::{
     Servers, Service, connector, redis_store, redis_store_by_its_own_clock, redis_store_counted,
 };
@@ -53,6 +55,11 @@ pub const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Seconds since the Unix epoch, the clock of lease expiries.
 pub fn now_s() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs().try_into().unwrap()
+}
+
+/// A runtime on the thread that blocks on it.
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 /// Path of a file in `server/tests/fixtures`.

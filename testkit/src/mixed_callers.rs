@@ -153,8 +153,7 @@ impl Account {
 /// Runs the callers of all groups on one thread for `time`, distributed round-robin over the
 /// targets.
 pub fn run_callers(targets: &[SocketAddr], groups: &[Group], time: Duration) -> Record {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut record = runtime.block_on(async {
+    let mut record = super::runtime().block_on(async {
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {
             for target in targets {

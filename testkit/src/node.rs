@@ -8,7 +8,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use super::{eventually, program, signal};
+use super::metrics::Scrape;
+use super::{TEST_TIMEOUT, eventually, program, signal};
 
 /// A node process, killed when dropped.
 pub struct Node {
@@ -78,6 +79,16 @@ impl Node {
     /// Log events since the last call.
     pub fn logged(&self) -> Vec<serde_json::Value> {
         self.lines.try_iter().filter_map(|line| serde_json::from_str(&line).ok()).collect()
+    }
+
+    /// Whether the node counts its store as up.
+    pub fn store_is_up(&self) -> bool {
+        Scrape::of(self.http).get("tollgate_store_up", &[]) == Some(1.0)
+    }
+
+    /// Waits until the node counts its store as up.
+    pub fn wait_for_store(&self) {
+        eventually("the store is up", TEST_TIMEOUT, || self.store_is_up());
     }
 
     /// Process id.

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Connection, FromRedisValue};
+use redis::{Connection, FromRedisValue};
 
 use tollgate_server::store::redis::tag;
 
 use super::cluster::alive;
-use super::metrics::Scrape;
-use super::{LimitsFile, Node, Redis, Servers, eventually, free_port};
+use super::{LimitsFile, Node, Redis, Servers, eventually, free_port, redis_cmd};
 
 /// Time limit for a cluster to agree on a change.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -63,7 +62,7 @@ impl RedisCluster {
             let master = &cluster.ids[(number - masters) % masters];
             let follow = format!("CLUSTER REPLICATE {master}");
             eventually("a replica takes its master", AGREEMENT_TIMEOUT, || {
-                command(&follow).exec(&mut cluster.connection(number)).is_ok()
+                redis_cmd(&follow).exec(&mut cluster.connection(number)).is_ok()
             });
         }
         cluster.wait_until_whole();
@@ -104,8 +103,8 @@ impl RedisCluster {
         let args = [&["--store", &url], args].concat();
         let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
         for node in &nodes {
-            let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-            eventually("two nodes on a cluster", AGREEMENT_TIMEOUT, || up() && alive(node) == 2.0);
+            node.wait_for_store();
+            eventually("both nodes are counted", AGREEMENT_TIMEOUT, || alive(node) == 2.0);
         }
         nodes
     }
@@ -230,11 +229,11 @@ impl RedisCluster {
     pub fn move_keys(&self, migration: &Migration) -> usize {
         let Migration { slot, from, to } = *migration;
         let mut connection = self.connection(from);
-        let keys: Vec<Vec<u8>> = command(&format!("CLUSTER GETKEYSINSLOT {slot} 100000"))
+        let keys: Vec<Vec<u8>> = redis_cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 100000"))
             .query(&mut connection)
             .unwrap();
         if !keys.is_empty() {
-            let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.servers[to].port()));
+            let mut migrate = redis_cmd(&format!("MIGRATE 127.0.0.1 {}", self.servers[to].port()));
             migrate.arg(b"").arg(0).arg(10_000).arg("KEYS").arg(&keys);
             migrate.exec(&mut connection).unwrap();
         }
@@ -263,7 +262,7 @@ impl RedisCluster {
     }
 
     fn execute(&self, number: usize, command_line: &str) {
-        command(command_line).exec(&mut self.connection(number)).unwrap();
+        redis_cmd(command_line).exec(&mut self.connection(number)).unwrap();
     }
 }
 
@@ -306,15 +305,8 @@ fn server() -> Redis {
     (0..5).find_map(|_| start()).expect("redis-server does not start in cluster mode")
 }
 
-fn command(command_line: &str) -> Cmd {
-    let mut command_line = command_line.split(' ');
-    let mut command = redis::cmd(command_line.next().unwrap());
-    command.arg(command_line.collect::<Vec<_>>());
-    command
-}
-
 fn query<T: FromRedisValue>(server: &Redis, command_line: &str) -> T {
-    command(command_line).query(&mut server.connection()).unwrap()
+    redis_cmd(command_line).query(&mut server.connection()).unwrap()
 }
 
 /// First slot, last slot and master port of each slot range, as reported by `server`.

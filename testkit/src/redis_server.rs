@@ -124,3 +124,36 @@ impl Drop for Redis {
         self.kill();
     }
 }
+
+/// A Redis command, from its words.
+pub fn redis_cmd(words: &str) -> redis::Cmd {
+    let mut words = words.split(' ');
+    let mut cmd = redis::cmd(words.next().unwrap());
+    words.for_each(|word| {
+        cmd.arg(word);
+    });
+    cmd
+}
+
+/// Statistics of a command since the server's start.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CommandStats {
+    /// Number of calls.
+    pub calls: u64,
+    /// Total execution time, in µs.
+    pub us: u64,
+}
+
+/// Statistics of a command, whose name is in lower case.
+pub fn command_stats(connection: &mut redis::Connection, command: &str) -> CommandStats {
+    let info: String = redis_cmd("INFO commandstats").query(connection).unwrap();
+    let prefix = format!("cmdstat_{command}:");
+    let Some(line) = info.lines().find_map(|line| line.strip_prefix(&prefix)) else {
+        return CommandStats::default();
+    };
+    let number = |key: &str| {
+        let value = line.split(',').find_map(|pair| pair.strip_prefix(key)).unwrap();
+        value.parse().unwrap()
+    };
+    CommandStats { calls: number("calls="), us: number("usec=") }
+}

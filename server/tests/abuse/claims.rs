@@ -5,15 +5,13 @@ use std::fs;
 use tempfile::TempDir;
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
-    GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate, ResourceRequest,
-    ResourceResponse, ServerCapacityResourceRequest,
+    GetServerCapacityRequest, Lease, PriorityBandAggregate, ResourceResponse,
+    ServerCapacityResourceRequest,
 };
 use tonic::Code;
-use tonic::transport::Channel;
 
 use testkit::callers::{token, with_token};
-use testkit::grpc::channel;
-use testkit::metrics::Scrape;
+use testkit::grpc::{capacity_client, channel, lease};
 use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, now_s};
 
 const CAPACITY: f64 = 100.0;
@@ -37,23 +35,18 @@ fn limits(learning_s: u64) -> LimitsFile {
 /// One of each kind.
 const RESOURCES: [&str; 3] = ["static/1", "proportional/1", "fair/1"];
 
-/// Asks for what it says it has, a billion.
-async fn claim(channel: &Channel, resource: &str) -> ResourceResponse {
+/// Claims to hold a billion, and requests as much.
+async fn claim(node: &Node, resource: &str) -> ResourceResponse {
     let has = Lease { expiry_time: now_s() + 60, refresh_interval: 5, capacity: 1e9 };
-    let resource_id = resource.to_owned();
-    let resource = ResourceRequest { resource_id, priority: 0, has: Some(has), wants: 1e9 };
-    let asked = GetCapacityRequest { client_id: "greedy".to_owned(), resource: vec![resource] };
-    let answer = CapacityClient::new(channel.clone()).get_capacity(asked).await.unwrap();
-    answer.into_inner().response.remove(0)
+    lease(&mut capacity_client(node).await, "greedy", resource, 1e9, Some(has)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_counts_at_most_the_capacity_while_learning() {
     let limits = limits(600);
     let node = Node::start(&limits.path(), &[]);
-    let channel = channel(node.grpc).await;
     for resource in RESOURCES {
-        let answer = claim(&channel, resource).await;
+        let answer = claim(&node, resource).await;
         assert!(answer.gets.capacity <= CAPACITY, "{answer:?}");
     }
 }
@@ -63,11 +56,9 @@ async fn a_claim_counts_at_most_the_capacity_without_a_store() {
     let (limits, mut redis) = (limits(0), Redis::start());
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     redis.kill();
-    let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]);
-    eventually("the store is missed", TEST_TIMEOUT, || up() == 0.0);
-    let channel = channel(node.grpc).await;
+    eventually("the store is down", TEST_TIMEOUT, || !node.store_is_up());
     for resource in RESOURCES {
-        let answer = claim(&channel, resource).await;
+        let answer = claim(&node, resource).await;
         assert!(answer.degraded(), "{answer:?}");
         assert!(answer.gets.capacity <= CAPACITY, "{answer:?}");
     }

@@ -11,10 +11,10 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 
 use super::leases::ask_for_ever;
 use super::measure::{Field, duration, hold_out};
-use testkit::Redis;
 use testkit::callers::{token, with_token};
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::grpc::request;
+use testkit::{Redis, runtime};
 
 /// Streams that a connection holds.
 const STREAMS: usize = 200;
@@ -41,8 +41,7 @@ impl Held {
 
     /// Opens them all, and holds them until told to stop. h2 answers the node's pings.
     fn hold(&self, stop: &AtomicBool) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let all: Vec<_> = (0..self.connections)
                 .map(|_| {
                     let this = self.clone();

@@ -14,10 +14,10 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::raw;
-use testkit::Node;
 use testkit::callers::with_token;
 use testkit::grpc::request;
 use testkit::load::percentile;
+use testkit::{Node, runtime};
 
 /// No answer after this is a failure.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -162,8 +162,7 @@ impl Recorder {
 /// 200 a second on two connections.
 fn ask_grpc(it: &Recorder, node: SocketAddr, token: Option<&str>) {
     const EVERY: Duration = Duration::from_millis(5);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let endpoint = || Endpoint::from_shared(format!("http://{node}")).unwrap();
         let channels: Vec<Channel> =
             [endpoint(), endpoint()].into_iter().map(|one| one.connect_lazy()).collect();
@@ -280,8 +279,7 @@ fn answered(stream: &mut TcpStream) -> io::Result<String> {
 /// Ten new connections a second, each until the node has sent its first byte.
 fn connect(it: &Recorder, node: SocketAddr, hello: &'static [u8]) {
     const EVERY: Duration = Duration::from_millis(100);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let (mut due, mut probes) = (Instant::now(), Vec::new());
         while it.runs() {
             tokio::time::sleep_until(due.into()).await;

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use testkit::runtime;
 
 use super::raw::{self, CONTINUATION, END_HEADERS, HEADERS, PING, RESET, SETTINGS};
 use super::{ANSWER, BESIDE_FLOODS, KEEPALIVE, hold_out, hold_out_beside};
@@ -59,8 +60,7 @@ fn answers_that_are_never_read() {
 #[test]
 fn a_window_that_is_never_opened() {
     let attack = |node, limit| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let stream = tokio::net::TcpStream::connect(node).await.unwrap();
             let mut builder = h2::client::Builder::new();
             let handshake = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(stream);

@@ -12,8 +12,8 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::measure::{Field, duration, hold_out};
-use testkit::Redis;
 use testkit::grpc::{channel, request};
+use testkit::{Redis, runtime};
 
 /// Makes calls until told to stop, so many at once on one connection. What comes of them does not
 /// matter.
@@ -22,8 +22,7 @@ where
     F: Fn(Channel) -> R + Clone + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let endpoint = Endpoint::from_shared(format!("http://{node}")).unwrap();
         let channel = endpoint.timeout(Duration::from_secs(20)).connect_lazy();
         let all: Vec<_> = (0..at_once)
@@ -98,8 +97,7 @@ fn short_leases(client: u64) -> GetCapacityRequest {
 
 /// Has a thousand clients take a lease on each of those; tells how many were granted.
 fn taken(node: SocketAddr) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let (channel, next) = (channel(node).await, Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..2)
             .map(|_| {

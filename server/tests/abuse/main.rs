@@ -66,13 +66,6 @@ const LEAST: Duration = Duration::from_secs(1);
 /// A way to go about it: gives back after how long the node closed the connection.
 pub type Attack = fn(SocketAddr, Duration) -> Option<Duration>;
 
-/// Bytes that a process has in memory, in kB.
-fn rss_kb(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
 /// Runs an attack over several connections at once, beside callers who mean well, whom it may hold
 /// up by [`BESIDE`].
 fn hold_out(name: &str, port: fn(&Node) -> SocketAddr, attack: Attack, within: Option<Duration>) {
@@ -98,7 +91,7 @@ fn hold_out_beside(
     let canary = StallDetector::start();
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("quiet", "b", 1)));
     load.run_for(ALONE);
-    let before = rss_kb(node.pid());
+    let before = node.rss_kb();
     let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
     let started = Instant::now();
     let one = move || {
@@ -114,7 +107,7 @@ fn hold_out_beside(
     let attackers: Vec<_> = (0..CONNECTIONS).map(|_| thread::spawn(one)).collect();
     let mut most = before;
     while attackers.iter().any(|attacker| !attacker.is_finished()) {
-        most = most.max(rss_kb(node.pid()));
+        most = most.max(node.rss_kb());
         thread::sleep(Duration::from_millis(20));
     }
     let time = started.elapsed();

@@ -9,7 +9,7 @@ use testkit::grpc::{client, request};
 use testkit::metrics::Scrape;
 use testkit::mixed_callers::{Account, Behaviour, Group, Record, run_callers};
 use testkit::redis_cluster::RedisCluster;
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, Redis, eventually, runtime};
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowResponse;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -202,8 +202,7 @@ fn who_gives_up_breaks_no_connection() {
     const ROUNDS: usize = 5;
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.unwrap().block_on(async {
+    runtime().block_on(async {
         let client = client(&node).await;
         let ask = || {
             let mut client = client.clone();

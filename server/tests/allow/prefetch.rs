@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use testkit::cluster::{Cluster, reserve_machine, up_to_three_times};
-use testkit::eventually;
 use testkit::grpc::request;
 use testkit::load::{GrantAudit, Load, Plan, Sample};
 use testkit::metrics::Scrape;
+use testkit::{command_stats, eventually};
 use tollgate_server::domain::bucket::State;
 use tollgate_server::domain::time::Micros;
 
@@ -40,10 +40,7 @@ fn balance(cluster: &Cluster) -> f64 {
 
 /// How often a script was called.
 fn calls(cluster: &Cluster) -> u64 {
-    let mut inside = cluster.redis.connection();
-    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
-    line.split(',').next().unwrap().parse().unwrap()
+    command_stats(&mut cluster.redis.connection(), "evalsha").calls
 }
 
 fn granted(samples: &[Sample]) -> f64 {

@@ -4,12 +4,9 @@
 //! at the end runs every one on the embedded store, on a real Redis, on a real Redis Cluster,
 //! and on Valkey where it is installed.
 
-use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, Service, redis_store};
-use tollgate_server::domain::time::ManualClock;
+use testkit::Service;
 use tollgate_server::service::allow::{Answer, Query, Status};
 use tollgate_server::store::Store;
-use tollgate_server::store::memory::MemoryStore;
 
 const SECOND: i64 = 1_000_000;
 
@@ -503,47 +500,7 @@ async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
     }
 }
 
-macro_rules! scenarios {
-    ($($scenario:ident,)*) => {
-        #[tokio::test]
-        async fn on_the_embedded_store() {
-            $({
-                let clock = ManualClock::new(START);
-                let store = MemoryStore::with_clock(clock.clone());
-                $scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*
-        }
-
-        #[tokio::test]
-        async fn on_redis() {
-            on_servers(&Redis::start()).await;
-        }
-
-        #[tokio::test]
-        async fn on_valkey() {
-            match Redis::start_valkey() {
-                Some(valkey) => on_servers(&valkey).await,
-                None => println!("not run: there is no valkey-server"),
-            }
-        }
-
-        #[tokio::test]
-        async fn on_a_redis_cluster() {
-            on_servers(&RedisCluster::start()).await;
-        }
-
-        async fn on_servers(servers: &impl Servers) {
-            $({
-                servers.delete_all_data();
-                let clock = ManualClock::new(START);
-                let store = redis_store(servers, clock.clone()).await;
-                $scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*
-        }
-    };
-}
-
-scenarios!(
+testkit::scenarios!(
     immediate_then_wait_then_refused,
     a_bucket_refills_up_to_its_size,
     weights_and_zero_means_one,

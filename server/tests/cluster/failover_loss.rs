@@ -5,12 +5,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::fault_proxy::FaultProxy;
-use testkit::grpc::{channel, client, request};
-use testkit::metrics::Scrape;
+use testkit::grpc::{capacity_client, client, request};
 use testkit::report::Row;
-use testkit::{LimitsFile, Node, Redis, eventually};
-use tollgate_proto::doorman::capacity_client::CapacityClient;
-use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
+use testkit::{LimitsFile, Node, Redis, eventually, grpc, redis_cmd};
+use tollgate_proto::doorman::Lease;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::Channel;
 
@@ -36,8 +34,8 @@ struct Pair {
     _limits: LimitsFile,
 }
 
-fn tell(redis: &Redis, words: &[&str]) {
-    redis::cmd(words[0]).arg(&words[1..]).exec(&mut redis.connection()).unwrap();
+fn tell(redis: &Redis, words: &str) {
+    redis_cmd(words).exec(&mut redis.connection()).unwrap();
 }
 
 impl Pair {
@@ -53,7 +51,7 @@ impl Pair {
             &["--store", &proxy.url(), "--store-timeout", "2s", "--threads", "1"],
         );
         let pair = Self { master, replica, proxy, node, _limits: limits };
-        pair.wait_until_up();
+        pair.node.wait_for_store();
         eventually("the replica follows", 10 * SECOND, || {
             let mut info = redis::cmd("INFO");
             let about: String =
@@ -61,12 +59,6 @@ impl Pair {
             about.contains("master_link_status:up")
         });
         pair
-    }
-
-    fn wait_until_up(&self) {
-        eventually("the store is up", 5 * SECOND, || {
-            Scrape::of(self.node.http).sum("tollgate_store_up", &[]) == 1.0
-        });
     }
 
     /// From here on the master's writes are lost. All before have arrived.
@@ -77,7 +69,7 @@ impl Pair {
         redis::cmd("SET").arg("mark").arg(1).exec(&mut inside).unwrap();
         let reached: usize = wait.arg(1).arg(5000).query(&mut inside).unwrap();
         assert_eq!(reached, 1);
-        tell(&self.replica, &["REPLICAOF", "NO", "ONE"]);
+        tell(&self.replica, "REPLICAOF NO ONE");
     }
 
     /// The master dies, and the replica is where it was; how long until the node uses it.
@@ -145,14 +137,12 @@ async fn at_most_the_size_and_the_debt_are_granted_once_more() {
     .write(720);
 }
 
-/// Asks for a lease, and gives back what is held from then on.
+/// Requests a lease, and returns what is held from then on.
 async fn lease(node: &Node, name: &str, wants: f64, has: Option<Lease>) -> Lease {
-    let resource = ResourceRequest { resource_id: "r".to_owned(), priority: 0, has, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    let mut client = CapacityClient::new(channel(node.grpc).await);
-    let one = client.get_capacity(request).await.unwrap().into_inner().response.remove(0);
-    assert!(!one.degraded() && one.learning_until.is_none(), "{one:?}");
-    one.gets
+    let mut client = capacity_client(node).await;
+    let answer = grpc::lease(&mut client, name, "r", wants, has).await;
+    assert!(!answer.degraded() && answer.learning_until.is_none(), "{answer:?}");
+    answer.gets
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -217,8 +207,8 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
 async fn a_master_without_a_replica_may_be_made_to_refuse() {
     let mut pair = Pair::start();
     let mut client = client(&pair.node).await;
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-max-lag", "2"]);
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    tell(&pair.master, "CONFIG SET min-replicas-max-lag 2");
+    tell(&pair.master, "CONFIG SET min-replicas-to-write 1");
     // Until the replica has said for the first time how far it is.
     let asked = Instant::now();
     while client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
@@ -234,8 +224,8 @@ async fn a_master_without_a_replica_may_be_made_to_refuse() {
         let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
         assert_eq!((answer.degraded, answer.tokens_granted), (true, 0), "{answer:?}");
     }
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    pair.wait_until_up();
+    tell(&pair.master, "CONFIG SET min-replicas-to-write 0");
+    pair.node.wait_for_store();
     let answer = client.allow(request("ns", "b", 5)).await.unwrap().into_inner();
     assert_eq!((answer.degraded, answer.tokens_granted), (false, 5), "{answer:?}");
 }

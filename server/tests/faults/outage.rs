@@ -24,10 +24,6 @@ const POLICIES: [&str; 3] = ["local", "allow", "deny"];
 /// How long a store may take to be used again once it answers.
 const RESUMED: Duration = Duration::from_secs(1);
 
-fn is_up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
 /// A store that lost its memory counts nodes as they come back. Were it to fail again at that
 /// moment, each would take itself for the only one, and grant the whole limit.
 #[test]
@@ -36,7 +32,7 @@ fn an_empty_store_does_not_make_shares_larger() {
     let mut cluster = Cluster::start(LIMITS, &[]);
     cluster.redis.kill();
     for node in &cluster.nodes {
-        eventually("it is noticed", Duration::from_secs(3), || !is_up(node));
+        eventually("it is noticed", Duration::from_secs(3), || !node.store_is_up());
     }
     cluster.redis.start_again();
     let (back, mut limit) = (Instant::now(), PollLimit::new(5 * RESUMED));
@@ -163,14 +159,14 @@ fn idle_connections_do_not_fail_afterwards() {
         }
         load.collect()
     };
-    eventually("the store is up", RESUMED, || is_up(&node));
+    eventually("the store is up", RESUMED, || node.store_is_up());
     assert_eq!(callers().iter().filter(|sample| sample.degraded()).count(), 0);
     for _ in 0..3 {
         // Nobody asks while it is away: only the heartbeat notices.
         redis.kill();
-        eventually("it is noticed", Duration::from_secs(3), || !is_up(&node));
+        eventually("it is noticed", Duration::from_secs(3), || !node.store_is_up());
         redis.start_again();
-        eventually("the store is up", RESUMED, || is_up(&node));
+        eventually("the store is up", RESUMED, || node.store_is_up());
         let degraded = callers().iter().filter(|sample| sample.degraded()).count();
         assert_eq!(degraded, 0, "decisions that a dead connection took down");
     }

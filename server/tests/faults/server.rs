@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::trial::{AWAY, LIMITS, Trial};
 use testkit::cluster::{Cluster, reserve_half};
-use testkit::{Redis, eventually, signal};
+use testkit::{Redis, eventually, redis_cmd, signal};
 
 const BY_POLICY: &str = "the policy answers";
 
@@ -24,8 +24,7 @@ fn cluster(args: &[&str]) -> Cluster {
 }
 
 fn tell(inside: &mut redis::Connection, words: &str) -> redis::RedisResult<redis::Value> {
-    let words: Vec<&str> = words.split(' ').collect();
-    redis::cmd(words[0]).arg(&words[1..]).query(inside)
+    redis_cmd(words).query(inside)
 }
 
 fn told(redis: &Redis, words: &str) {

@@ -8,7 +8,6 @@ use testkit::cluster::{Cluster, reserve_machine};
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::grpc::request;
 use testkit::load::{Load, Plan};
-use testkit::metrics::Scrape;
 use testkit::report::Row;
 use testkit::{Node, Redis, eventually};
 
@@ -20,10 +19,6 @@ const PROBES_A_SECOND: u64 = 14;
 
 /// The connections of one node: two lanes a thread, two of its HTTP port, and the heartbeat's.
 const CONNECTIONS: u64 = 2 * 2 + 2 + 1;
-
-fn up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
 
 /// Three nodes under load lose their store for three seconds, once so that connections are
 /// reset at once, once so that they are made, and nothing ever comes back.
@@ -39,7 +34,9 @@ fn no_storm_of_connections() {
     let load = Load::start(&cluster.grpc(), plan, |_, _| Some(request("local", "b", 1)));
     let mut counts = Vec::new();
     for fault in [Fault::ResetOnAccept, Fault::HalfOpen] {
-        eventually("the store is up", Duration::from_secs(3), || cluster.nodes.iter().all(up));
+        eventually("the store is up", Duration::from_secs(3), || {
+            cluster.nodes.iter().all(Node::store_is_up)
+        });
         let before = network.accepted();
         network.set(fault);
         thread::sleep(AWAY);
@@ -48,7 +45,7 @@ fn no_storm_of_connections() {
         load.run_for(Duration::from_secs(1));
         let altogether = network.accepted() - before;
         // How soon they are back is for the trials, which know when the machine stalls.
-        let back = || cluster.nodes.iter().all(up);
+        let back = || cluster.nodes.iter().all(Node::store_is_up);
         eventually("the store is up again", Duration::from_secs(4), back);
         println!("{fault:?}: {while_away} connections in {AWAY:?}, {altogether} altogether");
         // Each of a node's connections may have been tried once before the node knew.

@@ -7,7 +7,6 @@ use super::tally::Tally;
 use testkit::cluster::Cluster;
 use testkit::grpc::request;
 use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
-use testkit::metrics::Scrape;
 use testkit::report::Row;
 use testkit::{Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -183,7 +182,7 @@ impl Trial<'_> {
         mend: &mut impl FnMut(&mut Redis, T),
     ) -> Seen {
         for node in &cluster.nodes {
-            eventually("the store is up", 5 * RESUMED, || is_up(node));
+            eventually("the store is up", 5 * RESUMED, || node.store_is_up());
             node.logged();
         }
         let canary = StallDetector::start();
@@ -359,10 +358,6 @@ fn says_so_once_a_second(what: &str, node: &Node, time: Duration) {
         assert!(apart >= Duration::from_millis(990), "{what}: {pair:#?}");
     }
     assert!(logged.len() <= time.as_secs() as usize + 4, "{what}: {logged:#?}");
-}
-
-fn is_up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
 }
 
 impl Seen {

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, property_tests, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
@@ -177,7 +177,7 @@ fn the_embedded_store_and_a_redis_cluster_give_the_same_answers() {
 
 /// `part`: of the traces, every so many.
 fn give_the_same_answers(servers: &impl Servers, part: u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let memory = MemoryStore::with_clock(clock.clone());
     let shared = runtime.block_on(redis_store(servers, clock.clone()));

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, property_tests, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -306,7 +306,7 @@ fn the_embedded_store_and_a_redis_cluster_grant_alike() {
 
 /// `part`: of the traces, every so many.
 fn grant_alike(servers: &impl Servers, part: u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let store = runtime.block_on(redis_store(servers, clock.clone()));
     let cases = property_tests::cases(1000) / part;

@@ -12,7 +12,7 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, property_tests, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -271,10 +271,6 @@ async fn hold<S: LeaseStore>(
 
 fn config(cases: u32) -> Config {
     property_tests::config("lease_properties", property_tests::cases(cases))
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
-use testkit::{LimitsFile, START, property_tests};
+use testkit::{LimitsFile, START, property_tests, runtime};
 use tokio::sync::Mutex;
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::ManualClock;
@@ -262,10 +262,6 @@ async fn run(world: &World, trace: &[(i64, Act)], most: &Cell<f64>) -> Result<()
         most.set(most.get().max(has));
     }
     Ok(())
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().build().unwrap()
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use testkit::client_pool::ClientPool;
-use testkit::{Redis, START, redis_store};
+use testkit::{Redis, START, command_stats, redis_store};
 use tollgate_server::domain::lease::DROP_LIMIT;
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -84,12 +84,6 @@ async fn in_redis() {
     let (redis, clock) = (Redis::start(), ManualClock::new(START));
     let store = redis_store(&redis, clock.clone()).await;
     // What the scripts have taken in all, as Redis counts it.
-    let spent_us = async || {
-        let info: String =
-            redis::cmd("INFO").arg("commandstats").query(&mut redis.connection()).unwrap();
-        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
-        let spent = line.split(',').find_map(|part| part.split_once("usec=")).unwrap().1;
-        spent.parse().unwrap()
-    };
+    let spent_us = async || command_stats(&mut redis.connection(), "evalsha").us;
     a_mass_that_expires_takes_many_decisions(&store, &clock, spent_us).await;
 }

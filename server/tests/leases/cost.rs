@@ -9,7 +9,9 @@ use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use testkit::client_pool::ClientPool;
 use testkit::cluster::reserve_machine;
-use testkit::{Redis, START, redis_store, redis_store_by_its_own_clock};
+use testkit::{
+    CommandStats, Redis, START, command_stats, redis_store, redis_store_by_its_own_clock, runtime,
+};
 use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -57,23 +59,6 @@ fn quantile(numbers: &[f64], part: f64) -> f64 {
     numbers[((numbers.len() - 1) as f64 * part) as usize]
 }
 
-/// What `evalsha` has taken in all, in µs, and how often it was called.
-fn scripts(connection: &mut redis::Connection) -> (f64, f64) {
-    counted(connection, "evalsha")
-}
-
-/// What a command has taken in all, in µs, and how often it was called.
-fn counted(connection: &mut redis::Connection, command: &str) -> (f64, f64) {
-    let info: String = redis::cmd("INFO").arg("commandstats").query(connection).unwrap();
-    let prefix = format!("cmdstat_{command}:");
-    let line = info.lines().find_map(|line| line.strip_prefix(&prefix)).unwrap();
-    let number = |key: &str| {
-        let value = line.split(',').find_map(|pair| pair.strip_prefix(key)).unwrap();
-        value.parse::<f64>().unwrap()
-    };
-    (number("usec="), number("calls="))
-}
-
 /// The µs for one of these decisions.
 trait Timed {
     /// Sizes take turns so often, so that what else the machine does meets all alike.
@@ -104,13 +89,13 @@ impl<S: LeaseStore> Timed for InRedis<S> {
     const TURN: usize = 400;
 
     async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64 {
-        let (us, calls) = scripts(&mut self.1);
+        let before = command_stats(&mut self.1, "evalsha");
         for some in asks.chunks(100) {
             assert!(self.0.lease(some).await.iter().all(Result::is_ok));
         }
-        let (us_after, calls_after) = scripts(&mut self.1);
-        assert_eq!(calls_after - calls, asks.len() as f64);
-        (us_after - us) / asks.len() as f64
+        let after = command_stats(&mut self.1, "evalsha");
+        assert_eq!(after.calls - before.calls, asks.len() as u64);
+        (after.us - before.us) as f64 / asks.len() as f64
     }
 }
 
@@ -173,10 +158,6 @@ fn report(store: &str, most: f64, table: &[(Kind, [[f64; 2]; 3])]) {
         }
     }
     assert!(worst <= most, "{store}: {worst:.2} times as much at 100,000 clients");
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
 #[test]
@@ -268,12 +249,12 @@ impl Mass {
 
 /// How many times slower the machine is now than the one that `LONGEST_US` is said of.
 fn slowness(connection: &mut redis::Connection) -> f64 {
-    let mut before = 0.0;
+    let mut before = 0;
     let mut found = Vec::new();
     for _ in 0..=25 {
         redis::cmd("EVAL").arg(YARDSTICK).arg(0).exec(connection).unwrap();
-        let (us, _) = counted(connection, "eval");
-        found.push(us - before);
+        let CommandStats { us, .. } = command_stats(connection, "eval");
+        found.push((us - before) as f64);
         before = us;
     }
     // The first one also compiles it.

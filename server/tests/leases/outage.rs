@@ -3,16 +3,15 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::reserve_half;
-use testkit::grpc::channel;
+use testkit::cluster::run_on_half;
+use testkit::grpc::{capacity_client, lease};
 use testkit::http::get;
 use testkit::metrics::Scrape;
-use testkit::{LimitsFile, Node, PollLimit, Redis, eventually, now_s};
+use testkit::{LimitsFile, Node, PollLimit, Redis, TEST_TIMEOUT, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     DiscoveryRequest, GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate,
-    ReleaseCapacityRequest, ResourceRequest, ResourceResponse, ServerCapacityResourceRequest,
-    algorithm,
+    ReleaseCapacityRequest, ResourceResponse, ServerCapacityResourceRequest, algorithm,
 };
 use tonic::Code;
 use tonic::transport::Channel;
@@ -29,31 +28,8 @@ resources:
 /// How long a store may take to be used again once it answers.
 const RESUMED: Duration = Duration::from_secs(1);
 
-/// Runs a test while no other one measures time.
-fn on_its_own(test: impl Future<Output = ()>) {
-    let _machine = reserve_half();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.unwrap().block_on(test);
-}
-
-async fn connect(node: &Node) -> Client {
-    CapacityClient::new(channel(node.grpc).await)
-}
-
 fn holds(capacity: f64, expiry_time: i64) -> Option<Lease> {
     Some(Lease { capacity, expiry_time, refresh_interval: 5 })
-}
-
-async fn ask(
-    client: &mut Client,
-    name: &str,
-    resource: &str,
-    wants: f64,
-    has: Option<Lease>,
-) -> ResourceResponse {
-    let resource = ResourceRequest { resource_id: resource.to_owned(), priority: 0, has, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    client.get_capacity(request).await.unwrap().into_inner().response.remove(0)
 }
 
 async fn release(client: &mut Client, name: &str, resource: &str) -> Result<(), Code> {
@@ -67,21 +43,14 @@ async fn release(client: &mut Client, name: &str, resource: &str) -> Result<(), 
 fn start() -> (Redis, LimitsFile, Node) {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    up(&node, 1.0);
+    node.wait_for_store();
     (redis, limits, node)
-}
-
-/// Waits until the node knows how its store is.
-fn up(node: &Node, up: f64) {
-    eventually("the store is known to be up or down", Duration::from_secs(5), || {
-        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(up)
-    });
 }
 
 /// Asks until the store decides, which must be within a second.
 async fn resumes(client: &mut Client, name: &str, resource: &str, has: Option<Lease>) {
     let (back, mut limit) = (Instant::now(), PollLimit::new(RESUMED));
-    while ask(client, name, resource, 100.0, has).await.degraded() {
+    while lease(client, name, resource, 100.0, has).await.degraded() {
         limit.check("a decision of the store");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
@@ -90,16 +59,16 @@ async fn resumes(client: &mut Client, name: &str, resource: &str, has: Option<Le
 
 #[test]
 fn without_the_store_clients_keep_what_they_hold() {
-    on_its_own(async {
+    run_on_half(async {
         let (mut redis, _limits, node) = start();
-        let mut client = connect(&node).await;
-        let held = ask(&mut client, "a", "long", 80.0, None).await;
+        let mut client = capacity_client(&node).await;
+        let held = lease(&mut client, "a", "long", 80.0, None).await;
         assert_eq!((held.gets.capacity, held.degraded), (80.0, None));
         redis.kill();
 
         // The first question may be the one that finds out.
         let started = Instant::now();
-        let first = ask(&mut client, "a", "long", 80.0, Some(held.gets)).await;
+        let first = lease(&mut client, "a", "long", 80.0, Some(held.gets)).await;
         assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
         assert_eq!((first.gets.capacity, first.degraded), (80.0, Some(true)));
         let now = now_s();
@@ -123,7 +92,7 @@ fn without_the_store_clients_keep_what_they_hold() {
         ] {
             // However much it wants.
             for wants in [1.0, 80.0, 1e9] {
-                let answer = ask(&mut client, "a", "long", wants, has).await;
+                let answer = lease(&mut client, "a", "long", wants, has).await;
                 assert_eq!(
                     (answer.gets.capacity, answer.degraded),
                     (capacity, Some(true)),
@@ -153,7 +122,7 @@ fn without_the_store_clients_keep_what_they_hold() {
         assert_eq!((algorithm.kind(), algorithm.lease_length), (algorithm::Kind::FairShare, 60));
 
         // What needs no store is as ever.
-        let other = ask(&mut client, "a", "other", 5.0, None).await;
+        let other = lease(&mut client, "a", "other", 5.0, None).await;
         assert_eq!((other.gets.capacity, other.degraded), (5.0, None));
         assert!(client.discovery(DiscoveryRequest {}).await.unwrap().into_inner().is_master);
         let refused = GetCapacityRequest { client_id: String::new(), resource: Vec::new() };
@@ -166,7 +135,7 @@ fn without_the_store_clients_keep_what_they_hold() {
         assert_eq!(release(&mut client, "a", "long").await, Err(Code::Unavailable));
 
         // Who looks is told so.
-        up(&node, 0.0);
+        eventually("the store is down", TEST_TIMEOUT, || !node.store_is_up());
         let status = get(&node, "/debug/status.json");
         let status = (status.status, status.json());
         assert_eq!((status.0, &status.1["store"]["up"]), (200, &false.into()));
@@ -190,16 +159,16 @@ fn without_the_store_clients_keep_what_they_hold() {
 /// learns for as long as they may last.
 #[test]
 fn after_a_long_outage_the_store_learns() {
-    on_its_own(async {
+    run_on_half(async {
         let (mut redis, limits, node) = start();
         let other = Node::start(&limits.path(), &["--store", &redis.url()]);
-        up(&other, 1.0);
-        let (mut here, mut there) = (connect(&node).await, connect(&other).await);
+        other.wait_for_store();
+        let (mut here, mut there) = (capacity_client(&node).await, capacity_client(&other).await);
         // Past what the store learns when it is born.
         let mut held = None;
         let mut limit = PollLimit::new(Duration::from_secs(10));
         loop {
-            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            let answer = lease(&mut here, "a", "short", 80.0, held).await;
             held = Some(answer.gets);
             if answer.gets.capacity > 0.0 {
                 assert_eq!((answer.gets.capacity, answer.learning_until), (80.0, None));
@@ -212,12 +181,12 @@ fn after_a_long_outage_the_store_learns() {
         testkit::signal(redis.pid(), "STOP");
         let stopped = Instant::now();
         while stopped.elapsed() < Duration::from_secs(5) {
-            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            let answer = lease(&mut here, "a", "short", 80.0, held).await;
             assert_eq!((answer.gets.capacity, answer.degraded), (80.0, Some(true)));
             held = Some(answer.gets);
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        up(&other, 0.0);
+        eventually("the store is down", TEST_TIMEOUT, || !other.store_is_up());
         testkit::signal(redis.pid(), "CONT");
         resumes(&mut there, "b", "short", None).await;
         // By now the store has forgotten it; it may last for three seconds, and nobody else is to
@@ -226,7 +195,7 @@ fn after_a_long_outage_the_store_learns() {
         let mut asked = 0;
         while now_s() < lasts {
             for client in [&mut here, &mut there] {
-                let answer = ask(client, "b", "short", 100.0, None).await;
+                let answer = lease(client, "b", "short", 100.0, None).await;
                 if now_s() < lasts && !answer.degraded() {
                     assert_eq!(answer.gets.capacity, 0.0, "{answer:?}");
                     assert!(answer.learning_until.is_some(), "{answer:?}");
@@ -238,7 +207,7 @@ fn after_a_long_outage_the_store_learns() {
         assert!(asked > 2, "{asked} questions");
         // Then, nobody having come back for it, it is free.
         let mut limit = PollLimit::new(Duration::from_secs(6));
-        while ask(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
+        while lease(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
             limit.check("the store has learned");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -249,7 +218,7 @@ fn after_a_long_outage_the_store_learns() {
 /// A store that has lived on knows every lease: a node that starts has nothing to learn.
 #[test]
 fn a_restart_of_a_node_is_no_reason_to_learn() {
-    on_its_own(async {
+    run_on_half(async {
         let (redis, limits, node) = start();
         let birth: i64 = redis::cmd("GET").arg("o").query(&mut redis.connection()).unwrap();
         eventually("the store is old enough", Duration::from_secs(10), || {
@@ -260,8 +229,8 @@ fn a_restart_of_a_node_is_no_reason_to_learn() {
         let mut answer = ResourceResponse::default();
         for _ in 0..3 {
             let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-            up(&node, 1.0);
-            answer = ask(&mut connect(&node).await, "a", "short", 80.0, None).await;
+            node.wait_for_store();
+            answer = lease(&mut capacity_client(&node).await, "a", "short", 80.0, None).await;
             if answer.learning_until.is_none() {
                 break;
             }

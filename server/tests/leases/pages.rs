@@ -4,11 +4,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::callers::{Callers, LIMITS};
-use testkit::cluster::reserve_half;
+use testkit::cluster::run_on_half;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::grpc::channel;
 use testkit::http::get;
-use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
@@ -37,20 +36,9 @@ impl Far {
         let url = network.url();
         let args = ["--store", &url, "--store-timeout", timeout, "--threads", "1"];
         let node = Node::start(&limits.path(), &args);
-        eventually("the store is found", Duration::from_secs(5), || up(&node));
+        eventually("the store is found", Duration::from_secs(5), || node.store_is_up());
         Self { redis, network, node, _limits: limits }
     }
-}
-
-/// Runs a test while no other one measures time.
-fn on_its_own(test: impl Future<Output = ()>) {
-    let _machine = reserve_half();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.unwrap().block_on(test);
-}
-
-fn up(node: &Node) -> bool {
-    Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
 }
 
 async fn ask(
@@ -79,7 +67,7 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
     const FIRST: usize = 7;
     const ROUNDS: usize = 8;
     const FEW: usize = 100;
-    on_its_own(async {
+    run_on_half(async {
         // Three quarters of the deadline are less than two round trips.
         let far = Far::start("100ms");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
@@ -129,7 +117,7 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
 /// refreshes that follow get what is theirs.
 #[test]
 fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
-    on_its_own(async {
+    run_on_half(async {
         const WAIT: Duration = Duration::from_millis(40);
         let far = Far::start("2s");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
@@ -146,7 +134,7 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
         }
         assert_eq!(given_up, 20, "no answer is there before its question");
         far.network.set(Fault::Nothing);
-        assert!(up(&far.node) && get(&far.node, "/readyz").status == 200);
+        assert!(far.node.store_is_up() && get(&far.node, "/readyz").status == 200);
 
         // Whatever of them was decided, no more than there is can be had by both, …
         let mut limit = PollLimit::new(Duration::from_secs(5));
@@ -175,7 +163,7 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
 /// there are numbers for, in a page with many others.
 #[test]
 fn what_a_parent_refuses_keeps_no_other_resource_from_its_lease() {
-    on_its_own(refused_beside_others());
+    run_on_half(refused_beside_others());
 }
 
 async fn refused_beside_others() {

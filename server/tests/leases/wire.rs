@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
-use testkit::command::run;
+use testkit::command::{python, run};
 use testkit::{LimitsFile, Node, Redis};
 
 fn tests() -> PathBuf {
@@ -19,21 +19,6 @@ fn succeeds(command: &mut Command) -> String {
     let done = run(command);
     assert_eq!(done.code, 0, "{command:?}\n{}{}", done.stdout, done.stderr);
     done.stdout
-}
-
-/// Python with its gRPC: that of the system, which the system's packages are for, or else the
-/// first on the path.
-fn python() -> Command {
-    let knows_grpc = |python: &&str| {
-        let mut command = Command::new(python);
-        let found = command.args(["-c", "import grpc, google.protobuf"]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows_grpc);
-    let mut command = Command::new(python.expect("scripts/test.sh installs Python's gRPC"));
-    // Without -B it would leave compiled files among the sources.
-    command.arg("-B");
-    command
 }
 
 /// Where a program is. protoc starts no plugin without its full path.
@@ -65,7 +50,7 @@ fn generated() -> TempDir {
 fn worked_examples(node: &Node, master_address: &str) {
     let messages = generated();
     let printed = succeeds(
-        python()
+        python("grpc")
             .env("PYTHONPATH", messages.path())
             .arg(tests().join("worked_examples.py"))
             .args([&node.grpc.to_string(), master_address]),
@@ -75,7 +60,7 @@ fn worked_examples(node: &Node, master_address: &str) {
 }
 
 #[test]
-fn a_python_client_of_a_node_on_its_own() {
+fn a_python_client_of_a_node_run_on_half() {
     let node = Node::start(&tests().join("limits.yaml"), &[]);
     worked_examples(&node, &node.grpc.to_string());
 }
@@ -92,6 +77,6 @@ fn a_python_client_of_a_node_on_redis() {
 fn compression_long_requests_and_deadlines_in_python() {
     let limits = LimitsFile::new("namespaces: { shop: { default_bucket: { size: 1000 } } }");
     let node = Node::start(&limits.path(), &[]);
-    let printed = succeeds(python().arg(tests().join("edge.py")).arg(node.grpc.to_string()));
+    let printed = succeeds(python("grpc").arg(tests().join("edge.py")).arg(node.grpc.to_string()));
     assert!(printed.contains(" checked"), "{printed}");
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use testkit::http::post_allow;
-use testkit::{LimitsFile, Node, Redis, redis_store_by_its_own_clock};
+use testkit::{LimitsFile, Node, Redis, command_stats, redis_store_by_its_own_clock};
 use tollgate_server::store::{Layout, Layouts as _};
 
 const LIFE: Duration = Duration::from_secs(3600);
@@ -56,13 +56,7 @@ async fn what_is_not_known_of_an_old_store_is_not_settled() {
 
 /// How often Redis has run a command.
 fn calls(redis: &Redis, command: &str) -> u64 {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut redis.connection()).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
-    line.map_or(0, |line| {
-        let calls = line.strip_prefix("calls=").unwrap().split(',').next().unwrap();
-        calls.parse().unwrap()
-    })
+    command_stats(&mut redis.connection(), command).calls
 }
 
 fn tokens_left(node: &Node) -> f64 {

@@ -7,16 +7,18 @@ use std::time::Duration;
 
 use testkit::acl::RestrictedUser;
 use testkit::cluster::reserve_half;
-use testkit::grpc::{channel, request};
+use testkit::grpc::{capacity_client, request};
 use testkit::http::{allow, get, is_shared_grant};
 use testkit::lease_clients::{LeaseClients, now_us};
 use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
 use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::{LimitsFile, Node, START, Servers as _, Service, eventually, redis_store};
-use tollgate_proto::doorman::capacity_client::CapacityClient;
-use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest, ResourceResponse};
+use testkit::{
+    LimitsFile, Node, START, Servers as _, Service, command_stats, eventually, grpc, redis_store,
+    runtime,
+};
+use tollgate_proto::doorman::ResourceResponse;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::redis::slot;
@@ -62,15 +64,11 @@ resources:
     ))
 }
 
-/// Asks for all of a resource.
+/// Requests all of a resource.
 fn lease(node: &Node, client: &str, resource: &str) -> ResourceResponse {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let one =
-            ResourceRequest { resource_id: resource.to_owned(), wants: 100.0, ..<_>::default() };
-        let request = GetCapacityRequest { client_id: client.to_owned(), resource: vec![one] };
-        let mut client = CapacityClient::new(channel(node.grpc).await);
-        client.get_capacity(request).await.unwrap().into_inner().response.pop().unwrap()
+    runtime().block_on(async {
+        let mut connection = capacity_client(node).await;
+        grpc::lease(&mut connection, client, resource, 100.0, None).await
     })
 }
 
@@ -271,9 +269,7 @@ fn a_new_master_is_given_slots() {
         assert!(audit.granted as f64 <= audit.upper_bound, "{name}: too much");
     });
     for node in &nodes {
-        eventually("the new one is heard of", 3 * SECOND, || {
-            Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-        });
+        eventually("the new master is known", 3 * SECOND, || node.store_is_up());
         assert!(listed(node).contains(&got));
     }
 }
@@ -347,8 +343,7 @@ fn a_user_with_few_rights() {
     let limits = limits("bounded");
     let url = cluster.url().replace("://", "://tollgate:secret@");
     let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
-    let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-    eventually("the store is up", 5 * SECOND, up);
+    node.wait_for_store();
     for at in 0..20 {
         assert!(is_shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
     }
@@ -362,20 +357,14 @@ fn a_user_with_few_rights() {
 /// Many questions at the same time, to as many buckets.
 #[tokio::test]
 async fn questions_to_many_slots_share_a_call() {
-    const ASKED: usize = 3000;
+    const ASKED: u64 = 3000;
     let cluster = RedisCluster::start_with(3, 0);
     let clock = ManualClock::new(START);
     let store = redis_store(&cluster, clock.clone()).await;
     let limits = "namespaces: { ns: { dynamic_bucket_template: { size: 5, fill_rate: 1/h } } }";
     let service = Arc::new(Service::new(store, clock, limits));
-    let calls = |number: usize| -> usize {
-        let mut info = redis::cmd("INFO");
-        let about: String =
-            info.arg("commandstats").query(&mut cluster.connection(number)).unwrap();
-        let line = about.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or("=0,");
-        line.split(['=', ',']).nth(1).unwrap().parse().unwrap()
-    };
-    let before: usize = (0..3).map(calls).sum();
+    let calls = |number: usize| command_stats(&mut cluster.connection(number), "evalsha").calls;
+    let before: u64 = (0..3).map(calls).sum();
     let mut callers = tokio::task::JoinSet::new();
     for at in 0..ASKED {
         let service = Arc::clone(&service);
@@ -387,8 +376,8 @@ async fn questions_to_many_slots_share_a_call() {
         });
     }
     callers.join_all().await;
-    let made = (0..3).map(calls).sum::<usize>() - before;
-    let keys: Vec<usize> = (0..3)
+    let made = (0..3).map(calls).sum::<u64>() - before;
+    let keys: Vec<u64> = (0..3)
         .map(|number| redis::cmd("DBSIZE").query(&mut cluster.connection(number)).unwrap())
         .collect();
     println!("{ASKED} decisions in {made} calls, keys on the masters: {keys:?}");

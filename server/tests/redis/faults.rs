@@ -11,7 +11,7 @@ use testkit::http::{allow, is_shared_grant};
 use testkit::load::StallDetector;
 use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{LimitsFile, Node, Redis, START, Service, eventually};
+use testkit::{LimitsFile, Node, Redis, START, Service, command_stats, eventually};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::allow::Query;
@@ -73,8 +73,7 @@ fn a_forbidden_command_is_refused_once_and_not_asked_again() {
     let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
     assert!(!shared(&node, "together x"), "nobody may look into the register");
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
+    assert_eq!(command_stats(&mut inside, "evalsha").calls, 1);
     assert!(shared(&node, "nowhere x"), "what is allowed is still decided");
 }
 
@@ -112,9 +111,7 @@ fn a_demoted_master_is_left() {
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
     let demoted = Instant::now();
     eventually("the new master decides", Duration::from_secs(2), || {
-        let mut inside = new.connection();
-        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-        shared(&node, "nowhere x") && calls.contains("cmdstat_evalsha")
+        shared(&node, "nowhere x") && command_stats(&mut new.connection(), "evalsha").calls > 0
     });
     println!("found the new master in {:.0?}", demoted.elapsed());
 }
@@ -217,10 +214,6 @@ fn is_back(line: &serde_json::Value) -> bool {
     line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
 }
 
-fn is_up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
 /// A deadline that lets far more than a second go by until a probe has waited for all that it may.
 const LONG: [&str; 2] = ["--store-timeout", "500ms"];
 
@@ -235,7 +228,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
         node.logged();
         network.set(Fault::HalfOpen);
         shared(&node, "nowhere x");
-        eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+        eventually("it is noticed", Duration::from_secs(10), || !node.store_is_up());
         let probed = network.accepted() + 6;
         eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
         network.set(Fault::Nothing);
@@ -249,7 +242,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
         while calm.elapsed() < Duration::from_millis(1500) {
             let shared = shared(&node, "nowhere x");
             assert!(
-                shared && is_up(&node),
+                shared && node.store_is_up(),
                 "{shared} after {:?}: {:#?}",
                 mended.elapsed(),
                 node.logged()
@@ -269,9 +262,9 @@ fn a_server_that_is_far_away_is_found_again() {
     let (_limits, node) = start_with(&network.url(), &LONG);
     network.set(Fault::HalfOpen);
     shared(&node, "nowhere x");
-    eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+    eventually("it is noticed", Duration::from_secs(10), || !node.store_is_up());
     network.set(Fault::Delay(Duration::from_millis(150)));
-    eventually("it is found", Duration::from_secs(20), || is_up(&node));
+    eventually("it is found", Duration::from_secs(20), || node.store_is_up());
     eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
 }
 
@@ -284,7 +277,7 @@ fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     let limits = LimitsFile::new(LIMITS);
     let args = ["--store", &cluster.url(), "--store-timeout", "10s"];
     let node = Node::start(&limits.path(), &args);
-    eventually("the store is up", 10 * SECOND, || is_up(&node));
+    eventually("the store is up", 10 * SECOND, || node.store_is_up());
     let name_at = |number: usize| {
         let mut names = (0..).map(|n| format!("user-{n}"));
         let key = |name: &str| slot(format!("b{{spread:{name}}}").as_bytes());

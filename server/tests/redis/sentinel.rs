@@ -11,10 +11,9 @@ use testkit::lease_clients::{Holdings, LeaseClients, now_us};
 use testkit::load::{
     GrantAudit, Load, Plan, Sample, StallDetector, assert_shared_again, percentile,
 };
-use testkit::metrics::Scrape;
 use testkit::report::Row;
 use testkit::sentinel::Sentinels;
-use testkit::{LimitsFile, Node, eventually};
+use testkit::{LimitsFile, Node, command_stats, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const LIMITS: &str = "
@@ -33,8 +32,8 @@ fn start(sentinels: &Sentinels, limits: &LimitsFile, args: &[&str]) -> Vec<Node>
     let args = [&["--store", &url], args].concat();
     let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
     for node in &nodes {
-        let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-        eventually("two nodes behind sentinels", 10 * SECOND, || up() && alive(node) == 2.0);
+        node.wait_for_store();
+        eventually("both nodes are counted", 10 * SECOND, || alive(node) == 2.0);
     }
     nodes
 }
@@ -44,11 +43,9 @@ fn load(nodes: &[Node]) -> Load {
     Load::start(&grpc, CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
-/// How many calls of scripts the master has had.
-fn calls(sentinels: &Sentinels) -> bool {
-    let mut info = redis::cmd("INFO");
-    let about: String = info.arg("commandstats").query(&mut sentinels.connection()).unwrap();
-    about.contains("cmdstat_evalsha:")
+/// Whether the master has run a script.
+fn master_ran_a_script(sentinels: &Sentinels) -> bool {
+    command_stats(&mut sentinels.connection(), "evalsha").calls > 0
 }
 
 #[test]
@@ -63,7 +60,7 @@ fn a_url_of_sentinels_is_served() {
         assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
         let all: Vec<&Sample> = samples.iter().collect();
         GrantAudit::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
-        assert!(calls(&sentinels));
+        assert!(master_ran_a_script(&sentinels));
         assert_eq!(get(&nodes[0], "/debug/status.json").status, 200);
         Ok(())
     });
@@ -87,7 +84,7 @@ fn a_user_with_few_rights() {
     eventually("a shared decision", 5 * SECOND, || {
         allow(node.http, "ns", "b")["degraded"] == false
     });
-    assert!(calls(&sentinels));
+    assert!(master_ran_a_script(&sentinels));
     asked.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
@@ -159,7 +156,7 @@ fn nodes_follow_when_the_master_dies() {
     let ours =
         assert_shared_again(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
     assert!(samples.iter().filter(|sample| sample.sent > named + SECOND).count() > 500);
-    assert!(calls(&sentinels), "the new master was never asked");
+    assert!(master_ran_a_script(&sentinels), "the new master was never asked");
     for sample in &degraded {
         let expected = match &*sample.namespace {
             "allow" => [Status::Ok; 2],

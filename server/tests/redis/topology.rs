@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::redis_cluster::RedisCluster;
 use testkit::sentinel::Sentinels;
-use testkit::{PollLimit, Redis, free_port};
+use testkit::{PollLimit, Redis, command_stats, free_port, redis_cmd};
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::StoreError;
 use tollgate_server::store::redis::{SLOTS, Servers, Topology, slot};
@@ -146,20 +146,8 @@ async fn a_cluster_is_found_and_followed() {
 async fn many_who_ask_are_one_question() {
     let cluster = RedisCluster::start_with(3, 0);
     let known = Arc::new(servers(&cluster.url()));
-    let asked = || -> u64 {
-        (0..3)
-            .map(|number| {
-                let about: String = redis::cmd("INFO")
-                    .arg("commandstats")
-                    .query(&mut cluster.connection(number))
-                    .unwrap();
-                let line = about.lines().find(|line| line.starts_with("cmdstat_cluster|info:"));
-                line.map_or(0, |line| {
-                    line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap()
-                })
-            })
-            .sum()
-    };
+    let stats = |number| command_stats(&mut cluster.connection(number), "cluster|info");
+    let asked = || (0..3).map(|number| stats(number).calls).sum::<u64>();
     let before = asked();
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..100 {
@@ -185,7 +173,7 @@ async fn many_who_ask_are_one_question() {
 async fn a_cluster_with_a_hole_is_one() {
     let cluster = RedisCluster::start_with(3, 0);
     let known = servers(&cluster.url());
-    slots_of(&cluster, "DELSLOTS 7");
+    send_to_all(&cluster, "CLUSTER DELSLOTS 7");
     let topology = known.refresh(0).await.unwrap();
     assert_eq!((topology.master_of(7), topology.masters().len()), (None, 3));
     assert!(topology.master_of(6).is_some() && topology.master_of(8).is_some());
@@ -202,13 +190,13 @@ async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
     sorted.sort_unstable();
 
     // A server that does not see all of its cluster is not relied on, …
-    slots_of(&old, "DELSLOTS 7");
+    send_to_all(&old, "CLUSTER DELSLOTS 7");
     until(&known, "the newer one", |now| ports(now).len() == 3).await;
-    slots_of(&old, "ADDSLOTS 7");
+    send_to_all(&old, "CLUSTER ADDSLOTS 7");
     old.wait_until_whole();
 
     // … but neither is one that has missed what happened.
-    slots_of(&new, "DELSLOTS 7");
+    send_to_all(&new, "CLUSTER DELSLOTS 7");
     let topology = until(&known, "the hole", |now| now.master_of(7).is_none()).await;
     let mut found = ports(&topology);
     found.sort_unstable();
@@ -220,13 +208,10 @@ async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
     until(&known, "the newer one again", |now| ports(now).len() == 3).await;
 }
 
-/// Tells every server of a cluster `CLUSTER …`.
-fn slots_of(cluster: &RedisCluster, words: &str) {
+/// Sends a command to every server of a cluster.
+fn send_to_all(cluster: &RedisCluster, words: &str) {
     for number in 0..cluster.ports().len() {
-        redis::cmd("CLUSTER")
-            .arg(words.split(' ').collect::<Vec<_>>())
-            .exec(&mut cluster.connection(number))
-            .unwrap();
+        redis_cmd(words).exec(&mut cluster.connection(number)).unwrap();
     }
 }
 

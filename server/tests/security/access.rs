@@ -7,7 +7,7 @@ use prost::Message;
 use testkit::callers::{
     Callers, LIMITS, allow, http_with_token, refusals, status_of, token, with_token,
 };
-use testkit::grpc::{channel, request};
+use testkit::grpc::{channel, lease_request, request};
 use testkit::http::send;
 use testkit::{LimitsFile, Node};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
@@ -144,12 +144,6 @@ fn server_asks(
     GetServerCapacityRequest { server_id: server.to_owned(), resource: vec![resource] }
 }
 
-fn client_asks(client: &str, resource: &str, wants: f64) -> GetCapacityRequest {
-    let resource_id = resource.to_owned();
-    let resource = ResourceRequest { resource_id, wants, ..ResourceRequest::default() };
-    GetCapacityRequest { client_id: client.to_owned(), resource: vec![resource] }
-}
-
 /// To speak for many clients is a right of its own, and bounded.
 #[tokio::test]
 async fn who_lends_to_other_clusters_has_a_right_to() {
@@ -188,7 +182,7 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
     // However many clients it speaks for, whatever they want, three count.
     let mut gets = Vec::new();
     for _ in 0..2 {
-        let honest = with_token(plain, client_asks("honest", "db.c", 100.0));
+        let honest = with_token(plain, lease_request("honest", "db.c", 100.0, None));
         let honest = capacity.get_capacity(honest).await.unwrap().into_inner();
         let server = server_asks("s", "db.c", &[i64::MAX, i64::MAX], 1e18);
         let server =
@@ -226,7 +220,7 @@ async fn client_ids_are_the_callers_own() {
         let text = if allowed { "" } else { FORBIDDEN };
         let expected = (code, text.to_owned());
         let token = Some(&*shop);
-        let got = capacity.get_capacity(with_token(token, client_asks(id, "r", 1.0))).await;
+        let got = capacity.get_capacity(with_token(token, lease_request(id, "r", 1.0, None))).await;
         assert_eq!(status_of(got), expected, "{id}");
         let resource_id = vec!["r".to_owned()];
         let release = ReleaseCapacityRequest { client_id: id.to_owned(), resource_id };
@@ -235,7 +229,7 @@ async fn client_ids_are_the_callers_own() {
         let server = with_token(token, server_asks(id, "r", &[1], 1.0));
         assert_eq!(status_of(capacity.get_server_capacity(server).await), expected, "{id}");
     }
-    let any = with_token(Some(&*free), client_asks("sh*p/1", "r", 1.0));
+    let any = with_token(Some(&*free), lease_request("sh*p/1", "r", 1.0, None));
     assert_eq!(
         status_of(capacity.get_capacity(any).await).0,
         Code::Ok,

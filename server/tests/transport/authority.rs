@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use testkit::cluster::Cluster;
-use testkit::command::run;
+use testkit::command::{python, run};
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, eventually};
 
@@ -17,16 +17,10 @@ namespaces:
       b: { size: 1000000, fill_rate: 1000000 }
 ";
 
-/// The script, run by whichever Python has gRPC: the system's, or else the first on the path.
+/// The script, in a Python that has gRPC.
 fn script() -> Command {
-    let knows_grpc = |python: &&str| {
-        let found = Command::new(python).args(["-c", "import grpc"]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows_grpc);
-    let mut command = Command::new(python.expect("scripts/test.sh installs Python's gRPC"));
-    let script = testkit::fixture("python/authorities.py");
-    command.arg("-B").arg(script);
+    let mut command = python("grpc");
+    command.arg(testkit::fixture("python/authorities.py"));
     command
 }
 

@@ -44,12 +44,6 @@ const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 /// That its SETTINGS are accepted.
 const AGREED: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
 
-fn rss(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 /// A connection that has shaken hands.
 fn greeted(node: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(node).unwrap();
@@ -116,7 +110,7 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     let a_while = || thread::sleep(Duration::from_secs(2));
     let (alone, _) = callers("alone", &node, a_while);
 
-    let (before, started) = (rss(node.pid()), Instant::now());
+    let (before, started) = (node.rss_kb(), Instant::now());
     let grpc = node.grpc;
     let open = move || (0..idle / OPENERS).map(|_| greeted(grpc)).collect::<Vec<_>>();
     let openers: Vec<_> = (0..OPENERS).map(|_| thread::spawn(open)).collect();
@@ -125,7 +119,7 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     let took = started.elapsed();
     let open = || Scrape::of(node.http).sum("tollgate_connections", &[("transport", "grpc")]);
     eventually("all are in", TEST_TIMEOUT, || open() >= idle as f64);
-    let each = (rss(node.pid()) - before) / idle as u64;
+    let each = ((node.rss_kb() - before) << 10) / idle as u64;
     println!("{idle} opened in {took:.1?}, {each} bytes each");
     assert!(each < BYTES, "{each} bytes a connection");
     let (beside, _) = callers("beside idle ones", &node, a_while);
@@ -145,6 +139,6 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     assert!(beside.max(churn) < alone * 3 + Duration::from_millis(50), "others are served");
     drop(opened);
     eventually("they are gone", TEST_TIMEOUT, || open() == 0.0);
-    let left = rss(node.pid()).saturating_sub(before) / idle as u64;
+    let left = (node.rss_kb().saturating_sub(before) << 10) / idle as u64;
     println!("afterwards {left} bytes each are kept");
 }

@@ -40,13 +40,6 @@ fn asked(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.to_owned() }
 }
 
-/// Waits until decisions are the store's.
-fn store_answers(node: &Node) {
-    eventually("the store answers", TEST_TIMEOUT, || {
-        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
-    });
-}
-
 /// Whether it has logged that since it was last asked.
 fn says(node: &Node, message: &str) -> bool {
     node.logged().iter().any(|event| event["message"] == message)
@@ -71,7 +64,7 @@ async fn under_load_every_request_is_answered_or_never_began() {
     // A deadline that a busy machine keeps: a decision that ends late may have been made.
     let args = ["--store", &redis.url(), "--store-timeout", "10s", "--drain-timeout", "60s"];
     let mut node = Node::start(&limits.path(), &args);
-    store_answers(&node);
+    node.wait_for_store();
 
     let callers = Callers::start(&node).await;
     eventually("load", TEST_TIMEOUT, || callers.granted() > 500);
@@ -140,7 +133,7 @@ impl Callers {
 async fn left(limits: &LimitsFile, args: &[&str]) -> f64 {
     let node = Node::start(&limits.path(), args);
     let mut client = client(&node).await;
-    store_answers(&node);
+    node.wait_for_store();
     let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
     assert_eq!((answer.status(), answer.degraded), (Status::Ok, false));
     answer.tokens_available + 1.0
@@ -161,7 +154,7 @@ async fn taken_ahead(
     tokens: f64,
 ) -> (Node, Callers) {
     let node = Node::start(&limits.path(), args);
-    store_answers(&node);
+    node.wait_for_store();
     let callers = Callers::start(&node).await;
     eventually("tokens are taken ahead", TEST_TIMEOUT, || {
         ahead(&node, fate).is_some_and(|count| count > tokens)
@@ -244,7 +237,7 @@ async fn a_request_in_flight_is_waited_for() {
     let limits = LimitsFile::new(LIMITS);
     let args = ["--store", &redis.url(), "--store-timeout", "1500ms"];
     let mut node = Node::start(&limits.path(), &args);
-    store_answers(&node);
+    node.wait_for_store();
     let channel = channel(node.grpc).await;
     let mut client = QuotaServiceClient::new(channel.clone());
     client.allow(request("ns", "b", 1)).await.unwrap();

@@ -304,9 +304,7 @@ async fn grpc_health_says_what_readyz_says() {
         limit.check("health follows readiness");
     }
     redis.kill();
-    eventually("the store is missed", Duration::from_secs(5), || {
-        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(0.0)
-    });
+    eventually("the store is down", Duration::from_secs(5), || !node.store_is_up());
     // Nothing is to change, so there is nothing to wait for but a few of its looks.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
@@ -346,8 +344,6 @@ fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
     let node = Node::start(&refusing.path(), &["--store", &redis.url()]);
     eventually("ready", Duration::from_secs(5), || ready(&node) == good);
     redis.kill();
-    eventually("the store is missed", Duration::from_secs(5), || {
-        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(0.0)
-    });
+    eventually("the store is down", Duration::from_secs(5), || !node.store_is_up());
     assert_eq!(ready(&node), good);
 }

@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::grpc::channel;
+use testkit::grpc::{capacity_client, lease};
 use testkit::http::{get, http};
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
-    GetCapacityRequest, GetServerCapacityRequest, PriorityBandAggregate, ResourceRequest,
-    ServerCapacityResourceRequest,
+    GetServerCapacityRequest, PriorityBandAggregate, ServerCapacityResourceRequest,
 };
 use tonic::transport::Channel;
 
@@ -29,11 +28,7 @@ const ODD: &str = "<i>\"&'<script>alert(1)";
 const GAUGED: Duration = Duration::from_secs(12);
 
 async fn ask(client: &mut Client, name: &str, resource: &str, wants: f64) -> f64 {
-    let resource =
-        ResourceRequest { resource_id: resource.to_owned(), priority: 0, has: None, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    let answer = client.get_capacity(request).await.unwrap().into_inner();
-    answer.response[0].gets.capacity
+    lease(client, name, resource, wants, None).await.gets.capacity
 }
 
 async fn ask_as_server(client: &mut Client, name: &str, resource: &str, wants: f64) -> f64 {
@@ -50,7 +45,7 @@ async fn ask_as_server(client: &mut Client, name: &str, resource: &str, wants: f
 
 /// Four clients and a server, on all templates and on none.
 async fn fill(node: &Node) {
-    let mut client = CapacityClient::new(channel(node.grpc).await);
+    let mut client = capacity_client(node).await;
     for _ in 0..2 {
         ask(&mut client, "a", "db.users", 1000.0).await;
         ask(&mut client, ODD, "db.users", 10.0).await;
@@ -183,9 +178,7 @@ async fn a_node_on_its_own_shows_its_leases() {
 async fn a_node_on_redis_shows_its_leases() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    eventually("the store is up", Duration::from_secs(5), || {
-        Scrape::of(node.http).get("tollgate_store_up", &[]) == Some(1.0)
-    });
+    node.wait_for_store();
     fill(&node).await;
     shows(&node, "redis://127.0.0.1");
 }
@@ -241,7 +234,7 @@ async fn metrics_tell_of_leases() {
         ]
         .map(|name| scrape.get(name, &labels).unwrap_or(f64::NAN))
     };
-    let mut client = CapacityClient::new(channel(node.grpc).await);
+    let mut client = capacity_client(&node).await;
     // A second resource of the same template.
     ask(&mut client, "b", "db.orders", 7.5).await;
     eventually("the gauges tell", GAUGED, || {

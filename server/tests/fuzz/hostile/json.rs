@@ -24,7 +24,7 @@ use tollgate_server::transport::load::Load;
 use tower_service::Service as _;
 
 use super::LIMITS;
-use testkit::{START, Service};
+use testkit::{START, Service, runtime};
 
 /// `None`: no server would take it for a request.
 fn request(input: &[u8]) -> Option<Request<Body>> {
@@ -54,7 +54,7 @@ fn request(input: &[u8]) -> Option<Request<Body>> {
 
 #[test]
 fn any_request_over_http() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let metrics = Arc::new(Metrics::new());

@@ -126,9 +126,7 @@ async fn no_name_gets_into_logs_or_metrics() {
         &limits.path(),
         &["--store", &redis.url(), "--log-level", "info,tollgate_server=trace"],
     );
-    eventually("the store is up", Duration::from_secs(5), || {
-        get(&node, "/metrics").body.contains("tollgate_store_up 1")
-    });
+    node.wait_for_store();
     node.logged();
     let allowed = format!("{MARK}:\"\\{{}}%\u{202e}{}", "x".repeat(200));
     let rejected = [hostile("bucket"), MARK.repeat(65), format!("{MARK} space")];

@@ -30,7 +30,7 @@ use tonic::Code;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use super::LIMITS;
-use testkit::{START, Service};
+use testkit::{START, Service, runtime};
 
 const METHODS: [&str; 6] = [
     "/quotaservice.QuotaService/Allow",
@@ -168,7 +168,7 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
 
 #[test]
 fn any_message() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let health = HealthService::from_health_reporter(HealthReporter::new());

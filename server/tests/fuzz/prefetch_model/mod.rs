@@ -15,7 +15,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::metrics::Scrape;
-use testkit::{START, Service, property_tests};
+use testkit::{START, Service, property_tests, runtime};
 use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -27,9 +27,6 @@ use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Store};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 #[test]
 fn no_stretch_grants_too_much() {
     let runtime = runtime();

@@ -12,12 +12,9 @@ mod redis_only;
 mod sharing;
 mod time;
 
-use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, Service, redis_store};
+use testkit::{START, Service};
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
-use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::capacity::{Lease, PriorityWants, Request};
-use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{LeaseStore, LeaseView, Store};
 
 pub(crate) const SECOND: i64 = 1_000_000;
@@ -113,91 +110,40 @@ pub(crate) trait Both: Store + LeaseStore {}
 
 impl<S: Store + LeaseStore> Both for S {}
 
-macro_rules! scenarios {
-    ($($module:ident { $($scenario:ident,)* })*) => {
-        #[tokio::test]
-        async fn on_the_embedded_store() {
-            $($({
-                let clock = ManualClock::new(START);
-                let store = MemoryStore::with_clock(clock.clone());
-                $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*)*
-        }
-
-        #[tokio::test]
-        async fn on_redis() {
-            on_servers(&Redis::start()).await;
-        }
-
-        #[tokio::test]
-        async fn on_valkey() {
-            match Redis::start_valkey() {
-                Some(valkey) => on_servers(&valkey).await,
-                None => println!("not run: there is no valkey-server"),
-            }
-        }
-
-        #[tokio::test]
-        async fn on_a_redis_cluster() {
-            on_servers(&RedisCluster::start()).await;
-        }
-
-        async fn on_servers(servers: &impl Servers) {
-            $($({
-                servers.delete_all_data();
-                let clock = ManualClock::new(START);
-                let store = redis_store(servers, clock.clone()).await;
-                servers.set_birth(START.0);
-                $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*)*
-        }
-    };
-}
-
-scenarios!(
-    sharing {
-        the_worked_examples_in_any_order,
-        each_client_for_itself,
-        what_no_template_matches,
-        which_template,
-        clients_with_equal_wants,
-        what_may_be_used_without_a_lease,
-        a_parent_whose_safe_capacity_has_no_bound,
-        servers_count_as_many_as_they_stand_for,
-        bands_as_they_come,
-        a_server_gives_back_when_it_can,
-    }
-    time {
-        a_lease_ends_at_its_second,
-        a_release_frees_at_once,
-        a_crashed_client,
-        a_refresh_goes_on_from_now,
-        a_mass_that_expires_together,
-        a_clock_that_steps_back,
-    }
-    changes {
-        less_to_share,
-        more_to_share,
-        another_algorithm,
-        another_lease_length,
-        a_template_that_goes_and_comes_back,
-    }
-    learning {
-        a_newborn_store_learns,
-        claims_in_learning_are_not_cut,
-        only_a_newborn_store_learns,
-        for_as_long_as_the_template_says,
-        servers_are_learned_too,
-        a_claim_counts_at_most_what_can_have_been_granted,
-        a_server_keeps_what_it_has_leased_out,
-    }
-    names {
-        names_are_apart,
-        a_client_and_a_server_of_the_same_name,
-        what_makes_no_sense_is_refused,
-        as_much_as_is_allowed,
-        one_resource_too_many,
-        one_resource_of_a_caller_too_many,
-        many_resources_in_order,
-    }
+testkit::scenarios!(
+    sharing::the_worked_examples_in_any_order,
+    sharing::each_client_for_itself,
+    sharing::what_no_template_matches,
+    sharing::which_template,
+    sharing::clients_with_equal_wants,
+    sharing::what_may_be_used_without_a_lease,
+    sharing::a_parent_whose_safe_capacity_has_no_bound,
+    sharing::servers_count_as_many_as_they_stand_for,
+    sharing::bands_as_they_come,
+    sharing::a_server_gives_back_when_it_can,
+    time::a_lease_ends_at_its_second,
+    time::a_release_frees_at_once,
+    time::a_crashed_client,
+    time::a_refresh_goes_on_from_now,
+    time::a_mass_that_expires_together,
+    time::a_clock_that_steps_back,
+    changes::less_to_share,
+    changes::more_to_share,
+    changes::another_algorithm,
+    changes::another_lease_length,
+    changes::a_template_that_goes_and_comes_back,
+    learning::a_newborn_store_learns,
+    learning::claims_in_learning_are_not_cut,
+    learning::only_a_newborn_store_learns,
+    learning::for_as_long_as_the_template_says,
+    learning::servers_are_learned_too,
+    learning::a_claim_counts_at_most_what_can_have_been_granted,
+    learning::a_server_keeps_what_it_has_leased_out,
+    names::names_are_apart,
+    names::a_client_and_a_server_of_the_same_name,
+    names::what_makes_no_sense_is_refused,
+    names::as_much_as_is_allowed,
+    names::one_resource_too_many,
+    names::one_resource_of_a_caller_too_many,
+    names::many_resources_in_order,
 );

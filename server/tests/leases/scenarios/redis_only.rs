@@ -8,7 +8,7 @@ use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::{LeaseAsk, LeaseStore};
 
 use super::{FAIR, SECOND, START_S, ask, ask_as, gets, holders, leased, near, one, plain, release};
-use testkit::{Redis, START, Servers, Service, redis_store};
+use testkit::{Redis, START, Servers as _, Service, redis_cmd, redis_store};
 
 type Node = Service<RedisStore>;
 
@@ -22,12 +22,7 @@ async fn start(limits: &str) -> (Redis, Connection, Node) {
 }
 
 fn tell<T: redis::FromRedisValue>(inside: &mut Connection, words: &str) -> T {
-    let mut words = words.split(' ');
-    let mut cmd = redis::cmd(words.next().unwrap());
-    words.for_each(|word| {
-        cmd.arg(word);
-    });
-    cmd.query(inside).unwrap()
+    redis_cmd(words).query(inside).unwrap()
 }
 
 /// All keys but those that are always there: of the nodes and of the birth.

@@ -10,7 +10,7 @@ mod servers;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use testkit::metrics::Scrape;
-use testkit::{Redis, START, Servers as _, property_tests, redis_store_counted};
+use testkit::{Redis, START, Servers as _, property_tests, redis_store_counted, runtime};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::redis::RedisStore;
@@ -27,7 +27,7 @@ struct Field {
 
 impl Field {
     fn new() -> Self {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let runtime = runtime();
         let (redis, clock, metrics) = (Redis::start(), ManualClock::new(START), Metrics::new());
         let store = runtime.block_on(redis_store_counted(&redis, clock.clone(), &metrics));
         let inside = redis.connection();

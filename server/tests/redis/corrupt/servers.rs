@@ -11,7 +11,7 @@ use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreEr
 
 use super::{Field, try_cases};
 use testkit::corrupt_values::{CorruptValue, corrupt_value};
-use testkit::{Redis, START, Servers as _, connector};
+use testkit::{Redis, START, Servers as _, connector, runtime};
 
 const LIFE: Duration = Duration::from_secs(3600);
 
@@ -37,7 +37,7 @@ fn earliest_birth() -> CorruptValue {
 
 #[test]
 fn heartbeats_go_on() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let (redis, metrics) = (Redis::start(), tollgate_server::metrics::Metrics::new());
     let connector = runtime.block_on(connector(&redis.url(), &metrics));
     let inside = RefCell::new(redis.connection());

@@ -119,18 +119,10 @@ fn room() -> PathBuf {
     testkit::fixture("clients")
 }
 
-/// The system's Python, which the system's packages are for, or else the first on the path.
+/// A Python that has `module`.
 pub fn python(module: &str, driver: &str) -> Command {
-    let knows = |python: &&str| {
-        let found = Command::new(python).args(["-c", &format!("import {module}")]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows);
-    let python =
-        python.unwrap_or_else(|| panic!("no Python {module}; scripts/test.sh installs it"));
-    let mut command = Command::new(python);
-    // Without -B it would leave compiled files among the sources.
-    command.arg("-B").arg(room().join(driver));
+    let mut command = testkit::command::python(module);
+    command.arg(room().join(driver));
     command
 }
 
