@@ -1,4 +1,4 @@
-//! What the metrics of a cluster say of its parent.
+//! The metric of a cluster about its parent.
 
 use testkit::command::tollgate;
 use testkit::metrics::Scrape;
@@ -12,7 +12,7 @@ fn up(node: &Node) -> f64 {
     Scrape::of(node.http).sum("tollgate_parent_up", &[])
 }
 
-/// A lease of that resource, for a minute.
+/// Takes a lease for a minute.
 fn lease(node: &Node) {
     let grpc = node.grpc.to_string();
     let done = tollgate(&["capacity", "get", "c", "db", "5", "--json", "--addr", &grpc]);
@@ -37,19 +37,19 @@ fn a_parent_that_goes_and_comes_back() {
     });
     drop(root);
 
-    // Only one of them asks.
+    // Only one of the nodes asks the parent.
     let mut asks = &one;
-    eventually("the parent is missed", TEST_TIMEOUT, || {
+    eventually("the outage of the parent is shown", TEST_TIMEOUT, || {
         let down = [&one, &other].into_iter().find(|node| up(node) == 0.0);
         asks = down.unwrap_or(asks);
         down.is_some()
     });
     let waits = if std::ptr::eq(asks, &one) { &other } else { &one };
-    // Where it can't, the other one does, and the first knows nothing any more.
+    // If that node stops, the other one takes over, and the first one knows nothing any more.
     signal(asks.pid(), "STOP");
-    eventually("another misses it", TEST_TIMEOUT, || up(waits) == 0.0);
+    eventually("the other node shows the outage", TEST_TIMEOUT, || up(waits) == 0.0);
     signal(asks.pid(), "CONT");
-    eventually("whose turn it is not says nothing", TEST_TIMEOUT, || {
+    eventually("only the node that asks shows the outage", TEST_TIMEOUT, || {
         [up(asks), up(waits)].into_iter().sum::<f64>() == 1.0
     });
 

@@ -1,6 +1,5 @@
-//! Capacity leases as a client sees them that shares no code with us: Python, over its own gRPC,
-//! with messages that protoc makes from `proto/doorman.proto`. What it asks and expects is in
-//! `fixtures/python`.
+//! Capacity leases from the side of an independent client: Python's gRPC, with messages that protoc
+//! generates from `proto/doorman.proto`. Requests and expected answers are in `fixtures/python`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -13,7 +12,7 @@ fn tests() -> PathBuf {
     testkit::fixture("python")
 }
 
-/// Runs a command that must succeed, and gives back what it has printed.
+/// Runs a command that must succeed, and returns its output.
 #[track_caller]
 fn succeeds(command: &mut Command) -> String {
     let done = run(command);
@@ -21,7 +20,7 @@ fn succeeds(command: &mut Command) -> String {
     done.stdout
 }
 
-/// Where a program is. protoc starts no plugin without its full path.
+/// Path of a program: protoc needs the full path of a plugin.
 fn located(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
     let mut places = std::env::split_paths(&path).map(|folder| folder.join(program));
@@ -30,7 +29,7 @@ fn located(program: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{program} is not installed; scripts/test.sh installs it"))
 }
 
-/// The messages and the client of `proto/doorman.proto`, in Python.
+/// Generates the Python client of `proto/doorman.proto`.
 fn generated() -> TempDir {
     let folder = TempDir::new().unwrap();
     let proto = testkit::in_repository("proto");
@@ -46,7 +45,7 @@ fn generated() -> TempDir {
     folder
 }
 
-/// Runs the whole program against a node that has an empty store.
+/// Runs the worked examples against a node with an empty store.
 fn worked_examples(node: &Node, master_address: &str) {
     let messages = generated();
     let printed = succeeds(
@@ -55,7 +54,7 @@ fn worked_examples(node: &Node, master_address: &str) {
             .arg(tests().join("worked_examples.py"))
             .args([&node.grpc.to_string(), master_address]),
     );
-    // A program that compares nothing would succeed too.
+    // A script that compares nothing would succeed, too.
     assert!(printed.contains(" compared, 0 failed"), "{printed}");
 }
 

@@ -1,6 +1,5 @@
-//! Faults of the store that are not an outage: keys that something else has written, a master
-//! that is demoted, connections that die while they idle, a network that is too slow, a Redis
-//! in cluster mode.
+//! Faults of the store that are not an outage: corrupt values, a demoted master, idle connections
+//! that die, a slow network, a Redis in cluster mode, and stalled nodes and servers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +29,7 @@ namespaces:
 const EVERYWHERE: [&str; 6] =
     ["spread own", "spread x", "together own", "together x", "shared x", "nowhere x"];
 
-/// Asks over HTTP, and tells whether the answer was a grant by the shared store.
+/// Whether a request is granted by the shared store.
 fn shared(node: &Node, name: &str) -> bool {
     let (namespace, bucket) = name.split_once(' ').unwrap();
     is_shared_grant(&allow(node.http, namespace, bucket))
@@ -64,7 +63,7 @@ fn the_keys_of_a_decision_are_in_one_slot() {
 }
 
 #[test]
-fn a_forbidden_command_is_refused_once_and_not_asked_again() {
+fn a_forbidden_command_is_not_retried() {
     let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
@@ -72,9 +71,9 @@ fn a_forbidden_command_is_refused_once_and_not_asked_again() {
     redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
     let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
-    assert!(!shared(&node, "together x"), "nobody may look into the register");
+    assert!(!shared(&node, "together x"), "reading the register is forbidden");
     assert_eq!(command_stats(&mut inside, "evalsha").calls, 1);
-    assert!(shared(&node, "nowhere x"), "what is allowed is still decided");
+    assert!(shared(&node, "nowhere x"), "other buckets are still decided");
 }
 
 #[test]
@@ -105,7 +104,7 @@ fn a_demoted_master_is_left() {
     let (_limits, node) = start(&proxy.url());
     assert!(shared(&node, "spread x"));
 
-    // The old master stays up, and so do the connections to it.
+    // The old master and the connections to it stay up.
     proxy.set_target(new.port());
     let mut inside = old.connection();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
@@ -121,7 +120,7 @@ fn connections_that_died_idle_cost_no_decision() {
     let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    // Two lanes each for gRPC, for HTTP and for what is in the background, and the heartbeat.
+    // Two lanes each for gRPC, HTTP and background tasks, and the heartbeat's connection.
     const CONNECTIONS: usize = 7;
     let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
     assert!(shared(&node, "spread x"));
@@ -130,15 +129,15 @@ fn connections_that_died_idle_cost_no_decision() {
         let others = list.lines().filter(|line| !line.contains("cmd=client"));
         others.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
     };
-    // A lane that was never asked makes its own when it has idled for a while.
+    // An unused lane connects after some time.
     let mut before = Vec::new();
     eventually("all connections are made", Duration::from_secs(3), || {
         before = clients(&mut inside);
         before.len() == CONNECTIONS
     });
     redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
-    // Nobody asks meanwhile.
-    eventually("the connections are made anew", Duration::from_secs(3), || {
+    // No requests are sent meanwhile.
+    eventually("the connections are replaced", Duration::from_secs(3), || {
         let now = clients(&mut inside);
         now.len() == CONNECTIONS && now.iter().all(|id| !before.contains(id))
     });
@@ -154,7 +153,7 @@ fn a_slow_network_does_not_make_health_flap() {
     let proxy = FaultProxy::to(redis.port());
     let (_limits, node) = start(&proxy.url());
     node.logged();
-    // Longer than a decision may take, shorter than a probe.
+    // A round trip longer than the store timeout, shorter than that of a probe.
     proxy.set(Fault::Delay(Duration::from_millis(60)));
     let slow = Instant::now();
     let (mut ups, mut asked) = (0, 0);
@@ -164,15 +163,15 @@ fn a_slow_network_does_not_make_health_flap() {
         ups += node.logged().iter().filter(|line| is_back(line)).count();
     }
     assert_eq!(ups, 0, "it was up again {ups} times in {asked} decisions");
-    // Only the first ones waited for their deadline.
+    // Only the first decisions waited for the timeout.
     assert!(asked > 500, "{asked} decisions in three seconds");
     proxy.set(Fault::Nothing);
     eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
 }
 
-/// Whoever shares the machine may leave a node without a core for longer than a decision may take.
+/// A busy machine may stall a node for longer than the store timeout.
 #[tokio::test]
-async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
+async fn a_stalled_node_does_not_count_the_store_as_down() {
     const TIMEOUT: Duration = Duration::from_millis(50);
     let redis = Redis::start();
     let Ok(StoreUrl::Redis(url)) = redis.url().parse() else { panic!("{}", redis.url()) };
@@ -183,7 +182,7 @@ async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
     assert!(health.is_up());
     let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
     let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
-    // The first one brings the connection and the script about.
+    // The first decision connects and loads the script.
     let mut ready = false;
     for _ in 0..50 {
         connector.greet("test").await;
@@ -200,24 +199,24 @@ async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
             let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
             service.allow.allow(&query).await
         });
-        // Long enough for the question to be sent, and then nothing runs on this thread.
+        // Lets the request be sent; then the thread stalls.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        #[allow(clippy::disallowed_methods, reason = "that is what the node is held up by")]
+        #[allow(clippy::disallowed_methods, reason = "simulates a stall of the node")]
         std::thread::sleep(TIMEOUT + Duration::from_millis(20));
         degraded += u32::from(asked.await.unwrap().is_ok_and(|answer| answer.degraded));
         assert!(health.is_up());
     }
-    println!("{degraded} of 30 were decided without the store");
+    println!("{degraded} of 30 decisions were degraded");
 }
 
 fn is_back(line: &serde_json::Value) -> bool {
     line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
 }
 
-/// A deadline that lets far more than a second go by until a probe has waited for all that it may.
+/// A store timeout with which probes may hang for far more than a second.
 const LONG: [&str; 2] = ["--store-timeout", "500ms"];
 
-/// The far end is gone, and back just after a probe has gone to where nobody is.
+/// The network is repaired just after a probe was sent into the void.
 #[test]
 fn a_probe_that_hangs_does_not_delay_the_next() {
     let _machine = reserve_half();
@@ -228,7 +227,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
         node.logged();
         network.set(Fault::HalfOpen);
         shared(&node, "nowhere x");
-        eventually("it is noticed", Duration::from_secs(10), || !node.store_is_up());
+        eventually("the outage is noticed", Duration::from_secs(10), || !node.store_is_up());
         let probed = network.accepted() + 6;
         eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
         network.set(Fault::Nothing);
@@ -237,7 +236,8 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
         let (took, stalled) = (mended.elapsed(), canary.worst());
         println!("shared {took:.0?} after it was mended; stalls up to {stalled:.0?}");
         assert!(took <= Duration::from_secs(1) + 2 * stalled, "{took:?}, {stalled:?}");
-        // What hung meanwhile is not taken for another outage.
+        // Hanging probes of the outage do not count as another outage.
+        // The absence of an event takes real time to see.
         let calm = Instant::now();
         while calm.elapsed() < Duration::from_millis(1500) {
             let shared = shared(&node, "nowhere x");
@@ -253,7 +253,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
     }
 }
 
-/// Its answers take longer than those of a server that is near may, and come in time for decisions.
+/// Its round trip is long, but shorter than the store timeout.
 #[test]
 fn a_server_that_is_far_away_is_found_again() {
     let _machine = reserve_half();
@@ -262,13 +262,13 @@ fn a_server_that_is_far_away_is_found_again() {
     let (_limits, node) = start_with(&network.url(), &LONG);
     network.set(Fault::HalfOpen);
     shared(&node, "nowhere x");
-    eventually("it is noticed", Duration::from_secs(10), || !node.store_is_up());
+    eventually("the outage is noticed", Duration::from_secs(10), || !node.store_is_up());
     network.set(Fault::Delay(Duration::from_millis(150)));
-    eventually("it is found", Duration::from_secs(20), || node.store_is_up());
-    eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
+    eventually("the store is up", Duration::from_secs(20), || node.store_is_up());
+    eventually("decisions are shared", Duration::from_secs(20), || shared(&node, "nowhere x"));
 }
 
-/// Of three masters one takes questions and does not answer, and another one fails and is back.
+/// One of three masters hangs, and another one fails and recovers.
 #[test]
 fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     const SECOND: Duration = Duration::from_secs(1);
@@ -305,7 +305,7 @@ fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     }
 }
 
-/// Of a line of `CLIENT LIST`.
+/// Flags in a line of `CLIENT LIST`.
 fn flags(line: &str) -> &str {
     line.split(' ').find_map(|word| word.strip_prefix("flags=")).unwrap()
 }

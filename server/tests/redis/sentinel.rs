@@ -1,5 +1,4 @@
-//! Nodes as processes on a Redis that sentinels watch over, under load: they go to whichever
-//! server is the master.
+//! Node processes on a Redis with sentinels, under load: nodes follow the master.
 
 use std::time::{Duration, Instant};
 
@@ -66,9 +65,9 @@ fn a_url_of_sentinels_is_served() {
     });
 }
 
-/// What `docs/operating.md` names is enough, of the servers and of the sentinels.
+/// The rights in `docs/operating.md` are enough, on the servers and on the sentinels.
 #[test]
-fn a_user_with_few_rights() {
+fn the_documented_rights_are_enough() {
     let _machine = reserve_half();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
     let mut asked = vec![RestrictedUser::with_documented_rights(sentinels.connection(), " +role")];
@@ -88,8 +87,8 @@ fn a_user_with_few_rights() {
     asked.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
-/// What each policy answers while there is no master, and what a bucket without a refill worth
-/// mentioning has given before.
+/// A bucket under each policy; those of `allow` and `deny` hardly refill, so that all grants can be
+/// counted.
 const OUTAGE: &str = "
 namespaces:
   local: { on_store_failure: local, buckets: { b: { size: 200, fill_rate: 200, wait_timeout_millis: 0, max_debt_millis: 0 } } }
@@ -101,7 +100,7 @@ resources:
 
 const POLICIES: [&str; 3] = ["local", "allow", "deny"];
 
-/// When a node got its last shared answer before the gap, and its first one after it.
+/// Times of a node's last shared answer before the outage and of its first one after it.
 fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
     let shared = |s: &&Sample| s.target == node && !s.degraded();
     let answered = samples.iter().filter(shared).map(|s| (s.sent, s.answered));
@@ -123,11 +122,11 @@ fn nodes_follow_when_the_master_dies() {
     let load =
         Load::start(&grpc, CALLERS, |caller, _| Some(request(POLICIES[caller / 2 % 3], "b", 1)));
     load.run_for(SECOND);
-    // All have their share: from here on there are only renewals.
+    // From here on, requests are renewals only.
     let share = |client| leases.last(client).is_some_and(|one| one.capacity == 12.5);
     eventually("every client has its share", 10 * SECOND, || (0..8).all(share));
     load.run_for(SECOND / 2);
-    // One of the sentinels goes with it.
+    // A sentinel dies together with the master.
     sentinels.kill_sentinel(1);
     let (dead, killed_us) = (sentinels.kill_master(), now_us());
     let killed = Instant::now();
@@ -166,8 +165,8 @@ fn nodes_follow_when_the_master_dies() {
         assert!(expected.contains(&sample.status().unwrap()), "{:?}", sample.answer);
     }
 
-    // What the old master granted and the new one does not know of; and what was taken for
-    // requests whose answers did not come in time.
+    // Tokens that the old master granted but had not replicated, and tokens taken for requests that
+    // timed out.
     let (mut granted, mut forgotten) = (0, 0.0_f64);
     let refilled = 3000.0 / 86_400.0 * started.elapsed().as_secs_f64();
     for namespace in ["allow", "deny"] {
@@ -180,7 +179,7 @@ fn nodes_follow_when_the_master_dies() {
         forgotten += here as f64 - taken;
     }
     let unknown = degraded.iter().filter(|s| s.sent <= killed + SECOND / 5).count();
-    assert!(forgotten >= -1.0 - unknown as f64, "{forgotten}: taken, and never granted");
+    assert!(forgotten >= -1.0 - unknown as f64, "{forgotten}: taken but not granted");
     assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted are forgotten");
     let saturated: Vec<&Sample> =
         samples.iter().filter(|s| s.namespace == "local" && !s.degraded()).collect();
@@ -218,7 +217,7 @@ fn nodes_follow_when_the_master_dies() {
     .write(700);
 }
 
-/// What a bucket has left, by the store.
+/// Tokens left in a bucket, by a shared decision.
 fn available(node: &Node, namespace: &str) -> f64 {
     let mut left = None;
     eventually("a shared decision", 5 * SECOND, || {
