@@ -1,6 +1,6 @@
-//! Debian's HAProxy with the very same `config/haproxy.cfg` that Docker Compose uses, in
-//! front of three nodes: it spreads requests rather than connections, a node that dies takes
-//! only what it was working on with it, and one that is told to stop loses nothing.
+//! HAProxy (Debian's package) with the `config/haproxy.cfg` of Docker Compose, in front of three nodes:
+//! it distributes requests rather than connections, a killed node fails only its requests in flight,
+//! and a node that drains fails none.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ namespaces:
   ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0 } } }
 ";
 
-/// Callers that share one connection to the balancer, as those of one service do.
+/// Callers that share one connection to HAProxy, like those of one service.
 const CALLERS: Plan =
     Plan { callers: 16, connections: 1, pace: Duration::from_millis(5), failover: false };
 
@@ -28,8 +28,8 @@ fn load(balancer: &HaProxy) -> Load {
     Load::start(&[balancer.grpc], CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
-/// Requests over gRPC that each node has answered.
-fn answered(cluster: &Cluster) -> Vec<f64> {
+/// Number of gRPC requests that each node has answered.
+fn requests_by_node(cluster: &Cluster) -> Vec<f64> {
     let labels = [("transport", "grpc")];
     let count = |node: &testkit::Node| {
         Scrape::of(node.http).sum("tollgate_rpc_duration_seconds_count", &labels)
@@ -51,12 +51,12 @@ fn one_connection_is_spread_over_all_nodes() {
     });
     let samples = load.collect();
     assert_eq!((samples.len(), failed(&samples).len()), (1600, 0));
-    let by_node = answered(&cluster);
+    let counts = requests_by_node(&cluster);
     let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let [p50, p99] = [0.5, 0.99].map(|part| percentile(&mut took, part));
-    println!("one connection over three nodes: {by_node:?}, p50 {p50:.1?}, p99 {p99:.1?}");
-    assert_eq!(by_node.iter().sum::<f64>(), 1600.0, "each is asked once");
-    for count in by_node {
+    println!("one connection over three nodes: {counts:?}, p50 {p50:.1?}, p99 {p99:.1?}");
+    assert_eq!(counts.iter().sum::<f64>(), 1600.0, "each request reaches one node once");
+    for count in counts {
         assert!(count >= 0.2 * 1600.0);
     }
 }
@@ -84,9 +84,9 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
         assert!(callers.insert(sample.caller), "caller {} failed again", sample.caller);
         assert!(late <= Duration::from_secs(1), "{late:?}");
     }
-    // A caller has one call in flight.
+    // Each caller has one request in flight.
     assert!(failed.len() <= plan.callers);
-    // Every caller is served again.
+    // Every caller is served again within a second.
     for caller in 0..plan.callers {
         let served =
             samples.iter().find(|s| s.caller == caller && s.sent >= killed && s.answer.is_ok());
@@ -132,7 +132,7 @@ fn the_http_frontend() {
     assert_eq!(response.status, 200, "{response:?}");
     let answer = response.json();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
-    // Of one node it would be, and of another the next time.
+    // Each request would show another node.
     for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
         assert_eq!(http(balancer.http, "GET", path, b"").status, 404, "{path}");
     }
@@ -145,8 +145,8 @@ fn the_http_frontend() {
     assert_eq!(http(balancer.stats, "GET", "/healthz", b"").status, 200);
 }
 
-/// As `docs/security.md` describes it: TLS from callers to the balancer, and from the balancer to
-/// nodes that want to see a certificate.
+/// The setup of `docs/security.md`: TLS from callers to HAProxy, and from HAProxy to nodes that
+/// require a client certificate.
 #[test]
 fn tls_on_each_leg() {
     const NAME: &str = "nodes.example";
@@ -183,7 +183,7 @@ fn tls_on_each_leg() {
     let done = tollgate(&["capacity", "show", "--http", &http, "--ca-file", text(&root)]);
     assert!(done.stderr.contains("ask a node itself (--http)"), "{done:?}");
 
-    // Of nodes whose certificates have another name it uses none.
+    // HAProxy uses no node whose certificate has another name.
     let strict = HaProxy::start_for(&nodes, &variables("other.example"));
     eventually("haproxy has checked every node", Duration::from_secs(10), || {
         strict.check_results().is_some_and(|all| all == ["L6RSP"; 6])

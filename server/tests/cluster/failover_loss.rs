@@ -1,6 +1,6 @@
-//! What a failover can lose, to the token: a replica stops following, its master grants more,
-//! dies, and the replica takes its place. A real failover loses what a few milliseconds hold;
-//! here it is all that one can.
+//! The exact loss of a failover: a replica stops replicating, its master grants more and dies, and the
+//! replica takes its place. A real failover loses the grants of a few milliseconds; here it loses the
+//! possible maximum.
 
 use std::time::{Duration, Instant};
 
@@ -45,7 +45,7 @@ impl Pair {
         let follow = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
         let (replica, proxy) = (Redis::start_with(&follow), FaultProxy::to(master.port()));
         let limits = LimitsFile::new(LIMITS);
-        // A deadline that a busy machine keeps, so that what is granted is what was taken.
+        // A timeout that a busy machine does not exceed, so that all taken tokens are granted.
         let node = Node::start(
             &limits.path(),
             &["--store", &proxy.url(), "--store-timeout", "2s", "--threads", "1"],
@@ -61,10 +61,10 @@ impl Pair {
         pair
     }
 
-    /// From here on the master's writes are lost. All before have arrived.
+    /// Stops the replication. All earlier writes have been replicated.
     fn lose_what_follows(&self) {
         let mut wait = redis::cmd("WAIT");
-        // Of a connection's own writes only.
+        // WAIT covers the writes of its own connection only.
         let mut inside = self.master.connection();
         redis::cmd("SET").arg("mark").arg(1).exec(&mut inside).unwrap();
         let reached: usize = wait.arg(1).arg(5000).query(&mut inside).unwrap();
@@ -72,12 +72,12 @@ impl Pair {
         tell(&self.replica, "REPLICAOF NO ONE");
     }
 
-    /// The master dies, and the replica is where it was; how long until the node uses it.
+    /// Kills the master, and puts the replica in its place. Returns the time until the node uses it.
     async fn fail_over(&mut self) -> Duration {
         self.proxy.set_target(self.replica.port());
         self.master.kill();
         let killed = Instant::now();
-        // On the one thread that all else is asked of, too.
+        // The node has one thread, which also serves the test's other requests.
         let mut client = client(&self.node).await;
         while client.allow(request("ns", "probe", 1)).await.unwrap().into_inner().degraded {
             assert!(killed.elapsed() < 5 * SECOND, "no shared decision");
@@ -86,7 +86,7 @@ impl Pair {
     }
 }
 
-/// Takes as long as there is anything, and tells how much that was.
+/// Takes tokens until none are left, and returns their number.
 async fn drain(client: &mut QuotaServiceClient<Channel>) -> i64 {
     let mut taken = 0;
     loop {
@@ -120,9 +120,9 @@ async fn at_most_the_size_and_the_debt_are_granted_once_more() {
     let may = (SIZE + DEBT) as f64 + accrued;
     let over = (granted + lost + again) as f64 - may;
     println!("{granted} granted, then {lost} that are lost, then {again}: {over:.1} too many");
-    // What the replica knew is not granted again, …
+    // Grants that the replica knew are not granted again.
     assert!((again - lost) as f64 <= accrued + 5.0, "{again} after {lost}");
-    // … and what it did not know is: once.
+    // Grants that it did not know are granted once more.
     assert!(over <= lost as f64, "{over} of {lost}");
     assert!(over <= (SIZE + DEBT) as f64, "{over}");
     assert!(over >= lost as f64 - 10.0 - accrued, "{over} of {lost}");
@@ -155,7 +155,7 @@ async fn renewals_that_are_lost_lease_nothing_twice() {
     a = lease(&pair.node, "a", 60.0, Some(a)).await;
     b = lease(&pair.node, "b", 40.0, Some(b)).await;
     pair.fail_over().await;
-    // Somebody new is the first to come.
+    // A new client comes first.
     let mut c = lease(&pair.node, "c", 100.0, None).await;
     assert_eq!(a.capacity + b.capacity + c.capacity, 100.0, "{a:?} {b:?} {c:?}");
     for _ in 0..4 {
@@ -169,7 +169,7 @@ async fn renewals_that_are_lost_lease_nothing_twice() {
     assert!(a.capacity + b.capacity + c.capacity > 99.9, "{a:?} {b:?} {c:?}");
 }
 
-/// A lease that is lost is leased twice until its holder comes for the next one.
+/// A lost lease is leased twice until its holder refreshes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     let mut pair = Pair::start();
@@ -180,7 +180,7 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     let recovery = pair.fail_over().await;
     let c = lease(&pair.node, "c", 40.0, None).await;
     let over = a.capacity + b.capacity + c.capacity - 100.0;
-    // What was lost, and no more.
+    // At most the lost lease.
     assert!((0.0..=b.capacity).contains(&over), "{a:?} {b:?} {c:?}");
     let refresh_s = b.refresh_interval;
     let b = lease(&pair.node, "b", 40.0, Some(b)).await;
@@ -202,21 +202,21 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     .write(730);
 }
 
-/// `min-replicas-to-write`: a master that no replica follows grants nothing that could be lost.
+/// With `min-replicas-to-write`, a master without a replica grants nothing that could be lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_without_a_replica_may_be_made_to_refuse() {
     let mut pair = Pair::start();
     let mut client = client(&pair.node).await;
     tell(&pair.master, "CONFIG SET min-replicas-max-lag 2");
     tell(&pair.master, "CONFIG SET min-replicas-to-write 1");
-    // Until the replica has said for the first time how far it is.
+    // Waits until the replica has first reported its offset.
     let asked = Instant::now();
     while client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
         assert!(asked.elapsed() < 5 * SECOND, "no shared decision with a replica");
     }
     pair.replica.kill();
     let killed = Instant::now();
-    // The policy is to deny.
+    // The policy denies.
     while !client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
         assert!(killed.elapsed() < 4 * SECOND, "still granted");
     }

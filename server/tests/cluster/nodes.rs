@@ -1,5 +1,5 @@
-//! Three nodes as processes on one real Redis: what they grant together is what one bucket
-//! holds, also while a node dies and while Redis forgets the script.
+//! Three node processes on one Redis: together they grant the tokens of one bucket, also when a node
+//! dies and when Redis loses the script.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,20 +12,19 @@ use testkit::grpc::request;
 use testkit::load::{GrantAudit, Load, Plan, Sample};
 use tollgate_proto::quotaservice::allow_response::Status;
 
-/// A deadline that a busy machine does not exceed: these tests are about who gets how much,
-/// and `outage.rs` is about time.
+/// A store timeout that a busy machine does not exceed: these tests judge amounts, not times.
 const PATIENT: [&str; 2] = ["--store-timeout", "2s"];
 
 const CALLERS: Plan = Plan { callers: 64, connections: 4, pace: Duration::ZERO, failover: true };
 
-const SECONDS: Duration = Duration::from_secs(10);
+const RUN: Duration = Duration::from_secs(10);
 
-/// One to five tokens at once: no caller's requests are alike.
+/// One to five tokens per request, by caller.
 fn tokens(caller: usize) -> i64 {
     1 + (caller % 5) as i64
 }
 
-fn no_failures(samples: &[Sample]) {
+fn assert_no_failures(samples: &[Sample]) {
     for sample in samples {
         if let Err(status) = &sample.answer {
             panic!("node {}: {status}", sample.target);
@@ -33,7 +32,7 @@ fn no_failures(samples: &[Sample]) {
     }
 }
 
-fn none_degraded(samples: &[Sample]) {
+fn assert_none_degraded(samples: &[Sample]) {
     assert_eq!(samples.iter().filter(|sample| sample.degraded()).count(), 0, "degraded");
 }
 
@@ -54,11 +53,11 @@ fn one_bucket_over_three_nodes() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.run_for(SECONDS);
+        load.run_for(RUN);
         let samples = load.finish();
         println!("{:.0} requests a second", rate(&samples));
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         let by_node: HashSet<usize> = samples.iter().map(|sample| sample.target).collect();
         assert_eq!(by_node.len(), 3);
         let all: Vec<&Sample> = samples.iter().collect();
@@ -80,18 +79,18 @@ fn one_bucket_over_three_nodes_with_debt() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.run_for(SECONDS / 2);
+        load.run_for(RUN / 2);
         let samples = load.finish();
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
         let audit = GrantAudit::of(&all, 100.0, 1000.0, 500.0);
         audit.check("three nodes, in debt", 0.99)?;
         let waits = samples.iter().filter_map(|sample| sample.answer.as_ref().ok());
         let longest = waits.map(|answer| answer.wait_millis).max().unwrap();
         assert!((300..=400).contains(&longest), "waits of up to {longest} ms");
-        // A debt of 400 ms is as far as callers go who wait no longer, but for the last one's
-        // tokens; nearly that far they must have gone, if the last of them came in quick succession.
+        // Callers wait at most 400 ms, so the debt is at most 400 ms and one request, and nearly that
+        // much.
         assert!(audit.granted as f64 <= audit.upper_bound - 100.0 + 5.0);
         if (audit.granted as f64) < 0.99 * audit.lower_bound + 300.0 {
             return Err(format!("{} granted of {} owed", audit.granted, audit.lower_bound));
@@ -111,10 +110,10 @@ fn a_node_that_is_killed_changes_neither_bound() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.run_for(SECONDS / 2);
+        load.run_for(RUN / 2);
         let killed = Instant::now();
         cluster.nodes[1].kill();
-        load.run_for(SECONDS / 2);
+        load.run_for(RUN / 2);
         let samples = load.finish();
         let failed: Vec<&Sample> = samples.iter().filter(|sample| sample.answer.is_err()).collect();
         println!("{:.0} requests a second, {} failed with the node", rate(&samples), failed.len());
@@ -124,8 +123,8 @@ fn a_node_that_is_killed_changes_neither_bound() {
             assert!(sample.answered >= killed);
             assert!(callers.insert(sample.caller), "caller {} failed twice", sample.caller);
         }
-        assert!(!failed.is_empty(), "nobody was using the node");
-        none_degraded(&samples);
+        assert!(!failed.is_empty(), "no caller was using the node");
+        assert_none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
         GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("one of three nodes killed", 0.99)?;
         Ok(())
@@ -141,7 +140,7 @@ fn dynamic_buckets_are_bounded_exactly() {
         "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1 } } }",
         &PATIENT,
     );
-    // Every name is asked for by several callers, over all the nodes, at about the same time.
+    // Several callers request each name at about the same time, at all nodes.
     const EACH: usize = 6;
     let taken = AtomicUsize::new(0);
     let load = Load::start(&cluster.grpc(), CALLERS, move |_, _| {
@@ -149,8 +148,8 @@ fn dynamic_buckets_are_bounded_exactly() {
         (name < NAMES).then(|| request("ns", &format!("user-{name}"), 1))
     });
     let samples = load.collect();
-    no_failures(&samples);
-    none_degraded(&samples);
+    assert_no_failures(&samples);
+    assert_none_degraded(&samples);
     let mut names: BTreeMap<&str, Vec<Status>> = BTreeMap::new();
     for sample in &samples {
         names.entry(&sample.bucket).or_default().push(sample.status().unwrap());
@@ -189,15 +188,15 @@ fn script_flush_fails_no_decision() {
                 }
                 flushes
             });
-            load.run_for(SECONDS / 2);
+            load.run_for(RUN / 2);
             stop.store(true, Ordering::Relaxed);
             flushing.join().unwrap()
         });
         let samples = load.finish();
         println!("{} decisions, {flushes} SCRIPT FLUSH among them", samples.len());
         assert!(flushes > 100);
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         assert_eq!(cluster.sum("tollgate_store_errors_total", &[]), 0.0);
         let all: Vec<&Sample> = samples.iter().collect();
         GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98)?;
@@ -208,7 +207,7 @@ fn script_flush_fails_no_decision() {
 #[test]
 fn nodes_are_counted() {
     let _machine = reserve_half();
-    // Waits until each counts three.
+    // Waits until each node counts three.
     let mut cluster =
         Cluster::start("global_default_bucket: { size: 100, fill_rate: 50 }", &PATIENT);
     let killed = Instant::now();
@@ -220,8 +219,11 @@ fn nodes_are_counted() {
     }
     let gone = killed.elapsed();
     println!("a killed node counted for another {gone:.1?}");
-    // Its last sign of life may have been a second old.
-    assert!(gone >= ttl - Duration::from_millis(1500), "not silent for {ttl:?} yet");
+    // Its last heartbeat may have been a second old.
+    assert!(
+        gone >= ttl - Duration::from_millis(1500),
+        "dropped before {ttl:?} without a heartbeat"
+    );
 
     let asked = Instant::now();
     cluster.nodes[1].signal("TERM");

@@ -1,5 +1,5 @@
-//! Python's gRPC names nodes in ways that are not a host and a port: its calls succeed, also those
-//! of one client that calls three nodes in turn while one of them restarts.
+//! Authorities of Python's gRPC that are not a host and a port: calls succeed, also of a client with
+//! a list of three nodes, one of which restarts.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
@@ -25,7 +25,7 @@ fn script() -> Command {
 }
 
 #[test]
-fn every_authority_is_taken() {
+fn every_authority_is_accepted() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let done = run(script().arg("each").arg(node.grpc.to_string()));
@@ -47,19 +47,19 @@ fn a_list_of_nodes_of_which_one_restarts() {
         let labels = [("namespace", "ns"), ("bucket", "b")];
         Scrape::of(node.http).sum("tollgate_decisions_total", &labels)
     };
-    let are_asked = |cluster: &Cluster| {
+    let wait_until_all_are_asked = |cluster: &Cluster| {
         let before: Vec<_> = cluster.nodes.iter().map(granted).collect();
         eventually("all nodes are asked", Duration::from_secs(60), || {
             cluster.nodes.iter().zip(&before).all(|(node, before)| granted(node) > before + 20.0)
         });
     };
-    are_asked(&cluster);
+    wait_until_all_are_asked(&cluster);
     let ports = [cluster.nodes[0].grpc.port(), cluster.nodes[0].http.port()];
     cluster.nodes[0].signal("TERM");
     assert!(cluster.nodes[0].wait().success());
     let args = ["--store", &cluster.redis.url(), "--store-timeout", "5s"];
     cluster.nodes[0] = Node::start_on(ports, &cluster.limits.path(), &args);
-    are_asked(&cluster);
+    wait_until_all_are_asked(&cluster);
 
     writeln!(client.stdin.take().unwrap(), "stop").unwrap();
     let said: Vec<_> = lines.map_while(Result::ok).collect();

@@ -1,5 +1,5 @@
-//! Very many connections: what an idle one takes, and what those who ask notice of them and of
-//! many that come and go. With more than there is time for in CI:
+//! Many connections: the memory of an idle one, and the effect of idle and of short-lived connections
+//! on other callers. With more connections than in CI:
 //! `TOLLGATE_IDLE_CONNECTIONS=10000 cargo test --locked -p tollgate-server --test transport connections:: -- --nocapture`
 
 use std::io::{Read as _, Write as _};
@@ -19,44 +19,44 @@ namespaces:
   shop: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
 ";
 
-/// Connections that ask for nothing, unless [`IDLE_VARIABLE`] says how many.
+/// Number of idle connections, unless [`IDLE_VARIABLE`] is set.
 const IDLE: usize = 2_000;
 const IDLE_VARIABLE: &str = "TOLLGATE_IDLE_CONNECTIONS";
 
-/// How many open them, side by side.
+/// Number of threads that open connections.
 const OPENERS: usize = 8;
 
-/// Connections opened and closed a second, for how long, and how many of them a second there are
-/// at least: a machine that does other things besides may not open as many as it is told to.
+/// Short-lived connections: target rate per second, duration, and least rate, as a busy machine may
+/// not reach the target.
 const A_SECOND: f64 = 550.0;
 const SPELL: Duration = Duration::from_secs(4);
 const REACHED: f64 = 250.0;
 
-/// The same, where [`IDLE_VARIABLE`] asks for all of it.
+/// Least rate if [`IDLE_VARIABLE`] is set.
 const ALL_REACHED: f64 = 500.0;
 
-/// The most that an idle connection may take of the node's memory, in bytes.
+/// Largest allowed memory of an idle connection, in bytes.
 const BYTES: u64 = 48 << 10;
 
-/// What a client of HTTP/2 begins with, and an empty SETTINGS.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// HTTP/2 connection preface with empty SETTINGS.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// That its SETTINGS are accepted.
-const AGREED: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
+/// Acknowledgement of SETTINGS.
+const SETTINGS_ACK: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
 
-/// A connection that has shaken hands.
-fn greeted(node: SocketAddr) -> TcpStream {
+/// Opens a connection, and completes the HTTP/2 handshake.
+fn connect(node: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(node).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
-    stream.write_all(HELLO).unwrap();
-    // The head of the node's SETTINGS.
+    stream.write_all(PREFACE).unwrap();
+    // The frame header of the node's SETTINGS.
     stream.read_exact(&mut [0; 9]).unwrap();
-    stream.write_all(AGREED).unwrap();
+    stream.write_all(SETTINGS_ACK).unwrap();
     stream
 }
 
-/// What callers get who ask a hundred times a second while `meanwhile` goes on.
+/// p50 and p99 of callers with 100 requests/s while `meanwhile` runs.
 fn callers(name: &str, node: &Node, meanwhile: impl FnOnce()) -> (Duration, Duration) {
     let pace = Duration::from_millis(20);
     let plan = Plan { callers: 2, connections: 1, pace, failover: false };
@@ -72,7 +72,7 @@ fn callers(name: &str, node: &Node, meanwhile: impl FnOnce()) -> (Duration, Dura
     (p50, p99)
 }
 
-/// How many idle connections this machine lets a process have.
+/// Number of idle connections, limited by the number of open files.
 fn idle() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -85,8 +85,8 @@ fn idle() -> usize {
     room.min(wanted)
 }
 
-/// Opens and closes connections, the share of one opener, and tells how many. One that waits for
-/// its handshake holds up none of the others'.
+/// Opens and closes connections at the rate of one opener, and returns their number. A slow handshake
+/// does not delay other openers.
 fn come_and_go(node: SocketAddr, opener: usize) -> usize {
     let started = Instant::now();
     for number in 0.. {
@@ -96,23 +96,24 @@ fn come_and_go(node: SocketAddr, opener: usize) -> usize {
             return number;
         }
         thread::sleep(due.saturating_sub(started.elapsed()));
-        drop(greeted(node));
+        drop(connect(node));
     }
     unreachable!("there is an end to it")
 }
 
 #[test]
-fn many_that_are_idle_and_many_that_come_and_go() {
+fn idle_and_short_lived_connections() {
     let limits = LimitsFile::new(LIMITS);
     let idle = idle();
     let places = (idle + 1000).to_string();
     let node = Node::start(&limits.path(), &["--max-connections", &places]);
+    // Time for the load to collect samples.
     let a_while = || thread::sleep(Duration::from_secs(2));
     let (alone, _) = callers("alone", &node, a_while);
 
     let (before, started) = (node.rss_kb(), Instant::now());
     let grpc = node.grpc;
-    let open = move || (0..idle / OPENERS).map(|_| greeted(grpc)).collect::<Vec<_>>();
+    let open = move || (0..idle / OPENERS).map(|_| connect(grpc)).collect::<Vec<_>>();
     let openers: Vec<_> = (0..OPENERS).map(|_| thread::spawn(open)).collect();
     let opened: Vec<_> = openers.into_iter().flat_map(|one| one.join().unwrap()).collect();
     let idle = opened.len();

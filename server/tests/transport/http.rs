@@ -1,5 +1,4 @@
-//! The HTTP port of a node: the API as JSON, what is no request at all, the metrics page, and
-//! health for orchestrators.
+//! The HTTP port: the JSON API, malformed requests, metrics, health.
 
 use std::time::Duration;
 
@@ -37,7 +36,7 @@ fn allow_speaks_protobufs_json() {
     });
     assert_eq!(answer, expected);
 
-    // Names in either form, numbers as text or as numbers, no tokens meaning one.
+    // Field names in both forms, numbers as strings or numbers, and one token by default.
     for (body, granted) in [
         (r#"{"namespace":"ns","bucket_name":"b","tokens_requested":3}"#, "3"),
         (r#"{"namespace":"ns","bucketName":"b","tokens_requested":"2"}"#, "2"),
@@ -58,7 +57,7 @@ fn allow_speaks_protobufs_json() {
     }
     assert_eq!(Scrape::of(node.http).outcomes("granted"), 6.0);
 
-    // Rejections are answers, too.
+    // Rejections have status 200, too.
     for (body, status) in [
         (json!({"namespace": "ns", "bucketName": "slow", "tokensRequested": 1}), "OK"),
         (json!({"namespace": "ns", "bucketName": "slow"}), "REJECTED_TIMEOUT"),
@@ -80,7 +79,7 @@ fn allow_speaks_protobufs_json() {
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn malformed_requests_are_refused() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     for (body, word) in [
@@ -122,7 +121,7 @@ fn what_is_no_request_is_refused() {
     ] {
         assert_eq!(http(node.http, method, path, b"{}").status, status, "{method} {path}");
     }
-    // None of it was counted or decided.
+    // None of these was counted or decided.
     let scrape = Scrape::of(node.http);
     for outcome in ["granted", "invalid", "no_bucket", "timeout"] {
         assert_eq!(scrape.outcomes(outcome), 0.0, "{outcome}");
@@ -130,7 +129,7 @@ fn what_is_no_request_is_refused() {
 }
 
 #[tokio::test]
-async fn metrics_count_what_was_asked() {
+async fn decisions_are_counted() {
     let limits = LimitsFile::new(
         "global_default_bucket: { size: 10, fill_rate: 1/d }
 namespaces:
@@ -204,7 +203,7 @@ namespaces:
     assert!(text.head.contains("content-type: text/plain; version=0.0.4"), "{}", text.head);
     for (name, labels) in scrape.series() {
         assert!(name.starts_with("tollgate_"), "{name}{labels:?}");
-        // What a histogram's parts are called after.
+        // The name of the histogram that a series belongs to.
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
         let described = |name: &str| {
             text.body.contains(&format!("# HELP {name} "))
@@ -215,7 +214,7 @@ namespaces:
 }
 
 #[tokio::test]
-async fn names_asked_for_make_no_series() {
+async fn requested_names_create_no_series() {
     let limits = LimitsFile::new(
         "global_default_bucket: {}
 namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {} } }",
@@ -242,7 +241,7 @@ namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {}
 }
 
 #[tokio::test]
-async fn names_can_not_break_the_metrics_page() {
+async fn names_are_escaped_in_metrics() {
     let names = [
         r#"quo"te"#,
         r"back\slash",
@@ -271,26 +270,26 @@ async fn names_can_not_break_the_metrics_page() {
     }
 }
 
-/// What gRPC health says, which is the same of the node and of its service.
+/// gRPC health status, which is the same for the node and its service.
 async fn serving(node: &Node) -> ServingStatus {
-    let said = said(node).await;
-    assert_eq!(said[0], said[1]);
-    said[0]
+    let statuses = statuses(node).await;
+    assert_eq!(statuses[0], statuses[1]);
+    statuses[0]
 }
 
-/// What gRPC health says of the node and of its service, which may be changing.
-async fn said(node: &Node) -> Vec<ServingStatus> {
+/// gRPC health statuses of the node and of its service, which may be changing.
+async fn statuses(node: &Node) -> Vec<ServingStatus> {
     let mut health = HealthClient::new(channel(node.grpc).await);
-    let mut said = Vec::new();
+    let mut statuses = Vec::new();
     for service in ["", "quotaservice.QuotaService"] {
         let asked = HealthCheckRequest { service: service.to_owned() };
-        said.push(health.check(asked).await.unwrap().into_inner().status());
+        statuses.push(health.check(asked).await.unwrap().into_inner().status());
     }
-    said
+    statuses
 }
 
 #[tokio::test]
-async fn grpc_health_says_what_readyz_says() {
+async fn grpc_health_agrees_with_readyz() {
     use ServingStatus::{NotServing, Serving};
     let limits = LimitsFile::new("on_store_failure: deny\nglobal_default_bucket: {}");
     let mut redis = Redis::start();
@@ -300,12 +299,12 @@ async fn grpc_health_says_what_readyz_says() {
     redis.start_again();
     eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
     let mut limit = PollLimit::new(Duration::from_secs(5));
-    while said(&node).await != [Serving, Serving] {
+    while statuses(&node).await != [Serving, Serving] {
         limit.check("health follows readiness");
     }
     redis.kill();
     eventually("the store is down", Duration::from_secs(5), || !node.store_is_up());
-    // Nothing is to change, so there is nothing to wait for but a few of its looks.
+    // The absence of a change takes real time to see: a few checks of the node.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
 
@@ -314,7 +313,7 @@ async fn grpc_health_says_what_readyz_says() {
 }
 
 #[test]
-fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
+fn not_ready_if_the_store_never_answered_and_the_policy_denies() {
     let health = |node: &Node| get(node, "/healthz");
     let ready = |node: &Node| {
         let page = get(node, "/readyz");
@@ -339,7 +338,7 @@ fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
     let node = Node::start(&refusing.path(), &["--store", "memory:"]);
     assert_eq!(ready(&node), good);
 
-    // Once heard of, it stays: taking every node away at once would help nobody.
+    // After the first answer a node stays ready: an outage would otherwise remove all nodes at once.
     let mut redis = Redis::start();
     let node = Node::start(&refusing.path(), &["--store", &redis.url()]);
     eventually("ready", Duration::from_secs(5), || ready(&node) == good);

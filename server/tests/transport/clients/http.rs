@@ -1,4 +1,4 @@
-//! Over HTTP, with clients that keep their connections.
+//! Scenarios over HTTP, with clients that reuse connections.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn one(method: &str, path: &str, body: &str, padding: usize) -> Value {
     json!({ "method": method, "path": path, "body": body, "padding": padding, "headers": {} })
 }
 
-/// Callers that make these requests, each the whole list so many times.
+/// An order for callers that make all `requests` `calls` times each.
 fn rounds(node: &Node, callers: u32, calls: u32, requests: &[Value]) -> Value {
     json!({
         "base": format!("http://{}", node.http), "sessions": "one", "callers": callers,
@@ -50,7 +50,7 @@ fn rounds(node: &Node, callers: u32, calls: u32, requests: &[Value]) -> Value {
     })
 }
 
-/// Statuses, whether or not the answer said that it closes the connection.
+/// Statuses without the mark of a closed connection.
 fn plain(statuses: &Statuses) -> Statuses {
     let plain = |(status, count): (&String, &u64)| {
         BTreeMap::from([(status.trim_end_matches(" close").to_owned(), *count)])
@@ -58,7 +58,7 @@ fn plain(statuses: &Statuses) -> Statuses {
     sum(&statuses.iter().map(plain).collect::<Vec<_>>())
 }
 
-/// Refusals that need not the body, each followed by a request on the same connection.
+/// Refusals without reading the body, each followed by a request on the same connection.
 fn refusals(mut client: Client) {
     const ROUNDS: u32 = 20;
     let (callers, limits) = (Callers::new(), LimitsFile::new(LIMITS));
@@ -102,12 +102,11 @@ fn overload(mut client: Client) {
     let after = plain(&driver.run(order).statuses);
     row("overload", client.name, &sum([&flood, &after]));
     only(&flood, &["200", "503"]);
-    assert!(flood["503"] > u64::from(100 * ROUNDS / 4), "an overload: {flood:?}");
+    assert!(flood["503"] > u64::from(100 * ROUNDS / 4), "not an overload: {flood:?}");
     all(&after, "200", 4);
 }
 
-/// While a node waits for its load balancer to notice that it stops, each answer tells clients to
-/// take another connection.
+/// During the drain delay, each response asks clients to close the connection.
 fn draining(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
     let mut node = Node::start(&limits.path(), &["--drain-delay", "5s"]);
@@ -121,7 +120,7 @@ fn draining(mut client: Client) {
     eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     driver.stop(group);
     let meanwhile = driver.wait(group);
-    // These come while it drains, on connections from before.
+    // Requests during the drain delay, on old connections.
     let last = driver.run(rounds(&node, 20, 2, &allow));
     let seen = sum([&before.statuses, &meanwhile.statuses, &last.statuses]);
     row("draining", client.name, &seen);
