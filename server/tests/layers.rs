@@ -1,13 +1,13 @@
-//! The road of a request is one way: transport → service → store, with `domain` underneath.
-//! This reads the sources and fails on a name that goes against the table in `lib.rs`.
+//! Dependencies between the modules of `server/src`: reads the sources, and fails on a reference that
+//! the table in `lib.rs` does not allow.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Each place, and the places it may name.
-const MAY_NAME: [(&str, &[&str]); 13] = [
+/// Each module, and the modules that it may use.
+const ALLOWED: [(&str, &[&str]); 13] = [
     (
         "cli",
         &["access", "app", "config", "files", "logging", "service", "settings", "tls", "transport"],
@@ -40,11 +40,11 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
     ("metrics", &[]),
 ];
 
-/// What the domain must not know: networks, stores, file formats, clocks.
+/// Words that `domain` must not contain: networks, stores, file formats, clocks.
 const NOT_IN_THE_DOMAIN: [&str; 9] =
     ["tonic", "redis", "serde", "tokio", "axum", "SystemTime", "Instant", "std::fs", "std::net"];
 
-/// What the transport must not know: which store it is.
+/// Words that `transport` must not contain: concrete stores.
 const NOT_IN_THE_TRANSPORT: [&str; 3] = ["MemoryStore", "RedisStore", "redis::"];
 
 fn sources() -> Vec<(String, PathBuf, String)> {
@@ -57,7 +57,7 @@ fn sources() -> Vec<(String, PathBuf, String)> {
             if path.is_dir() {
                 folders.push(path);
             } else if path.file_name().unwrap().to_str().unwrap().ends_with("tests.rs") {
-                // Only compiled for tests, too.
+                // Only compiled for tests.
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let relative = path.strip_prefix(&src).unwrap().to_path_buf();
                 let first = relative.components().next().unwrap().as_os_str().to_str().unwrap();
@@ -69,14 +69,14 @@ fn sources() -> Vec<(String, PathBuf, String)> {
     found
 }
 
-/// The text without its comments, and without what is only compiled for tests.
+/// The code without comments and tests.
 fn code(text: &str) -> String {
     let text = text.split("#[cfg(test)]").next().unwrap();
     let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The places that a source names: `crate::place`, and the first steps in `use crate::{…}`.
+/// Modules that the code refers to, by `crate::module` or `use crate::{…}`.
 fn named(code: &str) -> BTreeSet<String> {
     let word = |text: &str| -> String {
         text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
@@ -111,29 +111,29 @@ fn named(code: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_place_names_only_what_it_may() {
+fn modules_use_only_allowed_modules() {
     let sources = sources();
-    let mut arrows = 0;
+    let mut references = 0;
     for (place, path, code) in &sources {
         if place == "lib" || place == "main" {
             continue;
         }
-        let may = MAY_NAME.iter().find(|(name, _)| name == place);
+        let may = ALLOWED.iter().find(|(name, _)| name == place);
         let (_, may) = may.unwrap_or_else(|| panic!("{}: no row for {place}", path.display()));
         for name in named(code) {
             assert!(
                 name == *place || may.contains(&name.as_str()),
-                "{} names crate::{name}, which {place} may not",
+                "{} uses crate::{name}, which {place} may not",
                 path.display()
             );
-            arrows += 1;
+            references += 1;
         }
     }
-    assert!(arrows > 20, "the sources were not found: {arrows} arrows");
+    assert!(references > 20, "no sources found: {references} references");
 }
 
 #[test]
-fn the_domain_and_the_transport_stay_clean() {
+fn domain_and_transport_contain_no_banned_words() {
     for (place, path, code) in sources() {
         let banned: &[&str] = match place.as_str() {
             "domain" => &NOT_IN_THE_DOMAIN,
@@ -141,13 +141,13 @@ fn the_domain_and_the_transport_stay_clean() {
             _ => continue,
         };
         for word in banned {
-            assert!(!code.contains(word), "{} knows {word}", path.display());
+            assert!(!code.contains(word), "{} contains {word}", path.display());
         }
     }
 }
 
 #[test]
-fn the_reader_of_names_sees_them() {
+fn references_are_found() {
     let text = "use crate::store::redis::Health;\nuse crate::{domain::{a, b}, metrics};\nlet x = crate::config::y();";
     let found: Vec<String> = named(text).into_iter().collect();
     assert_eq!(found, ["config", "domain", "metrics", "store"]);

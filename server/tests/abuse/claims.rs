@@ -1,4 +1,4 @@
-//! What a caller says of itself does not decide what others get.
+//! False claims of a caller do not affect others.
 
 use std::fs;
 
@@ -32,7 +32,7 @@ fn limits(learning_s: u64) -> LimitsFile {
     ))
 }
 
-/// One of each kind.
+/// A resource of each kind.
 const RESOURCES: [&str; 3] = ["static/1", "proportional/1", "fair/1"];
 
 /// Claims to hold a billion, and requests as much.
@@ -64,8 +64,8 @@ async fn a_claim_counts_at_most_the_capacity_without_a_store() {
     }
 }
 
-/// A cluster that says it has nearly 2^63 clients.
-fn of_a_cluster() -> GetServerCapacityRequest {
+/// A request of a cluster that claims nearly 2^63 clients.
+fn cluster_request() -> GetServerCapacityRequest {
     let band = PriorityBandAggregate { priority: 0, num_clients: i64::MAX, wants: 1e18 };
     let resource_id = "fair/1".to_owned();
     let resource = ServerCapacityResourceRequest {
@@ -91,11 +91,11 @@ async fn lending_to_clusters_is_a_right_of_its_own() {
     let node = Node::start(&limits.path(), &["--access", access.to_str().unwrap()]);
     let channel = channel(node.grpc).await;
     let ask = async |token: &str| {
-        let asked = with_token(Some(token), of_a_cluster());
+        let asked = with_token(Some(token), cluster_request());
         CapacityClient::new(channel.clone()).get_server_capacity(asked).await
     };
     let refused = ask(&asks).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused:?}");
-    assert!(refused.message().contains("lend"), "{refused:?} names the key");
+    assert!(refused.message().contains("lend"), "the text must name the key: {refused:?}");
     ask(&admin).await.unwrap();
 }

@@ -1,5 +1,5 @@
-//! Clients who mean no good, or are in a bad way: their connections are given up in bounded time,
-//! they take bounded memory, and others are served meanwhile.
+//! Hostile or broken clients: their connections are closed in bounded time, they take bounded memory,
+//! and other callers are served meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
@@ -31,49 +31,54 @@ namespaces:
   quiet: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
 ";
 
-/// How long the node waits for who is silent, …
+/// `--keepalive` of the node,
 const KEEPALIVE: Duration = Duration::from_millis(1000);
 
-/// … and for an answer.
+/// and its `--keepalive-timeout`.
 const ANSWER: Duration = Duration::from_millis(1000);
 
-/// What this machine may add, and a build without optimization.
+/// Additional time for a busy machine and an unoptimized build.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// The most that all of an attack's connections may make the node grow by.
+/// Allowed growth of the node's memory by all connections of an attack.
 const GROWTH_KB: u64 = 48 << 10;
 
-/// How long callers are alone at first, which is what they are measured against.
+/// Length of the reference load before the attack.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// What eight attacks may add to the slowest answer but one in a hundred: a turn of each, in a
-/// build without optimization, where a round trip beside nothing else takes 1 ms.
+/// Allowed increase of p99 by eight attackers: one turn of each, in an unoptimized build, where a
+/// round trip takes 1 ms without other load.
 const BESIDE: Duration = Duration::from_millis(200);
 
-/// The same of floods of frames that are dealt with as fast as they come. It is a shortfall: a
-/// whole round of their turns lies between two looks for the input of others.
+/// The same for floods of frames that the node processes at once. A known weakness: the node serves
+/// a whole round of such turns between two polls for other input.
 const BESIDE_FLOODS: Duration = Duration::from_secs(1);
 
-/// The part of the answers that stalls of the machine may have touched, if those are left out.
+/// Largest share of requests during stalls that may be left out.
 const LEFT_OUT: f64 = 0.1;
 
-/// How many connections of a kind there are at once.
+/// Number of concurrent connections of an attack.
 const CONNECTIONS: usize = 8;
 
-/// For how long it is gone about at least.
+/// Least duration of an attack.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// A way to go about it: gives back after how long the node closed the connection.
+/// An attack on an address within a time limit. Returns the time until the node closed the
+/// connection.
 pub type Attack = fn(SocketAddr, Duration) -> Option<Duration>;
 
-/// Runs an attack over several connections at once, beside callers who mean well, whom it may hold
-/// up by [`BESIDE`].
-fn hold_out(name: &str, port: fn(&Node) -> SocketAddr, attack: Attack, within: Option<Duration>) {
-    hold_out_beside(BESIDE, name, port, attack, within);
+/// Runs an attack over several connections beside honest callers, whom it may delay by [`BESIDE`].
+fn assert_withstands(
+    name: &str,
+    port: fn(&Node) -> SocketAddr,
+    attack: Attack,
+    within: Option<Duration>,
+) {
+    assert_withstands_beside(BESIDE, name, port, attack, within);
 }
 
-/// The same, whom it may hold up by that much.
-fn hold_out_beside(
+/// The same with another allowed delay.
+fn assert_withstands_beside(
     most_added: Duration,
     name: &str,
     port: fn(&Node) -> SocketAddr,
@@ -95,14 +100,14 @@ fn hold_out_beside(
     let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
     let started = Instant::now();
     let one = move || {
-        // They are elsewhere in truth: what they write with is not taken from the node.
+        // In production attackers run on other machines, so here they have the lowest priority.
         nice(19).unwrap();
-        let given_up = attack(target, limit);
-        // Who is turned out at once comes again, or nobody has the time to notice.
+        let closed = attack(target, limit);
+        // A connection that is closed at once is repeated, so that the attack lasts.
         while started.elapsed() < LEAST {
             attack(target, limit);
         }
-        given_up
+        closed
     };
     let attackers: Vec<_> = (0..CONNECTIONS).map(|_| thread::spawn(one)).collect();
     let mut most = before;
@@ -111,7 +116,7 @@ fn hold_out_beside(
         thread::sleep(Duration::from_millis(20));
     }
     let time = started.elapsed();
-    let given_up: Vec<_> = attackers.into_iter().map(|one| one.join().unwrap()).collect();
+    let closed: Vec<_> = attackers.into_iter().map(|one| one.join().unwrap()).collect();
     let samples = load.finish();
     let stalls = canary.stalls();
     assert!(samples.iter().all(|sample| sample.status() == Some(Status::Ok)), "all are served");
@@ -124,7 +129,7 @@ fn hold_out_beside(
     let [before_p99, p99, without] =
         [&alone, &beside, &quiet].map(|of| latency_percentile(of, 0.99));
     println!(
-        "{name}: given up after {given_up:.1?}; {} kB more for {CONNECTIONS} connections; others: \
+        "{name}: closed after {closed:.1?}; {} kB more for {CONNECTIONS} connections; others: \
          p50 {p50:.1?}, p99 {p99:.1?} of {} over {time:.1?}, {before_p99:.1?} before; p99 \
          {without:.1?} without the {left_out} in which this machine stalled for {STALL:?} or \
          more, {:.1?} at most",
@@ -141,6 +146,6 @@ fn hold_out_beside(
         assert!(part < LEFT_OUT, "{left_out} left out, and without: {p99:.1?} is over {bound:.1?}");
     }
     if within.is_some() {
-        assert!(given_up.iter().all(Option::is_some), "not within {limit:?}");
+        assert!(closed.iter().all(Option::is_some), "not within {limit:?}");
     }
 }

@@ -1,5 +1,4 @@
-//! Who may ask: every role at every route of both ports, in words that tell nothing about what
-//! there is.
+//! Every role at every route of both ports, with messages that do not reveal what exists.
 
 use h2::client;
 use http::header::CONTENT_TYPE;
@@ -33,7 +32,7 @@ async fn every_role_at_every_grpc_route() {
     let channel = channel(node.grpc).await;
     let (shop, watcher, admin) =
         (Some(&*callers.shop), Some(&*callers.watcher), Some(&*callers.admin));
-    // All of these share one connection, so that nobody is taken for who asked before.
+    // All callers share one connection: a caller must not be mistaken for the previous one.
     for _ in 0..2 {
         for (token, namespace, code) in [
             (shop, "shop", Code::Ok),
@@ -63,7 +62,7 @@ async fn every_role_at_every_grpc_route() {
         (shop, &["db.users"][..], Code::Ok),
         (shop, &["db.users", "queue"], Code::PermissionDenied),
         (shop, &["no-such"], Code::PermissionDenied),
-        // A resource's name may be longer than a namespace's.
+        // Names of resources may be longer than those of namespaces.
         (shop, &[&*format!("db.{}", "x".repeat(1021))], Code::Ok),
         (shop, &[&*format!("db.{}", "x".repeat(1022))], Code::PermissionDenied),
         (watcher, &["db.users"], Code::PermissionDenied),
@@ -104,7 +103,7 @@ async fn every_role_at_every_grpc_route() {
         let release = ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(resources) };
         assert_eq!(status_of(capacity.release_capacity(with_token(token, release)).await).0, code);
     }
-    // Older clients send empty names, which mean nothing.
+    // Older clients send empty names, which have no effect.
     let release =
         ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(&["", "db.users", ""]) };
     assert_eq!(status_of(capacity.release_capacity(with_token(shop, release)).await).0, Code::Ok);
@@ -144,9 +143,9 @@ fn server_asks(
     GetServerCapacityRequest { server_id: server.to_owned(), resource: vec![resource] }
 }
 
-/// To speak for many clients is a right of its own, and bounded.
+/// Lending to clusters is a separate, bounded right.
 #[tokio::test]
-async fn who_lends_to_other_clusters_has_a_right_to() {
+async fn lending_requires_a_right() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let [(plain, plain_hash), (few, few_hash)] = [token(), token()];
     let (admin, admin_hash) = token();
@@ -162,7 +161,7 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
     let (plain, few, admin) = (Some(&*plain), Some(&*few), Some(&*admin));
     let needs = "GetServerCapacity is for lower clusters: this caller needs \
                  `lend: { max_clients: N }` in the node's access file";
-    // Of a resource that a caller may not lease it is told no more than before.
+    // The message about a forbidden resource reveals nothing more.
     for (token, resource, text) in [
         (plain, "db.a", Some(needs)),
         (plain, "queue", Some(FORBIDDEN)),
@@ -179,7 +178,7 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
     }
     assert_eq!(refusals(&node, admin.unwrap(), "grpc", "lend"), 1.0);
 
-    // However many clients it speaks for, whatever they want, three count.
+    // Only three clients count, whatever the cluster claims.
     let mut gets = Vec::new();
     for _ in 0..2 {
         let honest = with_token(plain, lease_request("honest", "db.c", 100.0, None));
@@ -192,7 +191,7 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
     assert_eq!(gets, [25.0, 75.0]);
 }
 
-/// Leases of others are neither refreshed nor given back under their names.
+/// A caller can't use the client ids of others.
 #[tokio::test]
 async fn client_ids_are_the_callers_own() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
@@ -233,11 +232,11 @@ async fn client_ids_are_the_callers_own() {
     assert_eq!(
         status_of(capacity.get_capacity(any).await).0,
         Code::Ok,
-        "where no key says otherwise"
+        "without the key any client id is allowed"
     );
 }
 
-/// The gRPC status of a call that no library sends.
+/// gRPC status of a handmade call.
 async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> Code {
     let stream = tokio::net::TcpStream::connect(node.grpc).await.unwrap();
     let (sender, connection) = client::handshake(stream).await.unwrap();
@@ -250,7 +249,7 @@ async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> 
     let mut sender = sender.ready().await.unwrap();
     let (response, mut body) = sender.send_request(head.body(()).unwrap(), false).unwrap();
     let prefix = [&[0][..], &(message.len() as u32).to_be_bytes()].concat();
-    // Who is not known is told so before the message is read.
+    // Unknown callers are refused before the message is read.
     let _ = body.send_data([prefix, message].concat().into(), true);
     let (head, mut body) = response.await.unwrap().into_parts();
     while let Some(data) = body.data().await {
@@ -264,13 +263,13 @@ async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> 
     Code::from_bytes(status.as_bytes())
 }
 
-/// A request to `Allow` that is out of the ordinary takes another way through the node.
-async fn allow_the_long_way(node: &Node, token: Option<&str>, namespace: &str) -> Code {
+/// An unusual request to `Allow`, which takes another code path in the node.
+async fn unusual_allow(node: &Node, token: Option<&str>, namespace: &str) -> Code {
     let message = request(namespace, "b", 1).encode_to_vec();
     raw(node, token, "/quotaservice.QuotaService/Allow", message).await
 }
 
-/// What is sent costs a node nothing where its sender may lease nothing, and little otherwise.
+/// Large lease requests are refused early.
 #[tokio::test]
 async fn requests_for_leases_are_bounded() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
@@ -299,7 +298,7 @@ async fn requests_for_leases_are_bounded() {
 }
 
 #[tokio::test]
-async fn the_long_way_is_guarded_too() {
+async fn unusual_requests_are_guarded_too() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let (shop, watcher) = (Some(&*callers.shop), Some(&*callers.watcher));
@@ -309,7 +308,7 @@ async fn the_long_way_is_guarded_too() {
         (watcher, "shop", Code::PermissionDenied),
         (None, "shop", Code::Unauthenticated),
     ] {
-        let status = allow_the_long_way(&node, token, namespace).await;
+        let status = unusual_allow(&node, token, namespace).await;
         assert_eq!(status, code, "{namespace}");
     }
 }
@@ -341,7 +340,7 @@ fn every_role_at_every_http_route() {
             _ => assert_eq!(answer.json()["status"], "OK"),
         }
     }
-    // Who is not known learns nothing about what is well formed, either.
+    // Unknown callers are refused before their request is parsed.
     assert_eq!(http_with_token(&node, None, "POST", "/v1/allow", "nonsense").status, 401);
     assert_eq!(http_with_token(&node, shop, "POST", "/v1/allow", "nonsense").status, 400);
     for path in ["/metrics", "/debug/status", "/debug/status.json"] {
@@ -349,7 +348,7 @@ fn every_role_at_every_http_route() {
             assert_eq!(http_with_token(&node, token, "GET", path, "").status, status, "{path}");
         }
     }
-    // Nobody holds a lease: 404 tells that somebody may look.
+    // No lease is held, so 404 shows that the caller has the right.
     let path = "/debug/resource.json?id=db.users";
     for (token, status) in [(shop, 403), (watcher, 404), (admin, 404), (None, 401)] {
         assert_eq!(http_with_token(&node, token, "GET", path, "").status, status);
@@ -370,7 +369,7 @@ fn every_role_at_every_http_route() {
 }
 
 #[test]
-fn what_a_header_may_be() {
+fn valid_authorization_headers() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let status = |headers: &str| send(node.http, "GET", "/x", headers, b"").unwrap().status;

@@ -1,4 +1,4 @@
-//! The access file of a node that runs, the commands about it, and what a node says of who asks.
+//! The access file of a running node, its commands, and warnings about access.
 
 use std::fs;
 use std::io::Write;
@@ -26,13 +26,13 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     let current = "tollgate_access_last_reload_successful";
     assert_eq!(metric(current), 1.0);
 
-    // The same token, elsewhere.
+    // The same token with other rights.
     callers.write(&before.replace("sh*", "bank"));
     eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 2.0);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
-    // A broken file changes nothing, also not when asked to.
+    // An invalid file changes nothing, not even on SIGHUP.
     callers.write("callers: nonsense");
     eventually("the fault is counted", TEST_TIMEOUT, || metric(refused) == 1.0);
     node.signal("HUP");
@@ -40,7 +40,7 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     assert_eq!(metric(current), 0.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
-    // The token is taken away.
+    // The token is removed.
     let without: String = before
         .lines()
         .filter(|line| !line.contains("name: shop"))
@@ -51,7 +51,7 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     assert_eq!(metric(current), 1.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Unauthenticated);
 
-    // Whoever shows nothing may be somebody, too; a wrong token is still none.
+    // Rights for anyone: requests without a token get them, those with a wrong token do not.
     let anyone = "  - { name: rest, anyone: true, namespaces: [shop] }\n";
     callers.write(&(without + anyone));
     eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 4.0);
@@ -60,7 +60,7 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Unauthenticated);
 }
 
-/// More callers on one connection than it remembers.
+/// More callers on one connection than the node caches.
 #[tokio::test]
 async fn callers_behind_one_connection_are_told_apart() {
     let (limits, dir) = (LimitsFile::new(LIMITS), TempDir::new().unwrap());
@@ -83,7 +83,7 @@ async fn callers_behind_one_connection_are_told_apart() {
 }
 
 #[test]
-fn the_sample_is_good() {
+fn the_sample_is_valid() {
     let path = testkit::in_repository("config/access.yaml");
     let done = tollgate(&["check", "--access", path.to_str().unwrap()]);
     let expected = r#"checkout: ask
@@ -112,7 +112,7 @@ operators: administer
 }
 
 #[test]
-fn a_bad_file_is_no_start_and_is_explained() {
+fn a_bad_file_prevents_the_start() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let path = callers.path();
     let path = path.to_str().unwrap();
@@ -152,7 +152,7 @@ fn a_token_and_its_hash_belong_together() {
 }
 
 #[test]
-fn the_commands_show_a_token() {
+fn commands_send_a_token() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let file = callers.dir.path().join("token");
@@ -170,19 +170,19 @@ fn the_commands_show_a_token() {
         let done = tollgate(&[args, &["--token-file", file]].concat());
         assert_eq!(done.code, 0, "{done:?}");
     }
-    // Readiness needs none.
+    // Readiness needs no token.
     assert_eq!(tollgate(&["health", "--http", &http]).code, 0);
     let gone = tollgate(&["allow", "shop", "b", "--addr", &grpc, "--token-file", "/no/such"]);
     assert_eq!(gone.code, 2);
     assert!(gone.stderr.contains("can't read /no/such"), "{gone:?}");
 }
 
-/// The lines that a node on those addresses has said of being open.
+/// Log lines of a node on these addresses about being open.
 fn warnings(grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     lines("the node is open to the network", grpc, http, more)
 }
 
-/// The lines with that text that a node on those addresses has said.
+/// Log lines with this text of a node on these addresses.
 fn lines(text: &str, grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     let limits = LimitsFile::new(LIMITS);
     let node = BackgroundCommand::start(
@@ -197,7 +197,7 @@ fn lines(text: &str, grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_node_that_is_open_says_so_once() {
+fn an_open_node_warns_once() {
     let callers = Callers::new();
     let path = callers.path();
     let access = ["--access", path.to_str().unwrap()];
@@ -216,7 +216,7 @@ fn a_node_that_is_open_says_so_once() {
 }
 
 #[test]
-fn who_sends_a_token_in_the_clear_is_told_once() {
+fn a_token_in_clear_text_is_warned_of_once() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("token");
     fs::write(&file, "tollgate_x\n").unwrap();
@@ -226,7 +226,7 @@ fn who_sends_a_token_in_the_clear_is_told_once() {
         let args: Vec<&str> = parents.chain(["--cluster-id", "x"]).chain(more.to_vec()).collect();
         lines("sent in the clear", "127.0.0.1:0", "127.0.0.1:0", &args)
     };
-    // Of these addresses nobody has any.
+    // Addresses reserved for documentation.
     let (one, other) = ("192.0.2.1:1", "192.0.2.2:1");
     let token = ["--parent-token-file", file];
     let warned = said(&[one, other], &token);
@@ -245,7 +245,7 @@ fn who_sends_a_token_in_the_clear_is_told_once() {
 }
 
 #[test]
-fn a_private_key_that_everybody_may_read_draws_a_warning() {
+fn a_private_key_that_others_may_read_is_warned_of() {
     let dir = TempDir::new().unwrap();
     let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
@@ -269,7 +269,7 @@ fn a_private_key_that_everybody_may_read_draws_a_warning() {
 }
 
 #[test]
-fn refusals_are_logged_once_a_second_without_what_was_sent() {
+fn refusals_are_logged_once_a_second_without_input() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let body = r#"{"namespace":"bank\u001b[31m","bucketName":"b"}"#;

@@ -1,5 +1,5 @@
-//! TLS on both ports: who is trusted by whom, certificates replaced under load, clients that
-//! take their time. Handshakes are real ones, of rustls and of curl.
+//! TLS on both ports: trust, certificates replaced under load, slow clients. Handshakes are those of
+//! rustls and of curl.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ const LIMITS: &str =
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A node that shows that certificate.
+/// A node with this certificate.
 fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
     let args = ["--tls-cert-file", text(&own.cert), "--tls-key-file", text(&own.key)];
     Node::start(&limits.path(), &[&args, more].concat())
@@ -33,7 +33,7 @@ fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
 
 async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<Channel, String> {
     let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
-    // The innermost reason says what it is about.
+    // Debug output includes the innermost cause.
     dialer.connect(endpoint.timeout(TEST_TIMEOUT)).await.map_err(|error| format!("{error:?}"))
 }
 
@@ -41,14 +41,14 @@ async fn ask(channel: Channel) -> Result<(), tonic::Status> {
     QuotaServiceClient::new(channel).allow(request("shop", "b", 1)).await.map(drop)
 }
 
-/// Connects and asks; the error says why not. With TLS 1.3 a client hears only after the
-/// handshake that its certificate is not welcome.
+/// Connects and sends a request. With TLS 1.3 a client learns only after the handshake that its
+/// certificate was refused.
 async fn asked(node: &Node, dialer: &Dialer) -> Result<(), String> {
     let channel = connect(node.grpc, dialer).await?;
     ask(channel).await.map_err(|status| format!("{status:?}"))
 }
 
-/// `tollgate` with the flags of a client.
+/// Runs a command over HTTPS, with an optional client certificate.
 fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> CommandOutput {
     let http = node.http.to_string();
     let ca = ca.file();
@@ -59,13 +59,13 @@ fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> CommandO
     tollgate(&args)
 }
 
-/// Waits for the first word of a node, without one of its own: sent to a node that has closed the
-/// connection it would take away the reason.
-fn greeted(address: SocketAddr, dialer: &Dialer) -> std::io::Result<()> {
+/// Waits for the node's first byte without sending any: data sent on a closed connection would hide
+/// the reason of the close.
+fn read_first_byte(address: SocketAddr, dialer: &Dialer) -> std::io::Result<()> {
     over_tls(address, dialer)?.read_exact(&mut [0])
 }
 
-/// A connection over TLS, by a client that shows that certificate.
+/// A TLS connection.
 fn over_tls(
     address: SocketAddr,
     dialer: &Dialer,
@@ -77,7 +77,7 @@ fn over_tls(
     Ok(rustls::StreamOwned::new(connection, socket))
 }
 
-/// A page over TLS, by a client that shows that certificate.
+/// A whole HTTP response over TLS.
 fn page(address: SocketAddr, dialer: &Dialer, head: &str) -> std::io::Result<String> {
     let mut stream = over_tls(address, dialer)?;
     stream.write_all(format!("{head} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
@@ -136,7 +136,7 @@ async fn both_ports_speak_tls_and_nothing_else() {
 }
 
 #[test]
-fn other_clients_understand_it() {
+fn curl_over_tls() {
     let installed = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     let installed = installed.is_ok_and(|status| status.success());
     assert!(installed, "curl is not installed; scripts/test.sh installs it");
@@ -150,7 +150,7 @@ fn other_clients_understand_it() {
         let done = run(Command::new("curl").args(args));
         assert_eq!((done.code, done.stdout.as_str()), (0, "ready\n"), "{version} {done:?}");
     }
-    // The gRPC port speaks HTTP/2 only, and says so before a request is sent.
+    // The gRPC port only accepts HTTP/2, which it announces in the handshake.
     let url = format!("https://{}/", node.grpc);
     let done = run(Command::new("curl").args(["-s", "--http1.1", "--cacert", text(&ca), &url]));
     assert_eq!((done.code, done.stdout.as_str()), (35, ""), "a handshake that fails: {done:?}");
@@ -163,7 +163,7 @@ async fn clients_must_be_trusted() {
     let node = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&clients)]);
     let good = ca.client("good", &["cn:good"]);
     asked(&node, &ca.dialer(Some(&good))).await.unwrap();
-    greeted(node.grpc, &ca.dialer(Some(&good))).unwrap();
+    read_first_byte(node.grpc, &ca.dialer(Some(&good))).unwrap();
     let expired = ca.expiring("expired", DAY, true);
     for (own, why) in [
         (None, "CertificateRequired"),
@@ -172,7 +172,7 @@ async fn clients_must_be_trusted() {
     ] {
         let dialer = ca.dialer(own.as_ref());
         asked(&node, &dialer).await.unwrap_err();
-        let error = format!("{:?}", greeted(node.grpc, &dialer).unwrap_err());
+        let error = format!("{:?}", read_first_byte(node.grpc, &dialer).unwrap_err());
         assert!(why.split('|').any(|why| error.contains(why)), "{why}: {error}");
         let health = ask_http(&node, &ca, own.as_ref(), &["health"]);
         assert_eq!(health.code, 2, "{health:?}");
@@ -209,7 +209,7 @@ async fn callers_are_known_by_their_certificates() {
         (&["dns:ops.example"], Code::Ok),
         (&["cn:bank"], Code::PermissionDenied),
         (&["uri:spiffe://shop/a/b"], Code::Unauthenticated),
-        // A name of one kind is none of another.
+        // A name of another kind does not match.
         (&["cn:a.shop.example"], Code::Unauthenticated),
         (&["dns:shop"], Code::Unauthenticated),
         (&["cn:dns:ops.example"], Code::Unauthenticated),
@@ -229,7 +229,7 @@ async fn callers_are_known_by_their_certificates() {
             );
         }
     }
-    // Without a certificate there is a connection, and nobody at its other end.
+    // A connection without a certificate has no identity.
     let channel = connect(node.grpc, &ca.dialer(None)).await.unwrap();
     assert_eq!(ask(channel).await.unwrap_err().code(), Code::Unauthenticated);
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
@@ -259,7 +259,7 @@ async fn certificates_are_replaced_under_load() {
         callers.spawn(async move {
             let mut channel = connect(grpc, &dialer).await.unwrap();
             while !stop.load(Ordering::Relaxed) {
-                // Half of them stay, half come anew each time.
+                // Half of the callers reconnect for each request.
                 if number % 2 == 0 {
                     channel = match connect(grpc, &dialer).await {
                         Ok(channel) => channel,
@@ -294,7 +294,7 @@ async fn certificates_are_replaced_under_load() {
     // The key of another certificate: the old pair stays.
     fs::copy(ca.expiring("other", 30 * DAY, false).key, &in_use.key).unwrap();
     until(FAILURES, 1.0).await;
-    // One that is no use to anybody.
+    // An expired certificate.
     ca.expiring("old", DAY, true).replace(&in_use);
     until(FAILURES, 2.0).await;
     fs::write(&in_use.cert, "nonsense").unwrap();
@@ -315,10 +315,10 @@ async fn certificates_are_replaced_under_load() {
     assert!(said.iter().filter(refused).count() >= 2, "{said:#?}");
 }
 
-/// What the alert goes by: a pair that does not fit because only one of its files is there yet is
-/// forgotten as soon as the other one is.
+/// The metric of the alert: a pair that does not match because only one file was replaced yet counts
+/// as failed until the other one follows.
 #[test]
-fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
+fn a_certificate_is_refused_until_its_key_follows() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let in_use = ca.expiring("in-use", 10 * DAY, false);
     let node = node(&limits, &in_use, &[]);
@@ -330,12 +330,12 @@ fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
     eventually("it is refused", TEST_TIMEOUT, || metric(FAILURES) >= 1.0);
     assert_eq!(metric(CURRENT), 0.0);
     fs::copy(&next.key, &in_use.key).unwrap();
-    eventually("it is taken", TEST_TIMEOUT, || metric(LOADS) == 2.0);
+    eventually("it is loaded", TEST_TIMEOUT, || metric(LOADS) == 2.0);
     assert_eq!(metric(CURRENT), 1.0);
 }
 
 #[test]
-fn the_status_tells_of_refused_files_and_of_the_expiry() {
+fn the_status_shows_refused_files_and_the_expiry() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let in_use = ca.expiring("in-use", 10 * DAY, false);
     let access = ca.path("access.yaml");
@@ -359,7 +359,7 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     fs::write(&access, "callers: [{ name: all, rolle: administer }]").unwrap();
     fs::write(&in_use.cert, "nonsense").unwrap();
     for (file, error) in [("access", "rolle"), ("tls", "in-use.crt")] {
-        eventually("the refusal is told", TEST_TIMEOUT, || files()[file]["in_use"] == false);
+        eventually("the refusal is shown", TEST_TIMEOUT, || files()[file]["in_use"] == false);
         let refused = files()[file]["refused"].clone();
         assert!(refused["error"].as_str().unwrap().contains(error), "{refused}");
         assert!(refused["since_s"].as_i64().unwrap() > 1_700_000_000, "{refused}");
@@ -368,24 +368,24 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     assert_eq!(*expires_s, first["tls"]["certificate_expires_at_s"], "the old one is in use");
 }
 
-/// A connection with the beginning of a handshake: 512 bytes are to follow.
-fn begun(address: SocketAddr) -> TcpStream {
+/// A connection with the first bytes of a handshake; 512 bytes should follow.
+fn begin_handshake(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
     stream
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn handshakes_beyond_room_wait_until_there_is() {
+async fn excess_handshakes_wait() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let mut node = node(&limits, &ca.server("own"), &["--threads", "2"]);
     let dialer = ca.dialer(None);
-    // There is room for 256.
-    let many = || (0..300).map(|_| begun(node.grpc)).collect::<Vec<_>>();
+    // The limit is 256 handshakes.
+    let many = || (0..300).map(|_| begin_handshake(node.grpc)).collect::<Vec<_>>();
     let silent = many();
     let late = tokio::time::timeout(Duration::from_millis(300), asked(&node, &dialer)).await;
-    assert!(late.is_err(), "there was room: {late:?}");
-    // The other port has room of its own.
+    assert!(late.is_err(), "not over the limit: {late:?}");
+    // The HTTP port has its own limit.
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
     drop(silent);
     asked(&node, &dialer).await.unwrap();
@@ -396,15 +396,15 @@ async fn handshakes_beyond_room_wait_until_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn who_takes_his_time_keeps_nobody_waiting() {
+async fn slow_handshakes_delay_nobody() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let mut node = node(&limits, &ca.server("own"), &["--threads", "1"]);
     let mut silent = Vec::new();
     for address in [node.grpc, node.http] {
         for number in 0..100 {
-            // Nothing, or the beginning of a handshake.
+            // Either silent, or with the first bytes of a handshake.
             silent.push(match number % 2 {
-                0 => begun(address),
+                0 => begin_handshake(address),
                 _ => TcpStream::connect(address).unwrap(),
             });
         }
@@ -413,14 +413,14 @@ async fn who_takes_his_time_keeps_nobody_waiting() {
     asked(&node, &ca.dialer(None)).await.unwrap();
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    // Nor do they keep the node from stopping.
+    // They do not delay the exit, either.
     node.signal("TERM");
     assert!(node.wait_for_exit(Duration::from_secs(5)).success());
     drop(silent);
 }
 
 #[test]
-fn what_can_not_be_used_is_no_start() {
+fn unusable_files_prevent_the_start() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let (own, other) = (ca.server("own"), ca.server("other"));
     let old = ca.expiring("old", DAY, true);
@@ -452,7 +452,7 @@ fn what_can_not_be_used_is_no_start() {
     }
 }
 
-/// A cluster that takes its capacity from another one, which wants to know who asks.
+/// A cluster with a parent that requires a client certificate and a token.
 #[tokio::test]
 async fn a_parent_that_is_guarded() {
     let ca = Ca::new();
@@ -503,7 +503,7 @@ async fn a_parent_that_is_guarded() {
         format!("{said:?}").contains("Unauthenticated")
     });
     assert_eq!(got(), 0.0);
-    // The right token is taken up by itself.
+    // The right token is loaded without a restart.
     fs::write(&token, format!("{}\n", words[1])).unwrap();
     eventually("there is a lease", TEST_TIMEOUT, || got() == 5.0);
     assert!(!format!("{said:?}").contains("tollgate_wrong"));

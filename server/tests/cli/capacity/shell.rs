@@ -1,4 +1,4 @@
-//! `tollgate capacity shell`: what it says to whom types, and what it asks of the node.
+//! `tollgate capacity shell`: its output, and its requests to the node.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +12,7 @@ use super::fake::{Answer, Fake};
 use testkit::command::{CommandOutput, command};
 use testkit::{TEST_TIMEOUT, eventually, now_s, signal};
 
-/// A shell whose commands are typed by the test, killed when dropped.
+/// A shell process with piped input, killed when dropped.
 pub(crate) struct Shell {
     child: Child,
     dir: TempDir,
@@ -45,7 +45,7 @@ impl Shell {
         eventually(text, TEST_TIMEOUT, || self.output(stream).contains(text));
     }
 
-    /// Waits for its end.
+    /// Waits until it exits.
     fn wait_for_exit(&mut self) -> CommandOutput {
         let mut status = None;
         eventually("the shell ends", TEST_TIMEOUT, || {
@@ -56,7 +56,7 @@ impl Shell {
         CommandOutput { code, stdout: self.output("stdout"), stderr: self.output("stderr") }
     }
 
-    /// Ends its input, and waits for its end.
+    /// Closes its input, and waits until it exits.
     pub(crate) fn close_input(&mut self) -> CommandOutput {
         drop(self.child.stdin.take());
         self.wait_for_exit()
@@ -65,7 +65,7 @@ impl Shell {
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -99,8 +99,8 @@ fn a_shell_runs_a_script() {
                   error: no command \"fly\"; `help` lists them\n\
                   error: write: get CLIENT RESOURCE WANTS\n";
     assert_eq!((done.code, done.stderr.as_str()), (0, errors));
-    // The end of the input gives everything back.
-    let script = node.told.script();
+    // The end of the input releases everything.
+    let script = node.service.script();
     let mut released: Vec<_> =
         script.released.iter().map(|r| (r.client_id.as_str(), r.resource_id.concat())).collect();
     released.sort_unstable();
@@ -118,33 +118,33 @@ fn a_shell_refreshes_what_it_holds() {
     shell.type_lines("get app-1 db.users 100\n");
     node.asked(3);
     {
-        let script = node.told.script();
+        let script = node.service.script();
         let has = |asked: usize| script.asked[asked].resource[0].has.map(|lease| lease.capacity);
         assert_eq!((has(0), has(1), has(2)), (None, Some(60.0), Some(60.0)));
     }
-    // Nothing has changed, so nothing is said of it; what does change is.
+    // Only changes are printed.
     shell.wait_for("stdout", "gets 60 of the 100");
     assert_eq!(shell.output("stdout").lines().count(), 1);
-    node.told.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(100.0) });
+    node.service.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(100.0) });
     shell.wait_for("stdout", "\napp-1 db.users: gets all of the 100 that it wants; expires in ");
 
-    // What it wants changes at once, and for the refreshes.
+    // New wants apply at once, and to refreshes.
     shell.type_lines("get app-1 db.users 200\n");
     shell.wait_for("stdout", "gets 100 of the 200 that it wants");
-    let last = || node.told.script().asked.last().map(|asked| asked.resource[0].wants);
+    let last = || node.service.script().asked.last().map(|asked| asked.resource[0].wants);
     assert_eq!(last(), Some(200.0));
-    let times = node.told.script().asked.len();
+    let times = node.service.script().asked.len();
     node.asked(times + 1);
     assert_eq!(last(), Some(200.0));
 
-    // A wait is no pause: it is refreshed meanwhile.
+    // Leases are refreshed during a wait.
     shell.type_lines("wait 80000\n");
     node.asked(times + 3);
-    assert!(node.told.script().released.is_empty());
+    assert!(node.service.script().released.is_empty());
     signal(shell.child.id(), "TERM");
     let done = shell.wait_for_exit();
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-    assert_eq!(node.told.script().released.len(), 1);
+    assert_eq!(node.service.script().released.len(), 1);
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn a_shell_outlives_a_node_that_fails() {
     let mut shell = Shell::start(node.address, &["--follow"]);
     shell.type_lines("get app-1 db.users 100\n");
     shell.wait_for("stdout", "; the store is learning for ");
-    node.told.script().error = Some(Status::unavailable("stopping"));
+    node.service.script().error = Some(Status::unavailable("stopping"));
     let address = node.address;
     let unavailable =
         format!("no lease from {address}: Unavailable: stopping; asking again every second");
@@ -168,32 +168,32 @@ fn a_shell_outlives_a_node_that_fails() {
         "stdout",
         "app-1 db.users: the lease has expired, and 2.5 may be used without one\n",
     );
-    // Gone is gone: no more is said to be held.
-    let times = node.told.script().asked.len();
+    // An expired lease is no longer claimed.
+    let times = node.service.script().asked.len();
     node.asked(times + 1);
-    assert_eq!(node.told.script().asked.last().unwrap().resource[0].has, None);
-    // A client that asks now goes on asking; one whose question is wrong does not.
+    assert_eq!(node.service.script().asked.last().unwrap().resource[0].has, None);
+    // A new client retries after an outage, but not after an invalid request.
     shell.type_lines("get app-2 db.users 7\n");
     shell.wait_for("stderr", &format!("error: {unavailable}\n"));
     shell.type_lines("release app-1\n");
     shell.wait_for("stderr", &format!("error: no release from {address}: Unavailable: stopping\n"));
-    node.told.script().error = Some(Status::invalid_argument("no"));
+    node.service.script().error = Some(Status::invalid_argument("no"));
     shell.type_lines("get app-3 db.users 7\n");
     shell.wait_for("stderr", &format!("error: no lease from {address}: InvalidArgument: no\n"));
 
-    node.told.script().error = None;
-    node.told.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(7.0) });
+    node.service.script().error = None;
+    node.service.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(7.0) });
     shell.wait_for("stdout", "app-1 db.users: gets 7 of the 100 that it wants; expires in ");
     shell.wait_for("stdout", "app-2 db.users: gets all of the 7 that it wants; expires in ");
     shell.type_lines("release app-1\nrelease app-2 db.users\nshow\n");
     shell.wait_for("stdout", "OK: app-2 holds nothing of db.users now\nnobody has asked for ");
     let done = shell.close_input();
     assert_eq!(done.code, 0);
-    // What could not be given back is told.
+    // A failed release is reported.
     let mut shell = Shell::start(node.address, &[]);
     shell.type_lines("get app-1 db.users 100\n");
     shell.wait_for("stdout", "gets 7");
-    node.told.script().error = Some(Status::unavailable("stopping"));
+    node.service.script().error = Some(Status::unavailable("stopping"));
     shell.type_lines("quit\n");
     let done = shell.wait_for_exit();
     let expected = format!(
