@@ -90,6 +90,7 @@ async fn goodput(service: &Arc<Service<RedisStore>>, rate: f64) -> f64 {
             tokio::spawn(ask(Arc::clone(service), Arc::clone(to)));
         }
     }
+    // Lets all requests of the phase end.
     tokio::time::sleep(TIMEOUT + Duration::from_millis(200)).await;
     let of = |count: &AtomicUsize| {
         count.load(Ordering::Relaxed) as f64 / (PHASE - WARM_UP).as_secs_f64()

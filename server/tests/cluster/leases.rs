@@ -67,6 +67,7 @@ fn a_node_killed_under_5000_clients() {
         let has = leased_capacity(&cluster.nodes[0]);
         assert!(has <= capacity * (1.0 + 1e-12), "{has} leased of {capacity}");
         (samples, most) = (samples + 1, most.max(has));
+        // The pace of the samples.
         thread::sleep(Duration::from_millis(100));
     };
     eventually("a lease", CONVERGED, || fleet.look(|record| !record.answers.is_empty()));
@@ -153,8 +154,10 @@ fn redis_restarted_empty() {
     thread::sleep(Duration::from_secs(2));
     cluster.redis.start_again();
     let back = now_us();
+    // Lets nodes notice that Redis is back.
     thread::sleep(Duration::from_millis(500));
     let newcomer = LeaseClients::start(&cluster.grpc(), "newcomer", 1, "r", |_| 1e6);
+    // Real time: learning mode lasts as long.
     thread::sleep(Duration::from_secs(LEARNING as u64));
     let all: Vec<f64> = wanted.iter().copied().chain([1e6]).collect();
     let new_shares = fair_shares(&all, CAPACITY);

@@ -148,6 +148,7 @@ fn a_name_that_stops_resolving() {
         // Written in place, as the nodes have this very file mounted.
         fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
         network.set(Fault::ResetOnAccept);
+        // Lets the proxy reset all connections.
         thread::sleep(Duration::from_millis(50));
         network.set(Fault::Nothing);
     };
@@ -164,6 +165,7 @@ fn a_name_that_stops_resolving() {
 
     // Pending queries to the name server do not delay the exit of a node.
     gone();
+    // Lets nodes start several queries.
     thread::sleep(Duration::from_secs(1));
     for node in &mut cluster.nodes {
         let threads = node.threads();

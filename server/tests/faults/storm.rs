@@ -40,6 +40,7 @@ fn no_storm_of_connections() {
         });
         let before = network.accepted();
         network.set(fault);
+        // Real time: connection attempts are counted over it.
         thread::sleep(AWAY);
         let while_away = network.accepted() - before;
         network.set(Fault::Nothing);

@@ -189,6 +189,7 @@ fn after_a_long_outage_the_store_learns() {
             let answer = lease(&mut here, "a", "short", 80.0, held).await;
             assert_eq!((answer.gets.capacity, answer.degraded), (80.0, Some(true)));
             held = Some(answer.gets);
+            // Real time: the lease expires in Redis meanwhile.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
         eventually("the store is down", TEST_TIMEOUT, || !other.store_is_up());

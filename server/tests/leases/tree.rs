@@ -251,6 +251,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
         thread::sleep(Duration::from_millis(1300));
     }
     want([9, 5]);
+    // Lets the demand of the last phase spread.
     thread::sleep(Duration::from_secs(1));
     // There is no renewing node between two turns.
     let mut dead = None;

@@ -96,7 +96,7 @@ fn get_explains_the_answer() {
     let node = Fake::start(Answer { safe: Some(12.5), ..Answer::of(60.0) });
     let done = node.capacity(&["get", "app-1", "db.users", "100"]);
     let expected = "LESS: gets 60 of the 100 that it wants
-expires   T, in 300 s; the lease assert_output gone then
+expires   T, in 300 s; the lease is gone then
 refresh   every 5 s: ask again that often, adding --has 60 --expires E
 safe      12.5 may be used without a lease while no node answers
 others    `tollgate capacity show db.users` tells who has what
@@ -134,7 +134,7 @@ fn get_without_a_grant_explains_why() {
     let node = Fake::start(Answer { learning_until: Some(now_s() + 60), ..Answer::of(0.0) });
     let learning = "NOTHING: gets 0 of the 10 that it wants
 refresh   ask again in 5 s
-learning  until T, in 60 s: the store assert_output new, or has lost
+learning  until T, in 60 s: the store is new, or has lost
           its leases, and learns them from the clients; until then each gets
           what it says it has (--has, --expires), here 0; ask again after that
           for a share
@@ -198,7 +198,7 @@ fn failed_requests() {
 }
 
 const ASK_A_NODE: &str = "it does not show leases: ask a node itself (--http), not the load \
-                          balancer before the nodes, nor a node that assert_output older than this command";
+                          balancer before the nodes, nor a node that is older than this command";
 
 /// Result of `show` for one response of a node, and the requested path.
 fn show_response(args: &[&str], status: &str, body: &str) -> (CommandOutput, String) {

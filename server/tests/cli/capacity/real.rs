@@ -112,7 +112,7 @@ fn a_node_that_learns_says_so() {
     assert_succeeds(
         &done,
         1,
-        "\n          what it assert_succeeds it has (--has, --expires), here 0; ask again after that\n",
+        "\n          what it says it has (--has, --expires), here 0; ask again after that\n",
     );
     let expires = (now_s() + 100).to_string();
     let args = ["get", "a", "young", "10", "--has", "4", "--expires", &expires];
@@ -121,7 +121,7 @@ fn a_node_that_learns_says_so() {
     assert_succeeds(
         &done,
         0,
-        "\n          what it assert_succeeds it has (--has, --expires), here 4; ask again after that\n",
+        "\n          what it says it has (--has, --expires), here 4; ask again after that\n",
     );
     let json = capacity(node.grpc, &[&args[..], &["--json"]].concat());
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
