@@ -49,7 +49,7 @@ macro_rules! scenarios {
 
         #[tokio::test]
         async fn on_a_redis_cluster() {
-            on_servers(&$crate::redis_cluster::RedisCluster::start()).await;
+            on_servers(&$crate::redis_cluster::RedisCluster::start_with(3, 0)).await;
         }
 
         async fn on_servers(servers: &impl $crate::Servers) {

@@ -95,7 +95,7 @@ const fn group(
     Group { callers, namespace, bucket, buckets, least, most, behaviour }
 }
 
-/// Number of moments of a run at which checked intervals start: every 10 or 30 ms.
+/// Number of moments of a run at which checked intervals start: every 10 or 15 ms.
 const STARTS: u32 = 1000;
 
 /// A store timeout that a busy machine does not exceed.
@@ -244,7 +244,7 @@ fn cancelled_calls_break_no_connection() {
 fn three_nodes_on_one_redis_stay_exact() {
     let _machine = reserve_machine();
     let redis = Redis::start();
-    stays_exact(&redis.url(), Duration::from_secs(30), || vec![redis.connection()]);
+    stays_exact(&redis.url(), Duration::from_secs(15), || vec![redis.connection()]);
 }
 
 #[test]

@@ -17,7 +17,7 @@ const PATIENT: [&str; 2] = ["--store-timeout", "2s"];
 
 const CALLERS: Plan = Plan { callers: 64, connections: 4, pace: Duration::ZERO, failover: true };
 
-const RUN: Duration = Duration::from_secs(10);
+const RUN: Duration = Duration::from_secs(6);
 
 /// One to five tokens per request, by caller.
 fn tokens(caller: usize) -> i64 {

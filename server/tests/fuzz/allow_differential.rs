@@ -173,7 +173,7 @@ fn both_stores_give_the_same_answers() {
 
 #[test]
 fn the_embedded_store_and_a_redis_cluster_give_the_same_answers() {
-    give_the_same_answers(&RedisCluster::start(), 10);
+    give_the_same_answers(&RedisCluster::start_with(3, 0), 10);
 }
 
 /// Runs one of `part` traces.

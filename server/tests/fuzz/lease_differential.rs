@@ -299,7 +299,7 @@ fn both_stores_grant_alike() {
 
 #[test]
 fn the_embedded_store_and_a_redis_cluster_grant_alike() {
-    grant_alike(&RedisCluster::start(), 10);
+    grant_alike(&RedisCluster::start_with(3, 0), 10);
 }
 
 /// Runs one of `part` traces.

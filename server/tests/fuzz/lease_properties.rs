@@ -290,7 +290,7 @@ fn they_hold_in_redis() {
 
 #[test]
 fn they_hold_in_a_redis_cluster() {
-    they_hold_in(&RedisCluster::start(), 30);
+    they_hold_in(&RedisCluster::start_with(3, 0), 30);
 }
 
 fn they_hold_in(servers: &impl Servers, cases: u32) {

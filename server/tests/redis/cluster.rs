@@ -229,7 +229,7 @@ fn the_last_slot_of_a_server() {
 #[test]
 fn script_flush_on_one_master_fails_nothing() {
     let _machine = reserve_half();
-    let cluster = RedisCluster::start();
+    let cluster = RedisCluster::start_with(3, 0);
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
