@@ -1,5 +1,5 @@
-//! Dependencies between the modules of `server/src`: reads the sources, and fails on a reference that
-//! the table in `lib.rs` does not allow.
+//! Dependencies between the modules of `server/src`: reads the sources, and fails on a reference
+//! that the table in `lib.rs` does not allow.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::collections::BTreeSet;

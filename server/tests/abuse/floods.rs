@@ -13,8 +13,8 @@ use testkit::Node;
 /// Connections of a flood.
 const CONNECTIONS: usize = 200;
 
-/// Floods a port over several connections with the frames of `next`, which gets the next stream id and
-/// advances it.
+/// Floods a port over several connections with the frames of `next`, which gets the next stream id
+/// and advances it.
 fn flood(
     name: &str,
     connections: usize,

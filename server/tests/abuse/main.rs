@@ -1,5 +1,5 @@
-//! Hostile or broken clients: their connections are closed in bounded time, they take bounded memory,
-//! and other callers are served meanwhile.
+//! Hostile or broken clients: their connections are closed in bounded time, they take bounded
+//! memory, and other callers are served meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

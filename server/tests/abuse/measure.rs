@@ -130,8 +130,8 @@ fn busy(part: f64, stop: &AtomicBool) {
     }
 }
 
-/// Runs an attack with `threads` threads, and asserts the limits of honest callers' latency and of the
-/// node's memory. `connections` is the total of the attackers.
+/// Runs an attack with `threads` threads, and asserts the limits of honest callers' latency and of
+/// the node's memory. `connections` is the total of the attackers.
 pub fn assert_withstands(
     name: &str,
     target: &Target,

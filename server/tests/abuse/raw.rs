@@ -101,8 +101,8 @@ impl Member {
         Some(Self { stream, left: preface(), id: 1 })
     }
 
-    /// Writes and reads what is possible. Returns whether there was any progress, or an error if the
-    /// node has closed the connection.
+    /// Writes and reads what is possible. Returns whether there was any progress, or an error if
+    /// the node has closed the connection.
     fn turn(
         &mut self,
         reads: bool,

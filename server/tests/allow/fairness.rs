@@ -284,7 +284,8 @@ const ROUNDS: usize = 5;
 /// Attempts, as other load on the machine may spoil one.
 const ATTEMPTS: usize = 3;
 
-/// Largest allowed ratio of p50 with and without the flood. Behind the whole flood it would be seven.
+/// Largest allowed ratio of p50 with and without the flood. Behind the whole flood it would be
+/// seven.
 const P50_WORSE: f64 = 3.0;
 
 /// The same for p99, as for any abuse (docs/overload.md). The flood keeps the node and Redis busy,

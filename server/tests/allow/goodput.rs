@@ -1,5 +1,6 @@
-//! Goodput under overload: at twice the store's capacity, about as many requests are granted in time
-//! as at the capacity. The store is slowed down, so that it is the bottleneck, not the machine.
+//! Goodput under overload: at twice the store's capacity, about as many requests are granted in
+//! time as at the capacity. The store is slowed down, so that it is the bottleneck, not the
+//! machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -16,8 +16,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 const RATE: f64 = 100.0;
 
-/// Size of the bucket in `large`: the tokens that accrue in [`WINDOW`]. The size of the other bucket
-/// is negligible.
+/// Size of the bucket in `large`: the tokens that accrue in [`WINDOW`]. The size of the other
+/// bucket is negligible.
 const LARGE: f64 = 1000.0;
 
 const DEBT_S: f64 = 1.0;
@@ -125,8 +125,8 @@ fn all_nodes_together_grant_about_the_limit() {
     .write(600);
 }
 
-/// A node that starts during an outage counts only itself until its first heartbeat. The other nodes
-/// keep their shares.
+/// A node that starts during an outage counts only itself until its first heartbeat. The other
+/// nodes keep their shares.
 #[test]
 fn a_node_that_starts_in_an_outage_counts_only_itself() {
     let _machine = reserve_half();

@@ -450,8 +450,8 @@ async fn invalid_requests<S: Store>(s: &Service<S>) {
     granted(&ask(s, "b", 1).await, 1, 0, 9.0);
 }
 
-/// A saturated bucket grants at least 99.9 % of its rate and at most one token more than it accrues,
-/// for slow and fast rates.
+/// A saturated bucket grants at least 99.9 % of its rate and at most one token more than it
+/// accrues, for slow and fast rates.
 async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
     for (at, (rate, per_s, tokens, pause_us)) in [
         ("1/d", 1.0 / 86_400.0, 1, 7_200_000_017),

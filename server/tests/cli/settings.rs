@@ -1,5 +1,5 @@
-//! Settings of `tollgate serve`: invalid values, environment variables, and that the store's password
-//! is never shown.
+//! Settings of `tollgate serve`: invalid values, environment variables, and that the store's
+//! password is never shown.
 
 use std::ffi::OsStr;
 use std::net::TcpListener;

@@ -1,6 +1,6 @@
-//! HAProxy (Debian's package) with the `config/haproxy.cfg` of Docker Compose, in front of three nodes:
-//! it distributes requests rather than connections, a killed node fails only its requests in flight,
-//! and a node that drains fails none.
+//! HAProxy (Debian's package) with the `config/haproxy.cfg` of Docker Compose, in front of three
+//! nodes: it distributes requests rather than connections, a killed node fails only its requests in
+//! flight, and a node that drains fails none.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

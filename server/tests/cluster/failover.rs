@@ -1,5 +1,5 @@
-//! A master of a Redis Cluster is killed under load: only decisions about its keys are degraded, and
-//! only until its replica is elected.
+//! A master of a Redis Cluster is killed under load: only decisions about its keys are degraded,
+//! and only until its replica is elected.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -26,9 +26,9 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Latency limit of decisions: the store timeout and 10 ms.
 const TOOK: Duration = Duration::from_millis(60);
 
-/// Number of attempts, as the machine may stall. As in the trials of `faults`, one attempt meets all
-/// figures, or all are void. Unless [`STRICT`] is set, the last attempt is also judged with the wider
-/// figures of [`Observation::slack`].
+/// Number of attempts, as the machine may stall. As in the trials of `faults`, one attempt meets
+/// all figures, or all are void. Unless [`STRICT`] is set, the last attempt is also judged with the
+/// wider figures of [`Observation::slack`].
 const ATTEMPTS: usize = 3;
 
 /// Environment variable that turns off the wider figures, for published results.
@@ -86,8 +86,8 @@ impl Observation {
         (0..self.nodes).map(|node| first(node).unwrap_or(Duration::MAX)).max().unwrap()
     }
 
-    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault, and
-    /// twice the longest stall.
+    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault,
+    /// and twice the longest stall.
     fn slack(&self) -> Duration {
         let before = self.samples.iter().filter(|s| s.answered < self.killed);
         let slowest = before.map(Sample::latency).max().unwrap_or_default();
@@ -211,8 +211,8 @@ fn run_attempt() -> Observation {
     let load = Load::start(&grpc, CALLERS, move |caller, count| {
         Some(request("counted", &asked[(caller * 7 + count) % asked.len()], 1))
     });
-    // A node that has just started looks up states of the other layout, which are in one slot, until
-    // the store reports that there are none.
+    // A node that has just started looks up states of the other layout, which are in one slot,
+    // until the store reports that there are none.
     load.run_for(3 * SECOND);
     let replica = cluster.replica_of(dead).unwrap();
     let probe = slot(counted(&names[0]).as_bytes());

@@ -1,6 +1,6 @@
-//! The exact loss of a failover: a replica stops replicating, its master grants more and dies, and the
-//! replica takes its place. A real failover loses the grants of a few milliseconds; here it loses the
-//! possible maximum.
+//! The exact loss of a failover: a replica stops replicating, its master grants more and dies, and
+//! the replica takes its place. A real failover loses the grants of a few milliseconds; here it
+//! loses the possible maximum.
 
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,8 @@ impl Pair {
         tell(&self.replica, "REPLICAOF NO ONE");
     }
 
-    /// Kills the master, and puts the replica in its place. Returns the time until the node uses it.
+    /// Kills the master, and puts the replica in its place. Returns the time until the node uses
+    /// it.
     async fn fail_over(&mut self) -> Duration {
         self.proxy.set_target(self.replica.port());
         self.master.kill();

@@ -1,5 +1,6 @@
-//! Capacity leases from three node processes on one Redis: no client loses its lease, and no unit is
-//! leased twice, also when a node dies, when Redis loses its data, and when the capacity is lowered.
+//! Capacity leases from three node processes on one Redis: no client loses its lease, and no unit
+//! is leased twice, also when a node dies, when Redis loses its data, and when the capacity is
+//! lowered.
 
 use std::collections::HashSet;
 use std::thread;

@@ -1,5 +1,5 @@
-//! Three node processes on one Redis: together they grant the tokens of one bucket, also when a node
-//! dies and when Redis loses the script.
+//! Three node processes on one Redis: together they grant the tokens of one bucket, also when a
+//! node dies and when Redis loses the script.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -89,8 +89,8 @@ fn one_bucket_over_three_nodes_with_debt() {
         let waits = samples.iter().filter_map(|sample| sample.answer.as_ref().ok());
         let longest = waits.map(|answer| answer.wait_millis).max().unwrap();
         assert!((300..=400).contains(&longest), "waits of up to {longest} ms");
-        // Callers wait at most 400 ms, so the debt is at most 400 ms and one request, and nearly that
-        // much.
+        // Callers wait at most 400 ms, so the debt is at most 400 ms and one request, and nearly
+        // that much.
         assert!(audit.granted as f64 <= audit.upper_bound - 100.0 + 5.0);
         if (audit.granted as f64) < 0.99 * audit.lower_bound + 300.0 {
             return Err(format!("{} granted of {} owed", audit.granted, audit.lower_bound));

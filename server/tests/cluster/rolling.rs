@@ -1,4 +1,5 @@
-//! A rolling restart of three nodes behind HAProxy, under load: no request fails, over gRPC or HTTP.
+//! A rolling restart of three nodes behind HAProxy, under load: no request fails, over gRPC or
+//! HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};

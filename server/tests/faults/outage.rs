@@ -84,7 +84,8 @@ fn a_wrong_password() {
     assert_answers_by_policy(&node);
     let refused =
         || Scrape::of(node.http).sum("tollgate_store_errors_total", &[("class", "refused")]);
-    // They are counted without any request too, so that the alert fires and does not resolve itself.
+    // They are counted without any request too, so that the alert fires and does not resolve
+    // itself.
     let before = refused();
     // Takes two seconds, so that there is a warning after the first one, which came with the start.
     eventually("refusals are still counted", Duration::from_secs(5), || refused() >= before + 20.0);

@@ -54,8 +54,8 @@ pub const AWAY: Duration = Duration::from_secs(2);
 /// and after it.
 const AFTER: Duration = Duration::from_millis(1700);
 
-/// Allowed growth of a node's memory: enough for some thousand requests in flight, and far less than
-/// all requests of a trial would take.
+/// Allowed growth of a node's memory: enough for some thousand requests in flight, and far less
+/// than all requests of a trial would take.
 const GROWTH_KB: u64 = 16 * 1024;
 
 /// Number of attempts, as the machine may stall. Either one attempt meets all figures, or all
@@ -138,8 +138,8 @@ impl Trial<'_> {
                     assert_one_warning_a_second(self.fault, node, seen.time());
                 }
             }
-            // All decisions count. The attempt is void if the figures hold for the decisions that no
-            // stall overlaps, and these are nearly all.
+            // All decisions count. The attempt is void if the figures hold for the decisions that
+            // no stall overlaps, and these are nearly all.
             let bounds = Bounds { took: DEADLINE + BEYOND, unshared: 0 };
             let missed = self.missed_figures(&seen, bounds, |_| true);
             let ours = self.missed_figures(&seen, bounds, |sample| !seen.stalled(sample));
@@ -386,8 +386,8 @@ impl Observation {
         before.map(Sample::latency).max().unwrap_or_default()
     }
 
-    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault, and
-    /// twice the longest stall (timers fire after it, and then the backlog is processed).
+    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault,
+    /// and twice the longest stall (timers fire after it, and then the backlog is processed).
     fn slack(&self) -> Duration {
         let stalled = if self.stalls.worst < STALL { Duration::ZERO } else { self.stalls.worst };
         (self.slowest_before() + 2 * stalled).min(2 * DEADLINE)

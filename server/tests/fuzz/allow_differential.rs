@@ -1,8 +1,9 @@
-//! Compares `lua/allow.lua` with the embedded store, the specification, over random traces of requests,
-//! waits, overrides, changes of limits, and time that passes or steps back. Every answer must be equal;
-//! balances up to rounding, as equal requests in a batch are summed at once.
+//! Compares `lua/allow.lua` with the embedded store, the specification, over random traces of
+//! requests, waits, overrides, changes of limits, and time that passes or steps back. Every answer
+//! must be equal; balances up to rounding, as equal requests in a batch are summed at once.
 //!
-//! `PROPTEST_CASES` sets the number of traces (default 10,000); a Redis Cluster gets a tenth of them.
+//! `PROPTEST_CASES` sets the number of traces (default 10,000); a Redis Cluster gets a tenth of
+//! them.
 
 use std::cell::Cell;
 

@@ -1,9 +1,9 @@
-//! Compares `lua/lease.lua` with the embedded store, the specification, over random traces of requests,
-//! releases, claims, changes of the rules, and time that passes or steps back. Every answer must be
-//! equal up to rounding of sums. After each step the invariants must hold.
+//! Compares `lua/lease.lua` with the embedded store, the specification, over random traces of
+//! requests, releases, claims, changes of the rules, and time that passes or steps back. Every
+//! answer must be equal up to rounding of sums. After each step the invariants must hold.
 //!
-//! `PROPTEST_CASES` sets the number of traces (default 1,000); a Redis Cluster gets a tenth of them.
-//! The cases in `seeds/lease_differential` run first; failing cases are added there.
+//! `PROPTEST_CASES` sets the number of traces (default 1,000); a Redis Cluster gets a tenth of
+//! them. The cases in `seeds/lease_differential` run first; failing cases are added there.
 
 use std::cell::Cell;
 
@@ -122,10 +122,10 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
     })
 }
 
-/// Allowed difference between the stores. They add the same numbers in different orders. Each addition
-/// to a [`Sum`](tollgate_server::domain::exact::Sum) has an error of up to 2^-105 of the current sum,
-/// which remains after large numbers have left. Compared with a later, smaller capacity it may be
-/// noticeable: 1e15 bounds wants to 1e24.
+/// Allowed difference between the stores. They add the same numbers in different orders. Each
+/// addition to a [`Sum`](tollgate_server::domain::exact::Sum) has an error of up to 2^-105 of the
+/// current sum, which remains after large numbers have left. Compared with a later, smaller
+/// capacity it may be noticeable: 1e15 bounds wants to 1e24.
 #[derive(Default)]
 struct Rounding {
     largest: f64,

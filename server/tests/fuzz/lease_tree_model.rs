@@ -1,6 +1,6 @@
-//! Model of trees of clusters on a manual clock: whatever clients want, and however calls overlap or
-//! get lost, the leases of all clients never exceed the root's capacity. With constant demand, all of it
-//! is used.
+//! Model of trees of clusters on a manual clock: whatever clients want, and however calls overlap
+//! or get lost, the leases of all clients never exceed the root's capacity. With constant demand,
+//! all of it is used.
 //!
 //! `PROPTEST_CASES` sets the number of traces (1,000).
 
@@ -353,8 +353,8 @@ fn assert_fair_shares(world: &World) {
     }
 }
 
-/// All leases of a cluster's clients expire with its own. Without requests until then, its store has
-/// forgotten the resource.
+/// All leases of a cluster's clients expire with its own. Without requests until then, its store
+/// has forgotten the resource.
 #[test]
 fn the_safe_capacity_outlasts_all_leases() {
     const SOUTH: usize = 2;

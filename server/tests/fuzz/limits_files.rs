@@ -1,5 +1,5 @@
-//! Properties of limits files: parsing never panics, and the printed form of a valid file parses to the
-//! same limits.
+//! Properties of limits files: parsing never panics, and the printed form of a valid file parses to
+//! the same limits.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,5 +1,6 @@
-//! The decisions of one round trip share a budget for removing expired leases: the number of removed
-//! leases does not grow with the number of decisions, and all expired leases are removed in the end.
+//! The decisions of one round trip share a budget for removing expired leases: the number of
+//! removed leases does not grow with the number of decisions, and all expired leases are removed in
+//! the end.
 
 use rand::SeedableRng as _;
 use rand::rngs::SmallRng;

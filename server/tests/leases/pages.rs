@@ -59,8 +59,8 @@ fn is_whole(answer: Result<Vec<ResourceResponse>, Status>, count: usize) -> bool
     answer.is_ok_and(|leases| leases.len() == count && leases.iter().all(granted))
 }
 
-/// Repeats a refresh, a look at the status and a release. Each round first makes a small request; if
-/// the machine is too slow even for that, the round does not count.
+/// Repeats a refresh, a look at the status and a release. Each round first makes a small request;
+/// if the machine is too slow even for that, the round does not count.
 #[test]
 fn a_page_fits_into_the_queues_however_long_round_trips_take() {
     /// Uncounted rounds, in which both lanes measure the round trip.

@@ -356,8 +356,8 @@ fn a_root_that_goes_and_comes_back() {
     eventually("all is used again", CONVERGED, || fleet.holds() >= 99.9);
     let recovered = back.elapsed();
 
-    // On a busy machine a node may lose its turn to renew. The next node does not know what is to be
-    // returned, so the lease expires instead. Hence several attempts.
+    // On a busy machine a node may lose its turn to renew. The next node does not know what is to
+    // be returned, so the lease expires instead. Hence several attempts.
     let given_back = (0..3).find_map(|_| {
         wanted.store(50, Ordering::Relaxed);
         eventually("all is used", CONVERGED, || fleet.holds() >= 99.9);

@@ -1,8 +1,9 @@
-//! Exact outcome of every fixture in `fixtures/limits`. `bad/` has one file for each kind of mistake,
-//! with the expected faults; `good/` has valid files, with the expected notices and limits.
+//! Exact outcome of every fixture in `fixtures/limits`. `bad/` has one file for each kind of
+//! mistake, with the expected faults; `good/` has valid files, with the expected notices and
+//! limits.
 //!
-//! After a deliberate change, `BLESS=1 cargo test --test limits files::` updates the expected texts;
-//! review the difference before you commit it.
+//! After a deliberate change, `BLESS=1 cargo test --test limits files::` updates the expected
+//! texts; review the difference before you commit it.
 
 use std::fs;
 use std::path::PathBuf;

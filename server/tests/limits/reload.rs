@@ -1,5 +1,5 @@
-//! Reloads of limits in a running node: automatic or on SIGHUP, completely or not at all, and without
-//! a refill.
+//! Reloads of limits in a running node: automatic or on SIGHUP, completely or not at all, and
+//! without a refill.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -13,8 +13,8 @@ use testkit::http::post_allow;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 
-/// Time limit of a reload. The node checks the file twice a second, and loads a change once two checks
-/// agree.
+/// Time limit of a reload. The node checks the file twice a second, and loads a change once two
+/// checks agree.
 const SOON: Duration = Duration::from_secs(4);
 
 /// Limits with `ns:b` of this size, which refills by less than a token during a test.

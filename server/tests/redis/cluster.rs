@@ -1,4 +1,5 @@
-//! Node processes on a Redis Cluster, under load: migrations of slots, flushed scripts, a new master.
+//! Node processes on a Redis Cluster, under load: migrations of slots, flushed scripts, a new
+//! master.
 
 use std::sync::Arc;
 use std::thread;
@@ -282,8 +283,8 @@ fn a_new_master_is_given_slots() {
     }
 }
 
-/// The last slot of a server moves, and with it the birth of that server. The target was born later:
-/// it goes on learning. The source does not start to learn.
+/// The last slot of a server moves, and with it the birth of that server. The target was born
+/// later: it goes on learning. The source does not start to learn.
 #[test]
 fn births_of_two_servers_are_merged() {
     let _machine = reserve_half();

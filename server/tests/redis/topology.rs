@@ -269,8 +269,8 @@ async fn servers_may_announce_themselves_in_any_way() {
             set.exec(&mut cluster.connection(number)).unwrap();
         }
     };
-    // Servers without an endpoint of their own: the address follows from metadata, or is that of the
-    // queried server.
+    // Servers without an endpoint of their own: the address follows from metadata, or is that of
+    // the queried server.
     for kind in ["hostname", "unknown-endpoint"] {
         set("cluster-preferred-endpoint-type", kind);
         let known = servers(&cluster.url());

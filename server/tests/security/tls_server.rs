@@ -1,5 +1,5 @@
-//! TLS on both ports: trust, certificates replaced under load, slow clients. Handshakes are those of
-//! rustls and of curl.
+//! TLS on both ports: trust, certificates replaced under load, slow clients. Handshakes are those
+//! of rustls and of curl.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -315,8 +315,8 @@ async fn certificates_are_replaced_under_load() {
     assert!(said.iter().filter(refused).count() >= 2, "{said:#?}");
 }
 
-/// The metric of the alert: a pair that does not match because only one file was replaced yet counts
-/// as failed until the other one follows.
+/// The metric of the alert: a pair that does not match because only one file was replaced yet
+/// counts as failed until the other one follows.
 #[test]
 fn a_certificate_is_refused_until_its_key_follows() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());

@@ -1,5 +1,5 @@
-//! Authorities of Python's gRPC that are not a host and a port: calls succeed, also of a client with
-//! a list of three nodes, one of which restarts.
+//! Authorities of Python's gRPC that are not a host and a port: calls succeed, also of a client
+//! with a list of three nodes, one of which restarts.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};

@@ -1,5 +1,5 @@
-//! Many connections: the memory of an idle one, and the effect of idle and of short-lived connections
-//! on other callers. With more connections than in CI:
+//! Many connections: the memory of an idle one, and the effect of idle and of short-lived
+//! connections on other callers. With more connections than in CI:
 //! `TOLLGATE_IDLE_CONNECTIONS=10000 cargo test --locked -p tollgate-server --test transport connections:: -- --nocapture`
 
 use std::io::{Read as _, Write as _};
@@ -85,8 +85,8 @@ fn idle() -> usize {
     room.min(wanted)
 }
 
-/// Opens and closes connections at the rate of one opener, and returns their number. A slow handshake
-/// does not delay other openers.
+/// Opens and closes connections at the rate of one opener, and returns their number. A slow
+/// handshake does not delay other openers.
 fn come_and_go(node: SocketAddr, opener: usize) -> usize {
     let started = Instant::now();
     for number in 0.. {

@@ -46,8 +46,8 @@ fn has_logged(node: &Node, message: &str) -> bool {
 }
 
 /// Whether the error shows that the node did not start on the request: there was no connection, the
-/// request was still queued (tonic: cancelled), or the node's GOAWAY names an earlier request as its
-/// last (tonic: internal).
+/// request was still queued (tonic: cancelled), or the node's GOAWAY names an earlier request as
+/// its last (tonic: internal).
 fn never_began(error: &tonic::Status) -> bool {
     match error.code() {
         Code::Unavailable => true,
@@ -145,8 +145,8 @@ fn ahead(node: &Node, fate: &str) -> Option<f64> {
     Scrape::of(node.http).get("tollgate_prefetch_tokens_total", &labels)
 }
 
-/// A node under load, once more than `tokens` prefetched tokens have this fate. It does not prefetch
-/// from a new bucket for four seconds.
+/// A node under load, once more than `tokens` prefetched tokens have this fate. It does not
+/// prefetch from a new bucket for four seconds.
 async fn start_with_prefetch(
     limits: &LimitsFile,
     args: &[&str],

@@ -338,7 +338,8 @@ fn not_ready_if_the_store_never_answered_and_the_policy_denies() {
     let node = Node::start(&refusing.path(), &["--store", "memory:"]);
     assert_eq!(ready(&node), good);
 
-    // After the first answer a node stays ready: an outage would otherwise remove all nodes at once.
+    // After the first answer a node stays ready: an outage would otherwise remove all nodes at
+    // once.
     let mut redis = Redis::start();
     let node = Node::start(&refusing.path(), &["--store", &redis.url()]);
     eventually("ready", Duration::from_secs(5), || ready(&node) == good);

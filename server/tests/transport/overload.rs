@@ -119,9 +119,9 @@ async fn abandoned_requests_are_not_sent_to_the_store() {
     let client = QuotaServiceClient::new(channel.clone());
     assert_eq!(left(&client).await, 999.0);
     signal(redis.pid(), "STOP");
-    // The lane sends this request, and queues all others until it is answered. Two later requests on
-    // the same connection are answered, so this one has arrived, and the only thread has had another
-    // turn, in which the lane sends.
+    // The lane sends this request, and queues all others until it is answered. Two later requests
+    // on the same connection are answered, so this one has arrived, and the only thread has had
+    // another turn, in which the lane sends.
     let mut health = HealthClient::new(channel.clone());
     let mut asker = client.clone();
     let mut first = std::pin::pin!(asker.allow(request("shop", "b", 1)));

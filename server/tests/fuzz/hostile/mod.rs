@@ -1,5 +1,5 @@
-//! Fuzzing of all input: limits files, gRPC messages, HTTP requests, names. Nothing panics, takes long,
-//! or leads to an internal error.
+//! Fuzzing of all input: limits files, gRPC messages, HTTP requests, names. Nothing panics, takes
+//! long, or leads to an internal error.
 
 mod json;
 mod limits;

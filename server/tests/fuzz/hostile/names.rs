@@ -1,5 +1,5 @@
-//! Hostile names: valid names have separate keys in the right slot, invalid names are refused, and no
-//! name gets into a log or a metric unescaped.
+//! Hostile names: valid names have separate keys in the right slot, invalid names are refused, and
+//! no name gets into a log or a metric unescaped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! Model of prefetch on a manual clock: whichever nodes join, leave, die or stall, a bucket grants no
-//! more than its size and its refill over any interval. The nodes' code is the real one, the store is
-//! the embedded one, and the register of nodes is simulated.
+//! Model of prefetch on a manual clock: whichever nodes join, leave, die or stall, a bucket grants
+//! no more than its size and its refill over any interval. The nodes' code is the real one, the
+//! store is the embedded one, and the register of nodes is simulated.
 //!
 //! `PROPTEST_CASES` sets the number of traces (default 1,000).
 

@@ -106,7 +106,8 @@ fn a_state_under_the_other_layout_counts_only_if_it_is_one() {
     });
 }
 
-/// Any twelve bytes with an expiry are a state: it may be a debt, but leads to no failure and no NaN.
+/// Any twelve bytes with an expiry are a state: it may be a debt, but leads to no failure and no
+/// NaN.
 #[test]
 fn any_state_leads_to_a_decision() {
     let corrupted = RefCell::new(CorruptedStore::new());

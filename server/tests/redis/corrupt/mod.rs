@@ -1,6 +1,6 @@
 //! Corrupt values under the keys that scripts read: of any type, truncated, too long, random, with
-//! NaN. No script fails, the answer is as if the value were absent, the value is counted once, and it
-//! is replaced.
+//! NaN. No script fails, the answer is as if the value were absent, the value is counted once, and
+//! it is replaced.
 
 mod arguments;
 mod buckets;

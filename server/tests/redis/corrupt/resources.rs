@@ -1,6 +1,6 @@
-//! Corrupt values under the keys of a resource: its holders, their orders, the lease from the parent.
-//! One part is damaged, and clients continue. Every request is answered, no answer contains NaN, and
-//! after the old leases have expired, the store behaves like an undamaged one.
+//! Corrupt values under the keys of a resource: its holders, their orders, the lease from the
+//! parent. One part is damaged, and clients continue. Every request is answered, no answer contains
+//! NaN, and after the old leases have expired, the store behaves like an undamaged one.
 
 use std::cell::RefCell;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! A driver: a program that makes calls with one client library. It reads orders in JSON, one a line,
-//! and answers each with a line.
+//! A driver: a program that makes calls with one client library. It reads orders in JSON, one a
+//! line, and answers each with a line.
 //!
 //! | `do` | effect |
 //! |---|---|
