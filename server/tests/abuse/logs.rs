@@ -1,4 +1,4 @@
-//! What connections without rights can make a node write.
+//! Log output caused by connections without rights.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -8,7 +8,7 @@ use super::floods::reset_streams;
 use super::raw;
 use testkit::{LimitsFile, Node};
 
-/// Connections that the node closes for what they do, one after the other.
+/// Connections that the node closes for protocol violations, one after the other.
 #[test]
 fn closed_connections_do_not_flood_the_log() {
     const TIME: Duration = Duration::from_secs(3);
@@ -22,10 +22,11 @@ fn closed_connections_do_not_flood_the_log() {
                 rustix::process::nice(19).unwrap();
                 raw::crowd(port, 8, &stop, true, reset_streams);
             });
+            // Length of the attack.
             thread::sleep(TIME);
             stop.store(true, Ordering::Relaxed);
         });
-        // Each message comes once a second at most, and there are a few of them.
+        // There are a few messages, each at most once a second.
         let (lines, most) = (node.logged(), 4 * (started.elapsed().as_secs() as usize + 1));
         println!("{name}: {} lines in {:.1?}", lines.len(), started.elapsed());
         assert!(lines.len() <= most, "{} lines, {most} at most: {:?}", lines.len(), lines[0]);
