@@ -72,6 +72,8 @@ pub struct Account {
     pub asked: Option<(Instant, Instant)>,
     /// Cancelled calls, whose outcome is unknown.
     pub cancelled: u64,
+    /// Calls decided without the shared store, which may have counted them nevertheless.
+    pub degraded: u64,
     /// Most tokens of a single request.
     pub largest: f64,
 }
@@ -83,8 +85,6 @@ pub struct Record {
     pub accounts: BTreeMap<String, Account>,
     /// Answers with another status, by namespace.
     pub others: BTreeMap<(&'static str, Status), u64>,
-    /// Decisions made without the shared store.
-    pub degraded: u64,
     /// Failed calls.
     pub failed: Vec<tonic::Status>,
     /// All calls, including cancelled ones.
@@ -97,12 +97,18 @@ impl Record {
         self.accounts.get(bucket).unwrap_or_else(|| panic!("nobody has heard of {bucket}"))
     }
 
+    /// Decisions made without the shared store.
+    pub fn degraded(&self) -> u64 {
+        self.accounts.values().map(|account| account.degraded).sum()
+    }
+
     fn merge(&mut self, other: Self) {
         for (bucket, account) in other.accounts {
             let sum = self.accounts.entry(bucket).or_default();
             sum.grants.extend(account.grants);
             sum.refused += account.refused;
             sum.cancelled += account.cancelled;
+            sum.degraded += account.degraded;
             sum.largest = sum.largest.max(account.largest);
             sum.asked = match (sum.asked, account.asked) {
                 (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
@@ -112,7 +118,6 @@ impl Record {
         for (status, count) in other.others {
             *self.others.entry(status).or_default() += count;
         }
-        self.degraded += other.degraded;
         self.failed.extend(other.failed);
         self.calls += other.calls;
     }
@@ -232,13 +237,13 @@ async fn caller(
                 continue;
             }
         };
-        record.degraded += u64::from(answer.degraded);
         match answer.status() {
             status @ (Status::Ok | Status::RejectedTimeout) => {
                 let account = record.accounts.entry(answer.bucket.clone()).or_default();
                 let first = account.asked.map_or(sent, |asked| asked.0);
                 account.asked = Some((first, sent));
                 account.largest = account.largest.max(tokens as f64);
+                account.degraded += u64::from(answer.degraded);
                 if status == Status::Ok {
                     let tokens = answer.tokens_granted as f64;
                     account.grants.push(Grant { sent, answered, tokens });

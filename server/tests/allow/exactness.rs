@@ -38,6 +38,9 @@ namespaces:
     default_bucket: { size: 50, fill_rate: 100, wait_timeout_millis: 0, max_debt_millis: 0 }
 ";
 
+/// Tokens that a node takes ahead from `ahead`.
+const PREFETCH: f64 = 15.0;
+
 /// Name prefix of a bucket, size with debt limit in tokens, rate in tokens/s.
 const BUCKETS: [(&str, f64, f64); 8] = [
     ("hot:plain", 1000.0, 1000.0),
@@ -133,15 +136,18 @@ fn check(name: &str, account: &Account) -> f64 {
     let (granted, most) = (account.granted(), burst + rate * whole);
     let worst = account.worst_interval(STARTS, burst, rate);
     let size = if name == "hot:waits" { burst - 50.0 } else { burst };
+    // A call without an answer of the store may have taken its tokens there, and prefetched some.
+    let perhaps_lost = account.degraded as f64 * (account.largest + PREFETCH);
     // Fewer tokens than the largest request may be left over.
-    let share = (granted + account.largest) / (size + rate * asking);
+    let share = (granted + account.largest + perhaps_lost) / (size + rate * asking);
     println!(
         "{name:25} {granted:8} of at most {most:11.1}: {:6.2} %, of any interval {:6.2} %, of the \
-         lower bound {:6.2} %, {} refused",
+         lower bound {:6.2} %, {} refused, {} without the store",
         granted / most * 100.0,
         worst * 100.0,
         share * 100.0,
         account.refused,
+        account.degraded,
     );
     assert!(granted <= most, "{name}: over the bound");
     assert!(worst <= 1.0, "{name}: over the bound within an interval");
@@ -166,7 +172,7 @@ fn stays_exact(url: &str, time: Duration, servers: impl FnOnce() -> Vec<redis::C
 
     assert!(record.failed.is_empty(), "{} failed: {:?}", record.failed.len(), record.failed[0]);
     // These grant nothing. Their number shows how busy the machine is.
-    println!("{} decisions without the store", record.degraded);
+    println!("{} decisions without the store", record.degraded());
     for (name, account) in &record.accounts {
         let share = check(name, account);
         if SATURATED.iter().any(|start| name.starts_with(start)) {
@@ -191,7 +197,7 @@ fn stays_exact(url: &str, time: Duration, servers: impl FnOnce() -> Vec<redis::C
     println!("{} calls cancelled, {lost:.0} tokens taken for them", still.cancelled);
     assert_eq!(still.refused, 0);
     assert!(still.cancelled > 0 && lost > -1.0);
-    let unanswered = still.cancelled + record.degraded;
+    let unanswered = still.cancelled + still.degraded;
     assert!(lost < (unanswered * WEIGHT as u64) as f64 + 1.0);
     assert!(
         (lost / WEIGHT as f64 - (lost / WEIGHT as f64).round()).abs() < 0.2,
