@@ -4,7 +4,6 @@ use std::future::Future;
 use std::pin::pin;
 use std::time::Duration;
 
-use futures_util::future::FutureExt as _;
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use tokio::net::TcpStream;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -14,7 +13,7 @@ use super::Error;
 use super::accept::{Accepted, PortWorkers};
 use super::thread::{self, stop_signal};
 use crate::access::Guard;
-use crate::tls::{Port, Room, Stream};
+use crate::tls::{Port, Stream};
 use crate::transport::door::Door;
 use crate::transport::load::{ConnectionSlot, ConnectionSlots};
 
@@ -102,13 +101,13 @@ impl Worker {
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
         let (door, port) = (self.door, self.port);
-        let spawn = |connections: &mut JoinSet<()>, (accepted, slot), room: Room| {
+        let spawn = |connections: &mut JoinSet<()>, (accepted, slot)| {
             // Fails if the connection is already broken.
             let Ok(stream) = TcpStream::from_std(accepted) else { return };
             let (server, door) = (server.clone(), door.clone());
             let stopped = self.stopped.clone();
             connections.spawn(async move {
-                let mut opening = pin!(door.open(stream, port, room));
+                let mut opening = pin!(door.open(stream, port));
                 let opened = tokio::select! {
                     // Without TLS this is ready at once, even while the node is stopping.
                     biased;
@@ -126,25 +125,16 @@ impl Worker {
             });
         };
         loop {
-            let accepted = tokio::select! {
-                Some(accepted) = self.accepted.recv() => accepted,
-                Some(_) = connections.join_next() => continue,
+            tokio::select! {
+                Some(accepted) = self.accepted.recv() => spawn(&mut connections, accepted),
+                Some(_) = connections.join_next() => {}
                 () = &mut stopped => break,
-            };
-            // Until a handshake may begin, connections wait in the channel, then in the backlog of
-            // the listener.
-            let room = tokio::select! {
-                biased;
-                room = door.room(port) => room,
-                () = &mut stopped => break,
-            };
-            spawn(&mut connections, accepted, room);
+            }
         }
         // Connections that are still handed over are told to go away. The accept thread ends soon
         // and closes the channel.
         while let Some(accepted) = self.accepted.recv().await {
-            let Some(room) = door.room(port).now_or_never() else { continue };
-            spawn(&mut connections, accepted, room);
+            spawn(&mut connections, accepted);
         }
         while connections.join_next().await.is_some() {}
         Ok(())

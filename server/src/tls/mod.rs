@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use client::{ClientFiles, Dialer};
-pub use server::{Acceptor, Certificates, ClientAuth, Port, Room, ServerFiles};
+pub use server::{Acceptor, Certificates, ClientAuth, Port, ServerFiles};
 pub use stream::Stream;
 
 use crate::files;

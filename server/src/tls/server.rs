@@ -1,7 +1,8 @@
 //! TLS for incoming connections.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use metrics::Gauge;
@@ -9,7 +10,7 @@ use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
 use super::{Error, Stream, certificates, key, names, roots};
@@ -21,8 +22,8 @@ use crate::wall_clock;
 /// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum number of concurrent handshakes per port. Each holds buffers and a file descriptor.
-/// The limit is per port so that a flood of handshakes on one port does not block the other.
+/// The maximum number of unfinished handshakes per port. Each holds buffers and a file descriptor.
+/// One more ends the oldest, so that clients that never finish theirs do not keep others out.
 const MAX_HANDSHAKES: usize = 256;
 
 /// Whether clients must present a certificate.
@@ -72,8 +73,27 @@ impl Port {
     }
 }
 
-/// A permit for one handshake, released on drop; `None` if no handshake is made.
-pub type Room = Option<OwnedSemaphorePermit>;
+/// The unfinished handshakes of a port, oldest first. Dropping an entry ends its handshake; entries
+/// of finished handshakes are closed.
+#[derive(Default)]
+struct Handshakes(Mutex<VecDeque<oneshot::Sender<()>>>);
+
+impl Handshakes {
+    /// Counts a handshake until the result is dropped. The result completes when newer handshakes
+    /// need its place.
+    fn begin(&self) -> oneshot::Receiver<()> {
+        let (entry, displaced) = oneshot::channel();
+        let mut unfinished = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if unfinished.len() >= MAX_HANDSHAKES {
+            unfinished.retain(|entry| !entry.is_closed());
+        }
+        if unfinished.len() >= MAX_HANDSHAKES {
+            unfinished.pop_front();
+        }
+        unfinished.push_back(entry);
+        displaced
+    }
+}
 
 /// The TLS configuration of each port, by [`Port::index`].
 type Configs = [Arc<ServerConfig>; 2];
@@ -124,8 +144,8 @@ impl Source for Certificates {
 /// Makes TLS handshakes on incoming connections, with the certificate in use.
 pub struct Acceptor {
     certificates: Arc<Live<Certificates>>,
-    /// Permits for handshakes, by [`Port::index`].
-    permits: [Arc<Semaphore>; 2],
+    /// By [`Port::index`].
+    handshakes: [Handshakes; 2],
     metrics: TlsMetrics,
     failed_handshakes: Repeating,
 }
@@ -136,7 +156,7 @@ impl Acceptor {
         let certificates = Certificates { files, expiry: metrics.certificate_expiry() };
         Ok(Self {
             certificates: Arc::new(Live::new(certificates, LoadMetrics::tls(metrics))?),
-            permits: [(); 2].map(|()| Arc::new(Semaphore::new(MAX_HANDSHAKES))),
+            handshakes: Default::default(),
             metrics: TlsMetrics::new(metrics),
             failed_handshakes: Repeating::default(),
         })
@@ -152,28 +172,28 @@ impl Acceptor {
         self.certificates.current().expiry_s
     }
 
-    /// Waits until another handshake may start on `port`.
-    pub async fn room(&self, port: Port) -> Room {
-        // The semaphore is never closed, so this can't fail.
-        Arc::clone(&self.permits[port.index()]).acquire_owned().await.ok()
-    }
-
     /// Makes the handshake. Returns the connection, and the names in the client's certificate if it
-    /// presented one, each prefixed with its kind. `None` if the handshake fails or takes longer
-    /// than ten seconds.
+    /// presented one, each prefixed with its kind. `None` if the handshake fails, takes longer than
+    /// ten seconds, or is the oldest of too many.
     pub async fn accept<S>(
         &self,
         stream: S,
         port: Port,
-        room: Room,
     ) -> Option<(Stream<S>, Option<Arc<[String]>>)>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let config = Arc::clone(&self.certificates.current().configs[port.index()]);
         let handshake = TlsAcceptor::from(config).accept(stream);
-        let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
-        drop(room);
+        let displaced = self.handshakes[port.index()].begin();
+        let result = tokio::select! {
+            biased;
+            result = handshake => Ok(result),
+            _ = displaced => Err("newer handshakes took its place".to_owned()),
+            () = tokio::time::sleep(HANDSHAKE_TIMEOUT) => {
+                Err(format!("not done after {HANDSHAKE_TIMEOUT:?}"))
+            }
+        };
         let (outcome, why) = match result {
             Ok(Ok(stream)) => {
                 self.metrics.handshake(port.index(), Handshake::Done);
@@ -183,7 +203,7 @@ impl Acceptor {
                 return Some((Stream::Tls(Box::new(stream.into())), names));
             }
             Ok(Err(error)) => (Handshake::Failed, error.to_string()),
-            Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE_TIMEOUT:?}")),
+            Err(why) => (Handshake::TooSlow, why),
         };
         self.metrics.handshake(port.index(), outcome);
         if let Some(held_back) = self.failed_handshakes.pass() {
@@ -240,11 +260,11 @@ fn load(files: &ServerFiles) -> Result<Loaded, Error> {
 mod tests {
     use std::fs;
 
-    use futures_util::future::FutureExt as _;
     use rcgen::generate_simple_self_signed;
     use rustls::version::{TLS12, TLS13};
     use rustls::{ClientConfig, ClientConnection, HandshakeKind, ServerConnection};
     use tempfile::TempDir;
+    use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
 
@@ -338,14 +358,22 @@ mod tests {
     }
 
     #[test]
-    fn handshake_limit_is_per_port() {
-        let (_dir, files) = files();
-        let acceptor = Acceptor::load(files, &Metrics::new()).unwrap();
-        let permit = |port| acceptor.room(port).now_or_never();
-        let mut held: Vec<_> = (0..MAX_HANDSHAKES).map(|_| permit(Port::Grpc).unwrap()).collect();
-        assert!(permit(Port::Grpc).is_none());
-        assert!(permit(Port::Http).is_some());
-        held.pop();
-        assert!(permit(Port::Grpc).is_some());
+    fn one_handshake_too_many_ends_the_oldest() {
+        let handshakes = Handshakes::default();
+        let mut unfinished: VecDeque<_> = (0..MAX_HANDSHAKES).map(|_| handshakes.begin()).collect();
+        let is_displaced =
+            |one: &mut oneshot::Receiver<()>| one.try_recv() == Err(TryRecvError::Closed);
+        assert!(!unfinished.iter_mut().any(is_displaced));
+        unfinished.push_back(handshakes.begin());
+        assert_eq!(
+            unfinished.iter_mut().map(is_displaced).position(|displaced| !displaced),
+            Some(1)
+        );
+        // A finished handshake makes room.
+        drop(unfinished.remove(100));
+        unfinished.push_back(handshakes.begin());
+        assert!(!is_displaced(&mut unfinished[1]));
+        unfinished.push_back(handshakes.begin());
+        assert!(is_displaced(&mut unfinished[1]));
     }
 }

@@ -230,14 +230,14 @@ impl<S: Store> GrpcService<S> {
         state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
-            let held = state.incoming.hold(0);
             let reflect = reflection::reflect(
                 &self.router,
                 call.head,
                 body,
                 answering,
+                self.bounds.timeouts.call,
                 &state.unfinished,
-                held,
+                &state.incoming,
             );
             return reflect.await;
         }

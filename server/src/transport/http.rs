@@ -162,6 +162,11 @@ async fn allow<B: Store, L: LeaseStore>(
     answer
 }
 
+/// The response to a request that the node can't take on now.
+pub(super) fn overloaded() -> Response {
+    service_error(&Error::Overloaded)
+}
+
 fn service_error(error: &Error) -> Response {
     let answer = error_response(http_status(error), &error.to_string());
     match error {

@@ -37,7 +37,7 @@ use super::closing;
 use super::connection::{self, Answering, STOPPING_HANDSHAKE, Timeouts};
 use super::door::Asking;
 use super::forward_write::forward_write;
-use super::http::UnreadBody;
+use super::http::{UnreadBody, overloaded};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
 
@@ -49,6 +49,10 @@ const READ_BUFFER: usize = 64 << 10;
 
 /// How long a client may pause while it sends the rest of a request that is already answered.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Responses up to this length, in bytes, are sent without waiting for room: decisions, errors and
+/// health checks.
+const SMALL_RESPONSE: usize = 4 << 10;
 
 /// Time for sending a response over HTTP/2, in intervals of `--keepalive`.
 const SEND_INTERVALS: u32 = 3;
@@ -118,7 +122,8 @@ impl HttpPort {
     {
         let (timeouts, router) = (self.timeouts, self.router);
         let answer = |request: Request<RecvStream>, answering| {
-            let mut request = request.map(|body| Body::new(RequestBody(body)));
+            let body = |stream| Body::new(RequestBody { stream, unreleased: 0 });
+            let mut request = request.map(body);
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
             Some(answer_http2(router.clone(), request, answering, asking.clone(), timeouts))
         };
@@ -140,21 +145,21 @@ impl HttpPort {
         let stream = TokioIo::new(BudgetedStream::new(Box::pin(stream), read_budget.clone()));
         let (first_request, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
         let (notify_first, set_unread) = (Arc::clone(&first_request), Arc::clone(&unread));
-        let (router, draining) = (self.router, self.draining);
+        let (router, draining, timeouts) = (self.router, self.draining, self.timeouts);
         let service = service_fn(move |mut request: Request<Incoming>| {
             notify_first.notify_one();
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
             let (asking, unread) = (asking.clone(), Arc::clone(&set_unread));
             let (answer, draining) = (router.clone().call(request), Arc::clone(&draining));
             Box::pin(async move {
-                let Ok(mut response) = answer.await;
+                let Ok(response) = answer.await;
+                let (mut response, held) = reserve(response, &asking, timeouts).await;
                 if response.extensions().get::<UnreadBody>().is_some() {
                     unread.store(true, Ordering::Relaxed);
                 }
                 if unread.load(Ordering::Relaxed) || draining.load(Ordering::Relaxed) {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                let held = asking.answers().hold(body_bytes(&response));
                 Ok::<_, Infallible>(response.map(|body| ResponseBody { body, _held: held }))
             })
         });
@@ -210,18 +215,30 @@ async fn answer_http2(
     asking: Asking,
     timeouts: Timeouts,
 ) {
-    let answer = pin!(router.call(request));
-    let Some(Ok(mut response)) = answering.unless_given_up(answer).await else { return };
+    let answer = pin!(async {
+        let Ok(response) = router.call(request).await;
+        reserve(response, &asking, timeouts).await
+    });
+    let Some((mut response, held)) = answering.unless_given_up(answer).await else { return };
     // Over HTTP/1.1 hyper sets `Date`.
     #[expect(clippy::disallowed_methods, reason = "the header contains the wall-clock time")]
     let now = httpdate::fmt_http_date(SystemTime::now());
     if let Ok(now) = HeaderValue::try_from(now) {
         response.headers_mut().insert(DATE, now);
     }
-    let held = asking.answers().hold(body_bytes(&response));
     let sending = answering.body(response, held);
     // Resets the stream of a client that does not read its response in time.
     let _ = timeout(timeouts.keepalive * SEND_INTERVALS, sending).await;
+}
+
+/// Waits until the connection may buffer a long response, and counts the response. A connection
+/// with too many unread responses gets an error instead.
+async fn reserve(response: Response, asking: &Asking, timeouts: Timeouts) -> (Response, Held) {
+    let (bytes, account) = (body_bytes(&response), asking.answers());
+    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.room()).await.is_err() {
+        return (overloaded(), account.hold(0));
+    }
+    (response, account.hold(bytes))
 }
 
 /// The length of a response body in bytes, as far as it is known.
@@ -229,8 +246,26 @@ fn body_bytes(response: &Response) -> usize {
     usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX)
 }
 
-/// The body of a request over HTTP/2. Returns what is read to the flow-control windows.
-struct RequestBody(RecvStream);
+/// The body of a request over HTTP/2. Each read returns the bytes of the read before it to the
+/// flow-control windows, so that a reader that pauses stops the client.
+struct RequestBody {
+    stream: RecvStream,
+    unreleased: usize,
+}
+
+impl RequestBody {
+    fn release(&mut self) {
+        // Fails only if more is released than was received.
+        let _ = self.stream.flow_control().release_capacity(self.unreleased);
+        self.unreleased = 0;
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
 
 impl http_body::Body for RequestBody {
     type Data = Bytes;
@@ -240,16 +275,16 @@ impl http_body::Body for RequestBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        let data = ready!(self.0.poll_data(context));
+        self.release();
+        let data = ready!(self.stream.poll_data(context));
         if let Some(Ok(data)) = &data {
-            // Fails only if more is released than was received.
-            let _ = self.0.flow_control().release_capacity(data.len());
+            self.unreleased = data.len();
         }
         Poll::Ready(data.map(|data| data.map(Frame::data)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.stream.is_end_stream()
     }
 }
 

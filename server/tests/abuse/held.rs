@@ -189,6 +189,22 @@ fn http2_answers_that_are_never_read() {
 }
 
 #[test]
+fn reflection_answers_that_are_never_read() {
+    if duration().is_none() {
+        return;
+    }
+    let target = Target::embedded(&[]);
+    // `list_services` with an empty content, many times.
+    let message = [&[0, 0, 0, 0, 2][..], &[0x3a, 0]].concat();
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let body = Bytes::from(message.repeat(2_000));
+    let held = Held { window: 0, ..Held::grpc(target.node.grpc, 40, path, body) };
+    assert_withstands("reflection answers nobody takes", &target, 40, 1, move |_, stop| {
+        held.hold(stop)
+    });
+}
+
+#[test]
 fn streams_without_a_message() {
     if duration().is_none() {
         return;

@@ -7,6 +7,7 @@ mod authority;
 mod clients;
 mod connections;
 mod drain;
+mod full_budget;
 mod grpc;
 mod http;
 mod http_edge;

@@ -242,6 +242,9 @@ async fn headers_messages_and_streams_have_bounds() {
     let room = (1 << 20) + (4 << 10);
     assert_eq!(post_allow(&node, &" ".repeat(room)).status, 400);
     assert_eq!(post_allow(&node, &" ".repeat(room + 1)).status, 413);
+    let headers = format!("x: {}\r\n", "x".repeat(20 << 10));
+    let refused = send(node.http, "GET", "/metrics", &headers, b"").unwrap();
+    assert_eq!((refused.status, refused.json()["error"].is_string()), (431, true), "{refused:?}");
     let long = format!("GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(100 << 10));
     let mut stream = TcpStream::connect(node.http).unwrap();
     let _ = stream.write_all(long.as_bytes());

@@ -2,6 +2,7 @@
 //! messages are the same; an error as the answer to one request instead of the end of the stream;
 //! and limits on unfinished messages.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -15,7 +16,7 @@ use tonic::{Code, Status};
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ErrorResponse, ServerReflectionRequest, ServerReflectionResponse};
 
-use super::super::budget::Held;
+use super::super::budget::{Account, Held};
 use super::super::connection::{Answering, RequestBody};
 use super::super::messages::PREFIX;
 use super::body::{
@@ -24,25 +25,29 @@ use super::body::{
 use super::head::{CallHeaders, Method};
 use super::{GRPC, GRPC_STATUS, OK, call_router, deadline_exceeded};
 
-/// Answers requests until the client ends the call or its deadline passes. `unfinished` limits the
-/// unfinished messages of the connection. `held` counts the bytes read but not answered.
+/// Answers requests until the client ends the call, its deadline passes, or it takes longer than
+/// `send_timeout` to read an answer. `unfinished` limits the unfinished messages of the connection,
+/// and `account` counts the bytes read but not answered.
 pub(super) async fn reflect(
     routes: &Routes,
     head: CallHeaders,
     body: RequestBody,
     answering: Answering,
+    send_timeout: Duration,
     unfinished: &Semaphore,
-    held: Held,
+    account: &Arc<Account>,
 ) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     let Some(mut stream) = answering.begin(response) else { return };
+    let held = account.hold(0);
     let mut messages =
-        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, held };
+        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, account, held };
     let answer_all = async {
         while let Some(message) = messages.next().await? {
             let answer = answer_message(routes, message).await?;
-            if stream.message(answer).await.is_none() {
+            let sent = tokio::time::timeout(send_timeout, stream.message(answer)).await;
+            if sent.map_err(|_| deadline_exceeded())?.is_none() {
                 return Ok(());
             }
         }
@@ -67,6 +72,7 @@ struct Messages<'a> {
     gzip: bool,
     buffer: BytesMut,
     unfinished: &'a Semaphore,
+    account: &'a Account,
     held: Held,
 }
 
@@ -105,6 +111,7 @@ impl Messages<'_> {
             Some(Ok(data)) => {
                 self.buffer.extend_from_slice(&data);
                 self.held.set(self.buffer.len());
+                self.account.room().await;
                 self.body.release(data.len());
                 Ok(true)
             }
