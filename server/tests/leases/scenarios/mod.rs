@@ -198,6 +198,7 @@ scenarios!(
         as_much_as_is_allowed,
         one_resource_too_many,
         one_resource_of_a_caller_too_many,
+        released_and_refused_resources_do_not_count,
         many_resources_in_order,
     }
 );
