@@ -393,7 +393,7 @@ fn scope(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, role: Role) 
         ),
         Role::Observe => {
             reject(
-                &["client_ids", "lend"],
+                &["client_ids", "lend", "max_resources"],
                 "has no effect: who observes leases nothing; remove it",
             );
         }
@@ -478,6 +478,7 @@ mod tests {
   - { name: g, certificates: ['cn:g'], resources: ['*'], lend: { max_clients: 1000000001 } }
   - { name: h, certificates: ['cn:h'], resources: ['*'], client_ids: '[' }
   - { name: i, certificates: ['cn:i'], resources: ['*'], client_ids: ['a'] }
+  - { name: j, role: observe, certificates: ['cn:j'], resources: ['*'], max_resources: 5 }
 ";
         let expected =
             "line 2: callers[0].lend: has no effect: who administers may do everything; remove it
@@ -488,7 +489,8 @@ line 6: callers[4].lend: must be a mapping: { max_clients: 10000 }, not 10
 line 7: callers[5].lend.max_clients: must be a whole number of at least 1, not 0
 line 8: callers[6].lend.max_clients: must be a whole number of at most 1000000000, not 1000000001
 line 9: callers[7].client_ids: has a [ without its ]: write \\[ for the character itself
-line 10: callers[8].client_ids: must be a glob, such as \"{caller}/*\", not a list";
+line 10: callers[8].client_ids: must be a glob, such as \"{caller}/*\", not a list
+line 11: callers[9].max_resources: has no effect: who observes leases nothing; remove it";
         assert_eq!(parse(text).unwrap_err().to_string(), expected);
     }
 

@@ -17,7 +17,11 @@ pub const DEFAULT_BUCKET: &str = "default bucket";
 /// The name of the default bucket of all namespaces.
 pub const GLOBAL_DEFAULT_BUCKET: &str = "global default bucket";
 
-/// The identity of a caller from the access file: a hash of its name.
+/// The identity of a caller from the access file: a 64-bit hash of its name.
+///
+/// Two callers with equal hashes would count as one in the queues for the store and in
+/// `max_resources`. Their rights do not depend on it. Among the 10,000 callers that an access file
+/// may have, a collision has a probability of 3 in 10^12.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CallerId(NonZeroU64);
 

@@ -6,6 +6,7 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::domain::lease::Holder;
 use crate::domain::names::CallerId;
 
 /// This node's estimate of how many resources of one template the store has: the count of the last
@@ -49,36 +50,56 @@ impl ResourceCount {
 #[derive(Default)]
 pub(super) struct CallerLeases {
     hasher: RandomState,
-    /// For each caller: the hash of each resource, and the expiry of its lease in seconds since
-    /// the epoch.
-    by_caller: Mutex<HashMap<CallerId, HashMap<u64, i64>>>,
+    /// For each caller: its leases by the hash of their resource.
+    by_caller: Mutex<HashMap<CallerId, HashMap<u64, HeldLease>>>,
+}
+
+/// The leases of one caller on one resource.
+struct HeldLease {
+    /// When the last of them expires, in seconds since the epoch.
+    until_s: i64,
+    /// The hash of the holder; `None` once the caller has had leases for several holders. Then it is
+    /// unknown which of them still hold one, so the resource counts until `until_s`.
+    holder: Option<u64>,
 }
 
 impl CallerLeases {
-    /// Records a lease of `caller` on `resource` until `until_s`. Returns `false` and records
-    /// nothing if that would be more than `max` resources.
+    /// Records a lease of `caller` for `holder` on `resource` until `until_s`. Returns `false` and
+    /// records nothing if that would be more than `max` resources.
     pub(super) fn admits(
         &self,
         (caller, max): (CallerId, u64),
+        holder: Holder<'_>,
         resource: &str,
         (now_s, until_s): (i64, i64),
     ) -> bool {
-        let resource = self.hasher.hash_one(resource);
+        let (holder, resource) = (self.hasher.hash_one(holder), self.hasher.hash_one(resource));
         let mut by_caller = self.by_caller.lock().unwrap_or_else(PoisonError::into_inner);
         let held = by_caller.entry(caller).or_default();
-        if let Some(until) = held.get_mut(&resource) {
-            *until = until_s.max(*until);
+        if let Some(lease) = held.get_mut(&resource) {
+            lease.until_s = until_s.max(lease.until_s);
+            lease.holder = lease.holder.filter(|first| *first == holder);
             return true;
         }
         if held.len() as u64 >= max {
             // This scan is rare: only a caller at its bound that asks for new resources causes it.
-            held.retain(|_, until_s| *until_s > now_s);
+            held.retain(|_, lease| lease.until_s > now_s);
         }
         let has_room = (held.len() as u64) < max;
         if has_room {
-            held.insert(resource, until_s);
+            held.insert(resource, HeldLease { until_s, holder: Some(holder) });
         }
         has_room
+    }
+
+    /// Records that `holder` holds no lease on `resource`.
+    pub(super) fn forget(&self, caller: CallerId, holder: Holder<'_>, resource: &str) {
+        let (holder, resource) = (self.hasher.hash_one(holder), self.hasher.hash_one(resource));
+        let mut by_caller = self.by_caller.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(held) = by_caller.get_mut(&caller) else { return };
+        if held.get(&resource).is_some_and(|lease| lease.holder == Some(holder)) {
+            held.remove(&resource);
+        }
     }
 }
 
@@ -98,15 +119,34 @@ mod tests {
         assert!(count.is_full(Some(2)) && !count.is_full(Some(3)));
     }
 
+    const CLIENT: Holder<'_> = Holder::Client("client");
+
     #[test]
     fn caller_holds_no_more_than_its_bound() {
         let leases = CallerLeases::default();
         let (shop, other) = (CallerId::new("shop"), CallerId::new("other"));
-        let admits = |caller, name, now_s| leases.admits((caller, 2), name, (now_s, now_s + 10));
+        let admits =
+            |caller, name, now_s| leases.admits((caller, 2), CLIENT, name, (now_s, now_s + 10));
         assert!(admits(shop, "a", 0) && admits(shop, "b", 5));
         assert!(!admits(shop, "c", 9) && admits(shop, "a", 9), "only a new resource is refused");
         assert!(admits(other, "c", 9), "each caller has its own bound");
         assert!(admits(shop, "c", 15), "the lease on b has expired");
         assert!(!admits(shop, "b", 15) && admits(shop, "a", 15));
+    }
+
+    #[test]
+    fn forgotten_leases_do_not_count() {
+        let leases = CallerLeases::default();
+        let shop = CallerId::new("shop");
+        let admits = |holder, name| leases.admits((shop, 2), holder, name, (0, 10));
+        assert!(admits(CLIENT, "a") && admits(CLIENT, "b"));
+        leases.forget(shop, Holder::Server("client"), "a");
+        leases.forget(CallerId::new("other"), CLIENT, "a");
+        assert!(!admits(CLIENT, "c"), "a different holder, a different caller");
+        leases.forget(shop, CLIENT, "a");
+        assert!(admits(CLIENT, "c") && !admits(CLIENT, "a"));
+        assert!(admits(Holder::Client("2"), "b"));
+        leases.forget(shop, CLIENT, "b");
+        assert!(!admits(CLIENT, "a"), "the other client still holds a lease on b");
     }
 }

@@ -92,6 +92,13 @@ pub struct Asker {
     pub max_resources: Option<u64>,
 }
 
+impl Asker {
+    /// The id of a named caller with a `max_resources`, and that bound.
+    fn bound(self) -> Option<(CallerId, u64)> {
+        self.id.zip(self.max_resources)
+    }
+}
+
 /// The lease use cases, over one store.
 #[derive(Clone)]
 pub struct CapacityService<S> {
@@ -101,7 +108,7 @@ pub struct CapacityService<S> {
 
 /// A request that goes to the store, with the rules that apply to it.
 struct Plan<'a, 's> {
-    /// The request's index in the call.
+    /// The request's index in its page.
     index: usize,
     resource: &'a str,
     bands: SmallVec<[Band; 1]>,
@@ -158,74 +165,120 @@ impl<S: LeaseStore> CapacityService<S> {
 
         let snapshot = self.shared.limits.current();
         let now = self.shared.clock.now();
-        let mut leases = Vec::with_capacity(requests.len());
-        for (page, requests) in requests.chunks(AT_ONCE).enumerate() {
+        let unmatched = requests.iter().map(|request| unmatched_lease(request, now));
+        let mut leases: Vec<Lease> = unmatched.collect();
+        let pages = requests.chunks(AT_ONCE).zip(leases.chunks_mut(AT_ONCE));
+        for (page, (requests, leases)) in pages.enumerate() {
             if page > 0 {
                 fair_queue::wait_turn().await;
             }
-            let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
-            let mut released = Vec::new();
-            for (index, request) in requests.iter().enumerate() {
-                leases.push(unmatched_lease(request, now));
-                match self.plan(page * AT_ONCE + index, request, &snapshot, now)? {
-                    Some(plan) if is_release(holder, request) => released.push(plan),
-                    Some(plan) if self.admits(asker, &plan, now) => plans.push(plan),
-                    Some(plan) => leases[plan.index] = self.refused(&plan, now, "of the caller"),
-                    None => self.shared.unmatched.count(LeaseEnding::Full),
-                }
-            }
-            if !released.is_empty() {
-                let resources: Vec<&str> = released.iter().map(|plan| plan.resource).collect();
-                // If this fails, the leases expire.
-                let _ = self.store.release(holder, &resources).await;
-                for plan in released {
-                    leases[plan.index] = plan.lease(&plan.zero_grant(now));
-                }
-            }
-            let asks: SmallVec<[LeaseAsk<'_>; 4]> =
-                plans.iter().map(|plan| plan.ask(holder, asker)).collect();
-            let grants = self.store.lease(&asks).await;
-            for (plan, grant) in plans.iter().zip(grants) {
-                leases[plan.index] = match grant {
-                    Ok(Grant { presence: Presence::Refused, .. }) => {
-                        self.refused(plan, now, "of the template")
-                    }
-                    Ok(grant) => {
-                        if grant.presence == Presence::Created {
-                            plan.resource_count.record_created();
-                        }
-                        plan.lease(&grant)
-                    }
-                    // The store works, so the node must not renew leases on its own.
-                    Err(StoreError::Overloaded) => return Err(Error::Overloaded),
-                    Err(_) => self.degraded(plan),
-                };
-            }
+            self.get_page(asker, holder, requests, leases, &snapshot, now).await?;
         }
         Ok(leases)
     }
 
+    /// Answers up to [`AT_ONCE`] requests. Replaces the leases of those that a rule applies to.
+    async fn get_page(
+        &self,
+        asker: Asker,
+        holder: Holder<'_>,
+        requests: &[Request<'_>],
+        leases: &mut [Lease],
+        snapshot: &Snapshot,
+        now: Micros,
+    ) -> Result<(), Error> {
+        let mut plans = SmallVec::<[Plan<'_, '_>; 4]>::new();
+        let mut released = Vec::new();
+        for (index, request) in requests.iter().enumerate() {
+            match self.plan(index, request, snapshot, now)? {
+                Some(plan) if is_release(holder, request) => released.push(plan),
+                Some(plan) if self.admits(asker, holder, &plan, now) => plans.push(plan),
+                Some(plan) => leases[index] = self.refused(&plan, now, "of the caller"),
+                None => self.shared.unmatched.count(LeaseEnding::Full),
+            }
+        }
+        if !released.is_empty() {
+            let resources: Vec<&str> = released.iter().map(|plan| plan.resource).collect();
+            // If this fails, the leases expire.
+            let _ = self.release_held(asker, holder, &resources).await;
+            for plan in released {
+                leases[plan.index] = plan.lease(&plan.zero_grant(now));
+            }
+        }
+        let asks: SmallVec<[LeaseAsk<'_>; 4]> =
+            plans.iter().map(|plan| plan.ask(holder, asker)).collect();
+        let grants = self.store.lease(&asks).await;
+        for (plan, grant) in plans.iter().zip(grants) {
+            leases[plan.index] = match grant {
+                Ok(Grant { presence: Presence::Refused, .. }) => {
+                    self.forget(asker, holder, plan.resource);
+                    self.refused(plan, now, "of the template")
+                }
+                Ok(grant) => {
+                    if grant.presence == Presence::Created {
+                        plan.resource_count.record_created();
+                    }
+                    plan.lease(&grant)
+                }
+                // The store works, so the node must not renew leases on its own.
+                Err(StoreError::Overloaded) => return Err(Error::Overloaded),
+                Err(_) => self.degraded(plan),
+            };
+        }
+        Ok(())
+    }
+
+    /// Releases leases for an unnamed caller; see [`release_for`](Self::release_for).
+    pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
+        self.release_for(Asker::default(), holder, resources).await
+    }
+
     /// Releases the leases of `holder` on these resources. Ignores empty and repeated names, which
     /// older clients send when they close.
-    pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
+    pub async fn release_for(
+        &self,
+        asker: Asker,
+        holder: Holder<'_>,
+        resources: &[&str],
+    ) -> Result<(), Error> {
         check_holder(holder)?;
         check_count(resources.len())?;
         let mut seen = HashSet::with_capacity(resources.len());
         let named = resources.iter().copied().filter(|name| !name.is_empty() && seen.insert(*name));
         let resources: Vec<&str> = named.collect();
         resources.iter().try_for_each(|resource| check_id("resource_id", resource))?;
-        self.store.release(holder, &resources).await.map_err(|error| match error {
+        self.release_held(asker, holder, &resources).await.map_err(|error| match error {
             StoreError::Overloaded => Error::Overloaded,
             _ => Error::Unavailable,
         })
     }
 
+    /// Releases leases in the store. If that succeeds, the caller's `max_resources` no longer
+    /// counts them.
+    async fn release_held(
+        &self,
+        asker: Asker,
+        holder: Holder<'_>,
+        resources: &[&str],
+    ) -> Result<(), StoreError> {
+        self.store.release(holder, resources).await?;
+        resources.iter().for_each(|resource| self.forget(asker, holder, resource));
+        Ok(())
+    }
+
     /// Whether the caller's `max_resources` allows this lease. If so, the lease is recorded.
-    fn admits(&self, asker: Asker, plan: &Plan<'_, '_>, now: Micros) -> bool {
-        let Asker { id: Some(id), max_resources: Some(max) } = asker else { return true };
+    fn admits(&self, asker: Asker, holder: Holder<'_>, plan: &Plan<'_, '_>, now: Micros) -> bool {
+        let Some(bound) = asker.bound() else { return true };
         let now_s = now.as_secs();
         let until_s = now_s.saturating_add(plan.rules.lease_s);
-        self.shared.caller_leases.admits((id, max), plan.resource, (now_s, until_s))
+        self.shared.caller_leases.admits(bound, holder, plan.resource, (now_s, until_s))
+    }
+
+    /// Records that `holder` holds no lease on `resource`.
+    fn forget(&self, asker: Asker, holder: Holder<'_>, resource: &str) {
+        if let Some((caller, _)) = asker.bound() {
+            self.shared.caller_leases.forget(caller, holder, resource);
+        }
     }
 
     /// A lease on 0 for a resource beyond `max_resources`. `whose` names the bound in the log.

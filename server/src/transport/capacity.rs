@@ -36,8 +36,7 @@ impl<S: LeaseStore> CapacityApi<S> {
         holder: Holder<'_>,
         requests: &[ResourceRequest<'_>],
     ) -> Result<Vec<Lease>, Status> {
-        let asker = Asker { id: caller.id(), max_resources: caller.max_resources() };
-        self.service.get_for(asker, holder, requests).await.map_err(|error| refusal(&error))
+        self.service.get_for(asker(caller), holder, requests).await.map_err(|error| refusal(&error))
     }
 }
 
@@ -135,10 +134,15 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         let named = request.resource_id.iter().map(String::as_str).filter(|id| !id.is_empty());
         let resources: Vec<&str> = named.collect();
         caller.may_lease(&request.client_id, resources.iter().copied()).map_err(access_denied)?;
-        let released = self.service.release(Holder::Client(&request.client_id), &resources).await;
+        let holder = Holder::Client(&request.client_id);
+        let released = self.service.release_for(asker(&caller), holder, &resources).await;
         released.map_err(|error| refusal(&error))?;
         Ok(Response::new(ReleaseCapacityResponse { mastership: None }))
     }
+}
+
+fn asker(caller: &Caller) -> Asker {
+    Asker { id: caller.id(), max_resources: caller.max_resources() }
 }
 
 /// What a lower cluster requests of one resource.

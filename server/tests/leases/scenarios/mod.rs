@@ -140,5 +140,6 @@ testkit::scenarios!(
     names::the_largest_allowed_requests,
     names::a_template_bounds_its_resources,
     names::a_caller_bounds_its_resources,
+    names::released_and_refused_resources_do_not_count,
     names::many_resources_in_order,
 );

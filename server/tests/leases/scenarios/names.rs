@@ -248,6 +248,33 @@ pub(crate) async fn a_caller_bounds_its_resources<S: Both>(s: &Service<S>) {
     assert_eq!(leases[0].capacity, 7.0, "its leases have expired");
 }
 
+/// A resource whose lease was released or refused does not count against its caller's bound.
+pub(crate) async fn released_and_refused_resources_do_not_count<S: Both>(s: &Service<S>) {
+    let limits = format!(
+        "resources:
+  - {{ identifier_glob: \"full.*\", capacity: 100, max_resources: 1, algorithm: {{ {FAIR} }} }}
+  - {{ identifier_glob: \"*\", capacity: 100, algorithm: {{ {FAIR} }} }}
+"
+    );
+    s.set_limits(&limits);
+    gets(s, "other", "full.1", 7.0).await;
+    let shop = Asker { id: Some(CallerId::new("shop")), max_resources: Some(1) };
+    let get = async |holder, name| {
+        s.capacity.get_for(shop, holder, &[request(name, 7.0)]).await.unwrap()[0].capacity
+    };
+    let client = Holder::Client("client");
+    assert_eq!(get(client, "full.2").await, 0.0, "the template is full");
+    assert_eq!(get(client, "a").await, 7.0);
+    assert_eq!(get(client, "b").await, 0.0);
+    s.capacity.release_for(shop, client, &["a"]).await.unwrap();
+
+    let server = Holder::Server("server");
+    assert_eq!(get(server, "b").await, 7.0);
+    let release = Request { wants: [][..].into(), ..request("b", 0.0) };
+    s.capacity.get_for(shop, server, &[release]).await.unwrap();
+    assert_eq!(get(server, "c").await, 7.0);
+}
+
 pub(crate) async fn many_resources_in_order<S: Both>(s: &Service<S>) {
     s.set_limits(&format!(
         "resources: [{{ identifier_glob: \"even.*\", capacity: 300, algorithm: {{ {FAIR} }} }}]"
