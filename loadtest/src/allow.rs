@@ -7,17 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use http::HeaderValue;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
+use tollgate_server::client::{Address, Credentials, Target};
 use tollgate_server::domain::bucket::BucketLimit;
-
-use tollgate_server::files::read_secret;
 use tollgate_server::service::limits::LoadError;
-use tollgate_server::tls::{ClientFiles, Dialer};
+use tollgate_server::tls::ClientFiles;
 
 use crate::books::{LimitSource, load_limits};
-use crate::driver::{Caller, Credentials, Target};
+use crate::driver::Caller;
 use crate::keys::{Keys, Pattern};
 use crate::load::{RequestSpec, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
@@ -39,10 +37,10 @@ pub(crate) const MAX_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// granted more than its limits allow or --expect-saturation isn't met.
 #[derive(Args, Clone, Debug)]
 pub struct AllowArgs {
-    /// Where to send to, http://HOST:PORT or HOST:PORT. Repeat it to spread the connections
-    /// over several targets in turn.
+    /// The node or load balancer to send to: HOST:PORT, http://HOST:PORT, or https://HOST:PORT with
+    /// --ca-file. Repeat the option to spread the connections over several targets.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
-    pub target: Vec<Target>,
+    pub target: Vec<Address>,
     /// TLS and authentication.
     #[command(flatten)]
     pub credentials: CredentialArgs,
@@ -194,21 +192,23 @@ pub struct CredentialArgs {
 }
 
 impl CredentialArgs {
-    /// Loads the files.
-    pub(crate) fn read(&self) -> Result<Credentials, RunError> {
-        let wrong = |error: &dyn std::fmt::Display| RunError::Usage(error.to_string());
+    /// The targets at these addresses, with the credentials in the files.
+    pub(crate) fn targets(&self, addresses: &[Address]) -> Result<Vec<Target>, RunError> {
         let own = self.cert_file.clone().zip(self.key_file.clone());
-        let files = |ca| ClientFiles { ca, own, server_name: None };
-        let dialer = self.ca_file.clone().map(|ca| Dialer::new(files(ca))).transpose();
-        let token = self.token_file.as_deref().map(read_secret).transpose();
-        let authorization = match token.map_err(|error| wrong(&error))? {
-            None => None,
-            Some(token) => {
-                let value = HeaderValue::try_from(format!("Bearer {token}"));
-                Some(value.map_err(|_| wrong(&"--token-file: no token"))?)
-            }
-        };
-        Ok(Credentials { dialer: dialer.map_err(|error| wrong(&error))?, authorization })
+        let tls = self.ca_file.clone().map(|ca| ClientFiles { ca, own, server_name: None });
+        let credentials = Credentials::load(tls, self.token_file.clone());
+        let credentials = credentials.map_err(|error| RunError::Usage(error.to_string()))?;
+        let target = |address: &Address| Target::new(address.clone(), credentials.clone());
+        let targets: Result<_, _> = addresses.iter().map(target).collect();
+        targets.map_err(|error| {
+            RunError::Usage(format!("{error}: name the CA certificates with --ca-file"))
+        })
+    }
+
+    /// The addresses as URLs.
+    pub(crate) fn urls(&self, addresses: &[Address]) -> Vec<String> {
+        let scheme = if self.ca_file.is_some() { "https" } else { "http" };
+        addresses.iter().map(|address| format!("{scheme}://{address}")).collect()
     }
 }
 
@@ -301,7 +301,7 @@ pub(crate) fn drive<W>(
     watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
     let request_spec = Arc::new(args.request_spec());
-    let credentials = args.credentials.read()?;
+    let targets = args.credentials.targets(&args.target)?;
     // Connects and does all other fallible work before the first request.
     let mut connected = Vec::new();
     for thread in 0..args.threads {
@@ -310,9 +310,8 @@ pub(crate) fn drive<W>(
         let callers = runtime.block_on(async {
             let mut callers = Vec::new();
             for number in (thread..args.connections).step_by(args.threads as usize) {
-                let target = &args.target[number as usize % args.target.len()];
-                callers
-                    .push(Caller::dial(&target.with_credentials(&credentials), args.timeout).await);
+                let target = &targets[number as usize % targets.len()];
+                callers.push(Caller::dial(target, args.timeout).await);
             }
             callers
         });

@@ -131,7 +131,7 @@ impl Report {
         let open = args.rate.is_some();
         Self {
             load: Load {
-                targets: args.target.iter().map(ToString::to_string).collect(),
+                targets: args.credentials.urls(&args.target),
                 kind: if open { "open" } else { "closed" },
                 connections: args.connections,
                 in_flight: (!open).then(|| args.connections.saturating_mul(args.in_flight)),

@@ -23,6 +23,7 @@ use tonic_health::ServingStatus;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use crate::access::LoadError as AccessError;
+use crate::client::{Credentials, CredentialsError, Target};
 use crate::logging;
 use crate::metrics::{Metrics, StoreMetrics};
 use crate::service::allow::AllowService;
@@ -37,7 +38,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::prefetch::{Ahead, Prefetching};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
 use crate::store::{LeaseStore, Store, StoreError};
-use crate::tls::{self, ClientFiles, Dialer, Port};
+use crate::tls::{self, ClientFiles, Port};
 use crate::transport::door::Door;
 use crate::transport::http_port::HttpPort;
 use crate::transport::load::Bounds;
@@ -267,13 +268,21 @@ fn parent(settings: &Settings) -> Result<Option<(ParentClient, String)>, Error> 
     };
     let files = &settings.parent_files;
     let own = files.parent_cert_file.clone().zip(files.parent_key_file.clone());
-    let trusted = files.parent_ca_file.clone();
-    let dialer = trusted.map(|ca| Dialer::new(ClientFiles { ca, own, server_name: None }));
-    let dialer = dialer.transpose().map_err(|error| Error::Tls("--parent-ca-file", error))?;
-    let token = files.parent_token_file.clone();
-    let client = ParentClient::new(&settings.parents, dialer.as_ref(), token)
-        .map_err(|error| Error::Setting(format!("--parent: {error}")))?;
-    doors::warn_if_token_in_the_clear(files, &settings.parents);
+    let ca = files.parent_ca_file.clone();
+    let tls = ca.map(|ca| ClientFiles { ca, own, server_name: None });
+    let credentials = Credentials::load(tls, files.parent_token_file.clone());
+    let credentials = credentials.map_err(|error| match error {
+        CredentialsError::Tls(error) => Error::Tls("--parent-ca-file", error),
+        CredentialsError::Token(error) => Error::Setting(format!("--parent-token-file: {error}")),
+    })?;
+    let target = |address: &String| {
+        let target = Target::new(address.parse()?, credentials.clone());
+        target.map_err(|error| format!("{error}: name the CA certificates with --parent-ca-file"))
+    };
+    let targets: Result<Vec<_>, String> = settings.parents.iter().map(target).collect();
+    let targets = targets.map_err(|error| Error::Setting(format!("--parent: {error}")))?;
+    doors::warn_if_token_in_the_clear(files, &targets);
+    let client = ParentClient::new(&targets);
     Ok(Some((client, name)))
 }
 

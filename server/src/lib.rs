@@ -7,8 +7,9 @@
 //! |---|---|---|
 //! | `cli` | arguments, exit codes | everything |
 //! | `app` | the composition root: starts, drains, stops | everything |
-//! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
+//! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store` (the trait), `domain`, `metrics`, `access`, `client`, `tls`, `files`, `logging` |
 //! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |
+//! | `client` | calls to nodes: addresses, credentials, channels, leases | `tls`, `files`, `logging` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics` |
 //! | `service` | one use case per file | `store`, `config`, `domain`, `files`, `metrics`, `logging` |
 //! | `store` | storage of buckets and leases: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
@@ -23,6 +24,7 @@
 pub mod access;
 pub mod app;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod domain;
 pub mod files;

@@ -7,15 +7,27 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each place, and the places it may name.
-const MAY_NAME: [(&str, &[&str]); 13] = [
+const MAY_NAME: [(&str, &[&str]); 14] = [
     (
         "cli",
-        &["access", "app", "config", "files", "logging", "service", "settings", "tls", "transport"],
+        &[
+            "access",
+            "app",
+            "client",
+            "config",
+            "files",
+            "logging",
+            "service",
+            "settings",
+            "tls",
+            "transport",
+        ],
     ),
     (
         "app",
         &[
             "access",
+            "client",
             "domain",
             "files",
             "logging",
@@ -27,8 +39,12 @@ const MAY_NAME: [(&str, &[&str]); 13] = [
             "transport",
         ],
     ),
-    ("transport", &["access", "domain", "files", "logging", "metrics", "service", "store", "tls"]),
+    (
+        "transport",
+        &["access", "client", "domain", "files", "logging", "metrics", "service", "store", "tls"],
+    ),
     ("access", &["config", "domain", "files", "logging", "metrics"]),
+    ("client", &["files", "logging", "tls"]),
     ("tls", &["files", "logging", "metrics"]),
     ("files", &[]),
     ("service", &["config", "domain", "files", "logging", "metrics", "store"]),

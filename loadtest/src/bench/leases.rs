@@ -14,7 +14,7 @@ use crate::bench::plan::Backend;
 use crate::bench::rig::{MEAN_WANTS, Rig, resource};
 use crate::bench::stats::Round;
 use crate::bench::{BenchArgs, Error};
-use crate::driver::{Connection, Failure};
+use crate::driver::{Failure, LeaseClient, lease_client};
 use crate::keys;
 
 /// Concurrent requests.
@@ -34,7 +34,7 @@ impl ClientPool {
     /// Refreshes the lease of one client with new wants.
     async fn refresh(
         &self,
-        connection: &mut Connection,
+        connection: &mut LeaseClient,
         client: usize,
         wants: f64,
     ) -> Result<(), Failure> {
@@ -44,7 +44,7 @@ impl ClientPool {
             client_id: format!("client-{client}"),
             resource: vec![ResourceRequest { resource_id, priority, has, wants }],
         };
-        let response = connection.get_capacity(request).await?;
+        let response = connection.get(request).await?;
         if let Some(answer) = response.response.first() {
             self.has.borrow_mut()[client] = Some(answer.gets);
             self.decided.set(self.decided.get() + 1);
@@ -64,7 +64,7 @@ pub fn measure(
     rig.start(Backend::Redis)?;
     let server = rig.server(Backend::Redis)?;
     let servers = [server.process.id()];
-    let target = server.address.parse().map_err(Error::Other)?;
+    let target = server.target()?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;
     let pool = Rc::new(ClientPool {
         resource: resource(clients),
@@ -74,7 +74,7 @@ pub fn measure(
     let connections = runtime.block_on(async {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
-            connections.push(Connection::dial(&target, Duration::from_secs(30)).await);
+            connections.push(lease_client(&target, Duration::from_secs(30)).await);
         }
         connections
     });

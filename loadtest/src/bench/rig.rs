@@ -166,8 +166,7 @@ impl Rig {
             None => Ok(None),
         };
         let before = memory(self)?;
-        let address = self.server(backend)?.address.clone();
-        fill(&address, self.buckets)?;
+        fill(self.server(backend)?, self.buckets)?;
         if let Some((before, after)) = before.zip(memory(self)?) {
             let each = (after - before) / self.buckets as f64;
             self.one_time_figures.insert(format!("{backend}/bytes-a-bucket"), each);
@@ -190,9 +189,9 @@ pub fn bucket_prefix(buckets: u64) -> String {
     format!("bench-user-{:0<1$}", "key", 20_usize.saturating_sub(11 + digits))
 }
 
-/// Takes tokens from every bucket.
-pub fn fill(address: &str, buckets: u64) -> Result<(), Error> {
-    let target = address.parse().map_err(Error::Other)?;
+/// Takes tokens from every bucket of `server`.
+pub fn fill(server: &Server, buckets: u64) -> Result<(), Error> {
+    let target = server.target()?;
     let prefix = bucket_prefix(buckets);
     let keys = crate::keys::Keys::new(crate::keys::Pattern::Uniform(buckets), "", &prefix);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;

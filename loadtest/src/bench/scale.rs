@@ -70,7 +70,7 @@ impl Cluster {
                 return Ok(None);
             }
         };
-        fill(&nodes[0].address, rig.buckets())?;
+        fill(&nodes[0], rig.buckets())?;
         Ok(Some(Self { nodes, shards }))
     }
 }

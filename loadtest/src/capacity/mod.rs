@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
+use tollgate_server::client::Address;
 
 use crate::allow::{CredentialArgs, MAX_RUN, RunError, count, positive};
 use crate::capacity::books::Books;
@@ -17,7 +18,7 @@ use crate::capacity::drive::{Driver, Names};
 use crate::capacity::fleet::{Fleet, FleetConfig};
 use crate::capacity::report::Report;
 use crate::capacity::tally::Tally;
-use crate::driver::{Connection, Target};
+use crate::driver::lease_client;
 use crate::pace::Pacer;
 use crate::progress::{self, Style};
 use crate::series::Settling;
@@ -43,10 +44,10 @@ const DEFAULT_SPREAD: Duration = Duration::from_secs(1);
 /// resource had more than --capacity together.
 #[derive(Args, Clone, Debug)]
 pub struct CapacityArgs {
-    /// Where to send to, http://HOST:PORT or HOST:PORT. Repeat it to spread the connections
-    /// over several targets in turn.
+    /// The node or load balancer to send to: HOST:PORT, http://HOST:PORT, or https://HOST:PORT with
+    /// --ca-file. Repeat the option to spread the connections over several targets.
     #[arg(long, value_name = "ADDRESS", default_value = "http://127.0.0.1:10990")]
-    pub target: Vec<Target>,
+    pub target: Vec<Address>,
     /// TLS and authentication.
     #[command(flatten)]
     pub credentials: CredentialArgs,
@@ -182,15 +183,13 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     let names =
         Names { clients: args.client_prefix.clone(), resources: args.resource_pattern.clone() };
     let resources: Vec<_> = (0..args.resources as usize).map(|n| names.resource(n)).collect();
-    let credentials = args.credentials.read()?;
+    let targets = args.credentials.targets(&args.target)?;
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pacer = Pacer::start()?;
     let (connections, spread) = runtime.block_on(async {
         let mut connections = Vec::new();
         for number in 0..args.connections as usize {
-            let target = &args.target[number % args.target.len()];
-            connections
-                .push(Connection::dial(&target.with_credentials(&credentials), args.timeout).await);
+            connections.push(lease_client(&targets[number % targets.len()], args.timeout).await);
         }
         let spread = match (args.refresh_every, connections.first_mut()) {
             (Some(interval), _) => interval,

@@ -188,7 +188,7 @@ impl Report {
         let errors = tally.failed_in_all();
         Self {
             load: Load {
-                targets: args.target.iter().map(ToString::to_string).collect(),
+                targets: args.credentials.urls(&args.target),
                 connections: args.connections,
                 max_outstanding: args.max_outstanding,
                 clients: args.clients,
