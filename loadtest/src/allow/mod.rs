@@ -14,15 +14,17 @@ use tollgate_server::domain::bucket::BucketLimit;
 use tollgate_server::service::limits::LoadError;
 use tollgate_server::tls::ClientFiles;
 
+use crate::allow::report::Report;
 use crate::books::{LimitSource, load_limits};
 use crate::driver::Caller;
 use crate::keys::{Keys, Pattern};
 use crate::load::{RequestSpec, Worker, closed_loop, open_loop};
 use crate::pace::{Arrivals, Pacer, Schedule};
 use crate::progress::{self, Style};
-use crate::report::Report;
 use crate::scenario::tree;
 use crate::tally::{Live, Tally, Window};
+
+pub mod report;
 
 /// Longest accepted run; also keeps clock arithmetic within range.
 pub(crate) const MAX_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
