@@ -24,7 +24,7 @@ use tollgate_server::client::Target;
 use tonic::Code;
 
 use super::{CONNECT_TIMEOUT, Failure};
-use crate::allow::MAX_RUN;
+use crate::args::MAX_RUN;
 
 /// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
 const WINDOW_BYTES: u32 = 16 << 20;
