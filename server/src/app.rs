@@ -16,11 +16,12 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
+use crate::client::{Credentials, CredentialsError, Target};
 use crate::config::LoadError;
 use crate::metrics::Metrics;
 use crate::service::limits::LiveLimits;
 use crate::settings::{Settings, StoreUrl};
-use crate::tls::{self, ClientFiles, Dialer};
+use crate::tls::{self, ClientFiles};
 use crate::transport::door::Door;
 use crate::transport::parent::ParentClient;
 
@@ -158,12 +159,20 @@ fn parent(settings: &Settings) -> Result<Option<Parent>, Error> {
     };
     let files = &settings.parent_files;
     let own = files.parent_cert_file.clone().zip(files.parent_key_file.clone());
-    let trusted = files.parent_ca_file.clone();
-    let dialer = trusted.map(|ca| Dialer::new(ClientFiles { ca, own, server_name: None }));
-    let dialer = dialer.transpose().map_err(|error| Error::Tls("--parent-ca-file", error))?;
-    let token = files.parent_token_file.clone();
-    let client = ParentClient::new(&settings.parents, dialer.as_ref(), token)
-        .map_err(|error| Error::Setting(format!("--parent: {error}")))?;
-    doors::warn_if_token_in_the_clear(files, &settings.parents);
+    let ca = files.parent_ca_file.clone();
+    let tls = ca.map(|ca| ClientFiles { ca, own, server_name: None });
+    let credentials = Credentials::load(tls, files.parent_token_file.clone());
+    let credentials = credentials.map_err(|error| match error {
+        CredentialsError::Tls(error) => Error::Tls("--parent-ca-file", error),
+        CredentialsError::Token(error) => Error::Setting(format!("--parent-token-file: {error}")),
+    })?;
+    let target = |address: &String| {
+        let target = Target::new(address.parse()?, credentials.clone());
+        target.map_err(|error| format!("{error}: name the CA certificates with --parent-ca-file"))
+    };
+    let targets: Result<Vec<_>, String> = settings.parents.iter().map(target).collect();
+    let targets = targets.map_err(|error| Error::Setting(format!("--parent: {error}")))?;
+    doors::warn_if_token_in_the_clear(files, &targets);
+    let client = ParentClient::new(&targets);
     Ok(Some(Parent { client, cluster }))
 }

@@ -5,10 +5,11 @@
 //!
 //! | module | contents | may use |
 //! |---|---|---|
-//! | `cli` | arguments, exit codes | `app`, `transport`, `access`, `tls`, `service`, `config`, `files`, `settings`, `logging` |
-//! | `app` | the composition root: starts, drains, stops | `transport`, `access`, `tls`, `service`, `store`, `store::memory`, `store::redis`, `config`, `files`, `settings`, `metrics`, `logging` |
-//! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store`, `domain`, `metrics`, `access`, `tls`, `files`, `logging` |
+//! | `cli` | arguments, exit codes | `app`, `transport`, `access`, `client`, `tls`, `service`, `config`, `files`, `settings`, `logging` |
+//! | `app` | the composition root: starts, drains, stops | `transport`, `access`, `client`, `tls`, `service`, `store`, `store::memory`, `store::redis`, `config`, `files`, `settings`, `metrics`, `logging` |
+//! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store`, `domain`, `metrics`, `access`, `client`, `tls`, `files`, `logging` |
 //! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |
+//! | `client` | calls to nodes: addresses, credentials, channels, leases | `tls`, `files`, `logging` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics`, `wall_clock` |
 //! | `service` | one use case per file | `store`, `store::memory`, `store::redis`, `config`, `domain`, `files`, `metrics`, `logging` |
 //! | `store` | storage of buckets and leases: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
@@ -30,6 +31,7 @@
 pub mod access;
 pub mod app;
 pub mod cli;
+pub mod client;
 pub mod config;
 pub mod domain;
 pub mod files;

@@ -7,9 +7,10 @@ use tokio::net::TcpListener;
 
 use super::{Error, Listeners};
 use crate::access::Access;
+use crate::client::Target;
 use crate::files;
 use crate::metrics::Metrics;
-use crate::settings::{Doors, ParentFiles, Settings, is_elsewhere};
+use crate::settings::{Doors, ParentFiles, Settings};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::door::Door;
 use crate::transport::http::Hosts;
@@ -74,16 +75,16 @@ pub(super) fn warn_if_unspecified(advertise: &str) {
 }
 
 /// Warns if the token for a parent on another machine is sent without TLS.
-pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]) {
+pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[Target]) {
     if files.parent_token_file.is_none() || files.parent_ca_file.is_some() {
         return;
     }
-    if let Some(address) = parents.iter().find(|address| is_elsewhere(address)) {
+    if let Some(parent) = parents.iter().find(|parent| parent.address().is_elsewhere()) {
         tracing::warn!(
-            address,
-            missing = "anybody on the way may read it (--parent-ca-file)",
+            address = %parent.address(),
+            missing = "TLS, without which others can read it (--parent-ca-file)",
             advice = "see docs/security.md",
-            "the token for the parent is sent in the clear"
+            "the token for the parent is sent unencrypted"
         );
     }
 }

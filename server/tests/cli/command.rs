@@ -216,15 +216,17 @@ fn allow_without_the_store_says_so() {
 fn allow_that_gets_no_answer() {
     let nobody = format!("127.0.0.1:{}", free_port());
     let expected =
-        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
+        format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     assert_output(&tollgate(&["allow", "ns", "b", "--addr", &nobody]), 2, "", &expected);
-    assert_output(
-        &tollgate(&["allow", "ns", "b", "--addr", "not an address"]),
-        2,
-        "",
-        "tollgate: --addr \"not an address\" is no HOST:PORT\n",
-    );
-    // A server that never answers.
+    let done = tollgate(&["allow", "ns", "b", "--addr", "not an address"]);
+    assert_eq!((done.code, done.stdout.as_str()), (2, ""));
+    let expected = "\"not an address\" is not a valid address: write HOST:PORT";
+    assert!(done.stderr.contains(expected), "{done:?}");
+    let done = tollgate(&["allow", "ns", "b", "--addr", "https://localhost:1"]);
+    let expected = "tollgate: https://localhost:1 needs TLS: name the CA certificates with \
+                    --ca-file\n";
+    assert_output(&done, 2, "", expected);
+    // Someone who listens and says nothing.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = listener.local_addr().unwrap().to_string();
     let done = tollgate(&["allow", "ns", "b", "--addr", &silent, "--timeout", "200ms"]);

@@ -224,7 +224,7 @@ fn a_token_in_clear_text_is_warned_of_once() {
     let said = |parents: &[&str], more: &[&str]| {
         let parents = parents.iter().flat_map(|parent| ["--parent", parent]);
         let args: Vec<&str> = parents.chain(["--cluster-id", "x"]).chain(more.to_vec()).collect();
-        lines("sent in the clear", "127.0.0.1:0", "127.0.0.1:0", &args)
+        lines("sent unencrypted", "127.0.0.1:0", "127.0.0.1:0", &args)
     };
     // Addresses reserved for documentation.
     let (one, other) = ("192.0.2.1:1", "192.0.2.2:1");
@@ -240,7 +240,7 @@ fn a_token_in_clear_text_is_warned_of_once() {
         (&["allow", "shop", "b", "--token-file", file, "--addr", "127.0.0.1:1"], 0),
     ] {
         let done = tollgate(args);
-        assert_eq!(done.stderr.matches("in the clear").count(), count, "{args:?} {done:?}");
+        assert_eq!(done.stderr.matches("unencrypted").count(), count, "{args:?} {done:?}");
     }
 }
 

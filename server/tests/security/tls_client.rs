@@ -44,9 +44,9 @@ fn one_speaks_tls_and_the_other_does_not() {
     let root = ca.file();
     let plain = Node::start(&limits.path(), &[]);
     let secure = node(&limits, &ca.server("own"), &[]);
-    assert_error(&secure, &[], "NODE speaks TLS: name who signs its certificate with --ca-file\n");
-    let expected = "NODE speaks no TLS: leave out --ca-file (TOLLGATE_CA_FILE), or turn it on \
-                    there (--tls-cert-file)\n";
+    assert_error(&secure, &[], "NODE expects TLS: name its CA certificates with --ca-file\n");
+    let expected = "NODE does not use TLS: omit --ca-file (TOLLGATE_CA_FILE), or turn on TLS at \
+                    the node with --tls-cert-file\n";
     assert_error(&plain, &["--ca-file", text(&root)], expected);
 }
 
@@ -55,11 +55,11 @@ fn a_certificate_of_the_node_that_is_not_trusted() {
     let (limits, ca, other) = (LimitsFile::new(LIMITS), Ca::new(), Ca::new());
     let secure = node(&limits, &ca.server("own"), &[]);
     let (root, stranger) = (ca.file(), other.file());
-    let expected = "nobody in --ca-file has signed the certificate of NODE: ";
+    let expected = "the certificate of NODE is not signed by a CA in --ca-file: ";
     assert_error(&secure, &["--ca-file", text(&stranger)], expected);
     let misnamed = ["--ca-file", text(&root), "--server-name", "node.example"];
-    let expected = "the certificate of NODE has another name: ask the node by a name that is in \
-                    it, or say which with --server-name (";
+    let expected = "the certificate of NODE is for another name: use an address with a name from \
+                    the certificate, or name it with --server-name (";
     assert_error(&secure, &misnamed, expected);
 }
 
@@ -69,12 +69,12 @@ fn a_certificate_of_the_client_that_is_missing_or_not_taken() {
     let root = ca.file();
     let asks = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&root)]);
     let trusting = ["--ca-file", text(&root)];
-    let expected = "NODE wants to see a certificate: show one with --cert-file and --key-file\n";
+    let expected = "NODE requires a client certificate: name one with --cert-file and --key-file\n";
     assert_error(&asks, &trusting, expected);
     let shown = |pair: &Pair| {
         let shown = ["--cert-file", text(&pair.cert), "--key-file", text(&pair.key)];
-        let expected = "NODE does not take the certificate in --cert-file: it must be signed by \
-                        who is in the node's --tls-client-ca-file, and be valid today (";
+        let expected = "NODE rejects the client certificate in --cert-file: it must be signed by a CA \
+                        in the node's --tls-client-ca-file, and must not have expired (";
         assert_error(&asks, &[&trusting[..], &shown].concat(), expected);
     };
     shown(&other.client("stranger", &["cn:a"]));
@@ -88,7 +88,7 @@ fn an_unreachable_node_is_not_mistaken_for_one_without_tls() {
     let nobody = SocketAddr::from(([127, 0, 0, 1], free_port())).to_string();
     let done = tollgate(&["allow", "a", "b", "--addr", &nobody, "--ca-file", text(&root)]);
     let expected =
-        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
+        format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     assert_eq!((done.code, done.stderr), (2, expected));
 }
 

@@ -16,9 +16,9 @@ use testkit::grpc::request;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, now_s};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_server::client::{AuthChannel, Target, answer_within};
 use tollgate_server::tls::Dialer;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
 
 const LIMITS: &str =
     "namespaces: { shop: { buckets: { b: { size: 1000000, fill_rate: 1000000 } } } }";
@@ -31,14 +31,15 @@ fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
     Node::start(&limits.path(), &[&args, more].concat())
 }
 
-async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
-    // Debug output includes the innermost cause.
-    dialer.connect(endpoint.timeout(TEST_TIMEOUT)).await.map_err(|error| format!("{error:?}"))
+async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<AuthChannel, String> {
+    let target = Target::new(grpc.into(), dialer.clone().into()).unwrap();
+    // The innermost reason says what it is about.
+    target.connect(TEST_TIMEOUT).await.map_err(|error| format!("{error:?}"))
 }
 
-async fn ask(channel: Channel) -> Result<(), tonic::Status> {
-    QuotaServiceClient::new(channel).allow(request("shop", "b", 1)).await.map(drop)
+async fn ask(channel: AuthChannel) -> Result<(), tonic::Status> {
+    let mut client = QuotaServiceClient::new(channel);
+    answer_within(TEST_TIMEOUT, client.allow(request("shop", "b", 1))).await.map(drop)
 }
 
 /// Connects and sends a request. With TLS 1.3 a client learns only after the handshake that its
@@ -450,7 +451,10 @@ fn unusable_files_prevent_the_start() {
             &["--parent", "h:1", "--cluster-id", "x", "--parent-ca-file", text(&empty)],
             "no certificate",
         ),
-        (&["--parent", "https://h:1", "--cluster-id", "x"], "needs --parent-ca-file"),
+        (
+            &["--parent", "https://h:1", "--cluster-id", "x"],
+            "needs TLS: name the CA certificates with --parent-ca-file",
+        ),
     ] {
         let done = tollgate(&[&start[..], args].concat());
         assert_eq!(done.code, 2, "{args:?}: {done:?}");

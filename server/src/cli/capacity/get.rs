@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
 
-use super::{Node, ask, covers};
+use super::{ask, covers};
 use crate::cli;
+use crate::cli::node::NodeArgs;
 use crate::cli::text::{escaped, now_s, number, time_and_distance};
 use crate::service::capacity::NO_BOUND;
 
@@ -29,7 +29,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "EPOCH_SECONDS", requires = "has", allow_negative_numbers = true)]
     expires: Option<i64>,
     #[command(flatten)]
-    node: Node,
+    node: NodeArgs,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -48,10 +48,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         has,
         wants: args.wants,
     };
+    let node = args.node.node()?;
     let response = cli::block_on(async {
-        let mut client = CapacityClient::new(args.node.connect().await?);
-        let answer = ask(&mut client, &args.client, vec![request]).await;
-        answer.map_err(|status| args.node.error_text("lease", &status))
+        let mut client = super::connect(&node).await?;
+        match ask(&mut client, &args.client, vec![request]).await {
+            Ok(response) => Ok(response),
+            Err(status) => Err(node.error_text("lease", &status).await),
+        }
     })??;
     let gets: f64 = response.iter().map(|answer| answer.gets.capacity).sum();
     if args.json {

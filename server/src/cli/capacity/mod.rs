@@ -6,16 +6,15 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
 };
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::cli;
-use crate::cli::node::Node;
-use crate::cli::secure::AuthChannel;
+use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
+use crate::client::capacity::{LeaseClient, match_answers};
 
 mod command;
 mod get;
@@ -72,7 +71,7 @@ struct Release {
     #[arg(required = true)]
     resource: Vec<String>,
     #[command(flatten)]
-    node: Node,
+    node: NodeArgs,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -90,13 +89,15 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
 fn release(args: Release) -> Result<ExitCode, String> {
     let request = ReleaseCapacityRequest { client_id: args.client, resource_id: args.resource };
     let text = released(&request);
+    let node = args.node.node()?;
     let response = cli::block_on(async {
-        let mut client = CapacityClient::new(args.node.connect().await?);
-        let answer = client.release_capacity(request).await;
-        answer.map_err(|status| args.node.error_text("release", &status))
+        match connect(&node).await?.release(request).await {
+            Ok(response) => Ok(response),
+            Err(status) => Err(node.error_text("release", &status).await),
+        }
     })??;
     if args.json {
-        let json = serde_json::to_string(response.get_ref()).map_err(|error| error.to_string())?;
+        let json = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         cli::print(&(json + "\n"))?;
     } else {
         cli::print(&text)?;
@@ -109,22 +110,24 @@ fn released(request: &ReleaseCapacityRequest) -> String {
     format!("OK: {} holds nothing of {} now\n", escaped(&request.client_id), resources.join(", "))
 }
 
+async fn connect(node: &Node) -> Result<LeaseClient, String> {
+    Ok(LeaseClient::new(node.connect().await?, node.timeout))
+}
+
 /// Requests leases on several resources as one client. The answers have the order of the requests;
 /// an incomplete answer is an error.
 async fn ask(
-    client: &mut CapacityClient<AuthChannel>,
+    client: &mut LeaseClient,
     client_id: &str,
     resource: Vec<ResourceRequest>,
 ) -> Result<Vec<ResourceResponse>, Status> {
     let ids: Vec<_> = resource.iter().map(|request| request.resource_id.clone()).collect();
     let request = GetCapacityRequest { client_id: client_id.to_owned(), resource };
-    let response = client.get_capacity(request).await?.into_inner().response;
-    if response.iter().map(|answer| &answer.resource_id).eq(&ids) {
-        Ok(response)
-    } else {
-        let text = "the answer is not about what was asked for";
-        Err(Status::new(Code::Internal, text))
-    }
+    let response = client.get(request).await?.response;
+    let ids = ids.iter().map(String::as_str);
+    let answers = match_answers(ids, &response, |answer| &answer.resource_id);
+    let answers: Result<_, _> = answers.into_iter().map(|answer| answer.cloned()).collect();
+    answers.map_err(|_| Status::internal("the answer does not match the request"))
 }
 
 /// Whether `gets` covers `wants`, within rounding errors of summed shares.

@@ -183,7 +183,7 @@ fn failed_requests() {
 
     let nobody = format!("127.0.0.1:{}", free_port());
     let expected =
-        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
+        format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     for args in [&["get", "a", "r", "1"][..], &["release", "a", "r"], &["shell"]] {
         let url = format!("http://{nobody}");
         let args = [&["capacity"], args].concat();
@@ -191,8 +191,8 @@ fn failed_requests() {
     }
     let done = tollgate(&["capacity", "show", "--http", &nobody]);
     let expected = format!(
-        "tollgate: no answer from {nobody}: Connection refused (os error 111); does \
-         `tollgate serve` serve HTTP there?\n"
+        "tollgate: no answer from {nobody}: Connection refused (os error 111); is it the HTTP \
+         address of a node?\n"
     );
     assert_output(&done, 2, "", &expected);
 }
