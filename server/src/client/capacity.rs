@@ -10,7 +10,7 @@ use tollgate_proto::doorman::{
 };
 use tonic::Status;
 
-use super::{AuthChannel, answer_within};
+use super::channel::{AuthChannel, answer_within};
 
 /// Calls a node for leases. Clones share the connection.
 #[derive(Clone, Debug)]

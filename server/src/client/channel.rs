@@ -19,7 +19,9 @@ use tonic::transport::{Channel, Endpoint, Error};
 use tonic::{Code, Status};
 use tower_service::Service;
 
-use super::{Address, Credentials, Target};
+use super::address::Address;
+use super::credentials::Credentials;
+use super::target::Target;
 use crate::tls::Dialer;
 
 /// A gRPC channel to a [`Target`] that sends the token with each request. Reconnects when its

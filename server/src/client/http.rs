@@ -14,7 +14,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use super::Target;
+use super::target::Target;
 
 /// Longest accepted body, in bytes.
 const MAX_BODY: usize = 256 * 1024 * 1024;
@@ -115,7 +115,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
-    use super::super::Credentials;
+    use super::super::credentials::Credentials;
     use super::*;
 
     const LIMIT: Duration = Duration::from_secs(10);

@@ -57,7 +57,7 @@ async fn rejected_requests() {
         clients.last_mut().unwrap().allow(request("a", "b", 1)).await.unwrap();
     }
     signal(redis.pid(), "STOP");
-    let mut lines = Lines::new(&node, "requests are turned away: as many as may be are under way");
+    let mut lines = Lines::new(&node, "requests are refused: the limit --max-in-flight is reached");
     // Two of three requests are rejected: the third has the slot.
     let mut held = Vec::new();
     for client in &clients {
@@ -97,7 +97,8 @@ fn rejected_connections() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--max-connections", "8"]);
     let _all: Vec<_> = (0..8).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
-    let mut lines = Lines::new(&node, "connections are closed at once: as many as may be are open");
+    let mut lines =
+        Lines::new(&node, "new connections are closed: the limit --max-connections is reached");
     eventually("all are logged", TEST_TIMEOUT, || {
         let mut one = TcpStream::connect(node.grpc).unwrap();
         // Closed, or reset.

@@ -91,7 +91,8 @@ impl CallHeaders {
     pub(super) fn read(headers: &HeaderMap) -> Result<Self, Status> {
         let length = header_bytes(headers);
         if length > MAX_HEADER_BYTES as usize {
-            let text = format!("the metadata has {length} bytes: {MAX_HEADER_BYTES} are the most");
+            let text =
+                format!("the metadata has {length} bytes: at most {MAX_HEADER_BYTES} are allowed");
             return Err(Status::resource_exhausted(text));
         }
         let limit = headers.get("grpc-timeout").map(timeout).transpose()?;

@@ -50,7 +50,7 @@ fn get_show_and_release() {
     );
     let done = get(&two, "app-2", "60", &[]);
     assert_succeeds(&done, 0, "LESS: gets 20 of the 60 that it wants\n");
-    assert_succeeds(&done, 0, "\nothers    `tollgate capacity show db.users` tells who has what\n");
+    assert_succeeds(&done, 0, "\nothers    `tollgate capacity show db.users` shows the holders\n");
 
     let resources = "resource  template  algorithm   capacity  wants  has  clients  subclients  \
                      level  learning\n\

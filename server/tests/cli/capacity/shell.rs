@@ -95,7 +95,7 @@ fn a_shell_runs_a_script() {
     );
     assert!(lines[7].starts_with("app-1   db.users    100   60  "), "{}", lines[7]);
     assert!(lines[8].starts_with("app-2   db.users     60   60  "), "{}", lines[8]);
-    let errors = "error: app-2 has asked for no such thing here\n\
+    let errors = "error: app-2 has not requested that in this shell\n\
                   error: no command \"fly\"; `help` lists them\n\
                   error: write: get CLIENT RESOURCE WANTS\n";
     assert_eq!((done.code, done.stderr.as_str()), (0, errors));
