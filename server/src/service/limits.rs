@@ -284,6 +284,10 @@ impl Source for LimitsFile {
         vec![&self.path]
     }
 
+    fn is_unreadable(error: &LoadError) -> bool {
+        matches!(error, LoadError::Unreadable(_))
+    }
+
     fn read(&self) -> Result<config::Parsed, LoadError> {
         read(&self.path)
     }
