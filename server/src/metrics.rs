@@ -3,6 +3,7 @@
 //! Callers create a handle once and keep it, so that counting is a single atomic addition. Each
 //! node has its own recorder, so that several nodes can run in one process.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 mod loads;
@@ -316,6 +317,8 @@ pub struct BucketMetrics {
     pub removed: Counter,
     /// Dynamic buckets of the namespace.
     pub live: Gauge,
+    /// The prefetch of the bucket; `None` for a bucket without it.
+    pub prefetch: Option<Arc<PrefetchMetrics>>,
 }
 
 impl BucketMetrics {
@@ -339,7 +342,15 @@ impl BucketMetrics {
             created: dynamic_counter(DYNAMIC_CREATED),
             removed: dynamic_counter(DYNAMIC_REMOVED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
+            prefetch: None,
         }
+    }
+
+    /// Registers the prefetch metrics of the same bucket, too.
+    #[must_use]
+    pub fn with_prefetch(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let prefetch = Some(Arc::new(PrefetchMetrics::new(metrics, namespace, bucket)));
+        Self { prefetch, ..self }
     }
 
     /// Counts a request with its outcome and the tokens granted.
@@ -354,6 +365,7 @@ impl BucketMetrics {
 }
 
 /// The prefetch metrics of one bucket.
+#[derive(Debug)]
 pub struct PrefetchMetrics {
     requests: Counter,
     served: Counter,

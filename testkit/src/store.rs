@@ -108,6 +108,8 @@ pub struct Service<S> {
     pub capacity: CapacityService<S>,
     /// The clock of services and store.
     pub clock: ManualClock,
+    /// The metrics of the services, but not of the store.
+    pub metrics: Arc<Metrics>,
     file: LimitsFile,
     live: Arc<LiveLimits>,
 }
@@ -121,7 +123,7 @@ impl<S: Store> Service<S> {
         let limits = Arc::clone(&live);
         let shared = Arc::new(Shared::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&shared));
-        Self { allow: AllowService::new(store, shared), capacity, clock, file, live }
+        Self { allow: AllowService::new(store, shared), capacity, clock, metrics, file, live }
     }
 
     /// Replaces the limits.

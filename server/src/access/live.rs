@@ -79,6 +79,10 @@ impl Source for AccessFile {
         vec![&self.0]
     }
 
+    fn is_unreadable(error: &LoadError) -> bool {
+        matches!(error, LoadError::Unreadable(_))
+    }
+
     fn read(&self) -> Result<Vec<Caller>, LoadError> {
         read(&self.0)
     }

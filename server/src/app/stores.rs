@@ -49,7 +49,7 @@ pub(super) async fn run_on_redis(
     let connector =
         Connector::new(servers(url, settings)?, settings.store_timeout, Arc::clone(&health));
     let id = NodeView::of_this_build(settings.node_id()).registered();
-    let ahead = Arc::new(Ahead::new(Arc::clone(health.members()), Arc::clone(&prepared.metrics)));
+    let ahead = Arc::new(Ahead::new(Arc::clone(health.members())));
     let opener = connector.clone();
     let open = Arc::new(move || {
         let store = opener.open();

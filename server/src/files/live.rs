@@ -36,6 +36,9 @@ pub trait Source: Send + Sync + 'static {
     /// The files.
     fn paths(&self) -> Vec<&Path>;
 
+    /// Whether this error may pass without a change of the files: they could not be read.
+    fn is_unreadable(error: &Self::Error) -> bool;
+
     /// Reads and validates the files. Blocks.
     fn read(&self) -> Result<Self::Content, Self::Error>;
 
@@ -95,7 +98,9 @@ impl<S: Source> Live<S> {
     pub fn reload(&self) -> Result<(), S::Error> {
         let mut watched = self.watched();
         watched.take();
-        self.replace(self.source.read())
+        let read = self.source.read();
+        watched.set_unreadable(read.as_ref().is_err_and(S::is_unreadable));
+        self.replace(read)
     }
 
     /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
@@ -114,15 +119,21 @@ impl<S: Source> Live<S> {
         }
     }
 
-    /// Loads the files if they have changed, but not since the last poll.
+    /// Loads the files if they have changed, but not since the last poll. Tries files again that
+    /// can't be read, but counts and logs that once for each change.
     fn poll(&self) {
         let mut watched = self.watched();
         let Some(change) = watched.settled_change() else { return };
         let read = self.source.read();
+        let is_unreadable = read.as_ref().is_err_and(S::is_unreadable);
+        let is_known = is_unreadable && watched.was_unreadable(&change);
         // If the files have changed during the read, they are still being written.
         if watched.keep_if_current(change) {
-            // `replace` has logged any error.
-            let _ = self.replace(read);
+            watched.set_unreadable(is_unreadable);
+            if !is_known {
+                // `replace` has logged any error.
+                let _ = self.replace(read);
+            }
         }
     }
 
@@ -163,6 +174,16 @@ mod tests {
     struct Number {
         path: PathBuf,
         rewritten: AtomicBool,
+        /// Every read fails.
+        broken: AtomicBool,
+    }
+
+    impl Number {
+        fn live(path: &Path, metrics: &Metrics) -> Live<Self> {
+            let (rewritten, broken) = (AtomicBool::new(false), AtomicBool::new(false));
+            let number = Self { path: path.to_owned(), rewritten, broken };
+            Live::new(number, LoadMetrics::limits(metrics)).unwrap()
+        }
     }
 
     impl Source for Number {
@@ -176,7 +197,14 @@ mod tests {
             vec![&self.path]
         }
 
+        fn is_unreadable(error: &io::Error) -> bool {
+            error.kind() != io::ErrorKind::Other
+        }
+
         fn read(&self) -> io::Result<u32> {
+            if self.broken.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::StaleNetworkFileHandle.into());
+            }
             let text = read_text(&self.path)?;
             if self.rewritten.swap(false, Ordering::Relaxed) {
                 fs::write(&self.path, format!("{text}0"))?;
@@ -196,8 +224,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("number");
         fs::write(&path, "1").unwrap();
-        let number = Number { path: path.clone(), rewritten: AtomicBool::new(false) };
-        let live = Live::new(number, LoadMetrics::limits(&Metrics::new())).unwrap();
+        let live = Number::live(&path, &Metrics::new());
         fs::write(&path, "12").unwrap();
         live.poll();
         live.source().rewritten.store(true, Ordering::Relaxed);
@@ -214,8 +241,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("number");
         fs::write(&path, "1").unwrap();
-        let number = Number { path: path.clone(), rewritten: AtomicBool::new(false) };
-        let live = Live::new(number, LoadMetrics::limits(&Metrics::new())).unwrap();
+        let live = Number::live(&path, &Metrics::new());
         fs::write(&path, "one").unwrap();
         live.reload().unwrap_err();
         assert!(live.refusal().is_some());
@@ -223,5 +249,32 @@ mod tests {
         fs::write(&path, "2").unwrap();
         live.reload().unwrap();
         assert_eq!((live.refusal(), **live.current()), (None, 2));
+    }
+
+    #[test]
+    fn unreadable_version_is_tried_again_and_counted_once() {
+        let (dir, metrics) = (tempfile::tempdir().unwrap(), Metrics::new());
+        let path = dir.path().join("number");
+        fs::write(&path, "1").unwrap();
+        let live = Number::live(&path, &metrics);
+        let failures = || {
+            let text = metrics.render();
+            let name = "tollgate_limits_reload_failures_total ";
+            text.lines().find_map(|line| line.strip_prefix(name)).unwrap().to_owned()
+        };
+        let poll = |times| (0..times).for_each(|_| live.poll());
+        live.source().broken.store(true, Ordering::Relaxed);
+        fs::write(&path, "12").unwrap();
+        poll(5);
+        assert_eq!((failures().as_str(), live.refusal().is_some()), ("1", true));
+        fs::write(&path, "123").unwrap();
+        poll(5);
+        assert_eq!((failures().as_str(), **live.current()), ("2", 1));
+        live.source().broken.store(false, Ordering::Relaxed);
+        poll(1);
+        assert_eq!((failures().as_str(), live.refusal(), **live.current()), ("2", None, 123));
+        fs::write(&path, "invalid").unwrap();
+        poll(5);
+        assert_eq!(failures(), "3");
     }
 }

@@ -29,6 +29,8 @@ pub(super) struct Watched {
     loaded: Vec<Stamp>,
     /// At the last poll.
     polled: Vec<Stamp>,
+    /// Whether the files with the stamps `loaded` could not be read. They count as changed.
+    unreadable: bool,
 }
 
 /// The stamps of changed files.
@@ -39,7 +41,7 @@ impl Watched {
     pub(super) fn new<'p>(paths: impl IntoIterator<Item = &'p Path>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().map(Path::to_owned).collect();
         let now: Vec<Stamp> = paths.iter().map(|path| stamp(path)).collect();
-        Self { paths, loaded: now.clone(), polled: now }
+        Self { paths, loaded: now.clone(), polled: now, unreadable: false }
     }
 
     fn now(&self) -> Vec<Stamp> {
@@ -60,12 +62,23 @@ impl Watched {
         (now != self.loaded).then_some(Change(now))
     }
 
-    /// Polls the files. Returns their stamps if they differ from the loaded ones, and are the same
-    /// as at the last poll.
+    /// Polls the files. Returns their stamps if they differ from the loaded ones or could not be
+    /// read, and are the same as at the last poll.
     pub(super) fn settled_change(&mut self) -> Option<Change> {
         let now = self.now();
         let last = std::mem::replace(&mut self.polled, now);
-        (last == self.polled && last != self.loaded).then_some(Change(last))
+        let changed = self.unreadable || last != self.loaded;
+        (last == self.polled && changed).then_some(Change(last))
+    }
+
+    /// Whether files with these stamps could not be read before.
+    pub(super) fn was_unreadable(&self, change: &Change) -> bool {
+        self.unreadable && change.0 == self.loaded
+    }
+
+    /// Records whether the files that are marked as loaded could be read.
+    pub(super) fn set_unreadable(&mut self, unreadable: bool) {
+        self.unreadable = unreadable;
     }
 
     /// Marks the files as loaded with the stamps of `change`.

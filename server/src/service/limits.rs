@@ -167,8 +167,12 @@ impl Snapshot {
         }
         let meters = definitions
             .iter()
-            .map(|(_, namespace, name, dynamic)| {
-                BucketMetrics::new(metrics, namespace, name, *dynamic)
+            .map(|(bucket, namespace, name, dynamic)| {
+                let meter = BucketMetrics::new(metrics, namespace, name, *dynamic);
+                match bucket.limit.prefetch_tokens {
+                    0 => meter,
+                    _ => meter.with_prefetch(metrics, namespace, name),
+                }
             })
             .collect();
         let capacity_meters = limits
@@ -282,6 +286,10 @@ impl Source for LimitsFile {
 
     fn paths(&self) -> Vec<&Path> {
         vec![&self.path]
+    }
+
+    fn is_unreadable(error: &LoadError) -> bool {
+        matches!(error, LoadError::Unreadable(_))
     }
 
     fn read(&self) -> Result<config::Parsed, LoadError> {

@@ -43,7 +43,7 @@ impl Dialer {
     /// Loads the files. Before each new connection, changed files are loaded again.
     pub fn new(files: ClientFiles) -> Result<Self, Error> {
         if let Some(name) = &files.server_name {
-            server_name(name).map_err(|error| Error(error.to_string()))?;
+            server_name(name).map_err(|error| Error::Invalid(error.to_string()))?;
         }
         let server_name = files.server_name.clone();
         let own = files.own.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]);
@@ -112,7 +112,7 @@ fn load(files: &ClientFiles) -> Result<ClientConfig, Error> {
     let roots = roots(&files.ca)?;
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error(error.to_string()))?
+        .map_err(|error| Error::Invalid(error.to_string()))?
         .with_root_certificates(roots);
     let mut config = match &files.own {
         None => builder.with_no_client_auth(),

@@ -20,18 +20,18 @@ use crate::files;
 
 /// Why certificates or keys can't be used. The text contains no secrets.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Error(String);
+pub enum Error {
+    /// A file can't be read.
+    #[error("{0}")]
+    Unreadable(#[from] std::io::Error),
+    /// The content of a file, or a setting, is invalid.
+    #[error("{0}")]
+    Invalid(String),
+}
 
 impl Error {
     fn in_file(path: &Path, reason: impl std::fmt::Display) -> Self {
-        Self(format!("{}: {reason}", path.display()))
-    }
-}
-
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self(error.to_string())
+        Self::Invalid(format!("{}: {reason}", path.display()))
     }
 }
 

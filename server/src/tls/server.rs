@@ -124,6 +124,10 @@ impl Source for Certificates {
         [&self.files.cert, &self.files.key].into_iter().chain(ca).map(PathBuf::as_path).collect()
     }
 
+    fn is_unreadable(error: &Error) -> bool {
+        matches!(error, Error::Unreadable(_))
+    }
+
     fn read(&self) -> Result<Loaded, Error> {
         load(&self.files)
     }

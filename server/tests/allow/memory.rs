@@ -30,7 +30,7 @@ fn one_token<'a>(
         max_idle_ms,
         tokens: 1,
         deal: Deal::Take { max_wait_ms: 0 },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite: false,
     }

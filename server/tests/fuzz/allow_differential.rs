@@ -283,7 +283,7 @@ fn ask<'a>(
             Kind::TakeAhead => Deal::TakeAhead,
             Kind::GiveBack => Deal::GiveBack,
         },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite,
     }

@@ -7,11 +7,12 @@ use std::time::{Duration, Instant};
 
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use testkit::grpc::{channel, client, refused, request};
+use testkit::grpc::{capacity_client, channel, client, lease, refused, request};
 use testkit::http::get;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, TEST_TIMEOUT, free_port};
 use tokio_stream::StreamExt;
+use tollgate_proto::doorman::{GetServerCapacityRequest, ServerCapacityResourceRequest};
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -411,4 +412,23 @@ fn a_connection_that_stays_silent_is_closed() {
     silent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "the node closes the connection");
     assert!(connected.elapsed() >= Duration::from_secs(9), "after {:?}", connected.elapsed());
+}
+
+/// -1 means that any amount may be used.
+#[tokio::test]
+async fn an_unbounded_safe_capacity_is_sent() {
+    let limits = LimitsFile::new(
+        "resources: [{ identifier_glob: '*', capacity: 100, safe_capacity: -1, algorithm: { kind: \
+         FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }]",
+    );
+    let node = Node::start(&limits.path(), &[]);
+    let mut client = capacity_client(&node).await;
+    assert_eq!(lease(&mut client, "c", "db", 5.0, None).await.safe_capacity, Some(-1.0));
+    let resource = ServerCapacityResourceRequest {
+        resource_id: "db".to_owned(),
+        ..ServerCapacityResourceRequest::default()
+    };
+    let request = GetServerCapacityRequest { server_id: "s".to_owned(), resource: vec![resource] };
+    let answer = client.get_server_capacity(request).await.unwrap().into_inner();
+    assert_eq!(answer.response[0].safe_capacity, Some(-1.0));
 }

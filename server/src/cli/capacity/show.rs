@@ -10,10 +10,9 @@ use serde::de::DeserializeOwned;
 
 use crate::cli;
 use crate::cli::http::HttpArgs;
-use crate::cli::text::{
-    EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance, unsafe_on_terminal,
-};
+use crate::cli::text::{EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance};
 use crate::client::HttpResponse;
+use crate::logging::is_unprintable;
 use crate::settings::duration;
 
 #[derive(clap::Args)]
@@ -248,7 +247,7 @@ fn left_out(count: u64) -> String {
 fn escaped_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + 1);
     for c in json.trim_end().chars() {
-        if unsafe_on_terminal(c) && !matches!(c, '\n' | '\r' | '\t') {
+        if is_unprintable(c) && !matches!(c, '\n' | '\r' | '\t') {
             text += &format!("\\u{:04x}", u32::from(c));
         } else {
             text.push(c);

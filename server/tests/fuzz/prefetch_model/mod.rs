@@ -18,12 +18,12 @@ use testkit::metrics::Scrape;
 use testkit::{START, Service, property_tests, runtime};
 use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
-use tollgate_server::metrics::Metrics;
+use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Store};
+use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Prefetch, Store};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
@@ -162,7 +162,7 @@ async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
     members.heard(2, Duration::ZERO);
-    let ahead = Arc::new(Ahead::new(members, Arc::new(Metrics::new())));
+    let ahead = Arc::new(Ahead::new(members));
     let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
     let service = Service::new(
         store,
@@ -182,6 +182,44 @@ async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
     assert_eq!(ask(60).await, (Status::Timeout, 29.0, 31_000, false));
 }
 
+/// Its series are removed with it, and count again once it is restored.
+#[tokio::test]
+async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
+    const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 100000, fill_rate: 1, \
+        max_debt_millis: 0, prefetch: 1000 } } } }";
+    let clock = ManualClock::new(START);
+    let members = Arc::new(Members::new(clock.clone().into()));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
+    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    let service = Service::new(store, clock, LIMITS);
+    let served = || {
+        let page = Scrape::parse(&service.metrics.render());
+        page.get("tollgate_prefetch_served_total", &[("namespace", "ns"), ("bucket", "b")])
+    };
+    let ask = async |times| {
+        for _ in 0..times {
+            let query = Query { namespace: "ns", bucket: "b", tokens: 1, max_wait_ms: None };
+            service.allow.allow(&query).await.unwrap();
+            // Lets prefetch calls finish.
+            tokio::task::yield_now().await;
+        }
+    };
+    for _ in 0..6 {
+        members.heard(1, Duration::ZERO);
+        ask(1).await;
+        service.clock.advance(SECOND);
+    }
+    members.heard(1, Duration::ZERO);
+    ask(100).await;
+    assert!(served() > Some(0.0), "{:?}", served());
+    service.set_limits("{}");
+    assert_eq!(served(), None);
+    service.set_limits(LIMITS);
+    assert_eq!(served(), Some(0.0));
+    ask(100).await;
+    assert!(served() > Some(0.0), "{:?}", served());
+}
+
 /// Records the largest number of requests in one call.
 #[derive(Clone)]
 struct Counted(MemoryStore, Arc<AtomicUsize>);
@@ -195,9 +233,10 @@ impl Store for Counted {
 
 #[tokio::test]
 async fn returns_are_split_into_pages() {
-    let (clock, metrics) = (ManualClock::new(START), Arc::new(Metrics::new()));
+    let (clock, metrics) = (ManualClock::new(START), Metrics::new());
+    let prefetch_metrics = Arc::new(PrefetchMetrics::new(&metrics, "ns", "b"));
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&metrics)));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
     let most = Arc::new(AtomicUsize::new(0));
     let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
     let store = Prefetching::new(counted, ahead);
@@ -223,7 +262,10 @@ async fn returns_are_split_into_pages() {
                     max_idle_ms: None,
                     tokens: 1,
                     deal: Deal::Take { max_wait_ms: 0 },
-                    prefetch_tokens: limit.prefetch_tokens,
+                    prefetch: Some(Prefetch {
+                        tokens: limit.prefetch_tokens,
+                        metrics: &prefetch_metrics,
+                    }),
                     moved: false,
                     rewrite: false,
                 };

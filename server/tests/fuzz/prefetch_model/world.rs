@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
 use tollgate_server::domain::time::{ManualClock, Micros};
-use tollgate_server::metrics::Metrics;
+use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{Ask, Deal, Store, Verdict};
+use tollgate_server::store::{Ask, Deal, Prefetch, Store, Verdict};
 
 use testkit::START;
 use testkit::metrics::Scrape;
@@ -38,7 +38,8 @@ pub(crate) struct Node {
 pub(crate) struct World {
     pub(crate) clock: ManualClock,
     shared: MemoryStore,
-    metrics: Arc<Metrics>,
+    metrics: Metrics,
+    prefetch_metrics: Arc<PrefetchMetrics>,
     pub(crate) limit: BucketLimit,
     terms: Terms,
     pub(crate) nodes: Vec<Node>,
@@ -55,9 +56,11 @@ pub(crate) struct World {
 impl World {
     pub(crate) async fn new(limit: BucketLimit, nodes: usize) -> Self {
         let clock = ManualClock::new(START);
+        let metrics = Metrics::new();
         let mut world = Self {
             shared: MemoryStore::with_clock(clock.clone()),
-            metrics: Arc::new(Metrics::new()),
+            prefetch_metrics: Arc::new(PrefetchMetrics::new(&metrics, "ns", "b")),
+            metrics,
             terms: limit.terms(),
             limit,
             nodes: Vec::new(),
@@ -76,7 +79,7 @@ impl World {
 
     pub(crate) fn join(&mut self) {
         let members = Arc::new(Members::new(self.clock.clone().into()));
-        let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&self.metrics)));
+        let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
         let now = self.clock.now();
         self.nodes.push(Node {
             store: Prefetching::new(self.shared.clone(), ahead),
@@ -146,7 +149,10 @@ impl World {
             max_idle_ms: None,
             tokens,
             deal: Deal::Take { max_wait_ms: self.limit.wait_timeout_ms },
-            prefetch_tokens: self.limit.prefetch_tokens,
+            prefetch: Some(Prefetch {
+                tokens: self.limit.prefetch_tokens,
+                metrics: &self.prefetch_metrics,
+            }),
             moved: false,
             rewrite: false,
         };
@@ -201,7 +207,7 @@ impl World {
             // Never granted, so nothing changes.
             tokens: u64::MAX / 2,
             deal: Deal::TakeAhead,
-            prefetch_tokens: 0,
+            prefetch: None,
             moved: false,
             rewrite: false,
         };

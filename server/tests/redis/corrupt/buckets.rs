@@ -40,7 +40,7 @@ async fn ask(store: &impl Store, places: &[Place], tokens: u64, moved: bool) -> 
             max_idle_ms: limit().max_idle_ms,
             tokens,
             deal: Deal::Take { max_wait_ms: 1000 },
-            prefetch_tokens: 0,
+            prefetch: None,
             moved,
             rewrite: false,
         })
