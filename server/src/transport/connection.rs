@@ -4,6 +4,7 @@
 //! the requests of other connections.
 
 use std::future::{Future, poll_fn};
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -431,12 +432,14 @@ pub struct RequestBody {
     stream: RecvStream,
     /// Bytes that were read and put back.
     put_back: Option<Bytes>,
+    /// How many bytes were read, but not released.
+    unreleased: usize,
 }
 
 impl RequestBody {
     /// The body of the request on `stream`.
     pub fn new(stream: RecvStream) -> Self {
-        Self { stream, put_back: None }
+        Self { stream, put_back: None, unreleased: 0 }
     }
 
     /// Makes `data` the next bytes to be read.
@@ -450,13 +453,17 @@ impl RequestBody {
         if let Some(data) = self.put_back.take() {
             return Some(Ok(data));
         }
-        poll_fn(|context| self.stream.poll_data(context)).await
+        let data = poll_fn(|context| self.stream.poll_data(context)).await;
+        if let Some(Ok(data)) = &data {
+            self.unreleased += data.len();
+        }
+        data
     }
 
-    /// Returns `bytes` to the client's flow-control window.
-    pub fn release(&mut self, bytes: usize) {
+    /// Returns all bytes that were read to the client's flow-control window.
+    pub fn release(&mut self) {
         // Fails only for more bytes than were received.
-        let _ = self.stream.flow_control().release_capacity(bytes);
+        let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
     }
 
     /// Whether there are no more bytes.

@@ -254,9 +254,11 @@ impl<S: Store> GrpcService<S> {
         match answer.unwrap_or_else(|_| Err(deadline_exceeded().into_http())) {
             Ok(Reply::Message(message)) => send_allowed(answering, message),
             Ok(Reply::Routed(response, held)) => {
-                // A client that does not read its answer is cut off.
                 let left = total_limit.saturating_sub(began.elapsed());
-                let _ = tokio::time::timeout(left, answering.body(response, held)).await;
+                // A client that does not read its answer is cut off.
+                let sending = tokio::time::timeout(left, answering.body(response, held));
+                // What follows the message of a watch must not fill the connection's window.
+                let _ = tokio::join!(sending, drain(body));
             }
             Err(refusal) => {
                 answering.headers(refusal);

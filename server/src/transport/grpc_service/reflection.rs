@@ -105,7 +105,7 @@ impl Messages<'_> {
             Some(Ok(data)) => {
                 self.buffer.extend_from_slice(&data);
                 self.held.set(self.buffer.len());
-                self.body.release(data.len());
+                self.body.release();
                 Ok(true)
             }
         }

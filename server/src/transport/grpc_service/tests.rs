@@ -1,5 +1,8 @@
 //! Tests of one `GrpcService` with a real client, over an in-memory connection.
 
+use std::future::poll_fn;
+use std::task::Poll;
+
 use h2::SendStream;
 use h2::client::{ResponseFuture, SendRequest};
 use tokio::sync::Notify;
@@ -174,6 +177,49 @@ async fn an_unfinished_request_holds_no_slot() {
     let (response, mut body) = begin_call(&mut sender, ALLOW);
     body.send_data(allow_request(), true).expect("sent");
     assert_eq!(status(response).await, "none", "answered with a message");
+}
+
+/// Four frames of unread data would fill the connection's window of 65,535 bytes.
+#[tokio::test]
+async fn discarded_data_does_not_fill_the_window() {
+    const FRAME: usize = 16 << 10;
+    let too_long = framed(&[0; 2 * FRAME]).slice(..FRAME);
+    let two_messages = [framed(&[]), vec![0; FRAME].into()].concat().into();
+    for (data, expected) in [(too_long, "11"), (two_messages, "12")] {
+        let (mut sender, _) = client(Silent, health(), connection::DEFAULT_TIMEOUTS).await;
+        let mut refused = Vec::new();
+        for _ in 0..4 {
+            let (response, mut body) = begin_call(&mut sender, CHECK);
+            body.send_data(Bytes::clone(&data), false).expect("sent");
+            assert_eq!(status(response).await, expected);
+            refused.push(body);
+        }
+        let (headers, _) = call_health(&mut sender, CHECK, true).await;
+        assert!(!headers.contains_key(GRPC_STATUS), "{headers:?}");
+        for body in &mut refused {
+            let reset = poll_fn(|context| Poll::Ready(body.poll_reset(context))).await;
+            assert!(reset.is_pending(), "answered before the refused requests end: {reset:?}");
+        }
+    }
+}
+
+/// Neither the bytes of the message nor those that follow it.
+#[tokio::test]
+async fn data_of_watches_does_not_fill_the_window() {
+    const FRAME: usize = 16 << 10;
+    let (mut sender, _) = client(Silent, health(), connection::DEFAULT_TIMEOUTS).await;
+    let mut watches = Vec::new();
+    for _ in 0..5 {
+        let (response, mut body) = begin_call(&mut sender, WATCH);
+        // A field that the health service does not know.
+        let message = [&[0x7a, 0xf4, 0x07][..], &[0; 1012]].concat();
+        body.send_data(framed(&message), false).expect("sent");
+        let response = response.await.expect("an answer");
+        body.send_data(vec![0; FRAME].into(), false).expect("sent");
+        watches.push((response, body));
+    }
+    let (headers, _) = call_health(&mut sender, CHECK, true).await;
+    assert!(!headers.contains_key(GRPC_STATUS), "{headers:?}");
 }
 
 #[tokio::test]
