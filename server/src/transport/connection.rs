@@ -336,9 +336,15 @@ impl Answering {
     }
 
     /// Sends headers and a body, as fast as flow control allows. `held` counts the bytes of the
-    /// frame that is being sent.
-    pub async fn body<B>(mut self, response: Response<B>, mut held: Held)
-    where
+    /// frame that is being sent. After `limit`, `late_trailers` end the response, or the stream is
+    /// reset.
+    pub async fn body<B>(
+        mut self,
+        response: Response<B>,
+        mut held: Held,
+        limit: Duration,
+        late_trailers: Option<http::HeaderMap>,
+    ) where
         B: Body<Data = Bytes> + Unpin,
     {
         let (parts, mut body) = response.into_parts();
@@ -347,8 +353,14 @@ impl Answering {
         else {
             return;
         };
-        if !ended && send_body(&mut body, &mut stream, &mut held).await.is_err() {
-            stream.send_reset(Reason::INTERNAL_ERROR);
+        if ended {
+            return;
+        }
+        match timeout(limit, send_body(&mut body, &mut stream, &mut held)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(BodyError)) => stream.send_reset(Reason::INTERNAL_ERROR),
+            // Without trailers the drop of an unfinished stream resets it.
+            Err(_) => drop(late_trailers.map(|trailers| stream.send_trailers(trailers))),
         }
     }
 }

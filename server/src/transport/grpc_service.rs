@@ -255,10 +255,12 @@ impl<S: Store> GrpcService<S> {
             Ok(Reply::Message(message)) => send_allowed(answering, message),
             Ok(Reply::Routed(response, held)) => {
                 let left = total_limit.saturating_sub(began.elapsed());
-                // A client that does not read its answer is cut off.
-                let sending = tokio::time::timeout(left, answering.body(response, held));
+                // Another method is late only if its client does not read the answer. That client
+                // is cut off.
+                let late_trailers = (call.method == Method::Watch).then(late_trailers);
+                let sending = answering.body(response, held, left, late_trailers);
                 // What follows the message of a watch must not fill the connection's window.
-                let _ = tokio::join!(sending, drain(body));
+                tokio::join!(sending, drain(body));
             }
             Err(refusal) => {
                 answering.headers(refusal);
@@ -276,6 +278,7 @@ impl<S: Store> GrpcService<S> {
     ) -> Result<Reply, Response<()>> {
         let (message, held_request) =
             read_request(call, body, state).await.map_err(Status::into_http)?;
+        let started = Instant::now();
         let is_long = message.len() > LONG_REQUEST;
         let held = match call.method {
             Method::Lease(_) => {
@@ -295,7 +298,6 @@ impl<S: Store> GrpcService<S> {
             },
             false => None,
         };
-        let started = Instant::now();
         let answer = if call.method == Method::Allow {
             let allowed = self.allow(message, &call.caller).await;
             allowed.map(Reply::Message).map_err(Status::into_http)
@@ -419,13 +421,27 @@ async fn call_router(
 fn send_allowed(answering: Answering, message: Bytes) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert(GRPC_STATUS, OK);
-    answering.message(response, message, trailers);
+    answering.message(response, message, trailers(Ok(())));
 }
 
 fn deadline_exceeded() -> Status {
     Status::deadline_exceeded("the deadline is over")
+}
+
+/// The trailers of a response whose deadline passes.
+fn late_trailers() -> HeaderMap {
+    trailers(Err(deadline_exceeded()))
+}
+
+/// The trailers of a response that ends with this status.
+fn trailers(ended: Result<(), Status>) -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    match ended {
+        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
+        // Fails only for values that are no valid header, which a status never has.
+        Err(status) => drop(status.add_header(&mut trailers)),
+    }
+    trailers
 }
 
 #[cfg(test)]

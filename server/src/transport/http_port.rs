@@ -219,9 +219,8 @@ async fn answer_http2(
         response.headers_mut().insert(DATE, now);
     }
     let held = asking.answers().hold(body_bytes(&response));
-    let sending = answering.body(response, held);
     // Resets the stream of a client that does not read its response in time.
-    let _ = timeout(timeouts.keepalive * SEND_INTERVALS, sending).await;
+    answering.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
 }
 
 /// The length of a response body in bytes, as far as it is known.

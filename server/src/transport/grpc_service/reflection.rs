@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use http::Response;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Response};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use tokio::sync::Semaphore;
@@ -22,7 +22,7 @@ use super::body::{
     MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
 };
 use super::head::{CallHeaders, Method};
-use super::{GRPC, GRPC_STATUS, OK, call_router, deadline_exceeded};
+use super::{GRPC, call_router, deadline_exceeded, trailers};
 
 /// Answers requests until the client ends the call or its deadline passes. `unfinished` limits the
 /// unfinished messages of the connection. `held` counts the bytes read but not answered.
@@ -51,13 +51,7 @@ pub(super) async fn reflect(
     let limit = head.limit.unwrap_or(Duration::MAX);
     let ended: Result<(), Status> =
         tokio::time::timeout(limit, answer_all).await.unwrap_or_else(|_| Err(deadline_exceeded()));
-    let mut trailers = HeaderMap::new();
-    match ended {
-        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
-        // Fails only for values that are no valid header, which a status never has.
-        Err(status) => drop(status.add_header(&mut trailers)),
-    }
-    stream.end(trailers);
+    stream.end(trailers(ended));
     drain(messages.body).await;
 }
 
