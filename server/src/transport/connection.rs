@@ -4,6 +4,7 @@
 //! the requests of other connections.
 
 use std::future::{Future, poll_fn};
+use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::Poll;
@@ -346,9 +347,15 @@ impl Answering {
     }
 
     /// Sends headers and a body, as fast as flow control allows. `held` counts the bytes of the
-    /// frame that is being sent.
-    pub async fn body<B>(mut self, response: Response<B>, mut held: Held)
-    where
+    /// frame that is being sent. After `limit`, `late_trailers` end the response, or the stream is
+    /// reset.
+    pub async fn body<B>(
+        mut self,
+        response: Response<B>,
+        mut held: Held,
+        limit: Duration,
+        late_trailers: Option<http::HeaderMap>,
+    ) where
         B: Body<Data = Bytes> + Unpin,
     {
         let (parts, mut body) = response.into_parts();
@@ -357,8 +364,14 @@ impl Answering {
         else {
             return;
         };
-        if !ended && send_body(&mut body, &mut stream, &mut held).await.is_err() {
-            stream.send_reset(Reason::INTERNAL_ERROR);
+        if ended {
+            return;
+        }
+        match timeout(limit, send_body(&mut body, &mut stream, &mut held)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(BodyError)) => stream.send_reset(Reason::INTERNAL_ERROR),
+            // Without trailers the drop of an unfinished stream resets it.
+            Err(_) => drop(late_trailers.map(|trailers| stream.send_trailers(trailers))),
         }
     }
 }
@@ -442,12 +455,14 @@ pub struct RequestBody {
     stream: RecvStream,
     /// Bytes that were read and put back.
     put_back: Option<Bytes>,
+    /// How many bytes were read, but not released.
+    unreleased: usize,
 }
 
 impl RequestBody {
     /// The body of the request on `stream`.
     pub fn new(stream: RecvStream) -> Self {
-        Self { stream, put_back: None }
+        Self { stream, put_back: None, unreleased: 0 }
     }
 
     /// Makes `data` the next bytes to be read.
@@ -461,13 +476,17 @@ impl RequestBody {
         if let Some(data) = self.put_back.take() {
             return Some(Ok(data));
         }
-        poll_fn(|context| self.stream.poll_data(context)).await
+        let data = poll_fn(|context| self.stream.poll_data(context)).await;
+        if let Some(Ok(data)) = &data {
+            self.unreleased += data.len();
+        }
+        data
     }
 
-    /// Returns `bytes` to the client's flow-control window.
-    pub fn release(&mut self, bytes: usize) {
+    /// Returns all bytes that were read to the client's flow-control window.
+    pub fn release(&mut self) {
         // Fails only for more bytes than were received.
-        let _ = self.stream.flow_control().release_capacity(bytes);
+        let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
     }
 
     /// Whether there are no more bytes.

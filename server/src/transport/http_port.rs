@@ -80,8 +80,7 @@ impl HttpPort {
     }
 
     /// Serves a connection until its client closes it, or until `stop` completes and all open
-    /// requests are answered. An HTTP/2 connection also ends when the client's certificate expires,
-    /// after `expires`.
+    /// requests are answered. It also ends when the client's certificate expires, after `expires`.
     pub async fn serve(
         self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -106,7 +105,10 @@ impl HttpPort {
         let Ok(Ok((protocol, read))) = detected else { return };
         let stream = PrefixedStream { read, stream };
         match protocol {
-            Protocol::Http1 => self.serve_http1(stream, asking, stop).await,
+            Protocol::Http1 => {
+                let stop = timeout(expires.unwrap_or(Duration::MAX), stop);
+                self.serve_http1(stream, asking, stop).await;
+            }
             Protocol::Http2 => self.serve_http2(stream, asking, stop, expires).await,
         }
     }
@@ -131,12 +133,8 @@ impl HttpPort {
         connection::serve(stream, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(
-        self,
-        stream: PrefixedStream<S>,
-        asking: Asking,
-        stop: impl Future<Output = ()>,
-    ) where
+    async fn serve_http1<S>(self, stream: PrefixedStream<S>, asking: Asking, stop: impl Future)
+    where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
@@ -226,9 +224,8 @@ async fn answer_http2(
     if let Ok(now) = HeaderValue::try_from(now) {
         response.headers_mut().insert(DATE, now);
     }
-    let sending = answering.body(response, held);
     // Resets the stream of a client that does not read its response in time.
-    let _ = timeout(timeouts.keepalive * SEND_INTERVALS, sending).await;
+    answering.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
 }
 
 /// Waits until the connection may buffer a long response, and counts the response. A connection

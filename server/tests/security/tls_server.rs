@@ -182,6 +182,34 @@ async fn clients_must_be_trusted() {
 }
 
 #[tokio::test]
+async fn connections_end_when_the_clients_certificate_expires() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let clients = ca.file();
+    let node = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&clients)]);
+    // Time must really pass: the node reads the expiry from the certificate.
+    let own = ca.expiring("client", Duration::from_secs(4), false);
+    let dialer = ca.dialer(Some(&own));
+    let channel = connect(node.grpc, &dialer).await.unwrap();
+    ask(channel.clone()).await.unwrap();
+    let mut http = over_tls(node.http, &dialer).unwrap();
+    http.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"ready\n") {
+        let mut byte = [0];
+        http.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+    // Reads on until the node closes the connection, which it else keeps for `--http-idle`.
+    http.read_to_end(&mut answer).unwrap();
+    // The channel connects again, with a certificate that has expired.
+    let started = Instant::now();
+    while ask(channel.clone()).await.is_ok() {
+        assert!(started.elapsed() < TEST_TIMEOUT, "the connection stays open");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test]
 async fn callers_are_known_by_their_certificates() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let access = ca.path("access.yaml");

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use prost::Message as _;
 use testkit::grpc::{channel, client, request};
 use testkit::http::get;
 use testkit::metrics::Scrape;
@@ -55,6 +56,35 @@ fn never_began(error: &tonic::Status) -> bool {
         Code::Internal => format!("{error:?}").contains(r#"GoAway(b"", NO_ERROR, Remote)"#),
         _ => false,
     }
+}
+
+#[tokio::test]
+async fn a_connection_ends_at_its_maximum_age() {
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &["--max-connection-age", "1s"]);
+    let stream = tokio::net::TcpStream::connect(node.grpc).await.unwrap();
+    let (mut sender, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    let begin = http::Request::post("http://node/quotaservice.QuotaService/Allow");
+    let begin = begin.header("content-type", "application/grpc").body(()).unwrap();
+    let (answer, mut body) = sender.send_request(begin, false).unwrap();
+    // Fails once the GOAWAY is here. The call above is unfinished.
+    let goaway = async {
+        while std::future::poll_fn(|context| sender.poll_ready(context)).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(TEST_TIMEOUT, goaway).await.expect("a GOAWAY");
+    let message = request("ns", "b", 1).encode_to_vec();
+    let prefix = [0, 0, 0, 0, message.len() as u8];
+    body.send_data([&prefix[..], &message].concat().into(), true).unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
+    assert!(!answer.headers().contains_key("grpc-status"), "{answer:?}");
+    let mut message = answer.into_body();
+    assert!(message.data().await.unwrap().is_ok());
+    assert_eq!(message.trailers().await.unwrap().unwrap()["grpc-status"], "0");
+    let ended = tokio::time::timeout(TEST_TIMEOUT, connection).await;
+    ended.expect("the connection ends").unwrap().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use http::Response;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Response};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use tokio::sync::Semaphore;
@@ -23,7 +23,7 @@ use super::body::{
     MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
 };
 use super::head::{CallHeaders, Method};
-use super::{GRPC, GRPC_STATUS, OK, call_router, deadline_exceeded};
+use super::{GRPC, call_router, deadline_exceeded, trailers};
 
 /// Answers requests until the client ends the call, its deadline passes, or it takes longer than
 /// `send_timeout` to read an answer. `unfinished` limits the unfinished messages of the connection,
@@ -56,13 +56,7 @@ pub(super) async fn reflect(
     let limit = head.limit.unwrap_or(Duration::MAX);
     let ended: Result<(), Status> =
         tokio::time::timeout(limit, answer_all).await.unwrap_or_else(|_| Err(deadline_exceeded()));
-    let mut trailers = HeaderMap::new();
-    match ended {
-        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
-        // Fails only for values that are no valid header, which a status never has.
-        Err(status) => drop(status.add_header(&mut trailers)),
-    }
-    stream.end(trailers);
+    stream.end(trailers(ended));
     drain(messages.body).await;
 }
 
@@ -114,7 +108,7 @@ impl Messages<'_> {
                 self.buffer.extend_from_slice(&data);
                 self.held.set(self.buffer.len());
                 self.account.room().await;
-                self.body.release(data.len());
+                self.body.release();
                 Ok(true)
             }
         }
