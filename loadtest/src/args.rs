@@ -15,16 +15,16 @@ pub(crate) const MAX_RUN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// TLS and authentication flags.
 #[derive(Args, Clone, Debug)]
 pub struct CredentialArgs {
-    /// A file with the token to show to the nodes.
+    /// A file with the token for the nodes.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// Who signs the nodes' certificates (PEM): turns on TLS.
+    /// CA certificates that the nodes' certificates are verified with (PEM): turns on TLS.
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// The certificate to show to the nodes (PEM).
+    /// The client certificate for the nodes (PEM).
     #[arg(long, value_name = "FILE", requires_all = ["key_file", "ca_file"])]
     pub cert_file: Option<PathBuf>,
-    /// Its key (PEM).
+    /// The private key of that certificate (PEM).
     #[arg(long, value_name = "FILE", requires = "cert_file")]
     pub key_file: Option<PathBuf>,
 }

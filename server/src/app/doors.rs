@@ -68,8 +68,8 @@ pub(super) fn warn_if_unspecified(advertise: &str) {
     if advertise.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
         tracing::warn!(
             advertise,
-            advice = "say with --advertise HOST:PORT what clients should dial",
-            "clients that ask where to dial (Discovery) are told an address that nobody can"
+            advice = "set --advertise HOST:PORT to the address that clients should dial",
+            "Discovery returns an address to clients that cannot be dialed"
         );
     }
 }

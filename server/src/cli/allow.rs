@@ -13,14 +13,14 @@ use crate::settings::duration;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The owner of the bucket
+    /// The namespace
     namespace: String,
     /// The bucket
     bucket: String,
-    /// How many tokens; 0 means 1
+    /// Number of tokens; 0 means 1
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     tokens: i64,
-    /// The longest wait to accept, where it is shorter than the bucket's own limit
+    /// The longest wait to accept, if it is shorter than the bucket's own limit
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
     #[command(flatten)]

@@ -108,7 +108,7 @@ pub struct ParentFiles {
     )]
     pub parent_key_file: Option<PathBuf>,
 
-    /// A file with the token for the parent; read for each request
+    /// A file with the token for the parent; read again when it changes
     #[arg(long, env = "TOLLGATE_PARENT_TOKEN_FILE", value_name = "FILE")]
     pub parent_token_file: Option<PathBuf>,
 }

@@ -39,7 +39,7 @@ impl From<std::io::Error> for Error {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let pem = files::read(path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let all = all.map_err(|error| Error::in_file(path, format!("no PEM: {error}")))?;
+    let all = all.map_err(|error| Error::in_file(path, format!("not valid PEM: {error}")))?;
     if all.is_empty() {
         return Err(Error::in_file(
             path,

@@ -423,7 +423,7 @@ fn send_allowed(answering: Answering, message: Bytes) {
 }
 
 fn deadline_exceeded() -> Status {
-    Status::deadline_exceeded("the deadline is over")
+    Status::deadline_exceeded("the deadline of the request has passed")
 }
 
 #[cfg(test)]

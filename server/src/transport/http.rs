@@ -143,7 +143,7 @@ async fn allow<B: Store, L: LeaseStore>(
     let request: AllowRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => {
-            let text = format!("the body is no AllowRequest in JSON: {error}");
+            let text = format!("the body is not a valid AllowRequest in JSON: {error}");
             return error_response(StatusCode::BAD_REQUEST, &text);
         }
     };

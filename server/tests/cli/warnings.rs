@@ -57,7 +57,7 @@ async fn requests_that_are_turned_away() {
         clients.last_mut().unwrap().allow(request("a", "b", 1)).await.unwrap();
     }
     signal(redis.pid(), "STOP");
-    let mut lines = Lines::new(&node, "requests are turned away: as many as may be are under way");
+    let mut lines = Lines::new(&node, "requests are refused: the limit --max-in-flight is reached");
     // Of three, two are turned away: then the third has the room.
     let mut held = Vec::new();
     for client in &clients {
@@ -97,7 +97,8 @@ fn connections_that_are_closed() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--max-connections", "8"]);
     let _all: Vec<_> = (0..8).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
-    let mut lines = Lines::new(&node, "connections are closed at once: as many as may be are open");
+    let mut lines =
+        Lines::new(&node, "new connections are closed: the limit --max-connections is reached");
     eventually("all are told of", PATIENCE, || {
         let mut one = TcpStream::connect(node.grpc).unwrap();
         // Closed, or reset.

@@ -137,7 +137,10 @@ fn the_http_frontend() {
     for ask in [&["capacity", "show"][..], &["capacity", "show", "x"]] {
         let done = tollgate(&[ask, &["--http", &at]].concat());
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{ask:?}");
-        assert!(done.stderr.contains("ask a node itself (--http)"), "{ask:?} {done:?}");
+        assert!(
+            done.stderr.contains("--http must be the HTTP address of a node"),
+            "{ask:?} {done:?}"
+        );
     }
     assert_eq!(http(balancer.stats, "GET /healthz", "").unwrap().0, 200);
 }
@@ -178,7 +181,7 @@ fn tls_on_each_leg() {
     }
     assert_eq!(tollgate(&["health", "--http", &http, "--ca-file", text(&root)]).code, 0);
     let done = tollgate(&["capacity", "show", "--http", &http, "--ca-file", text(&root)]);
-    assert!(done.stderr.contains("ask a node itself (--http)"), "{done:?}");
+    assert!(done.stderr.contains("--http must be the HTTP address of a node"), "{done:?}");
 
     // Of nodes whose certificates have another name it uses none.
     let strict = Balancer::start_before(&nodes, &variables("other.example"));

@@ -22,9 +22,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-const UNKNOWN: &str =
-    "say who asks: this node wants a bearer token or a client certificate that it knows";
-const FORBIDDEN: &str = "this caller may not ask for that";
+const UNKNOWN: &str = "the credentials are missing or unknown: send a bearer token or a client certificate that is in the node's access file";
+const FORBIDDEN: &str = "the node's access file does not permit this caller to make this request";
 
 #[tokio::test]
 async fn every_role_at_every_grpc_route() {

@@ -170,7 +170,7 @@ fn the_commands_show_a_token() {
     ] {
         let without = tollgate(args);
         assert_eq!(without.code, 2, "{without:?}");
-        assert!(without.stderr.contains("say who asks"), "{without:?}");
+        assert!(without.stderr.contains("the credentials are missing or unknown"), "{without:?}");
         let done = tollgate(&[args, &["--token-file", file]].concat());
         assert_eq!(done.code, 0, "{done:?}");
     }

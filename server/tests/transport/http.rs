@@ -104,7 +104,7 @@ fn what_is_no_request_is_refused() {
         let error = page.json();
         assert_eq!(error.as_object().unwrap().len(), 1, "{error}");
         let error = error["error"].as_str().unwrap();
-        assert!(error.starts_with("the body is no AllowRequest in JSON: "), "{error}");
+        assert!(error.starts_with("the body is not a valid AllowRequest in JSON: "), "{error}");
         assert!(error.contains(word), "{body}: {error}");
     }
     let page = http(node.http, "POST", "/v1/allow", b"{\"namespace\":\"\xff\"}");

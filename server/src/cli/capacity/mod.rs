@@ -31,20 +31,20 @@ within its capacity, once its store has learned what older leases there are.
 
 Examples:
   tollgate capacity get app-1 db.users 100
-      Ask for 100 of db.users as the client app-1, and see what it gets and until when
+      Ask for 100 of db.users as the client app-1; print what it gets, and until when
   tollgate capacity get app-1 db.users 80 --has 60 --expires 1771077800
-      Ask again, telling what is held
+      Ask again, reporting the lease that it holds
   tollgate capacity release app-1 db.users
-      Give it back at once
+      Release the lease
   tollgate capacity show
-      What is leased of every resource
+      Show the leases of every resource
   tollgate capacity show db.users
-      Who holds it
+      Show its holders
   tollgate capacity shell
-      Try things out with several clients that are kept refreshed; `help` lists the commands
+      Keep the leases of several clients refreshed; `help` lists the commands
 
 Exit codes: 0 done, or a lease of more than 0, or nothing wanted; 1 wanted and got 0, or nobody
-holds a lease on what `show` was asked for; 2 it could not be found out."
+holds a lease on what `show` was asked for; 2 there was no answer."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -55,19 +55,19 @@ pub(super) struct Args {
 enum Command {
     /// Ask for capacity once; exit 0 when it gets some (or wants none), 1 when it gets none
     Get(get::Args),
-    /// Give capacity back at once
+    /// Release leases
     Release(Release),
-    /// Show who holds what
+    /// Show leases and their holders
     Show(show::Args),
-    /// Keep leases for several clients, typed in line by line
+    /// Keep leases for several clients, by commands from standard input
     Shell(shell::Args),
 }
 
 #[derive(clap::Args)]
 struct Release {
-    /// Who holds it
+    /// The id of the client
     client: String,
-    /// What it holds; what it does not hold is ignored
+    /// The resources to release; those that the client does not hold are ignored
     #[arg(required = true)]
     resource: Vec<String>,
     #[command(flatten)]

@@ -34,7 +34,7 @@ Example:
 pub(super) struct Args {
     #[command(flatten)]
     node: NodeArgs,
-    /// Print what changes by itself, as is done anyway when commands come from a terminal
+    /// Also print changes that no command caused; the default if commands come from a terminal
     #[arg(long)]
     follow: bool,
 }
@@ -164,7 +164,7 @@ impl Shell {
             resources.retain(|held| *held == resource);
         }
         if resources.is_empty() {
-            return Err(format!("{} has asked for no such thing here", escaped(client)));
+            return Err(format!("{} has not requested that in this shell", escaped(client)));
         }
         let request =
             ReleaseCapacityRequest { client_id: client.to_owned(), resource_id: resources.clone() };
@@ -254,7 +254,9 @@ impl Shell {
         }
         match failed {
             None => Ok(ExitCode::SUCCESS),
-            Some(error) => Err(format!("{error}; what was not given back ends when it expires")),
+            Some(error) => {
+                Err(format!("{error}; leases that were not released end when they expire"))
+            }
         }
     }
 }
@@ -301,7 +303,7 @@ fn input_lines() -> mpsc::Receiver<String> {
 fn stop_signals() -> Result<mpsc::Receiver<()>, String> {
     let (sender, stop) = mpsc::channel(1);
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
-        let mut signal = signal(kind).map_err(|error| format!("no signals: {error}"))?;
+        let mut signal = signal(kind).map_err(|error| format!("can't handle signals: {error}"))?;
         let sender = sender.clone();
         tokio::spawn(async move {
             signal.recv().await;

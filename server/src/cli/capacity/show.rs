@@ -139,9 +139,11 @@ fn failure(response: &HttpResponse) -> Option<String> {
 fn refusal(response: &HttpResponse) -> String {
     failure(response).unwrap_or_else(|| match response.status {
         // HAProxy answers /debug with an HTML page of its own.
-        404 | 403 => "it does not show leases: ask a node itself (--http), not the load balancer \
-                      before the nodes, nor a node that is older than this command"
-            .to_owned(),
+        404 | 403 => {
+            "it does not show leases: --http must be the HTTP address of a node, not of a load \
+                      balancer, and the node must not be older than this command"
+                .to_owned()
+        }
         status => format!("HTTP status {status}"),
     })
 }
@@ -150,7 +152,7 @@ fn refusal(response: &HttpResponse) -> String {
 fn status_text(status: &NodeStatus, now_s: i64) -> Result<String, String> {
     if !status.store.up {
         let kind = escaped(&status.store.kind);
-        return Err(format!("the store ({kind}) does not answer, so nobody knows who holds what"));
+        return Err(format!("the store ({kind}) does not answer: leases cannot be shown"));
     }
     if status.resources.is_empty() && status.resources_left_out == 0 {
         return Ok("nobody holds a lease\n".to_owned());
@@ -287,7 +289,7 @@ and 7 more
 ";
         assert_eq!(status(true, &format!("{{{DB}}}, {unusual}"), 7).unwrap(), expected);
         assert_eq!(status(true, "", 0).unwrap(), "nobody holds a lease\n");
-        let error = "the store (redis) does not answer, so nobody knows who holds what";
+        let error = "the store (redis) does not answer: leases cannot be shown";
         assert_eq!(status(false, "", 0).unwrap_err(), error);
     }
 
@@ -329,7 +331,7 @@ eu     server     10   10           2     expired
     fn refusals() {
         let refused = |status, body: &str| refusal(&HttpResponse { status, body: body.to_owned() });
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
-        assert!(refused(404, "<html>").contains("ask a node itself (--http)"));
+        assert!(refused(404, "<html>").contains("--http must be the HTTP address of a node"));
         assert_eq!(refused(500, "<html>"), "HTTP status 500");
     }
 

@@ -124,7 +124,7 @@ pub(super) fn unfinished_slot(unfinished: &Semaphore) -> Result<SemaphorePermit<
 }
 
 fn too_slow() -> Status {
-    Status::deadline_exceeded("the request does not end")
+    Status::deadline_exceeded("the request was not received completely in time")
 }
 
 async fn read_frames(
@@ -220,7 +220,7 @@ pub(super) fn decompressed(
     let read = GzDecoder::new(&message[PREFIX..])
         .take(limits.kept_bytes as u64 + 1)
         .read_to_end(&mut plain)
-        .map_err(|error| Status::internal(format!("the message is no gzip: {error}")))?;
+        .map_err(|error| Status::internal(format!("the message is not valid gzip: {error}")))?;
     if read > limits.kept_bytes {
         return match limits.kept_bytes < limits.max_bytes {
             true => Ok(Bytes::from_static(&[0; PREFIX])),

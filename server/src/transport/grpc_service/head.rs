@@ -96,7 +96,8 @@ impl CallHeaders {
             length + name.as_str().len() + value.len() + HEADER_OVERHEAD
         });
         if length > MAX_HEADER_BYTES as usize {
-            let text = format!("the metadata has {length} bytes: {MAX_HEADER_BYTES} are the most");
+            let text =
+                format!("the metadata has {length} bytes: at most {MAX_HEADER_BYTES} are allowed");
             return Err(Status::resource_exhausted(text));
         }
         let limit = headers.get("grpc-timeout").map(timeout).transpose()?;

@@ -94,7 +94,9 @@ impl Messages<'_> {
             }
         };
         let rest = tokio::time::timeout(MessageLimits::SMALL.timeout, rest).await;
-        rest.unwrap_or_else(|_| Err(Status::deadline_exceeded("the message does not end")))
+        rest.unwrap_or_else(|_| {
+            Err(Status::deadline_exceeded("the message was not received completely in time"))
+        })
     }
 
     /// Waits for more bytes; `false` at the end of the call.

@@ -32,7 +32,7 @@ impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong => write!(f, "the body is longer than {} bytes", super::BODY_LIMIT),
-            Self::TooSlow => f.write_str("the request does not end"),
+            Self::TooSlow => f.write_str("the request was not received completely in time"),
             Self::Broken(error) => write!(f, "the body can't be read: {error}"),
         }
     }

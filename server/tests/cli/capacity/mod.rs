@@ -100,7 +100,7 @@ fn get_explains_the_answer() {
 expires   T, in 300 s; the lease is gone then
 refresh   every 5 s: ask again that often, adding --has 60 --expires E
 safe      12.5 may be used without a lease while no node answers
-others    `tollgate capacity show db.users` tells who has what
+others    `tollgate capacity show db.users` shows the holders
 ";
     assert_eq!((done.code, timeless(&done).as_str(), done.stderr.as_str()), (0, expected, ""));
     let done = node.capacity(&["get", "app-1", "db.users", "60"]);
@@ -198,8 +198,8 @@ fn questions_that_are_not_answered() {
     is(&done, 2, "", &expected);
 }
 
-const ASK_A_NODE: &str = "it does not show leases: ask a node itself (--http), not the load \
-                          balancer before the nodes, nor a node that is older than this command";
+const ASK_A_NODE: &str = "it does not show leases: --http must be the HTTP address of a node, not of a \
+                          load balancer, and the node must not be older than this command";
 
 /// What `show` says to one answer of a node, and the path that it asked for.
 fn shown(args: &[&str], status: &str, body: &str) -> (Done, String) {
@@ -253,7 +253,7 @@ db.users  -         STATIC            5    7.5    5        1           1      - 
             &[],
             "200 OK",
             r#"{"store": {"kind": "redis", "up": false}, "resources": []}"#,
-            "the store (redis) does not answer, so nobody knows who holds what",
+            "the store (redis) does not answer: leases cannot be shown",
         ),
     ] {
         let (done, _) = shown(args, status, body);

@@ -47,7 +47,7 @@ fn get_show_and_release() {
     says(&done, 0, "\nsafe      12.5 may be used without a lease while no node answers\n");
     let done = get(&two, "app-2", "60", &[]);
     says(&done, 0, "LESS: gets 20 of the 60 that it wants\n");
-    says(&done, 0, "\nothers    `tollgate capacity show db.users` tells who has what\n");
+    says(&done, 0, "\nothers    `tollgate capacity show db.users` shows the holders\n");
 
     let resources = "resource  template  algorithm   capacity  wants  has  clients  subclients  \
                      level  learning\n\

@@ -96,7 +96,7 @@ fn a_shell_runs_a_script() {
     );
     assert!(lines[7].starts_with("app-1   db.users    100   60  "), "{}", lines[7]);
     assert!(lines[8].starts_with("app-2   db.users     60   60  "), "{}", lines[8]);
-    let errors = "error: app-2 has asked for no such thing here\n\
+    let errors = "error: app-2 has not requested that in this shell\n\
                   error: no command \"fly\"; `help` lists them\n\
                   error: write: get CLIENT RESOURCE WANTS\n";
     assert_eq!((done.code, done.stderr.as_str()), (0, errors));
@@ -196,8 +196,8 @@ fn a_shell_outlives_a_node_that_fails() {
     shell.types("quit\n");
     let done = shell.ends();
     let expected = format!(
-        "tollgate: no release from {address}: Unavailable: stopping; what was not given back \
-         ends when it expires\n"
+        "tollgate: no release from {address}: Unavailable: stopping; leases that were not \
+         released end when they expire\n"
     );
     assert_eq!((done.code, done.stderr), (2, expected));
 }

@@ -115,7 +115,7 @@ pub(crate) async fn what_makes_no_sense_is_refused<S: Both>(s: &Service<S>) {
         (
             a,
             vec![request("r", 1.0), request("q\n", 1.0), request("q\n", 2.0)],
-            "resource_id \"q\\n\" is there twice".to_owned(),
+            "resource_id \"q\\n\" occurs more than once: name each resource once".to_owned(),
         ),
         (a, of_all(1.0), "resource: 10001 in one request, at most 10000 are allowed".to_owned()),
         (
