@@ -197,8 +197,8 @@ fn a_shell_outlives_a_node_that_fails() {
     shell.type_lines("quit\n");
     let done = shell.wait_for_exit();
     let expected = format!(
-        "tollgate: no release from {address}: Unavailable: stopping; what was not given back \
-         ends when it expires\n"
+        "tollgate: no release from {address}: Unavailable: stopping; leases that were not \
+         released end when they expire\n"
     );
     assert_eq!((done.code, done.stderr), (2, expected));
 }
