@@ -4,9 +4,10 @@
 //! the requests of other connections.
 
 use std::future::{Future, poll_fn};
+use std::ops::ControlFlow;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -128,7 +129,7 @@ pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     timeouts: Timeouts,
     stop: impl Future<Output = ()> + Send + 'static,
-    mut answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
 ) where
     F: Future<Output = ()>,
 {
@@ -136,106 +137,184 @@ pub async fn serve<F>(
     let (read_budget, resets) = (ReadBudget::default(), ResetFlag::default());
     let stream = Inbound::new(&mut io, read_budget.clone(), resets.clone());
     let handshake = read_budget.refill_each_poll(handshake(stream, timeouts, &mut stop));
-    let Some(mut connection) = handshake.await else { return };
-
-    // `FuturesUnordered` polls only the futures that were woken.
-    let mut open_requests = FuturesUnordered::new();
-    let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
-    if let Some(pings) = connection.ping_pong() {
-        events.push(Box::pin(keep_alive(pings, timeouts)));
-    }
-    events.push(Box::pin(async {
-        stop.await;
-        Event::Stop
-    }));
-    if let Some(age) = timeouts.age {
-        events.push(Box::pin(after(age, Event::MaxAge)));
-    }
-    let stall_check = || after(timeouts.keepalive, Event::StallCheck);
-    events.push(Box::pin(stall_check()));
-    // Requests accepted so far, and their number at the last check that found unsent answers.
-    let (mut accepted, mut stalled_at) = (0_u64, None);
-    // One clone per open request and per response that is not sent yet.
-    let unsent = Arc::new(());
-    let mut allowance = Allowance::new(Instant::now());
+    let Some(connection) = handshake.await else { return };
+    let mut serving = Serving::new(connection, timeouts, stop, answer, resets.clone());
     let ended = poll_fn(|context| {
         read_budget.refill(context);
         resets.clear();
-        loop {
-            // Accepts every request that has arrived before it answers any: `poll_accept` also
-            // writes, so the answers are written together.
-            let mut reset_count = 0;
-            loop {
-                match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, mut respond)))) => {
-                        if resets.is_set() && respond.poll_reset(context).is_ready() {
-                            reset_count += 1;
-                            continue;
-                        }
-                        accepted += 1;
-                        let answering = Answering { respond, unsent: Arc::clone(&unsent) };
-                        if let Some(answering) = answer(request, answering) {
-                            open_requests.push(answering);
-                        }
-                    }
-                    // A connection error is the client's, and is not reported.
-                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(End::Closed),
-                    Poll::Pending => break,
-                }
-            }
-            let mut written = false;
-            if reset_count > 0 && !allowance.pay(reset_count, accepted, Instant::now()) {
-                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                events.push(Box::pin(after(CLOSE_TIMEOUT, Event::CutOff)));
-                written = true;
-            }
-            // tokio's cooperative budget is meant for a task with one request. There are at most
-            // MAX_STREAMS here.
-            let answer_all = poll_fn(|context| {
-                while let Poll::Ready(Some(())) = open_requests.poll_next_unpin(context) {
-                    written = true;
-                }
-                Poll::<()>::Pending
-            });
-            let _ = pin!(unconstrained(answer_all)).poll(context);
-            while let Poll::Ready(Some(event)) = events.poll_next_unpin(context) {
-                written = true;
-                match event {
-                    Event::Stop => connection.graceful_shutdown(),
-                    Event::MaxAge => {
-                        connection.graceful_shutdown();
-                        events.push(Box::pin(after(timeouts.grace, Event::CutOff)));
-                    }
-                    Event::CutOff => return Poll::Ready(End::CutOff),
-                    Event::StallCheck => {
-                        // Unsent answers count even beside a request that stays open, such as a
-                        // health watch.
-                        let has_unsent = Arc::strong_count(&unsent) - 1 > open_requests.len()
-                            || open_requests.is_empty() && connection.has_streams();
-                        // A client that only answers PINGs, but reads no answers and sends no
-                        // requests, is cut off.
-                        if has_unsent && stalled_at == Some(accepted) {
-                            return Poll::Ready(End::CutOff);
-                        }
-                        stalled_at = has_unsent.then_some(accepted);
-                        events.push(Box::pin(stall_check()));
-                    }
-                }
-            }
-            if !written {
-                return Poll::Pending;
-            }
-        }
-    });
-    let ended = ended.await;
-    drop(connection);
+        serving.poll(context)
+    })
+    .await;
     // A leftover request may be first in this thread's queue, so drop it before the next wait.
-    drop((open_requests, events));
+    drop(serving);
     if let End::Closed = ended {
         let stream = BudgetedStream::new(io, read_budget.clone());
         read_budget
             .refill_each_poll(closing::read_to_end(stream, CLOSE_TIMEOUT, CLOSE_TIMEOUT))
             .await;
+    }
+}
+
+/// A connection after its handshake, with its open requests. Dropped in the order of the fields:
+/// the connection before the requests.
+struct Serving<S, A, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    connection: Connection<S, Bytes>,
+    timeouts: Timeouts,
+    answer: A,
+    /// `FuturesUnordered` polls only the futures that were woken.
+    open_requests: FuturesUnordered<F>,
+    events: FuturesUnordered<BoxFuture<'static, Event>>,
+    /// Whether a RST_STREAM was read in this poll.
+    resets: ResetFlag,
+    allowance: Allowance,
+    /// Requests accepted so far.
+    accepted: u64,
+    /// `accepted` at the last check that found unsent answers.
+    stalled_at: Option<u64>,
+    /// One clone per open request and per response that is not sent yet.
+    unsent: Arc<()>,
+}
+
+impl<S, A, F> Serving<S, A, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    A: FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    F: Future<Output = ()>,
+{
+    fn new(
+        mut connection: Connection<S, Bytes>,
+        timeouts: Timeouts,
+        stop: impl Future<Output = ()> + Send + 'static,
+        answer: A,
+        resets: ResetFlag,
+    ) -> Self {
+        let events = FuturesUnordered::<BoxFuture<'static, Event>>::new();
+        if let Some(pings) = connection.ping_pong() {
+            events.push(keep_alive(pings, timeouts).boxed());
+        }
+        events.push(stop.map(|()| Event::Stop).boxed());
+        if let Some(age) = timeouts.age {
+            events.push(after(age, Event::MaxAge).boxed());
+        }
+        events.push(after(timeouts.keepalive, Event::StallCheck).boxed());
+        Self {
+            connection,
+            timeouts,
+            answer,
+            open_requests: FuturesUnordered::new(),
+            events,
+            resets,
+            allowance: Allowance::new(Instant::now()),
+            accepted: 0,
+            stalled_at: None,
+            unsent: Arc::new(()),
+        }
+    }
+
+    /// Polls until nothing is left to write.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        loop {
+            match self.poll_all(context) {
+                ControlFlow::Break(end) => return Poll::Ready(end),
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Returns whether something was written since the requests were accepted. Only
+    /// [`accept_all`](Self::accept_all) sends what is written.
+    fn poll_all(&mut self, context: &mut Context<'_>) -> ControlFlow<End, bool> {
+        let reset_count = self.accept_all(context)?;
+        let refused = self.charge_resets(reset_count);
+        let answered = self.answer_all(context);
+        let handled = self.handle_events(context)?;
+        ControlFlow::Continue(refused || answered || handled)
+    }
+
+    /// Accepts every request that has arrived before any is answered: `poll_accept` also writes, so
+    /// the answers are written together. Returns the number of requests that were already reset.
+    fn accept_all(&mut self, context: &mut Context<'_>) -> ControlFlow<End, u32> {
+        let mut reset_count = 0;
+        loop {
+            match self.connection.poll_accept(context) {
+                Poll::Ready(Some(Ok((request, mut respond)))) => {
+                    if self.resets.is_set() && respond.poll_reset(context).is_ready() {
+                        reset_count += 1;
+                        continue;
+                    }
+                    self.accepted += 1;
+                    let answering = Answering { respond, unsent: Arc::clone(&self.unsent) };
+                    if let Some(open_request) = (self.answer)(request, answering) {
+                        self.open_requests.push(open_request);
+                    }
+                }
+                // A connection error is the client's, and is not reported.
+                Poll::Ready(Some(Err(_)) | None) => return ControlFlow::Break(End::Closed),
+                Poll::Pending => return ControlFlow::Continue(reset_count),
+            }
+        }
+    }
+
+    /// Closes the connection if its client resets more than its allowance. Returns whether it does.
+    fn charge_resets(&mut self, reset_count: u32) -> bool {
+        if reset_count == 0 || self.allowance.pay(reset_count, self.accepted, Instant::now()) {
+            return false;
+        }
+        self.connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        self.events.push(after(CLOSE_TIMEOUT, Event::CutOff).boxed());
+        true
+    }
+
+    /// Polls the open requests. Returns whether one has ended.
+    fn answer_all(&mut self, context: &mut Context<'_>) -> bool {
+        let mut answered = false;
+        // tokio's cooperative budget is meant for a task with one request. There are at most
+        // MAX_STREAMS here.
+        let answer_all = poll_fn(|context| {
+            while let Poll::Ready(Some(())) = self.open_requests.poll_next_unpin(context) {
+                answered = true;
+            }
+            Poll::<()>::Pending
+        });
+        let _ = pin!(unconstrained(answer_all)).poll(context);
+        answered
+    }
+
+    /// Handles the events that have happened. Returns whether there was one.
+    fn handle_events(&mut self, context: &mut Context<'_>) -> ControlFlow<End, bool> {
+        let mut handled = false;
+        while let Poll::Ready(Some(event)) = self.events.poll_next_unpin(context) {
+            handled = true;
+            match event {
+                Event::Stop => self.connection.graceful_shutdown(),
+                Event::MaxAge => {
+                    self.connection.graceful_shutdown();
+                    self.events.push(after(self.timeouts.grace, Event::CutOff).boxed());
+                }
+                Event::CutOff => return ControlFlow::Break(End::CutOff),
+                Event::StallCheck => {
+                    self.check_for_stall()?;
+                    self.events.push(after(self.timeouts.keepalive, Event::StallCheck).boxed());
+                }
+            }
+        }
+        ControlFlow::Continue(handled)
+    }
+
+    /// Cuts off a client that only answers PINGs, but reads no answers and sends no requests.
+    fn check_for_stall(&mut self) -> ControlFlow<End> {
+        // Unsent answers count even beside a request that stays open, such as a health watch.
+        let has_unsent = Arc::strong_count(&self.unsent) - 1 > self.open_requests.len()
+            || self.open_requests.is_empty() && self.connection.has_streams();
+        if has_unsent && self.stalled_at == Some(self.accepted) {
+            return ControlFlow::Break(End::CutOff);
+        }
+        self.stalled_at = has_unsent.then_some(self.accepted);
+        ControlFlow::Continue(())
     }
 }
 
