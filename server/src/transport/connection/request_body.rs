@@ -1,11 +1,14 @@
 //! Reads the body of a request over HTTP/2.
 
 use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use h2::RecvStream;
+use http_body::{Body, Frame};
 
-/// The body of a request.
+/// The body of a request. As a [`Body`], it releases what is read at once.
 pub struct RequestBody {
     stream: RecvStream,
     /// Bytes that were read and put back.
@@ -26,10 +29,14 @@ impl RequestBody {
     /// The next bytes; `None` at the end of the body. They take up the client's flow-control window
     /// until they are [released](Self::release).
     pub async fn data(&mut self) -> Option<Result<Bytes, h2::Error>> {
-        if let Some(data) = self.put_back.take() {
-            return Some(Ok(data));
+        poll_fn(|context| self.poll_data(context)).await
+    }
+
+    fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+        match self.put_back.take() {
+            Some(data) => Poll::Ready(Some(Ok(data))),
+            None => self.stream.poll_data(context),
         }
-        poll_fn(|context| self.stream.poll_data(context)).await
     }
 
     /// Returns `bytes` to the client's flow-control window.
@@ -41,5 +48,25 @@ impl RequestBody {
     /// Whether there are no more bytes.
     pub fn is_over(&self) -> bool {
         self.put_back.is_none() && self.stream.is_end_stream()
+    }
+}
+
+impl Body for RequestBody {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        let data = ready!(self.poll_data(context));
+        if let Some(Ok(data)) = &data {
+            self.release(data.len());
+        }
+        Poll::Ready(data.map(|data| data.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over()
     }
 }
