@@ -7,10 +7,12 @@
 #     --soak-minutes N    for how long nodes are under load (10)
 #     --suite N           times that the whole suite is run as well (0)
 #     --busy N            busy loops that run all the while (0)
-#     --only PART…        these parts only: repeat fuzz abuse clients h2spec soak reliability suite
+#     --only PART…        these parts only: repeat fuzz refusals abuse clients h2spec soak reliability
+#                         suite
 #
 #   repeat        the tests whose verdict depends on what comes first or how long it takes
 #   fuzz          scripts/fuzz.sh
+#   refusals      100,000 refusals of each kind on one connection
 #   abuse         server/tests/abuse in an optimised build, with the cases that CI leaves out
 #   clients       scripts/clients.sh: clients that others have written
 #   h2spec        scripts/h2spec.sh: conformance of both ports
@@ -24,7 +26,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
-parts=(repeat fuzz abuse clients h2spec soak reliability)
+parts=(repeat fuzz refusals abuse clients h2spec soak reliability)
 known=" ${parts[*]} suite "
 
 usage() {
@@ -75,6 +77,7 @@ ordered=(
   "transport overload::"
   "cli warnings::"
   "fuzz hostile::"
+  "allow exactness::"
   "allow fairness::"
   "transport drain::"
   "limits reload::"
@@ -87,6 +90,9 @@ ordered=(
   "transport connections::"
 )
 
+# Whether at least one test ran: a filter that matches none is no error for cargo.
+any_ran() { grep -q '^test result: ok\. [1-9]' "$1"; }
+
 # Fails if any of the runs did, and says how many.
 repeat() {
   local entry name filters run failed total=0
@@ -96,7 +102,7 @@ repeat() {
     for run in $(seq "$repeat"); do
       # shellcheck disable=SC2086 # several names
       cargo test --locked --quiet -p tollgate-server --test "$name" -- $filters \
-        >"$out/run.log" 2>&1 && continue
+        >"$out/run.log" 2>&1 && any_ran "$out/run.log" && continue
       failed=$((failed + 1))
       mv "$out/run.log" "$out/repeat-${entry//[^a-z_]/-}-$run.log"
     done
@@ -104,6 +110,12 @@ repeat() {
     total=$((total + failed))
   done
   ((total == 0))
+}
+
+refusals() {
+  TOLLGATE_REFUSALS=100000 cargo test --release --locked -p tollgate-server --lib \
+    refusals_do_not_close_the_connection 2>&1 | tee "$out/refusals-run.log"
+  any_ran "$out/refusals-run.log"
 }
 
 suite() {
@@ -118,6 +130,7 @@ run_part() {
   case $1 in
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;
+  refusals) refusals ;;
   abuse)
     cargo test --release --locked -p tollgate-server --test abuse -- --include-ignored \
       --nocapture --test-threads 1

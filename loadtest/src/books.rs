@@ -273,18 +273,25 @@ pub fn audit(
     }
     keep_worst(&mut violated);
     audit.violated = violated.into_iter().map(|(_, entry)| entry).collect();
-    audit.saturation = expectation.map(|Expectation { share, request_span, saturated }| {
-        let delivered = match &most_loaded {
-            Some((_, entry, Some(allowance))) => {
-                entry.granted_tokens as f64 / allowance.accrual_tokens(request_span)
-            }
-            _ => 0.0,
-        };
-        let met = saturated && delivered >= share;
-        Saturation { expected: share, delivered, saturated, met }
+    audit.saturation = expectation.map(|expectation| {
+        expectation.compare(most_loaded.as_ref().and_then(|(_, entry, allowance)| {
+            allowance.map(|allowance| (entry.granted_tokens, allowance))
+        }))
     });
     audit.most_loaded = most_loaded.map(|(_, entry, _)| entry);
     audit
+}
+
+impl Expectation {
+    /// Compares the tokens that the bucket granted with what its allowance accrued.
+    fn compare(self, bucket: Option<(u64, Allowance)>) -> Saturation {
+        let Self { share, request_span, saturated } = self;
+        let delivered = bucket.map_or(0.0, |(granted_tokens, allowance)| {
+            granted_tokens as f64 / allowance.accrual_tokens(request_span)
+        });
+        let met = saturated && delivered >= share;
+        Saturation { expected: share, delivered, saturated, met }
+    }
 }
 
 fn keep_worst(violated: &mut Vec<(f64, LedgerEntry)>) {

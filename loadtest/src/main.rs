@@ -7,9 +7,10 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
-use tollgate_loadtest::allow::{self, AllowArgs, RunError};
-use tollgate_loadtest::bench::{self, BenchArgs};
-use tollgate_loadtest::capacity::{self, CapacityArgs};
+use tollgate_loadtest::allow::{self, args::AllowArgs};
+use tollgate_loadtest::bench::{self, args::BenchArgs};
+use tollgate_loadtest::capacity::{self, args::CapacityArgs};
+use tollgate_loadtest::error::RunError;
 use tollgate_loadtest::floor::{self, FloorArgs};
 use tollgate_loadtest::scenario::{self, ScenarioArgs};
 
@@ -49,7 +50,7 @@ fn main() -> ExitCode {
         },
         Command::Bench(args) => match bench::run(&args) {
             Ok(report) => print(&report, args.json, 0),
-            Err(bench::Error::Run(error)) => fail("bench", error),
+            Err(bench::error::Error::Run(error)) => fail("bench", error),
             Err(error) => complain(&error),
         },
         Command::Scenario(args) => match scenario::run(&args) {

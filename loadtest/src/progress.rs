@@ -111,6 +111,11 @@ fn line(
     line
 }
 
+/// Prints a line to stderr. A closed stderr is ignored.
+pub fn log_line(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

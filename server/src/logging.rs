@@ -108,6 +108,25 @@ impl<T: fmt::Display> fmt::Display for Shown<T> {
     }
 }
 
+/// Whether a character of untrusted text must not be shown as it is: controls, Unicode's
+/// bidirectional controls and other invisible format characters. They can move the cursor, and
+/// reorder or hide the text around them.
+pub fn is_unprintable(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{180e}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        )
+}
+
 /// Limits a repeated log message to one line per second, and counts those suppressed.
 #[derive(Default)]
 pub struct Repeating {

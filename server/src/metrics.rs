@@ -3,12 +3,15 @@
 //! Callers create a handle once and keep it, so that counting is a single atomic addition. Each
 //! node has its own recorder, so that several nodes can run in one process.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::Duration;
 
+mod loads;
 mod overload;
 mod security;
 mod series;
 
+pub use loads::{LimitsMetrics, LoadMetrics};
 pub use overload::{BudgetMetrics, ConnectionMetrics};
 pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
 pub use series::Defined;
@@ -18,6 +21,8 @@ use metrics_exporter_prometheus::{
     Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 use series::Series;
+
+use crate::wall_clock;
 
 const DECISIONS: &str = "tollgate_decisions_total";
 const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
@@ -194,7 +199,7 @@ impl Metrics {
         }
         let metrics = Self { handle: recorder.handle(), recorder, series: Series::new() };
         metrics.gauge(BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
-        metrics.gauge(STARTED_AT, &[]).set(seconds_since_epoch());
+        metrics.gauge(STARTED_AT, &[]).set(wall_clock::since_epoch().as_secs_f64());
         metrics
     }
 
@@ -270,11 +275,6 @@ fn label_value(text: &str) -> String {
     text.replace('\\', r"\\")
 }
 
-#[expect(clippy::disallowed_methods, reason = "timestamps for people, which nothing decides by")]
-fn seconds_since_epoch() -> f64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
-}
-
 /// The outcome of a request for tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
@@ -317,6 +317,8 @@ pub struct BucketMetrics {
     pub removed: Counter,
     /// Dynamic buckets of the namespace.
     pub live: Gauge,
+    /// The prefetch of the bucket; `None` for a bucket without it.
+    pub prefetch: Option<Arc<PrefetchMetrics>>,
 }
 
 impl BucketMetrics {
@@ -340,7 +342,15 @@ impl BucketMetrics {
             created: dynamic_counter(DYNAMIC_CREATED),
             removed: dynamic_counter(DYNAMIC_REMOVED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
+            prefetch: None,
         }
+    }
+
+    /// Registers the prefetch metrics of the same bucket, too.
+    #[must_use]
+    pub fn with_prefetch(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let prefetch = Some(Arc::new(PrefetchMetrics::new(metrics, namespace, bucket)));
+        Self { prefetch, ..self }
     }
 
     /// Counts a request with its outcome and the tokens granted.
@@ -355,6 +365,7 @@ impl BucketMetrics {
 }
 
 /// The prefetch metrics of one bucket.
+#[derive(Debug)]
 pub struct PrefetchMetrics {
     requests: Counter,
     served: Counter,
@@ -557,41 +568,5 @@ impl StoreMetrics {
     /// Counts requests that the store did not answer. `class` is the index of the class of error.
     pub fn errors(&self, class: usize, questions: usize) {
         self.errors[class].increment(questions as u64);
-    }
-}
-
-/// The metrics of loading limits files.
-pub struct LimitsMetrics {
-    version: Gauge,
-    loads: Counter,
-    failures: Counter,
-    current: Gauge,
-    loaded_at: Gauge,
-}
-
-impl LimitsMetrics {
-    /// Registers the metrics, set to 0.
-    pub fn new(metrics: &Metrics) -> Self {
-        Self {
-            version: metrics.gauge(LIMITS_VERSION, &[]),
-            loads: metrics.counter(LIMITS_LOADS, &[]),
-            failures: metrics.counter(LIMITS_FAILURES, &[]),
-            current: metrics.gauge(LIMITS_CURRENT, &[]),
-            loaded_at: metrics.gauge(LIMITS_LOADED_AT, &[]),
-        }
-    }
-
-    /// Records that a limits file was loaded.
-    pub fn loaded(&self, version: u32) {
-        self.version.set(f64::from(version));
-        self.current.set(1.0);
-        self.loads.increment(1);
-        self.loaded_at.set(seconds_since_epoch());
-    }
-
-    /// Records that a limits file was invalid or unreadable.
-    pub fn failed(&self) {
-        self.current.set(0.0);
-        self.failures.increment(1);
     }
 }

@@ -1,8 +1,6 @@
 //! Callers with tokens, their access file, and helpers for authenticated requests.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::PathBuf;
 
 use tempfile::TempDir;
@@ -11,7 +9,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Request};
 
 use super::command::tollgate;
-use super::wire::{PATIENCE, request};
+use super::grpc::request;
+use super::http::{self, HttpResponse};
+use super::metrics::Scrape;
 use super::{LimitsFile, Node};
 
 /// Limits with namespaces and resources that the callers may or may not use.
@@ -77,32 +77,25 @@ impl Callers {
     }
 }
 
-/// Sends an HTTP request with `token`. Returns the status, and the whole response as text.
-pub fn http(
+/// Sends an HTTP request with `token`.
+pub fn http_with_token(
     node: &Node,
     token: Option<&str>,
     method: &str,
     path: &str,
     body: &str,
-) -> (u16, String) {
-    let header = token.map(|token| format!("\r\nAuthorization: Bearer {token}"));
-    let version = format!("HTTP/1.1{}", header.unwrap_or_default());
-    let mut stream = TcpStream::connect(node.http).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(
-        stream,
-        "{method} {path} {version}\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n{body}",
-        body.len()
-    )
-    .unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, answer)
+) -> HttpResponse {
+    let header = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
+    http::send(node.http, method, path, &header.unwrap_or_default(), body.as_bytes()).unwrap()
+}
+
+/// The metrics of a node, read with `token`.
+pub fn scrape(node: &Node, token: &str) -> Scrape {
+    Scrape::parse_response(&http_with_token(node, Some(token), "GET", "/metrics", ""))
 }
 
 /// A gRPC request with `token`.
-pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
+pub fn with_token<T>(token: Option<&str>, message: T) -> Request<T> {
     let mut request = Request::new(message);
     if let Some(token) = token {
         let value = format!("Bearer {token}").parse().unwrap();
@@ -113,24 +106,18 @@ pub fn with<T>(token: Option<&str>, message: T) -> Request<T> {
 
 /// Result of requesting one token from bucket `b`.
 pub async fn allow(channel: &Channel, token: Option<&str>, namespace: &str) -> (Code, String) {
-    let asked = with(token, request(namespace, "b", 1));
-    said(QuotaServiceClient::new(channel.clone()).allow(asked).await)
+    let asked = with_token(token, request(namespace, "b", 1));
+    status_of(QuotaServiceClient::new(channel.clone()).allow(asked).await)
 }
 
 /// Status code and message of a gRPC result.
-pub fn said<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
+pub fn status_of<T>(answer: Result<T, tonic::Status>) -> (Code, String) {
     let status = answer.err().unwrap_or(tonic::Status::ok(""));
     (status.code(), status.message().to_owned())
 }
 
-/// Value of the metric of refused requests, by transport and reason.
+/// Number of refused requests, by transport and reason.
 pub fn refusals(node: &Node, admin: &str, transport: &str, reason: &str) -> f64 {
-    let (status, page) = http(node, Some(admin), "GET", "/metrics", "");
-    assert_eq!(status, 200);
-    let series = [("reason", reason), ("transport", transport)];
-    let found = page.lines().find(|line| {
-        line.starts_with("tollgate_access_refused_total{")
-            && series.iter().all(|(name, value)| line.contains(&format!("{name}=\"{value}\"")))
-    });
-    found.unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+    let labels = [("transport", transport), ("reason", reason)];
+    scrape(node, admin).get("tollgate_access_refused_total", &labels).unwrap()
 }

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use super::metrics::Scrape;
-use super::{LimitsFile, Node, Redis, eventually};
+use super::{LimitsFile, Node, Redis, eventually, runtime};
 
 /// Halves of the machine that are free. Tests that would disturb each other reserve one or both.
 static FREE_HALVES: Mutex<usize> = Mutex::new(2);
@@ -33,18 +33,24 @@ impl Drop for Machine {
 }
 
 /// Reserves the whole machine, for a test that measures speed or loads all CPUs.
-pub fn alone() -> Machine {
+pub fn reserve_machine() -> Machine {
     Machine::take(2)
 }
 
 /// Reserves half of the machine, for a test with a light load: two of these run at a time.
-pub fn half() -> Machine {
+pub fn reserve_half() -> Machine {
     Machine::take(1)
+}
+
+/// Runs an asynchronous test on this thread, with half of the machine reserved.
+pub fn run_on_half(test: impl Future<Output = ()>) {
+    let _machine = reserve_half();
+    runtime().block_on(test);
 }
 
 /// Runs a test up to three times, for tests with timings that a busy machine can spoil. The test
 /// panics on errors that do not depend on load, and returns an error for a missed figure.
-pub fn attempts(mut test: impl FnMut() -> Result<(), String>) {
+pub fn up_to_three_times(mut test: impl FnMut() -> Result<(), String>) {
     let mut missed = Vec::new();
     while missed.len() < 3 {
         match test() {

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use super::wire::PATIENCE;
-use super::{eventually, program, signal};
+use super::{TEST_TIMEOUT, eventually, program, signal};
 
 /// All environment variables that the command reads.
 pub const VARIABLES: [&str; 43] = [
@@ -60,7 +59,7 @@ pub const VARIABLES: [&str; 43] = [
 
 /// Result of a command.
 #[derive(Debug)]
-pub struct Done {
+pub struct CommandOutput {
     /// Exit code.
     pub code: i32,
     /// Standard output.
@@ -79,17 +78,17 @@ pub fn command() -> Command {
 }
 
 /// Runs the command with arguments.
-pub fn tollgate(args: &[&str]) -> Done {
+pub fn tollgate(args: &[&str]) -> CommandOutput {
     run(command().args(args))
 }
 
 /// Runs the command with arguments and environment variables.
-pub fn tollgate_with(args: &[&str], variables: &[(&str, &str)]) -> Done {
+pub fn tollgate_with(args: &[&str], variables: &[(&str, &str)]) -> CommandOutput {
     run(command().args(args).envs(variables.iter().copied()))
 }
 
-/// Runs a command to completion. Kills it and fails the test after [`PATIENCE`].
-pub fn run(command: &mut Command) -> Done {
+/// Runs a command to completion. Kills it and fails the test after [`TEST_TIMEOUT`].
+pub fn run(command: &mut Command) -> CommandOutput {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let read_all = |mut pipe: Box<dyn Read + Send>| {
@@ -102,7 +101,7 @@ pub fn run(command: &mut Command) -> Done {
     let stdout = read_all(Box::new(child.stdout.take().unwrap()));
     let stderr = read_all(Box::new(child.stderr.take().unwrap()));
     let started = Instant::now();
-    while child.try_wait().unwrap().is_none() && started.elapsed() < PATIENCE {
+    while child.try_wait().unwrap().is_none() && started.elapsed() < TEST_TIMEOUT {
         thread::sleep(Duration::from_millis(2));
     }
     // Fails harmlessly if the process has exited.
@@ -110,35 +109,35 @@ pub fn run(command: &mut Command) -> Done {
     let status = child.wait().unwrap();
     let (stdout, stderr) = (stdout.join().unwrap(), stderr.join().unwrap());
     let Some(code) = status.code() else { panic!("{command:?} went on: {stdout}{stderr}") };
-    Done { code, stdout, stderr }
+    CommandOutput { code, stdout, stderr }
 }
 
 /// A background command, killed when dropped. Its output goes to a file.
-pub struct Running {
+pub struct BackgroundCommand {
     child: Child,
     dir: TempDir,
 }
 
-impl Running {
+impl BackgroundCommand {
     /// Starts the command.
     pub fn start(command: &mut Command) -> Self {
         let dir = TempDir::new().unwrap();
-        let file = File::create(dir.path().join("said")).unwrap();
+        let file = File::create(dir.path().join("output")).unwrap();
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         Self { child: command.spawn().unwrap(), dir }
     }
 
     /// Output so far, of stdout and stderr.
-    pub fn said(&self) -> String {
-        fs::read_to_string(self.dir.path().join("said")).unwrap()
+    pub fn output(&self) -> String {
+        fs::read_to_string(self.dir.path().join("output")).unwrap()
     }
 
     /// Waits until the output contains `text`.
-    pub fn says(&self, text: &str) {
-        let mut said = String::new();
-        eventually(text, PATIENCE, || {
-            said = self.said();
-            said.contains(text)
+    pub fn wait_for_output(&self, text: &str) {
+        let mut output = String::new();
+        eventually(text, TEST_TIMEOUT, || {
+            output = self.output();
+            output.contains(text)
         });
     }
 
@@ -146,19 +145,34 @@ impl Running {
     pub fn stop(mut self) -> String {
         signal(self.child.id(), "TERM");
         let mut status = None;
-        eventually("it ends", PATIENCE, || {
+        eventually("it ends", TEST_TIMEOUT, || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
-        assert_eq!(status.unwrap().code(), Some(0), "{}", self.said());
-        self.said()
+        assert_eq!(status.unwrap().code(), Some(0), "{}", self.output());
+        self.output()
     }
 }
 
-impl Drop for Running {
+impl Drop for BackgroundCommand {
     fn drop(&mut self) {
         // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Python with `module`: the system's, which has the system's packages, or else the first in PATH.
+pub fn python(module: &str) -> Command {
+    let has_module = |python: &&str| {
+        let found = Command::new(python).args(["-c", &format!("import {module}")]).output();
+        found.is_ok_and(|output| output.status.success())
+    };
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(has_module);
+    let python =
+        python.unwrap_or_else(|| panic!("no Python with {module}; scripts/test.sh installs it"));
+    let mut command = Command::new(python);
+    // Without -B it leaves compiled files among the sources.
+    command.arg("-B");
+    command
 }

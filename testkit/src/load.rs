@@ -62,12 +62,12 @@ impl Sample {
     }
 
     /// Latency.
-    pub fn took(&self) -> Duration {
+    pub fn latency(&self) -> Duration {
         self.answered - self.sent
     }
 }
 
-/// Running callers.
+/// BackgroundCommand callers.
 pub struct Load {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
@@ -117,7 +117,7 @@ impl Load {
     }
 
     /// Lets the load run for `time`.
-    pub fn go_on(&self, time: Duration) {
+    pub fn run_for(&self, time: Duration) {
         thread::sleep(time);
     }
 
@@ -192,16 +192,16 @@ impl Caller {
 /// Tokens granted by one initially full bucket, with their upper and lower bound. The upper bound
 /// covers the time from the first request to the last answer, the lower bound only up to the
 /// sending of the last request.
-pub struct Books {
+pub struct GrantAudit {
     /// Granted tokens.
     pub granted: i64,
     /// Upper bound: size + rate·T + debt.
-    pub most: f64,
+    pub upper_bound: f64,
     /// Lower bound: size + rate·T'.
-    pub owed: f64,
+    pub lower_bound: f64,
 }
 
-impl Books {
+impl GrantAudit {
     /// Evaluates samples of a single bucket; `debt` in tokens.
     pub fn of(samples: &[&Sample], size: f64, rate: f64, debt: f64) -> Self {
         let first = samples.iter().map(|sample| sample.sent).min().unwrap();
@@ -209,14 +209,14 @@ impl Books {
         let last = samples.iter().map(|sample| sample.answered).max().unwrap();
         Self {
             granted: samples.iter().map(|sample| sample.granted()).sum(),
-            most: size + rate * (last - first).as_secs_f64() + debt,
-            owed: size + rate * (last_sent - first).as_secs_f64(),
+            upper_bound: size + rate * (last - first).as_secs_f64() + debt,
+            lower_bound: size + rate * (last_sent - first).as_secs_f64(),
         }
     }
 
     /// Granted share of the lower bound.
     pub fn share(&self) -> f64 {
-        self.granted as f64 / self.owed
+        self.granted as f64 / self.lower_bound
     }
 
     /// Asserts the upper bound. Returns an error if less than the share `least` of the lower bound
@@ -225,11 +225,11 @@ impl Books {
         println!(
             "{what}: {} tokens granted of at most {:.1}, {:.2} % of the {:.1} owed",
             self.granted,
-            self.most,
+            self.upper_bound,
             self.share() * 100.0,
-            self.owed
+            self.lower_bound
         );
-        assert!(self.granted as f64 <= self.most, "{what}: too much");
+        assert!(self.granted as f64 <= self.upper_bound, "{what}: too much");
         if self.share() < least {
             return Err(format!("{what}: {:.4} of what was owed, not {least}", self.share()));
         }
@@ -245,9 +245,9 @@ pub fn percentile(durations: &mut [Duration], part: f64) -> Duration {
 }
 
 /// Percentile of the latencies of `samples`; `part` is from 0 to 1.
-pub fn took(samples: &[&Sample], part: f64) -> Duration {
-    let mut took: Vec<Duration> = samples.iter().map(|sample| sample.took()).collect();
-    percentile(&mut took, part)
+pub fn latency_percentile(samples: &[&Sample], part: f64) -> Duration {
+    let mut latencies: Vec<Duration> = samples.iter().map(|sample| sample.latency()).collect();
+    percentile(&mut latencies, part)
 }
 
 /// Scheduling delay from which timing assertions are meaningless.
@@ -255,12 +255,12 @@ pub const STALL: Duration = Duration::from_millis(25);
 
 /// Detects scheduling stalls of the machine, with one thread per CPU because a hypervisor may
 /// suspend a single one. The threads only sleep, so any delay is the machine's.
-pub struct Canary {
+pub struct StallDetector {
     stop: Arc<AtomicBool>,
     threads: Vec<thread::JoinHandle<Stalls>>,
 }
 
-impl Canary {
+impl StallDetector {
     /// Starts the threads.
     pub fn start() -> Self {
         let stop = Arc::new(AtomicBool::new(false));
@@ -337,7 +337,12 @@ impl Stalls {
 /// second of `back`, and after that second none is degraded. If the longest stall `noise` is at
 /// least [`STALL`], up to 20 % may be degraded (the store deadline is 50 ms). Returns the time
 /// until the first shared decision of the slowest target.
-pub fn resumed(samples: &[&Sample], targets: usize, back: Instant, noise: Duration) -> Duration {
+pub fn assert_shared_again(
+    samples: &[&Sample],
+    targets: usize,
+    back: Instant,
+    noise: Duration,
+) -> Duration {
     const RESUMED: Duration = Duration::from_secs(1);
     let mut first = Duration::ZERO;
     for target in 0..targets {

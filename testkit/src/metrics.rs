@@ -1,82 +1,97 @@
-//! A minimal HTTP client, and the metrics of a node.
+//! The metrics of a node, parsed from the Prometheus text format.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
-/// Sends a request on a new connection. Returns the status and the body.
-pub fn http(address: SocketAddr, head: &str, body: &str) -> std::io::Result<(u16, String)> {
-    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let length = body.len();
-    write!(
-        stream,
-        "{head} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\
-         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-    )?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    if head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
-        return Ok((status, decode_chunked(body)));
-    }
-    Ok((status, body.to_owned()))
-}
+use super::http::{HttpResponse, http};
 
-/// Requests one token over HTTP and returns the decision.
-pub fn allow(node: SocketAddr, namespace: &str, bucket: &str) -> serde_json::Value {
-    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
-    let (status, answer) = http(node, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    serde_json::from_str(&answer).unwrap()
-}
+/// Labels by name.
+pub type Labels = BTreeMap<String, String>;
 
-/// Whether it is a grant by the shared store.
-pub fn shared_grant(answer: &serde_json::Value) -> bool {
-    answer["status"] == "OK" && answer["degraded"] == false
-}
-
-/// Decodes a chunked body.
-fn decode_chunked(mut chunks: &str) -> String {
-    let mut body = String::new();
-    while let Some((length, rest)) = chunks.split_once("\r\n") {
-        let length = usize::from_str_radix(length, 16).unwrap();
-        body.push_str(&rest[..length]);
-        chunks = rest[length..].trim_start_matches("\r\n");
-        if length == 0 {
-            break;
-        }
-    }
-    body
-}
-
-/// The text of `/metrics` at one moment.
-pub struct Scrape(String);
+/// All series at one moment.
+pub struct Scrape(BTreeMap<(String, Labels), f64>);
 
 impl Scrape {
     /// Reads the metrics of the node with this HTTP address.
     pub fn of(address: SocketAddr) -> Self {
-        let (status, text) = http(address, "GET /metrics", "").unwrap();
-        assert_eq!(status, 200, "{text}");
-        Self(text)
+        Self::parse_response(&http(address, "GET", "/metrics", b""))
     }
 
-    /// Wraps rendered metrics.
-    pub fn text(text: String) -> Self {
-        Self(text)
+    /// Parses a response to `GET /metrics`.
+    pub fn parse_response(response: &HttpResponse) -> Self {
+        assert_eq!(response.status, 200, "{response:?}");
+        Self::parse(&response.body)
     }
 
-    /// Sum over the series of a metric with these labels; 0 without any.
+    /// Parses rendered metrics; panics on text that Prometheus would reject.
+    pub fn parse(text: &str) -> Self {
+        let mut all = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            let (series, value) = parse_line(line).unwrap_or_else(|| panic!("not valid: {line:?}"));
+            assert!(all.insert(series, value).is_none(), "duplicate series: {line}");
+        }
+        Self(all)
+    }
+
+    /// Value of a series; `None` if it is missing.
+    pub fn get(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let labels = labels.iter().map(|(label, value)| ((*label).into(), (*value).into()));
+        self.0.get(&(name.to_owned(), labels.collect())).copied()
+    }
+
+    /// Sum over the series of a metric that have these labels, and maybe others; 0 without any.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let has = |series: &str| {
-            labels.iter().all(|(label, value)| series.contains(&format!("{label}=\"{value}\"")))
+        let has = |found: &Labels| {
+            labels.iter().all(|(label, value)| found.get(*label).is_some_and(|it| it == value))
         };
-        let values = self.0.lines().filter_map(|line| {
-            let (series, value) = line.rsplit_once(' ')?;
-            let named = series.split('{').next() == Some(name);
-            (named && has(series)).then(|| value.parse::<f64>().unwrap())
-        });
-        values.sum()
+        let counted = self.0.iter().filter(|((found, labels), _)| found == name && has(labels));
+        counted.map(|(_, value)| value).sum()
     }
+
+    /// Counter of the decisions about one bucket with this outcome.
+    pub fn decisions(&self, namespace: &str, bucket: &str, outcome: &str) -> Option<f64> {
+        let labels = [("namespace", namespace), ("bucket", bucket), ("outcome", outcome)];
+        self.get("tollgate_decisions_total", &labels)
+    }
+
+    /// Number of decisions with this outcome, over all buckets.
+    pub fn outcomes(&self, outcome: &str) -> f64 {
+        self.sum("tollgate_decisions_total", &[("outcome", outcome)])
+    }
+
+    /// All series.
+    pub fn series(&self) -> Vec<&(String, Labels)> {
+        self.0.keys().collect()
+    }
+}
+
+/// Parses `name{label="value",…} number`.
+fn parse_line(line: &str) -> Option<((String, Labels), f64)> {
+    let end = line.find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':')?;
+    let (name, mut rest) = line.split_at(end);
+    let mut labels = Labels::new();
+    if let Some(inner) = rest.strip_prefix('{') {
+        rest = inner;
+        while !rest.starts_with('}') {
+            let (label, after) = rest.split_once("=\"")?;
+            let mut value = String::new();
+            let mut chars = after.char_indices();
+            let end = loop {
+                match chars.next()? {
+                    (at, '"') => break at + 1,
+                    (_, '\\') => value.push(match chars.next()?.1 {
+                        'n' => '\n',
+                        c @ ('\\' | '"') => c,
+                        _ => return None,
+                    }),
+                    (_, c) => value.push(c),
+                }
+            };
+            labels.insert(label.to_owned(), value);
+            rest = after[end..].strip_prefix(',').unwrap_or(&after[end..]);
+        }
+        rest = &rest[1..];
+    }
+    let value = rest.strip_prefix(' ')?.parse().ok()?;
+    (!name.is_empty()).then(|| ((name.to_owned(), labels), value))
 }

@@ -2,16 +2,15 @@
 
 use std::time::Duration;
 
-use redis::{Cmd, Connection, FromRedisValue};
+use redis::{Connection, FromRedisValue};
 
 use tollgate_server::store::redis::tag;
 
 use super::cluster::alive;
-use super::metrics::Scrape;
-use super::{LimitsFile, Node, Redis, Servers, eventually, free_port};
+use super::{LimitsFile, Node, Redis, Servers, eventually, free_port, redis_cmd};
 
 /// Time limit for a cluster to agree on a change.
-const PATIENCE: Duration = Duration::from_secs(30);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Redis' cluster-node-timeout, in ms: a server that is silent for longer counts as failed.
 const NODE_TIMEOUT_MS: &str = "1000";
@@ -51,7 +50,7 @@ impl RedisCluster {
                 cluster.execute(other, &meet);
             }
         }
-        eventually("the servers know one another", PATIENCE, || {
+        eventually("the servers know one another", AGREEMENT_TIMEOUT, || {
             cluster.running().all(|server| {
                 let nodes: String = query(server, "CLUSTER NODES");
                 nodes.lines().count() == cluster.servers.len()
@@ -62,8 +61,8 @@ impl RedisCluster {
         for number in masters..masters + replicas {
             let master = &cluster.ids[(number - masters) % masters];
             let follow = format!("CLUSTER REPLICATE {master}");
-            eventually("a replica takes its master", PATIENCE, || {
-                command(&follow).exec(&mut cluster.connection(number)).is_ok()
+            eventually("a replica takes its master", AGREEMENT_TIMEOUT, || {
+                redis_cmd(&follow).exec(&mut cluster.connection(number)).is_ok()
             });
         }
         cluster.wait_until_whole();
@@ -87,7 +86,7 @@ impl RedisCluster {
         self.execute(0, &format!("CLUSTER MEET 127.0.0.1 {} {}", new.port(), bus.1));
         self.ids.push(query(&new, "CLUSTER MYID"));
         self.servers.push(new);
-        eventually("all know the new one", PATIENCE, || {
+        eventually("all know the new one", AGREEMENT_TIMEOUT, || {
             self.running().all(|server| {
                 let nodes: String = query(server, "CLUSTER NODES");
                 self.ids.iter().all(|id| nodes.contains(id)) && !nodes.contains("handshake")
@@ -104,8 +103,8 @@ impl RedisCluster {
         let args = [&["--store", &url], args].concat();
         let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
         for node in &nodes {
-            let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-            eventually("two nodes on a cluster", PATIENCE, || up() && alive(node) == 2.0);
+            node.wait_for_store();
+            eventually("both nodes are counted", AGREEMENT_TIMEOUT, || alive(node) == 2.0);
         }
         nodes
     }
@@ -113,7 +112,7 @@ impl RedisCluster {
     /// Waits until all running servers serve all slots, agree on the slot assignment, and all
     /// replicas are connected to their masters.
     pub fn wait_until_whole(&self) {
-        eventually("the cluster is whole", PATIENCE, || {
+        eventually("the cluster is whole", AGREEMENT_TIMEOUT, || {
             let mut answers = self.running().map(|server| {
                 let about: String = query(server, "CLUSTER INFO");
                 let replication: String = query(server, "INFO replication");
@@ -210,7 +209,7 @@ impl RedisCluster {
     /// Promotes a replica by a manual failover, which loses no data.
     pub fn failover(&self, replica: usize) {
         self.execute(replica, "CLUSTER FAILOVER");
-        eventually("the replica is a master", PATIENCE, || {
+        eventually("the replica is a master", AGREEMENT_TIMEOUT, || {
             let role: String = query(&self.servers[replica], "INFO replication");
             role.contains("role:master")
         });
@@ -230,11 +229,11 @@ impl RedisCluster {
     pub fn move_keys(&self, migration: &Migration) -> usize {
         let Migration { slot, from, to } = *migration;
         let mut connection = self.connection(from);
-        let keys: Vec<Vec<u8>> = command(&format!("CLUSTER GETKEYSINSLOT {slot} 100000"))
+        let keys: Vec<Vec<u8>> = redis_cmd(&format!("CLUSTER GETKEYSINSLOT {slot} 100000"))
             .query(&mut connection)
             .unwrap();
         if !keys.is_empty() {
-            let mut migrate = command(&format!("MIGRATE 127.0.0.1 {}", self.servers[to].port()));
+            let mut migrate = redis_cmd(&format!("MIGRATE 127.0.0.1 {}", self.servers[to].port()));
             migrate.arg(b"").arg(0).arg(10_000).arg("KEYS").arg(&keys);
             migrate.exec(&mut connection).unwrap();
         }
@@ -263,7 +262,7 @@ impl RedisCluster {
     }
 
     fn execute(&self, number: usize, command_line: &str) {
-        command(command_line).exec(&mut self.connection(number)).unwrap();
+        redis_cmd(command_line).exec(&mut self.connection(number)).unwrap();
     }
 }
 
@@ -306,15 +305,8 @@ fn server() -> Redis {
     (0..5).find_map(|_| start()).expect("redis-server does not start in cluster mode")
 }
 
-fn command(command_line: &str) -> Cmd {
-    let mut command_line = command_line.split(' ');
-    let mut command = redis::cmd(command_line.next().unwrap());
-    command.arg(command_line.collect::<Vec<_>>());
-    command
-}
-
 fn query<T: FromRedisValue>(server: &Redis, command_line: &str) -> T {
-    command(command_line).query(&mut server.connection()).unwrap()
+    redis_cmd(command_line).query(&mut server.connection()).unwrap()
 }
 
 /// First slot, last slot and master port of each slot range, as reported by `server`.

@@ -13,7 +13,7 @@ use super::{Redis, eventually, free_port};
 pub const NAME: &str = "main";
 
 /// Time limit for sentinels to agree on a change.
-const PATIENCE: Duration = Duration::from_secs(30);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A master, two replicas and three sentinels with a quorum of two; all killed when dropped.
 pub struct Sentinels {
@@ -46,7 +46,7 @@ impl Sentinels {
     /// replicas, and every running server follows that master. Takes some ten seconds after a
     /// failover.
     pub fn wait_until_agreed(&self) {
-        eventually("the sentinels agree", PATIENCE, || {
+        eventually("the sentinels agree", AGREEMENT_TIMEOUT, || {
             let infos = self.sentinels.iter().filter_map(|sentinel| sentinel.master_info().ok());
             let infos: Vec<HashMap<String, String>> = infos.collect();
             let healthy = infos.iter().all(|master_info| {
@@ -109,7 +109,7 @@ impl Sentinels {
         let mut failover = redis::cmd("SENTINEL");
         failover.arg("FAILOVER").arg(NAME);
         // Fails while another failover runs or no replica is known to be suitable.
-        eventually("a failover begins", PATIENCE, || {
+        eventually("a failover begins", AGREEMENT_TIMEOUT, || {
             self.sentinels[0].connection().is_ok_and(|mut to| failover.exec(&mut to).is_ok())
         });
         self.new_master(old)
@@ -131,7 +131,7 @@ impl Sentinels {
     pub fn first_named(&self, old: u16) {
         let mut asked = redis::cmd("SENTINEL");
         asked.arg("GET-MASTER-ADDR-BY-NAME").arg(NAME);
-        eventually("a sentinel names another master", PATIENCE, || {
+        eventually("a sentinel names another master", AGREEMENT_TIMEOUT, || {
             self.sentinels.iter().any(|sentinel| {
                 let named: RedisResult<(String, u16)> =
                     sentinel.connection().and_then(|mut to| asked.query(&mut to));
@@ -143,7 +143,7 @@ impl Sentinels {
     /// Waits until most sentinels name a master other than `old`, and returns its port.
     pub fn new_master(&self, old: Option<u16>) -> u16 {
         let mut master = None;
-        eventually("there is a new master", PATIENCE, || {
+        eventually("there is a new master", AGREEMENT_TIMEOUT, || {
             master = self.master();
             master.is_some() && master != old
         });
@@ -194,7 +194,7 @@ impl Sentinel {
             .expect("redis-server is installed by scripts/test.sh");
         let mut sentinel = Self { port, child, _dir: dir };
         let mut ended = false;
-        eventually("the sentinel answers", PATIENCE, || {
+        eventually("the sentinel answers", AGREEMENT_TIMEOUT, || {
             ended = sentinel.child.try_wait().unwrap().is_some();
             ended || sentinel.master_info().is_ok()
         });

@@ -6,10 +6,12 @@ use std::process::Command;
 use prost::Message as _;
 use tollgate_proto::quotaservice::AllowRequest;
 
+use crate::bench::args::BenchArgs;
+use crate::bench::buckets::{HOT, NAMESPACE};
+use crate::bench::error::Error;
 use crate::bench::plan::Backend;
-use crate::bench::rig::{HOT, NAMESPACE, Rig};
+use crate::bench::rig::Rig;
 use crate::bench::stats::Round;
-use crate::bench::{BenchArgs, Error};
 
 /// Records the request rate of h2load on the hot bucket of the node with Redis. Records nothing if
 /// h2load is not installed.

@@ -5,16 +5,18 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
+use rand::rngs::SmallRng;
 use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
 
-use crate::bench::measure::CpuUsage;
+use crate::bench::args::BenchArgs;
+use crate::bench::error::Error;
 use crate::bench::plan::Backend;
 use crate::bench::rig::{MEAN_WANTS, Rig, resource};
+use crate::bench::run::CpuUsage;
 use crate::bench::stats::Round;
-use crate::bench::{BenchArgs, Error};
-use crate::driver::{Connection, Failure};
+use crate::driver::{Failure, LeaseClient, lease_client};
 use crate::keys;
 
 /// Concurrent requests.
@@ -31,10 +33,20 @@ struct ClientPool {
 }
 
 impl ClientPool {
+    /// Number of clients.
+    fn clients(&self) -> usize {
+        self.has.borrow().len()
+    }
+
+    /// The random numbers of task `number`.
+    fn rng(&self, number: u64) -> SmallRng {
+        keys::rng(self.clients() as u64, number)
+    }
+
     /// Refreshes the lease of one client with new wants.
     async fn refresh(
         &self,
-        connection: &mut Connection,
+        connection: &mut LeaseClient,
         client: usize,
         wants: f64,
     ) -> Result<(), Failure> {
@@ -44,7 +56,7 @@ impl ClientPool {
             client_id: format!("client-{client}"),
             resource: vec![ResourceRequest { resource_id, priority, has, wants }],
         };
-        let response = connection.get_capacity(request).await?;
+        let response = connection.get(request).await?;
         if let Some(answer) = response.response.first() {
             self.has.borrow_mut()[client] = Some(answer.gets);
             self.decided.set(self.decided.get() + 1);
@@ -64,7 +76,7 @@ pub fn measure(
     rig.start(Backend::Redis)?;
     let server = rig.server(Backend::Redis)?;
     let servers = [server.process.id()];
-    let target = server.address.parse().map_err(Error::Other)?;
+    let target = server.target()?;
     let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Io)?;
     let pool = Rc::new(ClientPool {
         resource: resource(clients),
@@ -74,44 +86,14 @@ pub fn measure(
     let connections = runtime.block_on(async {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
-            connections.push(Connection::dial(&target, Duration::from_secs(30)).await);
+            connections.push(lease_client(&target, Duration::from_secs(30)).await);
         }
         connections
     });
-    let next = Rc::new(Cell::new(0));
-    let refresh_tasks = |stop: Rc<Cell<bool>>, fill: bool| {
-        let tasks = (0..CONCURRENCY).zip(connections.iter().cycle()).map(|(number, connection)| {
-            let (pool, next, stop) = (Rc::clone(&pool), Rc::clone(&next), Rc::clone(&stop));
-            let mut connection = connection.clone();
-            let mut rng = keys::rng(clients as u64, number);
-            async move {
-                while !stop.get() {
-                    let client = match fill {
-                        true => next.replace(next.get() + 1),
-                        false => rng.random_range(0..clients),
-                    };
-                    if client >= clients {
-                        break;
-                    }
-                    let wants = rng.random_range(1.0..2.0 * MEAN_WANTS - 1.0);
-                    pool.refresh(&mut connection, client, wants).await?;
-                }
-                Ok::<_, Failure>(())
-            }
-        });
-        tasks.collect::<Vec<_>>()
-    };
-    let local = LocalSet::new();
     let stop = Rc::new(Cell::new(false));
-    let (usage, time) = local.block_on(&runtime, async {
-        let mut tasks = JoinSet::new();
-        refresh_tasks(Rc::clone(&stop), true).into_iter().for_each(|task| {
-            tasks.spawn_local(task);
-        });
-        join_all(&mut tasks).await?;
-        refresh_tasks(Rc::clone(&stop), false).into_iter().for_each(|task| {
-            tasks.spawn_local(task);
-        });
+    let (before, after, decided, elapsed_s) = LocalSet::new().block_on(&runtime, async {
+        fill(&pool, &connections).await?;
+        let mut tasks = refresh_at_random(&pool, &connections, &stop);
         tokio::time::sleep(args.warmup()).await;
         let mut read_usage = || {
             CpuUsage::read(&servers, &mut rig.store(Backend::Redis).into_iter().collect::<Vec<_>>())
@@ -119,16 +101,60 @@ pub fn measure(
         let (before, decided, started) = (read_usage()?, pool.decided.get(), Instant::now());
         tokio::time::sleep(args.measured()).await;
         let (after, decided) = (read_usage()?, pool.decided.get() - decided);
-        let elapsed = started.elapsed();
+        let elapsed_s = started.elapsed().as_secs_f64();
         stop.set(true);
         join_all(&mut tasks).await?;
-        Ok::<_, Error>(((before, after), (decided as f64, elapsed.as_secs_f64())))
+        Ok::<_, Error>((before, after, decided as f64, elapsed_s))
     })?;
-    let ((before, after), (decided, elapsed_s)) = (usage, time);
     let name = format!("leases/{clients}");
     after.record(before, decided, &name, round);
     round.insert(format!("{name}.rate"), decided / elapsed_s);
     Ok(())
+}
+
+/// Requests a lease for each client, [`CONCURRENCY`] at a time.
+async fn fill(pool: &Rc<ClientPool>, connections: &[LeaseClient]) -> Result<(), Error> {
+    let next = Rc::new(Cell::new(0));
+    let mut tasks = JoinSet::new();
+    for (number, connection) in (0..CONCURRENCY).zip(connections.iter().cycle()) {
+        let (pool, next, mut connection) = (Rc::clone(pool), Rc::clone(&next), connection.clone());
+        let mut rng = pool.rng(number);
+        tasks.spawn_local(async move {
+            loop {
+                let client = next.replace(next.get() + 1);
+                if client >= pool.clients() {
+                    return Ok(());
+                }
+                pool.refresh(&mut connection, client, random_wants(&mut rng)).await?;
+            }
+        });
+    }
+    join_all(&mut tasks).await
+}
+
+/// Starts [`CONCURRENCY`] tasks that refresh the leases of random clients until `stop` is set.
+fn refresh_at_random(
+    pool: &Rc<ClientPool>,
+    connections: &[LeaseClient],
+    stop: &Rc<Cell<bool>>,
+) -> JoinSet<Result<(), Failure>> {
+    let mut tasks = JoinSet::new();
+    for (number, connection) in (0..CONCURRENCY).zip(connections.iter().cycle()) {
+        let (pool, stop, mut connection) = (Rc::clone(pool), Rc::clone(stop), connection.clone());
+        let mut rng = pool.rng(number);
+        tasks.spawn_local(async move {
+            while !stop.get() {
+                let client = rng.random_range(0..pool.clients());
+                pool.refresh(&mut connection, client, random_wants(&mut rng)).await?;
+            }
+            Ok(())
+        });
+    }
+    tasks
+}
+
+fn random_wants(rng: &mut SmallRng) -> f64 {
+    rng.random_range(1.0..2.0 * MEAN_WANTS - 1.0)
 }
 
 async fn join_all(tasks: &mut JoinSet<Result<(), Failure>>) -> Result<(), Error> {

@@ -105,52 +105,35 @@ const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
 /// Shares of the peak rate at which latency is measured.
 const PEAK_SHARES: [f64; 2] = [0.5, 0.8];
 
-/// Loads at a concurrency of 128, which the goals refer to.
-const MAIN_LOADS: [(Backend, Keys); 8] = [
-    (Backend::Empty, Keys::Hot),
-    (Backend::Embedded, Keys::Uniform),
-    (Backend::Embedded, Keys::Hot),
-    (Backend::Redis, Keys::Uniform),
-    (Backend::Redis, Keys::Zipf),
-    (Backend::Redis, Keys::Hot),
-    (Backend::Redis, Keys::Refused),
-    (Backend::OneCall, Keys::Uniform),
-];
-
-/// Loads at the other concurrencies.
-const OTHER_LOADS: [(Backend, Keys); 6] = [
-    (Backend::Empty, Keys::Hot),
-    (Backend::Embedded, Keys::Hot),
-    (Backend::Redis, Keys::Hot),
-    (Backend::Redis, Keys::Zipf),
-    (Backend::Redis, Keys::Uniform),
-    (Backend::OneCall, Keys::Uniform),
+/// The closed loops, and whether they run at every concurrency. All run at the first, 128, which
+/// the goals refer to.
+const LOADS: [(Backend, Keys, bool); 8] = [
+    (Backend::Empty, Keys::Hot, true),
+    (Backend::Embedded, Keys::Uniform, false),
+    (Backend::Embedded, Keys::Hot, true),
+    (Backend::Redis, Keys::Uniform, true),
+    (Backend::Redis, Keys::Zipf, true),
+    (Backend::Redis, Keys::Hot, true),
+    (Backend::Redis, Keys::Refused, false),
+    (Backend::OneCall, Keys::Uniform, true),
 ];
 
 /// All measurements, in order.
 pub fn all() -> Vec<Point> {
     let mut all = Vec::new();
-    for (connections, in_flight) in CONCURRENCY {
-        let main = (connections, in_flight) == CONCURRENCY[0];
-        for (backend, keys) in if main { &MAIN_LOADS[..] } else { &OTHER_LOADS[..] }.iter().copied()
-        {
-            all.push(Point::Load(Load { backend, keys, connections, in_flight, pace: None }));
-            if main && (backend, keys) == (Backend::Redis, Keys::Hot) {
+    for (number, (connections, in_flight)) in CONCURRENCY.into_iter().enumerate() {
+        let first = number == 0;
+        let load =
+            |backend, keys, pace| Point::Load(Load { backend, keys, connections, in_flight, pace });
+        for (backend, keys, _) in LOADS.into_iter().filter(|(.., every)| first || *every) {
+            all.push(load(backend, keys, None));
+            if first && (backend, keys) == (Backend::Redis, Keys::Hot) {
                 all.push(Point::H2load);
             }
         }
-        if main {
-            for (keys, pace) in [Keys::Hot, Keys::Uniform].into_iter().zip([PEAK_SHARES; 2]) {
-                all.extend(pace.map(|share| {
-                    let pace = Some(share);
-                    Point::Load(Load {
-                        backend: Backend::Redis,
-                        keys,
-                        connections,
-                        in_flight,
-                        pace,
-                    })
-                }));
+        if first {
+            for keys in [Keys::Hot, Keys::Uniform] {
+                all.extend(PEAK_SHARES.map(|share| load(Backend::Redis, keys, Some(share))));
             }
         }
     }

@@ -11,8 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use redis::Connection;
+use tollgate_server::client::{Credentials, Target};
 
-use crate::bench::Error;
+use crate::bench::error::Error;
 
 /// Time limit for a process to start serving.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
@@ -75,6 +76,13 @@ pub struct Server {
 }
 
 impl Server {
+    /// The server as a target, in cleartext.
+    pub fn target(&self) -> Result<Target, Error> {
+        let address = self.address.parse().map_err(Error::Other)?;
+        let target = Target::new(address, Credentials::default());
+        target.map_err(|error| Error::Other(error.to_string()))
+    }
+
     /// Starts `tollgate serve`.
     pub fn node<S: AsRef<OsStr>>(
         tollgate: &Path,

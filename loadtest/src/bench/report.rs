@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::bench::BenchArgs;
+use crate::bench::args::BenchArgs;
 use crate::bench::goals::{self, Outcome};
 use crate::bench::stats::{self, Round, Stat, Value};
 
@@ -135,6 +135,25 @@ impl fmt::Display for Report {
              highest; ratios are taken within a round. {buckets} buckets; {} CPUs for everything.",
             self.cpus
         )?;
+        self.goals_table(f)?;
+        self.load_tables(f)?;
+        self.lease_table(f)?;
+        self.scale_table(f)?;
+        let h2load = [("this generator", "redis/hot/128.rate"), ("h2load", "h2load/hot/128.rate")];
+        self.table(f, "one hot bucket, 128 concurrent", &h2load, &[("decisions a second", "{}")])?;
+        for (point, share) in self.faulty() {
+            writeln!(
+                f,
+                "\n{point}: up to {} % of the requests of a round were not decided as they should be.",
+                number(share * 100.0)
+            )?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn goals_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "\n| | goal | reached | |\n|---|---|---|---|")?;
         for Outcome { what, goal, reached, holds } in &self.goals {
             let verdict = match holds {
@@ -145,6 +164,11 @@ impl fmt::Display for Report {
             let reached = reached.as_ref().map_or_else(|| "–".to_owned(), cell);
             writeln!(f, "| {what} | {goal} | {reached} | {verdict} |")?;
         }
+        Ok(())
+    }
+
+    /// Rates, latencies and CPU times of Allow requests.
+    fn load_tables(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = [("1", "{}/1"), ("8", "{}/8"), ("128", "{}/128"), ("512", "{}/512")];
         for (title, figure) in [
             ("decisions a second, by concurrency", "rate"),
@@ -176,7 +200,10 @@ impl fmt::Display for Report {
             ("p99, µs", "{}.p99_us"),
             ("p99.9, µs", "{}.p99_9_us"),
         ];
-        self.table(f, "latency on a schedule", &paced, &latencies)?;
+        self.table(f, "latency on a schedule", &paced, &latencies)
+    }
+
+    fn lease_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let leases = [("10", "10"), ("1,000", "1000"), ("100,000", "100000")];
         let costs = [
             ("Redis CPU µs a decision", "leases/{}.redis_us"),
@@ -184,24 +211,17 @@ impl fmt::Display for Report {
             ("node CPU µs", "leases/{}.server_us"),
             ("decisions a second", "leases/{}.rate"),
         ];
-        self.table(f, "leases, by clients of the resource", &leases, &costs)?;
+        self.table(f, "leases, by clients of the resource", &leases, &costs)
+    }
+
+    fn scale_table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scale = [("1 on 1", "1x1"), ("2 on 2", "2x2"), ("3 on 3", "3x3")];
         let costs = [
             ("nodes, CPU µs a decision", "scale/{}.server_us"),
             ("Redis, CPU µs a decision", "scale/{}.redis_us"),
             ("decisions a second", "scale/{}.rate"),
         ];
-        self.table(f, "nodes on shards, uniform, 128 concurrent a node", &scale, &costs)?;
-        let h2load = [("this generator", "redis/hot/128.rate"), ("h2load", "h2load/hot/128.rate")];
-        self.table(f, "one hot bucket, 128 concurrent", &h2load, &[("decisions a second", "{}")])?;
-        for (point, share) in self.faulty() {
-            writeln!(
-                f,
-                "\n{point}: up to {} % of the requests of a round were not decided as they should be.",
-                number(share * 100.0)
-            )?;
-        }
-        Ok(())
+        self.table(f, "nodes on shards, uniform, 128 concurrent a node", &scale, &costs)
     }
 }
 

@@ -1,17 +1,18 @@
 //! The send loop for lease clients: one thread, a few shared connections.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::task::{self, JoinSet};
 use tollgate_proto::doorman::{
     self, GetCapacityRequest, GetCapacityResponse, ReleaseCapacityRequest, ResourceRequest,
+    ResourceResponse,
 };
+use tollgate_server::client::capacity::match_answers;
 
 use crate::capacity::fleet::{DueRefresh, Fleet, Lease};
 use crate::capacity::tally::Tally;
-use crate::driver::{Connection, Failure};
+use crate::driver::{Failure, LeaseClient};
 use crate::pace::Pacer;
 use crate::tally::{Live, Window};
 
@@ -43,7 +44,7 @@ impl Names {
 #[derive(Debug)]
 pub struct Driver {
     /// Connections, used round-robin.
-    pub connections: Vec<Connection>,
+    pub connections: Vec<LeaseClient>,
     /// Names of clients and resources.
     pub names: Names,
     /// Resource names by number.
@@ -146,7 +147,7 @@ impl Driver {
         let mut connection = self.connections[number % self.connections.len()].clone();
         let request = self.request(&due_refresh);
         in_flight.spawn_local(async move {
-            let result = connection.get_capacity(request).await;
+            let result = connection.get(request).await.map_err(Failure::from);
             Answer { due_refresh, sent, ended: Instant::now(), result }
         });
     }
@@ -190,33 +191,20 @@ impl Driver {
         }
     }
 
-    /// The lease granted for each item of `due_refresh`; `None` if the answer omits it. Nodes
-    /// answer in request order, but leases are matched by name.
+    /// The lease granted for each item of `due_refresh`; `None` if there is no answer for it.
     fn leases(
         &self,
         due_refresh: &DueRefresh,
         response: &GetCapacityResponse,
     ) -> Vec<Option<Lease>> {
-        let name = |item: usize| self.resources[due_refresh.items[item].resource].as_str();
-        let lease = |gets: &doorman::Lease| Lease {
-            expiry_s: gets.expiry_time,
-            refresh_s: gets.refresh_interval,
-            capacity: gets.capacity,
+        let names = due_refresh.items.iter().map(|item| self.resources[item.resource].as_str());
+        let answers = match_answers(names, &response.response, |answer| &answer.resource_id);
+        let lease = |answer: &ResourceResponse| Lease {
+            expiry_s: answer.gets.expiry_time,
+            refresh_s: answer.gets.refresh_interval,
+            capacity: answer.gets.capacity,
         };
-        let in_order = response.response.len() == due_refresh.items.len()
-            && (response.response.iter().enumerate())
-                .all(|(n, answer)| answer.resource_id == name(n));
-        if in_order {
-            return response.response.iter().map(|answer| Some(lease(&answer.gets))).collect();
-        }
-        let by_name: HashMap<_, _> = response
-            .response
-            .iter()
-            .map(|answer| (answer.resource_id.as_str(), &answer.gets))
-            .collect();
-        (0..due_refresh.items.len())
-            .map(|item| by_name.get(name(item)).map(|gets| lease(gets)))
-            .collect()
+        answers.into_iter().map(|answer| answer.ok().map(lease)).collect()
     }
 
     /// Releases all leases that are still held. Returns the number of clients that released theirs,
@@ -239,8 +227,7 @@ impl Driver {
                 client_id: self.names.client(client),
                 resource_id: held.iter().map(|held| self.resources[*held].clone()).collect(),
             };
-            in_flight
-                .spawn_local(async move { connection.release_capacity(request).await.is_ok() });
+            in_flight.spawn_local(async move { connection.release(request).await.is_ok() });
         }
         while let Some(result) = in_flight.join_next().await {
             count(result);
@@ -252,7 +239,7 @@ impl Driver {
 /// Shortest refresh interval of `resources`, found by a client that requests each of them with
 /// wants of 0 and then releases them.
 pub async fn probe(
-    connection: &mut Connection,
+    connection: &mut LeaseClient,
     client_id: String,
     resources: &[String],
 ) -> Result<Duration, Failure> {
@@ -263,10 +250,10 @@ pub async fn probe(
         wants: 0.0,
     });
     let request = GetCapacityRequest { client_id: client_id.clone(), resource: wanted.collect() };
-    let response = connection.get_capacity(request).await?;
+    let response = connection.get(request).await?;
     let release = ReleaseCapacityRequest { client_id, resource_id: resources.to_vec() };
     // An unreleased lease expires.
-    let _ = connection.release_capacity(release).await;
+    let _ = connection.release(release).await;
     let intervals = response.response.iter().map(|answer| answer.gets.refresh_interval);
     let seconds = intervals.min().and_then(|seconds| u64::try_from(seconds).ok());
     Ok(Duration::from_secs(seconds.unwrap_or(0)))

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::capacity::CapacityArgs;
+use crate::capacity::args::CapacityArgs;
 use crate::capacity::drive::Names;
 use crate::capacity::fleet::Fleet;
 use crate::capacity::tally::Tally;
@@ -165,6 +165,29 @@ impl Verdict {
     }
 }
 
+impl Load {
+    fn new(args: &CapacityArgs) -> Self {
+        Self {
+            targets: args.credentials.urls(&args.target),
+            connections: args.connections,
+            max_outstanding: args.max_outstanding,
+            clients: args.clients,
+            resources: args.resources,
+            resource_pattern: args.resource_pattern.clone(),
+            resources_per_client: args.resources_per_client,
+            wants: args.wants,
+            step: args.step,
+            refresh_every_s: args.refresh_every.map(|interval| interval.as_secs_f64()),
+            jump_at_s: args.jump_at.map(|at| at.as_secs_f64()),
+            jump: args.jump,
+            capacity: args.capacity,
+            seed: args.seed,
+            warmup_s: args.warmup.as_secs_f64(),
+            duration_s: args.duration.as_secs_f64(),
+        }
+    }
+}
+
 impl Report {
     /// Report of a run with `args`; `released` counts the clients that released their leases, and
     /// those that failed to.
@@ -187,24 +210,7 @@ impl Report {
         let seconds = args.duration.as_secs_f64();
         let errors = tally.failed_in_all();
         Self {
-            load: Load {
-                targets: args.target.iter().map(ToString::to_string).collect(),
-                connections: args.connections,
-                max_outstanding: args.max_outstanding,
-                clients: args.clients,
-                resources: args.resources,
-                resource_pattern: args.resource_pattern.clone(),
-                resources_per_client: args.resources_per_client,
-                wants: args.wants,
-                step: args.step,
-                refresh_every_s: args.refresh_every.map(|interval| interval.as_secs_f64()),
-                jump_at_s: args.jump_at.map(|at| at.as_secs_f64()),
-                jump: args.jump,
-                capacity: args.capacity,
-                seed: args.seed,
-                warmup_s: args.warmup.as_secs_f64(),
-                duration_s: seconds,
-            },
+            load: Load::new(args),
             requests: tally.answered + errors,
             requests_per_s: tally.answered_in_time as f64 / seconds,
             decisions: tally.leases,

@@ -13,18 +13,18 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use h2::client::{self, SendRequest};
 use h2::{Reason, RecvStream};
 use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TE};
-use http::{Method, Request, StatusCode, Uri, Version};
+use http::uri::{PathAndQuery, Scheme};
+use http::{Method, Request, StatusCode, Version};
 use prost::Message as _;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::sync::Mutex;
 use tokio::time::Sleep;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
-use tollgate_server::tls::Dialer;
+use tollgate_server::client::Target;
 use tonic::Code;
 
-use super::{CONNECT_TIMEOUT, Failure, Target};
-use crate::allow::MAX_RUN;
+use super::{CONNECT_TIMEOUT, Failure};
+use crate::args::MAX_RUN;
 
 /// Flow-control window of streams and connections, in bytes; larger than all answers in flight.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -54,7 +54,9 @@ impl Caller {
     /// Connects to `target`. If that fails, each request reconnects and fails by itself, so an
     /// outage at the start is measured like a later one.
     pub async fn dial(target: &Target, timeout: Duration) -> Self {
-        let caller = Self::new(Arc::new(Reconnector::new(target)), timeout);
+        let authorization = target.credentials().authorization().await;
+        let reconnector = Reconnector::new(target.clone(), authorization);
+        let caller = Self::new(Arc::new(reconnector), timeout);
         let _ = caller.reconnector.connection(0).await;
         caller
     }
@@ -238,8 +240,7 @@ fn code(error: &h2::Error) -> Code {
 struct Reconnector {
     /// Head of every request.
     head: Request<()>,
-    /// TLS connector; `None` for cleartext.
-    dialer: Option<Dialer>,
+    target: Target,
     connection: Mutex<Option<H2Connection>>,
 }
 
@@ -258,21 +259,20 @@ impl fmt::Debug for Reconnector {
 }
 
 impl Reconnector {
-    fn new(Target { uri, credentials }: &Target) -> Self {
+    fn new(target: Target, authorization: Option<HeaderValue>) -> Self {
+        let scheme = match target.credentials().dialer() {
+            None => Scheme::HTTP,
+            Some(_) => Scheme::HTTPS,
+        };
+        let path = PathAndQuery::from_static("/quotaservice.QuotaService/Allow");
         let mut head = Request::new(());
-        let mut parts = uri.clone().into_parts();
-        parts.path_and_query =
-            Some(http::uri::PathAndQuery::from_static("/quotaservice.QuotaService/Allow"));
         *head.method_mut() = Method::POST;
         *head.version_mut() = Version::HTTP_2;
-        // `Target` ensures a scheme and a host.
-        *head.uri_mut() = Uri::from_parts(parts).unwrap_or_default();
+        *head.uri_mut() = target.address().uri(scheme, path);
         head.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
         head.headers_mut().insert(TE, HeaderValue::from_static("trailers"));
-        if let Some(value) = &credentials.authorization {
-            head.headers_mut().insert(AUTHORIZATION, value.clone());
-        }
-        Self { head, dialer: credentials.dialer.clone(), connection: Mutex::new(None) }
+        head.headers_mut().extend(authorization.map(|value| (AUTHORIZATION, value)));
+        Self { head, target, connection: Mutex::new(None) }
     }
 
     /// A connection newer than number `lost`. One caller connects on behalf of all that wait.
@@ -291,13 +291,11 @@ impl Reconnector {
     }
 
     async fn dial(&self) -> io::Result<SendRequest<Bytes>> {
-        let uri = self.head.uri();
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-        let port = uri.port_u16();
-        if let Some(dialer) = &self.dialer {
-            return handshake(dialer.dial(host, port.unwrap_or(443)).await?).await;
+        let address = self.target.address();
+        if let Some(dialer) = self.target.credentials().dialer() {
+            return handshake(dialer.dial(address.host(), address.port()).await?).await;
         }
-        let stream = TcpStream::connect((host, port.unwrap_or(80))).await?;
+        let stream = address.connect(CONNECT_TIMEOUT).await?;
         stream.set_nodelay(true)?;
         handshake(stream).await
     }

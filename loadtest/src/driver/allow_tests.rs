@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tollgate_proto::quotaservice::quota_service_server::{QuotaService, QuotaServiceServer};
+use tollgate_server::client::Credentials;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Response, Status};
 
@@ -48,7 +49,8 @@ const ANY: &str = "127.0.0.1:0";
 const LONG_TIMEOUT: Duration = Duration::from_secs(10);
 
 async fn caller(address: SocketAddr, timeout: Duration) -> Caller {
-    Caller::dial(&address.to_string().parse().expect("a target"), timeout).await
+    let target = Target::new(address.into(), Credentials::default()).expect("a target");
+    Caller::dial(&target, timeout).await
 }
 
 async fn ask(caller: &mut Caller, name: &str) -> Result<String, &'static str> {

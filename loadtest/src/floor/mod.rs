@@ -16,7 +16,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use crate::allow::RunError;
+use crate::error::RunError;
 
 mod script;
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
-use crate::allow::{MAX_RUN, RunError};
-use crate::capacity::at_least_0;
+use crate::args::{MAX_RUN, at_least_0};
+use crate::error::RunError;
 use crate::scenario::plan::{Algorithm, Scenario};
 use crate::scenario::report::Report;
 use crate::scenario::tree::Tree;

@@ -226,6 +226,13 @@ impl fmt::Display for Report {
             number(self.mean_has),
             number(self.mean_wants)
         )?;
+        self.shortfalls_text(f)
+    }
+}
+
+impl Report {
+    fn shortfalls_text(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let document = &self.document;
         let of_document = |value: Option<f64>| {
             value.map(|value| format!("{value} = {:.2} %", value / CAPACITY * 100.0))
         };

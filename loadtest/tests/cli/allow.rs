@@ -18,13 +18,13 @@ fn a_hot_bucket_of_an_honest_server_keeps_its_books_and_is_saturated() {
     let server = Server::start(None, honest(limit(100, 500.0), false));
     let run = server.load(&format!(
         "{SHORT} --size 100 --fill-rate 500 --max-debt 0s --bucket b --namespace n \
-         --expect-saturation 0.95 --json"
+         --expect-saturation 0.8 --json"
     ));
     assert_eq!(run.code, 0, "{run:?}");
     let report = run.json();
     assert_eq!(report["verdict"], "ok");
     assert_eq!(report["books"]["most_loaded"]["bucket"], "n:b");
-    assert!(report["books"]["saturation"]["delivered"].as_f64().unwrap() > 0.95);
+    assert!(report["books"]["saturation"]["delivered"].as_f64().unwrap() > 0.8);
     assert!(report["refused_by_status"]["REJECTED_TIMEOUT"].as_u64().unwrap() > 0);
     assert!(report["requests_per_s"].as_f64().unwrap() > 100.0);
 }

@@ -7,8 +7,11 @@ fn bad_arguments_exit_with_2_and_a_reason() {
     for (args, reason) in [
         ("", "Usage"),
         ("alow", "allow"),
-        ("allow --target https://a:1", "only http:// is supported"),
-        ("allow --target http://a:1/b", "without a path"),
+        (
+            "allow --target https://a:1",
+            "https://a:1 needs TLS: name the CA certificates with --ca-file",
+        ),
+        ("allow --target http://a:1/b", "is not a valid address: write HOST:PORT"),
         ("allow --duration ten", "--duration"),
         ("allow --duration 0s", "--duration must be above 0"),
         ("allow --duration 10years", "30 days"),

@@ -132,8 +132,7 @@ impl Case {
                 Way::Rpc => work.by_rpc(MemoryStore::new()).await,
                 Way::Node => {
                     let (store, health) = redis(store).await?;
-                    let metrics = Arc::new(Metrics::new());
-                    let ahead = Ahead::new(Arc::clone(health.members()), metrics);
+                    let ahead = Ahead::new(Arc::clone(health.members()));
                     let prefetching = Prefetching::new(store.clone(), Arc::new(ahead));
                     let (service, _, limits) = service(prefetching)?;
                     // As in a node that has been up for a while.
@@ -276,7 +275,7 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
         max_idle_ms: None,
         tokens,
         deal: Deal::Take { max_wait_ms: 1000 },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite: false,
     }

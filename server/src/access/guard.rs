@@ -26,10 +26,12 @@ const MAX_CACHED_TOKENS: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The caller can't be identified.
-    #[error("say who asks: this node wants a bearer token or a client certificate that it knows")]
+    #[error(
+        "the credentials are missing or unknown: send a bearer token or a client certificate that is in the node's access file"
+    )]
     Unknown,
     /// The caller lacks the right.
-    #[error("this caller may not ask for that")]
+    #[error("the node's access file does not permit this caller to make this request")]
     Forbidden,
     /// The caller may lease these resources, but not on behalf of other clients.
     #[error(
@@ -162,9 +164,13 @@ impl Guard {
                 }
             }
         };
-        access.counts().refused(transport, reason);
+        access.counts.refused(transport, reason);
         if let Some(held_back) = access.refusals.pass() {
-            tracing::warn!(reason = reason.word(), held_back, "a request was refused: who asks?");
+            tracing::warn!(
+                reason = reason.word(),
+                held_back,
+                "a request was refused: its credentials are missing or unknown"
+            );
         }
         Err(Refusal::Unknown)
     }
@@ -358,7 +364,7 @@ impl Identity {
 
     /// Counts and logs a refusal.
     fn refused(&self, reason: Refused) {
-        self.access.counts().refused(self.transport, reason);
+        self.access.counts.refused(self.transport, reason);
         if let Some(held_back) = self.access.refusals.pass() {
             let caller = self.all().next().map(|caller| &*caller.name);
             tracing::warn!(caller, reason = reason.word(), held_back, "a request was refused");

@@ -1,18 +1,17 @@
-//! The access file in use: loaded as a whole, and replaced atomically on reload.
+//! The access rules in use, from the access file.
 
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use arc_swap::{ArcSwap, Guard as Loaded};
+use arc_swap::Guard as Loaded;
 use smallvec::SmallVec;
 
 use super::token::Tokens;
-use crate::config::Faults;
+use crate::config::LoadError;
 use crate::config::access::{Caller, parse};
-use crate::files::{self, LOOK, Refusal, Refused, Watched};
+use crate::files::{self, Live, Source};
 use crate::logging::Repeating;
-use crate::metrics::{AccessMetrics, Metrics};
+use crate::metrics::{AccessMetrics, LoadMetrics, Metrics};
 
 /// Indexes of callers in [`Callers::all`]. Usually there is one.
 pub(super) type CallerIndexes = SmallVec<[usize; 2]>;
@@ -21,22 +20,6 @@ pub(super) type CallerIndexes = SmallVec<[usize; 2]>;
 /// against every caller, and real certificates have only a few.
 const MAX_CERTIFICATE_NAMES: usize = 64;
 
-/// Why an access file was rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file can't be read.
-    #[error("{0}")]
-    Unreadable(#[from] io::Error),
-    /// The file's content is invalid.
-    #[error("{path}:\n{faults}")]
-    Faulty {
-        /// The file.
-        path: PathBuf,
-        /// Every fault found.
-        faults: Faults,
-    },
-}
-
 /// Reads and validates an access file.
 pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
     let text = files::read_text(path)?;
@@ -44,7 +27,7 @@ pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
 }
 
 /// The callers of one version of the access file.
-pub(super) struct Callers {
+pub struct Callers {
     pub(super) all: Vec<Caller>,
     tokens: Tokens,
     anyone: Option<usize>,
@@ -81,16 +64,46 @@ impl Callers {
     }
 }
 
-/// The access rules in use, and the file they are loaded from.
+/// The access file.
+pub struct AccessFile(PathBuf);
+
+impl Source for AccessFile {
+    type Content = Vec<Caller>;
+    type Value = Callers;
+    type Error = LoadError;
+
+    const REFUSED: &'static str = "new access file refused, the old one stays";
+    const ADVICE: &'static str = "see what `tollgate check --access` says of the file";
+
+    fn paths(&self) -> Vec<&Path> {
+        vec![&self.0]
+    }
+
+    fn is_unreadable(error: &LoadError) -> bool {
+        matches!(error, LoadError::Unreadable(_))
+    }
+
+    fn read(&self) -> Result<Vec<Caller>, LoadError> {
+        read(&self.0)
+    }
+
+    fn prepare(&self, callers: Vec<Caller>, _previous: Option<&Callers>) -> Callers {
+        Callers::new(callers)
+    }
+
+    fn report(&self, callers: &Callers) {
+        let path = self.0.display();
+        tracing::info!(%path, callers = callers.all.len(), "access file in use");
+        if callers.all.is_empty() {
+            tracing::warn!(%path, "the access file names nobody: nobody may ask");
+        }
+    }
+}
+
+/// The access rules in use.
 pub struct Access {
-    path: PathBuf,
-    current: ArcSwap<Callers>,
-    watched: Watched,
-    /// Held during a reload, so that a slow reload can't replace a newer one.
-    reloading: Mutex<()>,
-    counts: AccessMetrics,
-    failures: Repeating,
-    refused: Refused,
+    file: Arc<Live<AccessFile>>,
+    pub(super) counts: AccessMetrics,
     pub(super) refusals: Repeating,
     /// Limits log lines about clusters that report more clients than their `lend` allows.
     pub(super) beyond_lend: Repeating,
@@ -99,90 +112,29 @@ pub struct Access {
 impl Access {
     /// Loads the file for the first time.
     pub fn load(path: &Path, metrics: &Metrics) -> Result<Self, LoadError> {
-        let watched = Watched::new([path]);
-        let callers = read(path)?;
-        let counts = AccessMetrics::new(metrics);
-        counts.loaded();
-        log_loaded(path, &callers);
-        let current = ArcSwap::from_pointee(Callers::new(callers));
-        let (path, failures) = (path.to_owned(), Repeating::default());
-        let (reloading, refusals) = (Mutex::default(), Repeating::default());
-        let (refused, beyond_lend) = (Refused::default(), Repeating::default());
+        let file = Live::new(AccessFile(path.to_owned()), LoadMetrics::access(metrics))?;
         Ok(Self {
-            path,
-            current,
-            watched,
-            reloading,
-            counts,
-            failures,
-            refused,
-            refusals,
-            beyond_lend,
+            file: Arc::new(file),
+            counts: AccessMetrics::new(metrics),
+            refusals: Repeating::default(),
+            beyond_lend: Repeating::default(),
         })
     }
 
-    /// Why the file's current version is not in use; `None` if it is.
-    pub fn refusal(&self) -> Option<Refusal> {
-        self.refused.get()
+    /// The rules in use, and their file.
+    pub fn file(&self) -> &Arc<Live<AccessFile>> {
+        &self.file
     }
 
     pub(super) fn current(&self) -> Loaded<Arc<Callers>> {
-        self.current.load()
-    }
-
-    pub(super) fn counts(&self) -> &AccessMetrics {
-        &self.counts
-    }
-
-    /// Loads the file again. If it is invalid, the current rules stay in use. Blocks.
-    pub fn reload(&self) -> Result<(), LoadError> {
-        let _reloading = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        self.watched.take();
-        let callers = read(&self.path).inspect_err(|error| {
-            self.counts.failed();
-            self.refused.set(error);
-            if let Some(held_back) = self.failures.pass() {
-                tracing::error!(
-                    %error, held_back, advice = "see what `tollgate check --access` says of the file",
-                    "new access file refused, the old one stays"
-                );
-            }
-        })?;
-        let callers = Arc::new(Callers::new(callers));
-        self.current.store(Arc::clone(&callers));
-        // Count and log only after the swap: an observer may then rely on the new callers.
-        self.counts.loaded();
-        self.refused.clear();
-        log_loaded(&self.path, &callers.all);
-        Ok(())
-    }
-
-    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
-        let access = Arc::clone(self);
-        let _ = tokio::task::spawn_blocking(move || access.reload()).await;
-    }
-
-    /// Reloads the file whenever it has changed, until the future is dropped.
-    pub async fn watch(self: &Arc<Self>) {
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let access = Arc::clone(self);
-            let poll = move || access.watched.settled_on_a_change().then(|| access.reload());
-            let _ = tokio::task::spawn_blocking(poll).await;
-        }
-    }
-}
-
-fn log_loaded(path: &Path, callers: &[Caller]) {
-    tracing::info!(path = %path.display(), callers = callers.len(), "access file in use");
-    if callers.is_empty() {
-        tracing::warn!(path = %path.display(), "the access file names nobody: nobody may ask");
+        self.file.current()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
@@ -210,7 +162,7 @@ mod tests {
         let counts = Arc::new(Mutex::new(Vec::new()));
         let layer = CallersAtEvent { access: Arc::clone(&access), counts: Arc::clone(&counts) };
         let subscriber = tracing_subscriber::registry().with(layer);
-        tracing::subscriber::with_default(subscriber, || access.reload()).unwrap();
+        tracing::subscriber::with_default(subscriber, || access.file.reload()).unwrap();
         // Two events: the file is in use, and it has no callers.
         assert_eq!(*counts.lock().unwrap(), [0, 0]);
     }

@@ -10,5 +10,7 @@ mod live;
 mod token;
 
 pub use guard::{Caller, Guard, Refusal};
-pub use live::{Access, LoadError, read};
+pub use live::{Access, AccessFile, read};
+
+pub use crate::config::LoadError;
 pub use token::Token;

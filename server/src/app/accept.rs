@@ -4,7 +4,6 @@
 use std::future::Future;
 use std::io;
 use std::pin::pin;
-use std::thread;
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -13,7 +12,8 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
 
-use super::{Error, Listeners, stop_signal};
+use super::thread::{self, stop_signal};
+use super::{Error, Listeners};
 use crate::logging::Repeating;
 use crate::transport::load::{ConnectionSlot, ConnectionSlots};
 
@@ -54,11 +54,6 @@ impl AcceptThread {
         let system_error = |error| Error::System("a bound address", error);
         let grpc_listener = listeners.grpc.into_std().map_err(system_error)?;
         let http_listener = listeners.http.into_std().map_err(system_error)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Error::System("a runtime", error))?;
-        let (end, ended) = oneshot::channel();
         let accepting = async move {
             let grpc_listener = TcpListener::from_std(grpc_listener)?;
             let http_listener = TcpListener::from_std(http_listener)?;
@@ -68,16 +63,11 @@ impl AcceptThread {
             );
             io::Result::Ok(())
         };
-        thread::Builder::new()
-            .name("accept".to_owned())
-            .spawn(move || {
-                if let Err(error) = runtime.block_on(accepting) {
-                    tracing::error!(%error, "no connections can be accepted");
-                }
-                // Fails if the node no longer waits for this thread.
-                let _ = end.send(());
-            })
-            .map_err(|error| Error::System("a thread", error))?;
+        let ended = thread::start("accept".to_owned(), || async {
+            if let Err(error) = accepting.await {
+                tracing::error!(%error, "no connections can be accepted");
+            }
+        })?;
         Ok(Self(ended))
     }
 
@@ -158,28 +148,24 @@ fn close(listener: TcpListener, workers: &PortWorkers) -> Vec<TcpStream> {
         while waiting.len() < BACKLOG
             && let Ok((stream, _)) = listener.accept()
         {
-            waiting.extend(ready(stream).ok());
+            let accepted = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+            waiting.extend(accepted.and_then(without_delay).ok());
         }
     }
     workers.stop.send_replace(true);
     waiting
 }
 
-fn ready(stream: std::net::TcpStream) -> io::Result<TcpStream> {
-    stream.set_nonblocking(true)?;
-    // Nagle's algorithm would delay a response until the one before it is acknowledged.
+/// Disables Nagle's algorithm, which would delay a response until the one before it is
+/// acknowledged.
+fn without_delay(stream: TcpStream) -> io::Result<TcpStream> {
     stream.set_nodelay(true)?;
-    TcpStream::from_std(stream)
+    Ok(stream)
 }
 
 /// The next connection; `None` after a failure and a pause.
 async fn next(listener: &TcpListener, failures: &Repeating) -> Option<TcpStream> {
-    let accepted = listener.accept().await.and_then(|(stream, _)| {
-        // Nagle's algorithm would delay a response until the one before it is acknowledged.
-        stream.set_nodelay(true)?;
-        Ok(stream)
-    });
-    match accepted {
+    match listener.accept().await.and_then(|(stream, _)| without_delay(stream)) {
         Ok(stream) => Some(stream),
         Err(error) => {
             if let Some(held_back) = failures.pass() {

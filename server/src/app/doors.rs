@@ -7,9 +7,10 @@ use tokio::net::TcpListener;
 
 use super::{Error, Listeners};
 use crate::access::Access;
+use crate::client::Target;
 use crate::files;
 use crate::metrics::Metrics;
-use crate::settings::{Doors, ParentFiles, Settings, is_elsewhere};
+use crate::settings::{Doors, ParentFiles, Settings};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
 use crate::transport::door::Door;
 use crate::transport::http::Hosts;
@@ -29,7 +30,7 @@ pub(super) fn open(settings: &Doors, metrics: &Metrics) -> Result<Door, Error> {
         None => None,
     };
     let access = match &settings.access {
-        Some(path) => Some(Arc::new(Access::load(path, metrics)?)),
+        Some(path) => Some(Arc::new(Access::load(path, metrics).map_err(Error::Access)?)),
         None => None,
     };
     Ok(Door { tls, access })
@@ -67,23 +68,23 @@ pub(super) fn warn_if_unspecified(advertise: &str) {
     if advertise.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_unspecified()) {
         tracing::warn!(
             advertise,
-            advice = "say with --advertise HOST:PORT what clients should dial",
-            "clients that ask where to dial (Discovery) are told an address that nobody can"
+            advice = "set --advertise HOST:PORT to the address that clients should dial",
+            "Discovery returns an address to clients that cannot be dialed"
         );
     }
 }
 
 /// Warns if the token for a parent on another machine is sent without TLS.
-pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[String]) {
+pub(super) fn warn_if_token_in_the_clear(files: &ParentFiles, parents: &[Target]) {
     if files.parent_token_file.is_none() || files.parent_ca_file.is_some() {
         return;
     }
-    if let Some(address) = parents.iter().find(|address| is_elsewhere(address)) {
+    if let Some(parent) = parents.iter().find(|parent| parent.address().is_elsewhere()) {
         tracing::warn!(
-            address,
-            missing = "anybody on the way may read it (--parent-ca-file)",
+            address = %parent.address(),
+            missing = "TLS, without which others can read it (--parent-ca-file)",
             advice = "see docs/security.md",
-            "the token for the parent is sent in the clear"
+            "the token for the parent is sent unencrypted"
         );
     }
 }

@@ -1,12 +1,12 @@
 //! The heartbeat thread. It detects recovered store servers and counts the nodes. It is a thread of
 //! its own so that load on the other threads can't delay it.
 
+use std::io;
 use std::time::Duration;
-use std::{io, thread};
 
 use tokio::sync::oneshot;
 
-use super::Error;
+use super::{Error, thread};
 use crate::store::redis::Connector;
 
 /// Timeout for deregistering the node.
@@ -26,13 +26,8 @@ impl Heartbeat {
     /// Starts the thread, which first registers the node `id`; see
     /// [`registered`](Self::registered).
     pub(super) fn start(connector: Connector, id: String) -> Result<Self, Error> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| Error::System("a runtime", error))?;
         let (registered, is_registered) = oneshot::channel();
         let (stop, stopped) = oneshot::channel();
-        let (end, ended) = oneshot::channel();
         let beat = async move {
             let heartbeats = async {
                 connector.greet(&id).await;
@@ -47,13 +42,7 @@ impl Heartbeat {
             // Without this, the other nodes notice when the registration expires.
             let _ = tokio::time::timeout(LEAVE_TIMEOUT, connector.leave(&id)).await;
         };
-        thread::Builder::new()
-            .name("heartbeat".to_owned())
-            .spawn(move || {
-                runtime.block_on(beat);
-                let _ = end.send(());
-            })
-            .map_err(|error| Error::System("a thread", error))?;
+        let ended = thread::start("heartbeat".to_owned(), || beat)?;
         Ok(Self { registered: Some(is_registered), stop: Some(stop), ended: Some(ended) })
     }
 

@@ -7,23 +7,24 @@ use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
-use super::node::Node;
+use super::node::{Node, NodeArgs};
+use crate::client::answer_within;
 use crate::settings::duration;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The owner of the bucket
+    /// The namespace
     namespace: String,
     /// The bucket
     bucket: String,
-    /// How many tokens; 0 means 1
+    /// Number of tokens; 0 means 1
     #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
     tokens: i64,
-    /// The longest wait to accept, where it is shorter than the bucket's own limit
+    /// The longest wait to accept, if it is shorter than the bucket's own limit
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
     #[command(flatten)]
-    node: Node,
+    node: NodeArgs,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -31,7 +32,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     let json = args.json;
-    let response = super::block_on(ask(args))??;
+    let node = args.node.node()?;
+    let response = super::block_on(ask(&node, args))??;
     if json {
         let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         super::print(&(text + "\n"))?;
@@ -41,12 +43,12 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
 }
 
-async fn ask(args: Args) -> Result<AllowResponse, String> {
+async fn ask(node: &Node, args: Args) -> Result<AllowResponse, String> {
     let max_wait_millis = match args.max_wait {
         Some(wait) => Some(i64::try_from(wait.as_millis()).map_err(|_| "--max-wait is too long")?),
         None => None,
     };
-    let channel = args.node.connect().await?;
+    let mut client = QuotaServiceClient::new(node.connect().await?);
     let request = AllowRequest {
         namespace: args.namespace,
         bucket_name: args.bucket,
@@ -54,10 +56,10 @@ async fn ask(args: Args) -> Result<AllowResponse, String> {
         max_wait_millis_override: max_wait_millis.unwrap_or_default(),
         max_wait_time_override: max_wait_millis.is_some(),
     };
-    let answer = QuotaServiceClient::new(channel).allow(request).await;
-    answer
-        .map(tonic::Response::into_inner)
-        .map_err(|status| args.node.error_text("decision", &status))
+    match answer_within(node.timeout, client.allow(request)).await {
+        Ok(response) => Ok(response),
+        Err(status) => Err(node.error_text("decision", &status).await),
+    }
 }
 
 fn text(response: &AllowResponse) -> String {

@@ -11,7 +11,7 @@ use crate::service::limits::{self, LoadError};
 pub(super) struct Args {
     /// The limits file, or with --access the access file
     file: PathBuf,
-    /// It is an access file: print who may do what
+    /// The file is an access file: print the callers and their permissions
     #[arg(long)]
     access: bool,
 }

@@ -3,21 +3,21 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::http::Http;
+use http::uri::PathAndQuery;
+
+use super::http::HttpArgs;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
-    http: Http,
+    http: HttpArgs,
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
-    let response = args.http.get("/readyz", TIMEOUT);
-    let response = response.map_err(|error| {
-        args.http.why(&error).unwrap_or_else(|| format!("{}: {error}", args.http.address()))
-    })?;
+    let path = PathAndQuery::from_static("/readyz");
+    let response = args.http.get(path, TIMEOUT, |address, error| format!("{address}: {error}"))?;
     super::print(&response.body)?;
     Ok(ExitCode::from(u8::from(response.status != 200)))
 }

@@ -28,17 +28,17 @@ mod why;
     about = "A quota service: ask it for tokens before a call, and what you share stays up",
     after_help = "Examples:
   tollgate serve --limits config/limits.yaml
-      One node on its own memory, on 127.0.0.1:10990 (gRPC) and :10991 (HTTP)
+      Run one node with its state in memory, on 127.0.0.1:10990 (gRPC) and :10991 (HTTP)
   tollgate serve --limits limits.yaml --store redis://redis:6379
-      One of many nodes that share their buckets in Redis
+      Run one of several nodes that share their buckets in Redis
   tollgate check limits.yaml
-      All faults of a limits file, or the limits with every default filled in
+      Print all faults of a limits file, or the limits with every default
   tollgate allow Pinky_TheBrain UserService_getUser --tokens 5
-      Ask for five tokens, and see what comes back
+      Ask for five tokens, and print the answer
   tollgate capacity get app-1 db.users 100
       Ask for a lease on a share of what db.users can take
   tollgate capacity show
-      What is leased, of which resource"
+      Show the leases of every resource"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -49,15 +49,15 @@ struct Cli {
 enum Command {
     /// Run a node
     Serve(Box<serve::Args>),
-    /// Check a limits file, and print it as understood; or an access file
+    /// Check a limits file or an access file, and print its content with defaults
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
-    /// Ask a node for leases on shared capacity, and see who holds what
+    /// Ask a node for leases on shared capacity, and show their holders
     Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
     Health(health::Args),
-    /// Make a token for a caller, and the hash of it for the access file
+    /// Make a token for a caller, and its hash for the access file
     Token(token::Args),
     /// Print completions for a shell
     Completions {
@@ -90,7 +90,7 @@ pub fn main() -> ExitCode {
 /// Runs a future on a runtime of its own.
 fn block_on<T>(future: impl Future<Output = T>) -> Result<T, String> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| format!("no runtime: {error}"))?;
+    let runtime = runtime.map_err(|error| format!("can't start the runtime: {error}"))?;
     let done = runtime.block_on(future);
     // Does not wait for DNS lookups that still block a runtime thread.
     runtime.shutdown_background();

@@ -17,7 +17,7 @@ pub(super) struct Args {
     #[command(flatten)]
     settings: Settings,
 
-    /// How log lines look
+    /// The format of log lines
     #[arg(long, env = "TOLLGATE_LOG_FORMAT", value_enum, default_value_t)]
     log_format: LogFormat,
 
@@ -29,7 +29,7 @@ pub(super) struct Args {
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     logging::init(args.log_format, &args.log_level)?;
     super::block_on(async {
-        let watch = |kind| signal(kind).map_err(|error| format!("no signals: {error}"));
+        let watch = |kind| signal(kind).map_err(|error| format!("can't handle signals: {error}"));
         let mut terminate = watch(SignalKind::terminate())?;
         let mut interrupt = watch(SignalKind::interrupt())?;
         let mut hangup = watch(SignalKind::hangup())?;

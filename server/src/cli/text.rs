@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use crate::logging::is_unprintable;
+
 /// 9999-12-31T23:59:59Z, the last second with a four-digit year.
 const MAX_CALENDAR_S: i64 = 253_402_300_799;
 
@@ -72,19 +74,11 @@ pub(super) fn remaining(at_s: i64, now_s: i64) -> Option<String> {
     (at_s > now_s).then(|| format!("{} s", at_s.abs_diff(now_s)))
 }
 
-/// Control characters, and invisible or bidirectional formatting characters, which could move the
-/// cursor, ring the bell or reorder text.
-pub(super) fn unsafe_on_terminal(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}')
-}
-
 /// An untrusted name with its unsafe characters escaped.
 pub(super) fn escaped(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for c in name.chars() {
-        if unsafe_on_terminal(c) {
+        if is_unprintable(c) {
             text.extend(c.escape_default());
         } else {
             text.push(c);
@@ -184,6 +178,7 @@ mod tests {
         assert_eq!(escaped("db.user-Ä 数\"'"), "db.user-Ä 数\"'");
         assert_eq!(escaped("a\u{1b}[2Jb\r\n\u{9b}"), "a\\u{1b}[2Jb\\r\\n\\u{9b}");
         assert_eq!(escaped("a\u{202e}b\u{200b}"), "a\\u{202e}b\\u{200b}");
+        assert_eq!(escaped("a\u{ad}b\u{e0041}"), "a\\u{ad}b\\u{e0041}");
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
         std::io::stdin().read_line(&mut text).map_err(|error| error.to_string())?;
         let token = text.trim_end_matches(['\r', '\n']);
         if token.is_empty() {
-            return Err("there is no token on standard input".to_owned());
+            return Err("standard input contains no token".to_owned());
         }
         super::print(&format!("{}\n", Token::of(token).sha256))?;
     } else {

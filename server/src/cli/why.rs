@@ -2,38 +2,40 @@
 //! accepted. The errors of the TLS libraries alone do not say what to change.
 
 use std::error::Error;
-use std::io::{self, Read, Write};
+use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustls::{
     AlertDescription, CertificateError, ClientConfig, ClientConnection, Error as TlsError,
-    RootCertStore, StreamOwned,
+    RootCertStore,
 };
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
 
-use super::http;
+use crate::client::{Address, Target};
 use crate::tls::Dialer;
 
 /// Time limit of each probe step; the probe delays an error message.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Probes `HOST:PORT` on a new connection after a request failed with `tls`, or in cleartext if
-/// `None`. Returns the explanation, or `None` if TLS is not the cause. Blocks for a few seconds at
-/// most.
-pub(super) fn diagnose(address: &str, tls: Option<&Dialer>) -> Option<String> {
-    match tls {
-        None => speaks_tls(address).then(|| {
-            format!("{address} speaks TLS: name who signs its certificate with --ca-file")
-        }),
+/// Probes a node on a new connection after a request failed. Returns the explanation, or `None` if
+/// TLS is not the cause. Takes a few seconds at most.
+pub(super) async fn diagnose(target: &Target) -> Option<String> {
+    let address = target.address();
+    match target.credentials().dialer() {
+        None => speaks_tls(address)
+            .await
+            .then(|| format!("{address} expects TLS: name its CA certificates with --ca-file")),
         Some(dialer) => {
-            let error = complete_handshake(address, dialer).err()?;
+            let error = complete_handshake(address, dialer).await.err()?;
             find_tls_error(&error).map(|error| explain(address, error))
         }
     }
 }
 
 /// Sends a TLS ClientHello and tells whether the answer is a TLS record.
-fn speaks_tls(address: &str) -> bool {
+async fn speaks_tls(address: &Address) -> bool {
     /// TLS record headers: content type alert (21) or handshake (22), then major version 3, which
     /// all TLS versions use.
     const ANSWERS: [[u8; 2]; 2] = [[21, 3], [22, 3]];
@@ -44,36 +46,31 @@ fn speaks_tls(address: &str) -> bool {
                 .ok()?
                 .with_root_certificates(RootCertStore::empty())
                 .with_no_client_auth();
-        let name = host(address).to_owned().try_into().ok()?;
+        let name = address.host().to_owned().try_into().ok()?;
         let mut hello = Vec::new();
         ClientConnection::new(Arc::new(config), name).ok()?.write_tls(&mut hello).ok()?;
         Some(hello)
     };
-    let probe = |hello: Vec<u8>| -> io::Result<[u8; 2]> {
-        let mut stream = http::connect(address, PROBE_TIMEOUT)?;
-        stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
-        stream.write_all(&hello)?;
+    let probe = async {
+        let mut stream = address.connect(PROBE_TIMEOUT).await.ok()?;
+        stream.write_all(&hello()?).await.ok()?;
         let mut answer = [0; 2];
-        stream.read_exact(&mut answer)?;
-        Ok(answer)
+        timeout(PROBE_TIMEOUT, stream.read_exact(&mut answer)).await.ok()?.ok()?;
+        Some(answer)
     };
-    hello().and_then(|hello| probe(hello).ok()).is_some_and(|answer| ANSWERS.contains(&answer))
+    probe.await.is_some_and(|answer| ANSWERS.contains(&answer))
 }
 
 /// Completes the handshake and waits for the first byte: with TLS 1.3 the server rejects a client
 /// certificate only after the client's handshake is done. Sends no data, because a write to a
 /// connection that the node has closed would discard its alert.
-fn complete_handshake(address: &str, dialer: &Dialer) -> io::Result<()> {
-    let name = dialer.name(host(address))?;
-    let connection = ClientConnection::new(Arc::new(dialer.config()), name);
-    let socket = http::connect(address, PROBE_TIMEOUT)?;
-    let socket = http::DeadlineSocket { socket, deadline: Instant::now() + 2 * PROBE_TIMEOUT };
-    StreamOwned::new(connection.map_err(io::Error::other)?, socket).read_exact(&mut [0])
-}
-
-fn host(address: &str) -> &str {
-    let (host, _) = address.rsplit_once(':').unwrap_or((address, ""));
-    host.trim_start_matches('[').trim_end_matches(']')
+async fn complete_handshake(address: &Address, dialer: &Dialer) -> io::Result<()> {
+    let stream = address.connect(PROBE_TIMEOUT).await?;
+    let first_byte = async {
+        let mut stream = dialer.handshake(address.host(), stream).await?;
+        stream.read_exact(&mut [0]).await
+    };
+    timeout(2 * PROBE_TIMEOUT, first_byte).await?.map(drop)
 }
 
 /// The TLS error in an error or in its sources.
@@ -87,35 +84,35 @@ pub(super) fn find_tls_error<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e
     wrapped.or_else(|| error.source().and_then(find_tls_error))
 }
 
-/// Explains a TLS error with `HOST:PORT` and what to change.
-pub(super) fn explain(address: &str, error: &TlsError) -> String {
+/// Explains a TLS error of a connection to `address`: what is wrong and what to change.
+pub(super) fn explain(address: &Address, error: &TlsError) -> String {
     use AlertDescription as Alert;
     use CertificateError as Certificate;
     match error {
         TlsError::InvalidMessage(_) => format!(
-            "{address} speaks no TLS: leave out --ca-file (TOLLGATE_CA_FILE), or turn it on there \
-             (--tls-cert-file)"
+            "{address} does not use TLS: omit --ca-file (TOLLGATE_CA_FILE), or turn on TLS at the \
+             node with --tls-cert-file"
         ),
         TlsError::InvalidCertificate(Certificate::UnknownIssuer | Certificate::BadSignature) => {
             format!(
-                "nobody in --ca-file has signed the certificate of {address}: name the file of \
-                 who has ({error})"
+                "the certificate of {address} is not signed by a CA in --ca-file: name the \
+                 certificate of the CA that signed it ({error})"
             )
         }
         TlsError::InvalidCertificate(
             Certificate::NotValidForName | Certificate::NotValidForNameContext { .. },
         ) => format!(
-            "the certificate of {address} has another name: ask the node by a name that is in it, \
-             or say which with --server-name ({error})"
+            "the certificate of {address} is for another name: use an address with a name from \
+             the certificate, or name it with --server-name ({error})"
         ),
         TlsError::InvalidCertificate(Certificate::Expired | Certificate::ExpiredContext { .. }) => {
             format!(
-                "the certificate of {address} has expired: renew it there, or see that the clock here \
-             is right ({error})"
+                "the certificate of {address} has expired: renew it, or correct the clock of this \
+                 machine ({error})"
             )
         }
         TlsError::AlertReceived(Alert::CertificateRequired) => format!(
-            "{address} wants to see a certificate: show one with --cert-file and --key-file"
+            "{address} requires a client certificate: name one with --cert-file and --key-file"
         ),
         TlsError::AlertReceived(
             Alert::UnknownCA
@@ -127,9 +124,9 @@ pub(super) fn explain(address: &str, error: &TlsError) -> String {
             | Alert::DecryptError
             | Alert::AccessDenied,
         ) => format!(
-            "{address} does not take the certificate in --cert-file: it must be signed by who is \
-             in the node's --tls-client-ca-file, and be valid today ({error})"
+            "{address} rejects the client certificate in --cert-file: it must be signed by a CA in \
+             the node's --tls-client-ca-file, and must not have expired ({error})"
         ),
-        error => format!("no TLS with {address}: {error}"),
+        error => format!("the TLS connection to {address} failed: {error}"),
     }
 }

@@ -16,10 +16,29 @@ mod resources;
 mod tree;
 mod validate;
 
+use std::io;
+use std::path::PathBuf;
+
 pub use fault::{Fault, Faults, Notice};
 pub use print::understood;
 
 use model::Limits;
+
+/// Why a limits file or an access file was rejected.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file can't be read.
+    #[error("{0}")]
+    Unreadable(#[from] io::Error),
+    /// The file's content is invalid.
+    #[error("{path}:\n{faults}")]
+    Faulty {
+        /// The file.
+        path: PathBuf,
+        /// Every fault found.
+        faults: Faults,
+    },
+}
 
 /// A valid limits file.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,6 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::Serialize;
 
+use crate::wall_clock;
+
 /// The maximum number of characters kept of an error. The log has the full text.
 const MAX_ERROR_CHARS: usize = 2000;
 
@@ -30,7 +32,7 @@ impl Refused {
             error.push('…');
         }
         let mut refusal = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since_s = refusal.as_ref().map_or_else(now_s, |previous| previous.since_s);
+        let since_s = refusal.as_ref().map_or_else(wall_clock::now_s, |previous| previous.since_s);
         *refusal = Some(Refusal { since_s, error });
     }
 
@@ -43,13 +45,6 @@ impl Refused {
     pub fn get(&self) -> Option<Refusal> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
-}
-
-/// Seconds since the epoch.
-#[expect(clippy::disallowed_methods, reason = "a time for people, which nothing decides by")]
-fn now_s() -> u64 {
-    let now = std::time::SystemTime::now();
-    now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]

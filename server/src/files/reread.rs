@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -10,20 +11,26 @@ use tokio::sync::Mutex;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-use super::Watched;
+use super::watched::Watched;
+use crate::logging::Repeating;
 
-/// Time limit for a refresh. A file system that hangs must not keep requests waiting.
-const REFRESH_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long a refresh waits for the file system before the current value is used. Together with the
+/// limit for a parent's answer, less than the time after which another node becomes the renewer.
+const REFRESH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A value loaded from files. After the first load, files are read only on blocking threads.
 pub struct Reread<T> {
     inner: Arc<Inner<T>>,
-    /// Held during a refresh, so that a file system that hangs blocks only one thread.
-    refreshing: Arc<Mutex<()>>,
+    /// Locked during a refresh, so that a file system that hangs blocks only one thread.
+    watched: Arc<Mutex<Watched>>,
+    /// Whether the last refresh took too long. It may still hold the lock.
+    slow: AtomicBool,
+    warnings: Repeating,
 }
 
 struct Inner<T> {
-    watched: Watched,
+    /// The paths, for log messages.
+    files: String,
     read: Box<dyn Fn() -> Result<T, String> + Send + Sync>,
     current: ArcSwap<T>,
 }
@@ -34,10 +41,14 @@ impl<T: Send + Sync + 'static> Reread<T> {
         paths: impl IntoIterator<Item = &'p Path>,
         read: impl Fn() -> Result<T, E> + Send + Sync + 'static,
     ) -> Result<Self, E> {
-        let watched = Watched::new(paths);
+        let paths: Vec<&Path> = paths.into_iter().collect();
+        let files: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+        let files = files.join(", ");
+        let watched = Arc::new(Mutex::new(Watched::new(paths)));
         let current = ArcSwap::from_pointee(read()?);
         let read = Box::new(move || read().map_err(|error| error.to_string()));
-        Ok(Self { inner: Arc::new(Inner { watched, read, current }), refreshing: Arc::default() })
+        let inner = Arc::new(Inner { files, read, current });
+        Ok(Self { inner, watched, slow: AtomicBool::new(false), warnings: Repeating::default() })
     }
 
     /// The last value loaded.
@@ -46,28 +57,41 @@ impl<T: Send + Sync + 'static> Reread<T> {
     }
 
     /// Loads the files again if they have changed. On an error the value stays unchanged, and the
-    /// next refresh tries again.
+    /// next refresh tries again. While the file system hangs, only the first refresh waits, for
+    /// 100 ms, and the value stays unchanged without an error.
     pub async fn refresh(&self) -> Result<(), String> {
+        if self.slow.load(Ordering::Relaxed) && self.watched.try_lock().is_err() {
+            return Ok(());
+        }
         let refresh = async {
-            let lock = Arc::clone(&self.refreshing).lock_owned().await;
+            let mut watched = Arc::clone(&self.watched).lock_owned().await;
             let inner = Arc::clone(&self.inner);
-            let refresh = move || {
-                let _lock = lock;
-                inner.refresh()
-            };
-            spawn_blocking(refresh).await.map_err(|error| error.to_string())?
+            spawn_blocking(move || inner.refresh(&mut watched))
+                .await
+                .map_err(|error| error.to_string())?
         };
-        let too_slow = |_| format!("the files can't be read within {REFRESH_TIMEOUT:?}");
-        timeout(REFRESH_TIMEOUT, refresh).await.map_err(too_slow)?
+        let refreshed = timeout(REFRESH_TIMEOUT, refresh).await;
+        self.slow.store(refreshed.is_err(), Ordering::Relaxed);
+        refreshed.unwrap_or_else(|_| {
+            if let Some(held_back) = self.warnings.pass() {
+                let files = &self.inner.files;
+                tracing::warn!(
+                    files,
+                    held_back,
+                    "files are read too slowly, the last content stays"
+                );
+            }
+            Ok(())
+        })
     }
 }
 
 impl<T> Inner<T> {
     /// Loads changed files. Blocks.
-    fn refresh(&self) -> Result<(), String> {
-        let Some(change) = self.watched.change() else { return Ok(()) };
+    fn refresh(&self, watched: &mut Watched) -> Result<(), String> {
+        let Some(change) = watched.change() else { return Ok(()) };
         self.current.store(Arc::new((self.read)()?));
-        self.watched.keep(change);
+        watched.keep(change);
         Ok(())
     }
 }
@@ -75,8 +99,11 @@ impl<T> Inner<T> {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::thread;
+    use std::time::Instant;
+
+    use rustix::fs::{CWD, Mode, mkfifoat};
 
     use super::super::read_text;
     use super::*;
@@ -110,30 +137,33 @@ mod tests {
         assert_eq!((file.current().as_str(), reads.load(Ordering::Relaxed)), ("12", 4));
     }
 
+    /// A FIFO hangs on open until somebody opens it for writing.
     #[tokio::test]
     async fn hanging_file_system_blocks_one_thread_and_no_request() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        let (hanging, reads) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (release, released) = std::sync::mpsc::channel::<()>();
-        let released = std::sync::Mutex::new(released);
-        let (hanging_counter, read_counter) = (Arc::clone(&hanging), Arc::clone(&reads));
-        let file = Reread::new([&*path], move || -> Result<usize, String> {
-            let number = read_counter.fetch_add(1, Ordering::Relaxed);
-            if number > 0 {
-                hanging_counter.fetch_add(1, Ordering::Relaxed);
-                let _ = released.lock().unwrap().recv();
-            }
-            Ok(number)
+        let (path, fifo) = (dir.path().join("file"), dir.path().join("fifo"));
+        fs::write(&path, "old").unwrap();
+        let reads = Arc::new(AtomicUsize::new(0));
+        let (counter, read_path) = (Arc::clone(&reads), path.clone());
+        let file = Reread::new([&*path], move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            read_text(&read_path)
         });
         let file = file.unwrap();
-        fs::write(&path, "1").unwrap();
-        for _ in 0..2 {
-            let error = file.refresh().await.unwrap_err();
-            assert!(error.contains("within 1s"), "{error}");
+        mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
+        fs::rename(&fifo, &path).unwrap();
+        let start = Instant::now();
+        for _ in 0..20 {
+            file.refresh().await.unwrap();
         }
-        assert_eq!(*file.current(), 0);
-        assert!(hanging.load(Ordering::Relaxed) <= 1);
-        drop(release);
+        let (took, used) = (start.elapsed(), file.current());
+        // Lets the read end: a test that fails while a thread is blocked would hang.
+        spawn_blocking(move || fs::write(path, "new")).await.unwrap().unwrap();
+        while file.current().as_str() == "old" {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((used.as_str(), reads.load(Ordering::Relaxed)), ("old", 2));
+        // Only the first refresh has waited.
+        assert!(took < 10 * REFRESH_TIMEOUT, "{took:?}");
     }
 }

@@ -1,11 +1,8 @@
 //! Metrics of access control and TLS.
 
-use metrics::{Counter, Gauge};
+use metrics::Counter;
 
-use super::{
-    ACCESS_CURRENT, ACCESS_FAILURES, ACCESS_LOADS, ACCESS_REFUSED, Metrics, TLS_CURRENT,
-    TLS_EXPIRY, TLS_FAILURES, TLS_HANDSHAKES, TLS_LOADS,
-};
+use super::{ACCESS_REFUSED, Metrics, TLS_HANDSHAKES};
 
 /// Why access control refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,9 +50,6 @@ const PORTS: [&str; 2] = ["grpc", "http"];
 /// Metrics of access control.
 pub struct AccessMetrics {
     refused: [[Counter; 6]; 2],
-    loads: Counter,
-    failures: Counter,
-    current: Gauge,
 }
 
 impl AccessMetrics {
@@ -70,29 +64,12 @@ impl AccessMetrics {
         let counter = |port, reason: Refused| {
             metrics.counter(ACCESS_REFUSED, &[("transport", port), ("reason", reason.word())])
         };
-        Self {
-            refused: PORTS.map(|port| Refused::ALL.map(|reason| counter(port, reason))),
-            loads: metrics.counter(ACCESS_LOADS, &[]),
-            failures: metrics.counter(ACCESS_FAILURES, &[]),
-            current: metrics.gauge(ACCESS_CURRENT, &[]),
-        }
+        Self { refused: PORTS.map(|port| Refused::ALL.map(|reason| counter(port, reason))) }
     }
 
     /// Counts a refused request; `port` is [`Self::GRPC`] or [`Self::HTTP`].
     pub fn refused(&self, port: usize, reason: Refused) {
         self.refused[port][reason as usize].increment(1);
-    }
-
-    /// Records that an access file was loaded.
-    pub fn loaded(&self) {
-        self.current.set(1.0);
-        self.loads.increment(1);
-    }
-
-    /// Records that an access file was invalid or unreadable.
-    pub fn failed(&self) {
-        self.current.set(0.0);
-        self.failures.increment(1);
     }
 }
 
@@ -115,10 +92,6 @@ impl Handshake {
 /// TLS metrics of the server.
 pub struct TlsMetrics {
     handshakes: [[Counter; 3]; 2],
-    loads: Counter,
-    failures: Counter,
-    current: Gauge,
-    expiry: Gauge,
 }
 
 impl TlsMetrics {
@@ -129,28 +102,11 @@ impl TlsMetrics {
         };
         Self {
             handshakes: PORTS.map(|port| Handshake::LABELS.map(|outcome| counter(port, outcome))),
-            loads: metrics.counter(TLS_LOADS, &[]),
-            failures: metrics.counter(TLS_FAILURES, &[]),
-            current: metrics.gauge(TLS_CURRENT, &[]),
-            expiry: metrics.gauge(TLS_EXPIRY, &[]),
         }
     }
 
     /// Counts a handshake; `port` is [`AccessMetrics::GRPC`] or [`AccessMetrics::HTTP`].
     pub fn handshake(&self, port: usize, outcome: Handshake) {
         self.handshakes[port][outcome as usize].increment(1);
-    }
-
-    /// Records that a certificate was loaded; `expiry_s` is its expiry, in seconds since the epoch.
-    pub fn loaded(&self, expiry_s: u64) {
-        self.current.set(1.0);
-        self.loads.increment(1);
-        self.expiry.set(expiry_s as f64);
-    }
-
-    /// Records that a certificate was invalid or unreadable.
-    pub fn failed(&self) {
-        self.current.set(0.0);
-        self.failures.increment(1);
     }
 }

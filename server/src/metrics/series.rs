@@ -79,6 +79,8 @@ pub struct Defined {
     dynamic: HashSet<String>,
     /// Pairs of glob and algorithm.
     templates: HashSet<[String; 2]>,
+    /// The globs of `templates`.
+    globs: HashSet<String>,
 }
 
 impl Defined {
@@ -93,6 +95,7 @@ impl Defined {
     /// Adds a resource template.
     pub fn template(&mut self, glob: &str, algorithm: &str) {
         self.templates.insert([glob, algorithm].map(label_value));
+        self.globs.insert(label_value(glob));
     }
 
     /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
@@ -108,6 +111,7 @@ impl Defined {
             (Some(namespace), Some(bucket), ..) => contains(&self.buckets, [namespace, bucket]),
             (Some(namespace), ..) => self.dynamic.contains(&namespace),
             (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
+            (_, _, Some(glob), None) => glob.is_empty() || self.globs.contains(&glob),
             _ => true,
         }
     }
@@ -128,10 +132,11 @@ mod tests {
             counts.count(Ending::Granted, 3);
         }
         let _unmatched_leases = CapacityMetrics::unmatched(&metrics, false);
-        let _templates = ["FAIR_SHARE", "STATIC"].map(|a| CapacityMetrics::new(&metrics, "*", a));
+        let _templates = [("*", "FAIR_SHARE"), ("*", "STATIC"), ("old.*", "STATIC")]
+            .map(|(glob, algorithm)| CapacityMetrics::new(&metrics, glob, algorithm));
         let text = metrics.render();
         let lines = |text: &str, what: &str| text.lines().filter(|l| l.contains(what)).count();
-        assert!(lines(&text, "gone") > 8 && lines(&text, "STATIC") == 12, "{text}");
+        assert!(lines(&text, "gone") > 8 && lines(&text, "STATIC") == 24, "{text}");
         let dynamic = "tollgate_dynamic_buckets{";
         assert_eq!(lines(&text, dynamic), 1);
 
@@ -141,12 +146,19 @@ mod tests {
         metrics.forget_all_but(&defined);
         kept.count(Ending::Granted, 1);
         let after = metrics.render();
-        for what in ["gone", "STATIC", dynamic] {
+        assert_eq!(lines(&text, "template=\"old.*\""), 13);
+        for what in ["gone", "STATIC", "template=\"old.*\"", dynamic] {
             assert_eq!(lines(&after, what), 0, "{what}: {after}");
         }
         let series = r#"{namespace="a\\b",bucket="kept",outcome="granted"} 2"#;
         assert_eq!(lines(&after, series), 1, "{after}");
-        for what in [r#"namespace="",bucket="""#, "tollgate_lease_unmatched_total", "FAIR_SHARE"] {
+        for what in [
+            r#"namespace="",bucket="""#,
+            "tollgate_lease_unmatched_total",
+            "template=\"*\",algorithm=\"FAIR_SHARE\"",
+            "template=\"*\"}",
+            "template=\"\"",
+        ] {
             assert_eq!(lines(&after, what), lines(&text, what), "{what}");
         }
         assert_eq!(lines(&after, "# TYPE tollgate_decisions_total counter"), 1);

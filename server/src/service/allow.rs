@@ -9,7 +9,7 @@ use crate::config::model::{FailurePolicy, Found};
 use crate::domain::bucket::{self, Place, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, Ending};
-use crate::store::{Ask, Deal, Outcome, Store, StoreError, Verdict};
+use crate::store::{Ask, Deal, Outcome, Prefetch, Store, StoreError, Verdict};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,7 +134,10 @@ impl<S: Store> AllowService<S> {
                 max_wait_ms: max_wait_ms
                     .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
             },
-            prefetch_tokens: limit.prefetch_tokens,
+            prefetch: meter
+                .prefetch
+                .as_ref()
+                .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
             moved: snapshot.moved(found.bucket),
             rewrite: snapshot.settling(found.bucket),
         };

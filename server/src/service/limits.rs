@@ -6,79 +6,44 @@
 //! because `config` has no metrics.
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-use arc_swap::{ArcSwap, Guard};
 
 use super::bounds::ResourceCount;
 use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
-use crate::config::{self, Faults, Notice};
+use crate::config::{self, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::files::{Refusal, Refused, Stamp, stamp};
-use crate::logging::Repeating;
-use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, LimitsMetrics, Metrics};
+use crate::files::{self, Live, Source};
+use crate::metrics::{
+    BucketMetrics, CapacityMetrics, Defined, LimitsMetrics, LoadMetrics, Metrics,
+};
 use crate::store::{Layout, Layouts};
+
+pub use crate::config::LoadError;
 
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
-/// How often the file is checked for changes.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// How often it is checked whether layouts are to be reported to the store.
+const SETTLE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often unchanged layouts are reported to the store again.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The maximum size of a limits file.
-const MAX_FILE_BYTES: usize = 16 * 1024 * 1024;
-
-/// Why a limits file was rejected.
-#[derive(Debug, thiserror::Error)]
-pub enum LoadError {
-    /// The file can't be read.
-    #[error("can't read {path}: {error}")]
-    Unreadable {
-        /// The file.
-        path: PathBuf,
-        /// The I/O error.
-        error: io::Error,
-    },
-    /// The file's content is invalid.
-    #[error("{path}:\n{faults}")]
-    Faulty {
-        /// The file.
-        path: PathBuf,
-        /// Every fault found.
-        faults: Faults,
-    },
-}
-
 /// Reads and validates a limits file.
 pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
-    let text =
-        read_text(path).map_err(|error| LoadError::Unreadable { path: path.to_owned(), error })?;
+    let text = files::read_text(path)?;
     config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
-}
-
-fn read_text(path: &Path) -> io::Result<String> {
-    let mut bytes = Vec::new();
-    // One byte beyond the maximum is enough to detect a file that is too large.
-    File::open(path)?.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MAX_FILE_BYTES {
-        return Err(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB"));
-    }
-    let invalid = |_| io::Error::new(ErrorKind::InvalidData, "stream did not contain valid UTF-8");
-    String::from_utf8(bytes).map_err(invalid)
 }
 
 /// The limits of one version of the file, with their metric handles.
 pub struct Snapshot {
     /// The limits.
     pub limits: Limits,
+    /// Settings in the file that have no effect.
+    notices: Vec<Notice>,
     /// By bucket index.
     meters: Vec<BucketMetrics>,
     /// By template index.
@@ -136,7 +101,8 @@ impl Window {
 
 impl Snapshot {
     /// `previous`: the snapshot that this one replaces; `None` at the start of the node.
-    fn new(limits: Limits, previous: Option<&Self>, metrics: &Metrics) -> Self {
+    fn new(parsed: config::Parsed, previous: Option<&Self>, metrics: &Metrics) -> Self {
+        let config::Parsed { limits, notices } = parsed;
         let layout_windows: HashMap<_, _> = limits
             .namespaces
             .iter()
@@ -201,8 +167,12 @@ impl Snapshot {
         }
         let meters = definitions
             .iter()
-            .map(|(_, namespace, name, dynamic)| {
-                BucketMetrics::new(metrics, namespace, name, *dynamic)
+            .map(|(bucket, namespace, name, dynamic)| {
+                let meter = BucketMetrics::new(metrics, namespace, name, *dynamic);
+                match bucket.limit.prefetch_tokens {
+                    0 => meter,
+                    _ => meter.with_prefetch(metrics, namespace, name),
+                }
             })
             .collect();
         let capacity_meters = limits
@@ -220,6 +190,7 @@ impl Snapshot {
             limits.resources.iter().map(|template| resource_count(template, previous)).collect();
         Self {
             limits,
+            notices,
             meters,
             capacity_meters,
             resource_counts,
@@ -298,45 +269,67 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// The limits in use, and the file they are loaded from.
-pub struct LiveLimits {
+/// The limits file.
+pub struct LimitsFile {
     path: PathBuf,
-    current: ArcSwap<Snapshot>,
-    /// The file's stamp at the last load. Locked during a load, so that loads don't overlap.
-    loaded_stamp: Mutex<Stamp>,
     metrics: Arc<Metrics>,
-    counts: LimitsMetrics,
-    failures: Repeating,
-    refused: Refused,
+    in_use: LimitsMetrics,
 }
+
+impl Source for LimitsFile {
+    type Content = config::Parsed;
+    type Value = Snapshot;
+    type Error = LoadError;
+
+    const REFUSED: &'static str = "new limits refused, the old ones stay";
+    const ADVICE: &'static str = "see what `tollgate check` says of the file";
+
+    fn paths(&self) -> Vec<&Path> {
+        vec![&self.path]
+    }
+
+    fn is_unreadable(error: &LoadError) -> bool {
+        matches!(error, LoadError::Unreadable(_))
+    }
+
+    fn read(&self) -> Result<config::Parsed, LoadError> {
+        read(&self.path)
+    }
+
+    fn prepare(&self, parsed: config::Parsed, previous: Option<&Snapshot>) -> Snapshot {
+        let snapshot = Snapshot::new(parsed, previous, &self.metrics);
+        if previous.is_some() {
+            self.metrics.forget_all_but(&snapshot.defined);
+        }
+        snapshot
+    }
+
+    fn report(&self, snapshot: &Snapshot) {
+        let (path, limits) = (self.path.display(), &snapshot.limits);
+        self.in_use.loaded(limits.version);
+        for notice in &snapshot.notices {
+            tracing::warn!(%path, "{notice}");
+        }
+        tracing::info!(
+            %path, version = limits.version, namespaces = limits.namespaces.len(),
+            buckets = limits.bucket_count, resources = limits.resources.len(), "limits in use"
+        );
+    }
+}
+
+/// The limits in use, and the file they are loaded from.
+pub type LiveLimits = Live<LimitsFile>;
 
 impl LiveLimits {
     /// Loads the file for the first time.
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
-        let loaded_stamp = stamp(&path);
-        let parsed = read(&path)?;
-        log_loaded(&path, &parsed.limits, &parsed.notices);
-        let counts = LimitsMetrics::new(&metrics);
-        counts.loaded(parsed.limits.version);
-        let current = ArcSwap::from_pointee(Snapshot::new(parsed.limits, None, &metrics));
-        let (failures, refused) = (Repeating::default(), Refused::default());
-        let loaded_stamp = Mutex::new(loaded_stamp);
-        Ok(Self { path, current, loaded_stamp, metrics, counts, failures, refused })
+        let (in_use, loads) = (LimitsMetrics::new(&metrics), LoadMetrics::limits(&metrics));
+        Self::new(LimitsFile { path, metrics, in_use }, loads)
     }
 
     /// The limits file.
     pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Why the file's current version is not in use; `None` if it is.
-    pub fn refusal(&self) -> Option<Refusal> {
-        self.refused.get()
-    }
-
-    /// The limits in use.
-    pub fn current(&self) -> Guard<Arc<Snapshot>> {
-        self.current.load()
+        &self.source().path
     }
 
     /// Reports to the store how states are stored under these limits, and closes each window once
@@ -345,20 +338,20 @@ impl LiveLimits {
     pub async fn settle(&self, store: &impl Layouts) {
         let mut reported: Option<(Arc<Snapshot>, Instant)> = None;
         loop {
-            let snapshot = self.current.load_full();
+            let snapshot = Arc::clone(&self.current());
             let is_recent = |(last, at): &(Arc<Snapshot>, Instant)| {
                 Arc::ptr_eq(last, &snapshot) && at.elapsed() < REPORT_INTERVAL
             };
             if !reported.as_ref().is_some_and(is_recent) && self.report(&snapshot, store).await {
                 reported = Some((snapshot, Instant::now()));
             }
-            tokio::time::sleep(POLL_INTERVAL / 2).await;
+            tokio::time::sleep(SETTLE_INTERVAL).await;
         }
     }
 
     /// Makes one such report. A failure is ignored: [`settle`](Self::settle) retries.
     pub async fn settle_once(&self, store: &impl Layouts) {
-        self.report(&self.current.load_full(), store).await;
+        self.report(&Arc::clone(&self.current()), store).await;
     }
 
     /// Reports the layouts of `snapshot`; returns whether the store answered.
@@ -370,81 +363,4 @@ impl LiveLimits {
         }
         true
     }
-
-    /// Loads the file again. If it is invalid, the current limits stay in use. Blocks.
-    pub fn reload(&self) -> Result<(), LoadError> {
-        let mut loaded_stamp = self.loaded_stamp.lock().unwrap_or_else(PoisonError::into_inner);
-        *loaded_stamp = stamp(&self.path);
-        self.apply(read(&self.path))
-    }
-
-    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
-        let limits = Arc::clone(self);
-        // Load errors and panics are logged where they occur.
-        let _ = tokio::task::spawn_blocking(move || limits.reload()).await;
-    }
-
-    /// Reloads the file whenever it has changed, until the future is dropped. Polling also
-    /// detects changes behind symbolic links, by which Kubernetes swaps mounted files. A
-    /// half-written file may be valid, so a change is loaded only when two polls in a row see an
-    /// equal stamp.
-    pub async fn watch(self: &Arc<Self>) {
-        let mut last = None;
-        loop {
-            tokio::time::sleep(POLL_INTERVAL).await;
-            let limits = Arc::clone(self);
-            let polled = tokio::task::spawn_blocking(move || limits.poll(last)).await;
-            last = polled.ok();
-        }
-    }
-
-    /// Reloads the file if it differs from the loaded version but not from the `last` poll.
-    /// Returns the file's stamp.
-    fn poll(&self, last: Option<Stamp>) -> Stamp {
-        let mut loaded_stamp = self.loaded_stamp.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = stamp(&self.path);
-        if now != *loaded_stamp && Some(now) == last {
-            let read = read(&self.path);
-            // If the stamp has changed during the read, the file is still being written.
-            if stamp(&self.path) == now {
-                *loaded_stamp = now;
-                // `apply` has logged any error.
-                let _ = self.apply(read);
-            }
-        }
-        now
-    }
-
-    fn apply(&self, read: Result<config::Parsed, LoadError>) -> Result<(), LoadError> {
-        let parsed = read.inspect_err(|error| {
-            self.counts.failed();
-            self.refused.set(error);
-            if let Some(held_back) = self.failures.pass() {
-                tracing::error!(
-                    %error, held_back, advice = "see what `tollgate check` says of the file",
-                    "new limits refused, the old ones stay"
-                );
-            }
-        })?;
-        let snapshot = Snapshot::new(parsed.limits, Some(&self.current.load()), &self.metrics);
-        let snapshot = Arc::new(snapshot);
-        self.current.store(Arc::clone(&snapshot));
-        // Count and log only after the swap: an observer may then rely on the new limits.
-        self.counts.loaded(snapshot.limits.version);
-        self.refused.clear();
-        log_loaded(&self.path, &snapshot.limits, &parsed.notices);
-        self.metrics.forget_all_but(&snapshot.defined);
-        Ok(())
-    }
-}
-
-fn log_loaded(path: &Path, limits: &Limits, notices: &[Notice]) {
-    for notice in notices {
-        tracing::warn!(path = %path.display(), "{notice}");
-    }
-    tracing::info!(
-        path = %path.display(), version = limits.version, namespaces = limits.namespaces.len(),
-        buckets = limits.bucket_count, resources = limits.resources.len(), "limits in use"
-    );
 }

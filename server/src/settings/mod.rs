@@ -12,7 +12,7 @@ mod security;
 mod store_url;
 
 pub use bounds::Bounds;
-pub use security::{Doors, ParentFiles, StoreFiles, is_elsewhere};
+pub use security::{Doors, ParentFiles, StoreFiles};
 pub use store_url::StoreUrl;
 
 /// The command-line options of `tollgate serve`.

@@ -1,6 +1,5 @@
 //! Security settings: certificates, credentials and access control.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// The node's certificates, and access control.
@@ -112,32 +111,4 @@ pub struct ParentFiles {
     /// A file with the token for the parent; read again when it changes
     #[arg(long, env = "TOLLGATE_PARENT_TOKEN_FILE", value_name = "FILE")]
     pub parent_token_file: Option<PathBuf>,
-}
-
-/// Whether a connection to this `HOST:PORT` leaves the machine: its host is neither `localhost` nor
-/// a loopback or unspecified address.
-pub fn is_elsewhere(address: &str) -> bool {
-    let bare = address.trim_start_matches("http://").trim_start_matches("https://");
-    let host = bare.rsplit_once(':').map_or(bare, |(host, _)| host);
-    match host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>() {
-        Ok(ip) => !ip.is_loopback() && !ip.is_unspecified(),
-        Err(_) => !host.eq_ignore_ascii_case("localhost"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn detects_remote_addresses() {
-        for local in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "LocalHost:1", "http://localhost:1"]
-        {
-            assert!(!is_elsewhere(local), "{local}");
-        }
-        assert!(!is_elsewhere("0.0.0.0:1") && !is_elsewhere("[::]:1"), "connects to loopback");
-        for remote in ["10.0.0.1:1", "[2001:db8::1]:1", "node.example:1", "localhost.example:1"] {
-            assert!(is_elsewhere(remote), "{remote}");
-        }
-    }
 }

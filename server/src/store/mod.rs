@@ -5,6 +5,7 @@
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
 use smallvec::SmallVec;
@@ -13,6 +14,7 @@ use crate::domain::bucket::{Place, Request, Terms};
 use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
+use crate::metrics::PrefetchMetrics;
 
 pub mod clock;
 mod key;
@@ -45,14 +47,22 @@ pub struct Ask<'a> {
     pub tokens: u64,
     /// What to do with the tokens.
     pub deal: Deal,
-    /// The maximum number of the bucket's tokens that a node prefetches; 0: no prefetch. Used only
-    /// by [`prefetch::Prefetching`].
-    pub prefetch_tokens: u64,
+    /// How the bucket is prefetched; `None`: not at all. Used only by [`prefetch::Prefetching`].
+    pub prefetch: Option<Prefetch<'a>>,
     /// Whether the store may still hold this bucket's state in the namespace's other layout. The
     /// layout changes when the namespace starts or stops to bound its dynamic buckets.
     pub moved: bool,
     /// Whether the store may still hold a state whose expiry was computed from other limits.
     pub rewrite: bool,
+}
+
+/// How a bucket is prefetched.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefetch<'a> {
+    /// The maximum number of the bucket's tokens that a node holds, at least one.
+    pub tokens: u64,
+    /// The metrics of the bucket, under the limits in use.
+    pub metrics: &'a Arc<PrefetchMetrics>,
 }
 
 /// What an [`Ask`] does with its tokens.

@@ -17,11 +17,10 @@ use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
 use super::members::Members;
-use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Store, StoreError, Verdict};
+use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Prefetch, Store, StoreError, Verdict};
 use crate::domain::ahead::{Stash, View, parts};
 use crate::domain::bucket::{Place, Terms};
-use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::metrics::{Metrics, PrefetchMetrics};
+use crate::metrics::PrefetchMetrics;
 
 const SHARDS: usize = 16;
 
@@ -31,7 +30,6 @@ const TIDY_INTERVAL: Duration = Duration::from_millis(50);
 /// The tokens that a node holds, of all buckets.
 pub struct Ahead {
     members: Arc<Members>,
-    metrics: Arc<Metrics>,
     hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
     /// Set: no more tokens are taken.
@@ -69,19 +67,10 @@ impl Bucket {
             max_idle_ms: None,
             tokens,
             deal,
-            prefetch_tokens: 0,
+            prefetch: None,
             moved,
             rewrite: true,
         }
-    }
-
-    fn metrics(&self, metrics: &Metrics) -> PrefetchMetrics {
-        let name = match self.place {
-            Place::Configured { .. } | Place::Dynamic { .. } => &self.key.name,
-            Place::NamespaceDefault => DEFAULT_BUCKET,
-            Place::GlobalDefault => GLOBAL_DEFAULT_BUCKET,
-        };
-        PrefetchMetrics::new(metrics, &self.key.namespace, name)
     }
 }
 
@@ -105,10 +94,9 @@ struct Refill {
 
 impl Ahead {
     /// Starts without tokens. `members` determines how many tokens the node may hold.
-    pub fn new(members: Arc<Members>, metrics: Arc<Metrics>) -> Self {
+    pub fn new(members: Arc<Members>) -> Self {
         Self {
             members,
-            metrics,
             hasher: DefaultHashBuilder::default(),
             shards: Default::default(),
             stopping: AtomicBool::new(false),
@@ -125,18 +113,23 @@ impl Ahead {
     fn serve(
         &self,
         ask: &Ask<'_>,
+        prefetch: Prefetch<'_>,
         view: View,
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
         let key = KeyRef::of(ask);
         let mut shard = self.shard(key);
         let mut returned = None;
-        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(ask)) {
+        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(ask, prefetch)) {
             let old = shard.remove(&key);
             returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.empty(view.now)));
-            let entry = Entry::new(ask, key.to_key(), view, &self.metrics);
+            let entry = Entry::new(ask, prefetch, key.to_key(), view);
             shard.insert(Arc::clone(&entry.bucket.key), entry);
         }
         let Some(entry) = shard.get_mut(&key) else { return (None, None, returned) };
+        if !Arc::ptr_eq(&entry.metrics, prefetch.metrics) {
+            // The limits were reloaded. The old handles count nothing if the bucket was removed.
+            entry.metrics = Arc::clone(prefetch.metrics);
+        }
         let served = entry.stash.serve(ask.tokens, view.now).map(|held| {
             entry.metrics.serve(ask.tokens);
             Outcome {
@@ -147,12 +140,12 @@ impl Ahead {
                 live: None,
             }
         });
-        let max_held = ask.terms.ahead_tokens(ask.prefetch_tokens, view.nodes);
+        let max_held = ask.terms.ahead_tokens(prefetch.tokens, view.nodes);
         let may_take = view.may_take && !self.stopping.load(Ordering::Relaxed);
         let wanted = may_take.then(|| entry.stash.refill(max_held, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
-            terms: ask.terms.beside_prefetch(ask.prefetch_tokens, view.nodes),
+            terms: ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
             tokens,
             moved: ask.moved,
             view,
@@ -203,17 +196,17 @@ impl Ahead {
 }
 
 impl Entry {
-    fn new(ask: &Ask<'_>, key: Key, view: View, metrics: &Metrics) -> Self {
-        let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, ask.prefetch_tokens);
+    fn new(ask: &Ask<'_>, prefetch: Prefetch<'_>, key: Key, view: View) -> Self {
+        let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, prefetch.tokens);
         let bucket = Bucket { key: Arc::new(key), place, terms, prefetch_tokens };
-        let metrics = Arc::new(bucket.metrics(metrics));
+        let metrics = Arc::clone(prefetch.metrics);
         Self { bucket, stash: Stash::new(view.now), store_balance_us: 0.0, metrics }
     }
 
     /// Whether its tokens were taken under the limits that apply to `ask`.
-    fn has_limits_of(&self, ask: &Ask<'_>) -> bool {
+    fn has_limits_of(&self, ask: &Ask<'_>, prefetch: Prefetch<'_>) -> bool {
         self.bucket.terms == *ask.terms
-            && self.bucket.prefetch_tokens == ask.prefetch_tokens
+            && self.bucket.prefetch_tokens == prefetch.tokens
             && self.bucket.place == ask.place
     }
 
@@ -359,7 +352,7 @@ impl Drop for RefillGuard<'_> {
 
 impl<S: Store> Store for Prefetching<S> {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
-        if asks.iter().all(|ask| ask.prefetch_tokens == 0) {
+        if asks.iter().all(|ask| ask.prefetch.is_none()) {
             return self.store.decide(asks).await;
         }
         let view = self.ahead.members.view();
@@ -367,8 +360,8 @@ impl<S: Store> Store for Prefetching<S> {
         let mut returns = Vec::new();
         for ask in asks {
             outcomes.push(match ask {
-                Ask { prefetch_tokens: 1.., deal: Deal::Take { .. }, .. } => {
-                    let (served, refill, returned) = self.ahead.serve(ask, view);
+                Ask { prefetch: Some(prefetch), deal: Deal::Take { .. }, .. } => {
+                    let (served, refill, returned) = self.ahead.serve(ask, *prefetch, view);
                     refill.into_iter().for_each(|refill| self.refill(refill));
                     returns.extend(returned);
                     served
@@ -402,17 +395,17 @@ impl<S: Store> Store for Prefetching<S> {
     }
 
     fn full_us(&self, ask: &Ask<'_>) -> f64 {
-        match ask.prefetch_tokens {
-            0 => self.store.full_us(ask),
-            _ => reduced_terms(ask, self.ahead.members.view()).cap_us,
+        match ask.prefetch {
+            None => self.store.full_us(ask),
+            Some(_) => reduced_terms(ask, self.ahead.members.view()).cap_us,
         }
     }
 }
 
 /// The bucket's terms with a size reduced by what nodes may hold.
 fn reduced_terms(ask: &Ask<'_>, view: View) -> Terms {
-    match ask.prefetch_tokens {
-        0 => *ask.terms,
-        tokens => ask.terms.beside_prefetch(tokens, view.nodes),
+    match ask.prefetch {
+        None => *ask.terms,
+        Some(prefetch) => ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
     }
 }

@@ -1,23 +1,15 @@
 //! TLS for outgoing connections.
 
-use std::future::Future;
 use std::io;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
-use http::uri::Scheme;
-use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, TlsStream};
-use tonic::transport::{Channel, Endpoint};
-use tower_service::Service;
 
 use super::{Error, certificates, key, roots};
 use crate::files::Reread;
@@ -37,7 +29,7 @@ pub struct ClientFiles {
     pub server_name: Option<String>,
 }
 
-/// Opens TLS connections for HTTP/2. Clones share the loaded files.
+/// Opens TLS connections. Clones share the loaded files.
 #[derive(Clone)]
 pub struct Dialer(Arc<Inner>);
 
@@ -51,7 +43,7 @@ impl Dialer {
     /// Loads the files. Before each new connection, changed files are loaded again.
     pub fn new(files: ClientFiles) -> Result<Self, Error> {
         if let Some(name) = &files.server_name {
-            server_name(name).map_err(|error| Error(error.to_string()))?;
+            server_name(name).map_err(|error| Error::Invalid(error.to_string()))?;
         }
         let server_name = files.server_name.clone();
         let own = files.own.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]);
@@ -73,29 +65,11 @@ impl Dialer {
         server_name(self.0.server_name.as_deref().unwrap_or(host))
     }
 
-    /// A gRPC channel that connects on first use and reconnects when the connection breaks. The
-    /// endpoint must be an `http://` URI, so that the gRPC library adds no TLS of its own.
-    pub fn channel(&self, endpoint: Endpoint) -> Channel {
-        with_https_origin(endpoint).connect_with_connector_lazy(self.clone())
-    }
-
-    /// Like [`channel`](Self::channel), but connects at once.
-    pub async fn connect(&self, endpoint: Endpoint) -> Result<Channel, tonic::transport::Error> {
-        with_https_origin(endpoint).connect_with_connector(self.clone()).await
-    }
-
     /// Opens one TLS connection to a server, with ALPN protocol `h2`.
     pub async fn dial(&self, host: &str, port: u16) -> io::Result<TlsStream<TcpStream>> {
-        let inner = &*self.0;
-        // A half-finished change fails to load; the next connection tries again.
-        if let Err(error) = inner.config.refresh().await
-            && let Some(held_back) = inner.failures.pass()
-        {
-            tracing::error!(%error, held_back, "new certificate refused, the old one stays");
-        }
-        let host = host.trim_start_matches('[').trim_end_matches(']');
         let name = self.name(host)?;
-        let connector = TlsConnector::from(inner.config.current());
+        self.refresh().await;
+        let connector = TlsConnector::from(self.0.config.current());
         let connect = async {
             let stream = TcpStream::connect((host, port)).await?;
             stream.set_nodelay(true)?;
@@ -104,20 +78,33 @@ impl Dialer {
         let result = tokio::time::timeout(CONNECT_TIMEOUT, connect).await;
         Ok(result.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??.into())
     }
-}
 
-/// Sets the endpoint's origin to `https://`, so that requests carry the `https` scheme.
-fn with_https_origin(endpoint: Endpoint) -> Endpoint {
-    let mut parts = endpoint.uri().clone().into_parts();
-    parts.scheme = Some(Scheme::HTTPS);
-    match Uri::from_parts(parts) {
-        Ok(origin) => endpoint.origin(origin),
-        Err(_) => endpoint,
+    /// Makes a handshake without ALPN protocols on a connection to the server at `host`. Has no
+    /// time limit.
+    pub async fn handshake(
+        &self,
+        host: &str,
+        stream: TcpStream,
+    ) -> io::Result<TlsStream<TcpStream>> {
+        let name = self.name(host)?;
+        self.refresh().await;
+        let connector = TlsConnector::from(Arc::new(self.config()));
+        Ok(connector.connect(name, stream).await?.into())
+    }
+
+    /// Loads changed files. A half-finished change fails to load; the next connection tries again.
+    async fn refresh(&self) {
+        let inner = &*self.0;
+        if let Err(error) = inner.config.refresh().await
+            && let Some(held_back) = inner.failures.pass()
+        {
+            tracing::error!(%error, held_back, "new certificate refused, the old one stays");
+        }
     }
 }
 
 fn server_name(text: &str) -> io::Result<ServerName<'static>> {
-    let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, "no name that a server can have");
+    let invalid = |_| io::Error::new(io::ErrorKind::InvalidInput, "not a host name or IP address");
     ServerName::try_from(text.to_owned()).map_err(invalid)
 }
 
@@ -125,7 +112,7 @@ fn load(files: &ClientFiles) -> Result<ClientConfig, Error> {
     let roots = roots(&files.ca)?;
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(|error| Error(error.to_string()))?
+        .map_err(|error| Error::Invalid(error.to_string()))?
         .with_root_certificates(roots);
     let mut config = match &files.own {
         None => builder.with_no_client_auth(),
@@ -135,23 +122,4 @@ fn load(files: &ClientFiles) -> Result<ClientConfig, Error> {
     };
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
-}
-
-impl Service<Uri> for Dialer {
-    type Response = TokioIo<TlsStream<TcpStream>>;
-    type Error = io::Error;
-    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        let dialer = self.clone();
-        Box::pin(async move {
-            let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "no HOST:PORT");
-            let (host, port) = uri.host().zip(uri.port_u16()).ok_or_else(invalid)?;
-            dialer.dial(host, port).await.map(TokioIo::new)
-        })
-    }
 }

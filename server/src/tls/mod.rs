@@ -13,25 +13,25 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use client::{ClientFiles, Dialer};
-pub use server::{Acceptor, ClientAuth, Port, Room, ServerFiles};
+pub use server::{Acceptor, Certificates, ClientAuth, Port, ServerFiles};
 pub use stream::Stream;
 
 use crate::files;
 
 /// Why certificates or keys can't be used. The text contains no secrets.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Error(String);
+pub enum Error {
+    /// A file can't be read.
+    #[error("{0}")]
+    Unreadable(#[from] std::io::Error),
+    /// The content of a file, or a setting, is invalid.
+    #[error("{0}")]
+    Invalid(String),
+}
 
 impl Error {
     fn in_file(path: &Path, reason: impl std::fmt::Display) -> Self {
-        Self(format!("{}: {reason}", path.display()))
-    }
-}
-
-impl From<std::io::Error> for Error {
-    fn from(error: std::io::Error) -> Self {
-        Self(error.to_string())
+        Self::Invalid(format!("{}: {reason}", path.display()))
     }
 }
 
@@ -39,7 +39,7 @@ impl From<std::io::Error> for Error {
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
     let pem = files::read(path)?;
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
-    let all = all.map_err(|error| Error::in_file(path, format!("no PEM: {error}")))?;
+    let all = all.map_err(|error| Error::in_file(path, format!("not valid PEM: {error}")))?;
     if all.is_empty() {
         return Err(Error::in_file(
             path,
@@ -64,11 +64,4 @@ fn roots(path: &Path) -> Result<RootCertStore, Error> {
         roots.add(certificate).map_err(|error| Error::in_file(path, error))?;
     }
     Ok(roots)
-}
-
-/// Seconds since the epoch.
-#[expect(clippy::disallowed_methods, reason = "certificates expire by the wall clock")]
-fn now_s() -> u64 {
-    let now = std::time::SystemTime::now();
-    now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs()
 }

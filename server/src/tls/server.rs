@@ -1,28 +1,29 @@
 //! TLS for incoming connections.
 
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use metrics::Gauge;
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
-use super::{Error, Stream, certificates, key, names, now_s, roots};
-use crate::files::{LOOK, Refusal, Refused, Watched};
+use super::{Error, Stream, certificates, key, names, roots};
+use crate::files::{Live, Source};
 use crate::logging::Repeating;
-use crate::metrics::{AccessMetrics, Handshake, Metrics, TlsMetrics};
+use crate::metrics::{AccessMetrics, Handshake, LoadMetrics, Metrics, TlsMetrics};
+use crate::wall_clock;
 
 /// Time limit for a handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The maximum number of concurrent handshakes per port. Each holds buffers and a file descriptor.
-/// The limit is per port so that a flood of handshakes on one port does not block the other.
+/// The maximum number of unfinished handshakes per port. Each holds buffers and a file descriptor.
+/// One more ends the oldest, so that clients that never finish theirs do not keep others out.
 const MAX_HANDSHAKES: usize = 256;
 
 /// Whether clients must present a certificate.
@@ -72,85 +73,131 @@ impl Port {
     }
 }
 
-/// A permit for one handshake, released on drop; `None` if no handshake is made.
-pub type Room = Option<OwnedSemaphorePermit>;
+/// The unfinished handshakes of a port, oldest first. Dropping an entry ends its handshake; entries
+/// of finished handshakes are closed.
+#[derive(Default)]
+struct Handshakes(Mutex<VecDeque<oneshot::Sender<()>>>);
+
+impl Handshakes {
+    /// Counts a handshake until the result is dropped. The result completes when newer handshakes
+    /// need its place.
+    fn begin(&self) -> oneshot::Receiver<()> {
+        let (entry, displaced) = oneshot::channel();
+        let mut unfinished = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if unfinished.len() >= MAX_HANDSHAKES {
+            unfinished.retain(|entry| !entry.is_closed());
+        }
+        if unfinished.len() >= MAX_HANDSHAKES {
+            unfinished.pop_front();
+        }
+        unfinished.push_back(entry);
+        displaced
+    }
+}
 
 /// The TLS configuration of each port, by [`Port::index`].
 type Configs = [Arc<ServerConfig>; 2];
 
+/// The certificate files of a node, and their metric.
+pub struct Certificates {
+    files: ServerFiles,
+    expiry: Gauge,
+}
+
+/// What the certificate files were loaded into.
+pub struct Loaded {
+    configs: Configs,
+    /// The certificate's expiry, in seconds since the epoch.
+    expiry_s: u64,
+}
+
+impl Source for Certificates {
+    type Content = Loaded;
+    type Value = Loaded;
+    type Error = Error;
+
+    const REFUSED: &'static str = "new certificate refused, the old one stays";
+    const ADVICE: &'static str = "put certificate and key in place together";
+
+    fn paths(&self) -> Vec<&Path> {
+        let ca = self.files.client_ca.iter().map(|(path, _)| path);
+        [&self.files.cert, &self.files.key].into_iter().chain(ca).map(PathBuf::as_path).collect()
+    }
+
+    fn is_unreadable(error: &Error) -> bool {
+        matches!(error, Error::Unreadable(_))
+    }
+
+    fn read(&self) -> Result<Loaded, Error> {
+        load(&self.files)
+    }
+
+    fn prepare(&self, loaded: Loaded, _previous: Option<&Loaded>) -> Loaded {
+        loaded
+    }
+
+    fn report(&self, loaded: &Loaded) {
+        const DAY_S: u64 = 24 * 60 * 60;
+        self.expiry.set(loaded.expiry_s as f64);
+        let days = loaded.expiry_s.saturating_sub(wall_clock::now_s()) / DAY_S;
+        let path = self.files.cert.display();
+        tracing::info!(%path, days_left = days, "certificate in use");
+    }
+}
+
 /// Makes TLS handshakes on incoming connections, with the certificate in use.
 pub struct Acceptor {
-    files: ServerFiles,
-    current: ArcSwap<Configs>,
-    /// The expiry of the certificate in use, in seconds since the epoch.
-    expiry_s: AtomicU64,
-    /// Permits for handshakes, by [`Port::index`].
-    permits: [Arc<Semaphore>; 2],
-    watched: Watched,
-    /// Held during a reload, so that a slow reload can't replace a newer one.
-    reloading: Mutex<()>,
+    certificates: Arc<Live<Certificates>>,
+    /// By [`Port::index`].
+    handshakes: [Handshakes; 2],
     metrics: TlsMetrics,
-    failures: Repeating,
-    refused: Refused,
     failed_handshakes: Repeating,
 }
 
 impl Acceptor {
     /// Loads the files for the first time.
     pub fn load(files: ServerFiles, metrics: &Metrics) -> Result<Self, Error> {
-        let paths = [&files.cert, &files.key].into_iter();
-        let ca = files.client_ca.iter().map(|(path, _)| path);
-        let watched = Watched::new(paths.chain(ca).map(PathBuf::as_path));
-        let metrics = TlsMetrics::new(metrics);
-        let (configs, expiry_s) = load(&files)?;
-        report_loaded(&files.cert, expiry_s, &metrics);
-        let current = ArcSwap::from_pointee(configs);
+        let certificates = Certificates { files, expiry: metrics.certificate_expiry() };
         Ok(Self {
-            files,
-            current,
-            expiry_s: AtomicU64::new(expiry_s),
-            permits: [(); 2].map(|()| Arc::new(Semaphore::new(MAX_HANDSHAKES))),
-            watched,
-            reloading: Mutex::default(),
-            metrics,
-            failures: Repeating::default(),
-            refused: Refused::default(),
+            certificates: Arc::new(Live::new(certificates, LoadMetrics::tls(metrics))?),
+            handshakes: Default::default(),
+            metrics: TlsMetrics::new(metrics),
             failed_handshakes: Repeating::default(),
         })
     }
 
+    /// The certificate in use, and its files.
+    pub fn certificates(&self) -> &Arc<Live<Certificates>> {
+        &self.certificates
+    }
+
     /// When the certificate in use expires, in seconds since the epoch.
     pub fn expiry_s(&self) -> u64 {
-        self.expiry_s.load(Ordering::Relaxed)
-    }
-
-    /// Why the files' current versions are not in use; `None` if they are.
-    pub fn refusal(&self) -> Option<Refusal> {
-        self.refused.get()
-    }
-
-    /// Waits until another handshake may start on `port`.
-    pub async fn room(&self, port: Port) -> Room {
-        // The semaphore is never closed, so this can't fail.
-        Arc::clone(&self.permits[port.index()]).acquire_owned().await.ok()
+        self.certificates.current().expiry_s
     }
 
     /// Makes the handshake. Returns the connection, and the names in the client's certificate if it
-    /// presented one, each prefixed with its kind. `None` if the handshake fails or takes longer
-    /// than ten seconds.
+    /// presented one, each prefixed with its kind. `None` if the handshake fails, takes longer than
+    /// ten seconds, or is the oldest of too many.
     pub async fn accept<S>(
         &self,
         stream: S,
         port: Port,
-        room: Room,
     ) -> Option<(Stream<S>, Option<Arc<[String]>>)>
     where
         S: AsyncRead + AsyncWrite + Unpin,
     {
-        let config = Arc::clone(&self.current.load()[port.index()]);
+        let config = Arc::clone(&self.certificates.current().configs[port.index()]);
         let handshake = TlsAcceptor::from(config).accept(stream);
-        let result = tokio::time::timeout(HANDSHAKE_TIMEOUT, handshake).await;
-        drop(room);
+        let displaced = self.handshakes[port.index()].begin();
+        let result = tokio::select! {
+            biased;
+            result = handshake => Ok(result),
+            _ = displaced => Err("newer handshakes took its place".to_owned()),
+            () = tokio::time::sleep(HANDSHAKE_TIMEOUT) => {
+                Err(format!("not done after {HANDSHAKE_TIMEOUT:?}"))
+            }
+        };
         let (outcome, why) = match result {
             Ok(Ok(stream)) => {
                 self.metrics.handshake(port.index(), Handshake::Done);
@@ -160,7 +207,7 @@ impl Acceptor {
                 return Some((Stream::Tls(Box::new(stream.into())), names));
             }
             Ok(Err(error)) => (Handshake::Failed, error.to_string()),
-            Err(_) => (Handshake::TooSlow, format!("not done after {HANDSHAKE_TIMEOUT:?}")),
+            Err(why) => (Handshake::TooSlow, why),
         };
         self.metrics.handshake(port.index(), outcome);
         if let Some(held_back) = self.failed_handshakes.pass() {
@@ -169,53 +216,14 @@ impl Acceptor {
         }
         None
     }
-
-    /// Loads the files again. If they are unusable, the current certificate stays in use. Blocks.
-    pub fn reload(&self) -> Result<(), Error> {
-        let _reloading = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        self.watched.take();
-        let (configs, expiry_s) = load(&self.files).inspect_err(|error| {
-            self.metrics.failed();
-            self.refused.set(error);
-            if let Some(held_back) = self.failures.pass() {
-                tracing::error!(
-                    %error, held_back, advice = "put certificate and key in place together",
-                    "new certificate refused, the old one stays"
-                );
-            }
-        })?;
-        self.refused.clear();
-        self.expiry_s.store(expiry_s, Ordering::Relaxed);
-        self.current.store(Arc::new(configs));
-        // Count and log only after the swap: an observer may then rely on the new certificate.
-        report_loaded(&self.files.cert, expiry_s, &self.metrics);
-        Ok(())
-    }
-
-    /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
-        let acceptor = Arc::clone(self);
-        let _ = tokio::task::spawn_blocking(move || acceptor.reload()).await;
-    }
-
-    /// Reloads the files whenever they have changed, until the future is dropped.
-    pub async fn watch(self: &Arc<Self>) {
-        loop {
-            tokio::time::sleep(LOOK).await;
-            let acceptor = Arc::clone(self);
-            let poll = move || acceptor.watched.settled_on_a_change().then(|| acceptor.reload());
-            let _ = tokio::task::spawn_blocking(poll).await;
-        }
-    }
 }
 
-/// Loads the configurations, and the certificate's expiry in seconds since the epoch.
-fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
+fn load(files: &ServerFiles) -> Result<Loaded, Error> {
     let chain = certificates(&files.cert)?;
     let expiry_s = chain.first().and_then(names::expiry_s);
     let expiry_s =
         expiry_s.ok_or_else(|| Error::in_file(&files.cert, "the certificate is malformed"))?;
-    if expiry_s < now_s() {
+    if expiry_s < wall_clock::now_s() {
         return Err(Error::in_file(&files.cert, "the certificate has expired"));
     }
     let provider = Arc::new(ring::default_provider());
@@ -249,25 +257,18 @@ fn load(files: &ServerFiles) -> Result<(Configs, u64), Error> {
         config.alpn_protocols = port.alpn_protocols();
         Arc::new(config)
     };
-    Ok(([Port::Grpc, Port::Http].map(for_port), expiry_s))
-}
-
-fn report_loaded(path: &Path, expiry_s: u64, metrics: &TlsMetrics) {
-    const DAY_S: u64 = 24 * 60 * 60;
-    metrics.loaded(expiry_s);
-    let days = expiry_s.saturating_sub(now_s()) / DAY_S;
-    tracing::info!(path = %path.display(), days_left = days, "certificate in use");
+    Ok(Loaded { configs: [Port::Grpc, Port::Http].map(for_port), expiry_s })
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
 
-    use futures_util::future::FutureExt as _;
     use rcgen::generate_simple_self_signed;
     use rustls::version::{TLS12, TLS13};
     use rustls::{ClientConfig, ClientConnection, HandshakeKind, ServerConnection};
     use tempfile::TempDir;
+    use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
 
@@ -327,7 +328,7 @@ mod tests {
                         key(&files.key).unwrap(),
                     )
                     .unwrap();
-                let (client, (servers, _)) = (Arc::new(client), load(&files).unwrap());
+                let (client, servers) = (Arc::new(client), load(&files).unwrap().configs);
                 let server = &servers[Port::Http.index()];
                 assert_eq!(handshake(&client, server), HandshakeKind::Full);
                 assert_eq!(handshake(&client, server), second, "{version:?} {client_ca:?}");
@@ -338,7 +339,7 @@ mod tests {
     #[test]
     fn grpc_port_accepts_clients_without_alpn() {
         let (_dir, files) = files();
-        let (servers, _) = load(&files).unwrap();
+        let servers = load(&files).unwrap().configs;
         let refused = |protocols: &[&[u8]]| {
             let mut client = ClientConfig::builder_with_provider(ring::default_provider().into())
                 .with_safe_default_protocol_versions()
@@ -361,14 +362,22 @@ mod tests {
     }
 
     #[test]
-    fn handshake_limit_is_per_port() {
-        let (_dir, files) = files();
-        let acceptor = Acceptor::load(files, &Metrics::new()).unwrap();
-        let permit = |port| acceptor.room(port).now_or_never();
-        let mut held: Vec<_> = (0..MAX_HANDSHAKES).map(|_| permit(Port::Grpc).unwrap()).collect();
-        assert!(permit(Port::Grpc).is_none());
-        assert!(permit(Port::Http).is_some());
-        held.pop();
-        assert!(permit(Port::Grpc).is_some());
+    fn one_handshake_too_many_ends_the_oldest() {
+        let handshakes = Handshakes::default();
+        let mut unfinished: VecDeque<_> = (0..MAX_HANDSHAKES).map(|_| handshakes.begin()).collect();
+        let is_displaced =
+            |one: &mut oneshot::Receiver<()>| one.try_recv() == Err(TryRecvError::Closed);
+        assert!(!unfinished.iter_mut().any(is_displaced));
+        unfinished.push_back(handshakes.begin());
+        assert_eq!(
+            unfinished.iter_mut().map(is_displaced).position(|displaced| !displaced),
+            Some(1)
+        );
+        // A finished handshake makes room.
+        drop(unfinished.remove(100));
+        unfinished.push_back(handshakes.begin());
+        assert!(!is_displaced(&mut unfinished[1]));
+        unfinished.push_back(handshakes.begin());
+        assert!(is_displaced(&mut unfinished[1]));
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
-use super::{names, now_s};
+use super::names;
+use crate::wall_clock;
 
 /// A connection over `S`, with TLS or without.
 pub enum Stream<S> {
@@ -25,7 +26,7 @@ impl<S> Stream<S> {
         let Self::Tls(stream) = self else { return None };
         let (_, connection) = stream.get_ref();
         let soonest = connection.peer_certificates()?.iter().filter_map(names::expiry_s).min()?;
-        Some(Duration::from_secs(soonest.saturating_sub(now_s())))
+        Some(Duration::from_secs(soonest.saturating_sub(wall_clock::now_s())))
     }
 }
 

@@ -28,8 +28,8 @@ const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// Longest pause between two checks.
 const MAX_PAUSE: Duration = Duration::from_millis(80);
 
-/// Bytes that a connection with an empty buffer may always add, so that each connection makes
-/// progress.
+/// Bytes that a connection may always buffer, so that each connection makes progress even while
+/// others use up the budget.
 const MIN_SHARE: usize = 16 << 10;
 
 /// The bytes that one node may buffer. Clones share one limit.
@@ -85,7 +85,7 @@ impl Account {
     /// one chunk may exceed the threshold.
     pub fn has_room(&self, bytes: usize) -> bool {
         let used = self.used.load(Ordering::Relaxed);
-        used + bytes < self.budget.free() || (used == 0 && bytes <= MIN_SHARE)
+        used + bytes <= MIN_SHARE || used + bytes < self.budget.free()
     }
 
     /// Waits until this connection may read another chunk. Waiters proceed in the order of their
@@ -165,43 +165,45 @@ mod tests {
         Budget::new(limit, BudgetMetrics::noop())
     }
 
-    /// Buffers chunks of 10 bytes while there is room.
+    /// Buffers chunks of 1 kB while there is room.
     fn fill(account: &Arc<Account>) -> Held {
         let mut held = account.hold(0);
         while account.has_room(0) {
-            held.set(held.bytes + 10);
+            held.set(held.bytes + (1 << 10));
         }
         held
     }
 
     #[test]
     fn a_single_connection_gets_half() {
-        let budget = budget(1000);
-        assert_eq!(fill(&budget.account()).bytes, 500);
+        let budget = budget(1 << 20);
+        assert_eq!(fill(&budget.account()).bytes, 1 << 19);
         assert_eq!(budget.used(), 0, "free again after the drop");
     }
 
     #[test]
     fn large_connections_leave_room_for_small_ones() {
-        let budget = budget(10_000);
-        let large: Vec<_> = (0..9).map(|_| fill(&budget.account())).collect();
+        let limit = 1 << 20;
+        let budget = budget(limit);
+        let large: Vec<_> = (0..5).map(|_| fill(&budget.account())).collect();
         let first = large[0].bytes;
         assert!(large.iter().all(|held| held.bytes <= first), "the first has the most");
-        let free = 10_000 - budget.used();
+        let free = limit - budget.used();
         assert!(free > 0, "{} used", budget.used());
         let small = fill(&budget.account());
         assert!(small.bytes >= free / 2, "{} of {free}", small.bytes);
-        assert!(budget.used() <= 10_000);
+        assert!(budget.used() <= limit);
     }
 
     #[test]
-    fn an_empty_connection_always_has_room() {
+    fn a_small_connection_always_has_room() {
         let budget = budget(100);
         let _large = budget.account().hold(1000);
-        let empty = budget.account();
-        assert!(empty.has_room(0));
-        let _held = empty.hold(1);
-        assert!(!empty.has_room(0));
+        let small = budget.account();
+        assert!(small.has_room(MIN_SHARE));
+        let _held = small.hold(MIN_SHARE);
+        assert!(small.has_room(0));
+        assert!(!small.has_room(1));
     }
 
     #[tokio::test]
@@ -216,9 +218,9 @@ mod tests {
 
     #[tokio::test]
     async fn waiters_proceed_in_order() {
-        let budget = budget(1000);
-        let (other, own) = (budget.account().hold(900), budget.account());
-        let _held = own.hold(200);
+        let budget = budget(100 << 10);
+        let (other, own) = (budget.account().hold(90 << 10), budget.account());
+        let _held = own.hold(20 << 10);
         let mut context = Context::from_waker(Waker::noop());
         let (mut first, mut second) = (pin!(own.room()), pin!(own.room()));
         assert!(first.as_mut().poll(&mut context).is_pending());

@@ -15,7 +15,7 @@ use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use h2::server::{Builder, Connection};
 use h2::{Ping, PingPong, Reason, RecvStream};
-use http::Request;
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 use tokio::time::timeout;
@@ -93,6 +93,17 @@ const RESET_STREAM_DURATION: Duration = Duration::from_secs(5);
 
 /// Maximum size of a request's headers, in bytes.
 pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
+
+/// Bytes that a header takes beside its name and value (RFC 9113, 6.5.2).
+const HEADER_OVERHEAD: usize = 32;
+
+/// The size of `headers` in bytes, as HTTP/2 counts it.
+pub(super) fn header_bytes(headers: &HeaderMap) -> usize {
+    let bytes = |(name, value): (&HeaderName, &HeaderValue)| {
+        name.as_str().len() + value.len() + HEADER_OVERHEAD
+    };
+    headers.iter().map(bytes).sum()
+}
 
 /// Maximum size of headers that h2 accepts, in bytes. h2 answers longer ones with a bare 431, which
 /// gRPC libraries can't explain. Headers between the two limits are refused with a status text.

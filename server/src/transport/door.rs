@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 use super::budget::{Account, Budget};
 use crate::access::{Access, Caller, Guard, Refusal};
-use crate::tls::{Acceptor, Port, Room, Stream};
+use crate::tls::{Acceptor, Port, Stream};
 
 /// TLS and access control of a node. Clones share both.
 #[derive(Clone, Default)]
@@ -20,25 +20,11 @@ pub struct Door {
 }
 
 impl Door {
-    /// Waits until another handshake may begin on `port`; a few hundred may run at once. Returns at
-    /// once if TLS is off.
-    pub async fn room(&self, port: Port) -> Room {
-        match &self.tls {
-            Some(tls) => tls.room(port).await,
-            None => None,
-        }
-    }
-
-    /// Completes the handshake of a connection. `None` if it fails or takes more than ten seconds.
-    pub async fn open(
-        &self,
-        stream: TcpStream,
-        port: Port,
-        room: Room,
-    ) -> Option<(Stream<TcpStream>, Guard)> {
+    /// Makes the handshake of a connection. `None` if it fails or takes more than ten seconds.
+    pub async fn open(&self, stream: TcpStream, port: Port) -> Option<(Stream<TcpStream>, Guard)> {
         let (stream, names) = match &self.tls {
             // Boxed: the future takes kilobytes, which connections without TLS would store, too.
-            Some(tls) => Box::pin(tls.accept(stream, port, room)).await?,
+            Some(tls) => Box::pin(tls.accept(stream, port)).await?,
             None => (Stream::Plain(stream), None),
         };
         let access = self.access.clone();
@@ -52,10 +38,10 @@ impl Door {
     /// Rereads certificates and access file off the runtime's own threads. Logs the outcome.
     pub async fn reload_aside(&self) {
         if let Some(tls) = &self.tls {
-            tls.reload_aside().await;
+            tls.certificates().reload_aside().await;
         }
         if let Some(access) = &self.access {
-            access.reload_aside().await;
+            access.file().reload_aside().await;
         }
     }
 
@@ -63,12 +49,12 @@ impl Door {
     pub async fn watch(&self) {
         let tls = async {
             if let Some(tls) = &self.tls {
-                tls.watch().await;
+                tls.certificates().watch().await;
             }
         };
         let access = async {
             if let Some(access) = &self.access {
-                access.watch().await;
+                access.file().watch().await;
             }
         };
         tokio::join!(tls, access);

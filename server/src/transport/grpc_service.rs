@@ -230,14 +230,14 @@ impl<S: Store> GrpcService<S> {
         state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
-            let held = state.incoming.hold(0);
             let reflect = reflection::reflect(
                 &self.router,
                 call.head,
                 body,
                 answering,
+                self.bounds.timeouts.call,
                 &state.unfinished,
-                held,
+                &state.incoming,
             );
             return reflect.await;
         }
@@ -254,9 +254,13 @@ impl<S: Store> GrpcService<S> {
         match answer.unwrap_or_else(|_| Err(deadline_exceeded().into_http())) {
             Ok(Reply::Message(message)) => send_allowed(answering, message),
             Ok(Reply::Routed(response, held)) => {
-                // A client that does not read its answer is cut off.
                 let left = total_limit.saturating_sub(began.elapsed());
-                let _ = tokio::time::timeout(left, answering.body(response, held)).await;
+                // Another method is late only if its client does not read the answer. That client
+                // is cut off.
+                let late_trailers = (call.method == Method::Watch).then(late_trailers);
+                let sending = answering.body(response, held, left, late_trailers);
+                // What follows the message of a watch must not fill the connection's window.
+                tokio::join!(sending, drain(body));
             }
             Err(refusal) => {
                 answering.headers(refusal);
@@ -274,6 +278,7 @@ impl<S: Store> GrpcService<S> {
     ) -> Result<Reply, Response<()>> {
         let (message, held_request) =
             read_request(call, body, state).await.map_err(Status::into_http)?;
+        let started = Instant::now();
         let is_long = message.len() > LONG_REQUEST;
         let held = match call.method {
             Method::Lease(_) => {
@@ -293,7 +298,6 @@ impl<S: Store> GrpcService<S> {
             },
             false => None,
         };
-        let started = Instant::now();
         let answer = if call.method == Method::Allow {
             let allowed = self.allow(message, &call.caller).await;
             allowed.map(Reply::Message).map_err(Status::into_http)
@@ -417,13 +421,27 @@ async fn call_router(
 fn send_allowed(answering: Answering, message: Bytes) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let mut trailers = HeaderMap::with_capacity(1);
-    trailers.insert(GRPC_STATUS, OK);
-    answering.message(response, message, trailers);
+    answering.message(response, message, trailers(Ok(())));
 }
 
 fn deadline_exceeded() -> Status {
-    Status::deadline_exceeded("the deadline is over")
+    Status::deadline_exceeded("the deadline of the request has passed")
+}
+
+/// The trailers of a response whose deadline passes.
+fn late_trailers() -> HeaderMap {
+    trailers(Err(deadline_exceeded()))
+}
+
+/// The trailers of a response that ends with this status.
+fn trailers(ended: Result<(), Status>) -> HeaderMap {
+    let mut trailers = HeaderMap::with_capacity(1);
+    match ended {
+        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
+        // Fails only for values that are no valid header, which a status never has.
+        Err(status) => drop(status.add_header(&mut trailers)),
+    }
+    trailers
 }
 
 #[cfg(test)]

@@ -52,13 +52,16 @@ const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 /// Whether the node should receive requests; `Err` is the reason why not.
 pub type Readiness = dyn Fn() -> Result<(), &'static str> + Send + Sync;
 
+/// Asks for the status pages.
+pub type StatusHandle = PageHandle<Arc<StatusPages>>;
+
 /// The pages that are rendered outside of the request handlers and shared by concurrent requests.
 #[derive(Clone)]
 pub struct Pages {
     /// The metrics in Prometheus text format.
     pub metrics: PageHandle<Bytes>,
     /// The node's status, as HTML and JSON.
-    pub status: PageHandle<Arc<StatusPages>>,
+    pub status: StatusHandle,
 }
 
 /// The metrics page, and the future that renders it for as long as it is polled.
@@ -140,7 +143,7 @@ async fn allow<B: Store, L: LeaseStore>(
     let request: AllowRequest = match serde_json::from_slice(&body) {
         Ok(request) => request,
         Err(error) => {
-            let text = format!("the body is no AllowRequest in JSON: {error}");
+            let text = format!("the body is not a valid AllowRequest in JSON: {error}");
             return error_response(StatusCode::BAD_REQUEST, &text);
         }
     };
@@ -154,6 +157,11 @@ async fn allow<B: Store, L: LeaseStore>(
     };
     state.latency.record(started.elapsed().as_secs_f64());
     answer
+}
+
+/// The response to a request that the node can't take on now.
+pub(super) fn overloaded() -> Response {
+    service_error(&Error::Overloaded)
 }
 
 fn service_error(error: &Error) -> Response {

@@ -37,7 +37,7 @@ use super::closing;
 use super::connection::{self, Answering, RequestBody, STOPPING_HANDSHAKE, Timeouts};
 use super::door::Asking;
 use super::forward_write::forward_write;
-use super::http::UnreadBody;
+use super::http::{UnreadBody, overloaded};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
 
@@ -49,6 +49,10 @@ const READ_BUFFER: usize = 64 << 10;
 
 /// How long a client may pause while it sends the rest of a request that is already answered.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Responses up to this length, in bytes, are sent without waiting for room: decisions, errors and
+/// health checks.
+const SMALL_RESPONSE: usize = 4 << 10;
 
 /// Time for sending a response over HTTP/2, in intervals of `--keepalive`.
 const SEND_INTERVALS: u32 = 3;
@@ -76,8 +80,7 @@ impl HttpPort {
     }
 
     /// Serves a connection until its client closes it, or until `stop` completes and all open
-    /// requests are answered. An HTTP/2 connection also ends when the client's certificate expires,
-    /// after `expires`.
+    /// requests are answered. It also ends when the client's certificate expires, after `expires`.
     pub async fn serve(
         self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -102,7 +105,10 @@ impl HttpPort {
         let Ok(Ok((protocol, read))) = detected else { return };
         let stream = PrefixedStream { read, stream };
         match protocol {
-            Protocol::Http1 => self.serve_http1(stream, asking, stop).await,
+            Protocol::Http1 => {
+                let stop = timeout(expires.unwrap_or(Duration::MAX), stop);
+                self.serve_http1(stream, asking, stop).await;
+            }
             Protocol::Http2 => self.serve_http2(stream, asking, stop, expires).await,
         }
     }
@@ -126,12 +132,8 @@ impl HttpPort {
         connection::serve(stream, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(
-        self,
-        stream: PrefixedStream<S>,
-        asking: Asking,
-        stop: impl Future<Output = ()>,
-    ) where
+    async fn serve_http1<S>(self, stream: PrefixedStream<S>, asking: Asking, stop: impl Future)
+    where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
@@ -145,7 +147,8 @@ impl HttpPort {
             let answer = self.router.clone().call(request);
             Box::pin(async {
                 let Ok(response) = answer.await;
-                Ok::<_, Infallible>(self.http1_response(response, &asking, &unread))
+                let (response, held) = reserve(response, &asking, self.timeouts).await;
+                Ok::<_, Infallible>(self.http1_response(response, held, &unread))
             })
         });
         let mut connection = http1::Builder::new()
@@ -182,11 +185,11 @@ impl HttpPort {
         }
     }
 
-    /// Adds to a response what HTTP/1.1 needs. Sets `unread` if the request has an [`UnreadBody`].
+    /// Adds to a response what HTTP/1.1 needs, and its count in the budget. Sets `unread` if the request has an [`UnreadBody`].
     fn http1_response(
         &self,
         mut response: Response,
-        asking: &Asking,
+        held: Held,
         unread: &AtomicBool,
     ) -> http::Response<ResponseBody> {
         if response.extensions().get::<UnreadBody>().is_some() {
@@ -195,7 +198,6 @@ impl HttpPort {
         if unread.load(Ordering::Relaxed) || self.draining.load(Ordering::Relaxed) {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        let held = asking.answers().hold(body_bytes(&response));
         response.map(|body| ResponseBody { body, _held: held })
     }
 }
@@ -221,18 +223,29 @@ async fn answer_http2(
     asking: Asking,
     timeouts: Timeouts,
 ) {
-    let answer = pin!(router.call(request));
-    let Some(Ok(mut response)) = answering.unless_given_up(answer).await else { return };
+    let answer = pin!(async {
+        let Ok(response) = router.call(request).await;
+        reserve(response, &asking, timeouts).await
+    });
+    let Some((mut response, held)) = answering.unless_given_up(answer).await else { return };
     // Over HTTP/1.1 hyper sets `Date`.
     #[expect(clippy::disallowed_methods, reason = "the header contains the wall-clock time")]
     let now = httpdate::fmt_http_date(SystemTime::now());
     if let Ok(now) = HeaderValue::try_from(now) {
         response.headers_mut().insert(DATE, now);
     }
-    let held = asking.answers().hold(body_bytes(&response));
-    let sending = answering.body(response, held);
     // Resets the stream of a client that does not read its response in time.
-    let _ = timeout(timeouts.keepalive * SEND_INTERVALS, sending).await;
+    answering.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
+}
+
+/// Waits until the connection may buffer a long response, and counts the response. A connection
+/// with too many unread responses gets an error instead.
+async fn reserve(response: Response, asking: &Asking, timeouts: Timeouts) -> (Response, Held) {
+    let (bytes, account) = (body_bytes(&response), asking.answers());
+    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.room()).await.is_err() {
+        return (overloaded(), account.hold(0));
+    }
+    (response, account.hold(bytes))
 }
 
 /// The length of a response body in bytes, as far as it is known.

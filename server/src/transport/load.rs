@@ -134,9 +134,8 @@ impl Load {
             if let Some(held_back) = self.log.pass() {
                 tracing::warn!(
                     turned_away = held_back + 1,
-                    advice =
-                        "see who asks for so much, add nodes or cores, or raise --max-in-flight",
-                    "requests are turned away: as many as may be are under way"
+                    advice = "find the callers that send so many, add nodes or cores, or raise --max-in-flight",
+                    "requests are refused: the limit --max-in-flight is reached"
                 );
             }
         }
@@ -225,8 +224,9 @@ impl ConnectionSlots {
                 if let Some(held_back) = self.log.pass() {
                     tracing::warn!(
                         closed = held_back + 1,
-                        advice = "see who opens them (ss -tn), or raise --max-connections",
-                        "connections are closed at once: as many as may be are open"
+                        advice =
+                            "find the clients that open them (ss -tn), or raise --max-connections",
+                        "new connections are closed: the limit --max-connections is reached"
                     );
                 }
                 None

@@ -1,91 +1,33 @@
 //! gRPC client of a parent cluster: calls `doorman.Capacity/GetServerCapacity`.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
-    GetServerCapacityRequest, Lease, PriorityBandAggregate, ServerCapacityResourceRequest,
-    ServerCapacityResourceResponse, algorithm,
+    GetServerCapacityRequest, GetServerCapacityResponse, Lease, PriorityBandAggregate,
+    ServerCapacityResourceRequest, ServerCapacityResourceResponse, algorithm,
 };
-use tonic::Code;
-use tonic::metadata::{Ascii, MetadataValue};
-use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
 
+use crate::client::capacity::{Mismatch, match_answers};
+use crate::client::{Address, AuthChannel, Target, answer_within};
 use crate::domain::lease::{BOUNDLESS, Claim, NO_BOUND, ParentLease};
 use crate::domain::sharing::Kind;
-use crate::files::{self, Reread};
-use crate::logging::Repeating;
 use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
-use crate::tls::Dialer;
 
 /// Client of a parent. Its addresses are nodes of the parent, or a load balancer in front of them.
 pub struct ParentClient {
-    channels: Vec<(String, Channel)>,
-    authorization: Option<Reread<MetadataValue<Ascii>>>,
-    failures: Repeating,
+    channels: Vec<(Address, AuthChannel)>,
     /// Index of the channel for the next request; advanced on failure.
     next: AtomicUsize,
 }
 
 impl ParentClient {
-    /// Connects lazily. `addresses` are `HOST:PORT`, at least one. `tls` is `None` for plain text.
-    /// `token` is a file with a bearer token, reread when it changes.
-    pub fn new(
-        addresses: &[String],
-        tls: Option<&Dialer>,
-        token: Option<PathBuf>,
-    ) -> Result<Self, ParentError> {
-        let channel = |address: &String| {
-            let bare = address.trim_start_matches("http://").trim_start_matches("https://");
-            if tls.is_none() && address.starts_with("https://") {
-                return Err(unsent_error(format!("{address:?} needs --parent-ca-file")));
-            }
-            let endpoint = Endpoint::from_shared(format!("http://{bare}"))
-                .map_err(|_| unsent_error(format!("{address:?} is no HOST:PORT")))?;
-            let endpoint = endpoint.timeout(ANSWER).connect_timeout(ANSWER);
-            let channel = match tls {
-                Some(dialer) => dialer.channel(endpoint),
-                None => endpoint.connect_lazy(),
-            };
-            Ok((bare.to_owned(), channel))
-        };
-        let channels = addresses.iter().map(channel).collect::<Result<_, ParentError>>()?;
-        let authorization = match token {
-            None => None,
-            Some(path) => {
-                let file = path.clone();
-                let read = Reread::new::<String>([&*path], move || authorization(&file));
-                Some(read.map_err(unsent_error)?)
-            }
-        };
-        let (failures, next) = (Repeating::default(), AtomicUsize::new(0));
-        Ok(Self { channels, authorization, failures, next })
+    /// Connects lazily to `parents`, at least one.
+    pub fn new(parents: &[Target]) -> Self {
+        let channel = |parent: &Target| (parent.address().clone(), parent.channel(ANSWER));
+        Self { channels: parents.iter().map(channel).collect(), next: AtomicUsize::new(0) }
     }
-
-    /// The `authorization` header: the token in the file, or the last valid one if the file became
-    /// unusable.
-    async fn authorization(&self) -> Option<Arc<MetadataValue<Ascii>>> {
-        let file = self.authorization.as_ref()?;
-        if let Err(error) = file.refresh().await
-            && let Some(held_back) = self.failures.pass()
-        {
-            tracing::error!(%error, held_back, "new token refused, the old one stays");
-        }
-        Some(file.current())
-    }
-}
-
-/// The `authorization` header with the token in a file.
-fn authorization(path: &Path) -> Result<MetadataValue<Ascii>, String> {
-    let token =
-        files::read_secret(path).map_err(|error| format!("--parent-token-file: {error}"))?;
-    let value = MetadataValue::try_from(format!("Bearer {token}"));
-    let mut value = value.map_err(|_| "--parent-token-file: no token".to_owned())?;
-    value.set_sensitive(true);
-    Ok(value)
 }
 
 impl Parent for ParentClient {
@@ -97,55 +39,30 @@ impl Parent for ParentClient {
             server_id: cluster.to_owned(),
             resource: requests.iter().map(wire_request).collect(),
         };
-        let mut request = tonic::Request::new(request);
-        if let Some(token) = self.authorization().await {
-            request.metadata_mut().insert("authorization", MetadataValue::clone(&token));
-        }
         let mut client = CapacityClient::new(channel.clone());
-        match tokio::time::timeout(ANSWER, client.get_server_capacity(request)).await {
-            Ok(Ok(response)) => {
-                let response = response.into_inner();
-                // A Doorman server that is not the master answers with `mastership` only.
-                if response.response.is_empty()
-                    && let Some(mastership) = response.mastership
-                {
-                    self.next.store(at + 1, Ordering::Relaxed);
-                    let text = match mastership.master_address {
-                        Some(master) => format!("{address} sends us to {master}: name that"),
-                        None => format!("{address} knows of no master"),
-                    };
-                    return Err(ambiguous_error(text));
-                }
-                let answers = match_answers(address, requests, &response.response);
-                if answers.iter().any(Result::is_err) {
-                    self.next.store(at + 1, Ordering::Relaxed);
-                }
-                Ok(answers)
-            }
-            Ok(Err(status)) => {
-                self.next.store(at + 1, Ordering::Relaxed);
-                let text = format!("{address}: {:?}: {}", status.code(), status.message());
-                let refused = is_refusal(status.code());
-                // A parent does not act on a request that it refuses.
-                let heard = !refused && !is_connect_error(&status);
-                Err(ParentError { text, heard, refused })
-            }
-            Err(_) => {
-                self.next.store(at + 1, Ordering::Relaxed);
-                Err(ambiguous_error(format!("{address}: no answer after {ANSWER:?}")))
-            }
+        let result = match answer_within(ANSWER, client.get_server_capacity(request)).await {
+            Ok(response) => answers(address, requests, &response),
+            Err(status) => Err(call_error(address, &status)),
+        };
+        let usable = result.as_ref().is_ok_and(|answers| answers.iter().all(Result::is_ok));
+        if !usable {
+            self.next.store(at + 1, Ordering::Relaxed);
         }
+        result
     }
+}
+
+fn call_error(address: &Address, status: &Status) -> ParentError {
+    let text = format!("{address}: {:?}: {}", status.code(), status.message());
+    let refused = is_refusal(status.code());
+    // A parent does not act on a request that it refuses.
+    let heard = !refused && !is_connect_error(status);
+    ParentError { text, heard, refused }
 }
 
 /// An error after which the parent may have acted on the request.
 fn ambiguous_error(text: String) -> ParentError {
     ParentError { text, heard: true, refused: false }
-}
-
-/// An error before the request was sent.
-fn unsent_error(text: String) -> ParentError {
-    ParentError { text, heard: false, refused: false }
 }
 
 /// Whether the parent refuses the request for its content: not allowed, invalid or too long.
@@ -154,7 +71,7 @@ fn is_refusal(code: Code) -> bool {
 }
 
 /// Whether connecting failed, so that the request was not sent.
-fn is_connect_error(status: &tonic::Status) -> bool {
+fn is_connect_error(status: &Status) -> bool {
     let mut source = std::error::Error::source(status);
     while let Some(error) = source {
         if error.is::<tonic::ConnectError>() {
@@ -187,30 +104,37 @@ fn wire_request(request: &ParentRequest) -> ServerCapacityResourceRequest {
 }
 
 /// The answers in the order of the requests. Doorman servers may reorder them.
-fn match_answers(
-    address: &str,
+fn answers(
+    address: &Address,
     requests: &[ParentRequest],
-    responses: &[ServerCapacityResourceResponse],
-) -> Answers {
-    let mut found: HashMap<&str, Vec<&ServerCapacityResourceResponse>> = HashMap::new();
-    for response in responses {
-        found.entry(&response.resource_id).or_default().push(response);
-    }
-    let answer = |asked: &ParentRequest| match found.get(asked.resource.as_str()).map(Vec::as_slice)
+    response: &GetServerCapacityResponse,
+) -> Result<Answers, ParentError> {
+    // A Doorman server that is not the master answers with `mastership` only.
+    if response.response.is_empty()
+        && let Some(mastership) = &response.mastership
     {
-        Some([response]) => parse_lease(address, asked, response),
-        None | Some([]) => {
+        let text = match &mastership.master_address {
+            Some(master) => format!("{address} is not the master: use {master}"),
+            None => format!("{address} is not the master, and knows none"),
+        };
+        return Err(ambiguous_error(text));
+    }
+    let ids = requests.iter().map(|asked| asked.resource.as_str());
+    let found = match_answers(ids, &response.response, |answer| &answer.resource_id);
+    let answer = |(asked, found): (&ParentRequest, Result<_, Mismatch>)| match found {
+        Ok(response) => parse_lease(address, asked, response),
+        Err(Mismatch::Missing) => {
             Err(ambiguous_error(format!("{address} has no answer for {:?}", asked.resource)))
         }
-        Some(_) => {
-            Err(ambiguous_error(format!("{address} has two answers for {:?}", asked.resource)))
+        Err(Mismatch::Ambiguous) => {
+            Err(ambiguous_error(format!("{address} has several answers for {:?}", asked.resource)))
         }
     };
-    requests.iter().map(answer).collect()
+    Ok(requests.iter().zip(found).map(answer).collect())
 }
 
 fn parse_lease(
-    address: &str,
+    address: &Address,
     asked: &ParentRequest,
     response: &ServerCapacityResourceResponse,
 ) -> Result<ParentLease, ParentError> {
@@ -257,6 +181,14 @@ mod tests {
         }
     }
 
+    fn match_answers(
+        requests: &[ParentRequest],
+        response: Vec<ServerCapacityResourceResponse>,
+    ) -> Answers {
+        let response = GetServerCapacityResponse { response, ..Default::default() };
+        answers(&"parent:1".parse().unwrap(), requests, &response).ok().unwrap()
+    }
+
     fn response(resource: &str, capacity: f64) -> ServerCapacityResourceResponse {
         let gets = Lease { expiry_time: 60, refresh_interval: 4, capacity };
         let resource_id = resource.to_owned();
@@ -268,7 +200,7 @@ mod tests {
         let requests = ["a", "b", "c", "d"].map(asked);
         let responses = [("x", 9.0), ("d", 4.0), ("c", 3.0), ("a", 1.0), ("c", 3.0)]
             .map(|(r, c)| response(r, c));
-        let answers = match_answers("parent", &requests, &responses);
+        let answers = match_answers(&requests, responses.to_vec());
         let capacities: Vec<_> =
             answers.iter().map(|a| a.as_ref().ok().map(|l| l.capacity)).collect();
         assert_eq!(capacities, [Some(1.0), None, None, Some(4.0)]);
@@ -280,7 +212,7 @@ mod tests {
         let safe = |capacity, safe_capacity| {
             let response =
                 ServerCapacityResourceResponse { safe_capacity, ..response("a", capacity) };
-            let lease = match_answers("parent", &[asked("a")], &[response]).pop().unwrap();
+            let lease = match_answers(&[asked("a")], vec![response]).pop().unwrap();
             lease.ok().map(|lease| lease.safe_capacity)
         };
         assert_eq!(safe(5.0, Some(2.0)), Some(2.0));

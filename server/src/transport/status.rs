@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::aside::{PageHandle, page_channel};
 use super::door::Door;
 use crate::files::Refusal;
+use crate::logging::is_unprintable;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
 use crate::service::status::{NodeView, ResourceView};
@@ -140,9 +141,9 @@ async fn status<S: LeaseStore>(
         "outage": (about.down)().map(|down| outage(&down, now_s)),
         "files": {
             "limits": file_state(limits.refusal()),
-            "access": about.door.access.as_ref().map(|access| file_state(access.refusal())),
+            "access": about.door.access.as_ref().map(|access| file_state(access.file().refusal())),
             "tls": about.door.tls.as_ref().map(|tls| {
-                let mut value = file_state(tls.refusal());
+                let mut value = file_state(tls.certificates().refusal());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
             }),
@@ -302,23 +303,6 @@ fn cell(value: &Value) -> String {
     }
 }
 
-/// Unicode's bidirectional controls and other format characters: invisible, but they can reorder or
-/// hide the text around them.
-fn is_invisible(c: char) -> bool {
-    matches!(
-        c,
-        '\u{ad}'
-            | '\u{61c}'
-            | '\u{180e}'
-            | '\u{200b}'..='\u{200f}'
-            | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}'
-            | '\u{feff}'
-            | '\u{fff9}'..='\u{fffb}'
-            | '\u{e0000}'..='\u{e007f}'
-    )
-}
-
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -328,7 +312,7 @@ fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            c if c.is_control() || is_invisible(c) => escaped.push('\u{fffd}'),
+            c if is_unprintable(c) => escaped.push('\u{fffd}'),
             c => escaped.push(c),
         }
     }

@@ -1,20 +1,18 @@
-//! What a caller says of itself does not decide what others get.
+//! False claims of a caller do not affect others.
 
 use std::fs;
 
 use tempfile::TempDir;
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
-    GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate, ResourceRequest,
-    ResourceResponse, ServerCapacityResourceRequest,
+    GetServerCapacityRequest, Lease, PriorityBandAggregate, ResourceResponse,
+    ServerCapacityResourceRequest,
 };
 use tonic::Code;
-use tonic::transport::Channel;
 
-use testkit::callers::{token, with};
-use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, channel, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::callers::{token, with_token};
+use testkit::grpc::{capacity_client, channel, lease};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, now_s};
 
 const CAPACITY: f64 = 100.0;
 
@@ -34,26 +32,21 @@ fn limits(learning_s: u64) -> LimitsFile {
     ))
 }
 
-/// One of each kind.
+/// A resource of each kind.
 const RESOURCES: [&str; 3] = ["static/1", "proportional/1", "fair/1"];
 
-/// Asks for what it says it has, a billion.
-async fn claim(channel: &Channel, resource: &str) -> ResourceResponse {
+/// Claims to hold a billion, and requests as much.
+async fn claim(node: &Node, resource: &str) -> ResourceResponse {
     let has = Lease { expiry_time: now_s() + 60, refresh_interval: 5, capacity: 1e9 };
-    let resource_id = resource.to_owned();
-    let resource = ResourceRequest { resource_id, priority: 0, has: Some(has), wants: 1e9 };
-    let asked = GetCapacityRequest { client_id: "greedy".to_owned(), resource: vec![resource] };
-    let answer = CapacityClient::new(channel.clone()).get_capacity(asked).await.unwrap();
-    answer.into_inner().response.remove(0)
+    lease(&mut capacity_client(node).await, "greedy", resource, 1e9, Some(has)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_counts_at_most_the_capacity_while_learning() {
     let limits = limits(600);
     let node = Node::start(&limits.path(), &[]);
-    let channel = channel(node.grpc).await;
     for resource in RESOURCES {
-        let answer = claim(&channel, resource).await;
+        let answer = claim(&node, resource).await;
         assert!(answer.gets.capacity <= CAPACITY, "{answer:?}");
     }
 }
@@ -63,18 +56,16 @@ async fn a_claim_counts_at_most_the_capacity_without_a_store() {
     let (limits, mut redis) = (limits(0), Redis::start());
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
     redis.kill();
-    let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]);
-    eventually("the store is missed", PATIENCE, || up() == 0.0);
-    let channel = channel(node.grpc).await;
+    eventually("the store is down", TEST_TIMEOUT, || !node.store_is_up());
     for resource in RESOURCES {
-        let answer = claim(&channel, resource).await;
+        let answer = claim(&node, resource).await;
         assert!(answer.degraded(), "{answer:?}");
         assert!(answer.gets.capacity <= CAPACITY, "{answer:?}");
     }
 }
 
-/// A cluster that says it has nearly 2^63 clients.
-fn of_a_cluster() -> GetServerCapacityRequest {
+/// A request of a cluster that claims nearly 2^63 clients.
+fn cluster_request() -> GetServerCapacityRequest {
     let band = PriorityBandAggregate { priority: 0, num_clients: i64::MAX, wants: 1e18 };
     let resource_id = "fair/1".to_owned();
     let resource = ServerCapacityResourceRequest {
@@ -100,11 +91,11 @@ async fn lending_to_clusters_is_a_right_of_its_own() {
     let node = Node::start(&limits.path(), &["--access", access.to_str().unwrap()]);
     let channel = channel(node.grpc).await;
     let ask = async |token: &str| {
-        let asked = with(Some(token), of_a_cluster());
+        let asked = with_token(Some(token), cluster_request());
         CapacityClient::new(channel.clone()).get_server_capacity(asked).await
     };
     let refused = ask(&asks).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied, "{refused:?}");
-    assert!(refused.message().contains("lend"), "{refused:?} names the key");
+    assert!(refused.message().contains("lend"), "the text must name the key: {refused:?}");
     ask(&admin).await.unwrap();
 }

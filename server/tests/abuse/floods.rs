@@ -1,9 +1,9 @@
-//! Frames in floods, and connections that are slow on purpose.
+//! Floods of frames, and deliberately slow connections.
 
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use super::measure::{Field, duration, hold_out};
+use super::measure::{Target, assert_withstands, duration};
 use super::raw::{
     self, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADERS, PING, RESET, SETTINGS,
     WINDOW_UPDATE,
@@ -13,8 +13,8 @@ use testkit::Node;
 /// Connections of a flood.
 const CONNECTIONS: usize = 200;
 
-/// Floods a port over so many connections with what `next` makes, from the number of the next
-/// stream, which it moves on.
+/// Floods a port over several connections with the frames of `next`, which gets the next stream id
+/// and advances it.
 fn flood(
     name: &str,
     connections: usize,
@@ -25,11 +25,11 @@ fn flood(
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
-    let target = port(&field.node);
+    let attacked = Target::embedded(&[]);
+    let target = port(&attacked.node);
     let attack =
         move |_: usize, stop: &AtomicBool| raw::crowd(target, connections, stop, reads, next);
-    hold_out(name, &field, connections as u64, 1, attack);
+    assert_withstands(name, &attacked, connections as u64, 1, attack);
 }
 
 fn grpc(node: &Node) -> std::net::SocketAddr {
@@ -46,7 +46,7 @@ fn take_id(id: &mut u32) -> u32 {
 }
 
 fn window_updates(_: &mut u32) -> Vec<u8> {
-    // So small that no window overflows.
+    // Small increments, so that no window overflows.
     raw::frame(WINDOW_UPDATE, 0, 0, &1_u32.to_be_bytes()).repeat(512)
 }
 
@@ -60,7 +60,7 @@ fn window_updates_on_the_grpc_port() {
     flood("WINDOW_UPDATE", CONNECTIONS, grpc, true, window_updates);
 }
 
-/// Streams that are reset as soon as they are open.
+/// Opens and resets streams.
 pub fn reset_streams(id: &mut u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..64 {
@@ -81,7 +81,7 @@ fn rapid_reset_on_the_http_port() {
     flood("rapid reset on the HTTP port", CONNECTIONS, http, true, reset_streams);
 }
 
-/// Has the node reset streams itself: a window is opened by nothing, which is an error.
+/// Makes the node reset streams, by the error of a window increment of 0.
 fn made_you_reset(id: &mut u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..64 {
@@ -121,7 +121,7 @@ fn settings() {
 }
 
 #[test]
-fn settings_whose_acknowledgements_nobody_reads() {
+fn settings_without_reading_acknowledgements() {
     flood("SETTINGS, unread", CONNECTIONS, grpc, false, all_settings);
 }
 
@@ -137,9 +137,9 @@ fn continuation() {
     flood("CONTINUATION", CONNECTIONS, grpc, true, continuations);
 }
 
-/// One long header goes into the table, and then is named again and again, a byte each.
+/// A long header in the HPACK table that is referenced many times, by one byte each.
 fn hpack_bomb(id: &mut u32) -> Vec<u8> {
-    // Literal with incremental indexing, a new name: length in one byte and value in three.
+    // Literal with incremental indexing and a new name.
     let mut block = raw::allow();
     block.extend([0x40, 1, b'x', 0x7f, 0x80 + 41, 0x1e]);
     block.extend(vec![b'x'; 127 + 41 + 0x1e * 128]);
@@ -149,7 +149,7 @@ fn hpack_bomb(id: &mut u32) -> Vec<u8> {
 }
 
 #[test]
-fn headers_that_unfold() {
+fn hpack_bombs() {
     flood("HPACK bomb", CONNECTIONS, grpc, true, hpack_bomb);
 }
 
@@ -158,11 +158,11 @@ fn requests(id: &mut u32) -> Vec<u8> {
 }
 
 #[test]
-fn answers_that_nobody_reads() {
+fn answers_that_are_never_read() {
     flood("answers never read", 50, grpc, false, requests);
 }
 
-/// A data frame for a stream that has ended.
+/// Sends a data frame on an ended stream.
 fn data_after_the_end(id: &mut u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..64 {
@@ -184,8 +184,8 @@ fn requests_of_a_byte_a_second() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
-    let target = field.node.grpc;
+    let attacked = Target::embedded(&[]);
+    let target = attacked.node.grpc;
     let attack = move |_: usize, stop: &AtomicBool| {
         let (mut turn, mut due) = (0, Instant::now());
         raw::crowd(target, CONNECTIONS, stop, true, |id| {
@@ -202,5 +202,5 @@ fn requests_of_a_byte_a_second() {
             request.get(at).map(|byte| vec![*byte]).unwrap_or_default()
         });
     };
-    hold_out("a byte a second", &field, CONNECTIONS as u64, 1, attack);
+    assert_withstands("a byte a second", &attacked, CONNECTIONS as u64, 1, attack);
 }

@@ -1,5 +1,5 @@
-//! Streams that are opened and never end: what they may make a node keep, and that they take
-//! nobody's place.
+//! Streams that never end: the memory that they take, and that they do not take the places of other
+//! callers.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,17 +9,17 @@ use bytes::Bytes;
 use tempfile::TempDir;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 
-use super::leases::ask_for_ever;
-use super::measure::{Field, duration, hold_out};
-use testkit::Redis;
-use testkit::callers::{token, with};
-use testkit::faults::{Fault, Network};
-use testkit::wire::request;
+use super::leases::call_until_stopped;
+use super::measure::{Target, assert_withstands, duration};
+use testkit::callers::{token, with_token};
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::request;
+use testkit::{Redis, runtime};
 
-/// Streams that a connection holds.
+/// Streams per connection.
 const STREAMS: usize = 200;
 
-/// What is sent on each stream.
+/// A request that is sent on each stream.
 #[derive(Clone)]
 struct Held {
     target: SocketAddr,
@@ -27,9 +27,9 @@ struct Held {
     path: &'static str,
     content_type: &'static str,
     body: Bytes,
-    /// A page is asked for, and nothing sent.
+    /// A GET request without a body.
     whole: bool,
-    /// Of the answers; 0: they are never taken.
+    /// Flow-control window of responses; with 0 they are never read.
     window: u32,
 }
 
@@ -39,10 +39,9 @@ impl Held {
         Self { target, connections, path, content_type, body, whole: false, window: 65_535 }
     }
 
-    /// Opens them all, and holds them until told to stop. h2 answers the node's pings.
+    /// Opens all streams, and holds them until stopped. h2 answers the node's pings.
     fn hold(&self, stop: &AtomicBool) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let all: Vec<_> = (0..self.connections)
                 .map(|_| {
                     let this = self.clone();
@@ -56,10 +55,10 @@ impl Held {
         });
     }
 
-    /// One connection, made again when the node ends it.
+    /// One connection, reopened when the node closes it.
     async fn connection(&self) {
         loop {
-            // The node may end it at any moment.
+            // The node may close it at any time.
             let _ = self.streams().await;
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
@@ -80,7 +79,7 @@ impl Held {
                 .header("content-type", self.content_type)
                 .body(())?;
             let (answer, mut body) = sender.send_request(request, self.whole)?;
-            // Empty frames would be an attack of their own.
+            // Empty frames would be another attack.
             if !self.body.is_empty() {
                 body.send_data(self.body.clone(), false)?;
             }
@@ -91,7 +90,7 @@ impl Held {
     }
 }
 
-/// A message of that length, without its last byte.
+/// A message of this length, without its last byte.
 fn unfinished(length: u32) -> Bytes {
     let mut bytes = vec![0];
     bytes.extend(length.to_be_bytes());
@@ -105,13 +104,15 @@ fn health_without_its_last_byte() {
         return;
     }
     let access = Access::new();
-    let field = Field::embedded(&["--access", &access.path()]).with_token(&access.quiet);
-    let (grpc, path) = (field.node.grpc, "/grpc.health.v1.Health/Check");
+    let target = Target::embedded(&["--access", &access.path()]).with_token(&access.quiet);
+    let (grpc, path) = (target.node.grpc, "/grpc.health.v1.Health/Check");
     let held = Held::grpc(grpc, 20, path, unfinished(130_000));
-    hold_out("health without its last byte", &field, 20, 1, move |_, stop| held.hold(stop));
+    assert_withstands("health without its last byte", &target, 20, 1, move |_, stop| {
+        held.hold(stop)
+    });
 }
 
-/// An access file that knows the honest callers and an abuser, and their tokens.
+/// An access file with an honest caller and an abuser, and their tokens.
 struct Access {
     folder: TempDir,
     quiet: String,
@@ -142,13 +143,13 @@ fn bodies_without_their_last_byte() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
+    let target = Target::embedded(&[]);
     let held = Held {
         content_type: "application/json",
         body: Bytes::from(vec![b' '; 1_000_000]),
-        ..Held::grpc(field.node.http, 4, "/v1/allow", Bytes::new())
+        ..Held::grpc(target.node.http, 4, "/v1/allow", Bytes::new())
     };
-    hold_out("bodies of 1 MB", &field, 4, 1, move |_, stop| held.hold(stop));
+    assert_withstands("bodies of 1 MB", &target, 4, 1, move |_, stop| held.hold(stop));
 }
 
 #[test]
@@ -156,10 +157,10 @@ fn lease_requests_without_their_last_byte() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
+    let target = Target::embedded(&[]);
     let path = "/doorman.Capacity/GetCapacity";
-    let held = Held::grpc(field.node.grpc, 4, path, unfinished(1 << 20));
-    hold_out("lease requests of 1 MiB", &field, 4, 1, move |_, stop| held.hold(stop));
+    let held = Held::grpc(target.node.grpc, 4, path, unfinished(1 << 20));
+    assert_withstands("lease requests of 1 MiB", &target, 4, 1, move |_, stop| held.hold(stop));
 }
 
 #[test]
@@ -167,24 +168,40 @@ fn allow_requests_of_4_mb() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
+    let target = Target::embedded(&[]);
     let path = "/quotaservice.QuotaService/Allow";
-    let held = Held::grpc(field.node.grpc, 20, path, unfinished(4_000_000));
-    hold_out("decisions of 4 MB", &field, 20, 1, move |_, stop| held.hold(stop));
+    let held = Held::grpc(target.node.grpc, 20, path, unfinished(4_000_000));
+    assert_withstands("decisions of 4 MB", &target, 20, 1, move |_, stop| held.hold(stop));
 }
 
 #[test]
-fn answers_over_http2_that_nobody_takes() {
+fn http2_answers_that_are_never_read() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
+    let target = Target::embedded(&[]);
     let held = Held {
         whole: true,
         window: 0,
-        ..Held::grpc(field.node.http, 10, "/metrics", Bytes::new())
+        ..Held::grpc(target.node.http, 10, "/metrics", Bytes::new())
     };
-    hold_out("answers nobody takes", &field, 10, 1, move |_, stop| held.hold(stop));
+    assert_withstands("answers nobody takes", &target, 10, 1, move |_, stop| held.hold(stop));
+}
+
+#[test]
+fn reflection_answers_that_are_never_read() {
+    if duration().is_none() {
+        return;
+    }
+    let target = Target::embedded(&[]);
+    // `list_services` with an empty content, many times.
+    let message = [&[0, 0, 0, 0, 2][..], &[0x3a, 0]].concat();
+    let path = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo";
+    let body = Bytes::from(message.repeat(2_000));
+    let held = Held { window: 0, ..Held::grpc(target.node.grpc, 40, path, body) };
+    assert_withstands("reflection answers nobody takes", &target, 40, 1, move |_, stop| {
+        held.hold(stop)
+    });
 }
 
 #[test]
@@ -192,10 +209,10 @@ fn streams_without_a_message() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&["--max-in-flight", "2000"]);
+    let target = Target::embedded(&["--max-in-flight", "2000"]);
     let path = "/quotaservice.QuotaService/Allow";
-    let held = Held::grpc(field.node.grpc, 12, path, Bytes::new());
-    hold_out("streams without a message", &field, 12, 1, move |_, stop| held.hold(stop));
+    let held = Held::grpc(target.node.grpc, 12, path, Bytes::new());
+    assert_withstands("streams without a message", &target, 12, 1, move |_, stop| held.hold(stop));
 }
 
 #[test]
@@ -203,34 +220,36 @@ fn lease_streams_without_a_message() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&["--max-in-flight", "2000"]);
+    let target = Target::embedded(&["--max-in-flight", "2000"]);
     let path = "/doorman.Capacity/GetCapacity";
-    let held = Held::grpc(field.node.grpc, 12, path, Bytes::new());
-    hold_out("lease streams without a message", &field, 12, 1, move |_, stop| held.hold(stop));
+    let held = Held::grpc(target.node.grpc, 12, path, Bytes::new());
+    assert_withstands("lease streams without a message", &target, 12, 1, move |_, stop| {
+        held.hold(stop)
+    });
 }
 
-/// A named caller with more calls under way than there are slots, on a store that takes a while.
+/// A named caller with more concurrent calls than there are slots, on a slow store.
 #[test]
 fn a_named_caller_that_wants_all_slots() {
     if duration().is_none() {
         return;
     }
     let (access, redis) = (Access::new(), Redis::start());
-    let store = Network::to(redis.port());
-    let url = store.url("127.0.0.1");
+    let store = FaultProxy::to(redis.port());
+    let url = store.url();
     let args = ["--threads", "1", "--max-in-flight", "100", "--store-timeout", "1s"];
     let rights = access.path();
     let args = [&args[..], &["--store", &url, "--access", &rights]].concat();
-    let field = Field::embedded(&args).with_token(&access.quiet);
-    store.set(Fault::Late(Duration::from_millis(10)));
-    let (grpc, abuser) = (field.node.grpc, access.abuser.clone());
+    let target = Target::embedded(&args).with_token(&access.quiet);
+    store.set(Fault::Delay(Duration::from_millis(10)));
+    let (grpc, abuser) = (target.node.grpc, access.abuser.clone());
     let ask = move |_: usize, stop: &AtomicBool| {
         let abuser = abuser.clone();
-        ask_for_ever(grpc, 300, stop, move |channel| {
-            let asked = with(Some(&abuser), request("flood", "b", 1));
-            // It may be turned away.
+        call_until_stopped(grpc, 300, stop, move |channel| {
+            let asked = with_token(Some(&abuser), request("flood", "b", 1));
+            // It may be rejected.
             async move { drop(QuotaServiceClient::new(channel).allow(asked).await) }
         });
     };
-    hold_out("a named caller with 300 calls under way", &field, 1, 1, ask);
+    assert_withstands("a named caller with 300 calls under way", &target, 1, 1, ask);
 }

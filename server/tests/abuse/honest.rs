@@ -1,5 +1,5 @@
-//! The honest load that an attack must not disturb: 200 gRPC and 50 HTTP requests a second, each
-//! due at its own time whatever became of those before it, and 20 new connections a second.
+//! The honest load during an attack: 200 gRPC and 50 HTTP requests/s in an open loop, and 20 new
+//! connections/s.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,22 +14,22 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
 use super::raw;
-use testkit::Node;
-use testkit::callers::with;
+use testkit::callers::with_token;
+use testkit::grpc::request;
 use testkit::load::percentile;
-use testkit::wire::request;
+use testkit::{Node, runtime};
 
-/// No answer after this is a failure.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit of an answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What was asked for.
+/// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A decision, over gRPC.
+    /// A decision over gRPC.
     Grpc,
-    /// A decision, over HTTP.
+    /// A decision over HTTP.
     Http,
-    /// A new connection: until the node has sent its first bytes.
+    /// A new connection, until the node's first byte.
     Connection,
 }
 
@@ -41,21 +41,21 @@ pub struct Sample {
     failure: Option<String>,
 }
 
-/// What came of the requests of one phase.
+/// Results of one phase.
 pub struct Phase {
-    /// Decisions: the median, and the slowest but one in a hundred.
+    /// Median latency of decisions.
     pub p50: Duration,
-    /// The same.
+    /// Their p99.
     pub p99: Duration,
-    /// The same of new connections.
+    /// p99 of new connections.
     pub connected_p99: Duration,
-    /// Of how many requests.
+    /// Number of requests.
     pub asked: usize,
-    /// What went wrong, one text each.
+    /// Texts of failures.
     pub failures: Vec<String>,
 }
 
-/// Honest load under way.
+/// Running honest load.
 pub struct Honest {
     stop: Arc<AtomicBool>,
     samples: Arc<Mutex<Vec<Sample>>>,
@@ -63,7 +63,7 @@ pub struct Honest {
 }
 
 impl Honest {
-    /// Starts it; callers show that token.
+    /// Starts the load; callers send `token`.
     pub fn start(node: &Node, token: Option<&str>) -> Self {
         let honest =
             Self { stop: Arc::default(), samples: Arc::default(), threads: Vec::default() };
@@ -82,8 +82,7 @@ impl Honest {
         self
     }
 
-    /// Waits until decisions take about as long as that again, but not for ever; tells how long
-    /// they took to get there.
+    /// Waits until decisions take about as long as `alone` again, at most 30 s. Returns the time.
     pub fn recover(&self, alone: Duration) -> Duration {
         const LAST: usize = 100;
         const LIMIT: Duration = Duration::from_secs(30);
@@ -104,14 +103,14 @@ impl Honest {
         started.elapsed()
     }
 
-    /// How long the decisions so far took, all but the slower half.
+    /// Median latency of the decisions so far.
     pub fn median(&self) -> Duration {
         let samples = self.samples.lock().unwrap();
         let decisions = samples.iter().filter(|sample| sample.kind == Kind::Grpc);
         percentile(&mut decisions.map(|sample| sample.took).collect::<Vec<_>>(), 0.5)
     }
 
-    /// Ends it, and waits for the last answers.
+    /// Stops the load, and waits for the last answers.
     pub fn finish(mut self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
@@ -122,7 +121,7 @@ impl Honest {
 }
 
 impl Phase {
-    /// The requests that were due from one moment to another.
+    /// Evaluates requests that were due within an interval.
     pub fn of(samples: &[Sample], from: Instant, to: Instant) -> Self {
         let within: Vec<&Sample> =
             samples.iter().filter(|sample| (from..to).contains(&sample.due)).collect();
@@ -159,11 +158,10 @@ impl Recorder {
     }
 }
 
-/// 200 a second on two connections.
+/// 200 requests/s on two connections.
 fn ask_grpc(it: &Recorder, node: SocketAddr, token: Option<&str>) {
     const EVERY: Duration = Duration::from_millis(5);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let endpoint = || Endpoint::from_shared(format!("http://{node}")).unwrap();
         let channels: Vec<Channel> =
             [endpoint(), endpoint()].into_iter().map(|one| one.connect_lazy()).collect();
@@ -171,10 +169,11 @@ fn ask_grpc(it: &Recorder, node: SocketAddr, token: Option<&str>) {
         while it.runs() {
             tokio::time::sleep_until(due.into()).await;
             let mut client = QuotaServiceClient::new(channels[asked.len() % 2].clone());
-            let request = with(token, request("quiet", "b", 1));
+            let request = with_token(token, request("quiet", "b", 1));
             let it = it.clone();
             asked.push(tokio::spawn(async move {
-                let result = match tokio::time::timeout(PATIENCE, client.allow(request)).await {
+                let result = match tokio::time::timeout(ANSWER_TIMEOUT, client.allow(request)).await
+                {
                     Err(_) => Err("gRPC: no answer".to_owned()),
                     Ok(Err(status)) => Err(format!("gRPC: {:?}", status.code())),
                     Ok(Ok(answer)) => match answer.get_ref() {
@@ -193,7 +192,7 @@ fn ask_grpc(it: &Recorder, node: SocketAddr, token: Option<&str>) {
     });
 }
 
-/// 50 a second, in turn, by threads that each keep a connection.
+/// 50 requests/s, by threads with a connection each.
 fn ask_http(it: &Recorder, node: SocketAddr, token: Option<&str>) {
     const THREADS: u32 = 5;
     const EVERY: Duration = Duration::from_millis(100);
@@ -215,7 +214,7 @@ fn ask_http(it: &Recorder, node: SocketAddr, token: Option<&str>) {
     });
 }
 
-/// One decision over HTTP, on a connection that is made if there is none.
+/// One decision over HTTP, on an existing or a new connection.
 fn decide(
     stream: &mut Option<TcpStream>,
     node: SocketAddr,
@@ -224,7 +223,7 @@ fn decide(
     const BODY: &str = r#"{"namespace":"quiet","bucketName":"b"}"#;
     let mut at = match stream.take() {
         Some(stream) => stream,
-        None => opened(node).map_err(|error| told(&error))?,
+        None => open(node).map_err(|error| describe(&error))?,
     };
     let token = token.map(|token| format!("authorization: Bearer {token}\r\n"));
     let head = format!(
@@ -232,8 +231,8 @@ fn decide(
         token.unwrap_or_default(),
         BODY.len()
     );
-    at.write_all(head.as_bytes()).map_err(|error| told(&error))?;
-    let answer = answered(&mut at).map_err(|error| told(&error))?;
+    at.write_all(head.as_bytes()).map_err(|error| describe(&error))?;
+    let answer = read_response(&mut at).map_err(|error| describe(&error))?;
     *stream = Some(at);
     if answer.contains(r#""degraded":true"#) {
         return Err("degraded".to_owned());
@@ -244,22 +243,22 @@ fn decide(
     }
 }
 
-fn told(error: &io::Error) -> String {
+fn describe(error: &io::Error) -> String {
     match error.kind() {
         ErrorKind::WouldBlock | ErrorKind::TimedOut => "no answer".to_owned(),
         _ => error.to_string(),
     }
 }
 
-fn opened(node: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&node, PATIENCE)?;
+fn open(node: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&node, ANSWER_TIMEOUT)?;
     stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     Ok(stream)
 }
 
-/// A whole answer with a content-length.
-fn answered(stream: &mut TcpStream) -> io::Result<String> {
+/// Reads a whole response with a content-length.
+fn read_response(stream: &mut TcpStream) -> io::Result<String> {
     let (mut answer, mut piece) = (Vec::new(), [0; 4096]);
     loop {
         let text = String::from_utf8_lossy(&answer).to_ascii_lowercase();
@@ -276,20 +275,20 @@ fn answered(stream: &mut TcpStream) -> io::Result<String> {
     }
 }
 
-/// Ten new connections a second, each until the node has sent its first byte.
+/// Ten new connections/s, each until the node's first byte.
 fn connect(it: &Recorder, node: SocketAddr, hello: &'static [u8]) {
     const EVERY: Duration = Duration::from_millis(100);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let (mut due, mut probes) = (Instant::now(), Vec::new());
         while it.runs() {
             tokio::time::sleep_until(due.into()).await;
             let it = it.clone();
             probes.push(tokio::spawn(async move {
-                let result = match tokio::time::timeout(PATIENCE, greeted(node, hello)).await {
-                    Err(_) => Err("new connection: no answer".to_owned()),
-                    Ok(result) => result.map_err(|error| format!("new connection: {error}")),
-                };
+                let result =
+                    match tokio::time::timeout(ANSWER_TIMEOUT, handshake(node, hello)).await {
+                        Err(_) => Err("new connection: no answer".to_owned()),
+                        Ok(result) => result.map_err(|error| format!("new connection: {error}")),
+                    };
                 it.record(Kind::Connection, due, result);
             }));
             due += EVERY;
@@ -300,7 +299,7 @@ fn connect(it: &Recorder, node: SocketAddr, hello: &'static [u8]) {
     });
 }
 
-async fn greeted(node: SocketAddr, hello: &[u8]) -> io::Result<()> {
+async fn handshake(node: SocketAddr, hello: &[u8]) -> io::Result<()> {
     let mut stream = tokio::net::TcpStream::connect(node).await?;
     stream.write_all(hello).await?;
     stream.read_exact(&mut [0]).await?;

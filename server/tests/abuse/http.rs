@@ -1,19 +1,19 @@
-//! Over the HTTP port.
+//! Attacks on the HTTP port.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::{ANSWER, KEEPALIVE, hold_out, raw};
+use super::{ANSWER, KEEPALIVE, assert_withstands, raw};
 
-/// How long a request may take from its headers on.
+/// Time limit of a request from its headers on.
 const SLOWEST: Duration = Duration::from_secs(10);
 
 fn http(node: &super::Node) -> SocketAddr {
     node.http
 }
 
-/// So many bytes a tenth of a second, for ever.
+/// Sends `piece` every 100 ms.
 fn trickle(
     start: &str,
     piece: &'static [u8],
@@ -35,13 +35,13 @@ fn trickle(
 #[test]
 fn headers_that_trickle_in() {
     let attack = |node, limit| trickle("GET /healthz HTTP/1.1\r\nx: ", b"x", node, limit);
-    hold_out("slowloris", http, attack, Some(KEEPALIVE + ANSWER));
+    assert_withstands("slowloris", http, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]
 fn a_connection_that_says_nothing() {
     let attack = |node, limit| trickle("", b"", node, limit);
-    hold_out("silence over HTTP", http, attack, Some(KEEPALIVE + ANSWER));
+    assert_withstands("silence over HTTP", http, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]
@@ -49,10 +49,10 @@ fn a_body_that_trickles_in() {
     const HEAD: &str =
         "POST /v1/allow HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n";
     let attack = |node, limit| trickle(HEAD, b" ", node, limit);
-    hold_out("a body that trickles in", http, attack, Some(SLOWEST));
+    assert_withstands("a body that trickles in", http, attack, Some(SLOWEST));
 }
 
-/// Long answers: what is wrong with a body is told in its own words.
+/// Long responses: an error quotes the body.
 #[test]
 fn answers_that_are_never_read() {
     let attack = |node, limit| {
@@ -64,7 +64,7 @@ fn answers_that_are_never_read() {
         let request = format!("{head}\r\n\r\n{body}").into_bytes();
         raw::send_on(&mut stream, limit, false, || request.clone())
     };
-    hold_out("answers never read", http, attack, Some(KEEPALIVE + ANSWER));
+    assert_withstands("answers never read", http, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]
@@ -78,5 +78,5 @@ fn headers_without_an_end() {
             b"x-more: xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\r\n".repeat(64)
         })
     };
-    hold_out("headers without an end", http, attack, Some(Duration::ZERO));
+    assert_withstands("headers without an end", http, attack, Some(Duration::ZERO));
 }

@@ -1,19 +1,20 @@
-//! Over gRPC's port.
+//! Attacks on the gRPC port.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use testkit::runtime;
 
 use super::raw::{self, CONTINUATION, END_HEADERS, HEADERS, PING, RESET, SETTINGS};
-use super::{ANSWER, BESIDE_FLOODS, KEEPALIVE, hold_out, hold_out_beside};
+use super::{ANSWER, BESIDE_FLOODS, KEEPALIVE, assert_withstands, assert_withstands_beside};
 
-/// Whoever has not said hello after ten seconds has no connection.
-const GREETING: Duration = Duration::from_secs(10);
+/// Time limit of the connection preface.
+const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn grpc(node: &super::Node) -> SocketAddr {
     node.grpc
 }
 
-/// One byte every second, and nothing else.
+/// Sends one byte a second.
 fn slowly(stream: &mut std::net::TcpStream, bytes: &[u8], limit: Duration) -> Option<Duration> {
     let (mut bytes, mut due) = (bytes.iter(), Instant::now());
     raw::send_on(stream, limit, true, || {
@@ -26,9 +27,9 @@ fn slowly(stream: &mut std::net::TcpStream, bytes: &[u8], limit: Duration) -> Op
 }
 
 #[test]
-fn a_greeting_of_a_byte_a_second() {
+fn a_preface_of_a_byte_a_second() {
     let attack = |node, limit| slowly(&mut raw::connect(node), &raw::preface(), limit);
-    hold_out("a byte a second from the start", grpc, attack, Some(GREETING));
+    assert_withstands("a byte a second from the start", grpc, attack, Some(PREFACE_TIMEOUT));
 }
 
 #[test]
@@ -38,8 +39,8 @@ fn a_request_of_a_byte_a_second() {
         std::io::Write::write_all(&mut stream, &raw::preface()).unwrap();
         slowly(&mut stream, &raw::request(1, "flood"), limit)
     };
-    // It does not answer pings.
-    hold_out("a request of a byte a second", grpc, attack, Some(KEEPALIVE + ANSWER));
+    // This client does not answer pings.
+    assert_withstands("a request of a byte a second", grpc, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]
@@ -53,14 +54,13 @@ fn answers_that_are_never_read() {
             requests
         })
     };
-    hold_out("answers never read", grpc, attack, Some(KEEPALIVE + ANSWER));
+    assert_withstands("answers never read", grpc, attack, Some(KEEPALIVE + ANSWER));
 }
 
 #[test]
 fn a_window_that_is_never_opened() {
     let attack = |node, limit| {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(async {
+        runtime().block_on(async {
             let stream = tokio::net::TcpStream::connect(node).await.unwrap();
             let mut builder = h2::client::Builder::new();
             let handshake = builder.initial_window_size(0).handshake::<_, bytes::Bytes>(stream);
@@ -76,13 +76,13 @@ fn a_window_that_is_never_opened() {
                 body.send_data(raw::message("flood").into(), true).unwrap();
                 held.push(answer);
             }
-            // It answers pings as it should.
+            // This client answers pings.
             let started = Instant::now();
             let closed = tokio::time::timeout(limit, connection).await;
             closed.ok().map(|_| started.elapsed())
         })
     };
-    hold_out("a window never opened", grpc, attack, Some(3 * KEEPALIVE));
+    assert_withstands("a window never opened", grpc, attack, Some(3 * KEEPALIVE));
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn streams_that_are_opened_and_reset() {
             bytes
         })
     };
-    // Callers who give up are nothing unusual: it costs them their turns, and nobody else theirs.
-    hold_out_beside(BESIDE_FLOODS, "rapid reset", grpc, attack, None);
+    // Cancelled calls are usual, so the connection stays open; they only use up its own turns.
+    assert_withstands_beside(BESIDE_FLOODS, "rapid reset", grpc, attack, None);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn headers_without_an_end() {
             raw::frame(CONTINUATION, 0, 1, &raw::block(&[("x-more", &"x".repeat(100))]))
         })
     };
-    hold_out("CONTINUATION without an end", grpc, attack, Some(Duration::ZERO));
+    assert_withstands("CONTINUATION without an end", grpc, attack, Some(Duration::ZERO));
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn empty_continuations_without_an_end() {
             raw::frame(CONTINUATION, 0, 1, &[])
         })
     };
-    hold_out("empty CONTINUATION", grpc, attack, Some(Duration::ZERO));
+    assert_withstands("empty CONTINUATION", grpc, attack, Some(Duration::ZERO));
 }
 
 #[test]
@@ -149,5 +149,5 @@ fn settings_and_pings_whose_answers_are_never_read() {
         })
     };
     let within = Some(KEEPALIVE + ANSWER);
-    hold_out_beside(BESIDE_FLOODS, "SETTINGS and PING", grpc, attack, within);
+    assert_withstands_beside(BESIDE_FLOODS, "SETTINGS and PING", grpc, attack, within);
 }

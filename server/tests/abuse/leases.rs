@@ -1,4 +1,4 @@
-//! Names without an end, and leases that expire together.
+//! Endless new names, and leases that expire together.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -11,19 +11,17 @@ use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::{Channel, Endpoint};
 
-use super::measure::{Field, duration, hold_out};
-use testkit::Redis;
-use testkit::wire::{channel, request};
+use super::measure::{Target, assert_withstands, duration};
+use testkit::grpc::{channel, request};
+use testkit::{Redis, runtime};
 
-/// Makes calls until told to stop, so many at once on one connection. What comes of them does not
-/// matter.
-pub fn ask_for_ever<F, R>(node: SocketAddr, at_once: usize, stop: &AtomicBool, ask: F)
+/// Makes calls on one connection, `at_once` concurrently, until stopped. Results are ignored.
+pub fn call_until_stopped<F, R>(node: SocketAddr, at_once: usize, stop: &AtomicBool, ask: F)
 where
     F: Fn(Channel) -> R + Clone + Send + 'static,
     R: Future<Output = ()> + Send + 'static,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let endpoint = Endpoint::from_shared(format!("http://{node}")).unwrap();
         let channel = endpoint.timeout(Duration::from_secs(20)).connect_lazy();
         let all: Vec<_> = (0..at_once)
@@ -44,7 +42,7 @@ where
     });
 }
 
-/// Asks for leases on that many resources.
+/// A request for leases on these resources.
 fn leases(client: u64, resources: impl Iterator<Item = String>) -> GetCapacityRequest {
     let resource = resources
         .map(|resource_id| ResourceRequest { resource_id, priority: 0, has: None, wants: 1.0 })
@@ -52,12 +50,12 @@ fn leases(client: u64, resources: impl Iterator<Item = String>) -> GetCapacityRe
     GetCapacityRequest { client_id: format!("client {client}"), resource }
 }
 
-/// Leases on names that were never seen before.
-fn fresh_names(name: &str, field: &Field, at_once: usize, names: u64) {
-    let (grpc, next) = (field.node.grpc, Arc::new(AtomicU64::new(0)));
+/// Requests leases on new names only.
+fn fresh_names(name: &str, target: &Target, at_once: usize, names: u64) {
+    let (grpc, next) = (target.node.grpc, Arc::new(AtomicU64::new(0)));
     let attack = move |_: usize, stop: &AtomicBool| {
         let next = Arc::clone(&next);
-        ask_for_ever(grpc, at_once, stop, move |channel| {
+        call_until_stopped(grpc, at_once, stop, move |channel| {
             let first = next.fetch_add(names, Ordering::Relaxed);
             async move {
                 let resources = (first..first + names).map(|number| format!("fresh/{number}"));
@@ -67,65 +65,64 @@ fn fresh_names(name: &str, field: &Field, at_once: usize, names: u64) {
             }
         });
     };
-    hold_out(name, field, 1, 1, attack);
+    assert_withstands(name, target, 1, 1, attack);
 }
 
 #[test]
 fn fresh_names_9900_a_request() {
     if duration().is_some() {
-        fresh_names("9,900 fresh names a request", &Field::on_redis(), 16, 9_900);
+        fresh_names("9,900 fresh names a request", &Target::on_redis(), 16, 9_900);
     }
 }
 
 #[test]
 fn fresh_names_one_a_request() {
     if duration().is_some() {
-        fresh_names("one fresh name a request", &Field::on_redis(), 200, 1);
+        fresh_names("one fresh name a request", &Target::on_redis(), 200, 1);
     }
 }
 
 #[test]
 fn fresh_names_in_the_embedded_store() {
     if duration().is_some() {
-        fresh_names("9,900 fresh names, embedded", &Field::embedded(&[]), 16, 9_900);
+        fresh_names("9,900 fresh names, embedded", &Target::embedded(&[]), 16, 9_900);
     }
 }
 
-/// The resources whose leases last 20 s.
+/// A request for the resources whose leases last 20 s.
 fn short_leases(client: u64) -> GetCapacityRequest {
     leases(client, (0..126).map(|number| format!("short/{number}")))
 }
 
-/// Has a thousand clients take a lease on each of those; tells how many were granted.
-fn taken(node: SocketAddr) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+/// Takes leases on these for a thousand clients. Returns the number of granted leases.
+fn take_short_leases(node: SocketAddr) -> usize {
+    runtime().block_on(async {
         let (channel, next) = (channel(node).await, Arc::new(AtomicU64::new(0)));
         let workers: Vec<_> = (0..2)
             .map(|_| {
                 let (mut client, next) = (CapacityClient::new(channel.clone()), Arc::clone(&next));
                 tokio::spawn(async move {
-                    let mut taken = 0;
+                    let mut take_short_leases = 0;
                     loop {
                         let number = next.fetch_add(1, Ordering::Relaxed);
                         if number >= 1_000 {
-                            return taken;
+                            return take_short_leases;
                         }
                         // Under load it may be refused.
                         let Ok(answer) = client.get_capacity(short_leases(number)).await else {
                             continue;
                         };
                         let answers = answer.into_inner().response;
-                        taken += answers.iter().filter(|one| !one.degraded()).count();
+                        take_short_leases += answers.iter().filter(|one| !one.degraded()).count();
                     }
                 })
             })
             .collect();
-        let mut taken = 0;
+        let mut take_short_leases = 0;
         for worker in workers {
-            taken += worker.await.unwrap();
+            take_short_leases += worker.await.unwrap();
         }
-        taken
+        take_short_leases
     })
 }
 
@@ -137,24 +134,25 @@ fn leases_that_expire_together() {
     }
     let redis = Redis::start();
     let url = redis.url();
-    // Taken at another node, which waits for the store however busy the machine is.
-    let patient = Field::embedded(&["--store", &url, "--store-timeout", "20s"]);
-    let taken = taken(patient.node.grpc);
+    // Taken at another node, with a long store timeout.
+    let patient = Target::embedded(&["--store", &url, "--store-timeout", "20s"]);
+    let take_short_leases = take_short_leases(patient.node.grpc);
     drop(patient);
-    println!("{taken} leases expire");
-    assert!(taken > 100_000, "{taken} leases are no attack");
-    let field = Field::embedded(&["--store", &url]);
-    let grpc = field.node.grpc;
+    println!("{take_short_leases} leases expire");
+    assert!(take_short_leases > 100_000, "{take_short_leases} leases are no attack");
+    let target = Target::embedded(&["--store", &url]);
+    let grpc = target.node.grpc;
+    // Real time: the leases expire by the clock of Redis.
     std::thread::sleep(Duration::from_secs(21));
     let attack = move |_: usize, stop: &AtomicBool| {
-        // All have expired when the first of these comes; the others find nothing left to drop.
-        ask_for_ever(grpc, 1, stop, |channel| async move {
+        // The first of these requests finds all leases expired.
+        call_until_stopped(grpc, 1, stop, |channel| async move {
             // It may be refused.
             let _ = CapacityClient::new(channel).get_capacity(short_leases(0)).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
         });
     };
-    hold_out("126,000 leases expire together", &field, 1, 1, attack);
+    assert_withstands("126,000 leases expire together", &target, 1, 1, attack);
 }
 
 /// Dynamic buckets that expire in the embedded store.
@@ -163,17 +161,17 @@ fn buckets_that_expire() {
     if duration().is_none() {
         return;
     }
-    let field = Field::embedded(&[]);
-    let (grpc, next) = (field.node.grpc, Arc::new(AtomicU64::new(0)));
+    let target = Target::embedded(&[]);
+    let (grpc, next) = (target.node.grpc, Arc::new(AtomicU64::new(0)));
     let attack = move |_: usize, stop: &AtomicBool| {
         let next = Arc::clone(&next);
-        ask_for_ever(grpc, 200, stop, move |channel| {
+        call_until_stopped(grpc, 200, stop, move |channel| {
             let bucket = format!("b{}", next.fetch_add(1, Ordering::Relaxed));
             async move {
-                // There may be too many.
+                // It may be refused.
                 let _ = QuotaServiceClient::new(channel).allow(request("fresh", &bucket, 1)).await;
             }
         });
     };
-    hold_out("buckets that expire", &field, 1, 1, attack);
+    assert_withstands("buckets that expire", &target, 1, 1, attack);
 }

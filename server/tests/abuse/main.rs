@@ -1,5 +1,5 @@
-//! Clients who mean no good, or are in a bad way: their connections are given up in bounded time,
-//! they take bounded memory, and others are served meanwhile.
+//! Hostile or broken clients: their connections are closed in bounded time, they take bounded
+//! memory, and other callers are served meanwhile.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
@@ -19,9 +19,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::nice;
-use testkit::cluster::alone;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, took};
-use testkit::wire::request;
+use testkit::cluster::reserve_machine;
+use testkit::grpc::request;
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, latency_percentile};
 use testkit::{LimitsFile, Node};
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -31,63 +31,61 @@ namespaces:
   quiet: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
 ";
 
-/// How long the node waits for who is silent, …
+/// `--keepalive` of the node,
 const KEEPALIVE: Duration = Duration::from_millis(1000);
 
-/// … and for an answer.
+/// and its `--keepalive-timeout`.
 const ANSWER: Duration = Duration::from_millis(1000);
 
-/// What this machine may add, and a build without optimization.
+/// Additional time for a busy machine and an unoptimized build.
 const SLACK: Duration = Duration::from_secs(3);
 
-/// The most that all of an attack's connections may make the node grow by.
+/// Allowed growth of the node's memory by all connections of an attack.
 const GROWTH_KB: u64 = 48 << 10;
 
-/// How long callers are alone at first, which is what they are measured against.
+/// Length of the reference load before the attack.
 const ALONE: Duration = Duration::from_secs(1);
 
-/// What eight attacks may add to the slowest answer but one in a hundred: a turn of each, in a
-/// build without optimization, where a round trip beside nothing else takes 1 ms.
+/// Allowed increase of p99 by eight attackers: one turn of each, in an unoptimized build, where a
+/// round trip takes 1 ms without other load.
 const BESIDE: Duration = Duration::from_millis(200);
 
-/// The same of floods of frames that are dealt with as fast as they come. It is a shortfall: a
-/// whole round of their turns lies between two looks for the input of others.
+/// The same for floods of frames that the node processes at once. A known weakness: the node serves
+/// a whole round of such turns between two polls for other input.
 const BESIDE_FLOODS: Duration = Duration::from_secs(1);
 
-/// The part of the answers that stalls of the machine may have touched, if those are left out.
+/// Largest share of requests during stalls that may be left out.
 const LEFT_OUT: f64 = 0.1;
 
-/// How many connections of a kind there are at once.
+/// Number of concurrent connections of an attack.
 const CONNECTIONS: usize = 8;
 
-/// For how long it is gone about at least.
+/// Least duration of an attack.
 const LEAST: Duration = Duration::from_secs(1);
 
-/// A way to go about it: gives back after how long the node closed the connection.
+/// An attack on an address within a time limit. Returns the time until the node closed the
+/// connection.
 pub type Attack = fn(SocketAddr, Duration) -> Option<Duration>;
 
-/// Bytes that a process has in memory, in kB.
-fn rss_kb(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+/// Runs an attack over several connections beside honest callers, whom it may delay by [`BESIDE`].
+fn assert_withstands(
+    name: &str,
+    port: fn(&Node) -> SocketAddr,
+    attack: Attack,
+    within: Option<Duration>,
+) {
+    assert_withstands_beside(BESIDE, name, port, attack, within);
 }
 
-/// Runs an attack over several connections at once, beside callers who mean well, whom it may hold
-/// up by [`BESIDE`].
-fn hold_out(name: &str, port: fn(&Node) -> SocketAddr, attack: Attack, within: Option<Duration>) {
-    hold_out_beside(BESIDE, name, port, attack, within);
-}
-
-/// The same, whom it may hold up by that much.
-fn hold_out_beside(
+/// The same with another allowed delay.
+fn assert_withstands_beside(
     most_added: Duration,
     name: &str,
     port: fn(&Node) -> SocketAddr,
     attack: Attack,
     within: Option<Duration>,
 ) {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let limits = LimitsFile::new(LIMITS);
     let (keepalive, answer) = (format!("{KEEPALIVE:?}"), format!("{ANSWER:?}"));
     let args = ["--threads", "1", "--keepalive", &keepalive, "--keepalive-timeout", &answer];
@@ -95,30 +93,30 @@ fn hold_out_beside(
     let node = Node::start(&limits.path(), &args);
     let plan =
         Plan { callers: 4, connections: 1, pace: Duration::from_millis(20), failover: false };
-    let canary = Canary::start();
+    let canary = StallDetector::start();
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("quiet", "b", 1)));
-    load.go_on(ALONE);
-    let before = rss_kb(node.pid());
+    load.run_for(ALONE);
+    let before = node.rss_kb();
     let (target, limit) = (port(&node), within.map_or(SLACK, |within| within + SLACK));
     let started = Instant::now();
     let one = move || {
-        // They are elsewhere in truth: what they write with is not taken from the node.
+        // In production attackers run on other machines, so here they have the lowest priority.
         nice(19).unwrap();
-        let given_up = attack(target, limit);
-        // Who is turned out at once comes again, or nobody has the time to notice.
+        let closed = attack(target, limit);
+        // A connection that is closed at once is repeated, so that the attack lasts.
         while started.elapsed() < LEAST {
             attack(target, limit);
         }
-        given_up
+        closed
     };
     let attackers: Vec<_> = (0..CONNECTIONS).map(|_| thread::spawn(one)).collect();
     let mut most = before;
     while attackers.iter().any(|attacker| !attacker.is_finished()) {
-        most = most.max(rss_kb(node.pid()));
+        most = most.max(node.rss_kb());
         thread::sleep(Duration::from_millis(20));
     }
     let time = started.elapsed();
-    let given_up: Vec<_> = attackers.into_iter().map(|one| one.join().unwrap()).collect();
+    let closed: Vec<_> = attackers.into_iter().map(|one| one.join().unwrap()).collect();
     let samples = load.finish();
     let stalls = canary.stalls();
     assert!(samples.iter().all(|sample| sample.status() == Some(Status::Ok)), "all are served");
@@ -127,10 +125,11 @@ fn hold_out_beside(
     let quiet: Vec<&Sample> =
         beside.iter().copied().filter(|s| !stalls.overlap(s.sent, s.answered)).collect();
     let left_out = beside.len() - quiet.len();
-    let p50 = took(&beside, 0.5);
-    let [before_p99, p99, without] = [&alone, &beside, &quiet].map(|of| took(of, 0.99));
+    let p50 = latency_percentile(&beside, 0.5);
+    let [before_p99, p99, without] =
+        [&alone, &beside, &quiet].map(|of| latency_percentile(of, 0.99));
     println!(
-        "{name}: given up after {given_up:.1?}; {} kB more for {CONNECTIONS} connections; others: \
+        "{name}: closed after {closed:.1?}; {} kB more for {CONNECTIONS} connections; others: \
          p50 {p50:.1?}, p99 {p99:.1?} of {} over {time:.1?}, {before_p99:.1?} before; p99 \
          {without:.1?} without the {left_out} in which this machine stalled for {STALL:?} or \
          more, {:.1?} at most",
@@ -147,6 +146,6 @@ fn hold_out_beside(
         assert!(part < LEFT_OUT, "{left_out} left out, and without: {p99:.1?} is over {bound:.1?}");
     }
     if within.is_some() {
-        assert!(given_up.iter().all(Option::is_some), "not within {limit:?}");
+        assert!(closed.iter().all(Option::is_some), "not within {limit:?}");
     }
 }

@@ -1,5 +1,4 @@
-//! How long attacks go on for the table of `docs/overload.md`, what they are held to, and the rows
-//! of that table.
+//! Attacks for the table of `docs/overload.md`: their duration, their limits, and the rows.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use rustix::process::nice;
 use serde_json::json;
 
 use super::honest::{Honest, Phase};
-use testkit::cluster::alone;
+use testkit::cluster::reserve_machine;
 use testkit::{LimitsFile, Node, Redis};
 
 const LIMITS: &str = "
@@ -30,22 +29,22 @@ resources:
     algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 }
 ";
 
-/// How long callers are alone before an attack, and after it.
+/// Length of the honest load before and after an attack.
 const ALONE: Duration = Duration::from_secs(3);
 
-/// Below this a p99 is noise: ten times 2 ms is what a busy machine does to anybody.
+/// A p99 below this is noise.
 const FLOOR: Duration = Duration::from_millis(2);
 
-/// What a node may hold: what it buffers by default, …
+/// Memory limit of a node: the default of `--max-buffered-bytes`,
 const BUDGET_KB: u64 = 128 << 10;
 
-/// … what it is besides, …
+/// its other memory,
 const BESIDES_KB: u64 = 100 << 10;
 
-/// … and what a connection is.
+/// and the memory of a connection.
 const CONNECTION_KB: u64 = 40;
 
-/// How long each attack goes on; `None`, with the reason printed: not in this run.
+/// Duration of each attack; `None` if attacks are not part of this run.
 pub fn duration() -> Option<Duration> {
     let seconds = std::env::var("TOLLGATE_ABUSE_SECONDS").ok();
     if seconds.is_none() {
@@ -55,38 +54,38 @@ pub fn duration() -> Option<Duration> {
 }
 
 /// A node to attack.
-pub struct Field {
+pub struct Target {
     /// The node.
     pub node: Node,
-    /// What honest callers show.
+    /// Token of honest callers.
     token: Option<String>,
-    /// What must last as long as the node.
+    /// Resources that must outlive the node.
     _kept: Vec<Box<dyn Send>>,
 }
 
-impl Field {
-    /// On the embedded store, with further arguments.
+impl Target {
+    /// A node with additional arguments, on the embedded store by default.
     pub fn embedded(args: &[&str]) -> Self {
         let limits = LimitsFile::new(LIMITS);
         let node = Node::start(&limits.path(), args);
         Self { node, token: None, _kept: vec![Box::new(limits)] }
     }
 
-    /// The same, with a token for the honest callers.
+    /// Sets the token of honest callers.
     pub fn with_token(self, token: &str) -> Self {
         Self { token: Some(token.to_owned()), ..self }
     }
 
-    /// On Redis.
+    /// A node on Redis.
     pub fn on_redis() -> Self {
         let redis = Redis::start();
-        let mut field = Self::embedded(&["--store", &redis.url()]);
-        field._kept.push(Box::new(redis));
-        field
+        let mut target = Self::embedded(&["--store", &redis.url()]);
+        target._kept.push(Box::new(redis));
+        target
     }
 }
 
-/// Attackers at work, at the lowest priority: in truth they are elsewhere.
+/// Running attackers, at the lowest priority, as in production they run on other machines.
 struct Attackers {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Duration>>,
@@ -100,26 +99,26 @@ impl Attackers {
             thread::spawn(move || {
                 nice(19).unwrap();
                 run(number, &stop);
-                used()
+                cpu_time()
             })
         });
         Self { threads: threads.collect(), stop }
     }
 
-    /// Ends them; tells how much of the CPUs they used.
+    /// Stops the attackers, and returns their CPU time.
     fn finish(self) -> Duration {
         self.stop.store(true, Ordering::Relaxed);
         self.threads.into_iter().map(|thread| thread.join().unwrap()).sum()
     }
 }
 
-/// The CPU time of this thread.
-fn used() -> Duration {
-    let used = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(used.split(' ').next().unwrap().parse().unwrap())
+/// CPU time of this thread.
+fn cpu_time() -> Duration {
+    let cpu_time = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(cpu_time.split(' ').next().unwrap().parse().unwrap())
 }
 
-/// Uses that part of a CPU.
+/// Uses this share of a CPU.
 fn busy(part: f64, stop: &AtomicBool) {
     let turn = Duration::from_millis(10);
     while !stop.load(Ordering::Relaxed) {
@@ -131,19 +130,19 @@ fn busy(part: f64, stop: &AtomicBool) {
     }
 }
 
-/// Runs an attack of so many threads, and holds the node to what the honest callers and its memory
-/// may suffer. `connections`: how many the attackers have in all.
-pub fn hold_out(
+/// Runs an attack with `threads` threads, and asserts the limits of honest callers' latency and of
+/// the node's memory. `connections` is the total of the attackers.
+pub fn assert_withstands(
     name: &str,
-    field: &Field,
+    target: &Target,
     connections: u64,
     threads: usize,
     attack: impl Fn(usize, &AtomicBool) + Send + Sync + 'static,
 ) {
     let Some(time) = duration() else { return };
-    let _alone = alone();
-    let honest = Honest::start(&field.node, field.token.as_deref());
-    // The first connections and decisions are not what is measured.
+    let _machine = reserve_machine();
+    let honest = Honest::start(&target.node, target.token.as_deref());
+    // Leaves out the first connections and decisions.
     thread::sleep(Duration::from_millis(500));
     let begin = Instant::now();
     thread::sleep(ALONE);
@@ -153,20 +152,20 @@ pub fn hold_out(
     let mut rss_kb = 0;
     let mut watch = |until: Instant| {
         while Instant::now() < until {
-            rss_kb = rss_kb.max(field.node.rss_kb());
+            rss_kb = rss_kb.max(target.node.rss_kb());
             thread::sleep(Duration::from_millis(20));
         }
     };
     watch(attacked + time);
     let ended = Instant::now();
-    let used = attackers.finish();
+    let cpu_time = attackers.finish();
     let after = Instant::now();
     watch(after + ALONE);
-    // What the attack has left in sockets is worked off before the yardstick is taken.
+    // Waits until the rest of the attack in sockets is processed, before measuring the yardstick.
     let recovered = honest.recover(median);
-    println!("{name}: as before {:.1?} after the attack, or later", ALONE + recovered);
-    let part = used.as_secs_f64() / (ended - attacked).as_secs_f64() / 2.0;
-    let yardstick = Instant::now();
+    println!("{name}: recovered within {:.1?} after the attack", ALONE + recovered);
+    let part = cpu_time.as_secs_f64() / (ended - attacked).as_secs_f64() / 2.0;
+    let reference = Instant::now();
     let loops = Attackers::start(move |_, stop| busy(part.min(1.0), stop), 2);
     thread::sleep(ALONE);
     loops.finish();
@@ -178,7 +177,7 @@ pub fn hold_out(
         before: phase(begin, attacked),
         during: phase(attacked, ended),
         after: phase(after, after + ALONE),
-        busy: phase(yardstick, done),
+        busy: phase(reference, done),
         cpu: part * 2.0,
         rss_kb,
         bound_kb: BUDGET_KB + BESIDES_KB + CONNECTION_KB * connections,
@@ -186,14 +185,14 @@ pub fn hold_out(
     .judge();
 }
 
-/// What came of an attack.
+/// Results of an attack.
 struct Outcome<'a> {
     name: &'a str,
     before: Phase,
     during: Phase,
     after: Phase,
     busy: Phase,
-    /// How many CPUs the attackers used.
+    /// Number of CPUs that the attackers used.
     cpu: f64,
     rss_kb: u64,
     bound_kb: u64,
@@ -228,8 +227,8 @@ impl Outcome<'_> {
         assert!(faults.is_empty(), "{name}: {faults:#?}");
     }
 
-    /// Prints a row of the table, and writes it to `$TOLLGATE_REPORT/abuse-<name>.json` where that
-    /// is set.
+    /// Prints a row of the table. If `TOLLGATE_REPORT` is set, also writes it to
+    /// `$TOLLGATE_REPORT/abuse-<name>.json`.
     fn report(&self) {
         let phase = |phase: &Phase| {
             let ms = |time: Duration| format!("{:.1}", time.as_secs_f64() * 1000.0);

@@ -1,4 +1,4 @@
-//! HTTP/2 as a hostile client writes it: frames made by hand, sent whatever comes back.
+//! A hostile HTTP/2 client: handmade frames, sent whatever the node answers.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -25,7 +25,7 @@ pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Headers, each written out.
+/// A header block of literals.
 pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in headers {
@@ -39,7 +39,7 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
     block
 }
 
-/// The headers of an `Allow`.
+/// Headers of an `Allow` request.
 pub fn allow() -> Vec<u8> {
     block(&[
         (":method", "POST"),
@@ -51,7 +51,7 @@ pub fn allow() -> Vec<u8> {
     ])
 }
 
-/// A request to that namespace's bucket `b`.
+/// A request message for bucket `b` of a namespace.
 pub fn message(namespace: &str) -> Vec<u8> {
     let mut message = vec![0x0a, namespace.len() as u8];
     message.extend(namespace.as_bytes());
@@ -68,29 +68,29 @@ pub fn request(stream: u32, namespace: &str) -> Vec<u8> {
     bytes
 }
 
-/// What a client begins with: a fixed text, and empty SETTINGS.
+/// Connection preface with empty SETTINGS.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// The same.
+/// [`PREFACE`] as a vector.
 pub fn preface() -> Vec<u8> {
     PREFACE.to_vec()
 }
 
-/// A connection to the node.
+/// Connects to the node.
 pub fn connect(node: SocketAddr) -> TcpStream {
     let stream = TcpStream::connect(node).unwrap();
     stream.set_nodelay(true).unwrap();
-    // Enough to notice that it was closed while nothing can be written.
+    // Short enough to notice a close while nothing can be written.
     stream.set_write_timeout(Some(Duration::from_millis(100))).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     stream
 }
 
-/// One of a crowd's connections.
+/// A connection of [`crowd`].
 struct Member {
     stream: TcpStream,
     left: Vec<u8>,
-    /// The next stream's number.
+    /// Next stream id.
     id: u32,
 }
 
@@ -101,8 +101,8 @@ impl Member {
         Some(Self { stream, left: preface(), id: 1 })
     }
 
-    /// Writes what it can, and reads what has come; tells whether it did anything. An error: the
-    /// node has closed the connection.
+    /// Writes and reads what is possible. Returns whether there was any progress, or an error if
+    /// the node has closed the connection.
     fn turn(
         &mut self,
         reads: bool,
@@ -132,8 +132,8 @@ impl Member {
     }
 }
 
-/// Connections that take turns to send what `next` makes, each from its preface on, until they are
-/// told to stop. One that the node closes is made again.
+/// Connections that take turns to send the bytes of `next`, after a preface, until stopped. Closed
+/// connections are reopened.
 pub fn crowd(
     node: SocketAddr,
     connections: usize,
@@ -156,8 +156,8 @@ pub fn crowd(
     }
 }
 
-/// Goes on sending what `next` makes until the node closes the connection; tells how long that
-/// took, `None`: longer than `limit`. `reads`: what comes is read, and thrown away.
+/// Sends the bytes of `next` until the node closes the connection. Returns the time; `None` after
+/// `limit`. With `reads`, responses are read and discarded.
 pub fn send_on(
     stream: &mut TcpStream,
     limit: Duration,

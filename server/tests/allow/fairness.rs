@@ -1,5 +1,5 @@
-//! One namespace floods a node: the others are decided as soon as ever, and what there is no
-//! room for is the flooding one's.
+//! One namespace floods a node: requests of other namespaces are decided without delay, and only
+//! requests of the flood are rejected when queues are full.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use testkit::cluster::alone;
+use testkit::cluster::reserve_machine;
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually, redis_store_counted, signal};
 use tokio::task::JoinSet;
@@ -19,45 +19,45 @@ use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::service::capacity::{PriorityWants, Request};
 use tollgate_server::store::redis::RedisStore;
 
-/// A bucket that has no other layout, …
+/// Buckets with one key layout only.
 const SHARED: &str = "
 namespaces:
   flood: { default_bucket: { size: 100000, fill_rate: 1 } }
   quiet: { default_bucket: { size: 100000, fill_rate: 1 } }
 ";
 
-/// … and those that may have one: a node that has just started looks for it, with two questions
-/// before every one.
+/// Buckets that may have a second key layout: a node that has just started looks it up, with two
+/// commands before each decision.
 const NAMED: &str = "
 namespaces:
   flood: { dynamic_bucket_template: { size: 1000, fill_rate: 1 } }
   quiet: { dynamic_bucket_template: { size: 1000, fill_rate: 1 } }
 ";
 
-/// At most so many questions are in flight: two lanes with a full batch each.
+/// Largest number of requests in flight: two lanes with a full batch each.
 const IN_FLIGHT: usize = 2 * 126;
 
-/// And so many wait.
+/// Largest number of queued requests.
 const WAITING: usize = 2 * 4096;
 
-/// What became of a question.
+/// Result of a request.
 struct Answered {
-    /// How many were answered before it.
+    /// Number of requests answered before it.
     place: usize,
     status: Result<Status, Error>,
 }
 
-/// Another namespace for each question, of which nobody has configured any.
+/// Stands for a different, unconfigured namespace in each request.
 const MADE_UP: &str = "";
 
-/// Whatever nobody has configured shares one bucket.
+/// Unconfigured namespaces share one bucket.
 const DEFAULT: &str = "
 global_default_bucket: { size: 1000000, fill_rate: 1 }
 namespaces:
   quiet: { default_bucket: { size: 100000, fill_rate: 1 } }
 ";
 
-/// Questions of one namespace, a bucket each. They wait once this is over.
+/// Sends requests of one namespace, each for another bucket. All are queued on return.
 async fn ask(
     service: &Arc<Service<RedisStore>>,
     place: &Arc<AtomicUsize>,
@@ -76,13 +76,14 @@ async fn ask(
             Answered { place: place.fetch_add(1, Ordering::Relaxed), status }
         });
     }
-    // All of them come to their turn before this does again.
+    // Runs all spawned tasks once.
     tokio::task::yield_now().await;
     asked
 }
 
-/// Lets so many questions of one namespace wait for a store that is held up, then ten of another,
-/// and lets it go. Tells what became of both, and how many the metrics say were turned away.
+/// While Redis is stopped, queues `count` requests of one namespace and then ten of `quiet`; then
+/// continues Redis. Returns the results of both, and the number of rejected requests by the
+/// metrics.
 async fn flood_of(
     flooding: &'static str,
     limits: &str,
@@ -92,7 +93,7 @@ async fn flood_of(
     let store = redis_store_counted(&redis, clock.clone(), &metrics).await;
     let service = Arc::new(Service::new(store, clock, limits));
     let place = Arc::default();
-    // Both lanes have connections, and the server has the script.
+    // Afterwards both lanes have connections, and the server has the script.
     assert_eq!(ask(&service, &place, flooding, 4).await.join_all().await.len(), 4);
 
     signal(redis.pid(), "STOP");
@@ -101,9 +102,9 @@ async fn flood_of(
     let quiet = ask(&service, &place, "quiet", 10).await;
     signal(redis.pid(), "CONT");
     let (flooding, quiet) = (flooding.join_all().await, quiet.join_all().await);
-    let turned_away = Scrape::text(metrics.render())
+    let rejected = Scrape::parse(&metrics.render())
         .sum("tollgate_store_errors_total", &[("class", "overloaded")]);
-    (flooding, quiet, turned_away)
+    (flooding, quiet, rejected)
 }
 
 async fn flood(limits: &str, count: usize) -> (Vec<Answered>, Vec<Answered>, f64) {
@@ -115,52 +116,52 @@ fn granted(answers: &[Answered]) -> usize {
 }
 
 #[tokio::test]
-async fn who_asks_little_is_in_the_next_batch() {
-    let (flooding, quiet, turned_away) = flood(SHARED, 5000).await;
-    assert_eq!((granted(&flooding), granted(&quiet), turned_away), (5000, 10, 0.0));
+async fn a_quiet_namespace_is_in_the_next_batch() {
+    let (flooding, quiet, rejected) = flood(SHARED, 5000).await;
+    assert_eq!((granted(&flooding), granted(&quiet), rejected), (5000, 10, 0.0));
     let last = quiet.iter().map(|one| one.place).max().unwrap();
-    println!("of 5010, the last of the ten is number {last}");
-    // Before them at most what was in flight already; with them those of their own batches; and one
-    // lane may be a batch ahead of the other.
+    println!("the last of the ten quiet requests is number {last} of 5010");
+    // At most: the requests in flight already, those of the same batches, and one batch more if one
+    // lane is ahead of the other.
     assert!(last < 3 * IN_FLIGHT);
 }
 
 #[tokio::test]
-async fn that_holds_for_what_nodes_look_for_at_their_start() {
-    let (flooding, quiet, turned_away) = flood(NAMED, 3000).await;
-    assert_eq!((granted(&flooding), granted(&quiet), turned_away), (3000, 10, 0.0));
+async fn lookups_after_a_start_are_fair_too() {
+    let (flooding, quiet, rejected) = flood(NAMED, 3000).await;
+    assert_eq!((granted(&flooding), granted(&quiet), rejected), (3000, 10, 0.0));
     let last = quiet.iter().map(|one| one.place).max().unwrap();
-    println!("of 3010, the last of the ten is number {last}");
-    // The flood looks before any of it is decided, so most of it comes later still.
+    println!("the last of the ten quiet requests is number {last} of 3010");
+    // The flood's lookups precede its decisions, so most of the flood comes later.
     assert!(last < 2 * IN_FLIGHT);
 }
 
 #[tokio::test]
-async fn who_makes_up_names_is_one_all_the_same() {
-    let (flooding, quiet, turned_away) = flood_of(MADE_UP, DEFAULT, 5000).await;
-    assert_eq!((granted(&flooding), granted(&quiet), turned_away), (5000, 10, 0.0));
+async fn made_up_namespaces_count_as_one_owner() {
+    let (flooding, quiet, rejected) = flood_of(MADE_UP, DEFAULT, 5000).await;
+    assert_eq!((granted(&flooding), granted(&quiet), rejected), (5000, 10, 0.0));
     let last = quiet.iter().map(|one| one.place).max().unwrap();
-    println!("of 5010, the last of the ten is number {last}");
+    println!("the last of the ten quiet requests is number {last} of 5010");
     assert!(last < 3 * IN_FLIGHT);
 
-    let (_, quiet, turned_away) = flood_of(MADE_UP, DEFAULT, 12_000).await;
+    let (_, quiet, rejected) = flood_of(MADE_UP, DEFAULT, 12_000).await;
     assert_eq!(granted(&quiet), 10);
-    assert!(turned_away > 0.0, "there was room for all of them");
+    assert!(rejected > 0.0, "nothing was rejected");
 }
 
 #[tokio::test]
-async fn a_full_queue_turns_away_who_floods() {
+async fn a_full_queue_rejects_the_flood() {
     const FLOOD: usize = 12_000;
-    let (flooding, quiet, turned_away) = flood(SHARED, FLOOD).await;
+    let (flooding, quiet, rejected) = flood(SHARED, FLOOD).await;
     assert_eq!(granted(&quiet), 10);
     let refused = flooding.iter().filter(|one| one.status == Err(Error::Overloaded)).count();
-    println!("{refused} of {FLOOD} turned away, {turned_away} by the metrics");
-    assert_eq!((granted(&flooding) + refused, refused as f64), (FLOOD, turned_away));
-    // Ten of them for the others' sake.
+    println!("{refused} of {FLOOD} rejected, {rejected} by the metrics");
+    assert_eq!((granted(&flooding) + refused, refused as f64), (FLOOD, rejected));
+    // Ten more make room for the quiet requests.
     assert!((FLOOD + 10 - WAITING - IN_FLIGHT..=FLOOD + 10 - WAITING).contains(&refused));
 }
 
-/// Two templates, and a namespace.
+/// Two resource templates, and a namespace.
 const TEMPLATES: &str = "
 namespaces:
   quiet: { default_bucket: { size: 100000, fill_rate: 1 } }
@@ -169,7 +170,7 @@ resources:
   - { identifier_glob: \"other.*\", capacity: 100, algorithm: *a }
 ";
 
-/// Requests for leases, with so many resources each. They wait once this is over.
+/// Sends lease requests, each with a list of resources. All are queued on return.
 async fn ask_leases(
     service: &Arc<Service<RedisStore>>,
     place: &Arc<AtomicUsize>,
@@ -196,12 +197,12 @@ async fn ask_leases(
     asked
 }
 
-/// What became of ten honest requests each: for tokens, for leases by another template, and for
-/// leases by the same template on resources that are in use.
+/// Results of ten honest requests of each kind: for tokens, for leases by another template, and for
+/// leases by the same template on resources in use.
 struct Honest([Vec<Answered>; 3]);
 
 impl Honest {
-    /// How many of all were answered before the last of each.
+    /// Number of requests answered before the last one of each kind.
     fn last(&self) -> [usize; 3] {
         let last = |answers: &Vec<Answered>| answers.iter().map(|one| one.place).max().unwrap();
         [last(&self.0[0]), last(&self.0[1]), last(&self.0[2])]
@@ -212,8 +213,8 @@ impl Honest {
     }
 }
 
-/// Lets so many requests for leases on new resources wait for a store that is held up, then honest
-/// ones, and lets it go.
+/// While Redis is stopped, queues lease requests on new resources and then honest requests; then
+/// continues Redis.
 async fn flood_of_new_resources(requests: usize, names: usize) -> (Vec<Answered>, Honest) {
     let (redis, clock, metrics) = (Redis::start(), ManualClock::new(START), Metrics::new());
     let store = redis_store_counted(&redis, clock.clone(), &metrics).await;
@@ -240,57 +241,58 @@ async fn flood_of_new_resources(requests: usize, names: usize) -> (Vec<Answered>
 }
 
 #[tokio::test]
-async fn new_resources_of_many_requests_weigh_as_one() {
+async fn new_resources_of_many_requests_count_as_one_owner() {
     let (flood, honest) = flood_of_new_resources(5000, 1).await;
     assert_eq!((granted(&flood), honest.granted()), (5000, [10, 10, 10]));
     let last = honest.last();
-    println!("of 5030, the last of the tens are numbers {last:?}");
+    println!("the last honest requests of each kind are numbers {last:?} of 5030");
     assert!(last.iter().all(|last| *last < 3 * IN_FLIGHT), "{last:?}");
 }
 
 #[tokio::test]
-async fn new_resources_of_long_requests_weigh_as_one() {
-    // Each has one page of its names under way: more than a whole queue of them.
+async fn new_resources_of_long_requests_count_as_one_owner() {
+    // Each request has one page of its names in the queue: more than the queue holds.
     let (flood, honest) = flood_of_new_resources(70, 1000).await;
     assert_eq!(honest.granted(), [10, 10, 10]);
     let last = honest.last();
-    println!("{} of 70 served; the last of the tens are numbers {last:?}", granted(&flood));
-    // Those that there was no room for are answered before; all that are served have seven pages
-    // still to go.
-    let turned_away = flood.iter().filter(|one| one.status == Err(Error::Overloaded)).count();
-    assert!(last.iter().all(|last| *last < turned_away + 30), "{last:?}, {turned_away}");
+    println!(
+        "{} of 70 served; the last honest requests of each kind are numbers {last:?}",
+        granted(&flood)
+    );
+    // Rejected requests are answered earlier; all others have seven pages to go.
+    let rejected = flood.iter().filter(|one| one.status == Err(Error::Overloaded)).count();
+    assert!(last.iter().all(|last| *last < rejected + 30), "{last:?}, {rejected}");
 }
 
 #[tokio::test]
-async fn a_full_queue_turns_away_new_resources() {
+async fn a_full_queue_rejects_new_resources() {
     let (flood, honest) = flood_of_new_resources(12_000, 1).await;
     assert_eq!(honest.granted(), [10, 10, 10]);
-    assert!(granted(&flood) < 12_000, "there was room for all of them");
+    assert!(granted(&flood) < 12_000, "nothing was rejected");
 }
 
-/// Buckets that are never short, and full again within a second.
+/// Buckets that always have tokens, and are full again within a second.
 const PLENTY: &str = "
 namespaces:
   flood: { dynamic_bucket_template: { size: 1000000, fill_rate: 1000000, max_debt_millis: 0 } }
   quiet: { dynamic_bucket_template: { size: 1000000, fill_rate: 1000000, max_debt_millis: 0 } }
 ";
 
-/// How often it is measured without a flood and with one, in turn; medians are compared.
+/// Number of measurements without and with a flood, in turn. Medians are compared.
 const ROUNDS: usize = 5;
 
-/// A machine that does other things as well gets another chance.
+/// Attempts, as other load on the machine may spoil one.
 const ATTEMPTS: usize = 3;
 
-/// The most that the flood may make of the others' p50. Whoever waited behind all of the flood would
-/// wait for seven times as long.
+/// Largest allowed ratio of p50 with and without the flood. Behind the whole flood it would be
+/// seven.
 const P50_WORSE: f64 = 3.0;
 
-/// The most that it may make of their p99: as beside any abuser (docs/overload.md). The flood keeps
-/// the node and Redis busy, which then wait for each other's CPU.
+/// The same for p99, as for any abuse (docs/overload.md). The flood keeps the node and Redis busy,
+/// which then compete for the CPUs.
 const P99_WORSE: f64 = 10.0;
 
-/// The load tester beside this build. Tests of the whole workspace have it built; for those of this
-/// crate alone it is made if there is none.
+/// The load generator of this build. `cargo test --workspace` builds it; otherwise this does.
 fn loadtest() -> PathBuf {
     let program = testkit::program("tollgate").with_file_name("tollgate-loadtest");
     if !program.exists() {
@@ -304,12 +306,12 @@ fn loadtest() -> PathBuf {
     program
 }
 
-/// Ended when dropped.
+/// A running flood, killed when dropped.
 struct Flood(Child);
 
 impl Flood {
-    /// 512 callers that ask again at once. They have machines of their own, elsewhere: here they
-    /// get what time the node and Redis leave.
+    /// 512 callers in a closed loop. In production they run on other machines, so here they have
+    /// the lowest priority.
     fn start(node: &Node) -> Self {
         let counted = || {
             let metrics = Scrape::of(node.http);
@@ -337,8 +339,7 @@ impl Drop for Flood {
     }
 }
 
-/// p50 and p99, in µs, of a hundred requests a second over three seconds, each counted from when it
-/// was due.
+/// p50 and p99, in µs, of 100 requests/s over three seconds, measured from the due time of each.
 fn quiet(node: &Node) -> (f64, f64) {
     let output = Command::new(loadtest())
         .args(["allow", "--target", &node.grpc.to_string(), "--namespace", "quiet"])
@@ -358,12 +359,12 @@ fn median(measured: &[(f64, f64)], of: fn(&(f64, f64)) -> f64) -> f64 {
 }
 
 #[test]
-#[ignore = "measures latencies beside a flood, which takes an optimised build and an idle machine: cargo test --release --locked -p tollgate-server --test allow flood_of -- --ignored --nocapture"]
+#[ignore = "measures latencies beside a flood, which takes an optimised build and an idle machine: cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored --nocapture"]
 fn a_flood_of_one_namespace_leaves_another_its_latency() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    // Longer than a new node looks for states from before its start.
+    // Takes longer than a new node looks up states of the other layout.
     quiet(&node);
     for attempt in 1..=ATTEMPTS {
         let (mut alone, mut flooded) = (Vec::new(), Vec::new());
@@ -383,5 +384,5 @@ fn a_flood_of_one_namespace_leaves_another_its_latency() {
             return;
         }
     }
-    panic!("the flood makes latencies worse than that in {ATTEMPTS} attempts");
+    panic!("latencies beside the flood are over the limits in {ATTEMPTS} attempts");
 }

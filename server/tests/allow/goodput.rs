@@ -1,11 +1,12 @@
-//! With twice as many questions as the store can answer, as many should be answered in time as with
-//! just so many. The store is made slow, so that it is what there is too little of, and not this machine.
+//! Goodput under overload: at twice the store's capacity, about as many requests are granted in
+//! time as at the capacity. The store is slowed down, so that it is the bottleneck, not the
+//! machine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::{Redis, START, Service};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
@@ -20,23 +21,23 @@ namespaces:
   shop: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
 ";
 
-/// What the store takes longer than it would, each way, …
+/// Added latency in each direction.
 const SLOW: Duration = Duration::from_millis(30);
 
-/// … and how long it may take.
+/// Store timeout.
 const TIMEOUT: Duration = Duration::from_millis(400);
 
-/// How long the load is the same, and how much of that is not counted: until then queues fill.
+/// Length of a phase of constant load, and its uncounted first part, in which queues fill.
 const PHASE: Duration = Duration::from_millis(2600);
 const WARM_UP: Duration = Duration::from_millis(1200);
 
-/// How many times it is measured.
+/// Number of measurements.
 const ROUNDS: usize = 2;
 
-/// A machine that does other things as well gets another chance.
+/// Attempts, as other load on the machine may spoil one.
 const ATTEMPTS: usize = 2;
 
-/// A store that gives up after [`TIMEOUT`].
+/// A store with [`TIMEOUT`].
 async fn store(url: &str) -> RedisStore {
     let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url}") };
     let classes = StoreError::ALL.map(StoreError::class);
@@ -53,20 +54,20 @@ async fn store(url: &str) -> RedisStore {
 #[derive(Default)]
 struct Count {
     good: AtomicUsize,
-    turned_away: AtomicUsize,
+    rejected: AtomicUsize,
     undecided: AtomicUsize,
 }
 
 async fn ask(service: Arc<Service<RedisStore>>, count: Arc<Count>) {
     let query = Query { namespace: "shop", bucket: "b", tokens: 1, max_wait_ms: None };
     let answer = service.allow.allow(&query).await;
-    // Who is turned away waits before it asks again, as it is told to. All else would have the
-    // one thread that there is go round with those that are answered at once.
+    // A rejected caller waits before its next request, as it is told to. Otherwise rejected callers
+    // would keep the only thread busy.
     let good = matches!(&answer, Ok(answer) if answer.status == Status::Ok && !answer.degraded);
     let counter = match answer {
         Ok(answer) if answer.status == Status::Ok && !answer.degraded => &count.good,
-        Err(Error::Overloaded) => &count.turned_away,
-        // The node has waited for the store, and for nothing.
+        Err(Error::Overloaded) => &count.rejected,
+        // The store did not answer in time.
         _ => &count.undecided,
     };
     counter.fetch_add(1, Ordering::Relaxed);
@@ -75,8 +76,7 @@ async fn ask(service: Arc<Service<RedisStore>>, count: Arc<Count>) {
     }
 }
 
-/// So many questions a second, asked when they are due, whatever becomes of those before. Tells how
-/// many a second were granted in time.
+/// Sends `rate` requests/s in an open loop. Returns the rate of requests granted in time.
 async fn goodput(service: &Arc<Service<RedisStore>>, rate: f64) -> f64 {
     let (count, ignored) = (Arc::new(Count::default()), Arc::new(Count::default()));
     let (started, mut sent, mut counted) = (Instant::now(), 0, 0);
@@ -91,22 +91,23 @@ async fn goodput(service: &Arc<Service<RedisStore>>, rate: f64) -> f64 {
             tokio::spawn(ask(Arc::clone(service), Arc::clone(to)));
         }
     }
+    // Lets all requests of the phase end.
     tokio::time::sleep(TIMEOUT + Duration::from_millis(200)).await;
     let of = |count: &AtomicUsize| {
         count.load(Ordering::Relaxed) as f64 / (PHASE - WARM_UP).as_secs_f64()
     };
     println!(
-        "{rate:.0} a second, {counted} counted: granted in time {:.0} a second, turned away {:.0}, \
-         waited for nothing {:.0}",
+        "{rate:.0} requests/s, {counted} counted: granted in time {:.0}/s, rejected {:.0}/s, \
+         timed out {:.0}/s",
         of(&count.good),
-        of(&count.turned_away),
+        of(&count.rejected),
         of(&count.undecided)
     );
     of(&count.good)
 }
 
-/// How many decisions a second there are when as many callers as fill both lanes ask again at once.
-async fn most(service: &Arc<Service<RedisStore>>) -> f64 {
+/// Decisions/s of a closed loop of as many callers as fill both lanes.
+async fn measure_capacity(service: &Arc<Service<RedisStore>>) -> f64 {
     let (count, started) = (Arc::new(Count::default()), Instant::now());
     let span = Duration::from_secs(2);
     let callers = (0..504).map(|_| {
@@ -124,19 +125,19 @@ async fn most(service: &Arc<Service<RedisStore>>) -> f64 {
 }
 
 #[tokio::test]
-async fn twice_as_much_as_it_can_do_is_no_worse_than_just_as_much() {
+async fn goodput_at_twice_the_capacity_stays_near_the_peak() {
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let store = store(&network.url("127.0.0.1")).await;
+    let network = FaultProxy::to(redis.port());
+    let store = store(&network.url()).await;
     let service = Arc::new(Service::new(store, ManualClock::new(START), LIMITS));
-    // The server has the script when it becomes slow.
+    // Loads the script before the server becomes slow.
     ask(Arc::clone(&service), Arc::default()).await;
-    network.set(Fault::Late(SLOW));
+    network.set(Fault::Delay(SLOW));
     let mut share = 0.0;
     for attempt in 1..=ATTEMPTS {
-        let rate = most(&service).await;
-        println!("attempt {attempt}: {rate:.0} decisions a second at most");
-        assert!(rate > 500.0, "the store answers too little to say anything");
+        let rate = measure_capacity(&service).await;
+        println!("attempt {attempt}: at most {rate:.0} decisions/s");
+        assert!(rate > 500.0, "the store is too slow for this test");
         let (mut at_most, mut at_twice) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             at_most.push(goodput(&service, rate).await);

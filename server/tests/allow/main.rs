@@ -1,5 +1,5 @@
-//! What `Allow` decides, over every store: scenarios, exactness under load, fairness between
-//! namespaces, tokens taken ahead, memory.
+//! Decisions of `Allow` on every store: scenarios, exactness under load, fairness between
+//! namespaces, goodput, prefetch, memory.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

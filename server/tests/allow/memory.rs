@@ -1,5 +1,5 @@
-//! What a million dynamic buckets take in Redis and in the embedded store, and that nothing
-//! of it stays once they are full again.
+//! Memory of a million dynamic buckets in Redis and in the embedded store, which is freed once they
+//! are full again.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use tollgate_server::store::{Ask, Deal, Store, Verdict};
 
 const BUCKETS: usize = 1_000_000;
 
-/// A namespace and names of 20 characters each.
+/// A namespace of 20 characters; names have as many.
 const NAMESPACE: &str = "TheBrain_userLogins_";
 
-/// Asks for one token of a dynamic bucket.
+/// A request for one token of a dynamic bucket.
 fn one_token<'a>(
     name: &'a str,
     terms: &'a Terms,
@@ -30,7 +30,7 @@ fn one_token<'a>(
         max_idle_ms,
         tokens: 1,
         deal: Deal::Take { max_wait_ms: 0 },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite: false,
     }
@@ -48,8 +48,8 @@ async fn a_million_buckets_in_redis() {
     let mut inside = redis.connection();
     let before = info(&mut inside, "used_memory");
 
-    // Full again a minute after its one token, when the last one has long been made.
-    let limit = BucketLimit { size_tokens: 1, fill_rate: 1.0 / 60.0, ..BucketLimit::default() };
+    // A bucket is full again 40 s after its grant, when all buckets have been created.
+    let limit = BucketLimit { size_tokens: 1, fill_rate: 1.0 / 40.0, ..BucketLimit::default() };
     let terms = limit.terms();
     let store = testkit::redis_store_by_its_own_clock(&redis).await;
     let started = Instant::now();
@@ -62,9 +62,9 @@ async fn a_million_buckets_in_redis() {
         }
     }
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(50), "the first buckets are full again already");
+    assert!(took < Duration::from_secs(35), "the first buckets have expired already");
 
-    // Besides them there is the key that says when the store was born, which stays.
+    // Without the key of the store's birth, which stays.
     let count =
         |inside: &mut redis::Connection| redis::cmd("DBSIZE").query::<usize>(inside).unwrap() - 1;
     assert_eq!(count(&mut inside), BUCKETS);
@@ -77,7 +77,7 @@ async fn a_million_buckets_in_redis() {
     assert!(one <= 120, "{one} bytes a bucket");
     assert!(each <= 165.0, "{each} bytes of used_memory a bucket");
 
-    // They go by themselves when they are full again, a minute after their one token.
+    // Redis' own clock expires the keys: this is real time.
     let limit = Duration::from_secs(120);
     let mut keys = BUCKETS;
     while keys > 0 {
@@ -86,8 +86,11 @@ async fn a_million_buckets_in_redis() {
         keys = count(&mut inside);
     }
     let left = info(&mut inside, "used_memory").saturating_sub(before);
-    println!("gone {:.1?} after the first was made; {left} bytes stay", started.elapsed());
-    // Redis shrinks its tables step by step after the last key has gone.
+    println!(
+        "all expired {:.1?} after the first was created; {left} bytes stay",
+        started.elapsed()
+    );
+    // Redis shrinks its tables step by step after the last key has expired.
     assert!(left < 40_000_000, "{left} bytes stay");
 }
 
@@ -101,15 +104,15 @@ async fn a_million_buckets_in_the_embedded_store() {
         store.decide_one(&one_token(&name, &terms, None, None));
     }
     assert_eq!(store.buckets(), BUCKETS);
-    // One token of fifty a second, and a step of the grid that expiries are on.
+    // The refill of one token at 50/s, and a step of the grid of expiries.
     clock.advance(20_000 + 131_072 + 1000);
     store.sweep().await;
     assert_eq!(store.buckets(), 0);
 }
 
-/// Others on the thread have their turns while very many buckets are cleared away.
+/// A sweep of many buckets yields to other tasks on the thread.
 #[tokio::test]
-async fn a_sweep_lets_others_have_their_turns() {
+async fn a_sweep_yields_to_other_tasks() {
     const COUNT: usize = 100_000;
     let clock = ManualClock::new(START);
     let store = MemoryStore::with_clock(clock.clone());
@@ -133,9 +136,9 @@ async fn a_sweep_lets_others_have_their_turns() {
     assert!(turns >= COUNT / 200, "{turns} turns");
 }
 
-/// Both kinds of namespaces at once: a register costs what the README says.
+/// The register of a bounded namespace costs what the README says.
 #[tokio::test]
-async fn a_bounded_namespace_pays_for_its_register() {
+async fn the_register_of_a_bounded_namespace() {
     const COUNT: usize = 10_000;
     let redis = Redis::start();
     let mut inside = redis.connection();

@@ -1,34 +1,33 @@
-//! Three nodes as processes on one real Redis, that take tokens of hot buckets ahead: what they
-//! grant together stays within the bound, costs few calls of the script, and what is left over
-//! comes back, also from a node that drains.
+//! Prefetch of hot buckets by three node processes on one Redis: their grants stay within the bound
+//! and take few script calls. Unused tokens are returned, also by a node that drains.
 
 use std::time::Duration;
 
-use testkit::cluster::{Cluster, alone, attempts};
-use testkit::eventually;
-use testkit::load::{Books, Load, Plan, Sample};
+use testkit::cluster::{Cluster, reserve_machine, up_to_three_times};
+use testkit::grpc::request;
+use testkit::load::{GrantAudit, Load, Plan, Sample};
 use testkit::metrics::Scrape;
-use testkit::wire::request;
+use testkit::{command_stats, eventually};
 use tollgate_server::domain::bucket::State;
 use tollgate_server::domain::time::Micros;
 
-/// A deadline that a busy machine does not exceed.
+/// A store timeout that a busy machine does not exceed.
 const PATIENT: [&str; 2] = ["--store-timeout", "400ms"];
 
-/// Each node is asked for a thousand tokens a second and more.
+/// More than a thousand requests/s per node.
 const CALLERS: Plan = Plan { callers: 48, connections: 2, pace: Duration::ZERO, failover: true };
 
-/// For so long nodes take nothing ahead of a bucket that is new to them, and a little more.
+/// Slightly longer than nodes wait before they prefetch from a new bucket.
 const QUIET: Duration = Duration::from_secs(5);
 
 const SIZE: f64 = 1_000_000.0;
 const PREFETCH: f64 = 5000.0;
 
-/// Not one token accrues in it while a test runs.
+/// A bucket that refills by less than a token during a test.
 const STILL: &str = "namespaces: { ns: { buckets: { b: { size: 1000000, fill_rate: 0.01, \
      max_tokens_per_request: 10, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 5000 } } } }";
 
-/// The balance of that bucket in Redis, in tokens.
+/// Balance of the bucket of [`STILL`] in Redis, in tokens.
 fn balance(cluster: &Cluster) -> f64 {
     let mut inside = cluster.redis.connection();
     let (seconds, us): (i64, i64) = redis::cmd("TIME").query(&mut inside).unwrap();
@@ -38,12 +37,9 @@ fn balance(cluster: &Cluster) -> f64 {
     (now.0 - state.zero_us) as f64 / 100e6
 }
 
-/// How often a script was called.
+/// Number of script calls.
 fn calls(cluster: &Cluster) -> u64 {
-    let mut inside = cluster.redis.connection();
-    let text: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls=")).unwrap();
-    line.split(',').next().unwrap().parse().unwrap()
+    command_stats(&mut cluster.redis.connection(), "evalsha").calls
 }
 
 fn granted(samples: &[Sample]) -> f64 {
@@ -58,9 +54,9 @@ fn tokens(cluster: &Cluster, fate: &str) -> f64 {
     cluster.sum("tollgate_prefetch_tokens_total", &[("fate", fate)])
 }
 
-/// Waits until the first so many nodes hold nothing: soon after the last request.
-fn holds_nothing(cluster: &Cluster, nodes: usize) {
-    eventually("what nobody asks for goes back", Duration::from_secs(2), || {
+/// Waits until the first `nodes` nodes hold no prefetched tokens, soon after the last request.
+fn wait_until_returned(cluster: &Cluster, nodes: usize) {
+    eventually("unused tokens are returned", Duration::from_secs(2), || {
         cluster.nodes[..nodes].iter().all(|node| {
             let metrics = Scrape::of(node.http);
             let of = |fate| metrics.sum("tollgate_prefetch_tokens_total", &[("fate", fate)]);
@@ -69,22 +65,22 @@ fn holds_nothing(cluster: &Cluster, nodes: usize) {
     });
 }
 
-/// Callers of the first so many nodes.
+/// Callers of the first `nodes` nodes.
 fn load(cluster: &Cluster, nodes: usize) -> Load {
     Load::start(&cluster.grpc()[..nodes], CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
 #[test]
-fn few_calls_and_nothing_is_kept() {
-    let _alone = alone();
+fn prefetch_saves_calls_and_returns_unused_tokens() {
+    let _machine = reserve_machine();
     let mut cluster = Cluster::start(STILL, &PATIENT);
     let warming = load(&cluster, 3);
-    warming.go_on(QUIET);
+    warming.run_for(QUIET);
     let mut all = granted(&warming.finish());
 
     let before = calls(&cluster);
     let hot = load(&cluster, 3);
-    hot.go_on(Duration::from_secs(3));
+    hot.run_for(Duration::from_secs(3));
     let samples = hot.finish();
     let made = calls(&cluster) - before;
     println!("{} requests, {made} calls of the script", samples.len());
@@ -92,79 +88,88 @@ fn few_calls_and_nothing_is_kept() {
     assert!(made * 10 < samples.len() as u64);
     all += granted(&samples);
 
-    holds_nothing(&cluster, 3);
-    // What nodes may hold is kept out of the size, and the rest is where it was.
+    wait_until_returned(&cluster, 3);
+    // The size is reduced by what nodes may hold; the rest of the balance is unchanged.
     let kept = 3.0 * PREFETCH;
     let left = |all: f64| SIZE - kept - all;
     println!("{} in Redis, {} left", balance(&cluster), left(all));
     assert!((balance(&cluster) - left(all)).abs() < 1.0);
     let [taken, served, given_back] =
         ["taken", "served", "given_back"].map(|f| tokens(&cluster, f));
-    println!("{taken} taken, {served} served, {given_back} given back");
+    println!("{taken} taken, {served} served, {given_back} returned");
     assert!(served > 0.9 * granted(&samples) && given_back > 0.0);
     assert_eq!((taken, tokens(&cluster, "lost")), (served + given_back, 0.0));
 
-    // One drains while it holds some.
+    // A node drains while it holds tokens.
     let hot = load(&cluster, 3);
-    hot.go_on(Duration::from_millis(500));
+    hot.run_for(Duration::from_millis(500));
     cluster.nodes[2].signal("TERM");
     assert!(cluster.nodes[2].wait().success());
     let samples = hot.finish();
     all += granted(&samples);
-    holds_nothing(&cluster, 2);
+    wait_until_returned(&cluster, 2);
     let missing = left(all) - balance(&cluster);
-    println!("{missing} missing after one has drained, {} failed", failed(&samples));
+    println!(
+        "{missing} tokens missing after a node has drained, {} requests failed",
+        failed(&samples)
+    );
     assert!(missing > -1.0 && missing < failed(&samples) as f64 + 1.0);
     all += missing;
 
-    // One dies.
+    // A node dies.
     let hot = load(&cluster, 2);
-    hot.go_on(Duration::from_millis(1000));
+    hot.run_for(Duration::from_millis(1000));
     cluster.nodes[1].kill();
-    hot.go_on(Duration::from_millis(500));
+    hot.run_for(Duration::from_millis(500));
     let samples = hot.finish();
     all += granted(&samples);
-    holds_nothing(&cluster, 1);
+    wait_until_returned(&cluster, 1);
     let missing = left(all) - balance(&cluster);
-    println!("{missing} missing after one was killed, {} failed", failed(&samples));
+    println!(
+        "{missing} tokens missing after a node was killed, {} requests failed",
+        failed(&samples)
+    );
     assert!(missing > -1.0 && missing <= PREFETCH + failed(&samples) as f64);
 }
 
 #[test]
 fn a_burst_after_idling_and_saturation_stay_within_the_bound() {
     const SIZE: f64 = 6000.0;
-    let _alone = alone();
-    attempts(|| {
+    let _machine = reserve_machine();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 6000, fill_rate: 6000, wait_timeout_millis: 0, max_debt_millis: 0, prefetch: 500 } } } }",
             &PATIENT,
         );
-        // Some 4500 a second.
+        // About 4500 requests/s.
         let paced = Plan { pace: Duration::from_millis(10), ..CALLERS };
         let first = Load::start(&cluster.grpc(), paced, |_, _| Some(request("ns", "b", 1)));
-        first.go_on(QUIET + Duration::from_secs(3));
+        first.run_for(QUIET + Duration::from_secs(3));
         let before = first.finish();
         assert_eq!((failed(&before), granted(&before)), (0, before.len() as f64));
         assert!(tokens(&cluster, "served") > 0.0);
-        holds_nothing(&cluster, 3);
+        wait_until_returned(&cluster, 3);
 
-        // Far more than there is, in requests of several tokens.
+        // Far more than the limit, in requests of several tokens.
         let second = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", 10 + (caller % 5) as i64))
         });
-        second.go_on(Duration::from_secs(8));
+        second.run_for(Duration::from_secs(8));
         let after = second.finish();
         assert_eq!(failed(&after), 0);
         let burst: Vec<&Sample> = after.iter().collect();
         let kept = 3.0 * 500.0;
-        let owed = Books::of(&burst, SIZE - kept, 6000.0, 0.0);
-        println!("{:.2} % of what is not kept out", owed.share() * 100.0);
-        if owed.share() < 0.99 {
-            return Err(format!("{:.4} of what is not kept out", owed.share()));
+        let audit = GrantAudit::of(&burst, SIZE - kept, 6000.0, 0.0);
+        println!("{:.2} % of the lower bound without what nodes may hold", audit.share() * 100.0);
+        if audit.share() < 0.99 {
+            return Err(format!(
+                "{:.4} of the lower bound without what nodes may hold",
+                audit.share()
+            ));
         }
-        Books::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95)?;
+        GrantAudit::of(&burst, SIZE, 6000.0, 0.0).check("a burst, then saturation", 0.95)?;
         let all: Vec<&Sample> = before.iter().chain(&after).collect();
-        Books::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5)?;
+        GrantAudit::of(&all, SIZE, 6000.0, 0.0).check("from the start", 0.5)?;
         Ok(())
     });
 }

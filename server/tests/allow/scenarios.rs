@@ -1,19 +1,14 @@
-//! What `Allow` decides, scenario by scenario, on every store.
+//! Scenarios of `Allow`, run on every store (see `testkit::scenarios`).
 //!
-//! Each scenario is a function over any store, with a clock that is moved by hand. The list
-//! at the end runs every one on the embedded store, on a real Redis, on a real Redis Cluster,
-//! and on Valkey where it is installed.
+//! Names are `namespace|bucket`; the namespace is `ns` if it is left out.
 
-use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, Service, redis_store};
-use tollgate_server::domain::time::ManualClock;
+use testkit::Service;
 use tollgate_server::service::allow::{Answer, Query, Status};
 use tollgate_server::store::Store;
-use tollgate_server::store::memory::MemoryStore;
 
 const SECOND: i64 = 1_000_000;
 
-/// Asks for tokens of `ns:bucket`.
+/// Requests tokens.
 async fn ask<'a, S: Store>(s: &Service<S>, name: &'a str, tokens: i64) -> Answer<'a> {
     ask_with(s, name, tokens, None).await
 }
@@ -48,7 +43,7 @@ fn timed_out(answer: &Answer<'_>, retry_after_ms: i64, available: f64) {
 #[track_caller]
 fn near(answer: &Answer<'_>, available: f64) {
     let off = (answer.tokens_available - available).abs();
-    // A rate that changed was kept to four millionths.
+    // After a change of limits, the stored rate is exact to four millionths.
     assert!(
         off <= 5e-5 + 4e-6 * available.abs(),
         "{} available, not {available}",
@@ -67,7 +62,7 @@ fn bucket_name(answer: &Answer<'_>) -> String {
 async fn immediate_then_wait_then_refused<S: Store>(s: &Service<S>) {
     s.set_limits("namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 10, wait_timeout_millis: 500 } } } }");
     granted(&ask(s, "b", 10).await, 10, 0, 0.0);
-    // Exactly nothing left is no wait yet; the one after pays.
+    // A balance of exactly 0 needs no wait; the next request waits.
     granted(&ask(s, "b", 5).await, 5, 0, -5.0);
     granted(&ask(s, "b", 1).await, 1, 500, -6.0);
     timed_out(&ask(s, "b", 1).await, 100, -6.0);
@@ -86,7 +81,7 @@ async fn a_bucket_refills_up_to_its_size<S: Store>(s: &Service<S>) {
     granted(&ask(s, "b", 1).await, 1, 0, 9.0);
 }
 
-async fn weights_and_zero_means_one<S: Store>(s: &Service<S>) {
+async fn several_tokens_and_zero_means_one<S: Store>(s: &Service<S>) {
     s.set_limits("namespaces: { ns: { buckets: { b: { size: 100, fill_rate: 50 } } } }");
     granted(&ask(s, "b", 7).await, 7, 0, 93.0);
     granted(&ask(s, "b", 0).await, 1, 0, 92.0);
@@ -109,19 +104,19 @@ async fn the_override_only_shortens<S: Store>(s: &Service<S>) {
     timed_out(&ask_with(s, "b", 1, Some(0)).await, 1000, -1.0);
     timed_out(&ask_with(s, "b", 1, Some(999)).await, 1, -1.0);
     granted(&ask_with(s, "b", 1, Some(i64::MAX)).await, 1, 1000, -2.0);
-    // A longer override does not stretch the bucket's own limit.
+    // A longer override does not extend the bucket's own limit.
     timed_out(&ask_with(s, "b", 1, Some(60_000)).await, 1000, -2.0);
 }
 
 async fn debt_is_bounded<S: Store>(s: &Service<S>) {
     s.set_limits("namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 10, max_debt_millis: 2000, max_tokens_per_request: -1, wait_timeout_millis: 60000 } } } }");
-    // 10 there, 20 on credit: a debt of exactly two seconds.
+    // A balance of 10, and a debt of 20, which is exactly two seconds.
     timed_out(&ask(s, "b", 31).await, 0, 10.0);
     granted(&ask(s, "b", 30).await, 30, 0, -20.0);
     timed_out(&ask(s, "b", 1).await, 100, -20.0);
     s.clock.advance(SECOND / 10);
     granted(&ask(s, "b", 1).await, 1, 1900, -20.0);
-    // More than size and debt together can never be granted, and says so.
+    // More than size and debt limit together can never be granted: the retry time is 0.
     timed_out(&ask(s, "b", 1_000_000).await, 0, -20.0);
     timed_out(&ask(s, "b", i64::MAX).await, 0, -20.0);
 }
@@ -151,13 +146,13 @@ async fn retry_after_holds<S: Store>(s: &Service<S>) {
                 assert_eq!(
                     ask(s, "b", tokens).await.status,
                     Status::Timeout,
-                    "a millisecond early"
+                    "a millisecond before the retry time"
                 );
                 s.clock.advance(1000);
             } else {
                 s.clock.advance(retry * 1000);
             }
-            assert_eq!(ask(s, "b", tokens).await.status, Status::Ok, "at the time named");
+            assert_eq!(ask(s, "b", tokens).await.status, Status::Ok, "at the retry time");
         }
         tokens = tokens % 11 + 1;
     }
@@ -236,10 +231,10 @@ namespaces: { ns: { buckets: { fixed: {} }, max_dynamic_buckets: 3, dynamic_buck
         granted(&ask(s, name, 1).await, 1, 0, 4.0);
     }
     let answer = ask(s, "d", 1).await;
-    // Nothing falls through to the global default.
+    // The global default bucket is not used instead.
     assert_eq!((answer.status, bucket_name(&answer).as_str()), (Status::TooManyBuckets, "ns:d"));
     granted(&ask(s, "fixed", 1).await, 1, 0, 99.0);
-    // A full bucket still counts, until it has been idle for long enough.
+    // A full bucket counts until it has been idle for long enough.
     s.clock.advance(5 * SECOND);
     granted(&ask(s, "a", 1).await, 1, 0, 4.0);
     s.clock.advance(5 * SECOND - 1);
@@ -256,7 +251,7 @@ async fn idle_buckets_start_full_again<S: Store>(s: &Service<S>) {
         s.set_limits(&format!("namespaces: {{ ns{bound}: {{ max_dynamic_buckets: {bound}, dynamic_bucket_template: {{ size: 5, fill_rate: 1/h, max_tokens_per_request: 5, max_idle_millis: 2000, wait_timeout_millis: 0 }} }} }}"));
         let name = format!("ns{bound}|a");
         granted(&ask(s, &name, 5).await, 5, 0, 0.0);
-        // A refused request is a use, too: hammering does not make a bucket full again.
+        // A refused request counts as use, so repeated requests do not refill a bucket.
         for _ in 0..5 {
             s.clock.advance(1_900_000);
             assert_eq!(ask(s, &name, 1).await.status, Status::Timeout);
@@ -288,7 +283,7 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     };
     limits(1000, "1000", 10_000);
     granted(&ask(s, "b", 600).await, 600, 0, 400.0);
-    // Slower: what is there stays, no more, no less, and the new rate holds from here.
+    // Slower: the balance stays, and the new rate applies from here on.
     limits(1000, "10", 10_000);
     granted(&ask(s, "b", 1).await, 1, 0, 399.0);
     s.clock.advance(SECOND);
@@ -299,24 +294,24 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     // Larger again: not refilled.
     limits(1000, "10", 10_000);
     granted(&ask(s, "b", 99).await, 99, 0, 0.0);
-    // In debt, then a hundred times slower: the debt stays, in tokens, although it now takes
-    // longer than the debt limit, and however often it is asked in between.
+    // In debt, then a hundred times slower: the debt stays, in tokens, although repaying it now
+    // takes longer than the debt limit, and whatever is requested in between.
     granted(&ask(s, "b", 50).await, 50, 0, -50.0);
     limits(1000, "0.125", 10_000);
-    // A change takes hold of a bucket when it is next asked; until then the old rate holds.
+    // A change applies to a bucket at its next request; until then it refills at the old rate.
     timed_out(&ask(s, "b", 1).await, 400_000, -50.0);
     for seconds in 1..=80 {
         s.clock.advance(SECOND);
         assert_eq!(ask(s, "b", 1).await.status, Status::Timeout, "after {seconds} s");
     }
     near(&ask(s, "b", 1).await, -40.0);
-    // Faster: the debt is paid at the new rate from here.
+    // Faster: the debt is repaid at the new rate from here on.
     limits(1000, "40", 10_000);
     timed_out(&ask(s, "b", 1).await, 1000, -40.0);
     s.clock.advance(SECOND);
     granted(&ask(s, "b", 1).await, 1, 0, -1.0);
-    // Nodes with different limits may ask in turn, at rates that no mark holds exactly, and
-    // whoever is refused in between pays off nothing by it.
+    // Nodes with different limits may alternate, at rates that marks do not hold exactly. Refused
+    // requests do not reduce the debt.
     s.clock.advance(25_000);
     granted(&ask(s, "b", 100).await, 100, 0, -100.0);
     for _ in 0..500 {
@@ -329,7 +324,7 @@ async fn a_change_of_limits_carries_the_balance_over<S: Store>(s: &Service<S>) {
     near(&ask(s, "b", 1).await, -100.0);
     s.clock.advance(2_500_000);
     granted(&ask(s, "b", 1).await, 1, 0, -1.0);
-    // A lower debt limit forgives nothing.
+    // A lower debt limit reduces no debt.
     s.clock.advance(25_000);
     granted(&ask(s, "b", 400).await, 400, 0, -400.0);
     limits(1000, "40", 1000);
@@ -349,7 +344,7 @@ async fn a_larger_size_refills_nothing<S: Store>(s: &Service<S>) {
     limits(4);
     granted(&ask(s, "b", 4).await, 4, 0, 0.0);
     limits(1000);
-    // Also not when its state would have expired under the smaller size.
+    // Not even when the state would have expired under the smaller size.
     for second in 0..20 {
         assert_eq!(ask(s, "b", 1000).await.status, Status::Timeout);
         near(&ask(s, "b", 1000).await, f64::from(second));
@@ -376,7 +371,7 @@ async fn the_kind_of_bucket_may_change<S: Store>(s: &Service<S>) {
         left -= 1.0;
         granted(&ask(s, "a", 1).await, 1, 0, left);
     }
-    // Configured, it counts no more among the dynamic ones.
+    // A configured bucket no longer counts as dynamic.
     s.set_limits(&both);
     granted(&ask(s, "a", 1).await, 1, 0, left - 1.0);
     granted(&ask(s, "b", 1).await, 1, 0, 9.0);
@@ -386,14 +381,14 @@ async fn a_clock_that_steps_back<S: Store>(s: &Service<S>) {
     s.set_limits("namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 10, max_debt_millis: 2000, max_tokens_per_request: -1, wait_timeout_millis: 0 } } } }");
     granted(&ask(s, "b", 15).await, 15, 0, -5.0);
     s.clock.advance(-3600 * SECOND);
-    // Nothing extra is granted, …
+    // Nothing extra is granted,
     timed_out(&ask(s, "b", 1).await, 2000, -20.0);
-    // … and nobody is blocked for longer than the debt limit.
+    // and no caller waits for longer than the debt limit.
     s.clock.advance(2 * SECOND - 1000);
     timed_out(&ask(s, "b", 1).await, 1, -0.01);
     s.clock.advance(1000);
     granted(&ask(s, "b", 1).await, 1, 0, -1.0);
-    // A small step takes at most what would have accrued in it.
+    // A small step loses at most what would have accrued in it.
     s.clock.advance(SECOND / 2);
     granted(&ask(s, "b", 1).await, 1, 0, 3.0);
     s.clock.advance(-SECOND / 10);
@@ -410,20 +405,20 @@ async fn soft_limits<S: Store>(s: &Service<S>) {
     assert!(!ask(s, "b", 1).await.soft_limited);
 }
 
-async fn prefetch_and_post_accounting<S: Store>(s: &Service<S>) {
-    // Ten at once, used one by one.
+async fn callers_that_take_tokens_in_advance_or_afterwards<S: Store>(s: &Service<S>) {
+    // A caller takes ten at once, to use one by one.
     s.set_limits("namespaces: { ns: { buckets: { calls: { size: 20, fill_rate: 10 }, millis: { size: 1000, fill_rate: 1000, max_tokens_per_request: -1 } } } }");
     granted(&ask(s, "calls", 10).await, 10, 0, 10.0);
     granted(&ask(s, "calls", 10).await, 10, 0, 0.0);
     granted(&ask(s, "calls", 10).await, 10, 0, -10.0);
     granted(&ask(s, "calls", 10).await, 10, 1000, -20.0);
-    // One token before the work, and what it truly took after it.
+    // A caller takes one token before its work, and the actual cost after it.
     granted(&ask(s, "millis", 1).await, 1, 0, 999.0);
     granted(&ask(s, "millis", 1800).await, 1800, 0, -801.0);
     granted(&ask(s, "millis", 1).await, 1, 801, -802.0);
 }
 
-async fn what_makes_no_sense_is_invalid<S: Store>(s: &Service<S>) {
+async fn invalid_requests<S: Store>(s: &Service<S>) {
     s.set_limits("global_default_bucket: { size: 10, fill_rate: 10 }");
     let long = "x".repeat(257);
     let huge = "x".repeat(1 << 20);
@@ -455,8 +450,8 @@ async fn what_makes_no_sense_is_invalid<S: Store>(s: &Service<S>) {
     granted(&ask(s, "b", 1).await, 1, 0, 9.0);
 }
 
-/// Over any stretch a bucket grants at most size + rate × T and its debt, and a saturated one
-/// delivers at least 99.9 % of that rate, however slow or fast it is and however it is asked.
+/// A saturated bucket grants at least 99.9 % of its rate and at most one token more than it
+/// accrues, for slow and fast rates.
 async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
     for (at, (rate, per_s, tokens, pause_us)) in [
         ("1/d", 1.0 / 86_400.0, 1, 7_200_000_017),
@@ -477,7 +472,7 @@ async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
         while ask(s, &name, 1).await.status == Status::Ok {}
         let (mut granted_tokens, mut elapsed_us) = (0.0, 0_i64);
         for turn in 0..3000_i64 {
-            // Ask until refused, as a saturating caller does.
+            // Requests until refused.
             for _ in 0..1200 {
                 if ask(s, &name, tokens).await.status != Status::Ok {
                     break;
@@ -494,7 +489,7 @@ async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
         let accrued = per_s * elapsed_us as f64 / 1e6;
         assert!(granted_tokens <= accrued + 1.0, "{rate}: {granted_tokens} of {accrued}");
         if tokens == 1 {
-            // Less than one token may be left over.
+            // A fraction of a token may be left over.
             assert!(
                 granted_tokens > 0.999 * accrued - 1.0,
                 "{rate}: {granted_tokens} of {accrued}"
@@ -503,50 +498,10 @@ async fn nothing_is_lost_to_rounding<S: Store>(s: &Service<S>) {
     }
 }
 
-macro_rules! scenarios {
-    ($($scenario:ident,)*) => {
-        #[tokio::test]
-        async fn on_the_embedded_store() {
-            $({
-                let clock = ManualClock::new(START);
-                let store = MemoryStore::with_clock(clock.clone());
-                $scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*
-        }
-
-        #[tokio::test]
-        async fn on_redis() {
-            on_servers(&Redis::start()).await;
-        }
-
-        #[tokio::test]
-        async fn on_valkey() {
-            match Redis::start_valkey() {
-                Some(valkey) => on_servers(&valkey).await,
-                None => println!("not run: there is no valkey-server"),
-            }
-        }
-
-        #[tokio::test]
-        async fn on_a_redis_cluster() {
-            on_servers(&RedisCluster::start()).await;
-        }
-
-        async fn on_servers(servers: &impl Servers) {
-            $({
-                servers.empty();
-                let clock = ManualClock::new(START);
-                let store = redis_store(servers, clock.clone()).await;
-                $scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*
-        }
-    };
-}
-
-scenarios!(
+testkit::scenarios!(
     immediate_then_wait_then_refused,
     a_bucket_refills_up_to_its_size,
-    weights_and_zero_means_one,
+    several_tokens_and_zero_means_one,
     too_many_tokens,
     the_override_only_shortens,
     debt_is_bounded,
@@ -563,7 +518,7 @@ scenarios!(
     the_kind_of_bucket_may_change,
     a_clock_that_steps_back,
     soft_limits,
-    prefetch_and_post_accounting,
-    what_makes_no_sense_is_invalid,
+    callers_that_take_tokens_in_advance_or_afterwards,
+    invalid_requests,
     nothing_is_lost_to_rounding,
 );

@@ -1,22 +1,21 @@
-//! The `tollgate` command as people and scripts use it: texts, exit codes, environment
-//! variables, and that no password is ever shown. `settings` has `serve`.
+//! The `tollgate` command: texts, exit codes, environment variables. `settings` tests `serve`.
 
 use std::fs;
 
 use tempfile::TempDir;
-use testkit::command::{Done, tollgate, tollgate_with};
+use testkit::command::{CommandOutput, tollgate, tollgate_with};
 use testkit::{LimitsFile, Node, free_port};
 
-/// What it must have said.
+/// Asserts exit code and output.
 #[track_caller]
-fn is(done: &Done, code: i32, stdout: &str, stderr: &str) {
+fn assert_output(done: &CommandOutput, code: i32, stdout: &str, stderr: &str) {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (code, stdout, stderr));
 }
 
 #[test]
 fn version_and_help() {
     let version = format!("tollgate {}\n", env!("CARGO_PKG_VERSION"));
-    is(&tollgate(&["--version"]), 0, &version, "");
+    assert_output(&tollgate(&["--version"]), 0, &version, "");
 
     let help = tollgate(&["--help"]);
     assert_eq!((help.code, help.stderr.as_str()), (0, ""));
@@ -47,7 +46,7 @@ fn version_and_help() {
         }
     }
 
-    // Nothing to do, or nothing that it knows.
+    // Without a command, and with unknown arguments.
     for args in [&[][..], &["nonsense"], &["serve", "--nonsense"], &["completions", "tcsh"]] {
         let done = tollgate(args);
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{args:?}");
@@ -89,10 +88,10 @@ namespaces:
         max_debt_millis: 10000
         max_tokens_per_request: 1
 ";
-    is(&check(), 0, understood, "");
-    // What it prints is itself a limits file, and means the same.
+    assert_output(&check(), 0, understood, "");
+    // The output is a limits file with the same meaning.
     limits.write(understood);
-    is(&check(), 0, understood, "");
+    assert_output(&check(), 0, understood, "");
 
     limits.write("namespaces:\n  ns:\n    buckets:\n      b: { size: 0 }\n      c: { siez: 1 }\n");
     let done = check();
@@ -105,7 +104,7 @@ namespaces:
 }
 
 #[test]
-fn check_of_what_is_no_text() {
+fn check_of_unreadable_files() {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     fs::write(path("latin1.yaml"), b"namespaces: { caf\xe9: {} }").unwrap();
@@ -115,7 +114,7 @@ fn check_of_what_is_no_text() {
         ("latin1.yaml", "stream did not contain valid UTF-8"),
     ] {
         let path = path(name);
-        is(
+        assert_output(
             &tollgate(&["check", &path]),
             2,
             "",
@@ -142,9 +141,9 @@ fn allow_prints_the_decision() {
     let allow = |bucket: &str, args: &[&str]| {
         tollgate(&[&["allow", "ns", bucket, "--addr", &addr], args].concat())
     };
-    is(&allow("b", &[]), 0, "OK: 1 token, go now\nbucket     ns:b\navailable  99\n", "");
-    // The refill between two calls is seen by the way, so compare the lines that stand still.
-    let said = |done: &Done| done.stdout.lines().take(2).collect::<Vec<_>>().join("|");
+    assert_output(&allow("b", &[]), 0, "OK: 1 token, go now\nbucket     ns:b\navailable  99\n", "");
+    // The available tokens grow between calls, so only the other lines are compared.
+    let said = |done: &CommandOutput| done.stdout.lines().take(2).collect::<Vec<_>>().join("|");
     let done = allow("b", &["--tokens", "0"]);
     assert_eq!((done.code, said(&done).as_str()), (0, "OK: 1 token, go now|bucket     ns:b"));
     let done = allow("soft", &["--tokens", "7"]);
@@ -152,7 +151,7 @@ fn allow_prints_the_decision() {
         (done.code, done.stdout.as_str()),
         (0, "OK: 7 tokens, go now\nbucket     ns:soft\navailable  3\npast the soft limit\n")
     );
-    // An hour's wait: allowed, and then not.
+    // A wait of an hour: allowed, then over the limit.
     allow("slow", &[]);
     allow("slow", &[]);
     let done = allow("slow", &[]);
@@ -168,21 +167,26 @@ fn allow_prints_the_decision() {
 
     let never = "REJECTED_TIMEOUT: this request can never be granted\n\
                  bucket     ns:tiny\navailable  1\n";
-    is(&allow("tiny", &["--tokens", "2"]), 1, never, "");
+    assert_output(&allow("tiny", &["--tokens", "2"]), 1, never, "");
     let too_many = "REJECTED_TOO_MANY_TOKENS_REQUESTED\nbucket     ns:b\n";
-    is(&allow("b", &["--tokens", "51"]), 1, too_many, "");
-    is(&allow("other", &[]), 1, "REJECTED_NO_BUCKET\n", "");
-    is(&allow("b", &["--tokens", "-5"]), 1, "REJECTED_INVALID_REQUEST\n", "");
-    is(&allow("b", &["--tokens=-9223372036854775808"]), 1, "REJECTED_INVALID_REQUEST\n", "");
-    is(&allow("b b", &[]), 1, "REJECTED_INVALID_REQUEST\n", "");
-    // The address from the environment, and with a scheme.
+    assert_output(&allow("b", &["--tokens", "51"]), 1, too_many, "");
+    assert_output(&allow("other", &[]), 1, "REJECTED_NO_BUCKET\n", "");
+    assert_output(&allow("b", &["--tokens", "-5"]), 1, "REJECTED_INVALID_REQUEST\n", "");
+    assert_output(
+        &allow("b", &["--tokens=-9223372036854775808"]),
+        1,
+        "REJECTED_INVALID_REQUEST\n",
+        "",
+    );
+    assert_output(&allow("b b", &[]), 1, "REJECTED_INVALID_REQUEST\n", "");
+    // An address with a scheme, from the environment.
     let url = format!("http://{addr}");
     let done = tollgate_with(&["allow", "ns", "other"], &[("TOLLGATE_ADDR", &url)]);
-    is(&done, 1, "REJECTED_NO_BUCKET\n", "");
+    assert_output(&done, 1, "REJECTED_NO_BUCKET\n", "");
 
     let done = allow("other", &["--json"]);
     let json = r#"{"status":"REJECTED_NO_BUCKET","tokensGranted":"0","waitMillis":"0","retryAfterMillis":"0","tokensAvailable":0.0,"bucket":"","softLimited":false,"degraded":false}"#;
-    is(&done, 1, &format!("{json}\n"), "");
+    assert_output(&done, 1, &format!("{json}\n"), "");
     let done = allow("soft", &["--tokens", "1", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!((done.code, &answer["status"]), (0, &"OK".into()));
@@ -196,25 +200,32 @@ fn allow_without_the_store_says_so() {
     let node = Node::start(&limits.path(), &["--store", &store]);
     let expected = "REJECTED_SERVER_ERROR\nbucket     :global default bucket\n\
                     decided without the shared store\n";
-    is(&tollgate(&["allow", "a", "b", "--addr", &node.grpc.to_string()]), 1, expected, "");
+    assert_output(
+        &tollgate(&["allow", "a", "b", "--addr", &node.grpc.to_string()]),
+        1,
+        expected,
+        "",
+    );
     let http = node.http.to_string();
     let reason =
         "not ready: the store has never answered, and the limits say to refuse without it\n";
-    is(&tollgate(&["health", "--http", &http]), 1, reason, "");
+    assert_output(&tollgate(&["health", "--http", &http]), 1, reason, "");
 }
 
 #[test]
 fn allow_that_gets_no_answer() {
     let nobody = format!("127.0.0.1:{}", free_port());
     let expected =
-        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
-    is(&tollgate(&["allow", "ns", "b", "--addr", &nobody]), 2, "", &expected);
-    is(
-        &tollgate(&["allow", "ns", "b", "--addr", "not an address"]),
-        2,
-        "",
-        "tollgate: --addr \"not an address\" is no HOST:PORT\n",
-    );
+        format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
+    assert_output(&tollgate(&["allow", "ns", "b", "--addr", &nobody]), 2, "", &expected);
+    let done = tollgate(&["allow", "ns", "b", "--addr", "not an address"]);
+    assert_eq!((done.code, done.stdout.as_str()), (2, ""));
+    let expected = "\"not an address\" is not a valid address: write HOST:PORT";
+    assert!(done.stderr.contains(expected), "{done:?}");
+    let done = tollgate(&["allow", "ns", "b", "--addr", "https://localhost:1"]);
+    let expected = "tollgate: https://localhost:1 needs TLS: name the CA certificates with \
+                    --ca-file\n";
+    assert_output(&done, 2, "", expected);
     // Someone who listens and says nothing.
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = listener.local_addr().unwrap().to_string();
@@ -240,17 +251,22 @@ fn allow_that_gets_no_answer() {
 }
 
 #[test]
-fn health_of_a_node_and_of_nobody() {
+fn health() {
     let limits = LimitsFile::new("global_default_bucket: {}");
     let node = Node::start(&limits.path(), &[]);
     let http = node.http.to_string();
-    is(&tollgate(&["health", "--http", &http]), 0, "ready\n", "");
-    // As in the container: what is served on every interface is asked on loopback.
+    assert_output(&tollgate(&["health", "--http", &http]), 0, "ready\n", "");
+    // As in the container: a node on all interfaces is reached on loopback.
     let everywhere = format!("0.0.0.0:{}", node.http.port());
-    is(&tollgate_with(&["health"], &[("TOLLGATE_HTTP_LISTEN", &everywhere)]), 0, "ready\n", "");
+    assert_output(
+        &tollgate_with(&["health"], &[("TOLLGATE_HTTP_LISTEN", &everywhere)]),
+        0,
+        "ready\n",
+        "",
+    );
 
     let nobody = format!("127.0.0.1:{}", free_port());
     let expected = format!("tollgate: {nobody}: Connection refused (os error 111)\n");
-    is(&tollgate(&["health", "--http", &nobody]), 2, "", &expected);
+    assert_output(&tollgate(&["health", "--http", &nobody]), 2, "", &expected);
     assert_eq!(tollgate(&["health", "--http", "nowhere"]).code, 2);
 }

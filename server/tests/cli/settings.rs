@@ -1,5 +1,5 @@
-//! The settings of `tollgate serve`: what is refused, what the environment says, and that the
-//! store's password is shown nowhere.
+//! Settings of `tollgate serve`: invalid values, environment variables, and that the store's
+//! password is never shown.
 
 use std::ffi::OsStr;
 use std::net::TcpListener;
@@ -7,9 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use testkit::command::{Running, command, run, tollgate_with};
-use testkit::wire::PATIENCE;
-use testkit::{LimitsFile, Redis, eventually, free_port};
+use testkit::command::{BackgroundCommand, command, run, tollgate_with};
+use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
 
 const SECRET: &str = "hunter2";
 
@@ -17,7 +16,7 @@ fn limits() -> LimitsFile {
     LimitsFile::new("global_default_bucket: {}")
 }
 
-/// `tollgate serve` on free ports, with good limits.
+/// `tollgate serve` on free ports, with valid limits.
 fn serve(limits: &LimitsFile) -> Command {
     let mut command = command();
     command
@@ -76,7 +75,7 @@ fn bad_settings_are_named() {
         assert!(done.stderr.contains(flag), "{flag}={value}: {}", done.stderr);
         assert!(done.stderr.contains(why), "{flag}={value}: {}", done.stderr);
     }
-    // The longest and the shortest that will do; it is the store that stops the start.
+    // The limits of valid values; the start fails because of the store.
     for arg in
         ["--store-timeout=1ms", "--store-timeout=60s", "--drain-delay=1day", "--drain-timeout=24h"]
     {
@@ -181,12 +180,12 @@ fn wrong_store_urls_never_show_their_password() {
             assert!(!shown.contains(SECRET), "{url}: {shown}");
         }
     }
-    // Not even text.
+    // Not valid UTF-8.
     let garbled = OsStr::from_bytes(b"redis://user:hunter2\xff@h");
     let done = run(serve(&limits).env("TOLLGATE_STORE", garbled));
     assert_eq!(done.code, 2);
     assert!(!done.stderr.contains(SECRET), "{}", done.stderr);
-    // Help and mistakes elsewhere, with the password in the environment.
+    // Help and other mistakes, with the password in the environment.
     let variables = [("TOLLGATE_STORE", "redis://user:hunter2@h")];
     for args in [&["serve", "--help"][..], &["serve", "-h"], &["serve", "--nonsense"], &["serve"]] {
         let done = tollgate_with(args, &variables);
@@ -234,10 +233,10 @@ fn a_running_node_never_shows_the_password() {
         ),
     ] {
         for level in ["debug", "trace"] {
-            let node = Running::start(
+            let node = BackgroundCommand::start(
                 serve(&limits).env("TOLLGATE_STORE", &url).env("TOLLGATE_LOG_LEVEL", level),
             );
-            node.says(until);
+            node.wait_for_output(until);
             let said = node.stop();
             assert!(said.contains(&format!("starting store={shown} ")), "{url}: {said}");
             assert!(!said.contains(SECRET), "{url}: {said}");
@@ -290,7 +289,7 @@ fn help_shows_what_the_environment_says() {
     assert!(help.contains("[env: TOLLGATE_STORE]"), "{help}");
 }
 
-/// A node told everything by its environment.
+/// A node with all settings from its environment.
 fn from_environment(limits: PathBuf, store: &str) -> Command {
     let mut command = command();
     command.arg("serve").env("TOLLGATE_LIMITS", limits).env("TOLLGATE_STORE", store).envs([
@@ -312,18 +311,18 @@ fn from_environment(limits: PathBuf, store: &str) -> Command {
 fn the_environment_is_obeyed() {
     let redis = Redis::start();
     let limits = limits();
-    let node = Running::start(&mut from_environment(limits.path(), &redis.url()));
-    node.says(r#""message":"serving""#);
-    let serving = node.said();
+    let node = BackgroundCommand::start(&mut from_environment(limits.path(), &redis.url()));
+    node.wait_for_output(r#""message":"serving""#);
+    let serving = node.output();
     let serving = serving.lines().find(|line| line.contains(r#""message":"serving""#)).unwrap();
     let serving: serde_json::Value = serde_json::from_str(serving).unwrap();
     assert!(serving["grpc"].as_str().unwrap().starts_with("127.0.0.2:"), "{serving}");
     assert!(serving["http"].as_str().unwrap().starts_with("127.0.0.3:"), "{serving}");
     assert_eq!((&serving["threads"], &serving["advertise"]), (&3.into(), &"lb.example:443".into()));
-    node.says("the store answers");
-    // Nodes are known to each other by the names that they were given.
+    node.wait_for_output("the store answers");
+    // Nodes register under their configured names.
     let mut connection = redis.connection();
-    eventually("the name is in Redis", PATIENCE, || {
+    eventually("the name is in Redis", TEST_TIMEOUT, || {
         let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut connection).unwrap();
         keys.iter().any(|key| {
             let members = redis::cmd("ZRANGE").arg(&[key, "0", "-1"]).query(&mut connection);
@@ -335,12 +334,12 @@ fn the_environment_is_obeyed() {
     node.stop();
     assert!(stopping.elapsed().as_millis() >= 300, "the delay was {:?}", stopping.elapsed());
 
-    // A flag is stronger; values are checked as those of flags are.
+    // Flags have precedence. Values of variables are checked like those of flags.
     let mut stronger = from_environment(limits.path(), "redis-cluster://a:1");
-    let node = Running::start(stronger.args(["--store=memory:", "--log-format=text"]));
-    node.says(" INFO ");
-    node.says("starting store=memory: ");
-    node.says("serving grpc=127.0.0.2:");
+    let node = BackgroundCommand::start(stronger.args(["--store=memory:", "--log-format=text"]));
+    node.wait_for_output(" INFO ");
+    node.wait_for_output("starting store=memory: ");
+    node.wait_for_output("serving grpc=127.0.0.2:");
     node.stop();
     for (name, flag) in [
         ("TOLLGATE_GRPC_LISTEN", "--grpc-listen"),
@@ -361,12 +360,13 @@ fn the_environment_is_obeyed() {
 }
 
 #[test]
-fn the_log_level_holds_back() {
+fn the_log_level_filters_messages() {
     let limits = limits();
     let store = format!("redis://127.0.0.1:{}", free_port());
-    let node = Running::start(serve(&limits).args(["--log-level", "warn", "--store", &store]));
-    node.says("no answer from the store");
-    node.says("advice=\"see that Redis runs, and that --store names it\"");
+    let node =
+        BackgroundCommand::start(serve(&limits).args(["--log-level", "warn", "--store", &store]));
+    node.wait_for_output("no answer from the store");
+    node.wait_for_output("advice=\"see that Redis runs, and that --store names it\"");
     let said = node.stop();
     assert!(!said.contains(" INFO "), "{said}");
     for filter in ["", "off", "ERROR", "info,tollgate_server=debug", "warn,h2=info"] {

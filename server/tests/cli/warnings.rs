@@ -1,18 +1,18 @@
-//! What a node says of its own accord, how often, and that it says what to do.
+//! Warnings in the log: their rate, and their advice.
 
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Instant;
 
-use testkit::command::{Running, command};
+use testkit::command::{BackgroundCommand, command};
+use testkit::grpc::{client, request};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, client, request};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 use tokio::task::JoinSet;
 
 const LIMITS: &str = "global_default_bucket: {}";
 
-/// The lines with that message that a node has logged, kept from one look to the next.
+/// Collected log lines of a node with one message.
 struct Lines<'n> {
     node: &'n Node,
     message: &'static str,
@@ -25,15 +25,15 @@ impl<'n> Lines<'n> {
         Self { node, message, all: Vec::new(), since: Instant::now() }
     }
 
-    /// What their numbers of that name add up to.
+    /// Sum of a numeric field over the lines.
     fn sum(&mut self, name: &str) -> u64 {
         let new = self.node.logged().into_iter().filter(|line| line["message"] == self.message);
         self.all.extend(new);
         self.all.iter().map(|line| line[name].as_u64().unwrap()).sum()
     }
 
-    /// One a second at most, each a warning with that advice.
-    fn are(&self, advice: &str) {
+    /// Asserts at most one line a second, each a warning with this advice.
+    fn assert_are_warnings(&self, advice: &str) {
         let most = self.since.elapsed().as_secs() as usize + 1;
         assert!((2..=most).contains(&self.all.len()), "{most}: {:#?}", self.all);
         for line in &self.all {
@@ -44,10 +44,10 @@ impl<'n> Lines<'n> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_that_are_turned_away() {
+async fn rejected_requests() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let url = redis.url();
-    // Two threads, with room for one request each. Connections are dealt out in turn.
+    // Two threads with one slot each. Connections are distributed in turn.
     let args =
         ["--store", &url, "--store-timeout", "20s", "--threads", "2", "--max-in-flight", "2"];
     let node = Node::start(&limits.path(), &args);
@@ -57,8 +57,8 @@ async fn requests_that_are_turned_away() {
         clients.last_mut().unwrap().allow(request("a", "b", 1)).await.unwrap();
     }
     signal(redis.pid(), "STOP");
-    let mut lines = Lines::new(&node, "requests are turned away: as many as may be are under way");
-    // Of three, two are turned away: then the third has the room.
+    let mut lines = Lines::new(&node, "requests are refused: the limit --max-in-flight is reached");
+    // Two of three requests are rejected: the third has the slot.
     let mut held = Vec::new();
     for client in &clients {
         let mut asked = JoinSet::new();
@@ -78,14 +78,14 @@ async fn requests_that_are_turned_away() {
     let shed = || Scrape::of(node.http).sum("tollgate_shed_requests_total", &[]) as u64;
     let (before, started) = (shed(), Instant::now());
     assert_eq!(before, 4 + 50);
-    // Those that a line has held back are told of by the next.
+    // A line includes the requests held back since the previous line.
     while lines.sum("turned_away") < before || lines.all.len() < 2 {
-        assert!(started.elapsed() < PATIENCE, "{before} of {}: {:?}", shed(), lines.all);
+        assert!(started.elapsed() < TEST_TIMEOUT, "{before} of {}: {:?}", shed(), lines.all);
         clients[0].allow(request("a", "b", 1)).await.unwrap_err();
     }
     assert!(lines.sum("turned_away") <= shed(), "{} are too many: {:?}", shed(), lines.all);
-    assert_eq!(lines.all[0]["turned_away"], 1, "the first is told of at once");
-    lines.are("--max-in-flight");
+    assert_eq!(lines.all[0]["turned_away"], 1, "the first one is logged at once");
+    lines.assert_are_warnings("--max-in-flight");
     signal(redis.pid(), "CONT");
     for mut last in held {
         last.join_next().await.unwrap().unwrap().unwrap();
@@ -93,12 +93,13 @@ async fn requests_that_are_turned_away() {
 }
 
 #[test]
-fn connections_that_are_closed() {
+fn rejected_connections() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--max-connections", "8"]);
     let _all: Vec<_> = (0..8).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
-    let mut lines = Lines::new(&node, "connections are closed at once: as many as may be are open");
-    eventually("all are told of", PATIENCE, || {
+    let mut lines =
+        Lines::new(&node, "new connections are closed: the limit --max-connections is reached");
+    eventually("all are logged", TEST_TIMEOUT, || {
         let mut one = TcpStream::connect(node.grpc).unwrap();
         // Closed, or reset.
         let _ = one.read(&mut [0]);
@@ -106,20 +107,20 @@ fn connections_that_are_closed() {
         let refused = Scrape::of(node.http).sum("tollgate_connections_refused_total", &refused);
         lines.sum("closed") as f64 == refused && lines.all.len() >= 2
     });
-    lines.are("--max-connections");
+    lines.assert_are_warnings("--max-connections");
 }
 
 #[test]
 fn an_address_that_nobody_can_dial() {
     let limits = LimitsFile::new(LIMITS);
     let warnings = |grpc: &str, more: &[&str]| {
-        let node = Running::start(
+        let node = BackgroundCommand::start(
             command()
                 .args(["serve", "--grpc-listen", grpc, "--http-listen", "127.0.0.1:0", "--limits"])
                 .arg(limits.path())
                 .args(more),
         );
-        node.says("serving");
+        node.wait_for_output("serving");
         let said = node.stop();
         let about = said.lines().filter(|line| line.contains("Discovery"));
         about.map(ToOwned::to_owned).collect::<Vec<_>>()

@@ -1,17 +1,18 @@
-//! Debian's HAProxy with the very same `config/haproxy.cfg` that Docker Compose uses, in
-//! front of three nodes: it spreads requests rather than connections, a node that dies takes
-//! only what it was working on with it, and one that is told to stop loses nothing.
+//! HAProxy (Debian's package) with the `config/haproxy.cfg` of Docker Compose, in front of three
+//! nodes: it distributes requests rather than connections, a killed node fails only its requests in
+//! flight, and a node that drains fails none.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use testkit::balancer::Balancer;
 use testkit::certs::{Ca, text};
-use testkit::cluster::{Cluster, half};
+use testkit::cluster::{Cluster, reserve_half};
 use testkit::command::tollgate;
+use testkit::grpc::request;
+use testkit::haproxy::HaProxy;
+use testkit::http::http;
 use testkit::load::{Load, Plan, Sample, percentile};
-use testkit::metrics::{Scrape, http};
-use testkit::wire::request;
+use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, eventually};
 
 const LIMITS: &str = "
@@ -19,16 +20,16 @@ namespaces:
   ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0 } } }
 ";
 
-/// Callers that share one connection to the balancer, as those of one service do.
+/// Callers that share one connection to HAProxy, like those of one service.
 const CALLERS: Plan =
     Plan { callers: 16, connections: 1, pace: Duration::from_millis(5), failover: false };
 
-fn load(balancer: &Balancer) -> Load {
+fn load(balancer: &HaProxy) -> Load {
     Load::start(&[balancer.grpc], CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
-/// Requests over gRPC that each node has answered.
-fn answered(cluster: &Cluster) -> Vec<f64> {
+/// Number of gRPC requests that each node has answered.
+fn requests_by_node(cluster: &Cluster) -> Vec<f64> {
     let labels = [("transport", "grpc")];
     let count = |node: &testkit::Node| {
         Scrape::of(node.http).sum("tollgate_rpc_duration_seconds_count", &labels)
@@ -42,36 +43,36 @@ fn failed(samples: &[Sample]) -> Vec<&Sample> {
 
 #[test]
 fn one_connection_is_spread_over_all_nodes() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = Load::start(&[balancer.grpc], CALLERS, |_, count| {
         (count < 100).then(|| request("ns", "b", 1))
     });
     let samples = load.collect();
     assert_eq!((samples.len(), failed(&samples).len()), (1600, 0));
-    let by_node = answered(&cluster);
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let counts = requests_by_node(&cluster);
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let [p50, p99] = [0.5, 0.99].map(|part| percentile(&mut took, part));
-    println!("one connection over three nodes: {by_node:?}, p50 {p50:.1?}, p99 {p99:.1?}");
-    assert_eq!(by_node.iter().sum::<f64>(), 1600.0, "each is asked once");
-    for count in by_node {
+    println!("one connection over three nodes: {counts:?}, p50 {p50:.1?}, p99 {p99:.1?}");
+    assert_eq!(counts.iter().sum::<f64>(), 1600.0, "each request reaches one node once");
+    for count in counts {
         assert!(count >= 0.2 * 1600.0);
     }
 }
 
 #[test]
 fn a_killed_node_fails_only_what_it_was_working_on() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let plan = Plan { pace: Duration::ZERO, ..CALLERS };
     let load = Load::start(&[balancer.grpc], plan, |_, _| Some(request("ns", "b", 1)));
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let before = Instant::now();
     cluster.nodes[0].kill();
     let killed = Instant::now();
-    load.go_on(Duration::from_secs(2));
+    load.run_for(Duration::from_secs(2));
     let samples = load.finish();
     let failed = failed(&samples);
     println!("killed: {} of {} calls failed", failed.len(), samples.len());
@@ -83,9 +84,9 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
         assert!(callers.insert(sample.caller), "caller {} failed again", sample.caller);
         assert!(late <= Duration::from_secs(1), "{late:?}");
     }
-    // A caller has one call in flight.
+    // Each caller has one request in flight.
     assert!(failed.len() <= plan.callers);
-    // Every caller is served again.
+    // Every caller is served again within a second.
     for caller in 0..plan.callers {
         let served =
             samples.iter().find(|s| s.caller == caller && s.sent >= killed && s.answer.is_ok());
@@ -93,22 +94,24 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
         assert!(late <= Duration::from_secs(1), "caller {caller} waited {late:?}");
     }
     eventually("the node is out", Duration::from_secs(3), || {
-        balancer.checked().is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
+        balancer
+            .check_results()
+            .is_some_and(|all| all.iter().filter(|s| *s == "L4CON").count() == 2)
     });
 }
 
 #[test]
 fn a_node_that_drains_loses_nothing() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &["--drain-delay", "1s"]);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = load(&balancer);
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let told = Instant::now();
     cluster.nodes[2].signal("TERM");
     assert!(cluster.nodes[2].wait().success());
     let ended = told.elapsed();
-    load.go_on(Duration::from_secs(1));
+    load.run_for(Duration::from_secs(1));
     let samples = load.finish();
     let failed = failed(&samples);
     println!("drained in {ended:.1?}: {} of {} calls failed", failed.len(), samples.len());
@@ -121,33 +124,36 @@ fn a_node_that_drains_loses_nothing() {
 
 #[test]
 fn the_http_frontend() {
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
-    let balancer = Balancer::start(&cluster);
-    let body = r#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
-    let (status, answer) = http(balancer.http, "POST /v1/allow", body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    let balancer = HaProxy::start(&cluster);
+    let body = br#"{"namespace":"ns","bucketName":"b","tokensRequested":"3"}"#;
+    let response = http(balancer.http, "POST", "/v1/allow", body);
+    assert_eq!(response.status, 200, "{response:?}");
+    let answer = response.json();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
-    // Of one node it would be, and of another the next time.
+    // Each request would show another node.
     for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
-        assert_eq!(http(balancer.http, &format!("GET {path}"), "").unwrap().0, 404, "{path}");
+        assert_eq!(http(balancer.http, "GET", path, b"").status, 404, "{path}");
     }
     let at = balancer.http.to_string();
     for ask in [&["capacity", "show"][..], &["capacity", "show", "x"]] {
         let done = tollgate(&[ask, &["--http", &at]].concat());
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{ask:?}");
-        assert!(done.stderr.contains("ask a node itself (--http)"), "{ask:?} {done:?}");
+        assert!(
+            done.stderr.contains("--http must be the HTTP address of a node"),
+            "{ask:?} {done:?}"
+        );
     }
-    assert_eq!(http(balancer.stats, "GET /healthz", "").unwrap().0, 200);
+    assert_eq!(http(balancer.stats, "GET", "/healthz", b"").status, 200);
 }
 
-/// As `docs/security.md` describes it: TLS from callers to the balancer, and from the balancer to
-/// nodes that want to see a certificate.
+/// The setup of `docs/security.md`: TLS from callers to HAProxy, and from HAProxy to nodes that
+/// require a client certificate.
 #[test]
 fn tls_on_each_leg() {
     const NAME: &str = "nodes.example";
-    let _half = half();
+    let _machine = reserve_half();
     let (redis, limits, ca) = (Redis::start(), LimitsFile::new(LIMITS), Ca::new());
     let root = ca.file();
     let own = ca.named_server("node", NAME);
@@ -168,8 +174,8 @@ fn tls_on_each_leg() {
             ("TOLLGATE_LB_NODES_NAME", name),
         ]
     };
-    let balancer = Balancer::start_before(&nodes, &variables(NAME));
-    balancer.wait_until_all_are_in();
+    let balancer = HaProxy::start_for(&nodes, &variables(NAME));
+    balancer.wait_until_checks_pass();
     let (grpc, http) = (balancer.grpc.to_string(), balancer.http.to_string());
     for _ in 0..9 {
         let allow = ["allow", "ns", "b", "--addr", &grpc, "--ca-file", text(&root)];
@@ -178,11 +184,11 @@ fn tls_on_each_leg() {
     }
     assert_eq!(tollgate(&["health", "--http", &http, "--ca-file", text(&root)]).code, 0);
     let done = tollgate(&["capacity", "show", "--http", &http, "--ca-file", text(&root)]);
-    assert!(done.stderr.contains("ask a node itself (--http)"), "{done:?}");
+    assert!(done.stderr.contains("--http must be the HTTP address of a node"), "{done:?}");
 
-    // Of nodes whose certificates have another name it uses none.
-    let strict = Balancer::start_before(&nodes, &variables("other.example"));
+    // HAProxy uses no node whose certificate has another name.
+    let strict = HaProxy::start_for(&nodes, &variables("other.example"));
     eventually("haproxy has checked every node", Duration::from_secs(10), || {
-        strict.checked().is_some_and(|all| all == ["L6RSP"; 6])
+        strict.check_results().is_some_and(|all| all == ["L6RSP"; 6])
     });
 }

@@ -1,19 +1,19 @@
-//! A real Redis Cluster of which a master is killed under load: only its own keys suffer, and not
-//! for longer than its replica takes to be elected.
+//! A master of a Redis Cluster is killed under load: only decisions about its keys are degraded,
+//! and only until its replica is elected.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
-use testkit::metrics::{allow, shared_grant};
+use testkit::cluster::reserve_half;
+use testkit::grpc::request;
+use testkit::http::{allow, is_shared_grant};
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::wire::request;
 use testkit::{LimitsFile, eventually};
 use tollgate_server::store::redis::slot;
 
-/// With next to no refill, so that it can be told to the token what was taken.
+/// Buckets that hardly refill, so that all grants can be counted.
 const LIMITS: &str = "
 namespaces: { counted: { dynamic_bucket_template: { size: 300000, fill_rate: 3000/d } } }
 ";
@@ -23,52 +23,51 @@ const CALLERS: Plan =
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What a decision may take: the deadline, and 10 ms.
+/// Latency limit of decisions: the store timeout and 10 ms.
 const TOOK: Duration = Duration::from_millis(60);
 
-/// A machine may be shared with others. One attempt has to hold, or all of them to be void, as in
-/// the trials of `faults`; a machine that is too slow for the figures gets in the last attempt,
-/// unless [`STRICT`] is set, what [`Seen::allowed`] says.
+/// Number of attempts, as the machine may stall. As in the trials of `faults`, one attempt meets
+/// all figures, or all are void. Unless [`STRICT`] is set, the last attempt is also judged with the
+/// wider figures of [`Observation::slack`].
 const ATTEMPTS: usize = 3;
 
-/// For figures that are to be shown.
+/// Environment variable that turns off the wider figures, for published results.
 const STRICT: &str = "TOLLGATE_STRICT";
 
-/// The part of an attempt's decisions that stalls of the machine may have touched, for it to be
-/// void, is less than this.
+/// An attempt can be void only if stalls overlap less than this share of its decisions.
 const LEFT_OUT: f64 = 0.05;
 
-/// What was seen of one attempt.
-struct Seen {
+/// Observations of one attempt.
+struct Observation {
     samples: Vec<Sample>,
-    /// The buckets that the dead master had.
+    /// Buckets of the dead master.
     of_dead: Vec<String>,
     nodes: usize,
     killed: Instant,
     elected: Instant,
     stalls: Stalls,
     granted: i64,
-    /// Of those, how many tokens the new master does not know of.
+    /// Granted tokens that are missing in the state of the new master.
     forgotten: f64,
 }
 
-/// What is held to.
+/// Required figures.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// Of all decisions at p99.9.
+    /// Latency at p99.9 of all decisions.
     took: Duration,
-    /// How many in a hundred may go unshared where none ought to.
+    /// Percentage of decisions that may be degraded although the store is available.
     unshared_percent: usize,
-    /// When every node shares decisions, after the election.
+    /// Time from the election until every node shares decisions.
     resumed: Duration,
 }
 
-impl Seen {
+impl Observation {
     fn stalled(&self, sample: &Sample) -> bool {
         self.stalls.overlap(sample.sent, sample.answered)
     }
 
-    fn left_out(&self) -> usize {
+    fn count_stalled(&self) -> usize {
         self.samples.iter().filter(|sample| self.stalled(sample)).count()
     }
 
@@ -76,7 +75,7 @@ impl Seen {
         self.of_dead.contains(&sample.bucket)
     }
 
-    /// How long after the election every node had shared a decision about the dead master's keys.
+    /// Time from the election until every node had shared a decision about the dead master's keys.
     fn resumed(&self) -> Duration {
         let first = |node| {
             let shared = |s: &&Sample| {
@@ -87,16 +86,16 @@ impl Seen {
         (0..self.nodes).map(|node| first(node).unwrap_or(Duration::MAX)).max().unwrap()
     }
 
-    /// How much longer a decision may take on this machine, up to 100 ms: what the slowest took before
-    /// anything failed, and twice what the machine stalled at once.
-    fn allowed(&self) -> Duration {
+    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault,
+    /// and twice the longest stall.
+    fn slack(&self) -> Duration {
         let before = self.samples.iter().filter(|s| s.answered < self.killed);
-        let slowest = before.map(Sample::took).max().unwrap_or_default();
+        let slowest = before.map(Sample::latency).max().unwrap_or_default();
         let stalled = if self.stalls.worst < STALL { Duration::ZERO } else { self.stalls.worst };
         (slowest + 2 * stalled).min(SECOND / 10)
     }
 
-    /// The figures that the decisions of a kind have missed.
+    /// Figures missed by the decisions that `counts` selects.
     fn missed(&self, bounds: Bounds, counts: impl Fn(&Sample) -> bool) -> Vec<String> {
         let mut missed = Vec::new();
         let mut miss = |holds: bool, what: String| {
@@ -105,14 +104,14 @@ impl Seen {
             }
         };
         let samples: Vec<&Sample> = self.samples.iter().filter(|s| counts(s)).collect();
-        let p999 = took(&samples, 0.999);
+        let p999 = latency_percentile(&samples, 0.999);
         miss(p999 <= bounds.took, format!("p99.9 {p999:.1?} is over {:.1?}", bounds.took));
         let (lost, others): (Vec<&Sample>, Vec<&Sample>) =
             samples.iter().partition(|sample| self.of_dead(sample));
         let later: Vec<&Sample> =
             lost.iter().filter(|s| s.sent > self.elected + bounds.resumed).copied().collect();
         assert!(!later.is_empty());
-        for (what, of) in [("the others' keys", others), ("keys that had been back", later)] {
+        for (what, of) in [("other keys", others), ("keys of the new master", later)] {
             let count = of.iter().filter(|sample| sample.degraded()).count();
             let most = of.len() * bounds.unshared_percent / 100;
             miss(count <= most, format!("of {what} {count} of {} were not shared", of.len()));
@@ -127,7 +126,7 @@ impl Seen {
         let mut about = format!("p99.9 of {}", samples.len());
         if void {
             samples.retain(|s| !self.stalled(s));
-            about += &format!("; {} left out for stalls of the machine", self.left_out());
+            about += &format!("; without {} during stalls of the machine", self.count_stalled());
         }
         let shared =
             |s: &&Sample| self.of_dead(s) && !s.degraded() && s.sent > self.killed + SECOND / 5;
@@ -135,7 +134,7 @@ impl Seen {
         Row {
             fault: "Cluster: one of three masters is killed (`cluster-node-timeout` 1 s)",
             meanwhile: "the policy for its keys alone; all others are shared",
-            worst: format!("{:.1?} ({about})", took(&samples, 0.999)),
+            worst: format!("{:.1?} ({about})", latency_percentile(&samples, 0.999)),
             recovery: format!(
                 "{:.1?} without shared decisions: the replica was elected after {:.1?}, and {:.0?} \
                  later every node used it",
@@ -156,14 +155,14 @@ fn counted(bucket: &str) -> String {
 #[test]
 fn a_master_that_dies_takes_only_its_own_keys() {
     const PLACE: u32 = 740;
-    let _half = half();
-    // A busy machine may let a few miss their deadline.
+    let _machine = reserve_half();
+    // On a busy machine a few decisions may time out.
     let bounds = Bounds { took: TOOK, unshared_percent: 1, resumed: SECOND };
     let mut voids = 0;
     for attempt in 1..=ATTEMPTS {
-        let seen = attempt_it();
+        let seen = run_attempt();
         let missed = seen.missed(bounds, |_| true);
-        let part = seen.left_out() as f64 / seen.samples.len() as f64;
+        let part = seen.count_stalled() as f64 / seen.samples.len() as f64;
         let worst = seen.stalls.worst;
         println!(
             "attempt {attempt}: stalls up to {worst:.1?}, {part:.3} touched; missed {missed:?}"
@@ -177,7 +176,7 @@ fn a_master_that_dies_takes_only_its_own_keys() {
         println!("attempt {attempt} is {}: {ours:?}", if void { "void" } else { "missed" });
         voids += usize::from(void);
         if attempt == ATTEMPTS {
-            let slack = seen.allowed();
+            let slack = seen.slack();
             let (took, resumed) = (bounds.took + slack, bounds.resumed + slack);
             let unshared_percent = if seen.stalls.worst < STALL { 1 } else { 5 };
             let wider = Bounds { took, unshared_percent, resumed };
@@ -188,16 +187,16 @@ fn a_master_that_dies_takes_only_its_own_keys() {
             seen.row(voids == ATTEMPTS).write(PLACE);
             return;
         }
-        // What makes a machine stall may pass.
+        // The cause of the stalls may pass.
         thread::sleep(SECOND * attempt as u32);
     }
 }
 
-/// All of it, on a cluster of its own. What no stall can change is asserted here.
-fn attempt_it() -> Seen {
+/// Runs an attempt on a new cluster, and asserts what no stall can change.
+fn run_attempt() -> Observation {
     let mut cluster = RedisCluster::start_partial();
     let limits = LimitsFile::new(LIMITS);
-    // With the default deadline: an outage must not show in the others' answers.
+    // The default timeout: the outage must not affect answers about other keys.
     let nodes = cluster.nodes(&limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
     let names: Vec<String> = (0..60).map(|at| format!("user-{at}")).collect();
@@ -208,20 +207,20 @@ fn attempt_it() -> Seen {
         .cloned()
         .collect();
     let asked = names.clone();
-    let (canary, started) = (Canary::start(), Instant::now());
+    let (canary, started) = (StallDetector::start(), Instant::now());
     let load = Load::start(&grpc, CALLERS, move |caller, count| {
         Some(request("counted", &asked[(caller * 7 + count) % asked.len()], 1))
     });
-    // A node that has just started looks up what stands under the other layout of a namespace,
-    // which is in one slot, until the store has told it that there is none.
-    load.go_on(3 * SECOND);
+    // A node that has just started looks up states of the other layout, which are in one slot,
+    // until the store reports that there are none.
+    load.run_for(3 * SECOND);
     let replica = cluster.replica_of(dead).unwrap();
     let probe = slot(counted(&names[0]).as_bytes());
     cluster.kill(dead);
     let killed = Instant::now();
     eventually("the replica takes over", 20 * SECOND, || cluster.owner(probe) == Some(replica));
     let elected = Instant::now();
-    load.go_on(3 * SECOND);
+    load.run_for(3 * SECOND);
     let samples = load.finish();
     let stalls = canary.stalls();
 
@@ -237,21 +236,21 @@ fn attempt_it() -> Seen {
         degraded(&others),
         others.len()
     );
-    // What the dead master granted and the new one does not know of.
+    // Tokens that the dead master granted but had not replicated.
     let refilled = 3000.0 / 86_400.0 * started.elapsed().as_secs_f64();
     let (mut granted, mut forgotten) = (0, 0.0);
     for name in &of_dead {
         let of = samples.iter().filter(|sample| sample.bucket == *name && !sample.degraded());
         let here: i64 = of.map(Sample::granted).sum();
-        // A machine that stalls makes one late, which then counts at most as not forgotten.
-        let answer = (0..20).map(|_| allow(nodes[0].http, "counted", name)).find(shared_grant);
+        // A stall may degrade an answer, so several are tried.
+        let answer = (0..20).map(|_| allow(nodes[0].http, "counted", name)).find(is_shared_grant);
         let answer = answer.expect("a shared decision");
         granted += here;
         let left = answer["tokensAvailable"].as_f64().unwrap() + 1.0;
         forgotten += here as f64 - (3e5 - left + refilled.min(3e5 - left));
     }
-    println!("of {granted} granted {forgotten:.1} are forgotten");
-    assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted are forgotten");
+    println!("{forgotten:.1} of {granted} granted tokens are lost");
+    assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted tokens are lost");
     let nodes = nodes.len();
-    Seen { samples, of_dead, nodes, killed, elected, stalls, granted, forgotten }
+    Observation { samples, of_dead, nodes, killed, elected, stalls, granted, forgotten }
 }

@@ -1,16 +1,14 @@
-//! What a failover can lose, to the token: a replica stops following, its master grants more,
-//! dies, and the replica takes its place. A real failover loses what a few milliseconds hold;
-//! here it is all that one can.
+//! The exact loss of a failover: a replica stops replicating, its master grants more and dies, and
+//! the replica takes its place. A real failover loses the grants of a few milliseconds; here it
+//! loses the possible maximum.
 
 use std::time::{Duration, Instant};
 
-use testkit::forwarder::Forwarder;
-use testkit::metrics::Scrape;
+use testkit::fault_proxy::FaultProxy;
+use testkit::grpc::{capacity_client, client, request};
 use testkit::report::Row;
-use testkit::wire::{channel, client, request};
-use testkit::{LimitsFile, Node, Redis, eventually};
-use tollgate_proto::doorman::capacity_client::CapacityClient;
-use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
+use testkit::{LimitsFile, Node, Redis, eventually, grpc, redis_cmd};
+use tollgate_proto::doorman::Lease;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::Channel;
 
@@ -31,13 +29,13 @@ resources:
 struct Pair {
     master: Redis,
     replica: Redis,
-    way: Forwarder,
+    proxy: FaultProxy,
     node: Node,
     _limits: LimitsFile,
 }
 
-fn tell(redis: &Redis, words: &[&str]) {
-    redis::cmd(words[0]).arg(&words[1..]).exec(&mut redis.connection()).unwrap();
+fn tell(redis: &Redis, words: &str) {
+    redis_cmd(words).exec(&mut redis.connection()).unwrap();
 }
 
 impl Pair {
@@ -45,15 +43,15 @@ impl Pair {
         let master = Redis::start();
         let port = master.port().to_string();
         let follow = ["--replicaof", "127.0.0.1", &port, "--repl-diskless-sync-delay", "0"];
-        let (replica, way) = (Redis::start_with(&follow), Forwarder::to(master.port()));
+        let (replica, proxy) = (Redis::start_with(&follow), FaultProxy::to(master.port()));
         let limits = LimitsFile::new(LIMITS);
-        // A deadline that a busy machine keeps, so that what is granted is what was taken.
+        // A timeout that a busy machine does not exceed, so that all taken tokens are granted.
         let node = Node::start(
             &limits.path(),
-            &["--store", &way.url(), "--store-timeout", "2s", "--threads", "1"],
+            &["--store", &proxy.url(), "--store-timeout", "2s", "--threads", "1"],
         );
-        let pair = Self { master, replica, way, node, _limits: limits };
-        pair.wait_until_up();
+        let pair = Self { master, replica, proxy, node, _limits: limits };
+        pair.node.wait_for_store();
         eventually("the replica follows", 10 * SECOND, || {
             let mut info = redis::cmd("INFO");
             let about: String =
@@ -63,29 +61,24 @@ impl Pair {
         pair
     }
 
-    fn wait_until_up(&self) {
-        eventually("the store is up", 5 * SECOND, || {
-            Scrape::of(self.node.http).sum("tollgate_store_up", &[]) == 1.0
-        });
-    }
-
-    /// From here on the master's writes are lost. All before have arrived.
+    /// Stops the replication. All earlier writes have been replicated.
     fn lose_what_follows(&self) {
         let mut wait = redis::cmd("WAIT");
-        // Of a connection's own writes only.
+        // WAIT covers the writes of its own connection only.
         let mut inside = self.master.connection();
         redis::cmd("SET").arg("mark").arg(1).exec(&mut inside).unwrap();
         let reached: usize = wait.arg(1).arg(5000).query(&mut inside).unwrap();
         assert_eq!(reached, 1);
-        tell(&self.replica, &["REPLICAOF", "NO", "ONE"]);
+        tell(&self.replica, "REPLICAOF NO ONE");
     }
 
-    /// The master dies, and the replica is where it was; how long until the node uses it.
+    /// Kills the master, and puts the replica in its place. Returns the time until the node uses
+    /// it.
     async fn fail_over(&mut self) -> Duration {
-        self.way.lead_to(self.replica.port());
+        self.proxy.set_target(self.replica.port());
         self.master.kill();
         let killed = Instant::now();
-        // On the one thread that all else is asked of, too.
+        // The node has one thread, which also serves the test's other requests.
         let mut client = client(&self.node).await;
         while client.allow(request("ns", "probe", 1)).await.unwrap().into_inner().degraded {
             assert!(killed.elapsed() < 5 * SECOND, "no shared decision");
@@ -94,7 +87,7 @@ impl Pair {
     }
 }
 
-/// Takes as long as there is anything, and tells how much that was.
+/// Takes tokens until none are left, and returns their number.
 async fn drain(client: &mut QuotaServiceClient<Channel>) -> i64 {
     let mut taken = 0;
     loop {
@@ -128,9 +121,9 @@ async fn at_most_the_size_and_the_debt_are_granted_once_more() {
     let may = (SIZE + DEBT) as f64 + accrued;
     let over = (granted + lost + again) as f64 - may;
     println!("{granted} granted, then {lost} that are lost, then {again}: {over:.1} too many");
-    // What the replica knew is not granted again, …
+    // Grants that the replica knew are not granted again.
     assert!((again - lost) as f64 <= accrued + 5.0, "{again} after {lost}");
-    // … and what it did not know is: once.
+    // Grants that it did not know are granted once more.
     assert!(over <= lost as f64, "{over} of {lost}");
     assert!(over <= (SIZE + DEBT) as f64, "{over}");
     assert!(over >= lost as f64 - 10.0 - accrued, "{over} of {lost}");
@@ -145,14 +138,12 @@ async fn at_most_the_size_and_the_debt_are_granted_once_more() {
     .write(720);
 }
 
-/// Asks for a lease, and gives back what is held from then on.
+/// Requests a lease, and returns what is held from then on.
 async fn lease(node: &Node, name: &str, wants: f64, has: Option<Lease>) -> Lease {
-    let resource = ResourceRequest { resource_id: "r".to_owned(), priority: 0, has, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    let mut client = CapacityClient::new(channel(node.grpc).await);
-    let one = client.get_capacity(request).await.unwrap().into_inner().response.remove(0);
-    assert!(!one.degraded() && one.learning_until.is_none(), "{one:?}");
-    one.gets
+    let mut client = capacity_client(node).await;
+    let answer = grpc::lease(&mut client, name, "r", wants, has).await;
+    assert!(!answer.degraded() && answer.learning_until.is_none(), "{answer:?}");
+    answer.gets
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,7 +156,7 @@ async fn renewals_that_are_lost_lease_nothing_twice() {
     a = lease(&pair.node, "a", 60.0, Some(a)).await;
     b = lease(&pair.node, "b", 40.0, Some(b)).await;
     pair.fail_over().await;
-    // Somebody new is the first to come.
+    // A new client comes first.
     let mut c = lease(&pair.node, "c", 100.0, None).await;
     assert_eq!(a.capacity + b.capacity + c.capacity, 100.0, "{a:?} {b:?} {c:?}");
     for _ in 0..4 {
@@ -179,7 +170,7 @@ async fn renewals_that_are_lost_lease_nothing_twice() {
     assert!(a.capacity + b.capacity + c.capacity > 99.9, "{a:?} {b:?} {c:?}");
 }
 
-/// A lease that is lost is leased twice until its holder comes for the next one.
+/// A lost lease is leased twice until its holder refreshes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     let mut pair = Pair::start();
@@ -190,7 +181,7 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     let recovery = pair.fail_over().await;
     let c = lease(&pair.node, "c", 40.0, None).await;
     let over = a.capacity + b.capacity + c.capacity - 100.0;
-    // What was lost, and no more.
+    // At most the lost lease.
     assert!((0.0..=b.capacity).contains(&over), "{a:?} {b:?} {c:?}");
     let refresh_s = b.refresh_interval;
     let b = lease(&pair.node, "b", 40.0, Some(b)).await;
@@ -212,21 +203,21 @@ async fn a_new_lease_that_is_lost_counts_twice_until_it_is_refreshed() {
     .write(730);
 }
 
-/// `min-replicas-to-write`: a master that no replica follows grants nothing that could be lost.
+/// With `min-replicas-to-write`, a master without a replica grants nothing that could be lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_without_a_replica_may_be_made_to_refuse() {
     let mut pair = Pair::start();
     let mut client = client(&pair.node).await;
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-max-lag", "2"]);
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "1"]);
-    // Until the replica has said for the first time how far it is.
+    tell(&pair.master, "CONFIG SET min-replicas-max-lag 2");
+    tell(&pair.master, "CONFIG SET min-replicas-to-write 1");
+    // Waits until the replica has first reported its offset.
     let asked = Instant::now();
     while client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
         assert!(asked.elapsed() < 5 * SECOND, "no shared decision with a replica");
     }
     pair.replica.kill();
     let killed = Instant::now();
-    // The policy is to deny.
+    // The policy denies.
     while !client.allow(request("ns", "b", 1)).await.unwrap().into_inner().degraded {
         assert!(killed.elapsed() < 4 * SECOND, "still granted");
     }
@@ -234,8 +225,8 @@ async fn a_master_without_a_replica_may_be_made_to_refuse() {
         let answer = client.allow(request("ns", "b", 1)).await.unwrap().into_inner();
         assert_eq!((answer.degraded, answer.tokens_granted), (true, 0), "{answer:?}");
     }
-    tell(&pair.master, &["CONFIG", "SET", "min-replicas-to-write", "0"]);
-    pair.wait_until_up();
+    tell(&pair.master, "CONFIG SET min-replicas-to-write 0");
+    pair.node.wait_for_store();
     let answer = client.allow(request("ns", "b", 5)).await.unwrap().into_inner();
     assert_eq!((answer.degraded, answer.tokens_granted), (false, 5), "{answer:?}");
 }

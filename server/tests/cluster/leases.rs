@@ -1,17 +1,17 @@
-//! Capacity leases from three nodes as processes on one real Redis: no client loses its lease
-//! and no unit is leased twice, also while a node dies, while Redis forgets everything and
-//! while the capacity is lowered.
+//! Capacity leases from three node processes on one Redis: no client loses its lease, and no unit
+//! is leased twice, also when a node dies, when Redis loses its data, and when the capacity is
+//! lowered.
 
 use std::collections::HashSet;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, half};
-use testkit::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
-use testkit::wire::get;
+use testkit::cluster::{Cluster, reserve_half};
+use testkit::http::get;
+use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
 use testkit::{Node, eventually};
 
-/// A deadline that a busy machine does not exceed.
+/// A store timeout that a busy machine does not exceed.
 const PATIENT: [&str; 2] = ["--store-timeout", "2s"];
 
 const CONVERGED: Duration = Duration::from_secs(20);
@@ -25,19 +25,19 @@ fn limits(capacity: f64, lease_s: u32, refresh_s: u32, learning_s: u32) -> Strin
     )
 }
 
-/// No two clients' wants are quite alike, and they are spread widely.
+/// Wants that differ between clients, over a wide range.
 fn wants(client: usize) -> f64 {
     1.0 + (client * 7919 % 5003) as f64 / 50.0
 }
 
-/// What the store has leased out, as a node's page shows it.
-fn stored(node: &Node) -> f64 {
+/// Capacity leased by the store, as shown by a node.
+fn leased_capacity(node: &Node) -> f64 {
     let status = get(node, "/debug/status.json").json();
     status["resources"][0]["has"].as_f64().unwrap_or_else(|| panic!("{status}"))
 }
 
 /// Waits until every client has its share.
-fn converge(fleet: &Fleet, shares: &[f64]) {
+fn wait_for_shares(fleet: &LeaseClients, shares: &[f64]) {
     eventually("every client has its share", CONVERGED, || {
         let mut last = vec![f64::NAN; shares.len()];
         fleet.look(|record| {
@@ -56,34 +56,35 @@ fn near(a: f64, b: f64) -> bool {
 #[test]
 fn a_node_killed_under_5000_clients() {
     const CLIENTS: usize = 5000;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let capacity = (wanted.iter().sum::<f64>() / 2.0).floor();
     let shares = fair_shares(&wanted, capacity);
     let mut cluster = Cluster::start(&limits(capacity, 30, 2, 0), &PATIENT);
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
 
     let (mut samples, mut most) = (0, 0.0_f64);
     let mut sample = |cluster: &Cluster| {
-        let has = stored(&cluster.nodes[0]);
+        let has = leased_capacity(&cluster.nodes[0]);
         assert!(has <= capacity * (1.0 + 1e-12), "{has} leased of {capacity}");
         (samples, most) = (samples + 1, most.max(has));
+        // The pace of the samples.
         thread::sleep(Duration::from_millis(100));
     };
     eventually("a lease", CONVERGED, || fleet.look(|record| !record.answers.is_empty()));
     let began = Instant::now();
-    eventually("all asked thrice", CONVERGED, || {
+    eventually("three answers per client", CONVERGED, || {
         sample(&cluster);
         fleet.look(|record| record.answers.len() > 3 * CLIENTS)
     });
-    converge(&fleet, &shares);
+    wait_for_shares(&fleet, &shares);
     let (converged, took) = (now_us(), began.elapsed());
     for _ in 0..15 {
         sample(&cluster);
     }
     let killed = now_us();
     cluster.nodes[1].kill();
-    eventually("all were answered twice since", CONVERGED, || {
+    eventually("two answers per client since the kill", CONVERGED, || {
         sample(&cluster);
         fleet.look(|record| {
             let mut since = vec![0; CLIENTS];
@@ -96,7 +97,7 @@ fn a_node_killed_under_5000_clients() {
     let record = fleet.finish();
     let ended = now_us();
 
-    // No lease is lost, and none shrinks.
+    // No lease is lost or shrinks.
     for one in record.answers.iter().filter(|one| one.sent >= converged) {
         assert!(near(one.capacity, shares[one.client]), "{one:?} of {}", shares[one.client]);
         assert!(!one.degraded && !one.learning, "{one:?}");
@@ -106,14 +107,14 @@ fn a_node_killed_under_5000_clients() {
         assert!(one.got < held_until[one.client], "{one:?}: its lease had expired");
         held_until[one.client] = one.expiry;
     }
-    // No call fails but those that were under way to the node that is gone.
+    // Only requests in flight to the killed node fail.
     let mut once = HashSet::new();
     for failure in &record.failures {
         assert_eq!(failure.target, 1, "{failure:?}");
         assert!(failure.at >= killed, "{failure:?}");
         assert!(once.insert(failure.client), "{failure:?}: not for the first time");
     }
-    assert!(!once.is_empty(), "nobody was using the node");
+    assert!(!once.is_empty(), "no client was using the node");
 
     let holdings = Holdings::of(&[&record.answers]);
     let (_, peak) = holdings.range(0, ended);
@@ -121,7 +122,7 @@ fn a_node_killed_under_5000_clients() {
     println!(
         "{} answers to {CLIENTS} clients, {:.0} a second; converged after {took:.1?}; then, \
          through the kill, clients held {:.6} to {:.6} % of the capacity, and the store had at \
-         most {:.9} % of it in {samples} samples; {} calls failed with the node and were answered \
+         most {:.9} % of it in {samples} samples; {} requests failed with the node and were answered \
          by another",
         record.answers.len(),
         record.answers.len() as f64 / began.elapsed().as_secs_f64(),
@@ -139,27 +140,30 @@ fn redis_restarted_empty() {
     const CLIENTS: usize = 300;
     const CAPACITY: f64 = 6000.0;
     const LEARNING: i64 = 3;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let shares = fair_shares(&wanted, CAPACITY);
     let mut cluster = Cluster::start(&limits(CAPACITY, 20, 1, LEARNING as u32), &PATIENT);
-    // Even a store that is new learns.
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
-    converge(&fleet, &shares);
+    // A new store learns first.
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    wait_for_shares(&fleet, &shares);
     let converged = now_us();
 
     cluster.redis.kill();
     let killed = now_us();
+    // An outage of two seconds: every client refreshes without the store.
     thread::sleep(Duration::from_secs(2));
     cluster.redis.start_again();
     let back = now_us();
+    // Lets nodes notice that Redis is back.
     thread::sleep(Duration::from_millis(500));
-    let newcomer = Fleet::start(&cluster.grpc(), "newcomer", 1, "r", |_| 1e6);
+    let newcomer = LeaseClients::start(&cluster.grpc(), "newcomer", 1, "r", |_| 1e6);
+    // Real time: learning mode lasts as long.
     thread::sleep(Duration::from_secs(LEARNING as u64));
     let all: Vec<f64> = wanted.iter().copied().chain([1e6]).collect();
     let new_shares = fair_shares(&all, CAPACITY);
-    converge(&fleet, &new_shares[..CLIENTS]);
-    converge(&newcomer, &new_shares[CLIENTS..]);
+    wait_for_shares(&fleet, &new_shares[..CLIENTS]);
+    wait_for_shares(&newcomer, &new_shares[CLIENTS..]);
     let again = now_us();
     let (record, newcomer) = (fleet.finish(), newcomer.finish());
 
@@ -205,12 +209,12 @@ fn redis_restarted_empty() {
 #[test]
 fn a_capacity_that_is_lowered() {
     const CLIENTS: usize = 300;
-    let _half = half();
+    let _machine = reserve_half();
     let wanted: Vec<f64> = (0..CLIENTS).map(wants).collect();
     let (before, after) = (9000.0, 4000.0);
     let cluster = Cluster::start(&limits(before, 20, 1, 0), &PATIENT);
-    let fleet = Fleet::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
-    converge(&fleet, &fair_shares(&wanted, before));
+    let fleet = LeaseClients::start(&cluster.grpc(), "client", CLIENTS, "r", wants);
+    wait_for_shares(&fleet, &fair_shares(&wanted, before));
 
     let version = |node: &Node| get(node, "/debug/status.json").json()["limits"]["version"].clone();
     let versions: Vec<_> = cluster.nodes.iter().map(version).collect();
@@ -220,6 +224,7 @@ fn a_capacity_that_is_lowered() {
         eventually("the new limits", Duration::from_secs(5), || version(node) != *old);
     }
     let lowered = now_us();
+    // At least three refreshes of each client, one a second.
     thread::sleep(Duration::from_secs(4));
     let record = fleet.finish();
 
@@ -228,8 +233,8 @@ fn a_capacity_that_is_lowered() {
     let mut settled = vec![i64::MAX; CLIENTS];
     for one in record.answers.iter().filter(|one| one.sent >= lowered) {
         refreshes[one.client] += 1;
-        // The first makes room, the second uses it; between both a client may have next to
-        // nothing, as others are still to give back.
+        // The first refresh frees capacity, the second uses it. In between a client may have
+        // little, as others have not refreshed yet.
         if !near(one.capacity, shares[one.client]) {
             assert!(refreshes[one.client] <= 2, "{one:?} of {}", shares[one.client]);
             settled[one.client] = i64::MAX;
@@ -238,9 +243,9 @@ fn a_capacity_that_is_lowered() {
         }
     }
     let converged = settled.into_iter().max().unwrap();
-    assert!(refreshes.iter().all(|&count| count >= 3), "all have refreshed thrice");
+    assert!(refreshes.iter().all(|&count| count >= 3), "three refreshes per client");
 
-    // Whatever is granted from then on fits, with all that others still have.
+    // Every later grant fits, together with the leases of others.
     let holdings = Holdings::of(&[&record.answers]);
     let granted = |one: &&Answer| one.sent >= lowered && one.capacity > 0.0;
     for one in record.answers.iter().filter(granted) {

@@ -1,5 +1,4 @@
-//! Several nodes as processes: on one Redis, through failovers and rolling restarts, behind the
-//! load balancer.
+//! Several node processes: on one Redis, through failovers and rolling restarts, behind HAProxy.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

@@ -1,31 +1,30 @@
-//! Three nodes as processes on one real Redis: what they grant together is what one bucket
-//! holds, also while a node dies and while Redis forgets the script.
+//! Three node processes on one Redis: together they grant the tokens of one bucket, also when a
+//! node dies and when Redis loses the script.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, attempts, half};
+use testkit::cluster::{Cluster, alive, reserve_half, up_to_three_times};
 use testkit::eventually;
-use testkit::load::{Books, Load, Plan, Sample};
-use testkit::wire::request;
+use testkit::grpc::request;
+use testkit::load::{GrantAudit, Load, Plan, Sample};
 use tollgate_proto::quotaservice::allow_response::Status;
 
-/// A deadline that a busy machine does not exceed: these tests are about who gets how much,
-/// and `outage.rs` is about time.
+/// A store timeout that a busy machine does not exceed: these tests judge amounts, not times.
 const PATIENT: [&str; 2] = ["--store-timeout", "2s"];
 
 const CALLERS: Plan = Plan { callers: 64, connections: 4, pace: Duration::ZERO, failover: true };
 
-const SECONDS: Duration = Duration::from_secs(10);
+const RUN: Duration = Duration::from_secs(6);
 
-/// One to five tokens at once: no caller's requests are alike.
+/// One to five tokens per request, by caller.
 fn tokens(caller: usize) -> i64 {
     1 + (caller % 5) as i64
 }
 
-fn no_failures(samples: &[Sample]) {
+fn assert_no_failures(samples: &[Sample]) {
     for sample in samples {
         if let Err(status) = &sample.answer {
             panic!("node {}: {status}", sample.target);
@@ -33,7 +32,7 @@ fn no_failures(samples: &[Sample]) {
     }
 }
 
-fn none_degraded(samples: &[Sample]) {
+fn assert_none_degraded(samples: &[Sample]) {
     assert_eq!(samples.iter().filter(|sample| sample.degraded()).count(), 0, "degraded");
 }
 
@@ -45,8 +44,8 @@ fn rate(samples: &[Sample]) -> f64 {
 
 #[test]
 fn one_bucket_over_three_nodes() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -54,15 +53,15 @@ fn one_bucket_over_three_nodes() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS);
+        load.run_for(RUN);
         let samples = load.finish();
         println!("{:.0} requests a second", rate(&samples));
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         let by_node: HashSet<usize> = samples.iter().map(|sample| sample.target).collect();
         assert_eq!(by_node.len(), 3);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("three nodes, no debt", 0.99)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("three nodes, no debt", 0.99)?;
         let counted = cluster.sum("tollgate_tokens_granted_total", &[("namespace", "ns")]);
         assert_eq!(counted as i64, samples.iter().map(Sample::granted).sum::<i64>());
         Ok(())
@@ -71,8 +70,8 @@ fn one_bucket_over_three_nodes() {
 
 #[test]
 fn one_bucket_over_three_nodes_with_debt() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 100, fill_rate: 1000, wait_timeout_millis: 400, max_debt_millis: 500 } } } }",
             &PATIENT,
@@ -80,21 +79,21 @@ fn one_bucket_over_three_nodes_with_debt() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS / 2);
+        load.run_for(RUN / 2);
         let samples = load.finish();
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
-        let books = Books::of(&all, 100.0, 1000.0, 500.0);
-        books.check("three nodes, in debt", 0.99)?;
+        let audit = GrantAudit::of(&all, 100.0, 1000.0, 500.0);
+        audit.check("three nodes, in debt", 0.99)?;
         let waits = samples.iter().filter_map(|sample| sample.answer.as_ref().ok());
         let longest = waits.map(|answer| answer.wait_millis).max().unwrap();
         assert!((300..=400).contains(&longest), "waits of up to {longest} ms");
-        // A debt of 400 ms is as far as callers go who wait no longer, but for the last one's
-        // tokens; nearly that far they must have gone, if the last of them came in quick succession.
-        assert!(books.granted as f64 <= books.most - 100.0 + 5.0);
-        if (books.granted as f64) < 0.99 * books.owed + 300.0 {
-            return Err(format!("{} granted of {} owed", books.granted, books.owed));
+        // Callers wait at most 400 ms, so the debt is at most 400 ms and one request, and nearly
+        // that much.
+        assert!(audit.granted as f64 <= audit.upper_bound - 100.0 + 5.0);
+        if (audit.granted as f64) < 0.99 * audit.lower_bound + 300.0 {
+            return Err(format!("{} granted of {} owed", audit.granted, audit.lower_bound));
         }
         Ok(())
     });
@@ -102,8 +101,8 @@ fn one_bucket_over_three_nodes_with_debt() {
 
 #[test]
 fn a_node_that_is_killed_changes_neither_bound() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let mut cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -111,10 +110,10 @@ fn a_node_that_is_killed_changes_neither_bound() {
         let load = Load::start(&cluster.grpc(), CALLERS, |caller, _| {
             Some(request("ns", "b", tokens(caller)))
         });
-        load.go_on(SECONDS / 2);
+        load.run_for(RUN / 2);
         let killed = Instant::now();
         cluster.nodes[1].kill();
-        load.go_on(SECONDS / 2);
+        load.run_for(RUN / 2);
         let samples = load.finish();
         let failed: Vec<&Sample> = samples.iter().filter(|sample| sample.answer.is_err()).collect();
         println!("{:.0} requests a second, {} failed with the node", rate(&samples), failed.len());
@@ -124,10 +123,10 @@ fn a_node_that_is_killed_changes_neither_bound() {
             assert!(sample.answered >= killed);
             assert!(callers.insert(sample.caller), "caller {} failed twice", sample.caller);
         }
-        assert!(!failed.is_empty(), "nobody was using the node");
-        none_degraded(&samples);
+        assert!(!failed.is_empty(), "no caller was using the node");
+        assert_none_degraded(&samples);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("one of three nodes killed", 0.99)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("one of three nodes killed", 0.99)?;
         Ok(())
     });
 }
@@ -136,12 +135,12 @@ fn a_node_that_is_killed_changes_neither_bound() {
 fn dynamic_buckets_are_bounded_exactly() {
     const BOUND: usize = 100;
     const NAMES: usize = 1000;
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = Cluster::start(
         "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1 } } }",
         &PATIENT,
     );
-    // Every name is asked for by several callers, over all the nodes, at about the same time.
+    // Several callers request each name at about the same time, at all nodes.
     const EACH: usize = 6;
     let taken = AtomicUsize::new(0);
     let load = Load::start(&cluster.grpc(), CALLERS, move |_, _| {
@@ -149,8 +148,8 @@ fn dynamic_buckets_are_bounded_exactly() {
         (name < NAMES).then(|| request("ns", &format!("user-{name}"), 1))
     });
     let samples = load.collect();
-    no_failures(&samples);
-    none_degraded(&samples);
+    assert_no_failures(&samples);
+    assert_none_degraded(&samples);
     let mut names: BTreeMap<&str, Vec<Status>> = BTreeMap::new();
     for sample in &samples {
         names.entry(&sample.bucket).or_default().push(sample.status().unwrap());
@@ -170,8 +169,8 @@ fn dynamic_buckets_are_bounded_exactly() {
 
 #[test]
 fn script_flush_fails_no_decision() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let cluster = Cluster::start(
             "namespaces: { ns: { buckets: { b: { size: 1000, fill_rate: 1000, wait_timeout_millis: 0, max_debt_millis: 0 } } } }",
             &PATIENT,
@@ -189,26 +188,26 @@ fn script_flush_fails_no_decision() {
                 }
                 flushes
             });
-            load.go_on(SECONDS / 2);
+            load.run_for(RUN / 2);
             stop.store(true, Ordering::Relaxed);
             flushing.join().unwrap()
         });
         let samples = load.finish();
         println!("{} decisions, {flushes} SCRIPT FLUSH among them", samples.len());
         assert!(flushes > 100);
-        no_failures(&samples);
-        none_degraded(&samples);
+        assert_no_failures(&samples);
+        assert_none_degraded(&samples);
         assert_eq!(cluster.sum("tollgate_store_errors_total", &[]), 0.0);
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98)?;
+        GrantAudit::of(&all, 1000.0, 1000.0, 0.0).check("under SCRIPT FLUSH", 0.98)?;
         Ok(())
     });
 }
 
 #[test]
 fn nodes_are_counted() {
-    let _half = half();
-    // Waits until each counts three.
+    let _machine = reserve_half();
+    // Waits until each node counts three.
     let mut cluster =
         Cluster::start("global_default_bucket: { size: 100, fill_rate: 50 }", &PATIENT);
     let killed = Instant::now();
@@ -220,8 +219,11 @@ fn nodes_are_counted() {
     }
     let gone = killed.elapsed();
     println!("a killed node counted for another {gone:.1?}");
-    // Its last sign of life may have been a second old.
-    assert!(gone >= ttl - Duration::from_millis(1500), "not silent for {ttl:?} yet");
+    // Its last heartbeat may have been a second old.
+    assert!(
+        gone >= ttl - Duration::from_millis(1500),
+        "dropped before {ttl:?} without a heartbeat"
+    );
 
     let asked = Instant::now();
     cluster.nodes[1].signal("TERM");

@@ -1,5 +1,5 @@
-//! Three nodes behind the load balancer are restarted one after the other while they are asked:
-//! nobody notices, over gRPC or with JSON.
+//! A rolling restart of three nodes behind HAProxy, under load: no request fails, over gRPC or
+//! HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -8,14 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::Node;
-use testkit::balancer::Balancer;
-use testkit::cluster::{Cluster, alone};
-use testkit::load::{Books, Load, Plan, Sample, percentile};
-use testkit::metrics::http;
+use testkit::cluster::{Cluster, reserve_machine};
+use testkit::grpc::request;
+use testkit::haproxy::HaProxy;
+use testkit::http::{http, send};
+use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
 use testkit::report::Row;
-use testkit::wire::request;
 
-/// `counted` has next to no refill, so that what was taken of it can be told to the token.
+/// `counted` hardly refills, so that all taken tokens can be counted.
 const LIMITS: &str = "
 namespaces:
   ns:
@@ -27,21 +27,21 @@ namespaces:
 const CALLERS: Plan =
     Plan { callers: 16, connections: 2, pace: Duration::from_millis(20), failover: false };
 
-/// As Compose sets it; and a deadline that a busy machine keeps.
+/// The drain delay of Compose, and a store timeout that a busy machine does not exceed.
 const ARGS: [&str; 4] = ["--drain-delay", "2s", "--store-timeout", "5s"];
 
 const BODY: &str = r#"{"namespace":"ns","bucketName":"counted"}"#;
 
-/// What one caller got that asks with JSON.
+/// Results of one caller over HTTP.
 #[derive(Default)]
-struct Asked {
+struct HttpResults {
     took: Vec<Duration>,
     granted: usize,
     failed: Vec<String>,
 }
 
-impl Asked {
-    fn note(&mut self, sent: Instant, answer: std::io::Result<(u16, String)>) {
+impl HttpResults {
+    fn record(&mut self, sent: Instant, answer: std::io::Result<(u16, String)>) {
         self.took.push(sent.elapsed());
         match answer {
             Ok((200, body)) if body.contains(r#""degraded":false"#) => {
@@ -49,22 +49,27 @@ impl Asked {
             }
             other => self.failed.push(format!("{other:?}")),
         }
+        // The pace of the load.
         thread::sleep(Duration::from_millis(20));
     }
 }
 
-/// Asks on a connection for each request.
-fn ask_anew(to: SocketAddr, stop: &AtomicBool) -> Asked {
-    let mut asked = Asked::default();
+/// Sends each request on a new connection.
+fn call_on_new_connections(to: SocketAddr, stop: &AtomicBool) -> HttpResults {
+    let mut asked = HttpResults::default();
     while !stop.load(Ordering::Relaxed) {
-        asked.note(Instant::now(), http(to, "POST /v1/allow", BODY));
+        asked.record(
+            Instant::now(),
+            send(to, "POST", "/v1/allow", "", BODY.as_bytes())
+                .map(|answer| (answer.status, answer.body)),
+        );
     }
     asked
 }
 
-/// Asks on one connection, which may only be closed after an answer that says so.
-fn ask_on_one(to: SocketAddr, stop: &AtomicBool) -> Asked {
-    let mut asked = Asked::default();
+/// Sends requests on one connection, which the server may close only after announcing it.
+fn call_on_one_connection(to: SocketAddr, stop: &AtomicBool) -> HttpResults {
+    let mut asked = HttpResults::default();
     let open = || {
         let stream = TcpStream::connect(to).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -73,9 +78,9 @@ fn ask_on_one(to: SocketAddr, stop: &AtomicBool) -> Asked {
     let mut connection = open();
     while !stop.load(Ordering::Relaxed) {
         let sent = Instant::now();
-        let answer = on(&mut connection);
+        let answer = exchange(&mut connection);
         let closes = !answer.as_ref().is_ok_and(|(_, _, closes)| !closes);
-        asked.note(sent, answer.map(|(status, body, _)| (status, body)));
+        asked.record(sent, answer.map(|(status, body, _)| (status, body)));
         if closes {
             connection = open();
         }
@@ -83,8 +88,9 @@ fn ask_on_one(to: SocketAddr, stop: &AtomicBool) -> Asked {
     asked
 }
 
-/// One request on a connection that goes on: the status, the body, and whether it ends here.
-fn on(connection: &mut BufReader<TcpStream>) -> std::io::Result<(u16, String, bool)> {
+/// Sends a request on an open connection. Returns the status, the body, and whether the server
+/// closes the connection.
+fn exchange(connection: &mut BufReader<TcpStream>) -> std::io::Result<(u16, String, bool)> {
     write!(
         connection.get_mut(),
         "POST /v1/allow HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
@@ -108,8 +114,8 @@ fn on(connection: &mut BufReader<TcpStream>) -> std::io::Result<(u16, String, bo
     Ok((status, String::from_utf8(body).unwrap(), closes))
 }
 
-/// Each node is told to stop, waited for, and started again where it was.
-fn restart_all(cluster: &mut Cluster, balancer: &Balancer) {
+/// Stops and restarts each node on its ports, one after the other.
+fn restart_all(cluster: &mut Cluster, balancer: &HaProxy) {
     let url = cluster.redis.url();
     let args = [&["--store", &url], &ARGS[..]].concat();
     for number in 0..cluster.nodes.len() {
@@ -120,30 +126,34 @@ fn restart_all(cluster: &mut Cluster, balancer: &Balancer) {
         assert!(node.wait().success());
         let ended = told.elapsed();
         *node = Node::start_on(ports, &cluster.limits.path(), &args);
-        balancer.wait_until_all_are_in();
+        balancer.wait_until_checks_pass();
         println!("node {number}: ended after {ended:.1?}, back after {:.1?}", told.elapsed());
     }
 }
 
 #[test]
 fn a_rolling_restart_fails_no_request() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let mut cluster = Cluster::start(LIMITS, &ARGS);
-    let balancer = Balancer::start(&cluster);
+    let balancer = HaProxy::start(&cluster);
     let load = Load::start(&[balancer.grpc], CALLERS, |caller, _| {
         Some(request("ns", ["b", "counted"][caller % 2], 1))
     });
     let stop = AtomicBool::new(false);
-    let json: Vec<Asked> = thread::scope(|scope| {
+    let json: Vec<HttpResults> = thread::scope(|scope| {
         let (to, stop) = (balancer.http, &stop);
         let callers = [0, 1, 2, 3].map(|number| {
-            scope.spawn(
-                move || if number % 2 == 0 { ask_anew(to, stop) } else { ask_on_one(to, stop) },
-            )
+            scope.spawn(move || {
+                if number % 2 == 0 {
+                    call_on_new_connections(to, stop)
+                } else {
+                    call_on_one_connection(to, stop)
+                }
+            })
         });
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         restart_all(&mut cluster, &balancer);
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         stop.store(true, Ordering::Relaxed);
         callers.into_iter().map(|caller| caller.join().unwrap()).collect()
     });
@@ -158,22 +168,26 @@ fn a_rolling_restart_fails_no_request() {
         println!("JSON: {why}");
     }
     let json_failed: usize = json.iter().map(|asked| asked.failed.len()).sum();
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     took.extend(json.iter().flat_map(|asked| &asked.took));
     println!("{} of {} over gRPC and {json_failed} with JSON failed", failed.len(), samples.len());
     assert_eq!((failed.len(), json_failed), (0, 0));
 
-    // Every token that was taken has been granted, and no other; and no bucket gave too much.
+    // Exactly the taken tokens were granted, and no bucket exceeded its bound.
     let of = |bucket: &str| samples.iter().filter(|s| s.bucket == bucket).collect::<Vec<_>>();
     let granted = of("counted").iter().map(|s| s.granted()).sum::<i64>()
         + json.iter().map(|asked| asked.granted as i64).sum::<i64>();
-    let (status, last) = http(balancer.http, "POST /v1/allow", BODY).unwrap();
-    let last: serde_json::Value = serde_json::from_str(&last).unwrap();
-    assert_eq!((status, last["status"].as_str()), (200, Some("OK")), "{last}");
+    let last = http(balancer.http, "POST", "/v1/allow", BODY.as_bytes()).json();
+    assert_eq!(last["status"], "OK", "{last}");
     let taken = 3e5 - last["tokensAvailable"].as_f64().unwrap() - 1.0;
     assert!((granted as f64 - taken).abs() < 2.0, "{granted} granted of {taken} taken");
-    let books = Books::of(&of("b"), 200.0, 200.0, 0.0);
-    assert!(books.granted as f64 <= books.most, "{} of {}", books.granted, books.most);
+    let audit = GrantAudit::of(&of("b"), 200.0, 200.0, 0.0);
+    assert!(
+        audit.granted as f64 <= audit.upper_bound,
+        "{} of {}",
+        audit.granted,
+        audit.upper_bound
+    );
     let count = took.len();
     let [p999, worst] = [0.999, 1.0].map(|part| percentile(&mut took, part));
     Row {

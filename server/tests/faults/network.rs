@@ -1,4 +1,4 @@
-//! The network between nodes and Redis.
+//! Faults of the network between nodes and Redis.
 
 use std::fs;
 use std::process::Command;
@@ -8,67 +8,70 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::trial::{LIMITS, Trial};
-use testkit::cluster::{Cluster, half};
-use testkit::faults::{Fault, Network};
+use testkit::cluster::{Cluster, reserve_half};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::{Redis, eventually};
 
 const BY_POLICY: &str = "the policy answers";
 
-/// Breaks the network in one way.
-fn broken(place: u32, name: &str, fault: Fault, class: &str, says: &str) {
-    let _half = half();
+/// Runs a trial with one network fault.
+fn network_trial(place: u32, name: &str, fault: Fault, class: &str, description: &str) {
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let mut cluster = Cluster::start_on(redis, &network.url("127.0.0.1"), &[], 3, LIMITS, &[]);
+    let network = FaultProxy::to(redis.port());
+    let mut cluster = Cluster::start_on(redis, &network.url(), &[], 3, LIMITS, &[]);
     let test = format!("faults::{name}");
-    let shared = matches!(fault, Fault::Late(late) if late < Duration::from_millis(10));
+    let shared = matches!(fault, Fault::Delay(late) if late < Duration::from_millis(10));
     let meanwhile = if shared { "decisions are shared" } else { BY_POLICY };
-    Trial { place, fault: says, meanwhile, test: &test, shared, class, lost_states: 0.0 }.run(
-        &mut cluster,
-        |_| network.set(fault),
-        |_, ()| network.set(Fault::Nothing),
-    );
+    Trial { place, fault: description, meanwhile, test: &test, shared, class, lost_states: 0.0 }
+        .run(&mut cluster, |_| network.set(fault), |_, ()| network.set(Fault::Nothing));
 }
 
 #[test]
 fn late_by_1_ms() {
-    let late = Fault::Late(Duration::from_millis(1));
-    broken(101, "late_by_1_ms", late, "timeout", "1 ms of latency, each way");
+    let late = Fault::Delay(Duration::from_millis(1));
+    network_trial(101, "late_by_1_ms", late, "timeout", "1 ms of latency, each way");
 }
 
-/// A round trip takes a little longer than the deadline, and a lane still sees the replies.
+/// A round trip takes slightly longer than the store timeout; lanes still receive the replies.
 #[test]
 fn late_by_27_ms() {
-    let late = Fault::Late(Duration::from_millis(27));
-    broken(102, "late_by_27_ms", late, "timeout", "27 ms of latency, each way");
+    let late = Fault::Delay(Duration::from_millis(27));
+    network_trial(102, "late_by_27_ms", late, "timeout", "27 ms of latency, each way");
 }
 
 #[test]
 fn late_by_40_ms() {
-    let late = Fault::Late(Duration::from_millis(40));
-    broken(103, "late_by_40_ms", late, "timeout", "40 ms of latency, each way");
+    let late = Fault::Delay(Duration::from_millis(40));
+    network_trial(103, "late_by_40_ms", late, "timeout", "40 ms of latency, each way");
 }
 
 #[test]
 fn late_by_200_ms() {
-    let late = Fault::Late(Duration::from_millis(200));
-    broken(104, "late_by_200_ms", late, "timeout", "200 ms of latency, each way");
+    let late = Fault::Delay(Duration::from_millis(200));
+    network_trial(104, "late_by_200_ms", late, "timeout", "200 ms of latency, each way");
 }
 
 #[test]
 fn late_by_5_s() {
-    let late = Fault::Late(Duration::from_secs(5));
-    broken(105, "late_by_5_s", late, "timeout", "5 s of latency, each way");
+    let late = Fault::Delay(Duration::from_secs(5));
+    network_trial(105, "late_by_5_s", late, "timeout", "5 s of latency, each way");
 }
 
 #[test]
 fn silent() {
-    broken(106, "silent", Fault::Silent, "timeout", "Requests arrive, no reply comes back");
+    network_trial(
+        106,
+        "silent",
+        Fault::NoReplies,
+        "timeout",
+        "Requests arrive, no reply comes back",
+    );
 }
 
 #[test]
 fn half_open() {
-    broken(
+    network_trial(
         107,
         "half_open",
         Fault::HalfOpen,
@@ -79,18 +82,30 @@ fn half_open() {
 
 #[test]
 fn cut_in_the_middle_of_a_reply() {
-    let says = "Every connection is reset in the middle of a reply";
-    broken(108, "cut_in_the_middle_of_a_reply", Fault::Cut, "unreachable", says);
+    let description = "Every connection is reset in the middle of a reply";
+    network_trial(
+        108,
+        "cut_in_the_middle_of_a_reply",
+        Fault::CutReplies,
+        "unreachable",
+        description,
+    );
 }
 
 #[test]
 fn a_few_bytes_a_second() {
-    broken(109, "a_few_bytes_a_second", Fault::Trickle(5), "timeout", "5 bytes a second, each way");
+    network_trial(
+        109,
+        "a_few_bytes_a_second",
+        Fault::RateLimit(5),
+        "timeout",
+        "5 bytes a second, each way",
+    );
 }
 
 #[test]
 fn refused() {
-    broken(
+    network_trial(
         110,
         "refused",
         Fault::Refused,
@@ -99,17 +114,17 @@ fn refused() {
     );
 }
 
-/// Each node in a file system of its own, in which the test edits the hosts file. The name server
-/// that would be asked next is there, and never answers.
+/// Each node has its own mount namespace, in which the test edits the hosts file. The name server
+/// that is queried next never answers.
 #[test]
 fn a_name_that_stops_resolving() {
     const HOST: &str = "store.tollgate.test";
-    let may = Command::new("unshare").args(["-m", "true"]).status();
-    if !may.is_ok_and(|status| status.success()) {
-        println!("left out: only root may give a node a hosts file of its own");
+    let can_unshare = Command::new("unshare").args(["-m", "true"]).status();
+    if !can_unshare.is_ok_and(|status| status.success()) {
+        println!("skipped: only root may give a node its own hosts file");
         return;
     }
-    let _half = half();
+    let _machine = reserve_half();
     let name_server = std::net::UdpSocket::bind("127.83.14.29:53").unwrap();
     let dir = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {
@@ -126,12 +141,14 @@ fn a_name_that_stops_resolving() {
                   mount --bind \"$2\" /etc/resolv.conf && shift 2 && exec \"$@\"";
     let command = ["unshare", "-m", "sh", "-c", script, &hosts, &switch, &resolver];
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let mut cluster = Cluster::start_on(redis, &network.url(HOST), &command, 3, LIMITS, &[]);
+    let network = FaultProxy::to(redis.port());
+    let mut cluster =
+        Cluster::start_on(redis, &network.url_with_host(HOST), &command, 3, LIMITS, &[]);
     let gone = || {
-        // In place: the nodes see this very file.
+        // Written in place, as the nodes have this very file mounted.
         fs::write(&hosts, "127.0.0.1 localhost\n").unwrap();
-        network.set(Fault::Slammed);
+        network.set(Fault::ResetOnAccept);
+        // Lets the proxy reset all connections.
         thread::sleep(Duration::from_millis(50));
         network.set(Fault::Nothing);
     };
@@ -146,8 +163,9 @@ fn a_name_that_stops_resolving() {
     }
     .run(&mut cluster, |_| gone(), |_, ()| fs::write(&hosts, &known).unwrap());
 
-    // Questions to the name server that are under way hold up no node that is told to stop.
+    // Pending queries to the name server do not delay the exit of a node.
     gone();
+    // Lets nodes start several queries.
     thread::sleep(Duration::from_secs(1));
     for node in &mut cluster.nodes {
         let threads = node.threads();

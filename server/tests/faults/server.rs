@@ -1,4 +1,4 @@
-//! Redis itself.
+//! Faults of Redis itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::trial::{AWAY, LIMITS, Trial};
-use testkit::cluster::{Cluster, half};
-use testkit::{Redis, eventually, signal};
+use testkit::cluster::{Cluster, reserve_half};
+use testkit::{Redis, eventually, redis_cmd, signal};
 
 const BY_POLICY: &str = "the policy answers";
 
-/// What most trials of a server are.
+/// A trial during which decisions are not shared.
 fn trial<'a>(place: u32, test: &'a str, class: &'a str, fault: &'a str) -> Trial<'a> {
     let (meanwhile, shared, lost_states) = (BY_POLICY, false, 0.0);
     Trial { place, fault, meanwhile, test, shared, class, lost_states }
@@ -24,29 +24,31 @@ fn cluster(args: &[&str]) -> Cluster {
 }
 
 fn tell(inside: &mut redis::Connection, words: &str) -> redis::RedisResult<redis::Value> {
-    let words: Vec<&str> = words.split(' ').collect();
-    redis::cmd(words[0]).arg(&words[1..]).query(inside)
+    redis_cmd(words).query(inside)
 }
 
-fn told(redis: &Redis, words: &str) {
+fn tell_new_connection(redis: &Redis, words: &str) {
     tell(&mut redis.connection(), words).unwrap();
 }
 
-/// Tells it something that it is busy with for long.
-fn busy(redis: &Redis, words: &'static str) -> JoinHandle<redis::RedisResult<redis::Value>> {
+/// Sends a command that keeps Redis busy, from another thread.
+fn tell_in_background(
+    redis: &Redis,
+    words: &'static str,
+) -> JoinHandle<redis::RedisResult<redis::Value>> {
     let mut inside = redis.connection();
     thread::spawn(move || tell(&mut inside, words))
 }
 
-/// Until it answers others again.
-fn answers(redis: &Redis) {
+/// Waits until Redis answers other clients again.
+fn wait_until_it_answers(redis: &Redis) {
     let mut inside = redis.connection();
     eventually("Redis answers", 3 * AWAY, || tell(&mut inside, "PING").is_ok());
 }
 
 #[test]
 fn killed() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut trial =
         trial(201, "faults::killed", "unreachable", "Redis is killed, and starts empty");
     trial.lost_states = 1.0;
@@ -55,7 +57,7 @@ fn killed() {
 
 #[test]
 fn stopped() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(202, "faults::stopped", "timeout", "Redis gets SIGSTOP, then SIGCONT").run(
         &mut cluster(&[]),
         |redis| signal(redis.pid(), "STOP"),
@@ -65,22 +67,22 @@ fn stopped() {
 
 #[test]
 fn client_pause() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(203, "faults::client_pause", "timeout", "CLIENT PAUSE").run(
         &mut cluster(&[]),
-        |redis| told(redis, "CLIENT PAUSE 2000 ALL"),
-        |redis, ()| answers(redis),
+        |redis| tell_new_connection(redis, "CLIENT PAUSE 2000 ALL"),
+        |redis, ()| wait_until_it_answers(redis),
     );
 }
 
 #[test]
 fn debug_sleep() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(204, "faults::debug_sleep", "timeout", "DEBUG SLEEP").run(
         &mut cluster(&["--enable-debug-command", "yes"]),
-        |redis| busy(redis, "DEBUG SLEEP 2"),
+        |redis| tell_in_background(redis, "DEBUG SLEEP 2"),
         |redis, asleep| {
-            answers(redis);
+            wait_until_it_answers(redis);
             asleep.join().unwrap().unwrap();
         },
     );
@@ -88,28 +90,28 @@ fn debug_sleep() {
 
 #[test]
 fn out_of_memory() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(205, "faults::out_of_memory", "refused", "maxmemory is reached, with noeviction").run(
         &mut cluster(&["--maxmemory-policy", "noeviction"]),
-        |redis| told(redis, "CONFIG SET maxmemory 1"),
-        |redis, ()| told(redis, "CONFIG SET maxmemory 0"),
+        |redis| tell_new_connection(redis, "CONFIG SET maxmemory 1"),
+        |redis, ()| tell_new_connection(redis, "CONFIG SET maxmemory 0"),
     );
 }
 
 #[test]
 fn read_only() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(206, "faults::read_only", "refused", "The master is demoted: READONLY").run(
         &mut cluster(&[]),
-        |redis| told(redis, "REPLICAOF 127.0.0.1 1"),
-        |redis, ()| told(redis, "REPLICAOF NO ONE"),
+        |redis| tell_new_connection(redis, "REPLICAOF 127.0.0.1 1"),
+        |redis, ()| tell_new_connection(redis, "REPLICAOF NO ONE"),
     );
 }
 
-/// It loads keys of another database, each with a delay, and answers LOADING meanwhile.
+/// Redis loads keys of another database, each with a delay, and answers LOADING meanwhile.
 #[test]
 fn loading() {
-    let _half = half();
+    let _machine = reserve_half();
     let args = ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
     let mut cluster = cluster(&args);
     let mut inside = cluster.redis.connection();
@@ -118,11 +120,11 @@ fn loading() {
     trial(207, "faults::loading", "refused", "Redis loads its data: LOADING").run(
         &mut cluster,
         |redis| {
-            told(redis, "CONFIG SET key-load-delay 1000");
-            busy(redis, "DEBUG RELOAD")
+            tell_new_connection(redis, "CONFIG SET key-load-delay 1000");
+            tell_in_background(redis, "DEBUG RELOAD")
         },
         |redis, load| {
-            told(redis, "CONFIG SET key-load-delay 0");
+            tell_new_connection(redis, "CONFIG SET key-load-delay 0");
             load.join().unwrap().unwrap();
         },
     );
@@ -130,56 +132,56 @@ fn loading() {
 
 #[test]
 fn a_foreign_slow_script() {
-    let _half = half();
+    let _machine = reserve_half();
     trial(208, "faults::a_foreign_slow_script", "refused", "Another's script does not end: BUSY")
         .run(
             &mut cluster(&["--busy-reply-threshold", "100"]),
-            |redis| busy(redis, "EVAL while(true)do--[[]]end 0"),
+            |redis| tell_in_background(redis, "EVAL while(true)do--[[]]end 0"),
             |redis, script| {
-                told(redis, "SCRIPT KILL");
-                assert!(script.join().unwrap().is_err(), "it was killed");
+                tell_new_connection(redis, "SCRIPT KILL");
+                assert!(script.join().unwrap().is_err(), "the script was killed");
             },
         );
 }
 
-/// Nodes log in as a user whose rights change.
+/// Runs a trial in which the rights of the nodes' user change.
 fn with_user(trial: &Trial<'_>, fail: &str, mend: &str) {
     let redis = Redis::start();
-    told(&redis, "ACL SETUSER node on >right ~* &* +@all");
+    tell_new_connection(&redis, "ACL SETUSER node on >right ~* &* +@all");
     let url = redis.url().replace("://", "://node:right@");
     let mut cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &[]);
     trial.run(
         &mut cluster,
         |redis| {
-            told(redis, fail);
-            // Whoever is logged in stays so.
-            told(redis, "CLIENT KILL USER node");
+            tell_new_connection(redis, fail);
+            // Logged-in connections would keep their rights.
+            tell_new_connection(redis, "CLIENT KILL USER node");
         },
-        |redis, ()| told(redis, mend),
+        |redis, ()| tell_new_connection(redis, mend),
     );
 }
 
 #[test]
 fn a_wrong_password() {
-    let _half = half();
+    let _machine = reserve_half();
     let trial = trial(209, "faults::a_wrong_password", "refused", "The password is changed");
     with_user(&trial, "ACL SETUSER node resetpass >wrong", "ACL SETUSER node >right");
 }
 
 #[test]
 fn a_forbidden_command() {
-    let _half = half();
+    let _machine = reserve_half();
     let trial = trial(210, "faults::a_forbidden_command", "refused", "An ACL forbids EVALSHA");
     with_user(&trial, "ACL SETUSER node -evalsha", "ACL SETUSER node +evalsha");
 }
 
-/// Something that goes on and on, from when it is told to begin.
-struct Meddling {
+/// A repeated step in a background thread.
+struct Repeated {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<u32>,
 }
 
-impl Meddling {
+impl Repeated {
     fn start(
         redis: &Redis,
         pause: Duration,
@@ -199,7 +201,7 @@ impl Meddling {
         Self { stop, thread }
     }
 
-    /// How many steps it took.
+    /// Stops, and returns the number of steps.
     fn stop(self) -> u32 {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap()
@@ -208,7 +210,7 @@ impl Meddling {
 
 #[test]
 fn script_flush() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut trial =
         trial(211, "faults::script_flush", "", "SCRIPT FLUSH, a hundred times a second");
     (trial.shared, trial.meanwhile) = (true, "decisions are shared");
@@ -217,17 +219,17 @@ fn script_flush() {
         |redis| {
             let step =
                 |inside: &mut redis::Connection, _| drop(tell(inside, "SCRIPT FLUSH").unwrap());
-            Meddling::start(redis, Duration::from_millis(10), step)
+            Repeated::start(redis, Duration::from_millis(10), step)
         },
-        |_, meddling| assert!(meddling.stop() > 50),
+        |_, steps| assert!(steps.stop() > 50),
     );
 }
 
-/// Each such value is taken for a full bucket, once.
+/// Each such value counts as a full bucket, once.
 #[test]
 fn foreign_values() {
     const VALUES: u32 = 6;
-    let _half = half();
+    let _machine = reserve_half();
     let mut trial = trial(
         212,
         "faults::foreign_values",
@@ -251,9 +253,9 @@ fn foreign_values() {
                     }
                 }
             };
-            Meddling::start(redis, AWAY / 10, step)
+            Repeated::start(redis, AWAY / 10, step)
         },
-        |_, meddling| assert!(meddling.stop() >= VALUES),
+        |_, steps| assert!(steps.stop() >= VALUES),
     );
     let corrupt = cluster.sum("tollgate_store_corrupt_values_total", &[("kind", "bucket")]);
     println!("{corrupt} values were replaced");

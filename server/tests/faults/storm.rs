@@ -1,57 +1,56 @@
-//! Nodes that have lost their store try to connect to it: how often.
+//! Connection attempts of nodes that have lost their store.
 
 use std::thread;
 use std::time::Duration;
 
 use super::trial::LIMITS;
-use testkit::cluster::{Cluster, alone};
-use testkit::eventually;
-use testkit::faults::{Fault, Network};
+use testkit::cluster::{Cluster, reserve_machine};
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::request;
 use testkit::load::{Load, Plan};
-use testkit::metrics::Scrape;
 use testkit::report::Row;
-use testkit::{Node, Redis, wire::request};
+use testkit::{Node, Redis, eventually};
 
-/// How long the store is away.
+/// Length of each outage.
 const AWAY: Duration = Duration::from_secs(3);
 
-/// A node's probes: ten a second, of which a random quarter more or less.
+/// Upper bound of a node's probes: ten a second, with a random deviation of a quarter.
 const PROBES_A_SECOND: u64 = 14;
 
-/// The connections of one node: two lanes a thread, two of its HTTP port, and the heartbeat's.
+/// Connections of one node: two lanes for each of two threads and for the HTTP port, and the
+/// heartbeat's.
 const CONNECTIONS: u64 = 2 * 2 + 2 + 1;
 
-fn up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
-/// Three nodes under load lose their store for three seconds, once so that connections are
-/// reset at once, once so that they are made, and nothing ever comes back.
+/// Three nodes under load lose their store for three seconds: once connections are reset on accept,
+/// once they are accepted and stay silent.
 #[test]
 fn no_storm_of_connections() {
-    let _alone = alone();
+    let _machine = reserve_machine();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let url = network.url("127.0.0.1");
+    let network = FaultProxy::to(redis.port());
+    let url = network.url();
     let cluster = Cluster::start_on(redis, &url, &[], 3, LIMITS, &["--threads", "2"]);
     let plan =
         Plan { callers: 30, connections: 4, pace: Duration::from_millis(20), failover: false };
     let load = Load::start(&cluster.grpc(), plan, |_, _| Some(request("local", "b", 1)));
     let mut counts = Vec::new();
-    for fault in [Fault::Slammed, Fault::HalfOpen] {
-        eventually("the store is up", Duration::from_secs(3), || cluster.nodes.iter().all(up));
+    for fault in [Fault::ResetOnAccept, Fault::HalfOpen] {
+        eventually("the store is up", Duration::from_secs(3), || {
+            cluster.nodes.iter().all(Node::store_is_up)
+        });
         let before = network.accepted();
         network.set(fault);
+        // Real time: connection attempts are counted over it.
         thread::sleep(AWAY);
         let while_away = network.accepted() - before;
         network.set(Fault::Nothing);
-        load.go_on(Duration::from_secs(1));
+        load.run_for(Duration::from_secs(1));
         let altogether = network.accepted() - before;
-        // How soon they are back is for the trials, which know when the machine stalls.
-        let back = || cluster.nodes.iter().all(up);
+        // The trials judge the recovery time, as they detect stalls of the machine.
+        let back = || cluster.nodes.iter().all(Node::store_is_up);
         eventually("the store is up again", Duration::from_secs(4), back);
         println!("{fault:?}: {while_away} connections in {AWAY:?}, {altogether} altogether");
-        // Each of a node's connections may have been tried once before the node knew.
+        // Each connection of a node may have been retried once before the node noticed.
         let most = 3 * (AWAY.as_secs() * PROBES_A_SECOND + CONNECTIONS);
         assert!(while_away <= most, "{fault:?}: {while_away} connections, over {most}");
         let after = altogether - while_away;

@@ -1,4 +1,4 @@
-//! How often the store has counted a request that has a bucket of its own.
+//! How often the store has counted each request of a namespace with a bucket per request.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,29 +6,30 @@ use super::trial::TOKENS;
 use testkit::Redis;
 use testkit::load::Sample;
 
-/// Of `LIMITS`: tokens a second of such a bucket, and what it holds.
+/// Rate in tokens/s and size of such a bucket in `LIMITS`.
 const RATE: f64 = 0.001;
 const SIZE: f64 = 10.0;
 
-/// The times in states are modulo this, in µs.
+/// Modulus of the times in states, in µs.
 const MODULUS: i64 = 1 << 48;
 
-/// The requests of the namespace `once`.
+/// Requests of the namespace `once`.
+/// Number of requests.
 #[derive(Debug, Default)]
 pub struct Tally {
-    pub asked: usize,
+    pub requests: usize,
     /// Answered by policy.
     pub degraded: usize,
-    /// Answered by policy, and counted all the same: their outcome was not known.
+    /// Answered by policy, but counted by the store: their outcome was unknown.
     pub unknown: usize,
     /// Counted more than once.
     pub twice: usize,
-    /// Granted by the store, which knows nothing of it.
+    /// Granted by the store, but not counted in its state.
     pub uncounted: usize,
 }
 
 impl Tally {
-    /// By what the store holds now.
+    /// Evaluates the current states in the store.
     pub fn of(samples: &[Sample], redis: &Redis) -> Self {
         let of: Vec<&Sample> = samples.iter().filter(|s| s.namespace == "once").collect();
         let mut inside = redis.connection();
@@ -38,7 +39,7 @@ impl Tally {
         }
         let states: Vec<Option<Vec<u8>>> = look.query(&mut inside).unwrap();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as i64;
-        let mut tally = Self { asked: of.len(), ..Self::default() };
+        let mut tally = Self { requests: of.len(), ..Self::default() };
         for (sample, state) in of.iter().zip(states) {
             let tokens = sample.answer.as_ref().map_or(0, |answer| answer.tokens_granted);
             let taken = state.map_or(0.0, |state| taken(&state, now));
@@ -56,8 +57,8 @@ impl Tally {
     }
 }
 
-/// Tokens that are missing from a bucket, by its state: it begins with the µs at which the
-/// balance was zero.
+/// Tokens taken from a bucket, by its state, which begins with the time at which the balance was
+/// zero, in µs.
 fn taken(state: &[u8], now: i64) -> f64 {
     let mut zero = [0; 8];
     zero[..6].copy_from_slice(&state[..6]);

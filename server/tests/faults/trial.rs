@@ -1,14 +1,13 @@
-//! One fault of the store under load, and everything that is promised of it.
+//! A trial: one fault of the store under load, and all guarantees that apply to it.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::tally::Tally;
 use testkit::cluster::Cluster;
-use testkit::load::{Canary, Load, Plan, STALL, Sample, Stalls, took};
-use testkit::metrics::Scrape;
+use testkit::grpc::request;
+use testkit::load::{Load, Plan, STALL, Sample, StallDetector, Stalls, latency_percentile};
 use testkit::report::Row;
-use testkit::wire::request;
 use testkit::{Node, Redis, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
@@ -16,8 +15,8 @@ const SIZE: f64 = 300.0;
 const RATE: f64 = 300.0;
 const DEBT_S: f64 = 0.2;
 
-/// One bucket under each policy, and a namespace in which each request has a bucket of its own,
-/// which tells how often that request was counted.
+/// One bucket under each policy, and a namespace with a bucket per request, which shows how often
+/// that request was counted.
 pub const LIMITS: &str = "
 namespaces:
   local: { on_store_failure: local, buckets: { b: { size: 300, fill_rate: 300, wait_timeout_millis: 100, max_debt_millis: 200 } } }
@@ -26,110 +25,109 @@ namespaces:
   once: { on_store_failure: local, dynamic_bucket_template: { size: 10, fill_rate: 0.001, max_tokens_per_request: 10 } }
 ";
 
-/// The namespaces, three callers each, one at each node.
+/// The namespaces. Each has callers at every node.
 const NAMESPACES: [&str; 4] = ["local", "allow", "deny", "once"];
 
-/// Some 900 requests a second, which leaves a machine half of its time, and in each namespace more
-/// than twice the tokens that its bucket has.
+/// About 900 requests/s, which leaves half of the machine idle. In each namespace callers request
+/// more than twice the tokens of its bucket.
 const CALLERS: Plan =
     Plan { callers: 36, connections: 3, pace: Duration::from_millis(40), failover: false };
 
-/// Of each request.
+/// Tokens per request.
 pub const TOKENS: i64 = 3;
 
-/// What `--store-timeout` is if nobody says otherwise.
+/// Default of `--store-timeout`.
 const DEADLINE: Duration = Duration::from_millis(50);
 
-/// What a decision may take beyond that.
+/// Allowed latency beyond the store timeout.
 const BEYOND: Duration = Duration::from_millis(10);
 
-/// How long a store may take to be used again once it answers.
+/// Time limit for shared decisions once the store answers again.
 const RESUMED: Duration = Duration::from_secs(1);
 
-/// For how long the load goes on before, …
+/// Length of the load before the fault,
 const BEFORE: Duration = Duration::from_millis(700);
 
-/// … with the fault, …
+/// with the fault,
 pub const AWAY: Duration = Duration::from_secs(2);
 
-/// … and afterwards.
+/// and after it.
 const AFTER: Duration = Duration::from_millis(1700);
 
-/// How much more memory a node may hold afterwards: what some thousand requests under way take,
-/// and far less than what is asked of it meanwhile, were that kept.
+/// Allowed growth of a node's memory: enough for some thousand requests in flight, and far less
+/// than all requests of a trial would take.
 const GROWTH_KB: u64 = 16 * 1024;
 
-/// Who shares a machine with others may try so often. One attempt has to hold, or all of them to be
-/// void: what they missed is then the machine's. A machine that is too slow for the figure, or stalls
-/// each time, gets in the last attempt, unless [`STRICT`] is set, what [`Seen::allowed`] says.
+/// Number of attempts, as the machine may stall. Either one attempt meets all figures, or all
+/// attempts are void, that is, missed only because of stalls. Unless [`STRICT`] is set, the last
+/// attempt is also judged with the wider figures of [`Observation::slack`].
 const ATTEMPTS: usize = 5;
 
-/// After a first attempt that was missed, and so much more after each.
-const BREATHER: Duration = Duration::from_secs(1);
+/// Pause after the first missed attempt, and added pause after each further one.
+const PAUSE: Duration = Duration::from_secs(1);
 
-/// For figures that are to be shown.
+/// Environment variable that turns off the wider figures, for published results.
 const STRICT: &str = "TOLLGATE_STRICT";
 
-/// The part of an attempt's decisions that stalls of the machine may have touched, for it to be
-/// void, is less than this.
+/// An attempt can be void only if stalls overlap less than this share of its decisions.
 const LEFT_OUT: f64 = 0.05;
 
-/// What is done to a store, and what is expected of it.
+/// A fault, and what is expected during it.
 pub struct Trial<'a> {
-    /// Of its row.
+    /// Place of its row in the table.
     pub place: u32,
     pub fault: &'a str,
     pub meanwhile: &'a str,
     /// `file::name`.
     pub test: &'a str,
-    /// Decisions go on being shared.
+    /// Whether decisions remain shared.
     pub shared: bool,
-    /// Else, of the errors that are counted.
+    /// Class of the counted errors, if decisions are not shared.
     pub class: &'a str,
-    /// How many buckets' worth of tokens each bucket may grant once more, as states are lost.
+    /// How many times lost states may let each bucket grant its size again.
     pub lost_states: f64,
 }
 
-/// What was seen of one attempt.
-struct Seen {
+/// Observations of one attempt.
+struct Observation {
     samples: Vec<Sample>,
-    /// When the store had failed.
+    /// Time at which the store had failed.
     failed: Instant,
-    /// When mending it began.
-    mending: Instant,
-    /// When it was there again.
+    /// Time at which its repair began.
+    repairing: Instant,
+    /// Time at which it was repaired.
     back: Instant,
-    /// Of the machine.
+    /// Stalls of the machine.
     stalls: Stalls,
     grown_kb: u64,
 }
 
-/// What is held to.
+/// Required figures.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
-    /// Of all decisions at p99.9.
+    /// Latency at p99.9 of all decisions.
     took: Duration,
-    /// How many may go unshared where none ought to.
+    /// Number of decisions that may be degraded although the store is available.
     unshared: usize,
 }
 
-/// A figure that was not held to.
+/// A missed figure.
 type Missed = String;
 
 impl Trial<'_> {
-    /// Breaks the store and mends it, under load, and checks everything. What `fail` leaves is for
-    /// `mend`.
+    /// Breaks the store and repairs it, under load, and checks all guarantees. The result of `fail`
+    /// is passed to `repair`.
     pub fn run<T>(
         &self,
         cluster: &mut Cluster,
         mut fail: impl FnMut(&mut Redis) -> T,
-        mut mend: impl FnMut(&mut Redis, T),
+        mut repair: impl FnMut(&mut Redis, T),
     ) {
         let mut voids = 0;
         for attempt in 1..=ATTEMPTS {
-            let seen = Self::attempt(attempt, cluster, &mut fail, &mut mend);
+            let seen = Self::attempt(attempt, cluster, &mut fail, &mut repair);
             let tally = Tally::of(&seen.samples, &cluster.redis);
-            self.holds(&seen, &tally);
+            self.assert_guarantees(&seen, &tally);
             let overloaded = [("class", "overloaded")];
             assert_eq!(cluster.sum("tollgate_store_errors_total", &overloaded), 0.0);
             assert!(seen.grown_kb < GROWTH_KB, "nodes grew by {} kB", seen.grown_kb);
@@ -137,33 +135,33 @@ impl Trial<'_> {
                 let errors = cluster.sum("tollgate_store_errors_total", &[("class", self.class)]);
                 assert!(errors > 0.0, "no errors of the class {}", self.class);
                 for node in &cluster.nodes {
-                    says_so_once_a_second(self.fault, node, seen.time());
+                    assert_one_warning_a_second(self.fault, node, seen.time());
                 }
             }
-            // Every decision counts. What was missed is the machine's where those decisions hold
-            // that no stall has touched, and those are nearly all.
+            // All decisions count. The attempt is void if the figures hold for the decisions that
+            // no stall overlaps, and these are nearly all.
             let bounds = Bounds { took: DEADLINE + BEYOND, unshared: 0 };
-            let missed = self.in_time(&seen, bounds, |_| true);
-            let ours = self.in_time(&seen, bounds, |sample| !seen.stalled(sample));
-            println!("attempt {attempt}: {}; missed: {missed:?}", seen.said());
+            let missed = self.missed_figures(&seen, bounds, |_| true);
+            let ours = self.missed_figures(&seen, bounds, |sample| !seen.stalled(sample));
+            println!("attempt {attempt}: {}; missed: {missed:?}", seen.summary());
             if missed.is_empty() {
                 self.row(&seen, &tally, attempt, false).write(self.place);
                 return;
             }
-            let part = seen.left_out() as f64 / seen.samples.len() as f64;
+            let part = seen.count_stalled() as f64 / seen.samples.len() as f64;
             let void = ours.is_empty() && part < LEFT_OUT;
             println!("attempt {attempt} is {}: {ours:?}", if void { "void" } else { "missed" });
             voids += usize::from(void);
             if attempt == ATTEMPTS {
-                let (what, slack) = (self.fault, seen.allowed());
+                let (what, slack) = (self.fault, seen.slack());
                 let strict = std::env::var_os(STRICT).is_some();
                 let stalled = seen.stalls.worst >= STALL;
                 let unshared = if stalled { seen.samples.len() / 20 } else { 0 };
                 let wider = Bounds { took: bounds.took + slack, unshared };
-                let fair = self.in_time(&seen, wider, |_| true);
+                let fair = self.missed_figures(&seen, wider, |_| true);
                 println!("{what}: missed with {wider:?}: {fair:?}");
                 if voids < ATTEMPTS && fair.is_empty() && !strict {
-                    println!("{what}: this machine is too slow to tell");
+                    println!("{what}: this machine is too slow to judge");
                     self.row(&seen, &tally, attempt, false).write(self.place);
                     return;
                 }
@@ -171,8 +169,8 @@ impl Trial<'_> {
                 self.row(&seen, &tally, attempt, true).write(self.place);
                 return;
             }
-            // What makes a machine stall may pass.
-            thread::sleep(BREATHER * attempt as u32);
+            // The cause of the stalls may pass.
+            thread::sleep(PAUSE * attempt as u32);
         }
     }
 
@@ -180,13 +178,13 @@ impl Trial<'_> {
         attempt: usize,
         cluster: &mut Cluster,
         fail: &mut impl FnMut(&mut Redis) -> T,
-        mend: &mut impl FnMut(&mut Redis, T),
-    ) -> Seen {
+        repair: &mut impl FnMut(&mut Redis, T),
+    ) -> Observation {
         for node in &cluster.nodes {
-            eventually("the store is up", 5 * RESUMED, || is_up(node));
+            eventually("the store is up", 5 * RESUMED, || node.store_is_up());
             node.logged();
         }
-        let canary = Canary::start();
+        let canary = StallDetector::start();
         let load = Load::start(&cluster.grpc(), CALLERS, move |caller, count| {
             let namespace = NAMESPACES[caller / 3 % NAMESPACES.len()];
             let bucket = match namespace {
@@ -195,26 +193,26 @@ impl Trial<'_> {
             };
             Some(request(namespace, &bucket, TOKENS))
         });
-        load.go_on(BEFORE);
+        load.run_for(BEFORE);
         let before: Vec<u64> = cluster.nodes.iter().map(Node::rss_kb).collect();
         let left = fail(&mut cluster.redis);
         let failed = Instant::now();
-        load.go_on(AWAY);
+        load.run_for(AWAY);
         let most = cluster.nodes.iter().map(Node::rss_kb);
         let grown = most.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
-        let mending = Instant::now();
-        mend(&mut cluster.redis, left);
+        let repairing = Instant::now();
+        repair(&mut cluster.redis, left);
         let back = Instant::now();
-        load.go_on(AFTER);
+        load.run_for(AFTER);
         let after = cluster.nodes.iter().map(Node::rss_kb);
         let later = after.zip(&before).map(|(now, &before)| now.saturating_sub(before)).max();
         let samples = load.finish();
         let (stalls, grown_kb) = (canary.stalls(), grown.max(later).unwrap());
-        Seen { samples, failed, mending, back, stalls, grown_kb }
+        Observation { samples, failed, repairing, back, stalls, grown_kb }
     }
 
-    /// What no stall of a machine can change.
-    fn holds(&self, seen: &Seen, tally: &Tally) {
+    /// Asserts what no stall of the machine can change.
+    fn assert_guarantees(&self, seen: &Observation, tally: &Tally) {
         let what = self.fault;
         for sample in &seen.samples {
             if let Err(status) = &sample.answer {
@@ -228,7 +226,7 @@ impl Trial<'_> {
                 assert_eq!(sample.granted(), if policy == "allow" { TOKENS } else { 0 });
             }
         }
-        // Shared grants, whatever was answered by policy besides.
+        // Shared grants alone.
         for namespace in ["local", "allow", "deny"] {
             let of = || seen.of(namespace).filter(|s| !s.degraded());
             let time = seen.time().as_secs_f64();
@@ -238,13 +236,13 @@ impl Trial<'_> {
         }
         assert_eq!(tally.twice, 0, "{what}: counted twice");
         if self.lost_states == 0.0 {
-            assert_eq!(tally.uncounted, 0, "{what}: granted, and not counted");
+            assert_eq!(tally.uncounted, 0, "{what}: granted but not counted");
         }
         for node in 0..3 {
             let of = || seen.of("local").filter(|s| s.target == node && s.degraded());
             let first = of().map(|s| s.sent).min();
             let last = of().map(|s| s.answered).max();
-            // From the first degraded answer, which a stall of this machine may have caused.
+            // Counts from the first degraded answer, which a stall may have caused.
             let Some(time) = last.zip(first).map(|(last, first)| last - first) else { continue };
             let most = share(time) + RATE * DEBT_S / 3.0;
             let granted: i64 = of().map(Sample::granted).sum();
@@ -252,10 +250,10 @@ impl Trial<'_> {
         }
     }
 
-    /// What a stall may change: the figures that the decisions of a kind have missed.
-    fn in_time(
+    /// Checks what a stall may change: the figures missed by the decisions that `counts` selects.
+    fn missed_figures(
         &self,
-        seen: &Seen,
+        seen: &Observation,
         bounds: Bounds,
         counts: impl Fn(&Sample) -> bool,
     ) -> Vec<Missed> {
@@ -266,7 +264,7 @@ impl Trial<'_> {
             }
         };
         let samples: Vec<&Sample> = seen.samples.iter().filter(|s| counts(s)).collect();
-        let p999 = took(&samples, 0.999);
+        let p999 = latency_percentile(&samples, 0.999);
         miss(p999 <= bounds.took, format!("p99.9 {p999:.1?} is over {:.1?}", bounds.took));
         let degraded = || samples.iter().filter(|s| s.degraded());
         if self.shared {
@@ -281,17 +279,17 @@ impl Trial<'_> {
         for node in 0..3 {
             let of = seen.of("local").filter(|s| s.target == node && s.degraded());
             let granted: i64 = of.map(Sample::granted).sum();
-            let least = 0.8 * share(seen.mending - seen.failed);
+            let least = 0.8 * share(seen.repairing - seen.failed);
             miss(granted as f64 >= least, format!("node {node}: {granted} of {least:.0}"));
         }
-        // A store that refuses to write still refuses tokens, until a node notices.
+        // A store that refuses writes still refuses tokens until a node notices.
         let noticed = seen.failed + 4 * DEADLINE;
         let mut away = samples.clone();
-        away.retain(|s| s.sent > noticed && s.answered < seen.mending);
+        away.retain(|s| s.sent > noticed && s.answered < seen.repairing);
         let shared = away.iter().filter(|s| !s.degraded()).count();
         miss(shared == 0, format!("{shared} shared decisions while the store was away"));
-        // Nobody waits for a store that is known to be away.
-        let p90 = took(&away, 0.9);
+        // No request waits for a store that is known to be down.
+        let p90 = latency_percentile(&away, 0.9);
         miss(p90 <= DEADLINE / 2, format!("while the store was away, p90 was {p90:.1?}"));
         let first = seen.resumed();
         miss(first <= RESUMED, format!("shared only {first:?} after the store was back"));
@@ -303,47 +301,52 @@ impl Trial<'_> {
         missed
     }
 
-    fn row(&self, seen: &Seen, tally: &Tally, attempt: usize, void: bool) -> Row<'_> {
+    fn row(&self, seen: &Observation, tally: &Tally, attempt: usize, void: bool) -> Row<'_> {
         let ms = |time: Duration| format!("{:.0} ms", time.as_secs_f64() * 1000.0);
         let mut samples: Vec<&Sample> = seen.samples.iter().collect();
         let mut about = format!("p99.9 of {}", samples.len());
         if attempt > 1 {
             about += &format!("; attempt {attempt}");
         }
-        if took(&samples, 0.999) > DEADLINE + BEYOND {
+        if latency_percentile(&samples, 0.999) > DEADLINE + BEYOND {
             about += &format!("; before the fault up to {}", ms(seen.slowest_before()));
         }
         if void {
             samples.retain(|s| !seen.stalled(s));
-            about += &format!("; {} left out for stalls of the machine", seen.left_out());
+            about += &format!("; without {} during stalls of the machine", seen.count_stalled());
         }
-        let worst = format!("{} ({about})", ms(took(&samples, 0.999)));
+        let worst = format!("{} ({about})", ms(latency_percentile(&samples, 0.999)));
         let recovery = if self.shared { "–".to_owned() } else { ms(seen.resumed()) };
         let granted: i64 = seen.of("local").map(Sample::granted).sum();
         let limit = SIZE + RATE * (seen.time().as_secs_f64() + DEBT_S);
         let over = granted as f64 - limit;
         println!(
             "{}: memory grew by {} kB; `local` granted {granted} of {limit:.0}; of {} requests \
-             counted by themselves {} degraded, {} of them counted; {} granted and not counted",
-            self.fault, seen.grown_kb, tally.asked, tally.degraded, tally.unknown, tally.uncounted,
+             with own buckets {} degraded, {} of them counted; {} granted but not counted",
+            self.fault,
+            seen.grown_kb,
+            tally.requests,
+            tally.degraded,
+            tally.unknown,
+            tally.uncounted,
         );
         let more = if over > 0.0 { format!("{over:.0} of {limit:.0}") } else { "0".to_owned() };
         let tokens = format!(
             "counted twice 0, counted and answered by policy {} of {}, over the limit {more}",
-            tally.unknown, tally.asked,
+            tally.unknown, tally.requests,
         );
         let (fault, meanwhile, test) = (self.fault, self.meanwhile, self.test);
         Row { fault, meanwhile, worst, recovery, tokens, test }
     }
 }
 
-/// What a node may grant by itself in that time, full at first.
+/// Tokens of a node's full local share within `time`.
 fn share(time: Duration) -> f64 {
     (SIZE + RATE * time.as_secs_f64()) / 3.0
 }
 
-/// One line a second at most says that the store fails, and each with what to do about it.
-fn says_so_once_a_second(what: &str, node: &Node, time: Duration) {
+/// Asserts at most one warning a second about the store, each with advice.
+fn assert_one_warning_a_second(what: &str, node: &Node, time: Duration) {
     let logged = node.logged();
     let at = |line: &serde_json::Value| {
         humantime::parse_rfc3339(line["timestamp"].as_str().unwrap()).unwrap()
@@ -361,60 +364,56 @@ fn says_so_once_a_second(what: &str, node: &Node, time: Duration) {
     assert!(logged.len() <= time.as_secs() as usize + 4, "{what}: {logged:#?}");
 }
 
-fn is_up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
-impl Seen {
+impl Observation {
     fn of(&self, namespace: &str) -> impl Iterator<Item = &Sample> {
         self.samples.iter().filter(move |sample| sample.namespace == namespace)
     }
 
-    /// From the first request to the last answer.
+    /// Time from the first request to the last answer.
     fn time(&self) -> Duration {
         let last = self.samples.iter().map(|sample| sample.answered).max().unwrap();
         last - self.samples[0].sent
     }
 
-    /// The machine stalled while this was decided.
+    /// Whether the machine stalled during this request.
     fn stalled(&self, sample: &Sample) -> bool {
         self.stalls.overlap(sample.sent, sample.answered)
     }
 
-    /// What the same load took at most before anything failed.
+    /// Highest latency before the fault.
     fn slowest_before(&self) -> Duration {
         let before = self.samples.iter().filter(|sample| sample.answered < self.failed);
-        before.map(Sample::took).max().unwrap_or_default()
+        before.map(Sample::latency).max().unwrap_or_default()
     }
 
-    /// What a decision may take longer on this machine, up to 100 ms: what the slowest took before anything failed, and twice what the machine stalled at once
-    /// (a timer that is due meanwhile fires at its end, and then all that waited is worked off).
-    fn allowed(&self) -> Duration {
+    /// Added latency allowed on this machine, up to 100 ms: the highest latency before the fault,
+    /// and twice the longest stall (timers fire after it, and then the backlog is processed).
+    fn slack(&self) -> Duration {
         let stalled = if self.stalls.worst < STALL { Duration::ZERO } else { self.stalls.worst };
         (self.slowest_before() + 2 * stalled).min(2 * DEADLINE)
     }
 
-    /// How many that holds for.
-    fn left_out(&self) -> usize {
+    /// Number of requests during stalls.
+    fn count_stalled(&self) -> usize {
         self.samples.iter().filter(|sample| self.stalled(sample)).count()
     }
 
-    /// How it went, in words.
-    fn said(&self) -> String {
+    /// Summary for the log.
+    fn summary(&self) -> String {
         let Self { samples, stalls, .. } = self;
         format!(
             "p99.9 {:.1?}, the slowest {:.1?} of {}; the machine stalled {} times for {STALL:?} or \
-             more, {:.1?} at the longest, which touched {} decisions",
-            took(&samples.iter().collect::<Vec<_>>(), 0.999),
-            samples.iter().map(Sample::took).max().unwrap(),
+             more, {:.1?} at the longest, during {} decisions",
+            latency_percentile(&samples.iter().collect::<Vec<_>>(), 0.999),
+            samples.iter().map(Sample::latency).max().unwrap(),
             samples.len(),
             stalls.long.len(),
             stalls.worst,
-            self.left_out(),
+            self.count_stalled(),
         )
     }
 
-    /// From when the store was back until every node had shared a decision.
+    /// Time from the repair until every node had made a shared decision.
     fn resumed(&self) -> Duration {
         let of = |node| {
             let shared = |s: &&Sample| s.target == node && s.answered >= self.back && !s.degraded();

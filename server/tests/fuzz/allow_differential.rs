@@ -1,10 +1,9 @@
-//! The embedded store is the specification that the script is held to: random traces of
-//! requests, waits, overrides, time that passes and steps back, and changes of the limits go
-//! through both stores, and every answer must be the same: balances to the last bits, which
-//! equal requests in one batch don't spend on rounding one by one; all else exactly.
+//! Compares `lua/allow.lua` with the embedded store, the specification, over random traces of
+//! requests, waits, overrides, changes of limits, and time that passes or steps back. Every answer
+//! must be equal; balances up to rounding, as equal requests in a batch are summed at once.
 //!
-//! `PROPTEST_CASES` sets the number of traces (10,000); over a Redis Cluster there are a tenth as
-//! many.
+//! `PROPTEST_CASES` sets the number of traces (default 10,000); a Redis Cluster gets a tenth of
+//! them.
 
 use std::cell::Cell;
 
@@ -12,7 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
@@ -20,8 +19,7 @@ use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
 
 const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 
-/// Drops the buckets that have expired by the clock that is moved by hand, as Redis does by
-/// its own.
+/// Deletes buckets that have expired by the manual clock, as Redis does by its own.
 const SWEEP: &str = "
     for _, key in ipairs(redis.call('KEYS', '[bmd]{*')) do
         local at = redis.call('PEXPIRETIME', key)
@@ -33,14 +31,14 @@ const SWEEP: &str = "
 struct Rules {
     limit: BucketLimit,
     max_buckets: Option<u64>,
-    /// How many of [`NAMES`] are configured.
+    /// Number of [`NAMES`] that are configured buckets.
     configured: usize,
     prefetch_tokens: u64,
 }
 
 #[derive(Clone, Debug)]
-struct Question {
-    /// Into [`NAMES`]; one more is the default bucket.
+struct TokenRequest {
+    /// Index into [`NAMES`]; the next index is the default bucket.
     name: usize,
     tokens: u64,
     kind: Kind,
@@ -49,7 +47,7 @@ struct Question {
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Take {
-        /// The longest wait, in percent of the bucket's own limit.
+        /// Wait limit, in percent of the bucket's own.
         override_percent: Option<u64>,
     },
     TakeAhead,
@@ -59,11 +57,11 @@ enum Kind {
 #[derive(Clone, Debug)]
 struct Step {
     pause_us: i64,
-    /// Into the trace's rules: what is in force from here on.
+    /// Index of the rules that apply from here on.
     rules: usize,
-    /// How many nodes there are, as the node that asks knows it.
+    /// Number of nodes that the node counts.
     nodes: u32,
-    batch: Vec<Question>,
+    batch: Vec<TokenRequest>,
 }
 
 fn rules() -> impl Strategy<Value = Rules> {
@@ -110,11 +108,11 @@ fn rules() -> impl Strategy<Value = Rules> {
                 Rules { limit, max_buckets, configured, prefetch_tokens }
             },
         )
-        // A limits file with a longer span is refused.
+        // Longer spans are invalid in a limits file.
         .prop_filter("fills within four years", |rules| rules.limit.terms().cap_us <= MAX_SPAN_US)
 }
 
-fn question() -> impl Strategy<Value = Question> {
+fn request() -> impl Strategy<Value = TokenRequest> {
     let tokens =
         prop_oneof![4 => 1..10_u64, 2 => 1..500_u64, 1 => select(vec![1_000_000, i64::MAX as u64])];
     let take = proptest::option::of(0..100_u64);
@@ -123,7 +121,11 @@ fn question() -> impl Strategy<Value = Question> {
         1 => Just(Kind::TakeAhead),
         1 => Just(Kind::GiveBack),
     ];
-    (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| Question { name, tokens, kind })
+    (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| TokenRequest {
+        name,
+        tokens,
+        kind,
+    })
 }
 
 fn step(rules: usize) -> impl Strategy<Value = Step> {
@@ -137,12 +139,12 @@ fn step(rules: usize) -> impl Strategy<Value = Step> {
         -1000..0_i64,
         -100_000_000..0_i64,
     ];
-    // Mostly the rules stay as they were chosen last.
+    // Mostly the first rules apply.
     let rules = prop_oneof![3 => Just(0), 1 => 0..rules];
-    let batch = proptest::collection::vec(question(), 1..4);
-    // Parts of what is taken ahead are equal requests.
+    let batch = proptest::collection::vec(request(), 1..4);
+    // Prefetch sends equal requests.
     let batch = (batch, 1..4_usize).prop_map(|(batch, times)| {
-        batch.into_iter().flat_map(|question| std::iter::repeat_n(question, times)).collect()
+        batch.into_iter().flat_map(|request| std::iter::repeat_n(request, times)).collect()
     });
     (pause_us, rules, 1..4_u32, batch).prop_map(|(pause_us, rules, nodes, batch)| Step {
         pause_us,
@@ -155,8 +157,8 @@ fn step(rules: usize) -> impl Strategy<Value = Step> {
 fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
     let rules = (any::<bool>(), proptest::collection::vec(rules(), 3));
     let rules = rules.prop_map(|(bounded, mut rules)| {
-        // A namespace that begins to bound its buckets, or ceases to, is in the scenarios: in
-        // Redis that leaves copies behind for a while, which only ever grant less.
+        // Scenarios test changes between bounded and unbounded namespaces, which leave copies in
+        // Redis that may reduce grants.
         for rules in &mut rules {
             rules.max_buckets = rules.max_buckets.filter(|_| bounded).or(bounded.then_some(2));
         }
@@ -172,31 +174,31 @@ fn both_stores_give_the_same_answers() {
 
 #[test]
 fn the_embedded_store_and_a_redis_cluster_give_the_same_answers() {
-    give_the_same_answers(&RedisCluster::start(), 10);
+    give_the_same_answers(&RedisCluster::start_with(3, 0), 10);
 }
 
-/// `part`: of the traces, every so many.
+/// Runs one of `part` traces.
 fn give_the_same_answers(servers: &impl Servers, part: u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let memory = MemoryStore::with_clock(clock.clone());
     let shared = runtime.block_on(redis_store(servers, clock.clone()));
     let sweep = redis::Script::new(SWEEP);
 
-    let config = random::config("differential", random::cases(10_000) / part);
+    let config = property_tests::config("differential", property_tests::cases(10_000) / part);
     let (traces, answers) = (Cell::new(0_u64), Cell::new([0_u64; 3]));
     TestRunner::new(config)
         .run(&trace(), |(rules, steps)| {
             traces.set(traces.get() + 1);
             let namespace = "ns";
             memory.clear();
-            servers.empty();
-            // Sums of that many µs are rounded, and requests taken together are summed otherwise.
+            servers.delete_all_data();
+            // Long times are rounded, and equal requests are summed in another order.
             let largest_us =
                 rules.iter().map(|r| r.limit.terms().longest_life_us()).fold(0.0, f64::max);
             for (at, step) in steps.iter().enumerate() {
                 if step.pause_us < 0 {
-                    // What has expired must not come back, in one store only, by a step back.
+                    // A step back must not revive expired buckets in one of the stores.
                     runtime.block_on(memory.sweep_buckets());
                     let now_ms = clock.now().as_millis();
                     for mut master in servers.masters() {
@@ -206,19 +208,19 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
                 clock.advance(step.pause_us);
                 let rules = &rules[step.rules];
                 let terms = rules.limit.terms().beside_prefetch(rules.prefetch_tokens, step.nodes);
-                // As a node has it that has changed its limits, or has just started.
+                // Set by nodes that have changed their limits, or have just started.
                 let rewrite = step.rules != 0 || at > 0 && steps[..at].iter().any(|s| s.rules != 0);
                 let asks: Vec<Ask<'_>> = step
                     .batch
                     .iter()
-                    .map(|question| ask(namespace, rules, &terms, question, rewrite))
+                    .map(|request| ask(namespace, rules, &terms, request, rewrite))
                     .collect();
                 let expected = runtime.block_on(memory.decide(&asks));
                 let found = runtime.block_on(shared.decide(&asks));
                 prop_assert_eq!(expected.len(), found.len());
                 for (expected, found) in expected.iter().zip(&found) {
                     prop_assert!(
-                        alike(expected.as_ref().unwrap(), found.as_ref().unwrap(), largest_us),
+                        equal_up_to_rounding(expected.as_ref().unwrap(), found.as_ref().unwrap(), largest_us),
                         "step {at}: {step:?} under {rules:?}\nembedded {expected:?}\nRedis    {found:?}"
                     );
                 }
@@ -240,12 +242,12 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
         "{} traces: {granted} granted, {refused} refused, {too_many} too many buckets",
         traces.get()
     );
-    // The traces reach every kind of answer, often.
+    // Traces reach every kind of answer often.
     assert!(granted.min(refused).min(too_many) > traces.get() / 2);
 }
 
-/// `largest_us`: the longest time that a balance or a debt of these buckets can be.
-fn alike(expected: &Outcome, found: &Outcome, largest_us: f64) -> bool {
+/// `largest_us` is the largest balance or debt of these buckets, as a time.
+fn equal_up_to_rounding(expected: &Outcome, found: &Outcome, largest_us: f64) -> bool {
     let off_us = (expected.accrued_us - found.accrued_us).abs();
     off_us <= 1e-4 + 1e-14 * largest_us.max(expected.accrued_us.abs())
         && *expected == Outcome { accrued_us: expected.accrued_us, ..*found }
@@ -255,12 +257,12 @@ fn ask<'a>(
     namespace: &'a str,
     rules: &'a Rules,
     terms: &'a tollgate_server::domain::bucket::Terms,
-    question: &Question,
+    request: &TokenRequest,
     rewrite: bool,
 ) -> Ask<'a> {
-    let place = if question.name == NAMES.len() {
+    let place = if request.name == NAMES.len() {
         Place::NamespaceDefault
-    } else if question.name < rules.configured {
+    } else if request.name < rules.configured {
         Place::Configured { bounded: rules.max_buckets.is_some() }
     } else {
         Place::Dynamic { max_buckets: rules.max_buckets }
@@ -269,19 +271,19 @@ fn ask<'a>(
     Ask {
         caller: None,
         namespace,
-        name: NAMES.get(question.name).unwrap_or(&"any"),
+        name: NAMES.get(request.name).unwrap_or(&"any"),
         place,
         terms,
         max_idle_ms: rules.limit.max_idle_ms,
-        tokens: question.tokens,
-        deal: match question.kind {
+        tokens: request.tokens,
+        deal: match request.kind {
             Kind::Take { override_percent } => Deal::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
             },
             Kind::TakeAhead => Deal::TakeAhead,
             Kind::GiveBack => Deal::GiveBack,
         },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite,
     }

@@ -1,10 +1,9 @@
-//! The embedded store is the specification that `lua/lease.lua` is held to: random traces of
-//! requests, releases, claims, time that passes and steps back, and changes of the rules go
-//! through both stores, and every answer must be the same but for the last bits of a sum.
-//! After each step the named invariants must hold.
+//! Compares `lua/lease.lua` with the embedded store, the specification, over random traces of
+//! requests, releases, claims, changes of the rules, and time that passes or steps back. Every
+//! answer must be equal up to rounding of sums. After each step the invariants must hold.
 //!
-//! `PROPTEST_CASES` sets the number of traces (1,000); over a Redis Cluster there are a tenth as
-//! many. Those in `seeds/lease_differential` come first; what fails is added to them.
+//! `PROPTEST_CASES` sets the number of traces (default 1,000); a Redis Cluster gets a tenth of
+//! them. The cases in `seeds/lease_differential` run first; failing cases are added there.
 
 use std::cell::Cell;
 
@@ -12,7 +11,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -123,10 +122,10 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
     })
 }
 
-/// How far apart the two stores may be. They add the same numbers, but not in the same order: each
-/// addition to a [`Sum`](tollgate_server::domain::exact::Sum) is off by up to 2^-105 of what the sum
-/// is at that time, and that stays when all that was large has gone again. Next to the capacity of
-/// that time it is nothing, but not next to that of a later one: 1e15 bounds wants to 1e24.
+/// Allowed difference between the stores. They add the same numbers in different orders. Each
+/// addition to a [`Sum`](tollgate_server::domain::exact::Sum) has an error of up to 2^-105 of the
+/// current sum, which remains after large numbers have left. Compared with a later, smaller
+/// capacity it may be noticeable: 1e15 bounds wants to 1e24.
 #[derive(Default)]
 struct Rounding {
     largest: f64,
@@ -134,11 +133,11 @@ struct Rounding {
 }
 
 impl Rounding {
-    /// The most additions to a sum in a step: each of the holders leaves it, comes back, and
-    /// crosses the threshold, with two numbers each time.
+    /// Most additions to a sum per step: each holder leaves, returns, and crosses the threshold,
+    /// with two numbers each time.
     const ADDITIONS: f64 = 6.0 * HOLDERS.len() as f64;
 
-    /// What a resource is like now; one that has gone has left nothing behind.
+    /// Records the totals after a step; a removed resource resets the error.
     fn saw(&mut self, totals: Option<&Totals>) {
         let Some(totals) = totals else { return *self = Self::default() };
         self.largest = self.largest.max(totals.split.wants()).max(totals.has);
@@ -165,9 +164,9 @@ async fn run(
     redis: &RedisStore,
     clock: &ManualClock,
 ) -> Result<(), TestCaseError> {
-    // Of all freezes, in the embedded store and in Redis.
+    // Numbers of all freezes, in the embedded store and in Redis.
     let mut numbers = Vec::new();
-    // Redis sums up by priority only what came to be with a parent.
+    // Redis keeps sums by priority only for resources created with a parent.
     let banded = rules.iter().all(|rules| rules.from_parent);
     let mut rounding = Rounding::default();
     for step in steps {
@@ -199,8 +198,7 @@ async fn run(
                 let wants: f64 = bands.iter().map(|band| band.wants).sum();
                 prop_assert!(one.learning_until.is_some() || one.has <= wants, "more than wanted");
                 if one.kind.unwrap().shares() && one.learning_until.is_none() {
-                    // Where others had more already, as before a capacity was lowered, none
-                    // is added.
+                    // If more was leased before, as after a lower capacity, none is added.
                     let most = one.capacity.max(before) * (1.0 + 1e-12) + rounding.most();
                     prop_assert!(totals.has <= most, "{before} {totals:?} {one:?}");
                 }
@@ -301,21 +299,21 @@ fn both_stores_grant_alike() {
 
 #[test]
 fn the_embedded_store_and_a_redis_cluster_grant_alike() {
-    grant_alike(&RedisCluster::start(), 10);
+    grant_alike(&RedisCluster::start_with(3, 0), 10);
 }
 
-/// `part`: of the traces, every so many.
+/// Runs one of `part` traces.
 fn grant_alike(servers: &impl Servers, part: u32) {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let store = runtime.block_on(redis_store(servers, clock.clone()));
-    let cases = random::cases(1000) / part;
-    let config = random::config("lease_differential", cases);
+    let cases = property_tests::cases(1000) / part;
+    let config = property_tests::config("lease_differential", cases);
     let steps = Cell::new(0);
     let asked = TestRunner::new(config).run(&trace(), |(rules, trace)| {
-        servers.empty();
+        servers.delete_all_data();
         clock.advance(START.0 - clock.now().0);
-        servers.born(clock.now().0);
+        servers.set_birth(clock.now().0);
         let memory = MemoryStore::with_clock(clock.clone());
         steps.set(steps.get() + trace.len());
         runtime.block_on(run(&rules, &trace, &memory, &store, &clock))
@@ -324,7 +322,7 @@ fn grant_alike(servers: &impl Servers, part: u32) {
     println!("{cases} traces, {} steps", steps.get());
 }
 
-/// A node that is slow to hear from the parent, and the one that has taken over from it.
+/// A node that gets the parent's answer late, after another node has taken over.
 async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
     let time = std::time::Duration::from_secs(60);
     let lease = |capacity| {
@@ -342,7 +340,7 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
     let leased = async || store.leases("r", 1).await.unwrap().unwrap().0.parent;
     let freeze = async || store.freeze("r", time).await.unwrap().unwrap();
 
-    // The first lease of all.
+    // The first lease.
     assert_eq!(ask(20.0).await.has, 0.0);
     let (slow, fast) = (freeze().await, freeze().await);
     assert_eq!((slow.parent, fast.parent, fast.bands.len()), (None, None, 1));
@@ -353,7 +351,7 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
     assert_eq!(leased().await, lease(50.0));
     assert_eq!(ask(20.0).await.has, 20.0);
 
-    // Any other; lost or not.
+    // Later leases, with the late answer lost or not.
     let (slow, fast) = (freeze().await, freeze().await);
     assert_eq!((fast.has, fast.parent), (20.0, lease(20.0)));
     for late in [None, lease(100.0)] {
@@ -363,7 +361,7 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
     store.thaw("r", fast.number, lease(30.0)).await.unwrap();
     assert_eq!(ask(100.0).await.has, 30.0);
 
-    // One from before the store has forgotten the resource.
+    // An answer from before the resource was removed.
     let slow = freeze().await;
     store.release(HOLDERS[0], &["r"]).await.unwrap();
     ask(20.0).await;
@@ -373,7 +371,7 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_node_that_another_has_taken_over_from() {
+async fn late_answers_after_a_takeover_change_nothing() {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;

@@ -1,16 +1,17 @@
-//! What must hold of leases whatever clients do, over both stores, with plain clients and with
-//! lower clusters: never more leased than there is, nobody with more than it wants; and once
-//! all have refreshed twice, what a solver finds that knows nothing of how the stores do it,
-//! whoever asked first.
+//! Properties of leases on both stores, with clients and lower clusters: never more leased than the
+//! capacity, no holder with more than its wants, and after two refreshes of all, the shares of an
+//! independent solver, whatever the order of requests.
 //!
 //! `PROPTEST_CASES` sets the number of cases.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use proptest::test_runner::{Config, TestRunner};
-use testkit::leases::Random;
+use rand::SeedableRng as _;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom as _;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, random, redis_store};
+use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
 use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
@@ -19,7 +20,7 @@ use tollgate_server::store::{LeaseAsk, LeaseStore};
 
 const LEASE_S: i64 = 20;
 
-/// How far from the solver a grant may be, as a part of the capacity.
+/// Allowed difference from the solver, as a share of the capacity.
 const NEAR: f64 = 1e-6;
 
 #[derive(Clone, Debug)]
@@ -93,7 +94,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// What each gets of `capacity` in the end, from the definitions alone.
+/// Final shares of `capacity`, from the definitions alone.
 fn solve(kind: Kind, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
     if clients.iter().map(|(wants, _)| wants).sum::<f64>() <= capacity {
         return clients.iter().map(|&(wants, _)| wants).collect();
@@ -131,7 +132,7 @@ fn the_solver_knows_the_worked_examples() {
     check(Kind::ProportionalShare, 120.0, &[1000.0, 50.0, 10.0], &expected);
 }
 
-/// The clients of one resource, and the books of what they have.
+/// The clients of one resource, with their leases.
 struct World<'a, S> {
     store: &'a S,
     clock: &'a ManualClock,
@@ -167,12 +168,12 @@ impl<'a, S: LeaseStore> World<'a, S> {
         if self.clients[at].server { Holder::Server(id) } else { Holder::Client(id) }
     }
 
-    /// What is leased in all.
+    /// Total of all leases.
     fn leased(&self) -> f64 {
         self.has.iter().map(|(has, _)| has).sum()
     }
 
-    /// Time passes, or steps back. What has expired has for good.
+    /// Moves the clock forward or back. Expired leases stay expired.
     fn wait(&mut self, us: i64) {
         self.clock.advance(us);
         let now_s = self.clock.now().as_secs();
@@ -185,8 +186,8 @@ impl<'a, S: LeaseStore> World<'a, S> {
         self.has[at] = (0.0, 0);
     }
 
-    /// One asks. A cluster may say that its own clients still hold all that it has, and keeps
-    /// that; else it says that they have given it back.
+    /// One holder asks. With `claims`, a cluster claims all that it has, and keeps it; otherwise it
+    /// claims nothing.
     async fn ask(&mut self, at: usize, claims: bool) -> Result<(), TestCaseError> {
         let before = self.leased();
         let now_s = self.clock.now().as_secs();
@@ -200,7 +201,7 @@ impl<'a, S: LeaseStore> World<'a, S> {
         prop_assert!(grant.has >= 0.0 && grant.has <= self.clients[at].wants(), "{grant:?}");
         prop_assert_eq!(grant.expiry_s, now_s + LEASE_S);
         self.has[at] = (grant.has.max(claim.map_or(0.0, |claim| claim.at(now_s))), grant.expiry_s);
-        // Where there was more already, as before a capacity was lowered, none is added.
+        // If more was leased before, as after a lower capacity, none is added.
         let (after, most) = (self.leased(), self.rules.capacity.max(before));
         prop_assert!(after <= most * (1.0 + 1e-12), "{after} of {most} leased");
         Ok(())
@@ -221,11 +222,11 @@ impl<'a, S: LeaseStore> World<'a, S> {
         Ok(())
     }
 
-    /// All ask, then all refresh twice, each time in any order; then the solver is right.
-    async fn settle(&mut self, random: &mut Random) -> Result<(), TestCaseError> {
+    /// All ask and then refresh twice, each time in random order. Then the shares match the solver.
+    async fn settle(&mut self, random: &mut SmallRng) -> Result<(), TestCaseError> {
         let mut order: Vec<usize> = (0..self.clients.len()).collect();
         for _ in 0..3 {
-            random.shuffle(&mut order);
+            order.shuffle(random);
             for &at in &order {
                 self.ask(at, false).await?;
             }
@@ -250,14 +251,14 @@ async fn hold<S: LeaseStore>(
     clock: &ManualClock,
     case: &Case,
 ) -> Result<(), TestCaseError> {
-    let mut random = Random(case.chance);
+    let mut random = SmallRng::seed_from_u64(case.chance);
     let mut world = World::new(store, clock, "one", case);
     world.settle(&mut random).await?;
     for act in &case.acts {
         world.act(act).await?;
     }
     world.settle(&mut random).await?;
-    // The same clients of another resource, in another order.
+    // The same clients on another resource, in another order.
     let now = Case { capacity: world.rules.capacity, clients: world.clients, ..case.clone() };
     let mut other = World::new(store, clock, "other", &now);
     other.settle(&mut random).await?;
@@ -268,11 +269,7 @@ async fn hold<S: LeaseStore>(
 }
 
 fn config(cases: u32) -> Config {
-    random::config("lease_properties", random::cases(cases))
-}
-
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+    property_tests::config("lease_properties", property_tests::cases(cases))
 }
 
 #[test]
@@ -293,7 +290,7 @@ fn they_hold_in_redis() {
 
 #[test]
 fn they_hold_in_a_redis_cluster() {
-    they_hold_in(&RedisCluster::start(), 30);
+    they_hold_in(&RedisCluster::start_with(3, 0), 30);
 }
 
 fn they_hold_in(servers: &impl Servers, cases: u32) {
@@ -301,7 +298,7 @@ fn they_hold_in(servers: &impl Servers, cases: u32) {
     let runtime = runtime();
     let store = runtime.block_on(redis_store(servers, clock.clone()));
     let asked = TestRunner::new(config(cases)).run(&case(), |case| {
-        servers.empty();
+        servers.delete_all_data();
         runtime.block_on(hold(&store, &clock, &case))
     });
     asked.unwrap();
@@ -319,49 +316,56 @@ fn plain(kind: Kind, capacity: f64, wants: impl IntoIterator<Item = f64>) -> Cas
     }
 }
 
-/// Three want all of a capacity that is a last bit less than three times that, and a fourth
-/// wants nothing: rounding must not turn the level into the equal share.
+/// Three clients want a third of a capacity that is one bit too small, and a fourth wants nothing:
+/// rounding must not turn the level into the equal share.
 async fn nearly_enough(store: &impl LeaseStore, clock: &ManualClock) {
     let x = 9.763_291_217_863_108;
     let case = plain(Kind::FairShare, 29.289_873_653_589_32, [0.0, x, x, x]);
     assert!(x + x + x > case.capacity && case.capacity / 3.0 >= x);
-    World::new(store, clock, "rounding", &case).settle(&mut Random(0)).await.unwrap();
+    World::new(store, clock, "rounding", &case)
+        .settle(&mut SmallRng::seed_from_u64(0))
+        .await
+        .unwrap();
 }
 
-/// Most of very many leases expire, in some seconds, while some go on asking, some come back
-/// and some give back, and the clock steps back now and then.
+/// Most of many leases expire within some seconds, while some are refreshed, requested again or
+/// released, and the clock sometimes steps back.
 async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, seed: u64) {
-    let mut random = Random(seed);
-    let wants: Vec<f64> = (0..3000).map(|_| random.between(1.0, 100.0)).collect();
+    let mut random = SmallRng::seed_from_u64(seed);
+    let wants: Vec<f64> = (0..3000).map(|_| random.random_range(1.0..100.0)).collect();
     let case = plain(kind, wants.iter().sum::<f64>() / 2.0, wants);
     let resource = format!("many/{seed}");
     let mut world = World::new(store, clock, &resource, &case);
     for at in 0..3000 {
         world.ask(at, false).await.unwrap();
-        world.wait(random.below(1000) as i64);
+        world.wait(random.random_range(0..1000) as i64);
     }
     world.wait(LEASE_S * 500_000);
-    let loyal: Vec<usize> = (0..200).map(|_| random.below(3000)).collect();
-    for &at in &loyal {
+    let refreshing: Vec<usize> = (0..200).map(|_| random.random_range(0..3000)).collect();
+    for &at in &refreshing {
         world.ask(at, false).await.unwrap();
     }
     world.wait(LEASE_S * 500_000);
     for step in 0..300 {
-        let any = random.below(3) == 0;
-        let at = if any { random.below(3000) } else { loyal[random.below(loyal.len())] };
-        if random.below(8) == 0 {
+        let any = random.random_range(0..3) == 0;
+        let at = if any {
+            random.random_range(0..3000)
+        } else {
+            refreshing[random.random_range(0..refreshing.len())]
+        };
+        if random.random_range(0..8) == 0 {
             world.release(at).await;
         } else {
             world.ask(at, false).await.unwrap();
         }
-        // Once by more than a lease is long, while expired leases are being cleared away.
+        // Once by more than the lease length, while expired leases are being removed.
         world.wait(match step {
             5 => -(LEASE_S + 5) * 1_000_000,
             100 => (LEASE_S + 8) * 1_000_000,
-            _ => [0, 0, 0, 0, 500_000, -400_000][random.below(6)],
+            _ => [0, 0, 0, 0, 500_000, -400_000][random.random_range(0..6)],
         });
     }
-    world.ask(loyal[0], false).await.unwrap();
+    world.ask(refreshing[0], false).await.unwrap();
     let (totals, leases) = store.leases(&resource, 5000).await.unwrap().unwrap();
     let live = world.has.iter().filter(|(_, expiry_s)| *expiry_s > 0).count();
     assert_eq!(totals.holders, live as u64);
@@ -370,7 +374,7 @@ async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, s
     world.settle(&mut random).await.unwrap();
 }
 
-async fn cases_of_their_own(store: &impl LeaseStore, clock: &ManualClock) {
+async fn special_cases(store: &impl LeaseStore, clock: &ManualClock) {
     nearly_enough(store, clock).await;
     for (seed, kind) in
         [Kind::FairShare, Kind::ProportionalShare, Kind::FairShare].iter().enumerate()
@@ -380,16 +384,16 @@ async fn cases_of_their_own(store: &impl LeaseStore, clock: &ManualClock) {
 }
 
 #[test]
-fn masses_and_last_bits_in_memory() {
+fn special_cases_in_memory() {
     let clock = ManualClock::new(START);
-    runtime().block_on(cases_of_their_own(&MemoryStore::with_clock(clock.clone()), &clock));
+    runtime().block_on(special_cases(&MemoryStore::with_clock(clock.clone()), &clock));
 }
 
 #[test]
-fn masses_and_last_bits_in_redis() {
+fn special_cases_in_redis() {
     let (redis, clock) = (Redis::start(), ManualClock::new(START));
     runtime().block_on(async {
         let store = redis_store(&redis, clock.clone()).await;
-        cases_of_their_own(&store, &clock).await;
+        special_cases(&store, &clock).await;
     });
 }

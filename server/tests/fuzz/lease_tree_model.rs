@@ -1,6 +1,6 @@
-//! Trees of clusters on clocks that are moved by hand: whatever clients want, however calls
-//! cross and get lost, the leases of all clients together never exceed what the root has; and
-//! once demand stands still, all of it is used.
+//! Model of trees of clusters on a manual clock: whatever clients want, and however calls overlap
+//! or get lost, the leases of all clients never exceed the root's capacity. With constant demand,
+//! all of it is used.
 //!
 //! `PROPTEST_CASES` sets the number of traces (1,000).
 
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
-use testkit::{LimitsFile, START, random};
+use testkit::{LimitsFile, START, property_tests, runtime};
 use tokio::sync::Mutex;
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::ManualClock;
@@ -28,10 +28,10 @@ const RESOURCE: &str = "r";
 const LIMITS: &str = "resources: [{ identifier_glob: '*', capacity: 120, safe_capacity: SAFE,
     algorithm: { kind: KIND, lease_length: 20, refresh_interval: 4, learning_mode_duration: 20 } }]";
 
-/// Who asks whom: the root, and below it a cluster with another below, and one without.
+/// Parent of each cluster: a root with two clusters, one of which has another below it.
 const TREE: [Option<usize>; 4] = [None, Some(0), Some(0), Some(1)];
 
-/// Which cluster each client asks.
+/// Cluster of each client.
 const CLIENTS: [usize; 9] = [0, 1, 2, 2, 2, 2, 3, 3, 3];
 
 struct Cluster {
@@ -44,7 +44,7 @@ struct Cluster {
 struct Client {
     wants: f64,
     lease: Option<Lease>,
-    /// When it is to ask again, for those who do as they are told.
+    /// Time of the next refresh.
     due_us: i64,
 }
 
@@ -54,17 +54,17 @@ struct World {
     clients: RefCell<[Client; CLIENTS.len()]>,
 }
 
-/// What becomes of a call to the parent.
+/// Fate of a call to the parent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
     Answered,
-    /// The parent has decided, and nobody hears of it.
+    /// The parent decides, but its answer is lost.
     Lost,
-    /// It has never got there.
+    /// The request is lost.
     Unheard,
 }
 
-/// A call to the parent, and who asks for leases while it is under way.
+/// A call to the parent, with the clients that ask for leases meanwhile.
 struct Link<'w> {
     world: &'w World,
     parent: usize,
@@ -124,7 +124,7 @@ fn parent_lease(lease: &Lease) -> ParentLease {
 }
 
 impl World {
-    /// `safe` is what the root says is safe to use without a lease.
+    /// `safe` is the root's safe capacity.
     fn new(kind: &str, safe: u32) -> Self {
         let clock = ManualClock::new(START);
         let limits = LIMITS.replace("KIND", kind).replace("SAFE", &safe.to_string());
@@ -146,12 +146,12 @@ impl World {
             clients: RefCell::default(),
             clock,
         };
-        // From now on a store learns only if it has forgotten something.
+        // From now on a store learns only after losing its data.
         world.clock.advance(20_000_000);
         world
     }
 
-    /// A client asks for what it wants, or for nothing: then it gives back what it has.
+    /// A client requests what it wants, or releases its lease if it wants nothing.
     async fn refresh(&self, client: usize) {
         let Client { wants, lease, .. } = self.clients.borrow()[client];
         let service = &self.clusters[CLIENTS[client]].service;
@@ -171,17 +171,17 @@ impl World {
         (one.lease, one.due_us) = (lease, self.clock.now().0 + pause_us);
     }
 
-    /// A cluster looks what it has to ask its parent.
+    /// A cluster renews the leases that are due.
     async fn renew(&self, cluster: usize, before: &[usize], after: &[usize], fate: Fate) {
         let Some(parent) = TREE[cluster] else { return };
         let link = Link { world: self, parent, before, after, fate };
-        // One that is under way itself is not begun a second time.
+        // A renewal in progress is not started again.
         if let Ok(mut renewal) = self.clusters[cluster].renewal.try_lock() {
             renewal.round(&link, self.clock.now()).await;
         }
     }
 
-    /// All unexpired leases of all clients.
+    /// Total of all unexpired leases of clients.
     fn has(&self) -> f64 {
         let now_s = self.clock.now().as_secs();
         let clients = self.clients.borrow();
@@ -209,11 +209,11 @@ enum Act {
         after: Vec<usize>,
         fate: Fate,
     },
-    /// The node that renews is gone, and another has taken over.
+    /// Another node takes over the renewal.
     TakeOver {
         cluster: usize,
     },
-    /// A cluster's store has lost all that it knew, and learns.
+    /// A cluster's store loses its data, and learns.
     Forget {
         cluster: usize,
     },
@@ -264,28 +264,24 @@ async fn run(world: &World, trace: &[(i64, Act)], most: &Cell<f64>) -> Result<()
     Ok(())
 }
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().build().unwrap()
-}
-
 #[test]
-fn no_more_than_the_root_has() {
-    let cases = random::cases(1000);
-    let config = random::config("lease_tree_model", cases);
+fn leases_never_exceed_the_root() {
+    let cases = property_tests::cases(1000);
+    let config = property_tests::config("lease_tree_model", cases);
     let (runtime, most) = (runtime(), Cell::new(0.0));
     let kinds = select(vec!["FAIR_SHARE", "PROPORTIONAL_SHARE"]);
     let held = TestRunner::new(config).run(&(kinds, trace()), |(kind, trace)| {
-        // Nothing without a lease: what is used then is not the root's to bound.
+        // A safe capacity of 0, as the root can't bound use without a lease.
         runtime.block_on(run(&World::new(kind, 0), &trace, &most))
     });
     held.unwrap();
     println!("{cases} traces, up to {} leased of {CAPACITY}", most.get());
-    // Else the traces would never get near what they are to find.
+    // The traces come near the bound.
     assert!(most.get() >= 0.999 * CAPACITY);
 }
 
-/// Lets everyone do as told for a while, looking 20 times a second; tells after how many
-/// seconds what is leased was nearly all that is wanted, or is there, and stayed so.
+/// Runs all clients and clusters for some simulated seconds. Returns the seconds until the leases
+/// reached the demand or the capacity for good.
 async fn settle(world: &World, seconds: usize) -> f64 {
     let mut settled_us = None;
     let started_us = world.clock.now().0;
@@ -315,13 +311,13 @@ async fn settle(world: &World, seconds: usize) -> f64 {
     (settled_us - started_us) as f64 / 1e6
 }
 
-/// How many refresh intervals of the root it takes until a change of demand anywhere has come to rest.
+/// Limit of the time to settle after a change of demand, in refresh intervals of the root.
 const SETTLED: f64 = 3.0;
 
 #[test]
-fn all_of_it_is_used_once_demand_stands_still() {
-    // Before each phase some clients change what they want: near the root, far from it, up,
-    // down, all to one side, nobody, more than there is and less.
+fn all_capacity_is_used_with_constant_demand() {
+    // Before each phase some clients change their wants: near the root or far from it, up or down,
+    // on one side only, to zero, over and under the capacity.
     let phases: [[f64; CLIENTS.len()]; 7] = [
         [0.0, 0.0, 20.0, 20.0, 20.0, 20.0, 30.0, 30.0, 30.0],
         [500.0, 0.0, 20.0, 20.0, 20.0, 20.0, 30.0, 30.0, 30.0],
@@ -343,13 +339,13 @@ fn all_of_it_is_used_once_demand_stands_still() {
         println!("{kind}: at rest after {took:?} s, the root's refresh interval being 4 s");
         assert!(took.iter().all(|&seconds| seconds <= SETTLED * 4.0), "{took:?}");
         if kind == "FAIR_SHARE" {
-            shares_are_fair(&world);
+            assert_fair_shares(&world);
         }
     }
 }
 
-/// All want more than there is: equal shares a client, in whichever cluster.
-fn shares_are_fair(world: &World) {
+/// With more demand than capacity, all clients have equal shares, in every cluster.
+fn assert_fair_shares(world: &World) {
     let share = CAPACITY / CLIENTS.len() as f64;
     for client in world.clients.borrow().iter() {
         let has = client.lease.unwrap().capacity;
@@ -357,10 +353,10 @@ fn shares_are_fair(world: &World) {
     }
 }
 
-/// All leases of a cluster's clients end with its own. If nobody has asked again by then, its
-/// store has forgotten the resource when they do.
+/// All leases of a cluster's clients expire with its own. Without requests until then, its store
+/// has forgotten the resource.
 #[test]
-fn what_is_safe_is_known_when_all_leases_have_expired() {
+fn the_safe_capacity_outlasts_all_leases() {
     const SOUTH: usize = 2;
     let members: Vec<usize> = (0..CLIENTS.len()).filter(|&at| CLIENTS[at] == SOUTH).collect();
     let world = World::new("FAIR_SHARE", 6);

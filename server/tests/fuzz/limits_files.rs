@@ -1,5 +1,5 @@
-//! What holds for every limits file: reading one never panics, whatever its text, and what
-//! is understood of a valid one loads again as the same limits.
+//! Properties of limits files: parsing never panics, and the printed form of a valid file parses to
+//! the same limits.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use tollgate_server::config::model::{Limits, Others};
 use tollgate_server::config::{parse, understood};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
 
-/// Panics if `text` is a valid file that doesn't survive being printed.
+/// Panics if `text` is a valid file whose printed form differs.
 fn round_trip(text: &str) -> Option<Limits> {
     let Ok(parsed) = parse(text) else { return None };
     let printed = understood(&parsed.limits);
@@ -24,7 +24,7 @@ fn round_trip(text: &str) -> Option<Limits> {
     Some(limits)
 }
 
-/// Each definition has an index of its own, below the count.
+/// Asserts that each bucket has a distinct index below the count.
 fn assert_indexed(limits: &Limits) {
     let mut seen = vec![false; limits.bucket_count];
     let owned = limits.namespaces.values().flat_map(|owner| {
@@ -58,7 +58,7 @@ fn fill_rate() -> impl Strategy<Value = Value> {
     ]
 }
 
-/// A mapping of those fields that are given.
+/// An object of the given fields.
 fn object(fields: Vec<(&str, Option<Value>)>) -> Value {
     let given = fields.into_iter().filter_map(|(key, value)| Some((key.to_string(), value?)));
     Value::Object(given.collect())
@@ -88,7 +88,7 @@ fn bucket() -> impl Strategy<Value = Value> {
         })
 }
 
-/// A bucket that is no template: nodes may hold up to half of its size.
+/// A bucket that is not a template: nodes may prefetch up to half of its size.
 fn one_bucket() -> impl Strategy<Value = Value> {
     (bucket(), prop::option::of(0.0..=1.0)).prop_map(|(mut bucket, part)| {
         let half = bucket["size"].as_u64().unwrap_or(100) / 2;
@@ -100,14 +100,14 @@ fn one_bucket() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Text without the control characters that are refused; spaces and lines now and then.
+/// Text without refused control characters, sometimes with spaces and line breaks.
 fn text() -> impl Strategy<Value = String> {
     let odd = |c: char| c.is_control() && c != '\n' && c != '\t' || "\u{2028}\u{2029}".contains(c);
     let text = prop_oneof![any::<String>(), "[ \\n\\ta:#'\"|>-]{0,12}"];
     text.prop_map(move |text| text.chars().filter(|c| !odd(*c)).collect())
 }
 
-/// Names of every kind, often such as YAML would read as something else.
+/// Names, often such that YAML would parse as something else.
 fn name(allowed: fn(&str) -> bool) -> impl Strategy<Value = String> {
     let tricky = vec![
         "null",
@@ -235,7 +235,7 @@ fn resources() -> impl Strategy<Value = Value> {
     })
 }
 
-/// JSON, which is YAML too, and whose writer is not the one under test.
+/// A valid file as JSON, which is also YAML, but printed by another library.
 fn valid_file() -> impl Strategy<Value = String> {
     let namespaces = named(name(|name| check_namespace(name).is_ok()), namespace(), 4);
     (
@@ -255,7 +255,7 @@ fn valid_file() -> impl Strategy<Value = String> {
         })
 }
 
-/// JSON with everything but ASCII escaped: not all of it may stand in YAML as it is.
+/// JSON with escapes for all but ASCII, some of which YAML does not allow.
 fn escaped(json: &str) -> String {
     let mut text = String::new();
     for c in json.chars() {
@@ -277,7 +277,7 @@ fn good_files() -> Vec<String> {
         .collect()
 }
 
-/// Pieces of which limits files, and broken ones, are made.
+/// Pieces of valid and invalid limits files.
 const PIECES: [&str; 51] = [
     "\n",
     "\n",
@@ -341,7 +341,7 @@ proptest! {
         assert_indexed(&round_trip(&text).expect("a valid file"));
     }
 
-    /// The template of that very name, or else the first that matches, found the slow way.
+    /// The template is the one with the exact name, or else the first match.
     #[test]
     fn the_right_template_is_found(
         resources in resources(),
@@ -404,9 +404,9 @@ proptest! {
     }
 }
 
-/// One fault of a kind a line, and how many more there are.
+/// One fault per kind and line, with the number of others.
 #[test]
-fn many_faults_on_a_line_are_told_as_one() {
+fn many_faults_on_a_line_are_reported_as_one() {
     let keys = |count| (0..count).map(|at| format!("colour{at}: 1")).collect::<Vec<_>>().join(", ");
     let buckets = (0..30).map(|at| format!("b{at}: {{ size: x, prefetch: x }}"));
     let buckets = buckets.collect::<Vec<_>>().join(", ");
@@ -431,7 +431,7 @@ fn many_faults_on_a_line_are_told_as_one() {
     let first = faults.to_string();
     let first = first.lines().next().expect("a line");
     assert!(first.ends_with("prefetch; and 77 more of this kind on this line"), "{first}");
-    // Also where aliases repeat a line.
+    // The same if aliases repeat a line.
     let aliases = vec!["*a"; 1000].join(", ");
     let text = format!(
         "namespaces:\n  a: {{ buckets: &a {{ x: {{ colour: 1 }} }} }}\nresources: [{aliases}]\n"
@@ -463,7 +463,7 @@ fn messages_stay_short_whatever_the_file_says() {
     }
 }
 
-/// How long a file with that many buckets takes to load.
+/// Time to parse a file with this number of buckets.
 fn load_of(buckets: u32) -> Duration {
     let mut text = String::from("namespaces:\n  users:\n    buckets:\n");
     for index in 0..buckets {
@@ -479,9 +479,9 @@ fn load_of(buckets: u32) -> Duration {
 
 #[test]
 fn a_hundred_thousand_buckets_load_in_linear_time() {
-    // The fastest of several: what else the machine does only makes them slower.
+    // The fastest of several, as other load only makes them slower.
     let fastest = |buckets| (0..3).map(|_| load_of(buckets)).min().expect("three of them");
     let (few, many) = (fastest(10_000), fastest(100_000));
-    // Ten times as many take ten times as long; what is quadratic takes a hundred times as long.
+    // Linear time would be ten times as long, quadratic time a hundred times.
     assert!(many < 40 * few, "{many:?} is more than 40 times {few:?}");
 }

@@ -1,5 +1,5 @@
-//! Random input and random traces: any bytes that come in, and each store against the embedded one,
-//! the specification.
+//! Random input, and random traces that compare each store with the embedded one, the
+//! specification.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

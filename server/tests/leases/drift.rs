@@ -1,18 +1,19 @@
-//! The running sums of a resource do not drift: after a million asks and releases with wants
-//! from a millionth to 10^12, they are what an exact count of the same leases gives.
+//! The running sums of a resource do not drift: after a million requests and releases with wants
+//! from a millionth to 10^12, they equal exact sums of the same leases.
 
+use rand::rngs::SmallRng;
+use rand::{RngExt as _, SeedableRng as _};
 use testkit::START;
-use testkit::leases::Random;
 use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 
 const HOLDERS: usize = 200;
 const OPERATIONS: usize = 1_000_000;
 
-/// An operation adds to a sum at most so often.
+/// Largest number of additions to a sum per operation.
 const ADDITIONS: f64 = 1e3;
 
-/// A number as a multiple of 2^-`places`, exactly if it is one.
+/// The number as a multiple of 2^-`places`, exact if it is one.
 fn fixed(number: f64, places: i32) -> i128 {
     let bits = number.to_bits();
     let exponent = (bits >> 52) as i32;
@@ -48,21 +49,20 @@ impl Exact {
         self.sum as f64 * 2_f64.powi(-self.places)
     }
 
-    /// How far off a running sum may be: the rounding to a double that it is read as, and for
-    /// each addition 2^-105 of the largest sum ever. Beside it what a number has behind the
-    /// last of the places here.
+    /// Allowed error of a running sum: the rounding to a double when it is read, 2^-105 of the
+    /// largest sum for each addition, and the digits beyond `places`.
     fn bound(&self, operations: usize) -> f64 {
         let drift = operations as f64 * ADDITIONS * 2_f64.powi(-105) * self.most;
         self.value() * 2_f64.powi(-52) + drift + HOLDERS as f64 * 2_f64.powi(-self.places)
     }
 }
 
-/// A resource, and exact sums beside it.
+/// A resource, with exact sums.
 struct Counted {
     resource: Resource,
     rules: Rules,
     ids: Vec<String>,
-    /// What each wants for how many, and has; wants 0 for 0: it holds no lease.
+    /// Wants, subclients and capacity of each holder; all 0 without a lease.
     held: Vec<(f64, u32, f64)>,
     wants: Exact,
     has: Exact,
@@ -98,7 +98,7 @@ impl Counted {
     fn ask(&mut self, at: usize, wants: f64, subclients: u32) {
         let bands = [Band { priority: 0, subclients, wants }];
         let holder = Holder::Server(&self.ids[at]);
-        // Nothing that it has had is still leased out.
+        // The cluster has leased out none of its capacity.
         let claim = Some(Claim { capacity: 0.0, expiry_s: START.as_secs() });
         let wish = Wish { holder, bands: &bands, claim, learn_for_us: 0 };
         let Grant { has, .. } = self.resource.ask(&wish, &self.rules, START);
@@ -110,7 +110,7 @@ impl Counted {
         self.record(at, 0.0, 0, 0.0);
     }
 
-    /// The sums are right, to what is said at [`Exact::bound`]; tells how far off they are.
+    /// Asserts that the sums are within [`Exact::bound`], and returns their errors.
     fn check(&self) -> [f64; 2] {
         let totals = self.resource.totals();
         let subclients: u32 = self.held.iter().map(|(_, n, _)| n).sum();
@@ -127,21 +127,21 @@ impl Counted {
 #[test]
 fn a_million_operations_leave_no_drift() {
     for kind in [Kind::FairShare, Kind::ProportionalShare] {
-        let mut random = Random(4);
+        let mut random = SmallRng::seed_from_u64(4);
         let mut counted = Counted::new(kind);
         let mut naive = 0.0;
         for operation in 0..OPERATIONS / 2 {
-            let at = random.below(HOLDERS);
+            let at = random.random_range(0..HOLDERS);
             naive -= counted.held[at].0;
-            if random.below(5) == 0 {
+            if random.random_range(0..5) == 0 {
                 if counted.held[at].1 > 0 {
                     counted.release(at);
                 }
             } else {
-                let wants = 10_f64.powf(random.between(-6.0, 12.0));
-                // A whole number of the exact sum's smallest parts.
+                let wants = 10_f64.powf(random.random_range(-6.0..12.0));
+                // A multiple of the exact sum's smallest unit.
                 let wants = (wants * 2_f64.powi(60)).round() * 2_f64.powi(-60);
-                counted.ask(at, wants, 1 + random.below(5) as u32);
+                counted.ask(at, wants, 1 + random.random_range(0..5) as u32);
                 naive += wants;
             }
             if operation % 1000 == 0 {
@@ -149,7 +149,7 @@ fn a_million_operations_leave_no_drift() {
             }
         }
         counted.check();
-        // Those with the most go, and what is left is small: what it is off by shows.
+        // Large holders leave. The rest is small, so an error becomes visible.
         for at in 0..HOLDERS {
             if counted.held[at].0 > 1.0 {
                 naive -= counted.held[at].0;
@@ -161,10 +161,10 @@ fn a_million_operations_leave_no_drift() {
         assert!(left > 0.0 && off <= 1e-9 * left, "{off} of {left}");
         let naive_off = (naive - left).abs();
         println!(
-            "{kind:?}: of {left:.3} wanted {off:.1e} off, of {:.3} leased {off_has:.1e}; \
-             a plain sum is {naive_off:.1e} off",
+            "{kind:?}: error {off:.1e} of {left:.3} wanted, {off_has:.1e} of {:.3} leased; \
+             a plain sum has an error of {naive_off:.1e}",
             counted.has.value(),
         );
-        assert!(naive_off > 1e-4, "this would be no test");
+        assert!(naive_off > 1e-4, "a plain sum would pass this test");
     }
 }

@@ -1,5 +1,5 @@
-//! Capacity leases: what they grant, over every store and across trees of clusters, what a
-//! decision costs, and how they look on the wire.
+//! Capacity leases: grants on every store and across trees of clusters, the cost of a decision, and
+//! the wire format.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

@@ -1,57 +1,34 @@
-//! Leases while Redis is gone, and just after: nodes renew what clients hold, and hand out
-//! nothing more.
+//! Leases during and after an outage of Redis: nodes renew held leases, and grant no new ones.
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
-use testkit::wire::{Samples, channel, get, now_s};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use testkit::cluster::run_on_half;
+use testkit::grpc::{capacity_client, lease};
+use testkit::http::get;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, PollLimit, Redis, TEST_TIMEOUT, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     DiscoveryRequest, GetCapacityRequest, GetServerCapacityRequest, Lease, PriorityBandAggregate,
-    ReleaseCapacityRequest, ResourceRequest, ResourceResponse, ServerCapacityResourceRequest,
-    algorithm,
+    ReleaseCapacityRequest, ResourceResponse, ServerCapacityResourceRequest, algorithm,
 };
 use tonic::Code;
 use tonic::transport::Channel;
 
 type Client = CapacityClient<Channel>;
 
-/// Long leases, and short ones that no outage is too short for.
+/// Long leases, and leases so short that they expire during an outage.
 const LIMITS: &str = "
 resources:
   - { identifier_glob: \"long*\", capacity: 100, safe_capacity: 7, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
   - { identifier_glob: \"short*\", capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 3, refresh_interval: 1 } }
 ";
 
-/// How long a store may take to be used again once it answers.
+/// Time limit for shared decisions once the store answers again.
 const RESUMED: Duration = Duration::from_secs(1);
-
-/// Runs a test while no other one measures time.
-fn on_its_own(test: impl Future<Output = ()>) {
-    let _half = half();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.unwrap().block_on(test);
-}
-
-async fn connect(node: &Node) -> Client {
-    CapacityClient::new(channel(node.grpc).await)
-}
 
 fn holds(capacity: f64, expiry_time: i64) -> Option<Lease> {
     Some(Lease { capacity, expiry_time, refresh_interval: 5 })
-}
-
-async fn ask(
-    client: &mut Client,
-    name: &str,
-    resource: &str,
-    wants: f64,
-    has: Option<Lease>,
-) -> ResourceResponse {
-    let resource = ResourceRequest { resource_id: resource.to_owned(), priority: 0, has, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    client.get_capacity(request).await.unwrap().into_inner().response.remove(0)
 }
 
 async fn release(client: &mut Client, name: &str, resource: &str) -> Result<(), Code> {
@@ -65,63 +42,61 @@ async fn release(client: &mut Client, name: &str, resource: &str) -> Result<(), 
 fn start() -> (Redis, LimitsFile, Node) {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    up(&node, 1.0);
+    node.wait_for_store();
     (redis, limits, node)
 }
 
-/// Waits until the node knows how its store is.
-fn up(node: &Node, up: f64) {
-    eventually("the store is known to be up or down", Duration::from_secs(5), || {
-        Samples::of(node).get("tollgate_store_up", &[]) == Some(up)
-    });
-}
-
-/// Asks until the store decides, which must be within a second.
-async fn resumes(client: &mut Client, name: &str, resource: &str, has: Option<Lease>) {
-    let (back, mut limit) = (Instant::now(), Limit::new(RESUMED));
-    while ask(client, name, resource, 100.0, has).await.degraded() {
+/// Requests leases until the store decides, at most a second.
+async fn wait_for_store_decision(
+    client: &mut Client,
+    name: &str,
+    resource: &str,
+    has: Option<Lease>,
+) {
+    let (back, mut limit) = (Instant::now(), PollLimit::new(RESUMED));
+    while lease(client, name, resource, 100.0, has).await.degraded() {
         limit.check("a decision of the store");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    println!("decided by the store {:.0?} after it was back", back.elapsed());
+    println!("decided by the store {:.0?} after the outage", back.elapsed());
 }
 
 #[test]
 fn without_the_store_clients_keep_what_they_hold() {
-    on_its_own(async {
+    run_on_half(async {
         let (mut redis, _limits, node) = start();
-        let mut client = connect(&node).await;
-        let held = ask(&mut client, "a", "long", 80.0, None).await;
+        let mut client = capacity_client(&node).await;
+        let held = lease(&mut client, "a", "long", 80.0, None).await;
         assert_eq!((held.gets.capacity, held.degraded), (80.0, None));
         redis.kill();
 
-        // The first question may be the one that finds out.
+        // The first request may be the one that notices the outage.
         let started = Instant::now();
-        let first = ask(&mut client, "a", "long", 80.0, Some(held.gets)).await;
+        let first = lease(&mut client, "a", "long", 80.0, Some(held.gets)).await;
         assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
         assert_eq!((first.gets.capacity, first.degraded), (80.0, Some(true)));
         let now = now_s();
-        // What is claimed, for how many seconds from now on, and what of it is granted until when.
+        // The claim, the granted capacity, and the seconds until its expiry.
         for (has, capacity, lasts) in [
             (None, 0.0, 60),
             (holds(80.0, now - 1), 0.0, 60),
             (holds(80.0, 0), 0.0, 60),
             (holds(80.0, i64::MIN), 0.0, 60),
-            // Long enough for the next refreshes: it stays as the store knows it.
+            // Lasts for the next refreshes: keeps its expiry, which the store knows.
             (holds(80.0, now + 40), 80.0, 40),
             // Renewed.
             (holds(80.0, now + 5), 80.0, 60),
-            // No longer than any lease.
+            // No longer than the lease length.
             (holds(80.0, now + 3600), 80.0, 60),
             (holds(80.0, i64::MAX), 80.0, 60),
             (holds(0.0, now + 40), 0.0, 40),
-            // No more than there is, whatever a client says that it holds.
+            // No more than the capacity, whatever a client claims.
             (holds(1e9, now + 40), 100.0, 40),
             (holds(1e9, now + 5), 100.0, 60),
         ] {
-            // However much it wants.
+            // Wants have no effect.
             for wants in [1.0, 80.0, 1e9] {
-                let answer = ask(&mut client, "a", "long", wants, has).await;
+                let answer = lease(&mut client, "a", "long", wants, has).await;
                 assert_eq!(
                     (answer.gets.capacity, answer.degraded),
                     (capacity, Some(true)),
@@ -133,7 +108,7 @@ fn without_the_store_clients_keep_what_they_hold() {
                 assert_eq!(answer.learning_until, None);
             }
         }
-        // Clusters likewise, and they are told how to share it.
+        // The same for clusters; their answers include the algorithm.
         let band = PriorityBandAggregate { priority: 1, num_clients: 3, wants: 500.0 };
         let request = GetServerCapacityRequest {
             server_id: "s".to_owned(),
@@ -150,8 +125,8 @@ fn without_the_store_clients_keep_what_they_hold() {
         let algorithm = answer.algorithm.unwrap();
         assert_eq!((algorithm.kind(), algorithm.lease_length), (algorithm::Kind::FairShare, 60));
 
-        // What needs no store is as ever.
-        let other = ask(&mut client, "a", "other", 5.0, None).await;
+        // Answers that need no store are unchanged.
+        let other = lease(&mut client, "a", "other", 5.0, None).await;
         assert_eq!((other.gets.capacity, other.degraded), (5.0, None));
         assert!(client.discovery(DiscoveryRequest {}).await.unwrap().into_inner().is_master);
         let refused = GetCapacityRequest { client_id: String::new(), resource: Vec::new() };
@@ -160,11 +135,11 @@ fn without_the_store_clients_keep_what_they_hold() {
             (refused.code(), refused.message()),
             (Code::InvalidArgument, "client_id is empty")
         );
-        // A release can't be noted anywhere.
+        // A release can't be stored.
         assert_eq!(release(&mut client, "a", "long").await, Err(Code::Unavailable));
 
-        // Who looks is told so.
-        up(&node, 0.0);
+        // The status pages show the outage.
+        eventually("the store is down", TEST_TIMEOUT, || !node.store_is_up());
         let status = get(&node, "/debug/status.json");
         let status = (status.status, status.json());
         assert_eq!((status.0, &status.1["store"]["up"]), (200, &false.into()));
@@ -175,29 +150,29 @@ fn without_the_store_clients_keep_what_they_hold() {
         let resource = get(&node, "/debug/resource.json?id=long");
         assert_eq!((resource.status, &resource.json()["error"]), (503, &error.into()));
         let labels = [("template", "long*"), ("algorithm", "FAIR_SHARE"), ("outcome", "degraded")];
-        let counted = Samples::of(&node).get("tollgate_lease_decisions_total", &labels);
+        let counted = Scrape::of(node.http).get("tollgate_lease_decisions_total", &labels);
         assert_eq!(counted, Some(35.0));
 
         redis.start_again();
-        resumes(&mut client, "a", "long", None).await;
+        wait_for_store_decision(&mut client, "a", "long", None).await;
         assert_eq!(release(&mut client, "a", "long").await, Ok(()));
     });
 }
 
-/// Nodes have renewed leases that the store knows nothing of, wherever it comes back from: it
-/// learns for as long as they may last.
+/// Nodes have renewed leases without the store. After the outage it learns for as long as these
+/// may last.
 #[test]
 fn after_a_long_outage_the_store_learns() {
-    on_its_own(async {
+    run_on_half(async {
         let (mut redis, limits, node) = start();
         let other = Node::start(&limits.path(), &["--store", &redis.url()]);
-        up(&other, 1.0);
-        let (mut here, mut there) = (connect(&node).await, connect(&other).await);
-        // Past what the store learns when it is born.
+        other.wait_for_store();
+        let (mut here, mut there) = (capacity_client(&node).await, capacity_client(&other).await);
+        // Waits until the store has learned after its birth.
         let mut held = None;
-        let mut limit = Limit::new(Duration::from_secs(10));
+        let mut limit = PollLimit::new(Duration::from_secs(10));
         loop {
-            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            let answer = lease(&mut here, "a", "short", 80.0, held).await;
             held = Some(answer.gets);
             if answer.gets.capacity > 0.0 {
                 assert_eq!((answer.gets.capacity, answer.learning_until), (80.0, None));
@@ -206,25 +181,27 @@ fn after_a_long_outage_the_store_learns() {
             limit.check("the store has learned");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        // Gone for longer than the store would keep the lease, with all that it had noted of it.
+        // An outage longer than the store keeps an expired lease.
+        // Real time: leases expire by the clock of Redis.
         testkit::signal(redis.pid(), "STOP");
         let stopped = Instant::now();
         while stopped.elapsed() < Duration::from_secs(5) {
-            let answer = ask(&mut here, "a", "short", 80.0, held).await;
+            let answer = lease(&mut here, "a", "short", 80.0, held).await;
             assert_eq!((answer.gets.capacity, answer.degraded), (80.0, Some(true)));
             held = Some(answer.gets);
+            // Real time: the lease expires in Redis meanwhile.
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
-        up(&other, 0.0);
+        eventually("the store is down", TEST_TIMEOUT, || !other.store_is_up());
         testkit::signal(redis.pid(), "CONT");
-        resumes(&mut there, "b", "short", None).await;
-        // By now the store has forgotten it; it may last for three seconds, and nobody else is to
-        // get it for as long: not at that node, nor at one that did not renew it.
+        wait_for_store_decision(&mut there, "b", "short", None).await;
+        // The store has forgotten the lease, which may last for three more seconds. Until then no
+        // other client gets the capacity, at any node.
         let lasts = held.unwrap().expiry_time;
         let mut asked = 0;
         while now_s() < lasts {
             for client in [&mut here, &mut there] {
-                let answer = ask(client, "b", "short", 100.0, None).await;
+                let answer = lease(client, "b", "short", 100.0, None).await;
                 if now_s() < lasts && !answer.degraded() {
                     assert_eq!(answer.gets.capacity, 0.0, "{answer:?}");
                     assert!(answer.learning_until.is_some(), "{answer:?}");
@@ -233,10 +210,10 @@ fn after_a_long_outage_the_store_learns() {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        assert!(asked > 2, "{asked} questions");
-        // Then, nobody having come back for it, it is free.
-        let mut limit = Limit::new(Duration::from_secs(6));
-        while ask(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
+        assert!(asked > 2, "{asked} requests");
+        // Afterwards the capacity is free.
+        let mut limit = PollLimit::new(Duration::from_secs(6));
+        while lease(&mut there, "b", "short", 100.0, None).await.gets.capacity < 100.0 {
             limit.check("the store has learned");
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -244,22 +221,22 @@ fn after_a_long_outage_the_store_learns() {
     });
 }
 
-/// A store that has lived on knows every lease: a node that starts has nothing to learn.
+/// The store knows every lease, so a node that starts has nothing to learn.
 #[test]
-fn a_restart_of_a_node_is_no_reason_to_learn() {
-    on_its_own(async {
+fn a_restarted_node_does_not_learn() {
+    run_on_half(async {
         let (redis, limits, node) = start();
         let birth: i64 = redis::cmd("GET").arg("o").query(&mut redis.connection()).unwrap();
         eventually("the store is old enough", Duration::from_secs(10), || {
             now_s() > birth / 1_000_000 + 4
         });
         drop(node);
-        // A machine that stalls makes the way to the store long, which is an outage.
+        // A stall of the machine counts as an outage.
         let mut answer = ResourceResponse::default();
         for _ in 0..3 {
             let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-            up(&node, 1.0);
-            answer = ask(&mut connect(&node).await, "a", "short", 80.0, None).await;
+            node.wait_for_store();
+            answer = lease(&mut capacity_client(&node).await, "a", "short", 80.0, None).await;
             if answer.learning_until.is_none() {
                 break;
             }

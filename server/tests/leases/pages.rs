@@ -1,13 +1,14 @@
-//! Requests for many resources, to nodes whose way to Redis is long: each page of one fits into
-//! the queues. And requests whose callers go away before the answer.
+//! Requests for many resources to a node with a slow network to Redis: each page of a request fits
+//! into the queues. And lease requests that are abandoned before the answer.
 
 use std::time::{Duration, Instant};
 
 use testkit::callers::{Callers, LIMITS};
-use testkit::cluster::half;
-use testkit::faults::{Fault, Network};
-use testkit::wire::{Samples, channel, get};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually};
+use testkit::cluster::run_on_half;
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::channel;
+use testkit::http::get;
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, Lease, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
@@ -17,13 +18,13 @@ use tonic::transport::Channel;
 
 type Client = CapacityClient<Channel>;
 
-/// More than two lanes have room for where round trips are long.
+/// More than two lanes have room for when round trips are long.
 const MANY: usize = 256;
 
-/// A store that has lived for long, at the other end of a network, and a node of one thread.
+/// A store behind a network with faults, and a node with one thread.
 struct Far {
     redis: Redis,
-    network: Network,
+    network: FaultProxy,
     node: Node,
     _limits: LimitsFile,
 }
@@ -31,24 +32,13 @@ struct Far {
 impl Far {
     fn start(timeout: &str) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-        let network = Network::to(redis.port());
-        let url = network.url("127.0.0.1");
+        let network = FaultProxy::to(redis.port());
+        let url = network.url();
         let args = ["--store", &url, "--store-timeout", timeout, "--threads", "1"];
         let node = Node::start(&limits.path(), &args);
-        eventually("the store is found", Duration::from_secs(5), || up(&node));
+        eventually("the store is found", Duration::from_secs(5), || node.store_is_up());
         Self { redis, network, node, _limits: limits }
     }
-}
-
-/// Runs a test while no other one measures time.
-fn on_its_own(test: impl Future<Output = ()>) {
-    let _half = half();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.unwrap().block_on(test);
-}
-
-fn up(node: &Node) -> bool {
-    Samples::of(node).get("tollgate_store_up", &[]) == Some(1.0)
 }
 
 async fn ask(
@@ -63,31 +53,31 @@ async fn ask(
     Ok(client.get_capacity(request).await?.into_inner().response)
 }
 
-/// Whether these were all leased by the store.
-fn whole(answer: Result<Vec<ResourceResponse>, Status>, count: usize) -> bool {
-    let whole = |one: &ResourceResponse| one.gets.capacity == 7.0 && !one.degraded();
-    answer.is_ok_and(|leases| leases.len() == count && leases.iter().all(whole))
+/// Whether all of these were leased by the store.
+fn is_whole(answer: Result<Vec<ResourceResponse>, Status>, count: usize) -> bool {
+    let granted = |one: &ResourceResponse| one.gets.capacity == 7.0 && !one.degraded();
+    answer.is_ok_and(|leases| leases.len() == count && leases.iter().all(granted))
 }
 
-/// Refreshes, looks and gives back, again and again. What fits whatever happens is asked for first:
-/// where this machine is too slow for that, nothing is shown.
+/// Repeats a refresh, a look at the status and a release. Each round first makes a small request;
+/// if the machine is too slow even for that, the round does not count.
 #[test]
 fn a_page_fits_into_the_queues_however_long_round_trips_take() {
-    /// So many, until both lanes know how long it takes.
+    /// Uncounted rounds, in which both lanes measure the round trip.
     const FIRST: usize = 7;
     const ROUNDS: usize = 8;
     const FEW: usize = 100;
-    on_its_own(async {
-        // Three quarters of the deadline are less than two round trips.
+    run_on_half(async {
+        // Three quarters of the timeout are less than two round trips.
         let far = Far::start("100ms");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
         let names = |count| (0..count).map(|number| format!("r{number}"));
-        far.network.set(Fault::Late(Duration::from_millis(20)));
-        // How often, and how often all of it was answered.
+        far.network.set(Fault::Delay(Duration::from_millis(20)));
+        // Numbers of attempts, and of complete answers.
         let (mut leased, mut released, mut seen) = ([0, 0], [0, 0], [0, 0]);
-        let count = |[of, whole]: &mut [usize; 2], is_whole| {
+        let count = |[of, whole]: &mut [usize; 2], answered| {
             *of += 1;
-            *whole += usize::from(is_whole);
+            *whole += usize::from(answered);
         };
         let started = Instant::now();
         for round in 0.. {
@@ -95,9 +85,9 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
                 break;
             }
             let few = ask(&mut client, "a", names(FEW), (7.0, None)).await;
-            let counts = whole(few, FEW) && round >= FIRST;
-            let many = whole(ask(&mut client, "a", names(MANY), (7.0, None)).await, MANY);
-            // Whatever comes next does so while others ask.
+            let counts = is_whole(few, FEW) && round >= FIRST;
+            let many = is_whole(ask(&mut client, "a", names(MANY), (7.0, None)).await, MANY);
+            // The status is read while pages of the release may be in flight.
             let looks = round % 2 == 0;
             if looks && counts {
                 let status = get(&far.node, "/debug/status.json").json();
@@ -117,17 +107,17 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
         }
         println!("[of, whole]: leased {leased:?}, released {released:?}, seen {seen:?}");
         for [of, whole] in [leased, released, seen] {
-            // Without room for a page it is none.
+            // If a page had no room, no request would be complete.
             assert!(whole * 4 > of || of < ROUNDS / 4, "{whole} of {of}");
         }
     });
 }
 
-/// Their callers have gone while Redis decides: the store has what it has decided, and the
-/// refreshes that follow get what is theirs.
+/// The callers leave while Redis decides. The store stays consistent, and later refreshes get their
+/// shares.
 #[test]
-fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
-    on_its_own(async {
+fn abandoned_refreshes_leave_the_lease_consistent() {
+    run_on_half(async {
         const WAIT: Duration = Duration::from_millis(40);
         let far = Far::start("2s");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
@@ -135,19 +125,19 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
         let first = ask(&mut client, "a", one(), (80.0, None)).await.unwrap().remove(0);
         assert_eq!((first.gets.capacity, first.degraded), (80.0, None));
 
-        far.network.set(Fault::Late(2 * WAIT));
+        far.network.set(Fault::Delay(2 * WAIT));
         let mut given_up = 0;
         for wants in 1..=20 {
             let (mut client, has) = (client.clone(), Some(first.gets));
             let refresh = ask(&mut client, "a", one(), (f64::from(wants), has));
             given_up += usize::from(tokio::time::timeout(WAIT, refresh).await.is_err());
         }
-        assert_eq!(given_up, 20, "no answer is there before its question");
+        assert_eq!(given_up, 20, "no answer can arrive in time");
         far.network.set(Fault::Nothing);
-        assert!(up(&far.node) && get(&far.node, "/readyz").status == 200);
+        assert!(far.node.store_is_up() && get(&far.node, "/readyz").status == 200);
 
-        // Whatever of them was decided, no more than there is can be had by both, …
-        let mut limit = Limit::new(Duration::from_secs(5));
+        // Whichever requests were decided, both together never get more than the capacity,
+        let mut limit = PollLimit::new(Duration::from_secs(5));
         loop {
             let [a, b] = ["a", "b"].map(|name| (name, client.clone()));
             let mut held = Vec::new();
@@ -156,7 +146,7 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
                 assert_eq!(answer.degraded, None);
                 held.push(answer.gets.capacity);
             }
-            // … and soon each has its share.
+            // and soon each has its share.
             if held == [50.0, 50.0] {
                 break;
             }
@@ -169,18 +159,18 @@ fn a_refresh_that_nobody_waits_for_any_more_leaves_the_lease_right() {
     });
 }
 
-/// One that the parent does not lease to this cluster, and one of which its clients want more than
-/// there are numbers for, in a page with many others.
+/// One resource that the parent does not lease to this cluster, and one whose total wants overflow,
+/// in a page with many others.
 #[test]
-fn what_a_parent_refuses_keeps_no_other_resource_from_its_lease() {
-    on_its_own(refused_beside_others());
+fn a_refusal_by_the_parent_does_not_affect_other_resources() {
+    run_on_half(refused_beside_others());
 }
 
 async fn refused_beside_others() {
     const OTHERS: usize = 150;
     let (limits, callers, redis) = (LimitsFile::new(LIMITS), Callers::new(), Redis::start());
     let root = callers.node(&limits);
-    // It has lived for long: what it does not know is not there.
+    // An old birth, so that the store does not learn.
     redis::cmd("SET").arg("o").arg(1).exec(&mut redis.connection()).unwrap();
     let token = callers.dir.path().join("token");
     std::fs::write(&token, &callers.shop).unwrap();
@@ -198,13 +188,16 @@ async fn refused_beside_others() {
             ask(&mut client, name, one("db.vast"), (1e308, None)).await.unwrap();
         }
         let secret = ask(&mut client, "a", one("secret"), (7.0, None)).await.unwrap();
-        assert_eq!(secret[0].gets.capacity, 0.0, "it has none to give");
+        assert_eq!(secret[0].gets.capacity, 0.0, "the cluster has none");
         let leases = ask(&mut client, "a", others(), (7.0, None)).await.unwrap();
         if leases.iter().all(|one| one.gets.capacity == 7.0) {
             break;
         }
         let without = leases.iter().filter(|one| one.gets.capacity == 0.0).count();
-        assert!(started.elapsed() < Duration::from_secs(60), "{without} have nothing");
+        assert!(
+            started.elapsed() < Duration::from_secs(60),
+            "{without} resources have no capacity"
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     println!("all {OTHERS} are leased after {:.1?}", started.elapsed());

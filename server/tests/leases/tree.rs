@@ -1,7 +1,7 @@
-//! Clusters below a root, all as processes, each lower one on a Redis of its own: they share
-//! what the root has, whoever renews, and whatever becomes of the root.
+//! Trees of clusters: a root, and lower clusters with their own Redis, all as processes. They share
+//! the root's capacity, whichever node renews, and through failures of the root.
 //!
-//! These tests wait more than they work, and run side by side.
+//! These tests mostly wait for refreshes, so they run in parallel.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use testkit::command::tollgate;
-use testkit::fleet::{Answer, Fleet, Holdings, fair_shares, now_us};
-use testkit::wire::http;
+use testkit::http::http;
+use testkit::lease_clients::{Answer, Holdings, LeaseClients, fair_shares, now_us};
 use testkit::{LimitsFile, Node, Redis, eventually, free_port};
 
 const SECOND: i64 = 1_000_000;
@@ -27,7 +27,7 @@ fn limits(capacity: f64, lease_s: u32, refresh_s: u32, safe_capacity: &str) -> S
     )
 }
 
-/// Two nodes on one Redis, with a parent.
+/// A cluster of two nodes on one Redis, with a parent.
 struct Lower {
     nodes: Vec<Node>,
     redis: Redis,
@@ -37,7 +37,7 @@ struct Lower {
 impl Lower {
     fn start(id: &str, parents: &[String], limits: &str) -> Self {
         let redis = Redis::start();
-        // It has lived for long: what it does not know is not there.
+        // An old birth, so that the store does not learn.
         redis::cmd("SET").arg("o").arg(1).exec(&mut redis.connection()).unwrap();
         let (limits, url) = (LimitsFile::new(limits), redis.url());
         let node = |number: usize| {
@@ -50,7 +50,11 @@ impl Lower {
         Self { nodes: (0..2).map(node).collect(), redis, _limits: limits }
     }
 
-    fn clients(&self, count: usize, wants: impl Fn(usize) -> f64 + Send + Sync + 'static) -> Fleet {
+    fn clients(
+        &self,
+        count: usize,
+        wants: impl Fn(usize) -> f64 + Send + Sync + 'static,
+    ) -> LeaseClients {
         self.clients_of("db.r", count, wants)
     }
 
@@ -59,12 +63,12 @@ impl Lower {
         resource: &str,
         count: usize,
         wants: impl Fn(usize) -> f64 + Send + Sync + 'static,
-    ) -> Fleet {
+    ) -> LeaseClients {
         let targets: Vec<_> = self.nodes.iter().map(|node| node.grpc).collect();
-        Fleet::start(&targets, "client", count, resource, wants)
+        LeaseClients::start(&targets, "client", count, resource, wants)
     }
 
-    /// Which node renews.
+    /// Number of the node that renews.
     fn renewing(&self) -> Option<usize> {
         let found: Option<String> =
             redis::cmd("GET").arg("t").query(&mut self.redis.connection()).unwrap();
@@ -72,7 +76,7 @@ impl Lower {
     }
 }
 
-/// A cluster's lease, as the root shows it.
+/// A cluster's lease, as shown by the root.
 #[derive(Clone, Debug, PartialEq)]
 struct Held {
     wants: f64,
@@ -98,7 +102,7 @@ fn held(root: std::net::SocketAddr, cluster: &str) -> Option<Held> {
     })
 }
 
-/// Looks at a cluster's lease again and again.
+/// Polls a cluster's lease in a background thread.
 struct Watch {
     stop: Arc<AtomicBool>,
     seen: thread::JoinHandle<Vec<(i64, Held)>>,
@@ -111,7 +115,7 @@ impl Watch {
         let seen = thread::spawn(move || {
             let mut seen = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
-                // The time from before: it shows what was so then, or something newer.
+                // Taken before the request: the answer is at least as new.
                 let at = now_us();
                 seen.extend(held(root, cluster).map(|held| (at, held)));
                 thread::sleep(Duration::from_millis(30));
@@ -127,7 +131,7 @@ impl Watch {
     }
 }
 
-fn last(fleet: &Fleet, clients: usize) -> Vec<f64> {
+fn last(fleet: &LeaseClients, clients: usize) -> Vec<f64> {
     (0..clients).map(|one| fleet.last(one).map_or(f64::NAN, |one| one.capacity)).collect()
 }
 
@@ -135,7 +139,7 @@ fn near(has: &[f64], shares: &[f64]) -> bool {
     has.iter().zip(shares).all(|(has, share)| (has - share).abs() <= 1e-9 * share)
 }
 
-/// No lease of a client runs for longer than its cluster's own, of which it was a part.
+/// Asserts that no lease of a client outlives its cluster's lease. Returns the number of checks.
 fn none_outlives(answers: &[Answer], seen: &[(i64, Held)]) -> usize {
     let mut checked = 0;
     for one in answers.iter().filter(|one| one.capacity > 0.0) {
@@ -147,7 +151,7 @@ fn none_outlives(answers: &[Answer], seen: &[(i64, Held)]) -> usize {
     checked
 }
 
-/// What the root has stored of a cluster's wants: priority, subclients, wants.
+/// Bands of a cluster as stored by the root: priority, subclients, wants.
 fn bands(root: &Redis, cluster: &str) -> Vec<(i64, u32, f64)> {
     let field = [&[254], cluster.as_bytes()].concat();
     let mut connection = root.connection();
@@ -168,16 +172,16 @@ fn two_clusters_share_what_the_root_has() {
     let file = LimitsFile::new(&limits(120.0, 20, 4, ""));
     let root = Node::start(&file.path(), &["--store", &store.url(), "--store-timeout", "2s"]);
     let parents = [root.grpc.to_string()];
-    // What its own file says of capacity is nothing to a cluster with a parent, and leases of
-    // 60 seconds are longer than it may give.
+    // A cluster with a parent ignores the capacity in its own file. Leases of 60 seconds are longer
+    // than its own.
     let south = Lower::start("south", &parents, &limits(1e6, 60, 30, ""));
-    // The other leaves all to the root.
+    // The other cluster takes all settings from the root.
     let north = Lower::start("north", &parents, "global_default_bucket: { size: 1 }");
     let watches = [Watch::start(&root, "south"), Watch::start(&root, "north")];
     let began = Instant::now();
     let fleets = [south.clients(4, |client| SOUTH[client]), north.clients(2, |_| 100.0)];
 
-    // By subclients: a sixth of the capacity each, and in the south one wants less.
+    // Shares by subclients: a sixth of the capacity each; one client in the south wants less.
     let shares = [fair_shares(&SOUTH, 80.0), vec![20.0, 20.0]];
     eventually("all have their shares", CONVERGED, || {
         near(&last(&fleets[0], 4), &shares[0]) && near(&last(&fleets[1], 2), &shares[1])
@@ -188,18 +192,19 @@ fn two_clusters_share_what_the_root_has() {
     assert_eq!((south_held.wants, south_held.subclients), (160.0, 4));
     assert_eq!((north_held.wants, north_held.subclients), (200.0, 2));
     assert!(near(&[south_held.has, north_held.has], &[80.0, 40.0]));
-    // Even numbers ask with priority 0, odd ones with 1.
+    // Clients with even numbers have priority 0, others 1.
     assert_eq!(bands(&store, "south"), [(0, 2, 100.0), (1, 2, 60.0)]);
     assert_eq!(bands(&store, "north"), [(0, 1, 100.0), (1, 1, 100.0)]);
+    // Several renewals of four seconds each must be observed.
     thread::sleep(Duration::from_secs(5).saturating_sub(took));
 
-    let records = fleets.map(Fleet::finish);
+    let records = fleets.map(LeaseClients::finish);
     for (record, watch) in records.iter().zip(watches) {
         assert!(record.failures.is_empty(), "{:?}", record.failures[0]);
         let seen = watch.finish();
         let checked = none_outlives(&record.answers, &seen);
         assert!(checked > 4, "{checked} leases checked");
-        // 4 seconds between servers, 2 to clients; 1 until the root has answered.
+        // Refresh intervals: 4 s between servers, 2 s for clients, 1 s until the root has answered.
         let told: BTreeSet<i64> = record.answers.iter().map(|one| one.refresh_s).collect();
         assert_eq!(told, BTreeSet::from([1, 2]));
         let renewed: BTreeSet<i64> = seen.iter().map(|(_, held)| held.expiry_s).collect();
@@ -239,14 +244,16 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     let want = |phase: [i64; 2]| {
         demand.iter().zip(phase).for_each(|(to, wants)| to.store(wants, Ordering::Relaxed));
     };
-    // 465 times these: from a half of what there is to far more, and nobody at all.
+    // Multiplied by 465, the demand is between half of the capacity and far more, or zero.
     for phase in [[9, 1], [1, 9], [9, 9], [0, 5], [5, 0], [1, 1], [9, 9], [0, 9]] {
         want(phase);
+        // Each phase lasts slightly longer than the refresh interval.
         thread::sleep(Duration::from_millis(1300));
     }
     want([9, 5]);
+    // Lets the demand of the last phase spread.
     thread::sleep(Duration::from_secs(1));
-    // It may be between two turns.
+    // There is no renewing node between two turns.
     let mut dead = None;
     eventually("a node renews", Duration::from_secs(2), || {
         dead = lower[0].renewing();
@@ -260,10 +267,10 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     });
     let taken_over = killed.elapsed();
     let began = Instant::now();
-    let all = || fleets.iter().map(Fleet::holds).sum::<f64>();
-    // For longer than any of them goes without a refresh.
+    let all = || fleets.iter().map(LeaseClients::holds).sum::<f64>();
+    // Longer than any refresh interval.
     let mut since = Instant::now();
-    eventually("all of it is used, and goes on being", CONVERGED, || {
+    eventually("all capacity stays in use", CONVERGED, || {
         if all() < 0.999 * CAPACITY {
             since = Instant::now();
         }
@@ -271,7 +278,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     });
     let settled = since - began;
     let used = now_us() - 3 * SECOND;
-    let records = fleets.map(Fleet::finish);
+    let records = fleets.map(LeaseClients::finish);
     let end = now_us();
 
     let holdings = Holdings::of(&[&records[0].answers, &records[1].answers]);
@@ -279,7 +286,7 @@ fn demand_jumps_between_clusters_and_a_renewing_node_dies() {
     let (low, _) = holdings.range(used, end);
     let seen = watch.finish();
     let checked = none_outlives(&records[0].answers, &seen);
-    // A lease is as old as what is missing from its whole length, and was rounded down.
+    // The age follows from the expiry, which is rounded down.
     let age =
         |(at, held): &(i64, Held)| (at - (held.expiry_s - 20) * SECOND) as f64 / SECOND as f64;
     let oldest = seen.iter().filter(|(_, held)| held.wants > 0.0).map(age).fold(0.0, f64::max);
@@ -306,17 +313,17 @@ fn a_root_that_goes_and_comes_back() {
     let file = LimitsFile::new(&limits(100.0, 5, 1, "safe_capacity: 10,"));
     let port = free_port();
     let mut root = Node::start_at(port, &file.path(), &[]);
-    // The first of its addresses is dead.
+    // The first address of the parent is dead.
     let parents = [format!("127.0.0.1:{}", free_port()), root.grpc.to_string()];
     let south = Lower::start("south", &parents, &limits(1.0, 30, 1, ""));
     let wanted = Arc::new(AtomicI64::new(50));
     let wants = Arc::clone(&wanted);
-    // So that it has found the address that lives.
+    // Makes the cluster find the live address.
     let other = south.clients_of("db.other", 1, |_| 1.0);
     eventually("a lease", CONVERGED, || other.holds() > 0.0);
     other.finish();
 
-    // A resource that is new to the cluster: nothing at first, and soon enough something.
+    // A resource that is new to the cluster: no capacity at first, but soon.
     let alone = south.clients_of("db.new", 1, |_| 1.0);
     eventually("a lease", CONVERGED, || alone.holds() > 0.0);
     let alone = alone.finish().answers;
@@ -333,7 +340,7 @@ fn a_root_that_goes_and_comes_back() {
     let until = |moment: i64| {
         thread::sleep(Duration::from_micros(u64::try_from(moment - now_us()).unwrap_or(0)));
     };
-    // Perhaps it was renewed once more.
+    // The lease may have been renewed once more. Real time passes until it expires.
     until(expiry + 5 * SECOND);
     let (low, high) = fleet.look(|record| {
         let holdings = Holdings::of(&[&record.answers]);
@@ -349,8 +356,8 @@ fn a_root_that_goes_and_comes_back() {
     eventually("all is used again", CONVERGED, || fleet.holds() >= 99.9);
     let recovered = back.elapsed();
 
-    // A node that this machine does not let renew in time loses its turn, and the next one does
-    // not know what is to be given back: then it expires.
+    // On a busy machine a node may lose its turn to renew. The next node does not know what is to
+    // be returned, so the lease expires instead. Hence several attempts.
     let given_back = (0..3).find_map(|_| {
         wanted.store(50, Ordering::Relaxed);
         eventually("all is used", CONVERGED, || fleet.holds() >= 99.9);
@@ -377,7 +384,7 @@ fn a_root_that_goes_and_comes_back() {
 }
 
 #[test]
-fn a_parent_needs_a_name_to_know_the_cluster_by() {
+fn a_parent_requires_a_cluster_id() {
     let file = LimitsFile::new(&limits(1.0, 20, 1, ""));
     let path = file.path();
     let args = ["serve", "--limits", path.to_str().unwrap(), "--parent", "127.0.0.1:1"];

@@ -1,19 +1,18 @@
-//! Capacity leases as a client sees them that shares no code with us: Python, over its own gRPC,
-//! with messages that protoc makes from `proto/doorman.proto`. What it asks and expects is in
-//! `fixtures/python`.
+//! Capacity leases from the side of an independent client: Python's gRPC, with messages that protoc
+//! generates from `proto/doorman.proto`. Requests and expected answers are in `fixtures/python`.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use tempfile::TempDir;
-use testkit::command::run;
+use testkit::command::{python, run};
 use testkit::{LimitsFile, Node, Redis};
 
 fn tests() -> PathBuf {
     testkit::fixture("python")
 }
 
-/// Runs a command that must succeed, and gives back what it has printed.
+/// Runs a command that must succeed, and returns its output.
 #[track_caller]
 fn succeeds(command: &mut Command) -> String {
     let done = run(command);
@@ -21,22 +20,7 @@ fn succeeds(command: &mut Command) -> String {
     done.stdout
 }
 
-/// Python with its gRPC: that of the system, which the system's packages are for, or else the
-/// first on the path.
-fn python() -> Command {
-    let knows_grpc = |python: &&str| {
-        let mut command = Command::new(python);
-        let found = command.args(["-c", "import grpc, google.protobuf"]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows_grpc);
-    let mut command = Command::new(python.expect("scripts/test.sh installs Python's gRPC"));
-    // Without -B it would leave compiled files among the sources.
-    command.arg("-B");
-    command
-}
-
-/// Where a program is. protoc starts no plugin without its full path.
+/// Path of a program: protoc needs the full path of a plugin.
 fn located(program: &str) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap();
     let mut places = std::env::split_paths(&path).map(|folder| folder.join(program));
@@ -45,7 +29,7 @@ fn located(program: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{program} is not installed; scripts/test.sh installs it"))
 }
 
-/// The messages and the client of `proto/doorman.proto`, in Python.
+/// Generates the Python client of `proto/doorman.proto`.
 fn generated() -> TempDir {
     let folder = TempDir::new().unwrap();
     let proto = testkit::in_repository("proto");
@@ -61,21 +45,21 @@ fn generated() -> TempDir {
     folder
 }
 
-/// Runs the whole program against a node that has an empty store.
+/// Runs the worked examples against a node with an empty store.
 fn worked_examples(node: &Node, master_address: &str) {
     let messages = generated();
     let printed = succeeds(
-        python()
+        python("grpc")
             .env("PYTHONPATH", messages.path())
             .arg(tests().join("worked_examples.py"))
             .args([&node.grpc.to_string(), master_address]),
     );
-    // A program that compares nothing would succeed too.
+    // A script that compares nothing would succeed, too.
     assert!(printed.contains(" compared, 0 failed"), "{printed}");
 }
 
 #[test]
-fn a_python_client_of_a_node_on_its_own() {
+fn a_python_client_of_a_node_run_on_half() {
     let node = Node::start(&tests().join("limits.yaml"), &[]);
     worked_examples(&node, &node.grpc.to_string());
 }
@@ -92,6 +76,6 @@ fn a_python_client_of_a_node_on_redis() {
 fn compression_long_requests_and_deadlines_in_python() {
     let limits = LimitsFile::new("namespaces: { shop: { default_bucket: { size: 1000 } } }");
     let node = Node::start(&limits.path(), &[]);
-    let printed = succeeds(python().arg(tests().join("edge.py")).arg(node.grpc.to_string()));
+    let printed = succeeds(python("grpc").arg(tests().join("edge.py")).arg(node.grpc.to_string()));
     assert!(printed.contains(" checked"), "{printed}");
 }

@@ -1,9 +1,9 @@
-//! Every fixture in `fixtures/limits`, word for word. `bad/` has one file for each kind of
-//! mistake, with the faults that it must give; `good/` has files that load, with what is
-//! understood of them after a comment for each notice.
+//! Exact outcome of every fixture in `fixtures/limits`. `bad/` has one file for each kind of
+//! mistake, with the expected faults; `good/` has valid files, with the expected notices and
+//! limits.
 //!
-//! After a deliberate change of wording, `BLESS=1 cargo test --test limits files::` writes the
-//! expected texts anew; read the difference before committing it.
+//! After a deliberate change, `BLESS=1 cargo test --test limits files::` updates the expected
+//! texts; review the difference before you commit it.
 
 use std::fs;
 use std::path::PathBuf;

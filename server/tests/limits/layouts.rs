@@ -1,10 +1,10 @@
-//! What a node that starts knows of the limits before it: the store tells for how long states may
-//! be about that were stored in another way, so that the usual request costs no more than it must.
+//! Layouts of states: the store tells a node that starts for how long states of earlier limits may
+//! exist, so that it looks them up only then.
 
 use std::time::Duration;
 
-use testkit::wire::post;
-use testkit::{LimitsFile, Node, Redis, redis_store_by_its_own_clock};
+use testkit::http::post_allow;
+use testkit::{LimitsFile, Node, Redis, command_stats, redis_store_by_its_own_clock};
 use tollgate_server::store::{Layout, Layouts as _};
 
 const LIFE: Duration = Duration::from_secs(3600);
@@ -13,36 +13,36 @@ fn layout(of: u64, is: u64) -> Layout {
     Layout { of, is, life: LIFE }
 }
 
-/// That long, but for what has passed since.
+/// Whether `left` is `length` less the time since the start of the test.
 fn about(left: Duration, length: Duration) -> bool {
     left <= length && left + Duration::from_secs(10) > length
 }
 
 #[tokio::test]
-async fn what_has_not_changed_is_settled() {
+async fn unchanged_layouts_are_settled() {
     let redis = Redis::start();
     let store = redis_store_by_its_own_clock(&redis).await;
     let told = [layout(1, 10), layout(2, 20)];
     assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "a new store");
-    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "said again");
+    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "reported again");
 
     let longer = Layout { life: 2 * LIFE, ..layout(1, 11) };
     let left = store.settled(&[longer, layout(2, 20)]).await.unwrap();
     assert!(about(left[0], 2 * LIFE) && left[1].is_zero(), "{left:?}");
-    // A node that still has the limits from before hears of it, …
+    // A node with the old limits is told as well,
     let left = store.settled(&told).await.unwrap();
     assert!(about(left[0], 2 * LIFE), "the longer life counts: {left:?}");
-    // … and no answer ends it early.
+    // and no report ends the time early.
     let left = store.settled(&[layout(1, 11)]).await.unwrap();
     assert!(about(left[0], 2 * LIFE), "{left:?}");
 
-    // More than one call takes, and none of it in use before.
+    // More layouts than fit into one call, all new.
     let many: Vec<Layout> = (100..1100).map(|of| layout(of, of)).collect();
     assert_eq!(store.settled(&many).await.unwrap(), vec![Duration::ZERO; 1000]);
 }
 
 #[tokio::test]
-async fn what_is_not_known_of_an_old_store_is_not_settled() {
+async fn unknown_layouts_of_an_old_store_are_not_settled() {
     let redis = Redis::start();
     let now: (i64, i64) = redis::cmd("TIME").query(&mut redis.connection()).unwrap();
     let born = (now.0 - 60) * 1_000_000;
@@ -56,18 +56,12 @@ async fn what_is_not_known_of_an_old_store_is_not_settled() {
 
 /// How often Redis has run a command.
 fn calls(redis: &Redis, command: &str) -> u64 {
-    let stats: String =
-        redis::cmd("INFO").arg("commandstats").query(&mut redis.connection()).unwrap();
-    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
-    line.map_or(0, |line| {
-        let calls = line.strip_prefix("calls=").unwrap().split(',').next().unwrap();
-        calls.parse().unwrap()
-    })
+    command_stats(&mut redis.connection(), command).calls
 }
 
 fn tokens_left(node: &Node) -> f64 {
     let body = r#"{"namespace": "ns", "bucketName": "b", "tokensRequested": 10}"#;
-    let answer = post(node, body).json();
+    let answer = post_allow(node, body).json();
     assert_eq!(answer["status"], "OK", "{answer}");
     assert_eq!(answer["degraded"], false, "{answer}");
     answer["tokensAvailable"].as_f64().unwrap().round()
@@ -75,7 +69,7 @@ fn tokens_left(node: &Node) -> f64 {
 
 #[test]
 fn a_node_looks_for_other_states_only_after_a_change() {
-    // A day to fill: states from before would be about for as long.
+    // The buckets fill within a day: states of earlier limits may exist for as long.
     let limits = |size: u64, more: &str| {
         let template = format!("{{ size: {size}, fill_rate: 1000/d, max_tokens_per_request: -1 }}");
         format!("namespaces: {{ ns: {{ {more} dynamic_bucket_template: {template} }} }}")
@@ -89,7 +83,7 @@ fn a_node_looks_for_other_states_only_after_a_change() {
     assert_eq!(tokens_left(&first), 990.0);
     assert_eq!(tokens_left(&first), 980.0);
     assert_eq!(tokens_left(&first), 970.0);
-    assert_eq!(calls(&redis, "pexpiretime"), 0, "nobody has had other limits");
+    assert_eq!(calls(&redis, "pexpiretime"), 0, "there are no earlier limits");
     let kept = calls(&redis, "setrange");
     assert!(kept >= 1, "of two grants, one at most passes a step of the expiries' grid");
     drop(first);
@@ -99,18 +93,18 @@ fn a_node_looks_for_other_states_only_after_a_change() {
     assert_eq!(tokens_left(&again), 950.0);
     assert_eq!(calls(&redis, "pexpiretime"), 0, "the same limits as before");
     let kept_again = calls(&redis, "setrange");
-    assert!(kept_again > kept, "here, too");
+    assert!(kept_again > kept, "also after a restart");
     drop(again);
 
-    // Another size: the expiry is written anew, until all have been.
+    // Another size: every decision writes the expiry, until all states have the new one.
     file.write(&limits(2000, ""));
     let larger = node();
     assert_eq!(tokens_left(&larger), 940.0, "a change refills nothing");
     assert_eq!(tokens_left(&larger), 930.0);
-    assert_eq!(calls(&redis, "setrange"), kept_again, "none keeps its expiry");
+    assert_eq!(calls(&redis, "setrange"), kept_again, "no decision keeps the expiry");
     drop(larger);
 
-    // Other keys: what stands under the old ones counts.
+    // Another key layout: the state under the old key counts.
     file.write(&limits(2000, "max_dynamic_buckets: 5,"));
     let bounded = node();
     assert_eq!(tokens_left(&bounded), 920.0);

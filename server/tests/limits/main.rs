@@ -1,5 +1,5 @@
-//! Limits files: every mistake and every valid file, reloads in a running node, and what the store
-//! is told of them.
+//! Limits files: valid and invalid ones, reloads in a running node, and the layouts that nodes
+//! report to the store.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

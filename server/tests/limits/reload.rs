@@ -1,4 +1,4 @@
-//! New limits in a running node: taken by itself or on SIGHUP, whole or not at all, and
+//! Reloads of limits in a running node: automatic or on SIGHUP, completely or not at all, and
 //! without a refill.
 
 use std::fs::{self, File};
@@ -9,14 +9,15 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use testkit::wire::{PATIENCE, Samples, post};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::http::post_allow;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 
-/// A change of the file shows within this: it is looked at twice a second, and taken once it
-/// has stayed the same from one look to the next.
+/// Time limit of a reload. The node checks the file twice a second, and loads a change once two
+/// checks agree.
 const SOON: Duration = Duration::from_secs(4);
 
-/// `ns:b` of that size; it refills by far less than a token while a test runs.
+/// Limits with `ns:b` of this size, which refills by less than a token during a test.
 fn sized(size: u64) -> String {
     format!(
         "namespaces: {{ ns: {{ buckets: {{ b: {{ size: {size}, fill_rate: 1/d, max_tokens_per_request: -1 }} }} }} }}"
@@ -24,21 +25,21 @@ fn sized(size: u64) -> String {
 }
 
 fn loads(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_loads_total", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_loads_total", &[]).unwrap()
 }
 
 fn failures(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_reload_failures_total", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_reload_failures_total", &[]).unwrap()
 }
 
 fn version(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_version", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_version", &[]).unwrap()
 }
 
-/// Asks for tokens of `ns:b`, and says what came of it with the tokens left.
+/// Requests tokens of `ns:b`. Returns the status and the tokens left.
 fn ask(node: &Node, tokens: u64) -> (String, f64) {
     let body = format!(r#"{{"namespace":"ns","bucketName":"b","tokensRequested":{tokens}}}"#);
-    let answer = post(node, &body).json();
+    let answer = post_allow(node, &body).json();
     let left = answer["tokensAvailable"].as_f64().unwrap();
     (answer["status"].as_str().unwrap().to_owned(), (left * 10.0).round() / 10.0)
 }
@@ -47,7 +48,7 @@ fn ok(left: f64) -> (String, f64) {
     ("OK".to_owned(), left)
 }
 
-/// The log lines about limits that were refused.
+/// Log lines about refused limits.
 fn refusals(node: &Node) -> Vec<Value> {
     let mut events = node.logged();
     events.retain(|event| event["message"] == "new limits refused, the old ones stay");
@@ -55,7 +56,7 @@ fn refusals(node: &Node) -> Vec<Value> {
 }
 
 #[test]
-fn a_changed_file_is_taken_by_itself_and_balances_stay() {
+fn a_changed_file_is_loaded_and_balances_stay() {
     let limits = LimitsFile::new(&sized(10));
     let node = Node::start(&limits.path(), &[]);
     assert_eq!(loads(&node), 1.0);
@@ -71,9 +72,9 @@ fn a_changed_file_is_taken_by_itself_and_balances_stay() {
     change(&sized(3));
     assert_eq!(ask(&node, 1), ok(2.0), "cut to the new size");
     change(&sized(20));
-    assert_eq!(ask(&node, 1), ok(1.0), "what was cut stays cut");
+    assert_eq!(ask(&node, 1), ok(1.0), "cut tokens do not come back");
     change(&sized(20).replace("1/d", "2/d"));
-    assert_eq!(ask(&node, 1), ok(0.0), "a rate changes no balance");
+    assert_eq!(ask(&node, 1), ok(0.0), "a new rate changes no balance");
     let debt = "fill_rate: 1/h, max_debt_millis: 72000000";
     change(&sized(20).replace("fill_rate: 1/d", debt));
     assert_eq!(ask(&node, 10), ok(-10.0));
@@ -95,7 +96,7 @@ fn a_file_put_in_place_of_the_old_one_is_a_change() {
     for (name, size) in [("a.yaml", 10), ("b.yaml", 20)] {
         fs::write(path(name), sized(size)).unwrap();
     }
-    // As Kubernetes mounts configuration: a link to a link, which is swapped in one step.
+    // As Kubernetes mounts configuration: a link to a link, which is replaced atomically.
     symlink(path("a.yaml"), path("current")).unwrap();
     symlink(path("current"), path("limits.yaml")).unwrap();
     let node = Node::start(&path("limits.yaml"), &[]);
@@ -105,7 +106,7 @@ fn a_file_put_in_place_of_the_old_one_is_a_change() {
     eventually("the swap is seen", SOON, || version(&node) != first);
     let second = version(&node);
 
-    // The same size at the same time, as files from images and archives may have.
+    // The same size and modification time, as files from images and archives may have.
     fs::write(path("c.yaml"), sized(30)).unwrap();
     let time = fs::metadata(path("b.yaml")).unwrap().modified().unwrap();
     File::options().write(true).open(path("c.yaml")).unwrap().set_modified(time).unwrap();
@@ -121,7 +122,7 @@ fn a_file_that_is_still_being_written_waits() {
     let limits = LimitsFile::new(&sized(10));
     let node = Node::start(&limits.path(), &[]);
     let first = version(&node);
-    // Valid after every line, and for more than a second not yet what it is going to be.
+    // Valid after every line, but incomplete for more than a second.
     let mut file = File::create(limits.path()).unwrap();
     writeln!(file, "namespaces:\n  ns:\n    buckets:").unwrap();
     writeln!(file, "      b: {{ size: 20, fill_rate: 1/d }}").unwrap();
@@ -133,7 +134,7 @@ fn a_file_that_is_still_being_written_waits() {
     drop(file);
     eventually("the whole file is taken", SOON, || version(&node) != first);
     assert_eq!((loads(&node), failures(&node)), (2.0, 0.0));
-    let answer = post(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
+    let answer = post_allow(&node, r#"{"namespace":"ns","bucketName":"b19"}"#).json();
     assert_eq!(answer["bucket"], "ns:b19");
 }
 
@@ -149,13 +150,13 @@ fn a_file_that_is_too_large_is_not_read() {
     eventually("it is refused", SOON, || failures(&node) == 1.0);
     let expected = format!("can't read {}: larger than 16 MiB", limits.path().display());
     let mut said = Vec::new();
-    eventually("it is said", PATIENCE, || {
+    eventually("it is logged", TEST_TIMEOUT, || {
         said.extend(refusals(&node));
         !said.is_empty()
     });
     assert_eq!((&said[0]["error"], version(&node)), (&Value::from(expected), good));
     limits.write(&text(most));
-    eventually("the largest one is taken", PATIENCE, || version(&node) != good);
+    eventually("the largest one is taken", TEST_TIMEOUT, || version(&node) != good);
     assert_eq!(ask(&node, 1), ok(19.0));
 }
 
@@ -163,7 +164,7 @@ fn a_file_that_is_too_large_is_not_read() {
 fn sighup_reloads_at_once() {
     let limits = LimitsFile::new(&sized(10));
     let node = Node::start(&limits.path(), &[]);
-    // Nothing has changed, so that nothing but the signal loads it.
+    // The file is unchanged, so only the signal causes a load.
     for times in 2..5 {
         node.signal("HUP");
         eventually("the signal is heard", SOON, || loads(&node) == f64::from(times));
@@ -203,7 +204,7 @@ fn a_bad_file_is_refused_and_the_old_limits_decide() {
 }
 
 #[test]
-fn failures_that_repeat_are_said_once_a_second() {
+fn repeated_failures_are_logged_once_a_second() {
     let limits = LimitsFile::new(&sized(10));
     let node = Node::start(&limits.path(), &[]);
     limits.write("nonsense");
@@ -222,7 +223,7 @@ fn failures_that_repeat_are_said_once_a_second() {
     let most = started.elapsed().as_secs() as usize + 2;
     assert!(failures(&node) - first > 5.0);
     assert!((2..=most).contains(&said.len()), "{most} at most: {said:#?}");
-    // None is lost: each line says how many it stands for.
+    // Each line has the number of failures that it stands for.
     let held_back: u64 = said.iter().map(|event| event["held_back"].as_u64().unwrap()).sum();
     assert!(held_back > 0 && held_back as f64 + said.len() as f64 <= failures(&node));
 }
@@ -236,17 +237,17 @@ fn a_removed_file_keeps_the_old_limits() {
     eventually("it is missed", SOON, || failures(&node) == 1.0);
     assert_eq!(ask(&node, 1), ok(9.0));
     let mut said = Vec::new();
-    eventually("it is said", PATIENCE, || {
+    eventually("it is logged", TEST_TIMEOUT, || {
         said.extend(refusals(&node));
         !said.is_empty()
     });
     let expected =
         format!("can't read {}: No such file or directory (os error 2)", limits.path().display());
     assert_eq!(said[0]["error"], expected);
-    // A file that stays away is one failure, not one a second.
+    // A missing file is one failure, not one a second.
     node.signal("HUP");
     eventually("the signal is heard", SOON, || failures(&node) == 2.0);
-    // In one step: a file caught half written would be one more failure.
+    // Atomically: an incomplete file would be another failure.
     let ready = limits.path().with_extension("new");
     fs::write(&ready, sized(20)).unwrap();
     fs::rename(ready, limits.path()).unwrap();
@@ -255,14 +256,14 @@ fn a_removed_file_keeps_the_old_limits() {
     assert_eq!(failures(&node), 2.0);
 }
 
-/// 1 while the file is in use as it is.
+/// 1 while the current file is in use.
 fn current(node: &Node) -> f64 {
-    Samples::of(node).get("tollgate_limits_last_reload_successful", &[]).unwrap()
+    Scrape::of(node.http).get("tollgate_limits_last_reload_successful", &[]).unwrap()
 }
 
-/// What the alert goes by, whatever was taken before and however soon.
+/// The metric of the alert.
 #[test]
-fn a_bad_file_right_after_a_good_one_shows_until_it_is_mended() {
+fn a_bad_file_after_a_good_one_shows_until_it_is_fixed() {
     let limits = LimitsFile::new(&sized(10));
     let node = Node::start(&limits.path(), &[]);
     assert_eq!(current(&node), 1.0);
@@ -271,14 +272,14 @@ fn a_bad_file_right_after_a_good_one_shows_until_it_is_mended() {
     assert_eq!(current(&node), 1.0);
     limits.write("nonsense");
     eventually("the bad file is refused", SOON, || current(&node) == 0.0);
-    // What was there before is as good as new.
+    // The previous text is loaded again.
     limits.write(&sized(20));
-    eventually("it is mended", SOON, || current(&node) == 1.0);
+    eventually("the fixed file is loaded", SOON, || current(&node) == 1.0);
     assert_eq!(loads(&node), 3.0);
 }
 
 #[test]
-fn series_of_what_a_reload_removes_leave_the_metrics() {
+fn a_reload_removes_series() {
     let text = |buckets: &str, algorithm: &str| {
         format!(
             "namespaces: {{ ns: {{ buckets: {{ {buckets} }} }} }}\nresources: [{{ \
@@ -290,14 +291,14 @@ fn series_of_what_a_reload_removes_leave_the_metrics() {
     let node = Node::start(&limits.path(), &[]);
     for bucket in ["b", "gone"] {
         let body = format!(r#"{{"namespace":"ns","bucketName":"{bucket}"}}"#);
-        assert_eq!(post(&node, &body).json()["status"], "OK");
+        assert_eq!(post_allow(&node, &body).json()["status"], "OK");
     }
     let labelled = |label: &str, value: &str| {
-        let samples = Samples::of(&node);
-        let has = |labels: &&(String, testkit::wire::Labels)| {
+        let scrape = Scrape::of(node.http);
+        let has = |labels: &&(String, testkit::metrics::Labels)| {
             labels.1.get(label).is_some_and(|found| found == value)
         };
-        samples.series().into_iter().filter(has).count()
+        scrape.series().into_iter().filter(has).count()
     };
     assert!(labelled("bucket", "gone") >= 8 && labelled("algorithm", "STATIC") >= 8);
     limits.write(&text("b: { size: 6 }", "FAIR_SHARE"));
@@ -305,14 +306,14 @@ fn series_of_what_a_reload_removes_leave_the_metrics() {
     eventually("the series are gone", SOON, || {
         labelled("bucket", "gone") == 0 && labelled("algorithm", "STATIC") == 0
     });
-    let granted = |bucket: &str| Samples::of(&node).decisions("ns", bucket, "granted");
-    assert_eq!((granted("b"), granted("gone")), (Some(1.0), None), "what stays goes on counting");
+    let granted = |bucket: &str| Scrape::of(node.http).decisions("ns", bucket, "granted");
+    assert_eq!((granted("b"), granted("gone")), (Some(1.0), None), "remaining counters continue");
     limits.write(&text("b: { size: 5 }, gone: { size: 5 }", "STATIC"));
     eventually("the series are back", SOON, || granted("gone") == Some(0.0));
     assert_eq!(granted("b"), Some(1.0));
 }
 
-/// A node that is not above the permissions of files, as one that runs as root would be.
+/// A node that is subject to file permissions even if the test runs as root.
 fn bound_by_permissions(limits: &Path) -> Node {
     let command = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"];
     let command = if rustix::process::geteuid().is_root() { &command[..] } else { &[] };
@@ -320,7 +321,7 @@ fn bound_by_permissions(limits: &Path) -> Node {
 }
 
 #[test]
-fn a_file_that_becomes_readable_again_is_taken_by_itself() {
+fn a_file_that_becomes_readable_again_is_loaded() {
     let limits = LimitsFile::new(&sized(10));
     let node = bound_by_permissions(&limits.path());
     let allow = |path: &Path, mode| {

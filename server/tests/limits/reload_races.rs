@@ -1,5 +1,4 @@
-//! Files that are read again twice at the same time: what is in use afterwards is the newest,
-//! however the two readings overlap.
+//! Concurrent reloads: afterwards the newest file is in use, however the reads overlap.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,10 +15,10 @@ use tollgate_server::tls::{Acceptor, ServerFiles};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How often it is tried: without a lock it goes wrong at least once.
+/// Number of tries: without a lock at least one fails.
 const TIMES: usize = 60;
 
-/// So many namespaces, and enough besides for reading it to take a while.
+/// Limits with this number of namespaces, large enough that a read takes some time.
 fn limits(namespaces: usize) -> String {
     let mut text = "namespaces:\n".to_owned();
     for number in 0..namespaces {
@@ -31,7 +30,7 @@ fn limits(namespaces: usize) -> String {
     text
 }
 
-/// Has other threads reload while this one changes what is read, and then reloads too.
+/// Reloads in other threads while this one makes a change and then reloads, too.
 fn at_once(reload: impl Fn() + Sync, change: impl Fn()) {
     const OTHERS: usize = 4;
     let together = Barrier::new(OTHERS + 1);
@@ -55,7 +54,7 @@ fn the_newest_limits_are_in_use() {
     let in_use = || live.current().limits.namespaces.len();
     for time in 0..TIMES {
         let newest = 1 + (time + 1) % 4;
-        // A file that is half written may be refused; the reload after it is not.
+        // An incomplete file may be refused; the last reload is not.
         at_once(|| drop(live.reload()), || file.write(&limits(newest)));
         assert_eq!(in_use(), newest, "the {time}th time");
     }
@@ -66,7 +65,7 @@ fn the_newest_certificate_is_in_use() {
     let ca = Ca::new();
     let [soon, later] = [("soon", 10), ("later", 20)].map(|(name, days)| {
         let pair = ca.expiring(name, days * DAY, false);
-        // A chain that takes a while to be read.
+        // A long chain, which takes some time to read.
         let chain = fs::read_to_string(&pair.cert).unwrap().repeat(500);
         fs::write(&pair.cert, chain).unwrap();
         let files = ServerFiles { cert: pair.cert.clone(), key: pair.key.clone(), client_ca: None };
@@ -80,19 +79,19 @@ fn the_newest_certificate_is_in_use() {
     for time in 0..TIMES {
         let (newest, expires) = if time % 2 == 0 { &soon } else { &later };
         // One that is read between certificate and key is refused; the reload after it is not.
-        at_once(|| drop(acceptor.reload()), || newest.replace(&shown));
-        assert_eq!(said(&metrics), *expires, "the {time}th time");
+        at_once(|| drop(acceptor.certificates().reload()), || newest.replace(&shown));
+        assert_eq!(expiry_metric(&metrics), *expires, "the {time}th time");
     }
 }
 
-/// When the certificate in those files expires.
+/// Expiry of the certificate in these files.
 fn expiry(files: &ServerFiles) -> f64 {
     let metrics = Metrics::new();
     Acceptor::load(files.clone(), &metrics).unwrap();
-    said(&metrics)
+    expiry_metric(&metrics)
 }
 
-fn said(metrics: &Metrics) -> f64 {
+fn expiry_metric(metrics: &Metrics) -> f64 {
     let name = "tollgate_tls_certificate_expiry_timestamp_seconds";
-    Scrape::text(metrics.render()).sum(name, &[])
+    Scrape::parse(&metrics.render()).sum(name, &[])
 }

@@ -1,21 +1,24 @@
-//! Nodes as processes on a real Redis Cluster, under load: a slot that stands in the middle of
-//! its way to another master, scripts that are flushed, a new master.
+//! Node processes on a Redis Cluster, under load: migrations of slots, flushed scripts, a new
+//! master.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use testkit::cluster::half;
-use testkit::fleet::{Fleet, now_us};
-use testkit::load::{Books, Load, Plan, Sample, percentile};
-use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::acl::RestrictedUser;
+use testkit::cluster::reserve_half;
+use testkit::grpc::{capacity_client, request};
+use testkit::http::{allow, get, is_shared_grant};
+use testkit::lease_clients::{LeaseClients, now_us};
+use testkit::load::{GrantAudit, Load, Plan, Sample, percentile};
+use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
 use testkit::report::Row;
-use testkit::rights::FewRights;
-use testkit::wire::{channel, request};
-use testkit::{LimitsFile, Node, START, Servers, Service, eventually, redis_store};
-use tollgate_proto::doorman::capacity_client::CapacityClient;
-use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest, ResourceResponse};
+use testkit::{
+    LimitsFile, Node, START, Servers as _, Service, command_stats, eventually, grpc, redis_store,
+    runtime,
+};
+use tollgate_proto::doorman::ResourceResponse;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::redis::slot;
@@ -23,21 +26,21 @@ use tollgate_server::store::redis::slot;
 const SIZE: f64 = 200.0;
 const RATE: f64 = 200.0;
 
-/// A deadline that a busy machine does not exceed, for tests that are about who gets how much.
+/// A store timeout that a busy machine does not exceed, for tests of amounts.
 const PATIENT: [&str; 2] = ["--store-timeout", "5s"];
 
 const CALLERS: Plan =
     Plan { callers: 24, connections: 2, pace: Duration::from_millis(5), failover: false };
 
-/// Longer than any store learns.
+/// Longer than learning mode lasts.
 const HOUR_US: i64 = 3_600_000_000;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The first of the names `prefix`, `prefix1`, … whose key is in that slot.
-fn name_in(slot_wanted: u16, prefix: &str, key: impl Fn(&str) -> String) -> String {
+/// The first of the names `prefix0`, `prefix1`, … whose key is in that slot.
+fn name_in(wanted: u16, prefix: &str, key: impl Fn(&str) -> String) -> String {
     let mut names = (0..).map(|number: u64| format!("{prefix}{number}"));
-    names.find(|name| slot(key(name).as_bytes()) == slot_wanted).unwrap()
+    names.find(|name| slot(key(name).as_bytes()) == wanted).unwrap()
 }
 
 fn spread(bucket: &str) -> String {
@@ -61,21 +64,17 @@ resources:
     ))
 }
 
-/// Asks for all of a resource.
+/// Requests all of a resource.
 fn lease(node: &Node, client: &str, resource: &str) -> ResourceResponse {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
-        let one =
-            ResourceRequest { resource_id: resource.to_owned(), wants: 100.0, ..<_>::default() };
-        let request = GetCapacityRequest { client_id: client.to_owned(), resource: vec![one] };
-        let mut client = CapacityClient::new(channel(node.grpc).await);
-        client.get_capacity(request).await.unwrap().into_inner().response.pop().unwrap()
+    runtime().block_on(async {
+        let mut connection = capacity_client(node).await;
+        grpc::lease(&mut connection, client, resource, 100.0, None).await
     })
 }
 
-/// All of a new resource is there, at once.
+/// Asserts that all of a new resource is leased at once.
 #[track_caller]
-fn leased_at_once(node: &Node, resource: &str) {
+fn assert_leased_at_once(node: &Node, resource: &str) {
     let got = lease(node, "new", resource);
     assert_eq!(
         (got.gets.capacity, got.learning_until, got.degraded()),
@@ -85,36 +84,30 @@ fn leased_at_once(node: &Node, resource: &str) {
 }
 
 fn listed(node: &Node) -> Vec<String> {
-    let (status, page) = http(node.http, "GET /debug/status.json", "").unwrap();
-    assert_eq!(status, 200);
-    let page: serde_json::Value = serde_json::from_str(&page).unwrap();
+    let page = get(node, "/debug/status.json").json();
     let names = page["resources"].as_array().unwrap().iter();
     names.map(|one| one["resource"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Everybody was answered, by the store.
-fn all_shared(samples: &[Sample]) {
+/// Asserts that the store decided all requests.
+fn assert_all_shared(samples: &[Sample]) {
     for sample in samples {
         assert!(sample.answer.is_ok(), "{:?}", sample.answer);
         assert!(!sample.degraded(), "{} {}", sample.namespace, sample.bucket);
     }
 }
 
-fn books(samples: &[Sample], namespace: &str, bucket: &str) {
+fn audit(samples: &[Sample], namespace: &str, bucket: &str) {
     let of = |s: &&Sample| s.namespace == namespace && s.bucket == bucket;
     let of: Vec<&Sample> = samples.iter().filter(of).collect();
-    Books::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
+    GrantAudit::of(&of, SIZE, RATE, 0.0).check(&format!("{namespace}:{bucket}"), 0.97).unwrap();
 }
 
-/// One slot that has a bit of everything goes to another master, and stands in the middle for
-/// a while.
-fn a_slot_under_way(
-    (what, test, place): (&str, &str, u32),
-    choose: impl FnOnce(&RedisCluster) -> u16,
-) {
-    let _half = half();
+/// Migrates a slot with keys of every kind to another master, and pauses in each state.
+fn migrate_slot((what, test, place): (&str, &str, u32), choose: impl FnOnce(&RedisCluster) -> u16) {
+    let _machine = reserve_half();
     let cluster = RedisCluster::start();
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let moving = choose(&cluster);
     let (from, to) = (cluster.owner(moving).unwrap(), (cluster.owner(moving).unwrap() + 1) % 3);
 
@@ -125,7 +118,7 @@ fn a_slot_under_way(
     let resource = name_in(moving, "r", holders);
     let new: Vec<String> =
         (0..3).map(|at| name_in(moving, &format!("new{at}x"), holders)).collect();
-    // One that stays on the master that the slot leaves, where its register may be new then.
+    // Resources in another slot of the old master, whose register moves with the last slot.
     let stays = (0..16384).find(|&one| one != moving && cluster.owner(one) == Some(from)).unwrap();
     let staying: Vec<String> =
         (0..4).map(|at| name_in(stays, &format!("stays{at}x"), holders)).collect();
@@ -133,54 +126,67 @@ fn a_slot_under_way(
     let limits = limits(&bounded);
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
-    let http: Vec<_> = nodes.iter().map(|node| node.http).collect();
-    leased_at_once(&nodes[0], &staying[0]);
+    assert_leased_at_once(&nodes[0], &staying[0]);
     let started = now_us();
-    let clients = Fleet::start(&grpc, "client", 8, &resource, |_| 20.0);
+    let clients = LeaseClients::start(&grpc, "client", 8, &resource, |_| 20.0);
     let targets = [("spread", bucket.clone()), (&*bounded, "x".into()), ("spread", "other".into())];
     let asked: Vec<_> = targets.iter().map(|(ns, name)| request(ns, name, 1)).collect();
     let load = Load::start(&grpc, CALLERS, move |caller, _| Some(asked[caller / 2 % 3].clone()));
-    load.go_on(SECOND);
+    load.run_for(SECOND);
 
     let migration = cluster.begin_migration(moving, to);
-    load.go_on(SECOND);
-    assert!(shared_grant(&allow(http[0], "spread", &absent[0])), "{what}: not begun");
-    leased_at_once(&nodes[1], &new[0]);
-    leased_at_once(&nodes[0], &staying[1]);
-    // The register is here, the bucket may be there: it has to wait until they are together.
+    load.run_for(SECOND);
+    assert!(
+        is_shared_grant(&allow(nodes[0].http, "spread", &absent[0])),
+        "{what}: before the keys are moved"
+    );
+    assert_leased_at_once(&nodes[1], &new[0]);
+    assert_leased_at_once(&nodes[0], &staying[1]);
+    // The register may be on the old master and the bucket on the new one. The decision waits until
+    // both are on one master.
+    let node = nodes[0].http;
     let waits = thread::scope(|scope| {
-        let asked = scope.spawn(|| allow(http[0], &bounded, "y"));
-        load.go_on(SECOND / 4);
+        let asked = scope.spawn(|| allow(node, &bounded, "y"));
+        load.run_for(SECOND / 4);
         assert!(!asked.is_finished(), "{what}: nothing to wait for");
         assert!(cluster.move_keys(&migration) >= 6, "{what}: not all keys are in that slot");
         asked.join().unwrap()
     });
-    assert!(shared_grant(&waits), "{what}: {waits}");
-    load.go_on(SECOND);
-    assert!(shared_grant(&allow(http[1], "spread", &absent[1])), "{what}: on its way");
-    assert!(shared_grant(&allow(http[1], &bounded, "z")), "{what}: on its way");
-    let answer = allow(http[0], &bounded, "fourth");
+    assert!(is_shared_grant(&waits), "{what}: {waits}");
+    load.run_for(SECOND);
+    assert!(
+        is_shared_grant(&allow(nodes[1].http, "spread", &absent[1])),
+        "{what}: after the keys are moved"
+    );
+    assert!(
+        is_shared_grant(&allow(nodes[1].http, &bounded, "z")),
+        "{what}: after the keys are moved"
+    );
+    let answer = allow(nodes[0].http, &bounded, "fourth");
     assert_eq!(answer["status"], "REJECTED_TOO_MANY_BUCKETS", "{what}: {answer}");
-    leased_at_once(&nodes[0], &new[1]);
-    leased_at_once(&nodes[1], &staying[2]);
+    assert_leased_at_once(&nodes[0], &new[1]);
+    assert_leased_at_once(&nodes[1], &staying[2]);
     cluster.finish_migration(migration);
-    leased_at_once(&nodes[1], &staying[3]);
-    load.go_on(SECOND);
-    assert!(shared_grant(&allow(http[0], "spread", &absent[2])), "{what}: there");
-    leased_at_once(&nodes[0], &new[2]);
+    assert_leased_at_once(&nodes[1], &staying[3]);
+    load.run_for(SECOND);
+    assert!(
+        is_shared_grant(&allow(nodes[0].http, "spread", &absent[2])),
+        "{what}: after the migration"
+    );
+    assert_leased_at_once(&nodes[0], &new[2]);
 
     let samples = load.finish();
     println!("{what}: {} decisions", samples.len());
-    all_shared(&samples);
+    assert_all_shared(&samples);
     for (namespace, bucket) in &targets {
-        books(&samples, namespace, bucket);
+        audit(&samples, namespace, bucket);
     }
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let p999 = percentile(&mut took, 0.999);
     let all = [&new[..], &staying[..], &[resource]].concat();
     for node in &nodes {
         eventually("every resource is listed", 5 * SECOND, || {
-            // Whose register was on its way is put into it when it is asked again.
+            // A resource is registered at its next request if the register was moving before.
             staying.iter().for_each(|name| drop(lease(node, "new", name)));
             let listed = listed(node);
             all.iter().all(|name| listed.contains(name))
@@ -190,7 +196,7 @@ fn a_slot_under_way(
     let record = clients.finish();
     assert!(record.failures.is_empty());
     assert!(record.answers.iter().all(|one| !one.learning && !one.degraded), "{what}: leases");
-    let held = testkit::fleet::Holdings::of(&[&record.answers]);
+    let held = testkit::lease_clients::Holdings::of(&[&record.answers]);
     let (_, most) = held.range(started, now_us());
     assert!(most <= 100.0 + 1e-9, "{what}: {most} of 100 leased");
     assert!(most >= 99.0, "{what}: {most} of 100 leased");
@@ -211,20 +217,20 @@ fn a_slot_under_way(
 #[test]
 fn a_slot_in_the_middle_of_others() {
     let row = ("a slot", "redis::cluster::a_slot_in_the_middle_of_others", 750);
-    a_slot_under_way(row, |_| 3000);
+    migrate_slot(row, |_| 3000);
 }
 
-/// It has what is about the whole server: its birth, its resources, the nodes.
+/// This slot has the keys of the server itself: its birth, its resources, the nodes.
 #[test]
 fn the_last_slot_of_a_server() {
     let row = ("the last slot", "redis::cluster::the_last_slot_of_a_server", 760);
-    a_slot_under_way(row, |cluster| cluster.highest_slot(0).unwrap());
+    migrate_slot(row, |cluster| cluster.highest_slot(0).unwrap());
 }
 
 #[test]
 fn script_flush_on_one_master_fails_nothing() {
-    let _half = half();
-    let cluster = RedisCluster::start();
+    let _machine = reserve_half();
+    let cluster = RedisCluster::start_with(3, 0);
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
@@ -233,10 +239,10 @@ fn script_flush_on_one_master_fails_nothing() {
     });
     let mut inside = cluster.connection(1);
     for _ in 0..50 {
-        load.go_on(SECOND / 50);
+        load.run_for(SECOND / 50);
         redis::cmd("SCRIPT").arg("FLUSH").exec(&mut inside).unwrap();
     }
-    all_shared(&load.finish());
+    assert_all_shared(&load.finish());
     for node in &nodes {
         assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
     }
@@ -244,9 +250,9 @@ fn script_flush_on_one_master_fails_nothing() {
 
 #[test]
 fn a_new_master_is_given_slots() {
-    let _half = half();
+    let _machine = reserve_half();
     let mut cluster = RedisCluster::start();
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let limits = limits("bounded");
     let nodes = cluster.nodes(&limits, &PATIENT);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
@@ -255,38 +261,36 @@ fn a_new_master_is_given_slots() {
     let load = Load::start(&grpc, CALLERS, move |caller, _| {
         Some(request("spread", &asked[caller / 2 % asked.len()], 1))
     });
-    load.go_on(SECOND);
+    load.run_for(SECOND);
     let new = cluster.add_master();
-    // Each of these slots holds a bucket that is asked all the time.
+    // Each of these slots has a bucket under load.
     for name in &names[..4] {
         cluster.migrate(slot(spread(name).as_bytes()), new);
     }
     let got = name_in(slot(spread(&names[0]).as_bytes()), "r", holders);
-    leased_at_once(&nodes[0], &got);
-    load.go_on(2 * SECOND);
+    assert_leased_at_once(&nodes[0], &got);
+    load.run_for(2 * SECOND);
     let samples = load.finish();
-    all_shared(&samples);
+    assert_all_shared(&samples);
     names.iter().for_each(|name| {
         let of: Vec<&Sample> = samples.iter().filter(|s| s.bucket == *name).collect();
-        let books = Books::of(&of, SIZE, RATE, 0.0);
-        assert!(books.granted as f64 <= books.most, "{name}: too much");
+        let audit = GrantAudit::of(&of, SIZE, RATE, 0.0);
+        assert!(audit.granted as f64 <= audit.upper_bound, "{name}: too much");
     });
     for node in &nodes {
-        eventually("the new one is heard of", 3 * SECOND, || {
-            Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-        });
+        eventually("the new master is known", 3 * SECOND, || node.store_is_up());
         assert!(listed(node).contains(&got));
     }
 }
 
-/// With a slot comes the birth of the server that had it as its last one. Who has lost its memory
-/// more lately goes on learning, and who has given the slot away does not begin to.
+/// The last slot of a server moves, and with it the birth of that server. The target was born
+/// later: it goes on learning. The source does not start to learn.
 #[test]
-fn births_of_two_servers_meet() {
-    let _half = half();
+fn births_of_two_servers_are_merged() {
+    let _machine = reserve_half();
     let cluster = RedisCluster::start_with(3, 0);
     let now = now_us();
-    cluster.born(now - HOUR_US);
+    cluster.set_birth(now - HOUR_US);
     let (young, old) = (0, 1);
     let recent = now - 10_000_000;
     let birth_of = |number: usize| cluster.birth_keys().swap_remove(number);
@@ -305,15 +309,15 @@ fn births_of_two_servers_meet() {
         assert!(got.learning_until.is_some(), "{at}: {got:?}");
     };
     learns(0);
-    leased_at_once(&nodes[0], &resource(7000, 0));
+    assert_leased_at_once(&nodes[0], &resource(7000, 0));
 
     cluster.migrate(moving, young);
     assert_eq!(cluster.highest_slot(young), Some(moving));
     for at in 1..5 {
         learns(at);
-        leased_at_once(&nodes[at % 2], &resource(7000, at));
+        assert_leased_at_once(&nodes[at % 2], &resource(7000, at));
     }
-    eventually("the later birth counts", 5 * SECOND, || {
+    eventually("the later birth is kept", 5 * SECOND, || {
         let mut inside = cluster.connection(young);
         redis::cmd("GET").arg(birth_of(young)).query::<i64>(&mut inside).unwrap() == recent
     });
@@ -321,7 +325,7 @@ fn births_of_two_servers_meet() {
         (0..5).flat_map(|at| [resource(3000, at), resource(7000, at)]).collect();
     for node in &nodes {
         eventually("every resource is listed", 5 * SECOND, || {
-            // Those that were new while their register was on its way are put into it now.
+            // A resource is registered at its next request if the register was moving before.
             names.iter().for_each(|name| drop(lease(node, "new", name)));
             let listed = listed(node);
             names.iter().all(|name| listed.contains(name))
@@ -334,51 +338,44 @@ fn births_of_two_servers_meet() {
     assert_eq!(left.len(), 5, "{left:?}");
 }
 
-/// What `docs/operating.md` names is enough.
+/// The rights in `docs/operating.md` are enough.
 #[test]
-fn a_user_with_few_rights() {
-    let _half = half();
+fn the_documented_rights_are_enough() {
+    let _machine = reserve_half();
     let (cluster, mut servers) = (RedisCluster::start_with(3, 0), Vec::new());
     for number in 0..3 {
         let of_a_cluster = " +cluster|slots +cluster|info";
-        let few = FewRights::given(cluster.connection(number), of_a_cluster);
-        servers.push(few);
+        let user = RestrictedUser::with_documented_rights(cluster.connection(number), of_a_cluster);
+        servers.push(user);
     }
-    cluster.born(now_us() - HOUR_US);
+    cluster.set_birth(now_us() - HOUR_US);
     let limits = limits("bounded");
     let url = cluster.url().replace("://", "://tollgate:secret@");
     let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
-    let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-    eventually("the store is up", 5 * SECOND, up);
+    node.wait_for_store();
     for at in 0..20 {
-        assert!(shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
+        assert!(is_shared_grant(&allow(node.http, "spread", &format!("b{at}"))));
     }
-    assert!(shared_grant(&allow(node.http, "bounded", "x")));
-    leased_at_once(&node, "r");
+    assert!(is_shared_grant(&allow(node.http, "bounded", "x")));
+    assert_leased_at_once(&node, "r");
     assert_eq!(listed(&node), ["r"]);
     assert_eq!(Scrape::of(node.http).sum("tollgate_store_errors_total", &[]), 0.0);
-    servers.iter_mut().for_each(FewRights::were_enough);
+    servers.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
-/// Many questions at the same time, to as many buckets.
+/// Concurrent requests for as many buckets, in many slots, are batched.
 #[tokio::test]
-async fn questions_to_many_slots_share_a_call() {
-    const ASKED: usize = 3000;
+async fn requests_for_many_slots_share_calls() {
+    const REQUESTS: u64 = 3000;
     let cluster = RedisCluster::start_with(3, 0);
     let clock = ManualClock::new(START);
     let store = redis_store(&cluster, clock.clone()).await;
     let limits = "namespaces: { ns: { dynamic_bucket_template: { size: 5, fill_rate: 1/h } } }";
     let service = Arc::new(Service::new(store, clock, limits));
-    let calls = |number: usize| -> usize {
-        let mut info = redis::cmd("INFO");
-        let about: String =
-            info.arg("commandstats").query(&mut cluster.connection(number)).unwrap();
-        let line = about.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap_or("=0,");
-        line.split(['=', ',']).nth(1).unwrap().parse().unwrap()
-    };
-    let before: usize = (0..3).map(calls).sum();
+    let calls = |number: usize| command_stats(&mut cluster.connection(number), "evalsha").calls;
+    let before: u64 = (0..3).map(calls).sum();
     let mut callers = tokio::task::JoinSet::new();
-    for at in 0..ASKED {
+    for at in 0..REQUESTS {
         let service = Arc::clone(&service);
         callers.spawn(async move {
             let (bucket, namespace) = (format!("user-{at}"), "ns");
@@ -388,11 +385,11 @@ async fn questions_to_many_slots_share_a_call() {
         });
     }
     callers.join_all().await;
-    let made = (0..3).map(calls).sum::<usize>() - before;
-    let keys: Vec<usize> = (0..3)
+    let made = (0..3).map(calls).sum::<u64>() - before;
+    let keys: Vec<u64> = (0..3)
         .map(|number| redis::cmd("DBSIZE").query(&mut cluster.connection(number)).unwrap())
         .collect();
-    println!("{ASKED} decisions in {made} calls, keys on the masters: {keys:?}");
-    assert!(made <= ASKED / 8, "{made} calls for {ASKED} decisions");
-    assert!(keys.iter().all(|&of_one| of_one > ASKED / 4), "{keys:?}");
+    println!("{REQUESTS} decisions in {made} calls, keys on the masters: {keys:?}");
+    assert!(made <= REQUESTS / 8, "{made} calls for {REQUESTS} decisions");
+    assert!(keys.iter().all(|&of_one| of_one > REQUESTS / 4), "{keys:?}");
 }

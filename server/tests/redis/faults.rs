@@ -1,17 +1,16 @@
-//! Faults of the store that are not an outage: keys that something else has written, a master
-//! that is demoted, connections that die while they idle, a network that is too slow, a Redis
-//! in cluster mode.
+//! Faults of the store that are not an outage: corrupt values, a demoted master, idle connections
+//! that die, a slow network, a Redis in cluster mode, and stalled nodes and servers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::half;
-use testkit::faults::{Fault, Network};
-use testkit::forwarder::Forwarder;
-use testkit::load::Canary;
-use testkit::metrics::{Scrape, allow, http, shared_grant};
+use testkit::cluster::reserve_half;
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::http::{allow, is_shared_grant};
+use testkit::load::StallDetector;
+use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{LimitsFile, Node, Redis, START, Service, eventually};
+use testkit::{LimitsFile, Node, Redis, START, Service, command_stats, eventually};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::allow::Query;
@@ -30,14 +29,10 @@ namespaces:
 const EVERYWHERE: [&str; 6] =
     ["spread own", "spread x", "together own", "together x", "shared x", "nowhere x"];
 
-/// Asks over HTTP, and tells whether the answer was a grant by the shared store.
+/// Whether a request is granted by the shared store.
 fn shared(node: &Node, name: &str) -> bool {
     let (namespace, bucket) = name.split_once(' ').unwrap();
-    let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "{bucket}"}}"#);
-    let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
-    assert_eq!(status, 200, "{answer}");
-    let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-    answer["status"] == "OK" && answer["degraded"] == false
+    is_shared_grant(&allow(node.http, namespace, bucket))
 }
 
 fn start(url: &str) -> (LimitsFile, Node) {
@@ -53,7 +48,7 @@ fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
 
 #[test]
 fn the_keys_of_a_decision_are_in_one_slot() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut inside = redis.connection();
     redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16383).exec(&mut inside).unwrap();
@@ -68,23 +63,22 @@ fn the_keys_of_a_decision_are_in_one_slot() {
 }
 
 #[test]
-fn a_forbidden_command_is_refused_once_and_not_asked_again() {
-    let _half = half();
+fn a_forbidden_command_is_not_retried() {
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
     redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
     let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
-    assert!(!shared(&node, "together x"), "nobody may look into the register");
-    let stats: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-    assert!(stats.contains("cmdstat_evalsha:calls=1,"), "{stats}");
-    assert!(shared(&node, "nowhere x"), "what is allowed is still decided");
+    assert!(!shared(&node, "together x"), "reading the register is forbidden");
+    assert_eq!(command_stats(&mut inside, "evalsha").calls, 1);
+    assert!(shared(&node, "nowhere x"), "other buckets are still decided");
 }
 
 #[test]
 fn foreign_values_are_replaced() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let (_limits, node) = start(&redis.url());
@@ -104,31 +98,29 @@ fn foreign_values_are_replaced() {
 
 #[test]
 fn a_demoted_master_is_left() {
-    let _half = half();
+    let _machine = reserve_half();
     let (old, new) = (Redis::start(), Redis::start());
-    let forwarder = Forwarder::to(old.port());
-    let (_limits, node) = start(&forwarder.url());
+    let proxy = FaultProxy::to(old.port());
+    let (_limits, node) = start(&proxy.url());
     assert!(shared(&node, "spread x"));
 
-    // The old master stays up, and so do the connections to it.
-    forwarder.lead_to(new.port());
+    // The old master and the connections to it stay up.
+    proxy.set_target(new.port());
     let mut inside = old.connection();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(new.port()).exec(&mut inside).unwrap();
     let demoted = Instant::now();
     eventually("the new master decides", Duration::from_secs(2), || {
-        let mut inside = new.connection();
-        let calls: String = redis::cmd("INFO").arg("commandstats").query(&mut inside).unwrap();
-        shared(&node, "nowhere x") && calls.contains("cmdstat_evalsha")
+        shared(&node, "nowhere x") && command_stats(&mut new.connection(), "evalsha").calls > 0
     });
     println!("found the new master in {:.0?}", demoted.elapsed());
 }
 
 #[test]
 fn connections_that_died_idle_cost_no_decision() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    // Two lanes each for gRPC, for HTTP and for what is in the background, and the heartbeat.
+    // Two lanes each for gRPC, HTTP and background tasks, and the heartbeat's connection.
     const CONNECTIONS: usize = 7;
     let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
     assert!(shared(&node, "spread x"));
@@ -137,15 +129,15 @@ fn connections_that_died_idle_cost_no_decision() {
         let others = list.lines().filter(|line| !line.contains("cmd=client"));
         others.map(|line| line.split_whitespace().next().unwrap().to_owned()).collect()
     };
-    // A lane that was never asked makes its own when it has idled for a while.
+    // An unused lane connects after some time.
     let mut before = Vec::new();
     eventually("all connections are made", Duration::from_secs(3), || {
         before = clients(&mut inside);
         before.len() == CONNECTIONS
     });
     redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
-    // Nobody asks meanwhile.
-    eventually("the connections are made anew", Duration::from_secs(3), || {
+    // No requests are sent meanwhile.
+    eventually("the connections are replaced", Duration::from_secs(3), || {
         let now = clients(&mut inside);
         now.len() == CONNECTIONS && now.iter().all(|id| !before.contains(id))
     });
@@ -156,13 +148,13 @@ fn connections_that_died_idle_cost_no_decision() {
 
 #[test]
 fn a_slow_network_does_not_make_health_flap() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let forwarder = Forwarder::to(redis.port());
-    let (_limits, node) = start(&forwarder.url());
+    let proxy = FaultProxy::to(redis.port());
+    let (_limits, node) = start(&proxy.url());
     node.logged();
-    // Longer than a decision may take, shorter than a probe.
-    forwarder.delay(Duration::from_millis(120));
+    // A round trip longer than the store timeout, shorter than that of a probe.
+    proxy.set(Fault::Delay(Duration::from_millis(60)));
     let slow = Instant::now();
     let (mut ups, mut asked) = (0, 0);
     while slow.elapsed() < Duration::from_secs(3) {
@@ -171,15 +163,15 @@ fn a_slow_network_does_not_make_health_flap() {
         ups += node.logged().iter().filter(|line| is_back(line)).count();
     }
     assert_eq!(ups, 0, "it was up again {ups} times in {asked} decisions");
-    // Only the first ones waited for their deadline.
+    // Only the first decisions waited for the timeout.
     assert!(asked > 500, "{asked} decisions in three seconds");
-    forwarder.delay(Duration::ZERO);
+    proxy.set(Fault::Nothing);
     eventually("decisions are shared again", Duration::from_secs(2), || shared(&node, "nowhere x"));
 }
 
-/// Whoever shares the machine may leave a node without a core for longer than a decision may take.
+/// A busy machine may stall a node for longer than the store timeout.
 #[tokio::test]
-async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
+async fn a_stalled_node_does_not_count_the_store_as_down() {
     const TIMEOUT: Duration = Duration::from_millis(50);
     let redis = Redis::start();
     let Ok(StoreUrl::Redis(url)) = redis.url().parse() else { panic!("{}", redis.url()) };
@@ -190,7 +182,7 @@ async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
     assert!(health.is_up());
     let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
     let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
-    // The first one brings the connection and the script about.
+    // The first decision connects and loads the script.
     let mut ready = false;
     for _ in 0..50 {
         connector.greet("test").await;
@@ -207,53 +199,50 @@ async fn a_node_that_is_held_up_itself_does_not_blame_the_store() {
             let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
             service.allow.allow(&query).await
         });
-        // Long enough for the question to be sent, and then nothing runs on this thread.
+        // Lets the request be sent; then the thread stalls.
         tokio::time::sleep(Duration::from_millis(1)).await;
-        #[allow(clippy::disallowed_methods, reason = "that is what the node is held up by")]
+        #[allow(clippy::disallowed_methods, reason = "simulates a stall of the node")]
         std::thread::sleep(TIMEOUT + Duration::from_millis(20));
         degraded += u32::from(asked.await.unwrap().is_ok_and(|answer| answer.degraded));
         assert!(health.is_up());
     }
-    println!("{degraded} of 30 were decided without the store");
+    println!("{degraded} of 30 decisions were degraded");
 }
 
 fn is_back(line: &serde_json::Value) -> bool {
     line["message"].as_str().is_some_and(|text| text.starts_with("the store answers"))
 }
 
-fn is_up(node: &Node) -> bool {
-    Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0
-}
-
-/// A deadline that lets far more than a second go by until a probe has waited for all that it may.
+/// A store timeout with which probes may hang for far more than a second.
 const LONG: [&str; 2] = ["--store-timeout", "500ms"];
 
-/// The far end is gone, and back just after a probe has gone to where nobody is.
+/// The network is repaired just after a probe was sent into the void.
 #[test]
 fn a_probe_that_hangs_does_not_delay_the_next() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    let network = FaultProxy::to(redis.port());
+    let (_limits, node) = start_with(&network.url(), &LONG);
     for _ in 0..3 {
         node.logged();
         network.set(Fault::HalfOpen);
         shared(&node, "nowhere x");
-        eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
+        eventually("the outage is noticed", Duration::from_secs(10), || !node.store_is_up());
         let probed = network.accepted() + 6;
         eventually("probes", Duration::from_secs(20), || network.accepted() >= probed);
         network.set(Fault::Nothing);
-        let (mended, canary) = (Instant::now(), Canary::start());
+        let (mended, canary) = (Instant::now(), StallDetector::start());
         eventually("it is back", Duration::from_secs(10), || shared(&node, "nowhere x"));
         let (took, stalled) = (mended.elapsed(), canary.worst());
         println!("shared {took:.0?} after it was mended; stalls up to {stalled:.0?}");
         assert!(took <= Duration::from_secs(1) + 2 * stalled, "{took:?}, {stalled:?}");
-        // What hung meanwhile is not taken for another outage.
+        // Hanging probes of the outage do not count as another outage.
+        // The absence of an event takes real time to see.
         let calm = Instant::now();
         while calm.elapsed() < Duration::from_millis(1500) {
             let shared = shared(&node, "nowhere x");
             assert!(
-                shared && is_up(&node),
+                shared && node.store_is_up(),
                 "{shared} after {:?}: {:#?}",
                 mended.elapsed(),
                 node.logged()
@@ -264,31 +253,31 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
     }
 }
 
-/// Its answers take longer than those of a server that is near may, and come in time for decisions.
+/// Its round trip is long, but shorter than the store timeout.
 #[test]
 fn a_server_that_is_far_away_is_found_again() {
-    let _half = half();
+    let _machine = reserve_half();
     let redis = Redis::start();
-    let network = Network::to(redis.port());
-    let (_limits, node) = start_with(&network.url("127.0.0.1"), &LONG);
+    let network = FaultProxy::to(redis.port());
+    let (_limits, node) = start_with(&network.url(), &LONG);
     network.set(Fault::HalfOpen);
     shared(&node, "nowhere x");
-    eventually("it is noticed", Duration::from_secs(10), || !is_up(&node));
-    network.set(Fault::Late(Duration::from_millis(150)));
-    eventually("it is found", Duration::from_secs(20), || is_up(&node));
-    eventually("it decides", Duration::from_secs(20), || shared(&node, "nowhere x"));
+    eventually("the outage is noticed", Duration::from_secs(10), || !node.store_is_up());
+    network.set(Fault::Delay(Duration::from_millis(150)));
+    eventually("the store is up", Duration::from_secs(20), || node.store_is_up());
+    eventually("decisions are shared", Duration::from_secs(20), || shared(&node, "nowhere x"));
 }
 
-/// Of three masters one takes questions and does not answer, and another one fails and is back.
+/// One of three masters hangs, and another one fails and recovers.
 #[test]
 fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     const SECOND: Duration = Duration::from_secs(1);
-    let _half = half();
+    let _machine = reserve_half();
     let cluster = RedisCluster::start_with(3, 0);
     let limits = LimitsFile::new(LIMITS);
     let args = ["--store", &cluster.url(), "--store-timeout", "10s"];
     let node = Node::start(&limits.path(), &args);
-    eventually("the store is up", 10 * SECOND, || is_up(&node));
+    eventually("the store is up", 10 * SECOND, || node.store_is_up());
     let name_at = |number: usize| {
         let mut names = (0..).map(|n| format!("user-{n}"));
         let key = |name: &str| slot(format!("b{{spread:{name}}}").as_bytes());
@@ -304,7 +293,7 @@ fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     let mut may = |right: &str| {
         redis::cmd("ACL").arg(&["SETUSER", "default", right]).exec(&mut other).unwrap();
     };
-    let shared = || shared_grant(&allow(node.http, "spread", &name));
+    let shared = || is_shared_grant(&allow(node.http, "spread", &name));
     assert!(shared());
     for _ in 0..3 {
         may("-evalsha");
@@ -316,7 +305,7 @@ fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     }
 }
 
-/// Of a line of `CLIENT LIST`.
+/// Flags in a line of `CLIENT LIST`.
 fn flags(line: &str) -> &str {
     line.split(' ').find_map(|word| word.strip_prefix("flags=")).unwrap()
 }

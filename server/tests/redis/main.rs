@@ -1,5 +1,5 @@
-//! The Redis store: one server, Redis Cluster and Sentinel, TLS and logins, faults of a server,
-//! and values that something else has written.
+//! The Redis store: Redis Cluster and Sentinel, TLS and logins, faults of a server, and corrupt
+//! values.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 

@@ -1,17 +1,18 @@
-//! Nodes as processes on a Redis that sentinels watch over, under load: they go to whichever
-//! server is the master.
+//! Node processes on a Redis with sentinels, under load: nodes follow the master.
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{alive, attempts, half};
-use testkit::fleet::{Fleet, Holdings, now_us};
-use testkit::load::{Books, Canary, Load, Plan, Sample, percentile, resumed};
-use testkit::metrics::{Scrape, http};
+use testkit::acl::RestrictedUser;
+use testkit::cluster::{alive, reserve_half, up_to_three_times};
+use testkit::grpc::request;
+use testkit::http::{allow, get};
+use testkit::lease_clients::{Holdings, LeaseClients, now_us};
+use testkit::load::{
+    GrantAudit, Load, Plan, Sample, StallDetector, assert_shared_again, percentile,
+};
 use testkit::report::Row;
-use testkit::rights::FewRights;
 use testkit::sentinel::Sentinels;
-use testkit::wire::request;
-use testkit::{LimitsFile, Node, eventually};
+use testkit::{LimitsFile, Node, command_stats, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const LIMITS: &str = "
@@ -30,8 +31,8 @@ fn start(sentinels: &Sentinels, limits: &LimitsFile, args: &[&str]) -> Vec<Node>
     let args = [&["--store", &url], args].concat();
     let nodes: Vec<Node> = (0..2).map(|_| Node::start(&limits.path(), &args)).collect();
     for node in &nodes {
-        let up = || Scrape::of(node.http).sum("tollgate_store_up", &[]) == 1.0;
-        eventually("two nodes behind sentinels", 10 * SECOND, || up() && alive(node) == 2.0);
+        node.wait_for_store();
+        eventually("both nodes are counted", 10 * SECOND, || alive(node) == 2.0);
     }
     nodes
 }
@@ -41,59 +42,53 @@ fn load(nodes: &[Node]) -> Load {
     Load::start(&grpc, CALLERS, |_, _| Some(request("ns", "b", 1)))
 }
 
-/// How many calls of scripts the master has had.
-fn calls(sentinels: &Sentinels) -> bool {
-    let mut info = redis::cmd("INFO");
-    let about: String = info.arg("commandstats").query(&mut sentinels.connection()).unwrap();
-    about.contains("cmdstat_evalsha:")
+/// Whether the master has run a script.
+fn master_ran_a_script(sentinels: &Sentinels) -> bool {
+    command_stats(&mut sentinels.connection(), "evalsha").calls > 0
 }
 
 #[test]
 fn a_url_of_sentinels_is_served() {
-    let _half = half();
-    attempts(|| {
+    let _machine = reserve_half();
+    up_to_three_times(|| {
         let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
         let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
         let load = load(&nodes);
-        load.go_on(2 * SECOND);
+        load.run_for(2 * SECOND);
         let samples = load.finish();
         assert!(samples.iter().all(|sample| sample.answer.is_ok() && !sample.degraded()));
         let all: Vec<&Sample> = samples.iter().collect();
-        Books::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
-        assert!(calls(&sentinels));
-        let (status, page) = http(nodes[0].http, "GET /debug/status.json", "").unwrap();
-        assert_eq!(status, 200, "{page}");
+        GrantAudit::of(&all, 200.0, 200.0, 0.0).check("behind sentinels", 0.97)?;
+        assert!(master_ran_a_script(&sentinels));
+        assert_eq!(get(&nodes[0], "/debug/status.json").status, 200);
         Ok(())
     });
 }
 
-/// What `docs/operating.md` names is enough, of the servers and of the sentinels.
+/// The rights in `docs/operating.md` are enough, on the servers and on the sentinels.
 #[test]
-fn a_user_with_few_rights() {
-    let _half = half();
+fn the_documented_rights_are_enough() {
+    let _machine = reserve_half();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
-    let mut asked = vec![FewRights::given(sentinels.connection(), " +role")];
+    let mut asked = vec![RestrictedUser::with_documented_rights(sentinels.connection(), " +role")];
     for port in sentinels.ports() {
         let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
         let rights = "reset on >other +@connection -@dangerous +sentinel|get-master-addr-by-name \
                       +sentinel|master";
-        asked.push(FewRights::exactly(client.get_connection().unwrap(), rights));
+        asked.push(RestrictedUser::with_rights(client.get_connection().unwrap(), rights));
     }
     let url = sentinels.url().replace("://", "://tollgate:secret@");
     let url = format!("{url}?sentinel_user=tollgate&sentinel_password=other");
     let node = Node::start(&limits.path(), &["--store", &url, "--store-timeout", "5s"]);
     eventually("a shared decision", 5 * SECOND, || {
-        let body = r#"{"namespace": "ns", "bucketName": "b"}"#;
-        let (status, answer) = http(node.http, "POST /v1/allow", body).unwrap();
-        assert_eq!(status, 200, "{answer}");
-        answer.contains(r#""degraded":false"#)
+        allow(node.http, "ns", "b")["degraded"] == false
     });
-    assert!(calls(&sentinels));
-    asked.iter_mut().for_each(FewRights::were_enough);
+    assert!(master_ran_a_script(&sentinels));
+    asked.iter_mut().for_each(RestrictedUser::assert_nothing_was_denied);
 }
 
-/// What each policy answers while there is no master, and what a bucket without a refill worth
-/// mentioning has given before.
+/// A bucket under each policy; those of `allow` and `deny` hardly refill, so that all grants can be
+/// counted.
 const OUTAGE: &str = "
 namespaces:
   local: { on_store_failure: local, buckets: { b: { size: 200, fill_rate: 200, wait_timeout_millis: 0, max_debt_millis: 0 } } }
@@ -105,7 +100,7 @@ resources:
 
 const POLICIES: [&str; 3] = ["local", "allow", "deny"];
 
-/// When a node got its last shared answer before the gap, and its first one after it.
+/// Times of a node's last shared answer before the outage and of its first one after it.
 fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
     let shared = |s: &&Sample| s.target == node && !s.degraded();
     let answered = samples.iter().filter(shared).map(|s| (s.sent, s.answered));
@@ -118,20 +113,20 @@ fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
 
 #[test]
 fn nodes_follow_when_the_master_dies() {
-    let _half = half();
+    let _machine = reserve_half();
     let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
     let nodes = start(&sentinels, &limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();
-    let leases = Fleet::start(&grpc, "client", 8, "r", |_| 20.0);
-    let (canary, started) = (Canary::start(), Instant::now());
+    let leases = LeaseClients::start(&grpc, "client", 8, "r", |_| 20.0);
+    let (canary, started) = (StallDetector::start(), Instant::now());
     let load =
         Load::start(&grpc, CALLERS, |caller, _| Some(request(POLICIES[caller / 2 % 3], "b", 1)));
-    load.go_on(SECOND);
-    // All have their share: from here on there are only renewals.
+    load.run_for(SECOND);
+    // From here on, requests are renewals only.
     let share = |client| leases.last(client).is_some_and(|one| one.capacity == 12.5);
     eventually("every client has its share", 10 * SECOND, || (0..8).all(share));
-    load.go_on(SECOND / 2);
-    // One of the sentinels goes with it.
+    load.run_for(SECOND / 2);
+    // A sentinel dies together with the master.
     sentinels.kill_sentinel(1);
     let (dead, killed_us) = (sentinels.kill_master(), now_us());
     let killed = Instant::now();
@@ -139,7 +134,7 @@ fn nodes_follow_when_the_master_dies() {
     let first_named = Instant::now();
     sentinels.new_master(Some(dead));
     let named = Instant::now();
-    load.go_on(3 * SECOND);
+    load.run_for(3 * SECOND);
     let samples = load.finish();
     let noise = canary.worst();
     assert!(samples.iter().all(|sample| sample.answer.is_ok()));
@@ -157,9 +152,10 @@ fn nodes_follow_when_the_master_dies() {
         samples.len(),
         last.saturating_duration_since(named)
     );
-    let ours = resumed(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
+    let ours =
+        assert_shared_again(&samples.iter().collect::<Vec<_>>(), nodes.len(), first_named, noise);
     assert!(samples.iter().filter(|sample| sample.sent > named + SECOND).count() > 500);
-    assert!(calls(&sentinels), "the new master was never asked");
+    assert!(master_ran_a_script(&sentinels), "the new master was never asked");
     for sample in &degraded {
         let expected = match &*sample.namespace {
             "allow" => [Status::Ok; 2],
@@ -169,8 +165,8 @@ fn nodes_follow_when_the_master_dies() {
         assert!(expected.contains(&sample.status().unwrap()), "{:?}", sample.answer);
     }
 
-    // What the old master granted and the new one does not know of; and what was taken for
-    // requests whose answers did not come in time.
+    // Tokens that the old master granted but had not replicated, and tokens taken for requests that
+    // timed out.
     let (mut granted, mut forgotten) = (0, 0.0_f64);
     let refilled = 3000.0 / 86_400.0 * started.elapsed().as_secs_f64();
     for namespace in ["allow", "deny"] {
@@ -183,12 +179,12 @@ fn nodes_follow_when_the_master_dies() {
         forgotten += here as f64 - taken;
     }
     let unknown = degraded.iter().filter(|s| s.sent <= killed + SECOND / 5).count();
-    assert!(forgotten >= -1.0 - unknown as f64, "{forgotten}: taken, and never granted");
+    assert!(forgotten >= -1.0 - unknown as f64, "{forgotten}: taken but not granted");
     assert!(forgotten <= granted as f64 / 10.0, "{forgotten} of {granted} granted are forgotten");
     let saturated: Vec<&Sample> =
         samples.iter().filter(|s| s.namespace == "local" && !s.degraded()).collect();
-    let books = Books::of(&saturated, 200.0, 200.0, 0.0);
-    let over = (books.granted as f64 - books.most).max(0.0);
+    let audit = GrantAudit::of(&saturated, 200.0, 200.0, 0.0);
+    let over = (audit.granted as f64 - audit.upper_bound).max(0.0);
     assert!(over <= 200.0, "{over} tokens too many, more than the size");
 
     let record = leases.finish();
@@ -196,7 +192,7 @@ fn nodes_follow_when_the_master_dies() {
     assert!(record.answers.iter().all(|one| !one.learning));
     let (_, most) = Holdings::of(&[&record.answers]).range(killed_us, now_us());
     assert!(most <= 100.0 + 1e-9, "{most} of 100 leased through the failover");
-    let mut took: Vec<Duration> = samples.iter().map(Sample::took).collect();
+    let mut took: Vec<Duration> = samples.iter().map(Sample::latency).collect();
     let p999 = percentile(&mut took, 0.999);
     let bound = Duration::from_millis(60) + 2 * noise;
     assert!(p999 <= bound, "p99.9 {p999:?} is over {bound:?}");
@@ -221,14 +217,11 @@ fn nodes_follow_when_the_master_dies() {
     .write(700);
 }
 
-/// What a bucket has left, by the store.
+/// Tokens left in a bucket, by a shared decision.
 fn available(node: &Node, namespace: &str) -> f64 {
     let mut left = None;
     eventually("a shared decision", 5 * SECOND, || {
-        let body = format!(r#"{{"namespace": "{namespace}", "bucketName": "b"}}"#);
-        let (status, answer) = http(node.http, "POST /v1/allow", &body).unwrap();
-        let answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(status, 200, "{answer}");
+        let answer = allow(node.http, namespace, "b");
         let shared = answer["degraded"] == false;
         left = shared.then(|| answer["tokensAvailable"].as_f64().unwrap() + 1.0);
         shared

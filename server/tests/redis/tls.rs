@@ -1,5 +1,5 @@
-//! Redis over TLS: trusted are the system's certificates, or those that SSL_CERT_FILE or a setting
-//! names. And logins from files.
+//! Redis over TLS, with certificates that the system, SSL_CERT_FILE or a setting trusts; and logins
+//! from files.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -8,18 +8,18 @@ use std::process::{Child, Command, Stdio};
 
 use redis::{ClientTlsConfig, TlsCertificates};
 use tempfile::TempDir;
+use testkit::acl::RestrictedUser;
 use testkit::certs::{Ca, Pair, text};
-use testkit::cluster::half;
-use testkit::command::{Running, command, tollgate};
-use testkit::rights::FewRights;
+use testkit::cluster::reserve_half;
+use testkit::command::{BackgroundCommand, command, tollgate};
+use testkit::http::{HttpResponse, http};
 use testkit::sentinel::Sentinels;
-use testkit::wire::{PATIENCE, Page, http};
-use testkit::{LimitsFile, Redis, eventually, free_port};
+use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
 
 const LIMITS: &str = "on_store_failure: local
 namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 1/d } } } }";
 
-/// Makes a certificate for 127.0.0.1 and its key, signed by itself.
+/// Makes a self-signed certificate for 127.0.0.1 and its key.
 fn certificate(dir: &Path, name: &str) -> (PathBuf, PathBuf) {
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (cert, key) = (dir.join(format!("{name}.crt")), dir.join(format!("{name}.key")));
@@ -28,7 +28,7 @@ fn certificate(dir: &Path, name: &str) -> (PathBuf, PathBuf) {
     (cert, key)
 }
 
-/// A Redis that speaks nothing but TLS.
+/// A Redis that only accepts TLS.
 struct TlsRedis {
     child: Child,
     port: u16,
@@ -54,7 +54,7 @@ impl TlsRedis {
                 .unwrap();
             let mut redis = Self { child, port };
             let mut ended = false;
-            eventually("redis-server listens", PATIENCE, || {
+            eventually("redis-server listens", TEST_TIMEOUT, || {
                 ended = redis.child.try_wait().unwrap().is_some();
                 ended || TcpStream::connect(("127.0.0.1", port)).is_ok()
             });
@@ -69,21 +69,25 @@ impl TlsRedis {
 
 impl Drop for TlsRedis {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A node on that Redis that trusts that certificate, and its HTTP port.
-fn node(limits: &LimitsFile, redis: &TlsRedis, trusted: &Path) -> (Running, SocketAddr) {
+/// A node on that Redis, which trusts that certificate, and its HTTP address.
+fn node(limits: &LimitsFile, redis: &TlsRedis, trusted: &Path) -> (BackgroundCommand, SocketAddr) {
     let url = format!("rediss://127.0.0.1:{}", redis.port);
     node_with(limits, trusted, &["--store", &url])
 }
 
-fn node_with(limits: &LimitsFile, trusted: &Path, more: &[&str]) -> (Running, SocketAddr) {
+fn node_with(
+    limits: &LimitsFile,
+    trusted: &Path,
+    more: &[&str],
+) -> (BackgroundCommand, SocketAddr) {
     let http = SocketAddr::from(([127, 0, 0, 1], free_port()));
-    let node = Running::start(
+    let node = BackgroundCommand::start(
         command()
             .args(["serve", "--grpc-listen", "127.0.0.1:0", "--http-listen", &http.to_string()])
             .args(more)
@@ -92,11 +96,11 @@ fn node_with(limits: &LimitsFile, trusted: &Path, more: &[&str]) -> (Running, So
             .env_remove("SSL_CERT_DIR")
             .env("SSL_CERT_FILE", trusted),
     );
-    node.says("serving");
+    node.wait_for_output("serving");
     (node, http)
 }
 
-fn ask(address: SocketAddr) -> Page {
+fn ask(address: SocketAddr) -> HttpResponse {
     http(address, "POST", "/v1/allow", br#"{"namespace":"ns","bucketName":"b"}"#)
 }
 
@@ -107,7 +111,7 @@ fn a_trusted_certificate_serves() {
     let trusted = certificate(dir.path(), "redis");
     let redis = TlsRedis::start(dir.path(), &trusted);
     let (node, http) = node(&limits, &redis, &trusted.0);
-    node.says("the store answers");
+    node.wait_for_output("the store answers");
     let answer = ask(http).json();
     assert_eq!((&answer["status"], &answer["degraded"]), (&"OK".into(), &false.into()));
     node.stop();
@@ -120,8 +124,8 @@ fn any_other_certificate_is_an_outage() {
     let redis = TlsRedis::start(dir.path(), &certificate(dir.path(), "redis"));
     let (other, _) = certificate(dir.path(), "other");
     let (node, http) = node(&limits, &redis, &other);
-    node.says("no answer from the store");
-    node.says("invalid peer certificate");
+    node.wait_for_output("no answer from the store");
+    node.wait_for_output("invalid peer certificate");
     let answer = ask(http).json();
     assert_eq!((&answer["status"], &answer["degraded"]), (&"OK".into(), &true.into()));
     let said = node.stop();
@@ -133,7 +137,7 @@ fn as_pair(pair: &Pair) -> (PathBuf, PathBuf) {
 }
 
 #[test]
-fn a_certificate_is_shown_to_a_redis_that_wants_one() {
+fn client_certificates() {
     let (ca, limits) = (Ca::new(), LimitsFile::new(LIMITS));
     let root = ca.file();
     let want = ["--tls-auth-clients", "yes", "--tls-ca-cert-file", text(&root)];
@@ -142,19 +146,19 @@ fn a_certificate_is_shown_to_a_redis_that_wants_one() {
     let own = ca.client("node", &["cn:node"]);
     let trust = ["--store", &url, "--store-ca-file", text(&root)];
     let show = ["--store-cert-file", text(&own.cert), "--store-key-file", text(&own.key)];
-    // Whom the system trusts does not matter.
+    // The system trusts no certificate.
     let nobody = Path::new("/dev/null");
     let (node, http) = node_with(&limits, nobody, &[&trust[..], &show].concat());
-    node.says("the store answers");
+    node.wait_for_output("the store answers");
     assert_eq!(ask(http).json()["degraded"], false);
     node.stop();
     let (node, http) = node_with(&limits, nobody, &trust);
-    node.says("no answer from the store");
+    node.wait_for_output("no answer from the store");
     assert_eq!(ask(http).json()["degraded"], true);
     assert!(!node.stop().contains("the store answers"));
 }
 
-/// One server that has all slots is a cluster, too.
+/// The cluster is one server with all slots.
 #[test]
 fn a_cluster_over_tls_with_its_login_in_files() {
     let (ca, limits) = (Ca::new(), LimitsFile::new(LIMITS));
@@ -175,7 +179,7 @@ fn a_cluster_over_tls_with_its_login_in_files() {
     let certificates =
         TlsCertificates { client_tls: Some(client_tls), root_cert: Some(pem(&root)) };
     let url = format!("rediss://:old-secret@127.0.0.1:{}", redis.port);
-    // The node's library has the one, the test's the other.
+    // The test's Redis client needs a default provider.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let client = redis::Client::build_with_tls(url, certificates).unwrap();
     let mut connection = client.get_connection().unwrap();
@@ -200,7 +204,7 @@ fn a_cluster_over_tls_with_its_login_in_files() {
             text(&own.key),
         ],
     );
-    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    eventually("the store answers", TEST_TIMEOUT, || ask(http).json()["degraded"] == false);
     assert!(!node.stop().contains("secret"));
 }
 
@@ -211,7 +215,7 @@ fn a_password_that_is_replaced() {
     let mut user = |rights: &[&str]| {
         redis::cmd("ACL").arg("SETUSER").arg("tollgate").arg(rights).exec(&mut connection).unwrap();
     };
-    let mut few = FewRights::given(redis.connection(), "");
+    let mut user_log = RestrictedUser::with_documented_rights(redis.connection(), "");
     user(&["resetpass", ">first-secret"]);
     let (name, password) = (ca.path("user"), ca.path("password"));
     fs::write(&name, "tollgate\n").unwrap();
@@ -219,7 +223,7 @@ fn a_password_that_is_replaced() {
     let (node, http) = node_with(
         &limits,
         Path::new("/dev/null"),
-        // The files go before what the URL says.
+        // Files have precedence over the URL.
         &[
             "--store",
             &redis.url().replace("://", "://somebody:wrong-secret@"),
@@ -229,29 +233,29 @@ fn a_password_that_is_replaced() {
             text(&password),
         ],
     );
-    node.says("the store answers");
+    node.wait_for_output("the store answers");
     assert_eq!(ask(http).json()["degraded"], false);
-    few.were_enough();
+    user_log.assert_nothing_was_denied();
     let mut connection = redis.connection();
     let mut kill = || {
         let mut kill = redis::cmd("CLIENT");
         kill.arg(&["KILL", "USER", "tollgate"]).query::<usize>(&mut connection).unwrap()
     };
-    // Those that are there go on, whatever becomes of the password.
+    // Open connections continue after a change of the password.
     user(&[">second-secret", "<first-secret"]);
     assert_eq!(ask(http).json()["degraded"], false);
-    // New ones need the new one.
+    // New connections need the new password.
     assert!(kill() > 0);
-    node.says("no answer from the store");
+    node.wait_for_output("no answer from the store");
     fs::write(&password, "second-secret").unwrap();
-    eventually("the new one is taken", PATIENCE, || ask(http).json()["degraded"] == false);
+    eventually("the new password is used", TEST_TIMEOUT, || ask(http).json()["degraded"] == false);
     let said = node.stop();
     assert!(!said.contains("secret"), "{said}");
 }
 
 #[test]
 fn a_login_in_files_behind_sentinels() {
-    let _half = half();
+    let _machine = reserve_half();
     let (sentinels, limits, ca) = (Sentinels::start(), LimitsFile::new(LIMITS), Ca::new());
     let mut connection = sentinels.connection();
     let mut user = redis::cmd("ACL");
@@ -264,7 +268,7 @@ fn a_login_in_files_behind_sentinels() {
     let files = ["--store-user-file", text(&name), "--store-password-file", text(&password)];
     let more = [&["--store", &*url], &files[..]].concat();
     let (node, http) = node_with(&limits, Path::new("/dev/null"), &more);
-    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    eventually("the store answers", TEST_TIMEOUT, || ask(http).json()["degraded"] == false);
     let clients: String = redis::cmd("CLIENT").arg("LIST").query(&mut connection).unwrap();
     let count = |word: &str| clients.lines().filter(|client| client.contains(word)).count();
     assert!(count(" user=tollgate ") > 0 && count("cmd=evalsha user=default") == 0, "{clients}");
@@ -272,7 +276,7 @@ fn a_login_in_files_behind_sentinels() {
 }
 
 #[test]
-fn files_that_can_not_be_read_are_named() {
+fn unreadable_files_are_named() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let two = ca.path("two");
     fs::write(&two, "first-secret\nsecond-secret\n").unwrap();
@@ -309,14 +313,14 @@ fn files_that_can_not_be_read_are_named() {
     }
 }
 
-/// The line of a node's log that has all of these in it.
-fn says_in_a_line(node: &Running, parts: &[&str]) {
+/// Waits for a log line that contains all parts.
+fn wait_for_line(node: &BackgroundCommand, parts: &[&str]) {
     let found = |line: &str| parts.iter().all(|part| line.contains(part));
-    eventually(&format!("{parts:?}"), PATIENCE, || node.said().lines().any(found));
+    eventually(&format!("{parts:?}"), TEST_TIMEOUT, || node.output().lines().any(found));
 }
 
 #[test]
-fn what_is_wrong_with_tls_is_said_with_what_to_do() {
+fn tls_faults_are_logged_with_advice() {
     let (ca, other, limits) = (Ca::new(), Ca::new(), LimitsFile::new(LIMITS));
     let (root, stranger) = (ca.file(), other.file());
     let open = ["--tls-auth-clients", "no"];
@@ -358,7 +362,7 @@ fn what_is_wrong_with_tls_is_said_with_what_to_do() {
             trusting.to_vec(),
             ["", "and speak TLS at these ports"],
         ),
-        // What Redis makes of a handshake depends on the bytes in it that are random.
+        // Redis' answer to a handshake depends on its random bytes.
         (plain.url().replace("redis://", "rediss://"), trusting.to_vec(), ["", "port for TLS"]),
         (
             at("rediss", asking.port),
@@ -379,7 +383,7 @@ fn what_is_wrong_with_tls_is_said_with_what_to_do() {
         })
         .collect();
     for (node, (_, _, parts)) in nodes.into_iter().zip(&cases) {
-        says_in_a_line(&node, &[&parts[..], &["advice="]].concat());
+        wait_for_line(&node, &[&parts[..], &["advice="]].concat());
         node.stop();
     }
 }
@@ -396,13 +400,13 @@ fn a_password_file_that_goes_away() {
     let url = redis.url().replace("://", "://tollgate@");
     let more = ["--store", &*url, "--store-password-file", text(&password)];
     let (node, http) = node_with(&limits, Path::new("/dev/null"), &more);
-    eventually("the store answers", PATIENCE, || ask(http).json()["degraded"] == false);
+    eventually("the store answers", TEST_TIMEOUT, || ask(http).json()["degraded"] == false);
     fs::remove_file(&password).unwrap();
     let mut kill = redis::cmd("CLIENT");
     kill.arg(&["KILL", "USER", "tollgate"]).exec(&mut connection).unwrap();
     let what = "--store-password-file: can't read ";
-    says_in_a_line(&node, &[what, "advice=\"put the file right: it is read at each new"]);
+    wait_for_line(&node, &[what, "advice=\"put the file right: it is read at each new"]);
     fs::write(&password, "secret").unwrap();
-    eventually("it answers again", PATIENCE, || ask(http).json()["degraded"] == false);
+    eventually("it answers again", TEST_TIMEOUT, || ask(http).json()["degraded"] == false);
     assert!(!node.stop().contains("secret"));
 }

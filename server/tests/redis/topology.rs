@@ -1,18 +1,17 @@
-//! Where the masters are, as a real cluster and real sentinels tell: what was set up is found,
-//! and so is what becomes of it.
+//! Discovery of masters through a Redis Cluster or sentinels, and of their changes.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::redis_cluster::RedisCluster;
 use testkit::sentinel::Sentinels;
-use testkit::{Limit, Redis, free_port};
+use testkit::{PollLimit, Redis, command_stats, free_port, redis_cmd};
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::StoreError;
 use tollgate_server::store::redis::{SLOTS, Servers, Topology, slot};
 
-/// Within this time a change must be known, from when the servers themselves agree on it.
+/// Time limit to discover a change after the servers agree on it.
 const SOON: Duration = Duration::from_secs(3);
 
 fn servers(url: &str) -> Servers {
@@ -27,19 +26,19 @@ fn servers(url: &str) -> Servers {
     .unwrap()
 }
 
-/// The ports of the masters.
+/// Ports of the masters.
 fn ports(topology: &Topology) -> Vec<u16> {
     let port = |name: &str| name.rsplit_once(':').unwrap().1.parse().unwrap();
     topology.masters().iter().map(|master| port(&master.name)).collect()
 }
 
-/// Refreshes until something holds.
+/// Refreshes until a condition holds.
 async fn until(
     servers: &Servers,
     what: &str,
     mut holds: impl FnMut(&Topology) -> bool,
 ) -> Arc<Topology> {
-    let mut limit = Limit::new(SOON);
+    let mut limit = PollLimit::new(SOON);
     loop {
         let told = servers.refresh(servers.version()).await;
         if holds(&servers.current()) {
@@ -49,7 +48,7 @@ async fn until(
     }
 }
 
-/// Every slot leads to the server that serves it, and the tag of each master to itself.
+/// Asserts that slots map to the servers that serve them, and the tag of each master to itself.
 fn check(topology: &Topology, cluster: &RedisCluster) {
     assert!(topology.is_cluster());
     let all = cluster.ports();
@@ -68,7 +67,7 @@ fn check(topology: &Topology, cluster: &RedisCluster) {
         assert_eq!(topology.master_of(tagged), Some(place));
         let above = (tagged + 1..SLOTS as u16).map(|slot| topology.master_of(slot));
         assert!(above.into_iter().all(|other| other != Some(place)), "{}", master.tag);
-        // It takes the key, rather than sending it on to another.
+        // The master accepts the key, without a redirect.
         let mut connection =
             redis::Client::open(master.info.clone()).unwrap().get_connection().unwrap();
         let set =
@@ -87,7 +86,8 @@ async fn a_cluster_is_found_and_followed() {
     assert_eq!(cluster.masters(), [0, 1, 2]);
     check(&first, &cluster);
 
-    // Nothing new is no news, and who has not seen the news gets it at once.
+    // A refresh without changes keeps the version; a caller with an old version gets the current
+    // one at once.
     assert_eq!(known.refresh(1).await.unwrap().version(), 1);
     assert_eq!(known.refresh(0).await.unwrap().version(), 1);
 
@@ -108,7 +108,7 @@ async fn a_cluster_is_found_and_followed() {
     let target = source.unwrap().redirect(address).unwrap();
     assert_eq!(target.addr().to_string(), format!("127.0.0.1:{}", cluster.ports()[to]));
     let before = known.refresh(known.version()).await.unwrap();
-    assert!(before.version() == 1, "until the end it is where it was");
+    assert!(before.version() == 1, "the slot stays where it was until the end");
     cluster.finish_migration(migration);
     let port = cluster.ports()[to];
     let served_by = |topology: &Topology, slot| ports(topology)[topology.master_of(slot).unwrap()];
@@ -116,7 +116,7 @@ async fn a_cluster_is_found_and_followed() {
     cluster.wait_until_whole();
     check(&topology, &cluster);
 
-    // A replica takes over, in peace, …
+    // A replica takes over by a manual failover,
     let replica = cluster.replica_of(0).unwrap();
     cluster.failover(replica);
     let port = cluster.ports()[replica];
@@ -124,7 +124,7 @@ async fn a_cluster_is_found_and_followed() {
     cluster.wait_until_whole();
     check(&topology, &cluster);
 
-    // … and as its master dies.
+    // and after the death of its master.
     let replica = cluster.replica_of(1).unwrap();
     cluster.kill(1);
     let (dead, port) = (cluster.ports()[1], cluster.ports()[replica]);
@@ -136,30 +136,18 @@ async fn a_cluster_is_found_and_followed() {
     cluster.wait_until_whole();
     check(&topology, &cluster);
 
-    // What a cluster becomes that nobody knew: those that start now find the same.
+    // A new client finds the same topology.
     let other = servers(&cluster.url());
     assert!(other.refresh(0).await.unwrap().masters().len() == 3);
     check(&other.current(), &cluster);
 }
 
 #[tokio::test]
-async fn many_who_ask_are_one_question() {
+async fn concurrent_refreshes_share_one_query() {
     let cluster = RedisCluster::start_with(3, 0);
     let known = Arc::new(servers(&cluster.url()));
-    let asked = || -> u64 {
-        (0..3)
-            .map(|number| {
-                let about: String = redis::cmd("INFO")
-                    .arg("commandstats")
-                    .query(&mut cluster.connection(number))
-                    .unwrap();
-                let line = about.lines().find(|line| line.starts_with("cmdstat_cluster|info:"));
-                line.map_or(0, |line| {
-                    line.split(['=', ',']).nth(1).unwrap().parse::<u64>().unwrap()
-                })
-            })
-            .sum()
-    };
+    let stats = |number| command_stats(&mut cluster.connection(number), "cluster|info");
+    let asked = || (0..3).map(|number| stats(number).calls).sum::<u64>();
     let before = asked();
     let mut callers = tokio::task::JoinSet::new();
     for _ in 0..100 {
@@ -170,7 +158,7 @@ async fn many_who_ask_are_one_question() {
         assert_eq!(version.unwrap(), 1);
     }
     assert_eq!(asked() - before, 1);
-    // Nothing is new: those that come while it is asked share that answer, too.
+    // The same without changes.
     for _ in 0..100 {
         let known = Arc::clone(&known);
         callers.spawn(async move { known.refresh(1).await.unwrap().version() });
@@ -182,18 +170,18 @@ async fn many_who_ask_are_one_question() {
 }
 
 #[tokio::test]
-async fn a_cluster_with_a_hole_is_one() {
+async fn a_cluster_with_an_unassigned_slot_is_used() {
     let cluster = RedisCluster::start_with(3, 0);
     let known = servers(&cluster.url());
-    slots_of(&cluster, "DELSLOTS 7");
+    send_to_all(&cluster, "CLUSTER DELSLOTS 7");
     let topology = known.refresh(0).await.unwrap();
     assert_eq!((topology.master_of(7), topology.masters().len()), (None, 3));
     assert!(topology.master_of(6).is_some() && topology.master_of(8).is_some());
 }
 
 #[tokio::test]
-async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
-    // Epochs 1 and 3: to who knows both, the first one is what the second one was long ago.
+async fn an_older_view_is_used_only_without_a_newer_one() {
+    // Epochs 1 and 3: the first cluster looks like an old view of the second one.
     let (old, mut new) = (RedisCluster::start_with(1, 0), RedisCluster::start_with(3, 0));
     let seeds = [old.urls(), new.urls()].concat();
     let known = Servers::cluster(&seeds).unwrap();
@@ -201,14 +189,14 @@ async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
     let mut sorted = new.ports();
     sorted.sort_unstable();
 
-    // A server that does not see all of its cluster is not relied on, …
-    slots_of(&old, "DELSLOTS 7");
+    // A server that does not see all slots covered is not used,
+    send_to_all(&old, "CLUSTER DELSLOTS 7");
     until(&known, "the newer one", |now| ports(now).len() == 3).await;
-    slots_of(&old, "ADDSLOTS 7");
+    send_to_all(&old, "CLUSTER ADDSLOTS 7");
     old.wait_until_whole();
 
-    // … but neither is one that has missed what happened.
-    slots_of(&new, "DELSLOTS 7");
+    // but neither is one with an older view.
+    send_to_all(&new, "CLUSTER DELSLOTS 7");
     let topology = until(&known, "the hole", |now| now.master_of(7).is_none()).await;
     let mut found = ports(&topology);
     found.sort_unstable();
@@ -220,23 +208,20 @@ async fn an_older_view_is_taken_only_when_nobody_has_a_newer_one() {
     until(&known, "the newer one again", |now| ports(now).len() == 3).await;
 }
 
-/// Tells every server of a cluster `CLUSTER …`.
-fn slots_of(cluster: &RedisCluster, words: &str) {
+/// Sends a command to every server of a cluster.
+fn send_to_all(cluster: &RedisCluster, words: &str) {
     for number in 0..cluster.ports().len() {
-        redis::cmd("CLUSTER")
-            .arg(words.split(' ').collect::<Vec<_>>())
-            .exec(&mut cluster.connection(number))
-            .unwrap();
+        redis_cmd(words).exec(&mut cluster.connection(number)).unwrap();
     }
 }
 
 #[tokio::test]
 async fn a_server_that_hangs_delays_but_hides_nothing() {
     let cluster = RedisCluster::start_with(3, 0);
-    // It may take its time, but not that of the others.
+    // A slow server must not use up the time of the others.
     let known = servers(&cluster.url()).with_deadline(Duration::from_secs(1));
     known.refresh(0).await.unwrap();
-    // One of them is the one that is asked first.
+    // One of the three is queried first.
     for number in 0..3 {
         testkit::signal(cluster.pid(number), "STOP");
         let started = Instant::now();
@@ -250,10 +235,10 @@ async fn a_server_that_hangs_delays_but_hides_nothing() {
 #[tokio::test]
 async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
     let cluster = RedisCluster::start_with(1, 0);
-    let network = Network::to(cluster.ports()[0]);
-    network.set(Fault::Late(Duration::from_millis(150)));
+    let network = FaultProxy::to(cluster.ports()[0]);
+    network.set(Fault::Delay(Duration::from_millis(150)));
     let of = |timeout| {
-        let servers = Servers::cluster(&[network.url("127.0.0.1")]).unwrap();
+        let servers = Servers::cluster(&[network.url()]).unwrap();
         servers.with_deadline(timeout)
     };
     let (error, detail) = of(Duration::from_millis(50)).refresh(0).await.unwrap_err();
@@ -263,14 +248,14 @@ async fn a_server_far_away_is_heard_where_decisions_may_take_long() {
 }
 
 #[tokio::test]
-async fn a_connection_that_died_is_made_anew() {
+async fn a_dead_connection_is_replaced() {
     let cluster = RedisCluster::start_with(1, 0);
     let known = servers(&cluster.url());
     known.refresh(0).await.unwrap();
     let mut kill = redis::cmd("CLIENT");
     kill.arg("KILL").arg("TYPE").arg("normal").arg("SKIPME").arg("yes");
     let killed: u32 = kill.query(&mut cluster.connection(0)).unwrap();
-    assert!(killed > 0, "it keeps none");
+    assert!(killed > 0, "no connection is kept");
     known.refresh(1).await.unwrap();
 }
 
@@ -284,7 +269,8 @@ async fn servers_may_announce_themselves_in_any_way() {
             set.exec(&mut cluster.connection(number)).unwrap();
         }
     };
-    // Each knows no name of itself: the address is told beside it, or who was asked is it.
+    // Servers without an endpoint of their own: the address follows from metadata, or is that of
+    // the queried server.
     for kind in ["hostname", "unknown-endpoint"] {
         set("cluster-preferred-endpoint-type", kind);
         let known = servers(&cluster.url());
@@ -314,7 +300,7 @@ async fn the_master_of_sentinels_is_found_and_followed() {
     assert_ne!(ports(&first), [new]);
     until(&known, "the failover", |now| ports(now) == [new]).await;
 
-    // One of the sentinels may go with it.
+    // A sentinel dies together with the master.
     sentinels.wait_until_agreed();
     sentinels.kill_sentinel(2);
     let dead = sentinels.kill_master();
@@ -326,7 +312,7 @@ async fn the_master_of_sentinels_is_found_and_followed() {
 }
 
 #[tokio::test]
-async fn nobody_who_could_tell_is_an_error() {
+async fn no_usable_server_is_an_error() {
     let dead = (free_port(), free_port());
     let plain = Redis::start();
     for (url, class, reason) in [
@@ -363,7 +349,7 @@ async fn nobody_who_could_tell_is_an_error() {
         assert!(!format!("{detail}{known:?}").contains("hunter2"), "{detail}{known:?}");
         assert_eq!(known.version(), 0);
     }
-    // A single one is where it is, whatever it says.
+    // A single server needs no discovery.
     let single = servers(&format!("redis://127.0.0.1:{}/2", dead.0));
     assert_eq!(single.refresh(1).await.unwrap().masters()[0].info.redis_settings().db(), 2);
 }

@@ -1,14 +1,13 @@
-//! Who may ask: every role at every route of both ports, in words that tell nothing about what
-//! there is.
-
-use std::io::{Read, Write};
-use std::net::TcpStream;
+//! Every role at every route of both ports, with messages that do not reveal what exists.
 
 use h2::client;
 use http::header::CONTENT_TYPE;
 use prost::Message;
-use testkit::callers::{Callers, LIMITS, allow, http as ask_http, refusals, said, token, with};
-use testkit::wire::{PATIENCE, channel, request};
+use testkit::callers::{
+    Callers, LIMITS, allow, http_with_token, refusals, status_of, token, with_token,
+};
+use testkit::grpc::{channel, lease_request, request};
+use testkit::http::send;
 use testkit::{LimitsFile, Node};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
@@ -22,9 +21,8 @@ use tonic_reflection::pb::v1::ServerReflectionRequest;
 use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
 use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 
-const UNKNOWN: &str =
-    "say who asks: this node wants a bearer token or a client certificate that it knows";
-const FORBIDDEN: &str = "this caller may not ask for that";
+const UNKNOWN: &str = "the credentials are missing or unknown: send a bearer token or a client certificate that is in the node's access file";
+const FORBIDDEN: &str = "the node's access file does not permit this caller to make this request";
 
 #[tokio::test]
 async fn every_role_at_every_grpc_route() {
@@ -33,7 +31,7 @@ async fn every_role_at_every_grpc_route() {
     let channel = channel(node.grpc).await;
     let (shop, watcher, admin) =
         (Some(&*callers.shop), Some(&*callers.watcher), Some(&*callers.admin));
-    // All of these share one connection, so that nobody is taken for who asked before.
+    // All callers share one connection: a caller must not be mistaken for the previous one.
     for _ in 0..2 {
         for (token, namespace, code) in [
             (shop, "shop", Code::Ok),
@@ -63,7 +61,7 @@ async fn every_role_at_every_grpc_route() {
         (shop, &["db.users"][..], Code::Ok),
         (shop, &["db.users", "queue"], Code::PermissionDenied),
         (shop, &["no-such"], Code::PermissionDenied),
-        // A resource's name may be longer than a namespace's.
+        // Names of resources may be longer than those of namespaces.
         (shop, &[&*format!("db.{}", "x".repeat(1021))], Code::Ok),
         (shop, &[&*format!("db.{}", "x".repeat(1022))], Code::PermissionDenied),
         (watcher, &["db.users"], Code::PermissionDenied),
@@ -82,7 +80,11 @@ async fn every_role_at_every_grpc_route() {
                 })
                 .collect(),
         };
-        assert_eq!(said(capacity.get_capacity(with(token, get)).await).0, code, "{resources:?}");
+        assert_eq!(
+            status_of(capacity.get_capacity(with_token(token, get)).await).0,
+            code,
+            "{resources:?}"
+        );
         let wants = || vec![PriorityBandAggregate { num_clients: 1, wants: 1.0, priority: 0 }];
         let server = GetServerCapacityRequest {
             server_id: "s".into(),
@@ -95,25 +97,28 @@ async fn every_role_at_every_grpc_route() {
                 })
                 .collect(),
         };
-        let answer = said(capacity.get_server_capacity(with(token, server)).await);
+        let answer = status_of(capacity.get_server_capacity(with_token(token, server)).await);
         assert_eq!(answer.0, code, "{resources:?}: {answer:?}");
         let release = ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(resources) };
-        assert_eq!(said(capacity.release_capacity(with(token, release)).await).0, code);
+        assert_eq!(status_of(capacity.release_capacity(with_token(token, release)).await).0, code);
     }
-    // Older clients send empty names, which mean nothing.
+    // Older clients send empty names, which have no effect.
     let release =
         ReleaseCapacityRequest { client_id: "c".into(), resource_id: ids(&["", "db.users", ""]) };
-    assert_eq!(said(capacity.release_capacity(with(shop, release)).await).0, Code::Ok);
+    assert_eq!(status_of(capacity.release_capacity(with_token(shop, release)).await).0, Code::Ok);
     for (token, code) in [(shop, Code::Ok), (watcher, Code::Ok), (None, Code::Unauthenticated)] {
-        assert_eq!(said(capacity.discovery(with(token, DiscoveryRequest {})).await).0, code);
+        assert_eq!(
+            status_of(capacity.discovery(with_token(token, DiscoveryRequest {})).await).0,
+            code
+        );
         let list = MessageRequest::ListServices(String::new());
         let asked = ServerReflectionRequest { host: String::new(), message_request: Some(list) };
-        let stream = with(token, tokio_stream::once(asked));
+        let stream = with_token(token, tokio_stream::once(asked));
         let mut reflection = ServerReflectionClient::new(channel.clone());
-        assert_eq!(said(reflection.server_reflection_info(stream).await).0, code);
+        assert_eq!(status_of(reflection.server_reflection_info(stream).await).0, code);
         let check = HealthCheckRequest::default();
-        let health = HealthClient::new(channel.clone()).check(with(token, check)).await;
-        assert_eq!(said(health).0, Code::Ok);
+        let health = HealthClient::new(channel.clone()).check(with_token(token, check)).await;
+        assert_eq!(status_of(health).0, Code::Ok);
     }
     let counted = |reason| refusals(&node, &callers.admin, "grpc", reason);
     assert_eq!(counted("unknown_token"), 4.0);
@@ -137,15 +142,9 @@ fn server_asks(
     GetServerCapacityRequest { server_id: server.to_owned(), resource: vec![resource] }
 }
 
-fn client_asks(client: &str, resource: &str, wants: f64) -> GetCapacityRequest {
-    let resource_id = resource.to_owned();
-    let resource = ResourceRequest { resource_id, wants, ..ResourceRequest::default() };
-    GetCapacityRequest { client_id: client.to_owned(), resource: vec![resource] }
-}
-
-/// To speak for many clients is a right of its own, and bounded.
+/// Lending to clusters is a separate, bounded right.
 #[tokio::test]
-async fn who_lends_to_other_clusters_has_a_right_to() {
+async fn lending_requires_a_right() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let [(plain, plain_hash), (few, few_hash)] = [token(), token()];
     let (admin, admin_hash) = token();
@@ -161,7 +160,7 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
     let (plain, few, admin) = (Some(&*plain), Some(&*few), Some(&*admin));
     let needs = "GetServerCapacity is for lower clusters: this caller needs \
                  `lend: { max_clients: N }` in the node's access file";
-    // Of a resource that a caller may not lease it is told no more than before.
+    // The message about a forbidden resource reveals nothing more.
     for (token, resource, text) in [
         (plain, "db.a", Some(needs)),
         (plain, "queue", Some(FORBIDDEN)),
@@ -169,28 +168,29 @@ async fn who_lends_to_other_clusters_has_a_right_to() {
         (few, "db.b", None),
         (admin, "queue", None),
     ] {
-        let asked = with(token, server_asks("s", resource, &[1], 1.0));
+        let asked = with_token(token, server_asks("s", resource, &[1], 1.0));
         let expected = match text {
             Some(text) => (Code::PermissionDenied, text.to_owned()),
             None => (Code::Ok, String::new()),
         };
-        assert_eq!(said(capacity.get_server_capacity(asked).await), expected, "{resource}");
+        assert_eq!(status_of(capacity.get_server_capacity(asked).await), expected, "{resource}");
     }
     assert_eq!(refusals(&node, admin.unwrap(), "grpc", "lend"), 1.0);
 
-    // However many clients it speaks for, whatever they want, three count.
+    // Only three clients count, whatever the cluster claims.
     let mut gets = Vec::new();
     for _ in 0..2 {
-        let honest = with(plain, client_asks("honest", "db.c", 100.0));
+        let honest = with_token(plain, lease_request("honest", "db.c", 100.0, None));
         let honest = capacity.get_capacity(honest).await.unwrap().into_inner();
         let server = server_asks("s", "db.c", &[i64::MAX, i64::MAX], 1e18);
-        let server = capacity.get_server_capacity(with(few, server)).await.unwrap().into_inner();
+        let server =
+            capacity.get_server_capacity(with_token(few, server)).await.unwrap().into_inner();
         gets = vec![honest.response[0].gets.capacity, server.response[0].gets.capacity];
     }
     assert_eq!(gets, [25.0, 75.0]);
 }
 
-/// Leases of others are neither refreshed nor given back under their names.
+/// A caller can't use the client ids of others.
 #[tokio::test]
 async fn client_ids_are_the_callers_own() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
@@ -218,20 +218,24 @@ async fn client_ids_are_the_callers_own() {
         let text = if allowed { "" } else { FORBIDDEN };
         let expected = (code, text.to_owned());
         let token = Some(&*shop);
-        let got = capacity.get_capacity(with(token, client_asks(id, "r", 1.0))).await;
-        assert_eq!(said(got), expected, "{id}");
+        let got = capacity.get_capacity(with_token(token, lease_request(id, "r", 1.0, None))).await;
+        assert_eq!(status_of(got), expected, "{id}");
         let resource_id = vec!["r".to_owned()];
         let release = ReleaseCapacityRequest { client_id: id.to_owned(), resource_id };
-        let released = capacity.release_capacity(with(token, release)).await;
-        assert_eq!(said(released), expected, "{id}");
-        let server = with(token, server_asks(id, "r", &[1], 1.0));
-        assert_eq!(said(capacity.get_server_capacity(server).await), expected, "{id}");
+        let released = capacity.release_capacity(with_token(token, release)).await;
+        assert_eq!(status_of(released), expected, "{id}");
+        let server = with_token(token, server_asks(id, "r", &[1], 1.0));
+        assert_eq!(status_of(capacity.get_server_capacity(server).await), expected, "{id}");
     }
-    let any = with(Some(&*free), client_asks("sh*p/1", "r", 1.0));
-    assert_eq!(said(capacity.get_capacity(any).await).0, Code::Ok, "where no key says otherwise");
+    let any = with_token(Some(&*free), lease_request("sh*p/1", "r", 1.0, None));
+    assert_eq!(
+        status_of(capacity.get_capacity(any).await).0,
+        Code::Ok,
+        "without the key any client id is allowed"
+    );
 }
 
-/// The gRPC status of a call that no library sends.
+/// gRPC status of a handmade call.
 async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> Code {
     let stream = tokio::net::TcpStream::connect(node.grpc).await.unwrap();
     let (sender, connection) = client::handshake(stream).await.unwrap();
@@ -244,7 +248,7 @@ async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> 
     let mut sender = sender.ready().await.unwrap();
     let (response, mut body) = sender.send_request(head.body(()).unwrap(), false).unwrap();
     let prefix = [&[0][..], &(message.len() as u32).to_be_bytes()].concat();
-    // Who is not known is told so before the message is read.
+    // Unknown callers are refused before the message is read.
     let _ = body.send_data([prefix, message].concat().into(), true);
     let (head, mut body) = response.await.unwrap().into_parts();
     while let Some(data) = body.data().await {
@@ -258,13 +262,13 @@ async fn raw(node: &Node, token: Option<&str>, path: &str, message: Vec<u8>) -> 
     Code::from_bytes(status.as_bytes())
 }
 
-/// A request to `Allow` that is out of the ordinary takes another way through the node.
-async fn allow_the_long_way(node: &Node, token: Option<&str>, namespace: &str) -> Code {
+/// An unusual request to `Allow`, which takes another code path in the node.
+async fn unusual_allow(node: &Node, token: Option<&str>, namespace: &str) -> Code {
     let message = request(namespace, "b", 1).encode_to_vec();
     raw(node, token, "/quotaservice.QuotaService/Allow", message).await
 }
 
-/// What is sent costs a node nothing where its sender may lease nothing, and little otherwise.
+/// Large lease requests are refused early.
 #[tokio::test]
 async fn requests_for_leases_are_bounded() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
@@ -293,7 +297,7 @@ async fn requests_for_leases_are_bounded() {
 }
 
 #[tokio::test]
-async fn the_long_way_is_guarded_too() {
+async fn unusual_requests_are_guarded_too() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let (shop, watcher) = (Some(&*callers.shop), Some(&*callers.watcher));
@@ -303,7 +307,7 @@ async fn the_long_way_is_guarded_too() {
         (watcher, "shop", Code::PermissionDenied),
         (None, "shop", Code::Unauthenticated),
     ] {
-        let status = allow_the_long_way(&node, token, namespace).await;
+        let status = unusual_allow(&node, token, namespace).await;
         assert_eq!(status, code, "{namespace}");
     }
 }
@@ -324,37 +328,38 @@ fn every_role_at_every_http_route() {
         (None, "shop", 401),
         (Some("x"), "shop", 401),
     ] {
-        let (got, answer) = ask_http(&node, token, "POST", "/v1/allow", &ask(namespace));
-        assert_eq!(got, status, "{namespace}: {answer}");
+        let answer = http_with_token(&node, token, "POST", "/v1/allow", &ask(namespace));
+        assert_eq!(answer.status, status, "{namespace}: {answer:?}");
         match status {
             401 => {
-                assert!(answer.contains("www-authenticate: Bearer\r\n"), "{answer}");
-                assert!(answer.ends_with(&format!("{{\"error\":\"{UNKNOWN}\"}}")), "{answer}");
+                assert!(answer.head.contains("\r\nwww-authenticate: bearer"), "{answer:?}");
+                assert_eq!(answer.body, format!("{{\"error\":\"{UNKNOWN}\"}}"));
             }
-            403 => {
-                assert!(answer.ends_with(&format!("{{\"error\":\"{FORBIDDEN}\"}}")), "{answer}");
-            }
-            _ => assert!(answer.contains("\"status\":\"OK\""), "{answer}"),
+            403 => assert_eq!(answer.body, format!("{{\"error\":\"{FORBIDDEN}\"}}")),
+            _ => assert_eq!(answer.json()["status"], "OK"),
         }
     }
-    // Who is not known learns nothing about what is well formed, either.
-    assert_eq!(ask_http(&node, None, "POST", "/v1/allow", "nonsense").0, 401);
-    assert_eq!(ask_http(&node, shop, "POST", "/v1/allow", "nonsense").0, 400);
+    // Unknown callers are refused before their request is parsed.
+    assert_eq!(http_with_token(&node, None, "POST", "/v1/allow", "nonsense").status, 401);
+    assert_eq!(http_with_token(&node, shop, "POST", "/v1/allow", "nonsense").status, 400);
     for path in ["/metrics", "/debug/status", "/debug/status.json"] {
         for (token, status) in [(shop, 403), (watcher, 200), (admin, 200), (None, 401)] {
-            assert_eq!(ask_http(&node, token, "GET", path, "").0, status, "{path}");
+            assert_eq!(http_with_token(&node, token, "GET", path, "").status, status, "{path}");
         }
     }
-    // Nobody holds a lease: 404 tells that somebody may look.
+    // No lease is held, so 404 shows that the caller has the right.
     let path = "/debug/resource.json?id=db.users";
     for (token, status) in [(shop, 403), (watcher, 404), (admin, 404), (None, 401)] {
-        assert_eq!(ask_http(&node, token, "GET", path, "").0, status);
+        assert_eq!(http_with_token(&node, token, "GET", path, "").status, status);
     }
     for path in ["/healthz", "/readyz"] {
-        assert_eq!(ask_http(&node, None, "GET", path, "").0, 200);
+        assert_eq!(http_with_token(&node, None, "GET", path, "").status, 200);
     }
     assert_eq!(
-        (ask_http(&node, None, "GET", "/x", "").0, ask_http(&node, shop, "GET", "/x", "").0),
+        (
+            http_with_token(&node, None, "GET", "/x", "").status,
+            http_with_token(&node, shop, "GET", "/x", "").status
+        ),
         (401, 404)
     );
     let counted = |reason| refusals(&node, &callers.admin, "http", reason);
@@ -363,19 +368,10 @@ fn every_role_at_every_http_route() {
 }
 
 #[test]
-fn what_a_header_may_be() {
+fn valid_authorization_headers() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
-    let status = |headers: &str| {
-        let mut stream = TcpStream::connect(node.http).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let head =
-            format!("GET /x HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{headers}\r\n");
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer.split(' ').nth(1).unwrap().parse::<u16>().unwrap()
-    };
+    let status = |headers: &str| send(node.http, "GET", "/x", headers, b"").unwrap().status;
     let token = &callers.shop;
     for (headers, known) in [
         (format!("Authorization: Bearer {token}\r\n"), true),

@@ -1,4 +1,4 @@
-//! The access file of a node that runs, the commands about it, and what a node says of who asks.
+//! The access file of a running node, its commands, and warnings about access.
 
 use std::fs;
 use std::io::Write;
@@ -7,10 +7,10 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use testkit::callers::{Callers, LIMITS, allow, http, token};
-use testkit::command::{Running, command, run, tollgate};
-use testkit::wire::{PATIENCE, channel};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::callers::{Callers, LIMITS, allow, http_with_token, scrape, token};
+use testkit::command::{BackgroundCommand, command, run, tollgate};
+use testkit::grpc::channel;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 use tonic::Code;
 
 #[tokio::test]
@@ -21,50 +21,46 @@ async fn a_changed_file_counts_at_once_also_on_old_connections() {
     let shop = Some(&*callers.shop);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Ok);
     let before = fs::read_to_string(callers.path()).unwrap();
-    let loads = |name: &str| {
-        let (_, page) = http(&node, Some(&callers.admin), "GET", "/metrics", "");
-        let line = page.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
-        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-    };
+    let metric = |name: &str| scrape(&node, &callers.admin).get(name, &[]).unwrap();
     let (taken, refused) = ("tollgate_access_loads_total", "tollgate_access_reload_failures_total");
     let current = "tollgate_access_last_reload_successful";
-    assert_eq!(loads(current), 1.0);
+    assert_eq!(metric(current), 1.0);
 
-    // The same token, elsewhere.
+    // The same token with other rights.
     callers.write(&before.replace("sh*", "bank"));
-    eventually("the change is taken", PATIENCE, || loads(taken) == 2.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 2.0);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
-    // A broken file changes nothing, also not when asked to.
+    // An invalid file changes nothing, not even on SIGHUP.
     callers.write("callers: nonsense");
-    eventually("the fault is counted", PATIENCE, || loads(refused) == 1.0);
+    eventually("the fault is counted", TEST_TIMEOUT, || metric(refused) == 1.0);
     node.signal("HUP");
-    eventually("it is counted again", PATIENCE, || loads(refused) == 2.0);
-    assert_eq!(loads(current), 0.0);
+    eventually("it is counted again", TEST_TIMEOUT, || metric(refused) == 2.0);
+    assert_eq!(metric(current), 0.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Ok);
 
-    // The token is taken away.
+    // The token is removed.
     let without: String = before
         .lines()
         .filter(|line| !line.contains("name: shop"))
         .map(|line| format!("{line}\n"))
         .collect();
     callers.write(&without);
-    eventually("the change is taken", PATIENCE, || loads(taken) == 3.0);
-    assert_eq!(loads(current), 1.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 3.0);
+    assert_eq!(metric(current), 1.0);
     assert_eq!(allow(&channel, shop, "bank").await.0, Code::Unauthenticated);
 
-    // Whoever shows nothing may be somebody, too; a wrong token is still none.
+    // Rights for anyone: requests without a token get them, those with a wrong token do not.
     let anyone = "  - { name: rest, anyone: true, namespaces: [shop] }\n";
     callers.write(&(without + anyone));
-    eventually("the change is taken", PATIENCE, || loads(taken) == 4.0);
+    eventually("the change is taken", TEST_TIMEOUT, || metric(taken) == 4.0);
     assert_eq!(allow(&channel, None, "shop").await.0, Code::Ok);
     assert_eq!(allow(&channel, None, "bank").await.0, Code::PermissionDenied);
     assert_eq!(allow(&channel, shop, "shop").await.0, Code::Unauthenticated);
 }
 
-/// More callers on one connection than it remembers.
+/// More callers on one connection than the node caches.
 #[tokio::test]
 async fn callers_behind_one_connection_are_told_apart() {
     let (limits, dir) = (LimitsFile::new(LIMITS), TempDir::new().unwrap());
@@ -87,7 +83,7 @@ async fn callers_behind_one_connection_are_told_apart() {
 }
 
 #[test]
-fn the_sample_is_good() {
+fn the_sample_is_valid() {
     let path = testkit::in_repository("config/access.yaml");
     let done = tollgate(&["check", "--access", path.to_str().unwrap()]);
     let expected = r#"checkout: ask
@@ -116,7 +112,7 @@ operators: administer
 }
 
 #[test]
-fn a_bad_file_is_no_start_and_is_explained() {
+fn a_bad_file_prevents_the_start() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let path = callers.path();
     let path = path.to_str().unwrap();
@@ -156,7 +152,7 @@ fn a_token_and_its_hash_belong_together() {
 }
 
 #[test]
-fn the_commands_show_a_token() {
+fn commands_send_a_token() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let file = callers.dir.path().join("token");
@@ -170,38 +166,38 @@ fn the_commands_show_a_token() {
     ] {
         let without = tollgate(args);
         assert_eq!(without.code, 2, "{without:?}");
-        assert!(without.stderr.contains("say who asks"), "{without:?}");
+        assert!(without.stderr.contains("the credentials are missing or unknown"), "{without:?}");
         let done = tollgate(&[args, &["--token-file", file]].concat());
         assert_eq!(done.code, 0, "{done:?}");
     }
-    // Readiness needs none.
+    // Readiness needs no token.
     assert_eq!(tollgate(&["health", "--http", &http]).code, 0);
     let gone = tollgate(&["allow", "shop", "b", "--addr", &grpc, "--token-file", "/no/such"]);
     assert_eq!(gone.code, 2);
     assert!(gone.stderr.contains("can't read /no/such"), "{gone:?}");
 }
 
-/// The lines that a node on those addresses has said of being open.
+/// Log lines of a node on these addresses about being open.
 fn warnings(grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     lines("the node is open to the network", grpc, http, more)
 }
 
-/// The lines with that text that a node on those addresses has said.
+/// Log lines with this text of a node on these addresses.
 fn lines(text: &str, grpc: &str, http: &str, more: &[&str]) -> Vec<String> {
     let limits = LimitsFile::new(LIMITS);
-    let node = Running::start(
+    let node = BackgroundCommand::start(
         command()
             .args(["serve", "--grpc-listen", grpc, "--http-listen", http, "--limits"])
             .arg(limits.path())
             .args(more),
     );
-    node.says("serving");
+    node.wait_for_output("serving");
     let said = node.stop();
     said.lines().filter(|line| line.contains(text)).map(ToOwned::to_owned).collect()
 }
 
 #[test]
-fn a_node_that_is_open_says_so_once() {
+fn an_open_node_warns_once() {
     let callers = Callers::new();
     let path = callers.path();
     let access = ["--access", path.to_str().unwrap()];
@@ -220,7 +216,7 @@ fn a_node_that_is_open_says_so_once() {
 }
 
 #[test]
-fn who_sends_a_token_in_the_clear_is_told_once() {
+fn a_token_in_clear_text_is_warned_of_once() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("token");
     fs::write(&file, "tollgate_x\n").unwrap();
@@ -228,9 +224,9 @@ fn who_sends_a_token_in_the_clear_is_told_once() {
     let said = |parents: &[&str], more: &[&str]| {
         let parents = parents.iter().flat_map(|parent| ["--parent", parent]);
         let args: Vec<&str> = parents.chain(["--cluster-id", "x"]).chain(more.to_vec()).collect();
-        lines("sent in the clear", "127.0.0.1:0", "127.0.0.1:0", &args)
+        lines("sent unencrypted", "127.0.0.1:0", "127.0.0.1:0", &args)
     };
-    // Of these addresses nobody has any.
+    // Addresses reserved for documentation.
     let (one, other) = ("192.0.2.1:1", "192.0.2.2:1");
     let token = ["--parent-token-file", file];
     let warned = said(&[one, other], &token);
@@ -244,12 +240,12 @@ fn who_sends_a_token_in_the_clear_is_told_once() {
         (&["allow", "shop", "b", "--token-file", file, "--addr", "127.0.0.1:1"], 0),
     ] {
         let done = tollgate(args);
-        assert_eq!(done.stderr.matches("in the clear").count(), count, "{args:?} {done:?}");
+        assert_eq!(done.stderr.matches("unencrypted").count(), count, "{args:?} {done:?}");
     }
 }
 
 #[test]
-fn a_private_key_that_everybody_may_read_draws_a_warning() {
+fn a_private_key_that_others_may_read_is_warned_of() {
     let dir = TempDir::new().unwrap();
     let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
     let (cert, key) = (dir.path().join("cert"), dir.path().join("key"));
@@ -273,13 +269,13 @@ fn a_private_key_that_everybody_may_read_draws_a_warning() {
 }
 
 #[test]
-fn refusals_are_logged_once_a_second_without_what_was_sent() {
+fn refusals_are_logged_once_a_second_without_input() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let node = callers.node(&limits);
     let body = r#"{"namespace":"bank\u001b[31m","bucketName":"b"}"#;
     for _ in 0..50 {
-        http(&node, Some("tollgate_hunter2"), "POST", "/v1/allow", body);
-        http(&node, Some(&callers.shop), "POST", "/v1/allow", body);
+        http_with_token(&node, Some("tollgate_hunter2"), "POST", "/v1/allow", body);
+        http_with_token(&node, Some(&callers.shop), "POST", "/v1/allow", body);
     }
     let mut events = Vec::new();
     eventually("it is said", Duration::from_secs(5), || {

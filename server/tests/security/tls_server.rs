@@ -1,8 +1,8 @@
-//! TLS on both ports: who is trusted by whom, certificates replaced under load, clients that
-//! take their time. Handshakes are real ones, of rustls and of curl.
+//! TLS on both ports: trust, certificates replaced under load, slow clients. Handshakes are those
+//! of rustls and of curl.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -11,44 +11,46 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use testkit::certs::{Ca, Pair, text};
-use testkit::command::{Done, run, tollgate};
-use testkit::wire::{PATIENCE, ended, request};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::command::{CommandOutput, run, tollgate};
+use testkit::grpc::request;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually, now_s};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_server::client::{AuthChannel, Target, answer_within};
 use tollgate_server::tls::Dialer;
 use tonic::Code;
-use tonic::transport::{Channel, Endpoint};
 
 const LIMITS: &str =
     "namespaces: { shop: { buckets: { b: { size: 1000000, fill_rate: 1000000 } } } }";
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A node that shows that certificate.
+/// A node with this certificate.
 fn node(limits: &LimitsFile, own: &Pair, more: &[&str]) -> Node {
     let args = ["--tls-cert-file", text(&own.cert), "--tls-key-file", text(&own.key)];
     Node::start(&limits.path(), &[&args, more].concat())
 }
 
-async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<Channel, String> {
-    let endpoint = Endpoint::from_shared(format!("http://{grpc}")).unwrap();
+async fn connect(grpc: SocketAddr, dialer: &Dialer) -> Result<AuthChannel, String> {
+    let target = Target::new(grpc.into(), dialer.clone().into()).unwrap();
     // The innermost reason says what it is about.
-    dialer.connect(endpoint.timeout(PATIENCE)).await.map_err(|error| format!("{error:?}"))
+    target.connect(TEST_TIMEOUT).await.map_err(|error| format!("{error:?}"))
 }
 
-async fn ask(channel: Channel) -> Result<(), tonic::Status> {
-    QuotaServiceClient::new(channel).allow(request("shop", "b", 1)).await.map(drop)
+async fn ask(channel: AuthChannel) -> Result<(), tonic::Status> {
+    let mut client = QuotaServiceClient::new(channel);
+    answer_within(TEST_TIMEOUT, client.allow(request("shop", "b", 1))).await.map(drop)
 }
 
-/// Connects and asks; the error says why not. With TLS 1.3 a client hears only after the
-/// handshake that its certificate is not welcome.
+/// Connects and sends a request. With TLS 1.3 a client learns only after the handshake that its
+/// certificate was refused.
 async fn asked(node: &Node, dialer: &Dialer) -> Result<(), String> {
     let channel = connect(node.grpc, dialer).await?;
     ask(channel).await.map_err(|status| format!("{status:?}"))
 }
 
-/// `tollgate` with the flags of a client.
-fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> Done {
+/// Runs a command over HTTPS, with an optional client certificate.
+fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> CommandOutput {
     let http = node.http.to_string();
     let ca = ca.file();
     let mut args = [path, &["--http", &http, "--ca-file", text(&ca)]].concat();
@@ -58,13 +60,13 @@ fn ask_http(node: &Node, ca: &Ca, own: Option<&Pair>, path: &[&str]) -> Done {
     tollgate(&args)
 }
 
-/// Waits for the first word of a node, without one of its own: sent to a node that has closed the
-/// connection it would take away the reason.
-fn greeted(address: SocketAddr, dialer: &Dialer) -> std::io::Result<()> {
+/// Waits for the node's first byte without sending any: data sent on a closed connection would hide
+/// the reason of the close.
+fn read_first_byte(address: SocketAddr, dialer: &Dialer) -> std::io::Result<()> {
     over_tls(address, dialer)?.read_exact(&mut [0])
 }
 
-/// A connection over TLS, by a client that shows that certificate.
+/// A TLS connection.
 fn over_tls(
     address: SocketAddr,
     dialer: &Dialer,
@@ -72,11 +74,11 @@ fn over_tls(
     let name = dialer.name("127.0.0.1").unwrap();
     let connection = rustls::ClientConnection::new(Arc::new(dialer.config()), name).unwrap();
     let socket = TcpStream::connect(address)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TEST_TIMEOUT))?;
     Ok(rustls::StreamOwned::new(connection, socket))
 }
 
-/// A page over TLS, by a client that shows that certificate.
+/// A whole HTTP response over TLS.
 fn page(address: SocketAddr, dialer: &Dialer, head: &str) -> std::io::Result<String> {
     let mut stream = over_tls(address, dialer)?;
     stream.write_all(format!("{head} HTTP/1.0\r\nHost: localhost\r\n\r\n").as_bytes())?;
@@ -85,11 +87,11 @@ fn page(address: SocketAddr, dialer: &Dialer, head: &str) -> std::io::Result<Str
     Ok(answer)
 }
 
-/// One number of the metrics.
-fn metric(http: SocketAddr, dialer: &Dialer, series: &str) -> f64 {
+/// Value of a series of the metrics.
+fn metric(http: SocketAddr, dialer: &Dialer, name: &str, labels: &[(&str, &str)]) -> f64 {
     let page = page(http, dialer, "GET /metrics").unwrap();
-    let line = page.lines().find_map(|line| line.strip_prefix(&format!("{series} ")));
-    line.unwrap_or_else(|| panic!("no {series} in {page}")).parse().unwrap()
+    let (_, body) = page.split_once("\r\n\r\n").unwrap();
+    Scrape::parse(body).get(name, labels).unwrap_or_else(|| panic!("no {name} in {page}"))
 }
 
 const EXPIRY: &str = "tollgate_tls_certificate_expiry_timestamp_seconds";
@@ -123,19 +125,19 @@ async fn both_ports_speak_tls_and_nothing_else() {
     let plain = tollgate(&allow);
     assert_eq!(plain.code, 2, "{plain:?}");
 
-    let expires_s = metric(node.http, &dialer, EXPIRY);
-    let in_days = (expires_s - testkit::wire::now_s() as f64) / DAY.as_secs_f64();
+    let expires_s = metric(node.http, &dialer, EXPIRY, &[]);
+    let in_days = (expires_s - now_s() as f64) / DAY.as_secs_f64();
     assert!((29.9..30.1).contains(&in_days), "{in_days}");
     let handshakes = |port: &str, outcome: &str| {
-        let name = "tollgate_tls_handshakes_total";
-        metric(node.http, &dialer, &format!("{name}{{transport=\"{port}\",outcome=\"{outcome}\"}}"))
+        let labels = [("transport", port), ("outcome", outcome)];
+        metric(node.http, &dialer, "tollgate_tls_handshakes_total", &labels)
     };
     assert!(handshakes("grpc", "done") >= 2.0 && handshakes("grpc", "failed") >= 3.0);
     assert!(handshakes("http", "done") >= 2.0 && handshakes("http", "failed") >= 1.0);
 }
 
 #[test]
-fn other_clients_understand_it() {
+fn curl_over_tls() {
     let installed = Command::new("curl").arg("--version").stdout(Stdio::null()).status();
     let installed = installed.is_ok_and(|status| status.success());
     assert!(installed, "curl is not installed; scripts/test.sh installs it");
@@ -149,7 +151,7 @@ fn other_clients_understand_it() {
         let done = run(Command::new("curl").args(args));
         assert_eq!((done.code, done.stdout.as_str()), (0, "ready\n"), "{version} {done:?}");
     }
-    // The gRPC port speaks HTTP/2 only, and says so before a request is sent.
+    // The gRPC port only accepts HTTP/2, which it announces in the handshake.
     let url = format!("https://{}/", node.grpc);
     let done = run(Command::new("curl").args(["-s", "--http1.1", "--cacert", text(&ca), &url]));
     assert_eq!((done.code, done.stdout.as_str()), (35, ""), "a handshake that fails: {done:?}");
@@ -162,7 +164,7 @@ async fn clients_must_be_trusted() {
     let node = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&clients)]);
     let good = ca.client("good", &["cn:good"]);
     asked(&node, &ca.dialer(Some(&good))).await.unwrap();
-    greeted(node.grpc, &ca.dialer(Some(&good))).unwrap();
+    read_first_byte(node.grpc, &ca.dialer(Some(&good))).unwrap();
     let expired = ca.expiring("expired", DAY, true);
     for (own, why) in [
         (None, "CertificateRequired"),
@@ -171,12 +173,40 @@ async fn clients_must_be_trusted() {
     ] {
         let dialer = ca.dialer(own.as_ref());
         asked(&node, &dialer).await.unwrap_err();
-        let error = format!("{:?}", greeted(node.grpc, &dialer).unwrap_err());
+        let error = format!("{:?}", read_first_byte(node.grpc, &dialer).unwrap_err());
         assert!(why.split('|').any(|why| error.contains(why)), "{why}: {error}");
         let health = ask_http(&node, &ca, own.as_ref(), &["health"]);
         assert_eq!(health.code, 2, "{health:?}");
     }
     assert_eq!(ask_http(&node, &ca, Some(&good), &["health"]).code, 0);
+}
+
+#[tokio::test]
+async fn connections_end_when_the_clients_certificate_expires() {
+    let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
+    let clients = ca.file();
+    let node = node(&limits, &ca.server("own"), &["--tls-client-ca-file", text(&clients)]);
+    // Time must really pass: the node reads the expiry from the certificate.
+    let own = ca.expiring("client", Duration::from_secs(4), false);
+    let dialer = ca.dialer(Some(&own));
+    let channel = connect(node.grpc, &dialer).await.unwrap();
+    ask(channel.clone()).await.unwrap();
+    let mut http = over_tls(node.http, &dialer).unwrap();
+    http.write_all(b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"ready\n") {
+        let mut byte = [0];
+        http.read_exact(&mut byte).unwrap();
+        answer.extend(byte);
+    }
+    // Reads on until the node closes the connection, which it else keeps for `--http-idle`.
+    http.read_to_end(&mut answer).unwrap();
+    // The channel connects again, with a certificate that has expired.
+    let started = Instant::now();
+    while ask(channel.clone()).await.is_ok() {
+        assert!(started.elapsed() < TEST_TIMEOUT, "the connection stays open");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }
 
 #[tokio::test]
@@ -208,7 +238,7 @@ async fn callers_are_known_by_their_certificates() {
         (&["dns:ops.example"], Code::Ok),
         (&["cn:bank"], Code::PermissionDenied),
         (&["uri:spiffe://shop/a/b"], Code::Unauthenticated),
-        // A name of one kind is none of another.
+        // A name of another kind does not match.
         (&["cn:a.shop.example"], Code::Unauthenticated),
         (&["dns:shop"], Code::Unauthenticated),
         (&["cn:dns:ops.example"], Code::Unauthenticated),
@@ -228,15 +258,14 @@ async fn callers_are_known_by_their_certificates() {
             );
         }
     }
-    // Without a certificate there is a connection, and nobody at its other end.
+    // A connection without a certificate has no identity.
     let channel = connect(node.grpc, &ca.dialer(None)).await.unwrap();
     assert_eq!(ask(channel).await.unwrap_err().code(), Code::Unauthenticated);
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
     let ops = ca.client("ops", &["dns:ops.example"]);
     let counted = |reason: &str| {
-        let name = "tollgate_access_refused_total";
-        let series = format!("{name}{{transport=\"grpc\",reason=\"{reason}\"}}");
-        metric(node.http, &ca.dialer(Some(&ops)), &series)
+        let labels = [("transport", "grpc"), ("reason", reason)];
+        metric(node.http, &ca.dialer(Some(&ops)), "tollgate_access_refused_total", &labels)
     };
     assert_eq!(["unknown_certificate", "no_credentials", "scope"].map(counted), [10.0, 1.0, 2.0]);
 }
@@ -259,7 +288,7 @@ async fn certificates_are_replaced_under_load() {
         callers.spawn(async move {
             let mut channel = connect(grpc, &dialer).await.unwrap();
             while !stop.load(Ordering::Relaxed) {
-                // Half of them stay, half come anew each time.
+                // Half of the callers reconnect for each request.
                 if number % 2 == 0 {
                     channel = match connect(grpc, &dialer).await {
                         Ok(channel) => channel,
@@ -276,14 +305,14 @@ async fn certificates_are_replaced_under_load() {
         });
     }
     let dialer = ca.dialer(None);
-    let metric = async |series: &'static str| {
+    let metric = async |name: &'static str| {
         let dialer = dialer.clone();
-        tokio::task::spawn_blocking(move || metric(http, &dialer, series)).await.unwrap()
+        tokio::task::spawn_blocking(move || metric(http, &dialer, name, &[])).await.unwrap()
     };
-    let until = async |series: &'static str, value: f64| {
+    let until = async |name: &'static str, value: f64| {
         let started = Instant::now();
-        while metric(series).await < value {
-            assert!(started.elapsed() < PATIENCE, "{series} is not {value}");
+        while metric(name).await < value {
+            assert!(started.elapsed() < TEST_TIMEOUT, "{name} is not {value}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -294,7 +323,7 @@ async fn certificates_are_replaced_under_load() {
     // The key of another certificate: the old pair stays.
     fs::copy(ca.expiring("other", 30 * DAY, false).key, &in_use.key).unwrap();
     until(FAILURES, 1.0).await;
-    // One that is no use to anybody.
+    // An expired certificate.
     ca.expiring("old", DAY, true).replace(&in_use);
     until(FAILURES, 2.0).await;
     fs::write(&in_use.cert, "nonsense").unwrap();
@@ -315,27 +344,27 @@ async fn certificates_are_replaced_under_load() {
     assert!(said.iter().filter(refused).count() >= 2, "{said:#?}");
 }
 
-/// What the alert goes by: a pair that does not fit because only one of its files is there yet is
-/// forgotten as soon as the other one is.
+/// The metric of the alert: a pair that does not match because only one file was replaced yet
+/// counts as failed until the other one follows.
 #[test]
-fn a_certificate_whose_key_comes_later_is_refused_only_until_then() {
+fn a_certificate_is_refused_until_its_key_follows() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let in_use = ca.expiring("in-use", 10 * DAY, false);
     let node = node(&limits, &in_use, &[]);
     let dialer = ca.dialer(None);
-    let metric = |series| metric(node.http, &dialer, series);
+    let metric = |name| metric(node.http, &dialer, name, &[]);
     assert_eq!((metric(CURRENT), metric(FAILURES)), (1.0, 0.0));
     let next = ca.expiring("next", 20 * DAY, false);
     fs::copy(&next.cert, &in_use.cert).unwrap();
-    eventually("it is refused", PATIENCE, || metric(FAILURES) >= 1.0);
+    eventually("it is refused", TEST_TIMEOUT, || metric(FAILURES) >= 1.0);
     assert_eq!(metric(CURRENT), 0.0);
     fs::copy(&next.key, &in_use.key).unwrap();
-    eventually("it is taken", PATIENCE, || metric(LOADS) == 2.0);
+    eventually("it is loaded", TEST_TIMEOUT, || metric(LOADS) == 2.0);
     assert_eq!(metric(CURRENT), 1.0);
 }
 
 #[test]
-fn the_status_tells_of_refused_files_and_of_the_expiry() {
+fn the_status_shows_refused_files_and_the_expiry() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let in_use = ca.expiring("in-use", 10 * DAY, false);
     let access = ca.path("access.yaml");
@@ -353,14 +382,13 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     let first = files();
     assert_eq!(first["access"], serde_json::json!({ "in_use": true, "refused": null }));
     assert_eq!((&first["tls"]["in_use"], &first["tls"]["refused"]), (&true.into(), &().into()));
-    let in_days = (first["tls"]["certificate_expires_at_s"].as_i64().unwrap()
-        - testkit::wire::now_s()) as f64
+    let in_days = (first["tls"]["certificate_expires_at_s"].as_i64().unwrap() - now_s()) as f64
         / DAY.as_secs_f64();
     assert!((9.9..10.1).contains(&in_days), "{in_days}");
     fs::write(&access, "callers: [{ name: all, rolle: administer }]").unwrap();
     fs::write(&in_use.cert, "nonsense").unwrap();
     for (file, error) in [("access", "rolle"), ("tls", "in-use.crt")] {
-        eventually("the refusal is told", PATIENCE, || files()[file]["in_use"] == false);
+        eventually("the refusal is shown", TEST_TIMEOUT, || files()[file]["in_use"] == false);
         let refused = files()[file]["refused"].clone();
         assert!(refused["error"].as_str().unwrap().contains(error), "{refused}");
         assert!(refused["since_s"].as_i64().unwrap() > 1_700_000_000, "{refused}");
@@ -369,43 +397,50 @@ fn the_status_tells_of_refused_files_and_of_the_expiry() {
     assert_eq!(*expires_s, first["tls"]["certificate_expires_at_s"], "the old one is in use");
 }
 
-/// A connection with the beginning of a handshake: 512 bytes are to follow.
-fn begun(address: SocketAddr) -> TcpStream {
+/// A connection with the first bytes of a handshake; 512 bytes should follow.
+fn begin_handshake(address: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.write_all(&[22, 3, 1, 2, 0, 1]).unwrap();
     stream
 }
 
+/// Whether the node closes a connection within `limit`.
+fn is_closed(stream: &mut TcpStream, limit: Duration) -> bool {
+    stream.set_read_timeout(Some(limit)).unwrap();
+    match stream.read(&mut [0]) {
+        Ok(count) => count == 0,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn handshakes_beyond_room_wait_until_there_is() {
+async fn unfinished_handshakes_keep_nobody_out() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let mut node = node(&limits, &ca.server("own"), &["--threads", "2"]);
     let dialer = ca.dialer(None);
-    // There is room for 256.
-    let many = || (0..300).map(|_| begun(node.grpc)).collect::<Vec<_>>();
-    let silent = many();
-    let late = tokio::time::timeout(Duration::from_millis(300), asked(&node, &dialer)).await;
-    assert!(late.is_err(), "there was room: {late:?}");
-    // The other port has room of its own.
-    assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
-    drop(silent);
+    // The limit is 256 handshakes, which take ten seconds.
+    let mut silent: Vec<_> = (0..300).map(|_| begin_handshake(node.grpc)).collect();
+    let begun = Instant::now();
     asked(&node, &dialer).await.unwrap();
-    let silent = many();
+    // The oldest are closed, and the newest remain.
+    assert!(is_closed(&mut silent[0], TEST_TIMEOUT));
+    assert!(begun.elapsed() < Duration::from_secs(8), "{:?}: by their time limit", begun.elapsed());
+    assert!(!is_closed(&mut silent[299], Duration::from_millis(10)));
     node.signal("TERM");
-    assert!(ended(&mut node, Duration::from_secs(5)).success());
+    assert!(node.wait_for_exit(Duration::from_secs(5)).success());
     drop(silent);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn who_takes_his_time_keeps_nobody_waiting() {
+async fn slow_handshakes_delay_nobody() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let mut node = node(&limits, &ca.server("own"), &["--threads", "1"]);
     let mut silent = Vec::new();
     for address in [node.grpc, node.http] {
         for number in 0..100 {
-            // Nothing, or the beginning of a handshake.
+            // Either silent, or with the first bytes of a handshake.
             silent.push(match number % 2 {
-                0 => begun(address),
+                0 => begin_handshake(address),
                 _ => TcpStream::connect(address).unwrap(),
             });
         }
@@ -414,14 +449,14 @@ async fn who_takes_his_time_keeps_nobody_waiting() {
     asked(&node, &ca.dialer(None)).await.unwrap();
     assert_eq!(ask_http(&node, &ca, None, &["health"]).code, 0);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    // Nor do they keep the node from stopping.
+    // They do not delay the exit, either.
     node.signal("TERM");
-    assert!(ended(&mut node, Duration::from_secs(5)).success());
+    assert!(node.wait_for_exit(Duration::from_secs(5)).success());
     drop(silent);
 }
 
 #[test]
-fn what_can_not_be_used_is_no_start() {
+fn unusable_files_prevent_the_start() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
     let (own, other) = (ca.server("own"), ca.server("other"));
     let old = ca.expiring("old", DAY, true);
@@ -444,7 +479,10 @@ fn what_can_not_be_used_is_no_start() {
             &["--parent", "h:1", "--cluster-id", "x", "--parent-ca-file", text(&empty)],
             "no certificate",
         ),
-        (&["--parent", "https://h:1", "--cluster-id", "x"], "needs --parent-ca-file"),
+        (
+            &["--parent", "https://h:1", "--cluster-id", "x"],
+            "needs TLS: name the CA certificates with --parent-ca-file",
+        ),
     ] {
         let done = tollgate(&[&start[..], args].concat());
         assert_eq!(done.code, 2, "{args:?}: {done:?}");
@@ -453,7 +491,7 @@ fn what_can_not_be_used_is_no_start() {
     }
 }
 
-/// A cluster that takes its capacity from another one, which wants to know who asks.
+/// A cluster with a parent that requires a client certificate and a token.
 #[tokio::test]
 async fn a_parent_that_is_guarded() {
     let ca = Ca::new();
@@ -499,13 +537,13 @@ async fn a_parent_that_is_guarded() {
     };
     assert_eq!(got(), 0.0);
     let mut said = Vec::new();
-    eventually("the parent does not know it", PATIENCE, || {
+    eventually("the parent does not know it", TEST_TIMEOUT, || {
         said.extend(south.logged());
         format!("{said:?}").contains("Unauthenticated")
     });
     assert_eq!(got(), 0.0);
-    // The right token is taken up by itself.
+    // The right token is loaded without a restart.
     fs::write(&token, format!("{}\n", words[1])).unwrap();
-    eventually("there is a lease", PATIENCE, || got() == 5.0);
+    eventually("there is a lease", TEST_TIMEOUT, || got() == 5.0);
     assert!(!format!("{said:?}").contains("tollgate_wrong"));
 }

@@ -1,12 +1,12 @@
-//! Python's gRPC names nodes in ways that are not a host and a port: its calls succeed, also those
-//! of one client that calls three nodes in turn while one of them restarts.
+//! Authorities of Python's gRPC that are not a host and a port: calls succeed, also of a client
+//! with a list of three nodes, one of which restarts.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use testkit::cluster::Cluster;
-use testkit::command::run;
+use testkit::command::{python, run};
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, eventually};
 
@@ -17,21 +17,15 @@ namespaces:
       b: { size: 1000000, fill_rate: 1000000 }
 ";
 
-/// The script, run by whichever Python has gRPC: the system's, or else the first on the path.
+/// The script, in a Python that has gRPC.
 fn script() -> Command {
-    let knows_grpc = |python: &&str| {
-        let found = Command::new(python).args(["-c", "import grpc"]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows_grpc);
-    let mut command = Command::new(python.expect("scripts/test.sh installs Python's gRPC"));
-    let script = testkit::fixture("python/authorities.py");
-    command.arg("-B").arg(script);
+    let mut command = python("grpc");
+    command.arg(testkit::fixture("python/authorities.py"));
     command
 }
 
 #[test]
-fn every_authority_is_taken() {
+fn every_authority_is_accepted() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let done = run(script().arg("each").arg(node.grpc.to_string()));
@@ -53,19 +47,19 @@ fn a_list_of_nodes_of_which_one_restarts() {
         let labels = [("namespace", "ns"), ("bucket", "b")];
         Scrape::of(node.http).sum("tollgate_decisions_total", &labels)
     };
-    let are_asked = |cluster: &Cluster| {
+    let wait_until_all_are_asked = |cluster: &Cluster| {
         let before: Vec<_> = cluster.nodes.iter().map(granted).collect();
         eventually("all nodes are asked", Duration::from_secs(60), || {
             cluster.nodes.iter().zip(&before).all(|(node, before)| granted(node) > before + 20.0)
         });
     };
-    are_asked(&cluster);
+    wait_until_all_are_asked(&cluster);
     let ports = [cluster.nodes[0].grpc.port(), cluster.nodes[0].http.port()];
     cluster.nodes[0].signal("TERM");
     assert!(cluster.nodes[0].wait().success());
     let args = ["--store", &cluster.redis.url(), "--store-timeout", "5s"];
     cluster.nodes[0] = Node::start_on(ports, &cluster.limits.path(), &args);
-    are_asked(&cluster);
+    wait_until_all_are_asked(&cluster);
 
     writeln!(client.stdin.take().unwrap(), "stop").unwrap();
     let said: Vec<_> = lines.map_while(Result::ok).collect();

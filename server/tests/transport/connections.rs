@@ -1,5 +1,5 @@
-//! Very many connections: what an idle one takes, and what those who ask notice of them and of
-//! many that come and go. With more than there is time for in CI:
+//! Many connections: the memory of an idle one, and the effect of idle and of short-lived
+//! connections on other callers. With more connections than in CI:
 //! `TOLLGATE_IDLE_CONNECTIONS=10000 cargo test --locked -p tollgate-server --test transport connections:: -- --nocapture`
 
 use std::io::{Read as _, Write as _};
@@ -8,10 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, getrlimit, setrlimit};
-use testkit::load::{Canary, Load, Plan, Sample, percentile};
+use testkit::grpc::request;
+use testkit::load::{Load, Plan, Sample, StallDetector, percentile};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, request};
-use testkit::{LimitsFile, Node, eventually};
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, eventually};
 use tollgate_proto::quotaservice::allow_response::Status;
 
 const LIMITS: &str = "
@@ -19,66 +19,60 @@ namespaces:
   shop: { default_bucket: { size: 1000000, fill_rate: 1000000 } }
 ";
 
-/// Connections that ask for nothing, unless [`IDLE_VARIABLE`] says how many.
+/// Number of idle connections, unless [`IDLE_VARIABLE`] is set.
 const IDLE: usize = 2_000;
 const IDLE_VARIABLE: &str = "TOLLGATE_IDLE_CONNECTIONS";
 
-/// How many open them, side by side.
+/// Number of threads that open connections.
 const OPENERS: usize = 8;
 
-/// Connections opened and closed a second, for how long, and how many of them a second there are
-/// at least: a machine that does other things besides may not open as many as it is told to.
+/// Short-lived connections: target rate per second, duration, and least rate, as a busy machine may
+/// not reach the target.
 const A_SECOND: f64 = 550.0;
 const SPELL: Duration = Duration::from_secs(4);
 const REACHED: f64 = 250.0;
 
-/// The same, where [`IDLE_VARIABLE`] asks for all of it.
+/// Least rate if [`IDLE_VARIABLE`] is set.
 const ALL_REACHED: f64 = 500.0;
 
-/// The most that an idle connection may take of the node's memory, in bytes.
+/// Largest allowed memory of an idle connection, in bytes.
 const BYTES: u64 = 48 << 10;
 
-/// What a client of HTTP/2 begins with, and an empty SETTINGS.
-const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+/// HTTP/2 connection preface with empty SETTINGS.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// That its SETTINGS are accepted.
-const AGREED: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
+/// Acknowledgement of SETTINGS.
+const SETTINGS_ACK: &[u8] = b"\0\0\0\x04\x01\0\0\0\0";
 
-fn rss(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
-/// A connection that has shaken hands.
-fn greeted(node: SocketAddr) -> TcpStream {
+/// Opens a connection, and completes the HTTP/2 handshake.
+fn connect(node: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(node).unwrap();
     stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(HELLO).unwrap();
-    // The head of the node's SETTINGS.
+    stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    stream.write_all(PREFACE).unwrap();
+    // The frame header of the node's SETTINGS.
     stream.read_exact(&mut [0; 9]).unwrap();
-    stream.write_all(AGREED).unwrap();
+    stream.write_all(SETTINGS_ACK).unwrap();
     stream
 }
 
-/// What callers get who ask a hundred times a second while `meanwhile` goes on.
+/// p50 and p99 of callers with 100 requests/s while `meanwhile` runs.
 fn callers(name: &str, node: &Node, meanwhile: impl FnOnce()) -> (Duration, Duration) {
     let pace = Duration::from_millis(20);
     let plan = Plan { callers: 2, connections: 1, pace, failover: false };
-    let canary = Canary::start();
+    let canary = StallDetector::start();
     let load = Load::start(&[node.grpc], plan, |_, _| Some(request("shop", "b", 1)));
     meanwhile();
     let samples = load.finish();
     assert!(samples.iter().all(|sample| sample.status() == Some(Status::Ok)));
-    let mut times: Vec<_> = samples.iter().map(Sample::took).collect();
+    let mut times: Vec<_> = samples.iter().map(Sample::latency).collect();
     let (p50, p99) = (percentile(&mut times, 0.5), percentile(&mut times, 0.99));
     let worst = canary.worst();
     println!("{name}: p50 {p50:.1?}, p99 {p99:.1?}; this machine was late by {worst:.1?}");
     (p50, p99)
 }
 
-/// How many idle connections this machine lets a process have.
+/// Number of idle connections, limited by the number of open files.
 fn idle() -> usize {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -91,8 +85,8 @@ fn idle() -> usize {
     room.min(wanted)
 }
 
-/// Opens and closes connections, the share of one opener, and tells how many. One that waits for
-/// its handshake holds up none of the others'.
+/// Opens and closes connections at the rate of one opener, and returns their number. A slow
+/// handshake does not delay other openers.
 fn come_and_go(node: SocketAddr, opener: usize) -> usize {
     let started = Instant::now();
     for number in 0.. {
@@ -102,30 +96,31 @@ fn come_and_go(node: SocketAddr, opener: usize) -> usize {
             return number;
         }
         thread::sleep(due.saturating_sub(started.elapsed()));
-        drop(greeted(node));
+        drop(connect(node));
     }
     unreachable!("there is an end to it")
 }
 
 #[test]
-fn many_that_are_idle_and_many_that_come_and_go() {
+fn idle_and_short_lived_connections() {
     let limits = LimitsFile::new(LIMITS);
     let idle = idle();
     let places = (idle + 1000).to_string();
     let node = Node::start(&limits.path(), &["--max-connections", &places]);
+    // Time for the load to collect samples.
     let a_while = || thread::sleep(Duration::from_secs(2));
     let (alone, _) = callers("alone", &node, a_while);
 
-    let (before, started) = (rss(node.pid()), Instant::now());
+    let (before, started) = (node.rss_kb(), Instant::now());
     let grpc = node.grpc;
-    let open = move || (0..idle / OPENERS).map(|_| greeted(grpc)).collect::<Vec<_>>();
+    let open = move || (0..idle / OPENERS).map(|_| connect(grpc)).collect::<Vec<_>>();
     let openers: Vec<_> = (0..OPENERS).map(|_| thread::spawn(open)).collect();
     let opened: Vec<_> = openers.into_iter().flat_map(|one| one.join().unwrap()).collect();
     let idle = opened.len();
     let took = started.elapsed();
     let open = || Scrape::of(node.http).sum("tollgate_connections", &[("transport", "grpc")]);
-    eventually("all are in", PATIENCE, || open() >= idle as f64);
-    let each = (rss(node.pid()) - before) / idle as u64;
+    eventually("all are in", TEST_TIMEOUT, || open() >= idle as f64);
+    let each = ((node.rss_kb() - before) << 10) / idle as u64;
     println!("{idle} opened in {took:.1?}, {each} bytes each");
     assert!(each < BYTES, "{each} bytes a connection");
     let (beside, _) = callers("beside idle ones", &node, a_while);
@@ -144,7 +139,7 @@ fn many_that_are_idle_and_many_that_come_and_go() {
     assert!(a_second >= least, "{a_second:.0} connections a second of {A_SECOND}");
     assert!(beside.max(churn) < alone * 3 + Duration::from_millis(50), "others are served");
     drop(opened);
-    eventually("they are gone", PATIENCE, || open() == 0.0);
-    let left = rss(node.pid()).saturating_sub(before) / idle as u64;
+    eventually("they are gone", TEST_TIMEOUT, || open() == 0.0);
+    let left = (node.rss_kb().saturating_sub(before) << 10) / idle as u64;
     println!("afterwards {left} bytes each are kept");
 }

@@ -1,5 +1,5 @@
-//! The gRPC port of a node as its clients see it: every status field by field, bad input of
-//! every kind, health and reflection.
+//! The gRPC port from the client's side: every status in every field, invalid input, health,
+//! reflection.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -7,9 +7,12 @@ use std::time::{Duration, Instant};
 
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use testkit::wire::{PATIENCE, Samples, channel, client, get, refused, request};
-use testkit::{LimitsFile, Node, free_port};
+use testkit::grpc::{capacity_client, channel, client, lease, refused, request};
+use testkit::http::get;
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, TEST_TIMEOUT, free_port};
 use tokio_stream::StreamExt;
+use tollgate_proto::doorman::{GetServerCapacityRequest, ServerCapacityResourceRequest};
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
@@ -22,7 +25,7 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ListServiceResponse, ServerReflectionRequest};
 
-/// Rates of one a day: what accrues during a test is far less than a token.
+/// Buckets that refill by less than a token during a test.
 const LIMITS: &str = "
 namespaces:
   ns:
@@ -38,7 +41,7 @@ namespaces:
     default_bucket: { size: 10, fill_rate: 1/d }
 ";
 
-/// Compares everything but the tokens available, which a running clock moves a little.
+/// Compares all fields. The available tokens may be slightly higher, as time passes.
 #[track_caller]
 fn is(answer: &AllowResponse, available: f64, expected: &AllowResponse) {
     let off = answer.tokens_available - available;
@@ -64,7 +67,7 @@ async fn every_status_is_a_normal_response() {
     let mut allow = async |request| client.allow(request).await.unwrap().into_inner();
 
     is(&allow(request("ns", "b", 4)).await, 6.0, &granted(4, "ns:b"));
-    // 0 means 1, here and through the default and dynamic buckets.
+    // 0 means 1, in all kinds of buckets.
     is(&allow(request("ns", "b", 0)).await, 5.0, &granted(1, "ns:b"));
     is(&allow(request("shared", "any", 0)).await, 9.0, &granted(1, "shared:default bucket"));
     is(&allow(request("few", "2001:db8::1", 1)).await, 9.0, &granted(1, "few:2001:db8::1"));
@@ -72,20 +75,20 @@ async fn every_status_is_a_normal_response() {
     let soft_limited = AllowResponse { soft_limited: true, ..granted(1, "ns:soft") };
     is(&allow(request("ns", "soft", 1)).await, 4.0, &soft_limited);
 
-    // A debt of one token is an hour's wait.
+    // One token of debt is an hour of wait.
     for (available, least, most) in [(0.0, 0, 0), (-1.0, 0, 0), (-2.0, 3_590_000, 3_600_000)] {
         let answer = allow(request("ns", "slow", 1)).await;
         assert!((least..=most).contains(&answer.wait_millis), "{answer:?}");
         let expected = AllowResponse { wait_millis: answer.wait_millis, ..granted(1, "ns:slow") };
         is(&answer, available, &expected);
     }
-    // Two hours of debt against an hour and a half of patience.
+    // Two hours of debt are over the wait limit of an hour and a half.
     let answer = allow(request("ns", "slow", 1)).await;
     assert!((1_780_000..=1_800_000).contains(&answer.retry_after_millis), "{answer:?}");
     let retry_after_millis = answer.retry_after_millis;
     let timeout = refused(Status::RejectedTimeout, "ns:slow");
     is(&answer, -2.0, &AllowResponse { retry_after_millis, ..timeout.clone() });
-    // An override of no wait at all counts only when it says so.
+    // An override to 0.
     let impatient = AllowRequest { max_wait_time_override: true, ..request("ns", "slow", 1) };
     let answer = allow(impatient).await;
     assert!((7_180_000..=7_200_000).contains(&answer.retry_after_millis), "{answer:?}");
@@ -122,15 +125,15 @@ async fn without_the_store_the_policy_answers() {
     let local = AllowResponse { degraded: true, ..granted(1, "deciding:b") };
     is(&allow(request("deciding", "b", 1)).await, 9.0, &local);
 
-    let samples = Samples::of(&node);
-    assert_eq!(samples.decisions("refusing", "b", "server_error"), Some(1.0));
+    let scrape = Scrape::of(node.http);
+    assert_eq!(scrape.decisions("refusing", "b", "server_error"), Some(1.0));
     for namespace in ["refusing", "granting", "deciding"] {
         let labels = [("namespace", namespace), ("bucket", "b")];
-        assert_eq!(samples.get("tollgate_degraded_decisions_total", &labels), Some(1.0));
+        assert_eq!(scrape.get("tollgate_degraded_decisions_total", &labels), Some(1.0));
     }
-    assert_eq!(samples.get("tollgate_store_up", &[]), Some(0.0));
-    let unreachable = samples.get("tollgate_store_errors_total", &[("class", "unreachable")]);
-    assert!(unreachable.is_some(), "the class is there from the start");
+    assert_eq!(scrape.get("tollgate_store_up", &[]), Some(0.0));
+    let unreachable = scrape.get("tollgate_store_errors_total", &[("class", "unreachable")]);
+    assert!(unreachable.is_some(), "the series exists from the start");
 }
 
 #[tokio::test]
@@ -169,21 +172,21 @@ async fn bad_input_is_refused_and_changes_nothing() {
         let expected = refused(Status::RejectedInvalidRequest, "");
         assert_eq!(answer, expected, "{:.200}", format!("{request:?}"));
     }
-    let samples = Samples::of(&node);
-    assert_eq!(samples.decisions("", "", "invalid"), Some(invalid.len() as f64));
-    assert_eq!(samples.outcomes("invalid"), invalid.len() as f64);
+    let scrape = Scrape::of(node.http);
+    assert_eq!(scrape.decisions("", "", "invalid"), Some(invalid.len() as f64));
+    assert_eq!(scrape.outcomes("invalid"), invalid.len() as f64);
     for other in ["granted", "granted_after_wait", "timeout", "no_bucket", "too_many_buckets"] {
-        assert_eq!(samples.outcomes(other), 0.0, "{other}");
+        assert_eq!(scrape.outcomes(other), 0.0, "{other}");
     }
-    assert_eq!(samples.get("tollgate_dynamic_buckets", &[("namespace", "few")]), Some(0.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets", &[("namespace", "few")]), Some(0.0));
 
-    // The largest numbers are valid, and no more than can be granted.
+    // The largest numbers are valid, but can't be granted.
     let answer = client.allow(request("ns", "b", i64::MAX)).await.unwrap().into_inner();
     assert_eq!(answer, refused(Status::RejectedTooManyTokensRequested, "ns:b"));
     let answer = client.allow(request("ns", "free", i64::MAX)).await.unwrap().into_inner();
     is(&answer, 10.0, &refused(Status::RejectedTimeout, "ns:free"));
 
-    // Nothing was taken, and an override that does not count is not looked at.
+    // Nothing was taken. An unused override is not checked.
     let unused = AllowRequest { max_wait_millis_override: i64::MIN, ..request("ns", "b", 1) };
     let answer = client.allow(unused).await.unwrap().into_inner();
     is(&answer, 9.0, &granted(1, "ns:b"));
@@ -193,7 +196,7 @@ async fn bad_input_is_refused_and_changes_nothing() {
     is(&answer, 9.0, &granted(1, "few:first"));
 }
 
-/// Sends bytes as they are, and takes what comes.
+/// A codec of raw bytes.
 #[derive(Clone, Copy, Default)]
 struct Raw;
 
@@ -264,14 +267,14 @@ async fn bytes_that_do_not_decode_are_an_error_of_that_request_only() {
     let error = send_raw(&channel, "/quotaservice.QuotaService/Deny", vec![]).await.unwrap_err();
     assert_eq!(error.code(), Code::Unimplemented, "{error}");
 
-    // Fields that this version does not know are skipped, and no message is a message.
+    // Unknown fields are skipped, and an empty message is valid.
     let mut newer = good.clone();
     newer.extend([0xa2, 0x06, 0x01, 0x78]);
     let answer = AllowResponse::decode(send_raw(&channel, ALLOW, newer).await.unwrap()).unwrap();
     is(&answer, 9.0, &granted(1, "ns:b"));
     let answer = AllowResponse::decode(send_raw(&channel, ALLOW, vec![]).await.unwrap()).unwrap();
     assert_eq!(answer, refused(Status::RejectedInvalidRequest, ""));
-    assert_eq!(Samples::of(&node).outcomes("granted"), 1.0);
+    assert_eq!(Scrape::of(node.http).outcomes("granted"), 1.0);
     assert_eq!(get(&node, "/healthz").status, 200);
 }
 
@@ -290,7 +293,7 @@ async fn health_answers_for_the_node_and_the_service() {
     let answer = watched.message().await.unwrap().unwrap();
     assert_eq!(answer.status().as_str_name(), "SERVICE_UNKNOWN");
     let next = tokio::time::timeout(Duration::from_millis(200), watched.message());
-    assert!(next.await.is_err(), "it stays open");
+    assert!(next.await.is_err(), "the stream stays open");
 }
 
 #[tokio::test]
@@ -388,7 +391,7 @@ async fn reflection_answers_an_unknown_symbol_and_goes_on() {
         };
     }
 
-    // The older version has the same messages.
+    // The older version of the service has the same messages.
     let path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
     let question = ServerReflectionRequest {
         host: String::new(),
@@ -403,9 +406,29 @@ async fn reflection_answers_an_unknown_symbol_and_goes_on() {
 fn a_connection_that_stays_silent_is_closed() {
     let limits = LimitsFile::new("{}");
     let node = Node::start(&limits.path(), &[]);
+    // Real time: a silent connection is closed after ten seconds.
     let connected = Instant::now();
     let mut silent = TcpStream::connect(node.grpc).unwrap();
-    silent.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "it is closed");
+    silent.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
+    assert_eq!(silent.read(&mut [0; 64]).unwrap(), 0, "the node closes the connection");
     assert!(connected.elapsed() >= Duration::from_secs(9), "after {:?}", connected.elapsed());
+}
+
+/// -1 means that any amount may be used.
+#[tokio::test]
+async fn an_unbounded_safe_capacity_is_sent() {
+    let limits = LimitsFile::new(
+        "resources: [{ identifier_glob: '*', capacity: 100, safe_capacity: -1, algorithm: { kind: \
+         FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }]",
+    );
+    let node = Node::start(&limits.path(), &[]);
+    let mut client = capacity_client(&node).await;
+    assert_eq!(lease(&mut client, "c", "db", 5.0, None).await.safe_capacity, Some(-1.0));
+    let resource = ServerCapacityResourceRequest {
+        resource_id: "db".to_owned(),
+        ..ServerCapacityResourceRequest::default()
+    };
+    let request = GetServerCapacityRequest { server_id: "s".to_owned(), resource: vec![resource] };
+    let answer = client.get_server_capacity(request).await.unwrap().into_inner();
+    assert_eq!(answer.response[0].safe_capacity, Some(-1.0));
 }

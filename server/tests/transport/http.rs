@@ -1,11 +1,12 @@
-//! The HTTP port of a node: the API as JSON, what is no request at all, the metrics page, and
-//! health for orchestrators.
+//! The HTTP port: the JSON API, malformed requests, metrics, health.
 
 use std::time::Duration;
 
 use serde_json::json;
-use testkit::wire::{Samples, channel, client, get, http, post, request};
-use testkit::{Limit, LimitsFile, Node, Redis, eventually, free_port};
+use testkit::grpc::{channel, client, request};
+use testkit::http::{get, http, post_allow};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, PollLimit, Redis, eventually, free_port};
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
@@ -22,7 +23,7 @@ namespaces:
 fn allow_speaks_protobufs_json() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let page = post(&node, r#"{"namespace":"ns","bucketName":"b","tokensRequested":"5"}"#);
+    let page = post_allow(&node, r#"{"namespace":"ns","bucketName":"b","tokensRequested":"5"}"#);
     assert_eq!(page.status, 200);
     assert!(page.head.contains("content-type: application/json"), "{}", page.head);
     let mut answer = page.json();
@@ -35,7 +36,7 @@ fn allow_speaks_protobufs_json() {
     });
     assert_eq!(answer, expected);
 
-    // Names in either form, numbers as text or as numbers, no tokens meaning one.
+    // Field names in both forms, numbers as strings or numbers, and one token by default.
     for (body, granted) in [
         (r#"{"namespace":"ns","bucket_name":"b","tokens_requested":3}"#, "3"),
         (r#"{"namespace":"ns","bucketName":"b","tokens_requested":"2"}"#, "2"),
@@ -51,12 +52,12 @@ fn allow_speaks_protobufs_json() {
             "1",
         ),
     ] {
-        let answer = post(&node, body).json();
+        let answer = post_allow(&node, body).json();
         assert_eq!((&answer["status"], &answer["tokensGranted"]), (&json!("OK"), &json!(granted)));
     }
-    assert_eq!(Samples::of(&node).outcomes("granted"), 6.0);
+    assert_eq!(Scrape::of(node.http).outcomes("granted"), 6.0);
 
-    // Rejections are answers, too.
+    // Rejections have status 200, too.
     for (body, status) in [
         (json!({"namespace": "ns", "bucketName": "slow", "tokensRequested": 1}), "OK"),
         (json!({"namespace": "ns", "bucketName": "slow"}), "REJECTED_TIMEOUT"),
@@ -72,13 +73,13 @@ fn allow_speaks_protobufs_json() {
         (json!({}), "REJECTED_INVALID_REQUEST"),
         (json!({"namespace": "ns", "bucketName": "x".repeat(1 << 20)}), "REJECTED_INVALID_REQUEST"),
     ] {
-        let page = post(&node, &body.to_string());
+        let page = post_allow(&node, &body.to_string());
         assert_eq!((page.status, &page.json()["status"]), (200, &json!(status)));
     }
 }
 
 #[test]
-fn what_is_no_request_is_refused() {
+fn malformed_requests_are_refused() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     for (body, word) in [
@@ -98,13 +99,13 @@ fn what_is_no_request_is_refused() {
         (r#"{"tokensRequested":1e400}"#, "out of range"),
         (r#"{"maxWaitTimeOverride":"yes"}"#, "expected a boolean"),
     ] {
-        let page = post(&node, body);
+        let page = post_allow(&node, body);
         assert_eq!(page.status, 400, "{body}: {page:?}");
         assert!(page.head.contains("content-type: application/json"), "{}", page.head);
         let error = page.json();
         assert_eq!(error.as_object().unwrap().len(), 1, "{error}");
         let error = error["error"].as_str().unwrap();
-        assert!(error.starts_with("the body is no AllowRequest in JSON: "), "{error}");
+        assert!(error.starts_with("the body is not a valid AllowRequest in JSON: "), "{error}");
         assert!(error.contains(word), "{body}: {error}");
     }
     let page = http(node.http, "POST", "/v1/allow", b"{\"namespace\":\"\xff\"}");
@@ -120,15 +121,15 @@ fn what_is_no_request_is_refused() {
     ] {
         assert_eq!(http(node.http, method, path, b"{}").status, status, "{method} {path}");
     }
-    // None of it was counted or decided.
-    let samples = Samples::of(&node);
+    // None of these was counted or decided.
+    let scrape = Scrape::of(node.http);
     for outcome in ["granted", "invalid", "no_bucket", "timeout"] {
-        assert_eq!(samples.outcomes(outcome), 0.0, "{outcome}");
+        assert_eq!(scrape.outcomes(outcome), 0.0, "{outcome}");
     }
 }
 
 #[tokio::test]
-async fn metrics_count_what_was_asked() {
+async fn decisions_are_counted() {
     let limits = LimitsFile::new(
         "global_default_bucket: { size: 10, fill_rate: 1/d }
 namespaces:
@@ -158,9 +159,9 @@ namespaces:
     ] {
         client.allow(request(namespace, bucket, tokens)).await.unwrap();
     }
-    post(&node, r#"{"namespace":"ns","bucketName":"b"}"#);
+    post_allow(&node, r#"{"namespace":"ns","bucketName":"b"}"#);
 
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for (namespace, bucket, outcome, count) in [
         ("ns", "b", "granted", 3.0),
         ("ns", "b", "timeout", 1.0),
@@ -174,35 +175,35 @@ namespaces:
         ("", "global default bucket", "granted", 1.0),
         ("", "", "invalid", 1.0),
     ] {
-        let counted = samples.decisions(namespace, bucket, outcome);
+        let counted = scrape.decisions(namespace, bucket, outcome);
         assert_eq!(counted, Some(count), "{namespace} {bucket} {outcome}");
     }
     let tokens = |bucket, waited| {
         let labels = [("namespace", "ns"), ("bucket", bucket), ("waited", waited)];
-        samples.get("tollgate_tokens_granted_total", &labels)
+        scrape.get("tollgate_tokens_granted_total", &labels)
     };
     assert_eq!((tokens("b", "false"), tokens("b", "true")), (Some(6.0), Some(0.0)));
     assert_eq!((tokens("patient", "false"), tokens("patient", "true")), (Some(5.0), Some(1.0)));
     let soft = [("namespace", "ns"), ("bucket", "b")];
-    assert_eq!(samples.get("tollgate_soft_limited_total", &soft), Some(1.0));
+    assert_eq!(scrape.get("tollgate_soft_limited_total", &soft), Some(1.0));
     let few = [("namespace", "few")];
-    assert_eq!(samples.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
-    assert_eq!(samples.get("tollgate_dynamic_buckets", &few), Some(2.0));
-    assert_eq!(samples.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets", &few), Some(2.0));
+    assert_eq!(scrape.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
     for (transport, count) in [("grpc", 13.0), ("http", 1.0)] {
         let labels = [("transport", transport)];
-        let counted = samples.get("tollgate_rpc_duration_seconds_count", &labels);
+        let counted = scrape.get("tollgate_rpc_duration_seconds_count", &labels);
         assert_eq!(counted, Some(count), "{transport}");
     }
-    assert_eq!(samples.get("tollgate_limits_loads_total", &[]), Some(1.0));
-    assert_eq!(samples.get("tollgate_limits_reload_failures_total", &[]), Some(0.0));
+    assert_eq!(scrape.get("tollgate_limits_loads_total", &[]), Some(1.0));
+    assert_eq!(scrape.get("tollgate_limits_reload_failures_total", &[]), Some(0.0));
     let version = [("version", env!("CARGO_PKG_VERSION"))];
-    assert_eq!(samples.get("tollgate_build_info", &version), Some(1.0));
+    assert_eq!(scrape.get("tollgate_build_info", &version), Some(1.0));
     let text = get(&node, "/metrics");
     assert!(text.head.contains("content-type: text/plain; version=0.0.4"), "{}", text.head);
-    for (name, labels) in samples.series() {
+    for (name, labels) in scrape.series() {
         assert!(name.starts_with("tollgate_"), "{name}{labels:?}");
-        // What a histogram's parts are called after.
+        // The name of the histogram that a series belongs to.
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
         let described = |name: &str| {
             text.body.contains(&format!("# HELP {name} "))
@@ -213,7 +214,7 @@ namespaces:
 }
 
 #[tokio::test]
-async fn names_asked_for_make_no_series() {
+async fn requested_names_create_no_series() {
     let limits = LimitsFile::new(
         "global_default_bucket: {}
 namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {} } }",
@@ -224,7 +225,7 @@ namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {}
     for namespace in all {
         client.allow(request(namespace, "first", 1)).await.unwrap();
     }
-    let before: Vec<_> = Samples::of(&node).series().into_iter().cloned().collect();
+    let before: Vec<_> = Scrape::of(node.http).series().into_iter().cloned().collect();
     for number in 0..100 {
         for namespace in all {
             let name = format!("n{number}\"\\");
@@ -233,14 +234,14 @@ namespaces: { users: { dynamic_bucket_template: {} }, some: { default_bucket: {}
         client.allow(request(&format!("owner{number}"), "b", 1)).await.unwrap();
         client.allow(request("a\nb", "c\"} 1\nd{", 1)).await.unwrap();
     }
-    let after = Samples::of(&node);
+    let after = Scrape::of(node.http);
     assert_eq!(after.series(), before.iter().collect::<Vec<_>>());
     assert_eq!(after.decisions("users", "dynamic template", "granted"), Some(101.0));
     assert_eq!(after.decisions("", "", "invalid"), Some(100.0));
 }
 
 #[tokio::test]
-async fn names_can_not_break_the_metrics_page() {
+async fn names_are_escaped_in_metrics() {
     let names = [
         r#"quo"te"#,
         r"back\slash",
@@ -262,33 +263,33 @@ async fn names_can_not_break_the_metrics_page() {
             client.allow(request(r#"n"\s"#, name, 1)).await.unwrap();
         }
     }
-    let samples = Samples::of(&node);
+    let scrape = Scrape::of(node.http);
     for (number, name) in names.iter().enumerate() {
-        let counted = samples.decisions(r#"n"\s"#, name, "granted");
+        let counted = scrape.decisions(r#"n"\s"#, name, "granted");
         assert_eq!(counted, Some((number + 1) as f64), "{name}");
     }
 }
 
-/// What gRPC health says, which is the same of the node and of its service.
+/// gRPC health status, which is the same for the node and its service.
 async fn serving(node: &Node) -> ServingStatus {
-    let said = said(node).await;
-    assert_eq!(said[0], said[1]);
-    said[0]
+    let statuses = statuses(node).await;
+    assert_eq!(statuses[0], statuses[1]);
+    statuses[0]
 }
 
-/// What gRPC health says of the node and of its service, which may be changing.
-async fn said(node: &Node) -> Vec<ServingStatus> {
+/// gRPC health statuses of the node and of its service, which may be changing.
+async fn statuses(node: &Node) -> Vec<ServingStatus> {
     let mut health = HealthClient::new(channel(node.grpc).await);
-    let mut said = Vec::new();
+    let mut statuses = Vec::new();
     for service in ["", "quotaservice.QuotaService"] {
         let asked = HealthCheckRequest { service: service.to_owned() };
-        said.push(health.check(asked).await.unwrap().into_inner().status());
+        statuses.push(health.check(asked).await.unwrap().into_inner().status());
     }
-    said
+    statuses
 }
 
 #[tokio::test]
-async fn grpc_health_says_what_readyz_says() {
+async fn grpc_health_agrees_with_readyz() {
     use ServingStatus::{NotServing, Serving};
     let limits = LimitsFile::new("on_store_failure: deny\nglobal_default_bucket: {}");
     let mut redis = Redis::start();
@@ -297,15 +298,13 @@ async fn grpc_health_says_what_readyz_says() {
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (NotServing, 503));
     redis.start_again();
     eventually("ready", Duration::from_secs(5), || get(&node, "/readyz").status == 200);
-    let mut limit = Limit::new(Duration::from_secs(5));
-    while said(&node).await != [Serving, Serving] {
+    let mut limit = PollLimit::new(Duration::from_secs(5));
+    while statuses(&node).await != [Serving, Serving] {
         limit.check("health follows readiness");
     }
     redis.kill();
-    eventually("the store is missed", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
-    });
-    // Nothing is to change, so there is nothing to wait for but a few of its looks.
+    eventually("the store is down", Duration::from_secs(5), || !node.store_is_up());
+    // The absence of a change takes real time to see: a few checks of the node.
     tokio::time::sleep(Duration::from_millis(600)).await;
     assert_eq!((serving(&node).await, get(&node, "/readyz").status), (Serving, 200));
 
@@ -314,7 +313,7 @@ async fn grpc_health_says_what_readyz_says() {
 }
 
 #[test]
-fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
+fn not_ready_if_the_store_never_answered_and_the_policy_denies() {
     let health = |node: &Node| get(node, "/healthz");
     let ready = |node: &Node| {
         let page = get(node, "/readyz");
@@ -339,13 +338,12 @@ fn ready_unless_the_store_was_never_heard_of_and_the_policy_refuses() {
     let node = Node::start(&refusing.path(), &["--store", "memory:"]);
     assert_eq!(ready(&node), good);
 
-    // Once heard of, it stays: taking every node away at once would help nobody.
+    // After the first answer a node stays ready: an outage would otherwise remove all nodes at
+    // once.
     let mut redis = Redis::start();
     let node = Node::start(&refusing.path(), &["--store", &redis.url()]);
     eventually("ready", Duration::from_secs(5), || ready(&node) == good);
     redis.kill();
-    eventually("the store is missed", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(0.0)
-    });
+    eventually("the store is down", Duration::from_secs(5), || !node.store_is_up());
     assert_eq!(ready(&node), good);
 }

@@ -1,5 +1,5 @@
-//! Both ports of a node as clients see them: gRPC, HTTP, real clients of other languages, overload,
-//! and how a node stops.
+//! Both ports of a node from the client's side: gRPC, HTTP, clients in other languages, overload,
+//! and draining.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
@@ -7,6 +7,7 @@ mod authority;
 mod clients;
 mod connections;
 mod drain;
+mod full_budget;
 mod grpc;
 mod http;
 mod http_edge;

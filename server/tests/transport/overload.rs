@@ -1,4 +1,4 @@
-//! What a node does not take on is turned away at once, and hears when to try again.
+//! Load shedding: excess requests and connections are rejected at once, with a time to retry.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::client::SendRequest;
 use http::StatusCode;
+use testkit::grpc::{channel, client, request};
+use testkit::http::{get, http, post_allow, send};
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, channel, client, get, http, post, request};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::AllowRequest;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -26,10 +27,10 @@ namespaces:
   shop: { default_bucket: { size: 1000, fill_rate: 0.001, max_tokens_per_request: -1 } }
 ";
 
-/// What a JSON caller asks for.
+/// Body of an HTTP request.
 const JSON: &str = r#"{"namespace":"shop","bucketName":"b"}"#;
 
-/// One request of many at once.
+/// Spawns a request with a timeout.
 fn ask(
     client: &QuotaServiceClient<Channel>,
     timeout: Duration,
@@ -41,7 +42,7 @@ fn ask(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_it_takes_on_is_turned_away_at_once() {
+async fn excess_requests_are_rejected_at_once() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(
         &limits.path(),
@@ -57,28 +58,28 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
         ],
     );
     let client = client(&node).await;
-    ask(&client, PATIENCE).await.unwrap().unwrap();
+    ask(&client, TEST_TIMEOUT).await.unwrap().unwrap();
     signal(redis.pid(), "STOP");
-    // Of five, one is turned away. Then the other four are known to take all the room.
+    // One of five requests is rejected. So the other four take all slots.
     let mut held = JoinSet::new();
     for _ in 0..5 {
-        let asked = ask(&client, PATIENCE);
+        let asked = ask(&client, TEST_TIMEOUT);
         held.spawn(async move { asked.await.unwrap() });
     }
     let first = held.join_next().await.unwrap().unwrap().unwrap_err();
     assert_eq!(first.code(), Code::ResourceExhausted, "{first:?}");
     let started = Instant::now();
     for _ in 0..20 {
-        let status = ask(&client, PATIENCE).await.unwrap().unwrap_err();
+        let status = ask(&client, TEST_TIMEOUT).await.unwrap().unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
         let delay = status.get_details_retry_info().unwrap().retry_delay.unwrap();
         assert!((Duration::from_millis(100)..=Duration::from_millis(250)).contains(&delay));
         let pushback = status.metadata().get("grpc-retry-pushback-ms").unwrap();
         assert_eq!(pushback.to_str().unwrap(), delay.as_millis().to_string());
     }
-    println!("20 turned away in {:?}", started.elapsed());
-    assert!(held.try_join_next().is_none(), "those wait for the store");
-    // Whoever looks after the node is answered all the same.
+    println!("20 rejected in {:?}", started.elapsed());
+    assert!(held.try_join_next().is_none(), "these wait for the store");
+    // Health checks are still answered.
     let mut health = HealthClient::new(channel(node.grpc).await);
     health.check(HealthCheckRequest::default()).await.unwrap();
     assert_eq!(get(&node, "/healthz").status, 200);
@@ -87,7 +88,7 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     };
     assert_eq!((shed("grpc"), shed("http")), (21.0, 0.0));
 
-    // The JSON API has as much room of its own.
+    // The HTTP port has as many slots of its own.
     let address = node.http;
     let mut waiting = JoinSet::new();
     for _ in 0..5 {
@@ -103,12 +104,12 @@ async fn more_than_it_takes_on_is_turned_away_at_once() {
     for page in waiting.join_all().await {
         assert_eq!(page.status, 200, "{page:?}");
     }
-    assert_eq!(ask(&client, PATIENCE).await.unwrap().unwrap(), Status::Ok);
-    eventually("there is room again", PATIENCE, || post(&node, JSON).status == 200);
+    assert_eq!(ask(&client, TEST_TIMEOUT).await.unwrap().unwrap(), Status::Ok);
+    eventually("a slot is free again", TEST_TIMEOUT, || post_allow(&node, JSON).status == 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nobody_waits_for_is_not_sent_on() {
+async fn abandoned_requests_are_not_sent_to_the_store() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(
         &limits.path(),
@@ -118,9 +119,9 @@ async fn what_nobody_waits_for_is_not_sent_on() {
     let client = QuotaServiceClient::new(channel.clone());
     assert_eq!(left(&client).await, 999.0);
     signal(redis.pid(), "STOP");
-    // The first lane sends this one, and all others wait for it to come back. What was sent after it
-    // on the same connection and is answered tells that it has arrived, and then that the only
-    // thread has had another turn, in which the lane sends.
+    // The lane sends this request, and queues all others until it is answered. Two later requests
+    // on the same connection are answered, so this one has arrived, and the only thread has had
+    // another turn, in which the lane sends.
     let mut health = HealthClient::new(channel.clone());
     let mut asker = client.clone();
     let mut first = std::pin::pin!(asker.allow(request("shop", "b", 1)));
@@ -138,16 +139,16 @@ async fn what_nobody_waits_for_is_not_sent_on() {
     }
     signal(redis.pid(), "CONT");
     assert_eq!(first.await.unwrap().get_ref().status(), Status::Ok);
-    assert_eq!(left(&client).await, 997.0, "only who still waited has taken anything");
+    assert_eq!(left(&client).await, 997.0, "abandoned requests have taken nothing");
 }
 
-/// What is left of the bucket once one more is taken.
+/// Tokens left in the bucket after taking one more.
 async fn left(client: &QuotaServiceClient<Channel>) -> f64 {
     let answer = client.clone().allow(request("shop", "b", 1)).await.unwrap();
     answer.get_ref().tokens_available.round()
 }
 
-/// Whether the node has closed that connection; waits a little for it.
+/// Whether the node closes the connection within a short time.
 fn is_closed(stream: &mut TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
     match stream.read(&mut [0]) {
@@ -157,7 +158,7 @@ fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn more_connections_than_there_is_room_for_are_closed_at_once() {
+fn excess_connections_are_closed_at_once() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--max-connections", "3"]);
     let connections = |transport| {
@@ -166,32 +167,37 @@ fn more_connections_than_there_is_room_for_are_closed_at_once() {
         (now.sum("tollgate_connections", &labels), refused)
     };
     let mut first: Vec<_> = (0..3).map(|_| TcpStream::connect(node.grpc).unwrap()).collect();
-    eventually("they are in", PATIENCE, || connections("grpc") == (3.0, 0.0));
+    eventually("they are counted", TEST_TIMEOUT, || connections("grpc") == (3.0, 0.0));
     let started = Instant::now();
     for _ in 0..5 {
         let mut more = TcpStream::connect(node.grpc).unwrap();
         assert!(is_closed(&mut more));
     }
     println!("5 closed within {:?}", started.elapsed());
-    assert!(first.iter_mut().all(|one| !is_closed(one)), "the others stay");
+    assert!(first.iter_mut().all(|one| !is_closed(one)), "the others stay open");
     assert_eq!(connections("grpc"), (3.0, 5.0));
     first.pop();
-    eventually("one has left", PATIENCE, || connections("grpc").0 == 2.0);
+    eventually("one is closed", TEST_TIMEOUT, || connections("grpc").0 == 2.0);
     assert!(!is_closed(&mut TcpStream::connect(node.grpc).unwrap()));
 
-    // The other port has places of its own, of which the one that asks takes one.
-    let others: Vec<_> = (0..2).map(|_| TcpStream::connect(node.http).unwrap()).collect();
-    eventually("they are in", PATIENCE, || connections("http").0 == 3.0);
-    let _third = TcpStream::connect(node.http).unwrap();
-    eventually("it is closed", PATIENCE, || is_closed(&mut TcpStream::connect(node.http).unwrap()));
+    // The HTTP port has its own bound. The connection that reads the metrics counts, too, until the
+    // node has seen its end: so connections are kept until one is closed.
+    let mut others: Vec<_> = (0..2).map(|_| TcpStream::connect(node.http).unwrap()).collect();
+    eventually("they are counted", TEST_TIMEOUT, || connections("http").0 == 3.0);
+    eventually("one too many is closed", TEST_TIMEOUT, || {
+        let mut more = TcpStream::connect(node.http).unwrap();
+        let closed = is_closed(&mut more);
+        others.push(more);
+        closed
+    });
     drop(others);
-    eventually("they have left", PATIENCE, || {
-        testkit::metrics::http(node.http, "GET /healthz", "").is_ok_and(|(status, _)| status == 200)
+    eventually("they are closed", TEST_TIMEOUT, || {
+        send(node.http, "GET", "/healthz", "", b"").is_ok_and(|response| response.status == 200)
     });
     assert!(connections("http").1 >= 1.0);
 }
 
-/// A client of h2 itself, which keeps to what the node says and to nothing else.
+/// A client of the h2 library.
 async fn h2(node: &Node) -> SendRequest<Bytes> {
     let stream = tokio::net::TcpStream::connect(node.grpc).await.unwrap();
     let (sender, connection) = h2::client::handshake(stream).await.unwrap();
@@ -209,33 +215,36 @@ async fn headers_messages_and_streams_have_bounds() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--threads", "1"]);
 
-    // Headers of 20 kB: too large, and only that request is refused, with a text.
+    // Headers of 20 kB: only that request is refused, with a text.
     let mut sender = h2(&node).await;
     let large = head().header("x-large", "x".repeat(20 << 10)).body(()).unwrap();
     let (answer, _) = sender.send_request(large, true).unwrap();
-    let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
     assert_eq!(
         (answer.status(), &answer.headers()["grpc-status"]),
         (StatusCode::OK, &"8".parse().unwrap())
     );
     assert!(answer.headers().contains_key("grpc-message"), "{answer:?}");
-    // Beyond 64 kB they are not even read.
+    // Headers beyond 64 kB are not read.
     let large = head().header("x-large", "x".repeat(70 << 10)).body(()).unwrap();
     let answer = sender.send_request(large, true).map(|(answer, _)| answer);
-    let answer = tokio::time::timeout(PATIENCE, answer.unwrap()).await.unwrap();
+    let answer = tokio::time::timeout(TEST_TIMEOUT, answer.unwrap()).await.unwrap();
     assert!(answer.is_err() || answer.is_ok_and(|answer| answer.status() == 431));
 
-    // A message of 5 MB, on a connection that goes on.
+    // A message of 5 MB: the connection stays open.
     let mut large = QuotaServiceClient::new(channel(node.grpc).await);
     let huge = AllowRequest { bucket_name: "x".repeat(5 << 20), ..request("shop", "b", 1) };
     let status = large.allow(huge).await.unwrap_err();
     println!("a large message: {status:?}");
     assert!(matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted), "{status:?}");
     assert_eq!(left(&large).await, 999.0);
-    // So is a body over HTTP.
+    // The same over HTTP.
     let room = (1 << 20) + (4 << 10);
-    assert_eq!(post(&node, &" ".repeat(room)).status, 400);
-    assert_eq!(post(&node, &" ".repeat(room + 1)).status, 413);
+    assert_eq!(post_allow(&node, &" ".repeat(room)).status, 400);
+    assert_eq!(post_allow(&node, &" ".repeat(room + 1)).status, 413);
+    let headers = format!("x: {}\r\n", "x".repeat(20 << 10));
+    let refused = send(node.http, "GET", "/metrics", &headers, b"").unwrap();
+    assert_eq!((refused.status, refused.json()["error"].is_string()), (431, true), "{refused:?}");
     let long = format!("GET /healthz HTTP/1.1\r\nx: {}\r\n\r\n", "x".repeat(100 << 10));
     let mut stream = TcpStream::connect(node.http).unwrap();
     let _ = stream.write_all(long.as_bytes());
@@ -243,34 +252,34 @@ async fn headers_messages_and_streams_have_bounds() {
     let _ = stream.read_to_string(&mut answer);
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
 
-    // 200 requests at once on a connection; the next one waits until one of them has ended.
+    // 200 concurrent requests on a connection; the next one waits until one of them has ended.
     let mut sender = h2(&node).await;
     let mut held = Vec::new();
-    // How many there may be is known once there is an answer.
+    // The client knows the limit after the first response.
     let (answer, _) = sender.send_request(head().body(()).unwrap(), true).unwrap();
     answer.await.unwrap();
     for _ in 0..200 {
-        sender = tokio::time::timeout(PATIENCE, sender.ready()).await.unwrap().unwrap();
+        sender = tokio::time::timeout(TEST_TIMEOUT, sender.ready()).await.unwrap().unwrap();
         held.push(sender.send_request(head().body(()).unwrap(), false).unwrap());
     }
     let (late, _) = sender.send_request(head().body(()).unwrap(), true).unwrap();
     let mut late = std::pin::pin!(late);
     assert!(tokio::time::timeout(Duration::from_millis(200), &mut late).await.is_err());
     held[0].1.send_reset(h2::Reason::CANCEL);
-    tokio::time::timeout(PATIENCE, late).await.unwrap().unwrap();
+    tokio::time::timeout(TEST_TIMEOUT, late).await.unwrap().unwrap();
 }
 
-/// The most bytes of a message to health or reflection.
+/// Largest message to health or reflection, in bytes.
 const SHORT: u32 = 1 << 10;
 
-/// The gRPC status of an answer, which may be in its trailers; `None`: there is no answer.
+/// gRPC status of a response, from its headers or trailers; `None` without a response.
 async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> {
     let mut sender = h2(node).await;
     let asked = http::Request::post(format!("http://node{path}"))
         .header("content-type", "application/grpc")
         .header("te", "trailers");
     let (answer, mut body) = sender.send_request(asked.body(()).unwrap(), false).unwrap();
-    // How long the message is, and nothing of it.
+    // The length of the message, without the message.
     let mut prefix = vec![0];
     prefix.extend(announced.to_be_bytes());
     body.send_data(prefix.into(), false).unwrap();
@@ -286,7 +295,7 @@ async fn grpc_status(node: &Node, path: &str, announced: u32) -> Option<String> 
     tokio::time::timeout(Duration::from_secs(1), status).await.ok()
 }
 
-/// Room would be kept for a message that is held back: it is refused by its length alone.
+/// A long message is refused by its announced length, before the node reserves memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_long_message_to_health_or_reflection_is_refused_before_it_comes() {
     let limits = LimitsFile::new(LIMITS);
@@ -315,6 +324,6 @@ fn a_node_raises_its_limit_of_open_files_or_says_that_it_is_too_low() {
         let node = node.args(["serve", "--limits", "/nowhere"]).args(most).output().unwrap();
         String::from_utf8(node.stderr).unwrap().contains("not enough open files")
     };
-    assert!(!warns(&[]), "by itself it takes no more connections than there are files for");
+    assert!(!warns(&[]), "the default fits the limit of open files");
     assert!(warns(&["--max-connections", "1000000000000"]));
 }

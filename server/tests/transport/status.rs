@@ -1,14 +1,15 @@
-//! What a node shows of leases: the status page, the same as JSON, and the metrics.
+//! Leases in the status page, in its JSON form, and in the metrics.
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use testkit::wire::{Samples, channel, get, http, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::grpc::{capacity_client, lease};
+use testkit::http::{get, http};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, eventually, now_s};
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
-    GetCapacityRequest, GetServerCapacityRequest, PriorityBandAggregate, ResourceRequest,
-    ServerCapacityResourceRequest,
+    GetServerCapacityRequest, PriorityBandAggregate, ServerCapacityResourceRequest,
 };
 use tonic::transport::Channel;
 
@@ -23,15 +24,11 @@ resources:
 
 const ODD: &str = "<i>\"&'<script>alert(1)";
 
-/// How soon gauges are brought up to date, and then some.
+/// Longer than the refresh interval of gauges.
 const GAUGED: Duration = Duration::from_secs(12);
 
 async fn ask(client: &mut Client, name: &str, resource: &str, wants: f64) -> f64 {
-    let resource =
-        ResourceRequest { resource_id: resource.to_owned(), priority: 0, has: None, wants };
-    let request = GetCapacityRequest { client_id: name.to_owned(), resource: vec![resource] };
-    let answer = client.get_capacity(request).await.unwrap().into_inner();
-    answer.response[0].gets.capacity
+    lease(client, name, resource, wants, None).await.gets.capacity
 }
 
 async fn ask_as_server(client: &mut Client, name: &str, resource: &str, wants: f64) -> f64 {
@@ -47,8 +44,8 @@ async fn ask_as_server(client: &mut Client, name: &str, resource: &str, wants: f
 }
 
 /// Four clients and a server, on all templates and on none.
-async fn fill(node: &Node) {
-    let mut client = CapacityClient::new(channel(node.grpc).await);
+async fn take_leases(node: &Node) {
+    let mut client = capacity_client(node).await;
     for _ in 0..2 {
         ask(&mut client, "a", "db.users", 1000.0).await;
         ask(&mut client, ODD, "db.users", 10.0).await;
@@ -60,7 +57,7 @@ async fn fill(node: &Node) {
     assert_eq!(ask(&mut client, "a", "elsewhere 2", 20.0).await, 20.0);
 }
 
-fn shows(node: &Node, store: &str) {
+fn assert_status(node: &Node, store: &str) {
     let page = get(node, "/debug/status.json");
     assert_eq!(page.status, 200);
     assert!(page.head.contains("content-type: application/json"), "{}", page.head);
@@ -135,28 +132,28 @@ fn shows(node: &Node, store: &str) {
     for path in ["/debug/status", "/debug/status.json", "/debug/resource.json?id=db.users"] {
         assert_eq!(http(node.http, "POST", path, b"").status, 405, "{path}");
     }
-    shows_as_a_page(node);
+    assert_status_page(node);
 }
 
-fn shows_as_a_page(node: &Node) {
+fn assert_status_page(node: &Node) {
     let page = get(node, "/debug/status");
     assert_eq!(page.status, 200);
     assert!(page.head.contains("content-type: text/html; charset=utf-8"), "{}", page.head);
     let html = page.body;
     assert!(html.starts_with("<!doctype html>") && html.ends_with("</html>"), "{html}");
-    // Names stay names.
+    // Names are escaped.
     assert!(!html.contains("<script") && !html.contains("<i>"), "{html}");
     let shown = "&lt;i&gt;&quot;&amp;&#39;&lt;script&gt;alert(1)</a>";
     assert!(html.contains(shown), "{html}");
     assert!(html.contains("<td>59.5<"), "{html}");
     assert!(html.contains("clients get what they say they have"), "{html}");
-    // It works where there is no way to anywhere else.
+    // The page needs no external resources.
     for word in ["://", "src=", "url(", "@import", "href=\"/", "<link", "<img", "<iframe"] {
-        // The store's own address is text.
+        // The store's address is plain text.
         let html = html.replace("<dd>redis://127.0.0.1", "<dd>");
         assert!(!html.contains(word), "{word}: {html}");
     }
-    // Its links lead where they say.
+    // Its links work.
     let links: Vec<_> =
         html.split("href=\"").skip(1).map(|rest| rest.split('"').next().unwrap()).collect();
     assert_eq!(links.len(), 4, "{links:?}");
@@ -173,36 +170,34 @@ async fn a_node_on_its_own_shows_its_leases() {
     let node = Node::start(&limits.path(), &[]);
     let empty = get(&node, "/debug/status");
     assert!(empty.status == 200 && empty.body.contains("Nobody holds a lease."), "{empty:?}");
-    fill(&node).await;
-    shows(&node, "memory");
+    take_leases(&node).await;
+    assert_status(&node, "memory");
 }
 
 #[tokio::test]
 async fn a_node_on_redis_shows_its_leases() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    eventually("the store is up", Duration::from_secs(5), || {
-        Samples::of(&node).get("tollgate_store_up", &[]) == Some(1.0)
-    });
-    fill(&node).await;
-    shows(&node, "redis://127.0.0.1");
+    node.wait_for_store();
+    take_leases(&node).await;
+    assert_status(&node, "redis://127.0.0.1");
 }
 
 #[tokio::test]
-async fn metrics_tell_of_leases() {
+async fn lease_metrics() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let decided = |samples: &Samples, template: &str, algorithm: &str, outcome: &str| {
+    let decided = |scrape: &Scrape, template: &str, algorithm: &str, outcome: &str| {
         let labels = [("template", template), ("algorithm", algorithm), ("outcome", outcome)];
-        samples.get("tollgate_lease_decisions_total", &labels)
+        scrape.get("tollgate_lease_decisions_total", &labels)
     };
-    let before = Samples::of(&node);
+    let before = Scrape::of(node.http);
     assert_eq!(decided(&before, "db.*", "FAIR_SHARE", "full"), Some(0.0));
     assert_eq!(before.get("tollgate_lease_unmatched_total", &[]), Some(0.0));
-    fill(&node).await;
-    let samples = Samples::of(&node);
+    take_leases(&node).await;
+    let scrape = Scrape::of(node.http);
     for (template, algorithm, outcome, count) in [
-        // At first one client has it all, and the others nothing.
+        // At first one client has all, and the others nothing.
         ("db.*", "FAIR_SHARE", "full", 2.0),
         ("db.*", "FAIR_SHARE", "part", 2.0),
         ("db.*", "FAIR_SHARE", "nothing", 2.0),
@@ -213,15 +208,15 @@ async fn metrics_tell_of_leases() {
         ("young", "PROPORTIONAL_SHARE", "nothing", 0.0),
         ("", "", "full", 2.0),
     ] {
-        let counted = decided(&samples, template, algorithm, outcome);
+        let counted = decided(&scrape, template, algorithm, outcome);
         assert_eq!(counted, Some(count), "{template} {outcome}");
     }
-    assert_eq!(samples.get("tollgate_lease_unmatched_total", &[]), Some(2.0));
+    assert_eq!(scrape.get("tollgate_lease_unmatched_total", &[]), Some(2.0));
     let labels = [("transport", "grpc")];
-    assert_eq!(samples.get("tollgate_rpc_duration_seconds_count", &labels), Some(10.0));
+    assert_eq!(scrape.get("tollgate_rpc_duration_seconds_count", &labels), Some(10.0));
 
     let gauges = |template: &str| {
-        let samples = Samples::of(&node);
+        let scrape = Scrape::of(node.http);
         let algorithm = match template {
             "db.*" => "FAIR_SHARE",
             "<i>*" => "STATIC",
@@ -237,12 +232,12 @@ async fn metrics_tell_of_leases() {
             "tollgate_resource_subclients",
             "tollgate_resources_learning",
         ]
-        .map(|name| samples.get(name, &labels).unwrap_or(f64::NAN))
+        .map(|name| scrape.get(name, &labels).unwrap_or(f64::NAN))
     };
-    let mut client = CapacityClient::new(channel(node.grpc).await);
+    let mut client = capacity_client(&node).await;
     // A second resource of the same template.
     ask(&mut client, "b", "db.orders", 7.5).await;
-    eventually("the gauges tell", GAUGED, || {
+    eventually("the gauges count it", GAUGED, || {
         gauges("db.*") == [2.0, 200.0, 1048.0, 107.5, 6.0, 0.0]
     });
     assert_eq!(gauges("<i>*"), [1.0, 10.0, 20.0, 10.0, 1.0, 0.0]);
@@ -251,12 +246,12 @@ async fn metrics_tell_of_leases() {
     let until = |template: &str, algorithm: &str| {
         let labels = [("template", template), ("algorithm", algorithm)];
         let name = "tollgate_resource_learning_until_timestamp_seconds";
-        Samples::of(&node).get(name, &labels).unwrap_or(f64::NAN)
+        Scrape::of(node.http).get(name, &labels).unwrap_or(f64::NAN)
     };
     assert_eq!(until("db.*", "FAIR_SHARE"), 0.0);
     assert!(until("young", "PROPORTIONAL_SHARE") > 1.7e9);
     for name in ["tollgate_lease_decisions_total", "tollgate_resource_has"] {
-        let mut labels: Vec<_> = Samples::of(&node)
+        let mut labels: Vec<_> = Scrape::of(node.http)
             .series()
             .iter()
             .filter(|(series, _)| series == name)
@@ -267,17 +262,17 @@ async fn metrics_tell_of_leases() {
         labels.dedup();
         assert_eq!(labels, ["", "<i>*", "db.*", "young"], "{name}: no series of a resource");
     }
-    // What nobody holds any more is gone from them.
+    // Released leases leave the gauges.
     let request = tollgate_proto::doorman::ReleaseCapacityRequest {
         client_id: "a".to_owned(),
         resource_id: vec![ODD.to_owned()],
     };
     client.release_capacity(request).await.unwrap();
-    eventually("the gauges forget", GAUGED, || gauges("<i>*") == [0.0; 6]);
+    eventually("the gauges no longer count it", GAUGED, || gauges("<i>*") == [0.0; 6]);
 }
 
 #[test]
-fn nodes_and_an_outage_are_told() {
+fn nodes_and_an_outage_are_shown() {
     let (mut redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let start = |id| Node::start(&limits.path(), &["--store", &redis.url(), "--node-id", id]);
     let nodes = [start("node1"), start("node 2")];
@@ -287,7 +282,7 @@ fn nodes_and_an_outage_are_told() {
     eventually("both nodes are listed", GAUGED, || {
         status()["nodes"] == json!([known("node 2"), known("node1")])
     });
-    // A node of a version that did not say.
+    // A node of an older version, which does not report its version.
     let mut inside = redis.connection();
     let now_us = now_s() * 1_000_000;
     redis::cmd("ZADD").arg("n").arg(now_us).arg("older").exec(&mut inside).unwrap();
@@ -298,7 +293,7 @@ fn nodes_and_an_outage_are_told() {
     assert!((now_s() - 5..=now_s()).contains(&before["now_s"].as_i64().unwrap()), "{before}");
 
     redis.kill();
-    eventually("the outage is told", GAUGED, || status()["outage"]["class"] == "unreachable");
+    eventually("the outage is shown", GAUGED, || status()["outage"]["class"] == "unreachable");
     let during = status();
     let since = during["outage"]["since_s"].as_i64().unwrap();
     assert!((now_s() - 20..=now_s()).contains(&since), "{during}");
@@ -306,25 +301,25 @@ fn nodes_and_an_outage_are_told() {
     assert!(during["outage"]["lasting_s"].is_u64());
     assert_eq!((&during["nodes"], &during["store"]["up"]), (&Value::Null, &json!(false)));
     redis.start_again();
-    eventually("it is over", GAUGED, || status()["outage"].is_null());
+    eventually("the outage is over", GAUGED, || status()["outage"].is_null());
 }
 
 #[test]
-fn a_refused_limits_file_is_told() {
+fn a_refused_limits_file_is_shown() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &["--node-id", "alone"]);
     let status = || get(&node, "/debug/status.json").json();
     let first = status();
     assert_eq!(first["files"]["limits"], json!({ "in_use": true, "refused": null }));
-    let door = (&first["files"]["access"], &first["files"]["tls"]);
-    assert_eq!(door, (&Value::Null, &Value::Null));
+    let others = (&first["files"]["access"], &first["files"]["tls"]);
+    assert_eq!(others, (&Value::Null, &Value::Null));
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(first["nodes"], json!([{ "id": "alone", "version": version }]));
     limits.write("namespaces: { ns: { bukets: {} } }");
-    eventually("the refusal is told", GAUGED, || status()["files"]["limits"]["in_use"] == false);
+    eventually("the refusal is shown", GAUGED, || status()["files"]["limits"]["in_use"] == false);
     let refused = status()["files"]["limits"]["refused"].clone();
     assert!(refused["error"].as_str().unwrap().contains("namespaces.ns.bukets"), "{refused}");
     assert!((now_s() - 20..=now_s()).contains(&refused["since_s"].as_i64().unwrap()), "{refused}");
     limits.write(LIMITS);
-    eventually("it is mended", GAUGED, || status()["files"]["limits"]["in_use"] == true);
+    eventually("the new file is in use", GAUGED, || status()["files"]["limits"]["in_use"] == true);
 }

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 /// Output of `help`. Usage errors quote lines of it.
 pub(super) const HELP: &str = "\
-get CLIENT RESOURCE WANTS   ask for a lease as that client, and keep it refreshed
-release CLIENT [RESOURCE]   give back that resource, or all that the client holds
-show                        the clients of this shell, and what they hold
-master                      the address that clients should dial
-wait SECONDS                refresh, and do nothing else, for that long
-help                        this
-quit                        give everything back, and end; so does the end of the input
+get CLIENT RESOURCE WANTS   request a lease as that client, and keep it refreshed
+release CLIENT [RESOURCE]   release that resource, or all that the client holds
+show                        show the clients of this shell, and what they hold
+master                      show the address that clients should dial
+wait SECONDS                read no commands for that long; leases are refreshed
+help                        show this list
+quit                        release all leases and exit, as at the end of the input
 ";
 
 /// Longest `wait`, in seconds.

@@ -2,34 +2,34 @@
 
 use std::process::ExitCode;
 
-use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
 
-use super::{Node, ask, covers};
+use super::{ask, covers};
 use crate::cli;
+use crate::cli::node::NodeArgs;
 use crate::cli::text::{escaped, now_s, number, time_and_distance};
 use crate::service::capacity::NO_BOUND;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Who asks; tells it from all other clients
+    /// The id of the client, unique among all clients
     client: String,
-    /// What is shared
+    /// The resource
     resource: String,
-    /// How much of it the client wants, in the resource's own units
+    /// The capacity that the client wants, in the units of the resource
     #[arg(allow_negative_numbers = true)]
     wants: f64,
-    /// Told to the node; shares do not depend on it
+    /// The priority that is sent to the node; shares do not depend on it
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     priority: i64,
-    /// How much the client holds already, from an earlier answer
+    /// The capacity that the client holds, from an earlier answer
     #[arg(long, value_name = "CAPACITY", requires = "expires", allow_negative_numbers = true)]
     has: Option<f64>,
-    /// When what it holds expires, in seconds since 1970
+    /// When the lease that it holds expires, in seconds since 1970
     #[arg(long, value_name = "EPOCH_SECONDS", requires = "has", allow_negative_numbers = true)]
     expires: Option<i64>,
     #[command(flatten)]
-    node: Node,
+    node: NodeArgs,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -48,10 +48,13 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         has,
         wants: args.wants,
     };
+    let node = args.node.node()?;
     let response = cli::block_on(async {
-        let mut client = CapacityClient::new(args.node.connect().await?);
-        let answer = ask(&mut client, &args.client, vec![request]).await;
-        answer.map_err(|status| args.node.error_text("lease", &status))
+        let mut client = super::connect(&node).await?;
+        match ask(&mut client, &args.client, vec![request]).await {
+            Ok(response) => Ok(response),
+            Err(status) => Err(node.error_text("lease", &status).await),
+        }
     })??;
     let gets: f64 = response.iter().map(|answer| answer.gets.capacity).sum();
     if args.json {
@@ -117,7 +120,7 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
     }
     if !covers(gets, wants) && answer.learning_until.is_none() && !degraded {
         let resource = escaped(&answer.resource_id);
-        lines.push(format!("others    `tollgate capacity show {resource}` tells who has what"));
+        lines.push(format!("others    `tollgate capacity show {resource}` shows the holders"));
     }
     lines.join("\n") + "\n"
 }
@@ -176,7 +179,7 @@ mod tests {
 expires   14:03:20 UTC, in 300 s; the lease is gone then
 refresh   every 5 s: ask again that often, adding --has 60 --expires 1771077800
 safe      12.5 may be used without a lease while no node answers
-others    `tollgate capacity show db.users` tells who has what
+others    `tollgate capacity show db.users` shows the holders
 ";
         assert_eq!(text(100.0, &answer, NOW), expected);
     }

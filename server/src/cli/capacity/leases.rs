@@ -1,233 +1,73 @@
-//! Lease state of several clients, kept as a real client does: refreshed in time and dropped at
-//! expiry. Has no I/O and no clock: times and answers are passed in.
-
-use std::collections::BTreeMap;
-use std::time::Duration;
+//! Texts about the leases of `tollgate capacity shell`.
 
 use tokio::time::Instant;
-use tollgate_proto::doorman::{Lease, ResourceRequest, ResourceResponse};
 
 use super::get::verdict;
 use crate::cli::text::{self, EMPTY_CELL, Table, escaped, number, remaining, rounded};
+use crate::client::lease::{LeaseState, Leases, Now};
 use crate::service::capacity::NO_BOUND;
 
-/// Delay before a retry after a failed request.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// Upper limit of scheduled delays, in seconds, so that adding times cannot overflow.
-const MAX_DELAY_S: u64 = 24 * 60 * 60;
-
-/// One moment on two clocks.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Now {
-    /// Monotonic, for timers.
-    pub(super) at: Instant,
-    /// Seconds since the epoch, for lease expiry.
-    pub(super) epoch_s: i64,
+/// Reads the clocks of this machine.
+pub(super) fn read_clocks() -> Now {
+    Now { at: Instant::now(), epoch_s: text::now_s() }
 }
 
-impl Now {
-    /// Reads the clocks of this machine.
-    pub(super) fn read() -> Self {
-        Self { at: Instant::now(), epoch_s: text::now_s() }
-    }
-
-    /// `seconds` from now, at least 1, so that no node is asked in a busy loop.
-    fn after_s(self, seconds: i64) -> Instant {
-        let seconds = u64::try_from(seconds).unwrap_or_default().clamp(1, MAX_DELAY_S);
-        self.at + Duration::from_secs(seconds)
-    }
+/// Says that a lease has expired.
+pub(super) fn expired_line(client: &str, resource: &str, held: &LeaseState) -> String {
+    let safe = safe_text(held.safe);
+    format!("{} {}: the lease has expired, {safe}", escaped(client), escaped(resource))
 }
 
-/// Client id and resource id.
-type Key = (String, String);
-
-struct LeaseState {
-    wants: f64,
-    /// `None` before the first answer and after expiry.
-    lease: Option<Lease>,
-    safe: Option<f64>,
-    learning_until_s: Option<i64>,
-    degraded: bool,
-    /// The last request failed.
-    failing: bool,
-    /// When to send the next request.
-    due: Instant,
+/// One-line state of one client's lease on one resource.
+pub(super) fn status_line(leases: &Leases, client: &str, resource: &str, now: Now) -> String {
+    let name = format!("{} {}", escaped(client), escaped(resource));
+    let Some(held) = leases.get(client, resource) else {
+        return format!("{name}: not asked for");
+    };
+    let Some(lease) = held.has(now.epoch_s) else {
+        return format!("{name}: no lease, {}", safe_text(held.safe));
+    };
+    let mut line = format!("{name}: {}", verdict(lease.capacity, held.wants).1);
+    if let Some(remaining) = remaining(lease.expiry_time, now.epoch_s) {
+        line +=
+            &format!("; expires in {remaining}, asked again every {} s", lease.refresh_interval);
+    }
+    if let Some(until) = held.learning_until_s {
+        let remaining = remaining(until, now.epoch_s)
+            .map_or(String::new(), |remaining| format!(" for {remaining} more"));
+        line += &format!("; the store is learning{remaining}: it gets what it says it has");
+    }
+    if held.degraded {
+        line += "; decided without the shared store: it keeps what it says it has";
+    }
+    line
 }
 
-impl LeaseState {
-    /// The lease, unless it has expired.
-    fn has(&self, now_s: i64) -> Option<Lease> {
-        self.lease.filter(|lease| lease.expiry_time > now_s)
-    }
-}
-
-/// What each client wants and holds, by client and resource.
-#[derive(Default)]
-pub(super) struct Leases(BTreeMap<Key, LeaseState>);
-
-impl Leases {
-    /// The request for `wants`, which reports the lease already held.
-    pub(super) fn request(&self, key: &Key, wants: f64, now: Now) -> ResourceRequest {
-        let has = self.0.get(key).and_then(|held| held.has(now.epoch_s));
-        ResourceRequest { resource_id: key.1.clone(), priority: 0, has, wants }
-    }
-
-    /// Stores an answer. Returns whether it differs from the previous one.
-    pub(super) fn on_answer(
-        &mut self,
-        client: &str,
-        wants: f64,
-        answer: &ResourceResponse,
-        now: Now,
-    ) -> bool {
-        let key = (client.to_owned(), answer.resource_id.clone());
-        let before = self.0.get(&key);
-        let held = LeaseState {
-            wants,
-            lease: Some(answer.gets),
-            safe: answer.safe_capacity,
-            learning_until_s: answer.learning_until,
-            degraded: answer.degraded(),
-            failing: false,
-            due: now.after_s(answer.gets.refresh_interval),
-        };
-        let visible = |held: &LeaseState| {
-            let capacity = held.lease.map(|lease| lease.capacity);
-            (capacity, held.learning_until_s.is_some(), held.degraded, held.failing)
-        };
-        let changed = before.map(visible) != Some(visible(&held));
-        self.0.insert(key, held);
-        changed
-    }
-
-    /// Records a failed request. Returns whether it is the first failure in a row. A held lease
-    /// stays until it expires.
-    pub(super) fn on_failure(
-        &mut self,
-        client: &str,
-        resource: &str,
-        wants: f64,
-        now: Now,
-    ) -> bool {
-        let key = (client.to_owned(), resource.to_owned());
-        let held = self.0.entry(key).or_insert(LeaseState {
-            wants,
-            lease: None,
-            safe: None,
-            learning_until_s: None,
-            degraded: false,
-            failing: false,
-            due: now.at,
-        });
-        held.wants = wants;
-        held.due = now.at + RETRY;
-        !std::mem::replace(&mut held.failing, true)
-    }
-
-    /// Drops expired leases and returns a message for each.
-    pub(super) fn expire(&mut self, now: Now) -> Vec<String> {
-        let mut lines = Vec::new();
-        for ((client, resource), held) in &mut self.0 {
-            if held.lease.is_some() && held.has(now.epoch_s).is_none() {
-                held.lease = None;
-                lines.push(format!(
-                    "{} {}: the lease has expired, {}",
-                    escaped(client),
-                    escaped(resource),
-                    safe_text(held.safe)
-                ));
-            }
-        }
-        lines
-    }
-
-    /// The requests that are due now, by client.
-    pub(super) fn due_requests(&self, now: Now) -> BTreeMap<String, Vec<ResourceRequest>> {
-        let mut due = BTreeMap::<String, Vec<_>>::new();
-        for (key, held) in self.0.iter().filter(|(_, held)| held.due <= now.at) {
-            due.entry(key.0.clone()).or_default().push(self.request(key, held.wants, now));
-        }
-        due
-    }
-
-    /// When the next request is due or the next lease expires.
-    pub(super) fn next_wake(&self, now: Now) -> Option<Instant> {
-        let moments = self.0.values().map(|held| match held.lease {
-            Some(lease) => held.due.min(now.after_s(lease.expiry_time.saturating_sub(now.epoch_s))),
-            None => held.due,
-        });
-        moments.min()
-    }
-
-    /// The resources of each client.
-    pub(super) fn by_client(&self) -> BTreeMap<String, Vec<String>> {
-        let mut all = BTreeMap::<String, Vec<_>>::new();
-        for (client, resource) in self.0.keys() {
-            all.entry(client.clone()).or_default().push(resource.clone());
-        }
-        all
-    }
-
-    /// Removes released resources.
-    pub(super) fn forget(&mut self, client: &str, resources: &[String]) {
-        self.0.retain(|(name, resource), _| name != client || !resources.contains(resource));
-    }
-
-    /// One-line state of one client's lease on one resource.
-    pub(super) fn status_line(&self, client: &str, resource: &str, now: Now) -> String {
-        let name = format!("{} {}", escaped(client), escaped(resource));
-        let Some(held) = self.0.get(&(client.to_owned(), resource.to_owned())) else {
-            return format!("{name}: not asked for");
-        };
-        let Some(lease) = held.has(now.epoch_s) else {
-            return format!("{name}: no lease, {}", safe_text(held.safe));
-        };
-        let mut line = format!("{name}: {}", verdict(lease.capacity, held.wants).1);
-        if let Some(remaining) = remaining(lease.expiry_time, now.epoch_s) {
-            line += &format!(
-                "; expires in {remaining}, asked again every {} s",
-                lease.refresh_interval
-            );
-        }
-        if let Some(until) = held.learning_until_s {
-            let remaining = remaining(until, now.epoch_s)
-                .map_or(String::new(), |remaining| format!(" for {remaining} more"));
-            line += &format!("; the store is learning{remaining}: it gets what it says it has");
-        }
-        if held.degraded {
-            line += "; decided without the shared store: it keeps what it says it has";
-        }
-        line
-    }
-
-    /// All leases as a table.
-    pub(super) fn table(&self, now: Now) -> String {
-        if self.0.is_empty() {
-            return "nobody has asked for anything here yet\n".to_owned();
-        }
-        let mut table = Table::new(&[
-            ("client", false),
-            ("resource", false),
-            ("wants", true),
-            ("has", true),
-            ("expires in", true),
-            ("state", false),
+/// All leases as a table.
+pub(super) fn table(leases: &Leases, now: Now) -> String {
+    let mut table = Table::new(&[
+        ("client", false),
+        ("resource", false),
+        ("wants", true),
+        ("has", true),
+        ("expires in", true),
+        ("state", false),
+    ]);
+    let mut empty = true;
+    for (client, resource, held) in leases.iter() {
+        empty = false;
+        let lease = held.has(now.epoch_s);
+        let expires = lease.and_then(|lease| remaining(lease.expiry_time, now.epoch_s));
+        table.row(vec![
+            escaped(client),
+            escaped(resource),
+            rounded(held.wants),
+            rounded(lease.map_or(0.0, |lease| lease.capacity)),
+            expires.unwrap_or_else(|| EMPTY_CELL.to_owned()),
+            state(held, now.epoch_s),
         ]);
-        for ((client, resource), held) in &self.0 {
-            let lease = held.has(now.epoch_s);
-            let expires = lease.and_then(|lease| remaining(lease.expiry_time, now.epoch_s));
-            table.row(vec![
-                escaped(client),
-                escaped(resource),
-                rounded(held.wants),
-                rounded(lease.map_or(0.0, |lease| lease.capacity)),
-                expires.unwrap_or_else(|| EMPTY_CELL.to_owned()),
-                state(held, now.epoch_s),
-            ]);
-        }
-        table.to_string()
     }
+    if empty { "nobody has asked for anything here yet\n".to_owned() } else { table.to_string() }
 }
 
 fn state(held: &LeaseState, now_s: i64) -> String {
@@ -259,23 +99,15 @@ fn safe_text(safe: Option<f64>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tollgate_proto::doorman::{Lease, ResourceResponse};
+
     use super::*;
 
     /// 2026-02-14T13:58:20Z
     const START_S: i64 = 1_771_077_500;
 
-    struct Clock(Instant);
-
-    impl Clock {
-        fn new() -> Self {
-            Self(Instant::now())
-        }
-
-        /// `seconds` after the start.
-        fn at(&self, seconds: u32) -> Now {
-            let at = self.0 + Duration::from_secs(seconds.into());
-            Now { at, epoch_s: START_S + i64::from(seconds) }
-        }
+    fn start() -> Now {
+        Now { at: Instant::now(), epoch_s: START_S }
     }
 
     /// An answer with a refresh interval of 5 s that expires `expires_s` after the start.
@@ -288,119 +120,47 @@ mod tests {
         }
     }
 
-    fn asked(leases: &Leases, now: Now) -> Vec<(String, f64, Option<f64>)> {
-        let due = leases.due_requests(now).into_values().flatten();
-        due.map(|r| (r.resource_id, r.wants, r.has.map(|lease| lease.capacity))).collect()
-    }
-
-    #[test]
-    fn refresh_reports_the_held_lease() {
-        let (clock, mut leases) = (Clock::new(), Leases::default());
-        assert_eq!(leases.next_wake(clock.at(0)), None);
-        assert!(leases.on_answer("a", 100.0, &answer("db", 60.0, 20), clock.at(0)));
-        assert_eq!(leases.next_wake(clock.at(0)), Some(clock.at(5).at));
-        assert_eq!(asked(&leases, clock.at(4)), []);
-        assert_eq!(asked(&leases, clock.at(5)), [("db".to_owned(), 100.0, Some(60.0))]);
-        // An equal answer is no change; another capacity is.
-        assert!(!leases.on_answer("a", 100.0, &answer("db", 60.0, 25), clock.at(5)));
-        assert_eq!(leases.next_wake(clock.at(5)), Some(clock.at(10).at));
-        assert!(leases.on_answer("a", 100.0, &answer("db", 50.0, 30), clock.at(10)));
-        assert_eq!(
-            leases.status_line("a", "db", clock.at(11)),
-            "a db: gets 50 of the 100 that it wants; expires in 19 s, asked again every 5 s"
-        );
-        // Two clients, two resources.
-        assert!(leases.on_answer("b", 1.0, &answer("db", 1.0, 30), clock.at(10)));
-        assert!(leases.on_answer("b", 2.0, &answer("api", 2.0, 30), clock.at(12)));
-        assert_eq!(asked(&leases, clock.at(15)).len(), 2);
-        assert_eq!(leases.due_requests(clock.at(17)).len(), 2);
-        assert_eq!(leases.due_requests(clock.at(17))["b"].len(), 2);
-        assert_eq!(leases.by_client()["b"], ["api", "db"]);
-        leases.forget("b", &["api".to_owned(), "none".to_owned()]);
-        assert_eq!(leases.by_client()["b"], ["db"]);
-        assert_eq!(leases.by_client().len(), 2);
-    }
-
-    #[test]
-    fn expired_lease_is_dropped() {
-        let (clock, mut leases) = (Clock::new(), Leases::default());
-        leases.on_answer("a", 100.0, &answer("db", 60.0, 8), clock.at(0));
-        // The node is down: one request a second, one message, and the lease holds until it
-        // expires.
-        assert!(leases.on_failure("a", "db", 100.0, clock.at(5)));
-        assert!(!leases.on_failure("a", "db", 100.0, clock.at(6)));
-        assert_eq!(leases.next_wake(clock.at(6)), Some(clock.at(7).at));
-        assert!(leases.expire(clock.at(7)).is_empty());
-        assert_eq!(asked(&leases, clock.at(7)), [("db".to_owned(), 100.0, Some(60.0))]);
-        assert!(
-            leases
-                .table(clock.at(7))
-                .ends_with("a       db          100   60         1 s  no answer\n")
-        );
-        leases.on_failure("a", "db", 100.0, clock.at(7));
-        assert_eq!(asked(&leases, clock.at(8)), [("db".to_owned(), 100.0, None)]);
-        let line = "a db: the lease has expired, and 2.5 may be used without one";
-        assert_eq!(leases.expire(clock.at(8)), [line]);
-        assert!(leases.expire(clock.at(9)).is_empty());
-        assert_eq!(
-            leases.status_line("a", "db", clock.at(9)),
-            "a db: no lease, and 2.5 may be used without one"
-        );
-        // An equal grant after an expiry counts as a change.
-        assert!(leases.on_answer("a", 100.0, &answer("db", 60.0, 30), clock.at(10)));
-    }
-
-    #[test]
-    fn wakes_at_expiry_without_due_requests() {
-        let (clock, mut leases) = (Clock::new(), Leases::default());
-        let mut late = answer("db", 60.0, 3);
-        late.gets.refresh_interval = i64::MAX;
-        leases.on_answer("a", 1.0, &late, clock.at(0));
-        assert_eq!(leases.next_wake(clock.at(0)), Some(clock.at(3).at));
-        assert_eq!(leases.expire(clock.at(3)).len(), 1);
-        assert_eq!(leases.next_wake(clock.at(3)), Some(clock.at(86_400).at));
-        // An interval below 1 s is raised to 1 s.
-        late.gets = Lease { refresh_interval: -1, expiry_time: i64::MIN, capacity: 1.0 };
-        leases.on_answer("a", 1.0, &late, clock.at(4));
-        assert_eq!(leases.next_wake(clock.at(4)), Some(clock.at(5).at));
-    }
-
-    #[test]
-    fn client_without_any_answer() {
-        let (clock, mut leases) = (Clock::new(), Leases::default());
-        assert!(leases.on_failure("a", "db", 7.0, clock.at(0)));
-        assert_eq!(leases.next_wake(clock.at(0)), Some(clock.at(1).at));
-        assert_eq!(asked(&leases, clock.at(1)), [("db".to_owned(), 7.0, None)]);
-        assert_eq!(
-            leases.status_line("a", "db", clock.at(0)),
-            "a db: no lease, and nothing may be used"
-        );
-        assert_eq!(leases.status_line("b", "db", clock.at(0)), "b db: not asked for");
-    }
-
     #[test]
     fn table_and_status_lines() {
-        let (clock, mut leases) = (Clock::new(), Leases::default());
+        let (now, mut leases) = (start(), Leases::default());
         let learning =
             ResourceResponse { learning_until: Some(START_S + 60), ..answer("db", 0.0, 20) };
-        leases.on_answer("a\u{7}", 10.0, &learning, clock.at(0));
+        leases.on_answer("a\u{7}", 10.0, &learning, now);
         let degraded = ResourceResponse { degraded: Some(true), ..answer("db", 4.0, 20) };
-        leases.on_answer("b", 4.0, &degraded, clock.at(0));
-        leases.on_failure("c", "db", 1.0, clock.at(0));
+        leases.on_answer("b", 4.0, &degraded, now);
+        leases.on_failure("c", "db", 1.0, now);
         let expected = "\
 client  resource  wants  has  expires in  state
 a\\u{7}  db           10    0        20 s  learning, 60 s more
 b       db            4    4        20 s  degraded
 c       db            1    0           -  no lease, and nothing may be used; no answer
 ";
-        assert_eq!(leases.table(clock.at(0)), expected);
-        let line = leases.status_line("a\u{7}", "db", clock.at(0));
+        assert_eq!(table(&leases, now), expected);
+        let line = status_line(&leases, "a\u{7}", "db", now);
         assert!(
             line.ends_with("; the store is learning for 60 s more: it gets what it says it has")
         );
-        let line = leases.status_line("b", "db", clock.at(0));
+        let line = status_line(&leases, "b", "db", now);
         assert!(line.ends_with("; decided without the shared store: it keeps what it says it has"));
-        // The end of learning counts as a change even at equal capacity.
-        assert!(leases.on_answer("a\u{7}", 10.0, &answer("db", 0.0, 80), clock.at(60)));
+    }
+
+    #[test]
+    fn lines_for_what_is_not_held() {
+        let (now, mut leases) = (start(), Leases::default());
+        assert_eq!(status_line(&leases, "a", "db", now), "a db: not asked for");
+        leases.on_failure("a", "db", 7.0, now);
+        let line = status_line(&leases, "a", "db", now);
+        assert_eq!(line, "a db: no lease, and nothing may be used");
+        leases.on_answer("a", 100.0, &answer("db", 60.0, 8), now);
+        assert_eq!(
+            status_line(&leases, "a", "db", now),
+            "a db: gets 60 of the 100 that it wants; expires in 8 s, asked again every 5 s"
+        );
+        let later = Now { epoch_s: START_S + 8, ..now };
+        let lines: Vec<_> =
+            leases.expire(later).into_iter().map(|(c, r, held)| expired_line(c, r, held)).collect();
+        assert_eq!(lines, ["a db: the lease has expired, and 2.5 may be used without one"]);
+        let line = status_line(&leases, "a", "db", later);
+        assert_eq!(line, "a db: no lease, and 2.5 may be used without one");
     }
 }

@@ -6,16 +6,15 @@
 use std::process::ExitCode;
 
 use clap::Subcommand;
-use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{
     GetCapacityRequest, ReleaseCapacityRequest, ResourceRequest, ResourceResponse,
 };
-use tonic::{Code, Status};
+use tonic::Status;
 
 use crate::cli;
-use crate::cli::node::Node;
-use crate::cli::secure::AuthChannel;
+use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
+use crate::client::capacity::{LeaseClient, match_answers};
 
 mod command;
 mod get;
@@ -32,20 +31,20 @@ within its capacity, once its store has learned what older leases there are.
 
 Examples:
   tollgate capacity get app-1 db.users 100
-      Ask for 100 of db.users as the client app-1, and see what it gets and until when
+      Ask for 100 of db.users as the client app-1; print what it gets, and until when
   tollgate capacity get app-1 db.users 80 --has 60 --expires 1771077800
-      Ask again, telling what is held
+      Ask again, reporting the lease that it holds
   tollgate capacity release app-1 db.users
-      Give it back at once
+      Release the lease
   tollgate capacity show
-      What is leased of every resource
+      Show the leases of every resource
   tollgate capacity show db.users
-      Who holds it
+      Show its holders
   tollgate capacity shell
-      Try things out with several clients that are kept refreshed; `help` lists the commands
+      Keep the leases of several clients refreshed; `help` lists the commands
 
 Exit codes: 0 done, or a lease of more than 0, or nothing wanted; 1 wanted and got 0, or nobody
-holds a lease on what `show` was asked for; 2 it could not be found out."
+holds a lease on what `show` was asked for; 2 there was no answer."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -56,23 +55,23 @@ pub(super) struct Args {
 enum Command {
     /// Ask for capacity once; exit 0 when it gets some (or wants none), 1 when it gets none
     Get(get::Args),
-    /// Give capacity back at once
+    /// Release leases
     Release(Release),
-    /// Show who holds what
+    /// Show leases and their holders
     Show(show::Args),
-    /// Keep leases for several clients, typed in line by line
+    /// Keep leases for several clients, by commands from standard input
     Shell(shell::Args),
 }
 
 #[derive(clap::Args)]
 struct Release {
-    /// Who holds it
+    /// The id of the client
     client: String,
-    /// What it holds; what it does not hold is ignored
+    /// The resources to release; those that the client does not hold are ignored
     #[arg(required = true)]
     resource: Vec<String>,
     #[command(flatten)]
-    node: Node,
+    node: NodeArgs,
     /// Print the answer as one JSON object
     #[arg(long)]
     json: bool,
@@ -90,13 +89,15 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
 fn release(args: Release) -> Result<ExitCode, String> {
     let request = ReleaseCapacityRequest { client_id: args.client, resource_id: args.resource };
     let text = released(&request);
+    let node = args.node.node()?;
     let response = cli::block_on(async {
-        let mut client = CapacityClient::new(args.node.connect().await?);
-        let answer = client.release_capacity(request).await;
-        answer.map_err(|status| args.node.error_text("release", &status))
+        match connect(&node).await?.release(request).await {
+            Ok(response) => Ok(response),
+            Err(status) => Err(node.error_text("release", &status).await),
+        }
     })??;
     if args.json {
-        let json = serde_json::to_string(response.get_ref()).map_err(|error| error.to_string())?;
+        let json = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         cli::print(&(json + "\n"))?;
     } else {
         cli::print(&text)?;
@@ -109,22 +110,24 @@ fn released(request: &ReleaseCapacityRequest) -> String {
     format!("OK: {} holds nothing of {} now\n", escaped(&request.client_id), resources.join(", "))
 }
 
+async fn connect(node: &Node) -> Result<LeaseClient, String> {
+    Ok(LeaseClient::new(node.connect().await?, node.timeout))
+}
+
 /// Requests leases on several resources as one client. The answers have the order of the requests;
 /// an incomplete answer is an error.
 async fn ask(
-    client: &mut CapacityClient<AuthChannel>,
+    client: &mut LeaseClient,
     client_id: &str,
     resource: Vec<ResourceRequest>,
 ) -> Result<Vec<ResourceResponse>, Status> {
     let ids: Vec<_> = resource.iter().map(|request| request.resource_id.clone()).collect();
     let request = GetCapacityRequest { client_id: client_id.to_owned(), resource };
-    let response = client.get_capacity(request).await?.into_inner().response;
-    if response.iter().map(|answer| &answer.resource_id).eq(&ids) {
-        Ok(response)
-    } else {
-        let text = "the answer is not about what was asked for";
-        Err(Status::new(Code::Internal, text))
-    }
+    let response = client.get(request).await?.response;
+    let ids = ids.iter().map(String::as_str);
+    let answers = match_answers(ids, &response, |answer| &answer.resource_id);
+    let answers: Result<_, _> = answers.into_iter().map(|answer| answer.cloned()).collect();
+    answers.map_err(|_| Status::internal("the answer does not match the request"))
 }
 
 /// Whether `gets` covers `wants`, within rounding errors of summed shares.

@@ -10,16 +10,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
-use tollgate_proto::doorman::capacity_client::CapacityClient;
-use tollgate_proto::doorman::{DiscoveryRequest, ReleaseCapacityRequest};
+use tollgate_proto::doorman::ReleaseCapacityRequest;
 use tonic::{Code, Status};
 
 use super::command::{Command, HELP, parse};
-use super::leases::{Leases, Now};
-use super::{Node, ask, released};
+use super::leases::{expired_line, read_clocks, status_line, table};
+use super::{ask, released};
 use crate::cli;
-use crate::cli::secure::AuthChannel;
+use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
+use crate::client::capacity::LeaseClient;
+use crate::client::lease::Leases;
 
 const PROMPT: &str = "> ";
 
@@ -32,8 +33,8 @@ Example:
     tollgate capacity shell --follow")]
 pub(super) struct Args {
     #[command(flatten)]
-    node: Node,
-    /// Print what changes by itself, as is done anyway when commands come from a terminal
+    node: NodeArgs,
+    /// Also print changes that no command caused; the default if commands come from a terminal
     #[arg(long)]
     follow: bool,
 }
@@ -47,7 +48,7 @@ enum Next {
 
 struct Shell {
     node: Node,
-    client: CapacityClient<AuthChannel>,
+    client: LeaseClient,
     leases: Leases,
     /// Input is a terminal: show a prompt.
     terminal: bool,
@@ -56,11 +57,12 @@ struct Shell {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    let node = args.node.node()?;
     cli::block_on(async {
-        let client = CapacityClient::new(args.node.connect().await?);
+        let client = super::connect(&node).await?;
         let terminal = std::io::stdin().is_terminal();
         let follow = args.follow || terminal;
-        let shell = Shell { node: args.node, client, leases: Leases::default(), terminal, follow };
+        let shell = Shell { node, client, leases: Leases::default(), terminal, follow };
         shell.run().await
     })?
 }
@@ -76,7 +78,7 @@ impl Shell {
         self.prompt()?;
         let mut quit = false;
         while !quit {
-            let wake = self.leases.next_wake(Now::read());
+            let wake = self.leases.next_wake(read_clocks());
             tokio::select! {
                 _ = stop.recv() => break,
                 () = sleep_until_some(wake) => self.refresh().await?,
@@ -113,7 +115,7 @@ impl Shell {
         let text = match parse(line) {
             Ok(Command::Get { client, resource, wants }) => self.get(client, resource, wants).await,
             Ok(Command::Release { client, resource }) => self.release(&client, resource).await,
-            Ok(Command::Show) => Ok(self.leases.table(Now::read())),
+            Ok(Command::Show) => Ok(table(&self.leases, read_clocks())),
             Ok(Command::Master) => self.master().await,
             Ok(Command::Wait(time)) => return Ok(Next::Wait(Instant::now() + time)),
             Ok(Command::Help) => Ok(HELP.to_owned()),
@@ -134,24 +136,23 @@ impl Shell {
         resource: String,
         wants: f64,
     ) -> Result<String, String> {
-        let key = (client, resource);
-        let request = self.leases.request(&key, wants, Now::read());
-        let answer = ask(&mut self.client, &key.0, vec![request]).await;
-        let now = Now::read();
+        let request = self.leases.request(&client, &resource, wants, read_clocks());
+        let answer = ask(&mut self.client, &client, vec![request]).await;
+        let now = read_clocks();
         match answer {
             Ok(answers) => {
                 for answer in &answers {
-                    self.leases.on_answer(&key.0, wants, answer, now);
+                    self.leases.on_answer(&client, wants, answer, now);
                 }
-                Ok(self.leases.status_line(&key.0, &key.1, now) + "\n")
+                Ok(status_line(&self.leases, &client, &resource, now) + "\n")
             }
             Err(status) => {
-                let error = self.node.error_text("lease", &status);
+                let error = self.node.error_text("lease", &status).await;
                 if is_caller_error(&status) {
                     return Err(error);
                 }
                 // As a real client does: keep asking while the node is unreachable.
-                self.leases.on_failure(&key.0, &key.1, wants, now);
+                self.leases.on_failure(&client, &resource, wants, now);
                 Err(format!("{error}; asking again every second"))
             }
         }
@@ -163,20 +164,23 @@ impl Shell {
             resources.retain(|held| *held == resource);
         }
         if resources.is_empty() {
-            return Err(format!("{} has asked for no such thing here", escaped(client)));
+            return Err(format!("{} has not requested that in this shell", escaped(client)));
         }
         let request =
             ReleaseCapacityRequest { client_id: client.to_owned(), resource_id: resources.clone() };
         let text = released(&request);
-        let answer = self.client.release_capacity(request).await;
-        answer.map_err(|status| self.node.error_text("release", &status))?;
+        if let Err(status) = self.client.release(request).await {
+            return Err(self.node.error_text("release", &status).await);
+        }
         self.leases.forget(client, &resources);
         Ok(text)
     }
 
     async fn master(&mut self) -> Result<String, String> {
-        let answer = self.client.discovery(DiscoveryRequest {}).await;
-        let answer = answer.map_err(|status| self.node.error_text("master", &status))?.into_inner();
+        let answer = match self.client.discover().await {
+            Ok(answer) => answer,
+            Err(status) => return Err(self.node.error_text("master", &status).await),
+        };
         let address = escaped(answer.mastership.master_address.as_deref().unwrap_or("(nobody)"));
         Ok(if answer.is_master {
             format!("dial {address}; who answers there decides, as {} does\n", self.node.address())
@@ -188,8 +192,9 @@ impl Shell {
     /// Drops expired leases and sends all due requests. All clients are asked concurrently, so that
     /// an unresponsive node costs one timeout in all.
     async fn refresh(&mut self) -> Result<(), String> {
-        let now = Now::read();
-        let mut changes = self.leases.expire(now);
+        let now = read_clocks();
+        let expired = self.leases.expire(now).into_iter();
+        let mut changes: Vec<_> = expired.map(|(c, r, held)| expired_line(c, r, held)).collect();
         let mut tasks = JoinSet::new();
         for (id, requests) in self.leases.due_requests(now) {
             let mut client = self.client.clone();
@@ -201,12 +206,12 @@ impl Shell {
         }
         while let Some(asked) = tasks.join_next().await {
             let (answer, id, wanted) = asked.map_err(|error| error.to_string())?;
-            let now = Now::read();
+            let now = read_clocks();
             match answer {
                 Ok(answers) => {
                     for (answer, (resource, wants)) in answers.iter().zip(&wanted) {
                         if self.leases.on_answer(&id, *wants, answer, now) {
-                            changes.push(self.leases.status_line(&id, resource, now));
+                            changes.push(status_line(&self.leases, &id, resource, now));
                         }
                     }
                 }
@@ -216,7 +221,7 @@ impl Shell {
                         new |= self.leases.on_failure(&id, resource, *wants, now);
                     }
                     if new {
-                        let error = self.node.error_text("lease", &status);
+                        let error = self.node.error_text("lease", &status).await;
                         changes
                             .push(format!("{}: {error}; asking again every second", escaped(&id)));
                     }
@@ -238,18 +243,20 @@ impl Shell {
             let mut client = self.client.clone();
             releases.spawn(async move {
                 let request = ReleaseCapacityRequest { client_id: id, resource_id: resources };
-                client.release_capacity(request).await
+                client.release(request).await
             });
         }
         let mut failed = None;
         while let Some(released) = releases.join_next().await {
             if let Err(status) = released.map_err(|error| error.to_string())? {
-                failed = Some(self.node.error_text("release", &status));
+                failed = Some(self.node.error_text("release", &status).await);
             }
         }
         match failed {
             None => Ok(ExitCode::SUCCESS),
-            Some(error) => Err(format!("{error}; what was not given back ends when it expires")),
+            Some(error) => {
+                Err(format!("{error}; leases that were not released end when they expire"))
+            }
         }
     }
 }
@@ -296,7 +303,7 @@ fn input_lines() -> mpsc::Receiver<String> {
 fn stop_signals() -> Result<mpsc::Receiver<()>, String> {
     let (sender, stop) = mpsc::channel(1);
     for kind in [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()] {
-        let mut signal = signal(kind).map_err(|error| format!("no signals: {error}"))?;
+        let mut signal = signal(kind).map_err(|error| format!("can't handle signals: {error}"))?;
         let sender = sender.clone();
         tokio::spawn(async move {
             signal.recv().await;

@@ -3,14 +3,16 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
+use http::uri::PathAndQuery;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::cli;
-use crate::cli::http::{Http, HttpResponse};
-use crate::cli::text::{
-    EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance, unsafe_on_terminal,
-};
+use crate::cli::http::HttpArgs;
+use crate::cli::text::{EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance};
+use crate::client::HttpResponse;
+use crate::logging::is_unprintable;
 use crate::settings::duration;
 
 #[derive(clap::Args)]
@@ -22,7 +24,7 @@ pub(super) struct Args {
     /// Show the holders of this resource; without it, all resources
     resource: Option<String>,
     #[command(flatten)]
-    http: Http,
+    http: HttpArgs,
     /// How long to wait for an answer
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     timeout: Duration,
@@ -30,6 +32,9 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// Everything but the unreserved characters of RFC 3986.
+const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The fields of `/debug/status.json` that are shown here.
 #[derive(Deserialize)]
@@ -86,17 +91,11 @@ struct Failure {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
-    let path = match &args.resource {
-        None => "/debug/status.json".to_owned(),
-        Some(id) => format!("/debug/resource.json?id={}", percent_encoded(id)),
-    };
     let address = args.http.address();
-    let response = args.http.get(&path, args.timeout);
-    let response = response.map_err(|error| {
-        args.http.why(&error).unwrap_or_else(|| {
-            format!("no answer from {address}: {error}; does `tollgate serve` serve HTTP there?")
-        })
-    })?;
+    let response =
+        args.http.get(path(args.resource.as_deref())?, args.timeout, |address, error| {
+            format!("no answer from {address}: {error}; is it the HTTP address of a node?")
+        })?;
     let failed = |error: String| format!("{address}: {error}");
     let nobody = response.status == 404 && args.resource.is_some() && failure(&response).is_some();
     if response.status != 200 && !nobody {
@@ -115,6 +114,18 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(nobody)))
 }
 
+/// The path of a resource, or of all resources.
+fn path(resource: Option<&str>) -> Result<PathAndQuery, String> {
+    let path = match resource {
+        None => "/debug/status.json".to_owned(),
+        Some(id) => {
+            let id = percent_encoding::utf8_percent_encode(id, UNRESERVED);
+            format!("/debug/resource.json?id={id}")
+        }
+    };
+    path.parse().map_err(|_| "the name of the resource is too long".to_owned())
+}
+
 fn parsed<T: DeserializeOwned>(response: &HttpResponse) -> Result<T, String> {
     serde_json::from_str(&response.body).map_err(|error| format!("can't read the answer: {error}"))
 }
@@ -127,9 +138,11 @@ fn failure(response: &HttpResponse) -> Option<String> {
 fn refusal(response: &HttpResponse) -> String {
     failure(response).unwrap_or_else(|| match response.status {
         // HAProxy answers /debug with an HTML page of its own.
-        404 | 403 => "it does not show leases: ask a node itself (--http), not the load balancer \
-                      before the nodes, nor a node that is older than this command"
-            .to_owned(),
+        404 | 403 => {
+            "it does not show leases: --http must be the HTTP address of a node, not of a load \
+                      balancer, and the node must not be older than this command"
+                .to_owned()
+        }
         status => format!("HTTP status {status}"),
     })
 }
@@ -138,7 +151,7 @@ fn refusal(response: &HttpResponse) -> String {
 fn status_text(status: &NodeStatus, now_s: i64) -> Result<String, String> {
     if !status.store.up {
         let kind = escaped(&status.store.kind);
-        return Err(format!("the store ({kind}) does not answer, so nobody knows who holds what"));
+        return Err(format!("the store ({kind}) does not answer: leases cannot be shown"));
     }
     if status.resources.is_empty() && status.resources_left_out == 0 {
         return Ok("nobody holds a lease\n".to_owned());
@@ -234,25 +247,13 @@ fn left_out(count: u64) -> String {
 fn escaped_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + 1);
     for c in json.trim_end().chars() {
-        if unsafe_on_terminal(c) && !matches!(c, '\n' | '\r' | '\t') {
+        if is_unprintable(c) && !matches!(c, '\n' | '\r' | '\t') {
             text += &format!("\\u{:04x}", u32::from(c));
         } else {
             text.push(c);
         }
     }
     text + "\n"
-}
-
-fn percent_encoded(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded += &format!("%{byte:02X}");
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]
@@ -287,7 +288,7 @@ and 7 more
 ";
         assert_eq!(status(true, &format!("{{{DB}}}, {unusual}"), 7).unwrap(), expected);
         assert_eq!(status(true, "", 0).unwrap(), "nobody holds a lease\n");
-        let error = "the store (redis) does not answer, so nobody knows who holds what";
+        let error = "the store (redis) does not answer: leases cannot be shown";
         assert_eq!(status(false, "", 0).unwrap_err(), error);
     }
 
@@ -329,14 +330,16 @@ eu     server     10   10           2     expired
     fn refusals() {
         let refused = |status, body: &str| refusal(&HttpResponse { status, body: body.to_owned() });
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
-        assert!(refused(404, "<html>").contains("ask a node itself (--http)"));
+        assert!(refused(404, "<html>").contains("--http must be the HTTP address of a node"));
         assert_eq!(refused(500, "<html>"), "HTTP status 500");
     }
 
     #[test]
-    fn percent_encoding_and_json_escaping() {
-        assert_eq!(percent_encoded("db.a-b_c~9"), "db.a-b_c~9");
-        assert_eq!(percent_encoded("a b+c/ä&?\n%"), "a%20b%2Bc%2F%C3%A4%26%3F%0A%25");
+    fn paths_and_json_escaping() {
+        assert_eq!(path(None).unwrap(), "/debug/status.json");
+        assert_eq!(path(Some("db.a-b_c~9")).unwrap(), "/debug/resource.json?id=db.a-b_c~9");
+        let expected = "/debug/resource.json?id=a%20b%2Bc%2F%C3%A4%26%3F%0A%25";
+        assert_eq!(path(Some("a b+c/ä&?\n%")).unwrap(), expected);
         let json = "{\n\t\"a\u{9b}\u{202e}ä\": 1}\r\n\n";
         let text = escaped_json(json);
         assert_eq!(text, "{\n\t\"a\\u009b\\u202eä\": 1}\n");

@@ -114,7 +114,10 @@ pub(super) fn check_resources<'a>(
     }
     let mut seen = HashSet::with_capacity(count);
     match resources.into_iter().find(|resource| !seen.insert(*resource)) {
-        Some(name) => Err(Error::Invalid(format!("resource_id {} is there twice", quoted(name)))),
+        Some(name) => Err(Error::Invalid(format!(
+            "resource_id {} occurs more than once: name each resource once",
+            quoted(name)
+        ))),
         None => Ok(()),
     }
 }
@@ -139,7 +142,7 @@ pub(super) fn check_request(holder: Holder<'_>, request: &Request<'_>) -> Result
     }
     let sum: f64 = request.wants.iter().map(|wants| wants.wants).sum();
     if !sum.is_finite() {
-        let text = format!("wants of resource {} add up to no finite number", quoted(resource));
+        let text = format!("the sum of the wants of resource {} is not finite", quoted(resource));
         return Err(Error::Invalid(text));
     }
     match (holder, request.has) {

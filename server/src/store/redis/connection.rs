@@ -23,9 +23,10 @@ use super::login::Login;
 /// shorter deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The most bytes that a server may reply to what was sent in one go. A page of a list, the
-/// longest reply that scripts make, has a tenth of it.
-const LONGEST_REPLY: usize = 8 << 20;
+/// The maximum size of the replies to what was sent in one go, in bytes. The longest real reply is
+/// a list of 1000 ids of up to 1 KiB; one batch may ask for several. Small nested values take up to
+/// 40 times their size in memory.
+const LONGEST_REPLY: usize = 4 << 20;
 
 /// How servers are connected to, beside what their URLs say.
 #[derive(Clone, Debug, Default)]

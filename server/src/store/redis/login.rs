@@ -1,5 +1,5 @@
-//! User and password from files, read at each new connection: who rotates them replaces the
-//! file, and connections that are there go on.
+//! User and password from files. If the files have changed, they are read again for the next
+//! connection; open connections stay logged in.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_native_certs::load_native_certs;
 
-use crate::files;
+use crate::files::{self, Reread};
 
 /// Whom Redis knows who has a password but no name.
 const DEFAULT_USER: &str = "default";
@@ -69,13 +69,23 @@ impl LoginFiles {
             return Ok(None);
         }
         let settings = like.redis_settings();
-        let login = Login {
-            files: self.clone(),
-            user: settings.username().unwrap_or(DEFAULT_USER).to_owned(),
-            password: settings.password().unwrap_or_default().to_owned(),
+        let files = self.clone();
+        let user = settings.username().unwrap_or(DEFAULT_USER).to_owned();
+        let password = settings.password().unwrap_or_default().to_owned();
+        let paths = self.user.iter().chain(&self.password).map(PathBuf::as_path);
+        let read = Reread::new(paths, move || files.read_login(&user, &password));
+        Ok(Some(Login(Arc::new(read.map_err(refused)?))))
+    }
+
+    /// The user and the password; these ones where there is no file. The error names the setting.
+    fn read_login(&self, user: &str, password: &str) -> Result<(String, String), String> {
+        let read = |setting, file: &Option<PathBuf>, otherwise: &str| match file {
+            Some(path) => files::read_secret(path).map_err(|error| format!("{setting}: {error}")),
+            None => Ok(otherwise.to_owned()),
         };
-        login.read_now()?;
-        Ok(Some(login))
+        let user = read("--store-user-file", &self.user, user)?;
+        let password = read("--store-password-file", &self.password, password)?;
+        Ok((user, password))
     }
 }
 
@@ -84,7 +94,12 @@ pub(super) const UNUSABLE: &str = "a file can't be used";
 
 /// The file that a setting names can't be used. `why` says nothing of what is in it.
 fn unusable(setting: &str, why: impl std::fmt::Display) -> RedisError {
-    RedisError::from((ErrorKind::InvalidClientConfig, UNUSABLE, format!("{setting}: {why}")))
+    refused(format!("{setting}: {why}"))
+}
+
+/// The error about a file. `detail` names the setting.
+fn refused(detail: String) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, UNUSABLE, detail))
 }
 
 /// What is wrong with settings of the store: with one of the files, or else with `--store`.
@@ -110,36 +125,59 @@ fn private_key(setting: &str, path: &Path) -> RedisResult<PrivateKeyDer<'static>
         .map_err(|_| unusable(setting, format!("there is no private key in {}", path.display())))
 }
 
-/// Who logs in.
+/// Who logs in. Clones share the loaded files.
 #[derive(Clone)]
-pub(super) struct Login {
-    files: LoginFiles,
-    /// Where there is no file.
-    user: String,
-    password: String,
-}
+pub(super) struct Login(Arc<Reread<(String, String)>>);
 
 impl Login {
-    /// The user and the password, as the files say now. A connection that has logged in stays so.
+    /// The user and the password in the files. While the file system hangs, those read last.
     pub(super) async fn read(&self) -> RedisResult<(String, String)> {
-        let login = self.clone();
-        let read = tokio::task::spawn_blocking(move || login.read_now());
-        read.await.map_err(|error| unusable("--store-user-file", error))?
-    }
-
-    fn read_now(&self) -> RedisResult<(String, String)> {
-        let read = |setting, file: &Option<PathBuf>, otherwise: &String| match file {
-            Some(path) => files::read_secret(path).map_err(|error| unusable(setting, error)),
-            None => Ok(otherwise.clone()),
-        };
-        let user = read("--store-user-file", &self.files.user, &self.user)?;
-        let password = read("--store-password-file", &self.files.password, &self.password)?;
-        Ok((user, password))
+        self.0.refresh().await.map_err(refused)?;
+        Ok((*self.0.current()).clone())
     }
 }
 
 impl std::fmt::Debug for Login {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Login").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("Login").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use redis::IntoConnectionInfo as _;
+    use rustix::fs::{CWD, Mode, mkfifoat};
+    use tokio::task::spawn_blocking;
+
+    use super::*;
+
+    /// A FIFO hangs on open until somebody opens it for writing.
+    #[tokio::test]
+    async fn hanging_file_keeps_the_last_login() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, fifo) = (dir.path().join("password"), dir.path().join("fifo"));
+        fs::write(&path, "secret").unwrap();
+        let files = LoginFiles { password: Some(path.clone()), ..LoginFiles::default() };
+        let server = "redis://user@localhost".into_connection_info().unwrap();
+        let login = files.login(&server).unwrap().unwrap();
+        mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
+        fs::rename(&fifo, &path).unwrap();
+        // Ends the read in any case: a test that fails while a thread is blocked would hang.
+        let (done, waiting) = mpsc::channel::<()>();
+        let writer = spawn_blocking(move || {
+            let _ = waiting.recv_timeout(Duration::from_secs(5));
+            fs::write(path, "other")
+        });
+        let mut found = Vec::new();
+        for _ in 0..3 {
+            found.push(login.read().await.unwrap());
+        }
+        drop(done);
+        writer.await.unwrap().unwrap();
+        assert_eq!(found, vec![("user".to_owned(), "secret".to_owned()); 3]);
     }
 }

@@ -30,7 +30,7 @@ fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<Ask<'a>> {
         max_idle_ms: None,
         tokens: 1,
         deal: Deal::Take { max_wait_ms: 1000 },
-        prefetch_tokens: 0,
+        prefetch: None,
         moved: false,
         rewrite: false,
     };

@@ -4,6 +4,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use bytes::{Buf as _, Bytes};
 use h2::server::SendResponse;
@@ -11,6 +12,7 @@ use h2::{Reason, SendStream};
 use http::Response;
 use http_body::Body;
 use http_body_util::BodyExt as _;
+use tokio::time::timeout;
 
 use super::super::budget::Held;
 
@@ -69,9 +71,15 @@ impl Answering {
     }
 
     /// Sends headers and a body, as fast as flow control allows. `held` counts the bytes of the
-    /// frame that is being sent.
-    pub async fn body<B>(mut self, response: Response<B>, mut held: Held)
-    where
+    /// frame that is being sent. After `limit`, `late_trailers` end the response, or the stream is
+    /// reset.
+    pub async fn body<B>(
+        mut self,
+        response: Response<B>,
+        mut held: Held,
+        limit: Duration,
+        late_trailers: Option<http::HeaderMap>,
+    ) where
         B: Body<Data = Bytes> + Unpin,
     {
         let (parts, mut body) = response.into_parts();
@@ -80,8 +88,14 @@ impl Answering {
         else {
             return;
         };
-        if !ended && send_body(&mut body, &mut stream, &mut held).await.is_err() {
-            stream.send_reset(Reason::INTERNAL_ERROR);
+        if ended {
+            return;
+        }
+        match timeout(limit, send_body(&mut body, &mut stream, &mut held)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(BodyError)) => stream.send_reset(Reason::INTERNAL_ERROR),
+            // Without trailers the drop of an unfinished stream resets it.
+            Err(_) => drop(late_trailers.map(|trailers| stream.send_trailers(trailers))),
         }
     }
 }

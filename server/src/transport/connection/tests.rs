@@ -72,7 +72,7 @@ async fn a_response_has_a_message_and_trailers() {
         while let Some(data) = body.data().await {
             let data = data.expect("data");
             message.extend_from_slice(&data);
-            body.release(data.len());
+            body.release();
         }
         message.reverse();
         let mut trailers = HeaderMap::new();
@@ -355,7 +355,8 @@ impl Body for Large {
 async fn a_large_body_follows_flow_control() {
     let (mut sender, ..) = connected(pending(), |_, answering| async {
         let budget = Budget::new(1 << 20, BudgetMetrics::noop());
-        answering.body(Response::new(Large(11)), budget.account().hold(0)).await;
+        let held = budget.account().hold(0);
+        answering.body(Response::new(Large(11)), held, Duration::MAX, None).await;
     })
     .await;
     let (response, _) = sender.send_request(request(), true).expect("sent");

@@ -72,7 +72,7 @@ impl MessageLimits {
 pub(super) fn ready_message(body: &mut RequestBody) -> Option<Bytes> {
     match body.data().now_or_never()? {
         Some(Ok(data)) if body.is_over() => {
-            body.release(data.len());
+            body.release();
             Some(data)
         }
         Some(Ok(data)) => {
@@ -124,7 +124,7 @@ pub(super) fn unfinished_slot(unfinished: &Semaphore) -> Result<SemaphorePermit<
 }
 
 fn too_slow() -> Status {
-    Status::deadline_exceeded("the request does not end")
+    Status::deadline_exceeded("the request was not received completely in time")
 }
 
 async fn read_frames(
@@ -150,15 +150,15 @@ async fn read_frames(
         if length > PREFIX + limits.max_bytes {
             return Err(multiple_messages());
         }
+        drop(data);
         if limits.accepts_open_stream
             && message_length(&buffer).is_some_and(|expected| expected + PREFIX == length)
         {
+            body.release();
             break;
         }
-        let bytes = data.len();
-        drop(data);
         account.room().await;
-        body.release(bytes);
+        body.release();
     }
     if length > buffer.len()
         && message_length(&buffer).is_some_and(|expected| expected + PREFIX < length)
@@ -220,7 +220,7 @@ pub(super) fn decompressed(
     let read = GzDecoder::new(&message[PREFIX..])
         .take(limits.kept_bytes as u64 + 1)
         .read_to_end(&mut plain)
-        .map_err(|error| Status::internal(format!("the message is no gzip: {error}")))?;
+        .map_err(|error| Status::internal(format!("the message is not valid gzip: {error}")))?;
     if read > limits.kept_bytes {
         return match limits.kept_bytes < limits.max_bytes {
             true => Ok(Bytes::from_static(&[0; PREFIX])),
@@ -234,12 +234,14 @@ pub(super) fn decompressed(
     Ok(framed.freeze())
 }
 
-/// Reads and discards the rest of a request that is already answered.
+/// Reads and discards the rest of a request that is already answered. First returns what was read
+/// to the connection's window, which the request may have filled.
 pub(super) async fn drain(mut body: RequestBody) {
+    body.release();
     let ended = async {
         let mut length = 0;
         while let Some(Ok(data)) = body.data().await {
-            body.release(data.len());
+            body.release();
             length += data.len();
             if length > MAX_DRAINED_BYTES {
                 return;

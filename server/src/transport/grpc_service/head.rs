@@ -6,10 +6,7 @@ use http::{HeaderMap, HeaderValue};
 use tonic::Status;
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::super::connection::MAX_HEADER_BYTES;
-
-/// Bytes that HTTP/2 counts for each header beside its name and value (RFC 9113, 6.5.2).
-const HEADER_OVERHEAD: usize = 32;
+use super::super::connection::{MAX_HEADER_BYTES, header_bytes};
 
 /// The compressions that a request may have.
 const ENCODINGS: &str = "identity,gzip";
@@ -92,11 +89,10 @@ pub(super) struct CallHeaders {
 impl CallHeaders {
     /// Reads `headers`. An error says why the call can't be served.
     pub(super) fn read(headers: &HeaderMap) -> Result<Self, Status> {
-        let length = headers.iter().fold(0, |length, (name, value)| {
-            length + name.as_str().len() + value.len() + HEADER_OVERHEAD
-        });
+        let length = header_bytes(headers);
         if length > MAX_HEADER_BYTES as usize {
-            let text = format!("the metadata has {length} bytes: {MAX_HEADER_BYTES} are the most");
+            let text =
+                format!("the metadata has {length} bytes: at most {MAX_HEADER_BYTES} are allowed");
             return Err(Status::resource_exhausted(text));
         }
         let limit = headers.get("grpc-timeout").map(timeout).transpose()?;
@@ -175,7 +171,11 @@ mod tests {
 
     #[test]
     fn too_much_metadata_is_refused_with_a_text() {
-        let most = MAX_HEADER_BYTES as usize - HEADER_OVERHEAD - "x".len();
+        let overhead = header_bytes(&HeaderMap::from_iter([(
+            http::HeaderName::from_static("x"),
+            HeaderValue::from_static(""),
+        )]));
+        let most = MAX_HEADER_BYTES as usize - overhead;
         assert!(head("x", &"y".repeat(most)).is_ok());
         let status = head("x", &"y".repeat(most + 1)).err().expect("too long");
         assert_eq!(status.code(), tonic::Code::ResourceExhausted);

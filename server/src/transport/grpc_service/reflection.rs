@@ -2,11 +2,12 @@
 //! messages are the same; an error as the answer to one request instead of the end of the stream;
 //! and limits on unfinished messages.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
+use http::Response;
 use http::header::CONTENT_TYPE;
-use http::{HeaderMap, Response};
 use http_body_util::BodyExt as _;
 use prost::Message as _;
 use tokio::sync::Semaphore;
@@ -15,34 +16,38 @@ use tonic::{Code, Status};
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ErrorResponse, ServerReflectionRequest, ServerReflectionResponse};
 
-use super::super::budget::Held;
+use super::super::budget::{Account, Held};
 use super::super::connection::{Answering, RequestBody};
 use super::super::messages::PREFIX;
 use super::body::{
     MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
 };
 use super::head::{CallHeaders, Method};
-use super::{GRPC, GRPC_STATUS, OK, call_router, deadline_exceeded};
+use super::{GRPC, call_router, deadline_exceeded, trailers};
 
-/// Answers requests until the client ends the call or its deadline passes. `unfinished` limits the
-/// unfinished messages of the connection. `held` counts the bytes read but not answered.
+/// Answers requests until the client ends the call, its deadline passes, or it takes longer than
+/// `send_timeout` to read an answer. `unfinished` limits the unfinished messages of the connection,
+/// and `account` counts the bytes read but not answered.
 pub(super) async fn reflect(
     routes: &Routes,
     head: CallHeaders,
     body: RequestBody,
     answering: Answering,
+    send_timeout: Duration,
     unfinished: &Semaphore,
-    held: Held,
+    account: &Arc<Account>,
 ) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     let Some(mut stream) = answering.begin(response) else { return };
+    let held = account.hold(0);
     let mut messages =
-        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, held };
+        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, account, held };
     let answer_all = async {
         while let Some(message) = messages.next().await? {
             let answer = answer_message(routes, message).await?;
-            if stream.message(answer).await.is_none() {
+            let sent = tokio::time::timeout(send_timeout, stream.message(answer)).await;
+            if sent.map_err(|_| deadline_exceeded())?.is_none() {
                 return Ok(());
             }
         }
@@ -51,13 +56,7 @@ pub(super) async fn reflect(
     let limit = head.limit.unwrap_or(Duration::MAX);
     let ended: Result<(), Status> =
         tokio::time::timeout(limit, answer_all).await.unwrap_or_else(|_| Err(deadline_exceeded()));
-    let mut trailers = HeaderMap::new();
-    match ended {
-        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
-        // Fails only for values that are no valid header, which a status never has.
-        Err(status) => drop(status.add_header(&mut trailers)),
-    }
-    stream.end(trailers);
+    stream.end(trailers(ended));
     drain(messages.body).await;
 }
 
@@ -67,6 +66,7 @@ struct Messages<'a> {
     gzip: bool,
     buffer: BytesMut,
     unfinished: &'a Semaphore,
+    account: &'a Account,
     held: Held,
 }
 
@@ -94,7 +94,9 @@ impl Messages<'_> {
             }
         };
         let rest = tokio::time::timeout(MessageLimits::SMALL.timeout, rest).await;
-        rest.unwrap_or_else(|_| Err(Status::deadline_exceeded("the message does not end")))
+        rest.unwrap_or_else(|_| {
+            Err(Status::deadline_exceeded("the message was not received completely in time"))
+        })
     }
 
     /// Waits for more bytes; `false` at the end of the call.
@@ -105,7 +107,8 @@ impl Messages<'_> {
             Some(Ok(data)) => {
                 self.buffer.extend_from_slice(&data);
                 self.held.set(self.buffer.len());
-                self.body.release(data.len());
+                self.account.room().await;
+                self.body.release();
                 Ok(true)
             }
         }

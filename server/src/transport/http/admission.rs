@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
-use axum::http::{HeaderMap, Method, StatusCode, Version};
+use axum::http::{HeaderMap, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
@@ -16,7 +16,7 @@ use super::host::{self, Hosts};
 use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::service::Error;
-use crate::transport::connection::Timeouts;
+use crate::transport::connection::{MAX_HEADER_BYTES, Timeouts, header_bytes};
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
@@ -44,6 +44,12 @@ impl Admission {
     fn caller(&self, request: &Request, asking: &Asking) -> Result<Caller, Response> {
         let authority = host::authority(request);
         let authority = authority.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))?;
+        let path_bytes = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
+        let length = header_bytes(request.headers()) + path_bytes;
+        if length > MAX_HEADER_BYTES as usize {
+            let text = format!("the headers have {length} bytes: {MAX_HEADER_BYTES} are the most");
+            return Err(error_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &text));
+        }
         if OPEN_PATHS.contains(&request.uri().path()) {
             return Ok(Caller::ALLOWED);
         }
@@ -78,7 +84,7 @@ pub(super) async fn admit(
 ) -> Response {
     let caller = admission.caller(&request, &asking);
     let is_allow = is_allow_request(&request);
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let keep_body = is_allow && caller.is_ok();
     let limits = ReadLimits {
         max_bytes: if keep_body { BODY_LIMIT } else { 0 },
@@ -90,6 +96,11 @@ pub(super) async fn admit(
         && head.version == Version::HTTP_11
         && head.headers.contains_key(EXPECT)
         && !body.is_end_stream();
+    // Handlers need no headers, and the body may take seconds.
+    head.headers = HeaderMap::new();
+    if is_allow || caller.is_err() {
+        head.uri = Uri::from_static(ALLOW_PATH);
+    }
     let read = if expects_continue {
         ReadBody::nothing(asking.bodies())
     } else {
@@ -106,7 +117,7 @@ pub(super) async fn admit(
             caller.put_on(request.extensions_mut());
             match is_allow {
                 true => admission.run_allow(caller.place(), request, next).await,
-                false => admission.run_page(request, &asking, next).await,
+                false => next.run(request).await,
             }
         }
     };
@@ -124,16 +135,6 @@ impl Admission {
             return service_error(&Error::Overloaded);
         }
         let _slot = LoadSlot(&self.load, place);
-        next.run(request).await
-    }
-
-    /// Runs any other request once its connection may buffer a response.
-    async fn run_page(&self, request: Request, asking: &Asking, next: Next) -> Response {
-        let open = OPEN_PATHS.contains(&request.uri().path());
-        let room = tokio::time::timeout(self.timeouts.greeting, asking.answers().room());
-        if !open && room.await.is_err() {
-            return service_error(&Error::Overloaded);
-        }
         next.run(request).await
     }
 }

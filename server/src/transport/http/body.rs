@@ -32,7 +32,7 @@ impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TooLong => write!(f, "the body is longer than {} bytes", super::BODY_LIMIT),
-            Self::TooSlow => f.write_str("the request does not end"),
+            Self::TooSlow => f.write_str("the request was not received completely in time"),
             Self::Broken(error) => write!(f, "the body can't be read: {error}"),
         }
     }
@@ -64,7 +64,8 @@ pub(super) struct ReadLimits {
     pub(super) version: Version,
 }
 
-/// Reads a body to its end, or until it exceeds `limits`. Pauses while `account` has no room.
+/// Reads a body to its end, or until it exceeds `limits`. After each chunk, pauses while `account`
+/// has no room; the chunk's bytes return to the client's flow-control window with the next read.
 pub(super) async fn read(mut body: Body, limits: ReadLimits, account: &Arc<Account>) -> ReadBody {
     let mut held = account.hold(0);
     let collecting = collect(&mut body, limits, account, &mut held);
@@ -92,9 +93,7 @@ async fn collect(
         return Err(ReadError { reason: BodyError::TooLong, ended: false });
     }
     let (mut first, mut all, mut length) = (Bytes::new(), BytesMut::new(), 0);
-    loop {
-        account.room().await;
-        let Some(frame) = body.frame().await else { break };
+    while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|error| ReadError { reason: BodyError::Broken(error), ended: false })?;
         // Trailers are ignored.
@@ -116,6 +115,10 @@ async fn collect(
             }
             all.extend_from_slice(&data);
         }
+        if body.is_end_stream() {
+            break;
+        }
+        account.room().await;
     }
     match length > limits.max_bytes {
         true => Err(ReadError { reason: BodyError::TooLong, ended: true }),

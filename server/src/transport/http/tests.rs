@@ -19,6 +19,8 @@ use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
 use crate::transport::door::Asking;
 use crate::transport::load::Load;
 
+const BODY: &str = r#"{"namespace":"payments","bucketName":"refunds"}"#;
+
 /// A store that takes 300 ms to decide.
 #[derive(Clone)]
 struct SlowStore(MemoryStore);
@@ -45,36 +47,56 @@ impl http_body::Body for PendingBody {
     }
 }
 
+/// A router over `store`, with the limits of the sample file.
+fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
+    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+    let limits = LiveLimits::load(limits.into(), Arc::clone(metrics)).expect("limits");
+    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, metrics);
+    let shared = Arc::new(shared);
+    let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&shared));
+    let (status, _) = status_pages(About::default(), Box::new(|| (true, 1)), leases.clone());
+    let pages = Pages { metrics: metrics_page(Arc::clone(metrics)).0, status };
+    let admission =
+        Admission { load: Load::new(1, metrics.shed("http")), hosts: Hosts::default(), timeouts };
+    let allow = AllowService::new(store, shared);
+    let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
+    router(allow, leases, pages, latency, ready, admission)
+}
+
+/// The status of a token request with this body.
+async fn ask(http_router: &mut Router, body: Body) -> StatusCode {
+    let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
+    let mut request = request.expect("a request");
+    let asking = Asking::new(Guard::http(None, None), &Budget::unlimited());
+    request.extensions_mut().insert(ConnectInfo(asking));
+    let answer = tokio::time::timeout(Duration::from_secs(10), http_router.call(request));
+    let Ok(answer) = answer.await.expect("an answer");
+    answer.status()
+}
+
 #[tokio::test]
 async fn body_timeout_does_not_bound_the_decision() {
-    let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+    let timeouts = Timeouts { greeting: Duration::from_millis(100), ..DEFAULT_TIMEOUTS };
+    let (store, metrics) = (SlowStore(MemoryStore::new()), Arc::new(Metrics::new()));
+    let mut router = http_router(store, &metrics, timeouts);
+    assert_eq!(ask(&mut router, Body::from(BODY)).await, StatusCode::OK);
+    assert_eq!(ask(&mut router, Body::new(PendingBody)).await, StatusCode::REQUEST_TIMEOUT);
+}
+
+#[tokio::test]
+async fn the_arrival_of_a_request_is_no_latency() {
+    // Time must really pass: the histogram shows durations.
+    const LATE: Duration = Duration::from_millis(300);
     let metrics = Arc::new(Metrics::new());
-    let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-    let shared = Arc::new(shared);
-    let store = MemoryStore::new();
-    let leases = CapacityService::new(store.clone(), Arc::clone(&shared));
-    let (status, _) = status_pages(About::default(), Box::new(|| (true, 1)), leases.clone());
-    let pages = Pages { metrics: metrics_page(Arc::clone(&metrics)).0, status };
-    let admission = Admission {
-        load: Load::new(1, metrics.shed("http")),
-        hosts: Hosts::default(),
-        timeouts: Timeouts { greeting: Duration::from_millis(100), ..DEFAULT_TIMEOUTS },
-    };
-    let allow = AllowService::new(SlowStore(store), shared);
-    let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let mut http_router = router(allow, leases, pages, latency, ready, admission);
-    let budget = Budget::unlimited();
-    let mut ask = async |body| {
-        let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
-        let mut request = request.expect("a request");
-        let asking = Asking::new(Guard::http(None, None), &budget);
-        request.extensions_mut().insert(ConnectInfo(asking));
-        let answer = tokio::time::timeout(Duration::from_secs(10), http_router.call(request));
-        let Ok(answer) = answer.await.expect("an answer");
-        answer.status()
-    };
-    let body = r#"{"namespace":"payments","bucketName":"refunds"}"#;
-    assert_eq!(ask(Body::from(body)).await, StatusCode::OK);
-    assert_eq!(ask(Body::new(PendingBody)).await, StatusCode::REQUEST_TIMEOUT);
+    let mut router = http_router(MemoryStore::new(), &metrics, DEFAULT_TIMEOUTS);
+    let late = futures_util::stream::once(async {
+        tokio::time::sleep(LATE).await;
+        Ok::<_, Infallible>(BODY)
+    });
+    assert_eq!(ask(&mut router, Body::from_stream(late)).await, StatusCode::OK);
+    let page = metrics.render();
+    let series = "tollgate_rpc_duration_seconds_sum{transport=\"http\"} ";
+    let sum = page.lines().find_map(|line| line.strip_prefix(series)).expect("the histogram");
+    let sum: f64 = sum.parse().expect("a number");
+    assert!(sum > 0.0 && sum < LATE.as_secs_f64(), "{sum}");
 }

@@ -12,6 +12,15 @@ const GET_SLOW: &[u8] = b"GET /slow HTTP/1.1\r\nhost: node\r\n\r\n";
 
 /// Starts an HTTP port whose only page, `/slow`, takes `latency`.
 async fn start_port(timeouts: Timeouts, latency: Duration) -> SocketAddr {
+    start_expiring_port(timeouts, latency, None).await
+}
+
+/// The same; the certificates of its clients expire after `expires`.
+async fn start_expiring_port(
+    timeouts: Timeouts,
+    latency: Duration,
+    expires: Option<Duration>,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let page = get(async move || {
@@ -25,20 +34,21 @@ async fn start_port(timeouts: Timeouts, latency: Duration) -> SocketAddr {
         loop {
             let (stream, _) = listener.accept().await.expect("a connection");
             let guard = Guard::http(None, None);
-            tokio::spawn(port.clone().serve(stream, guard, std::future::pending(), None));
+            tokio::spawn(port.clone().serve(stream, guard, std::future::pending(), expires));
         }
     });
     address
 }
 
 /// Sends a request and reads its response.
-async fn get_slow(stream: &mut TcpStream) {
+async fn get_slow(stream: &mut TcpStream) -> String {
     stream.write_all(GET_SLOW).await.expect("sent");
     let mut answer = Vec::new();
     while !answer.ends_with(b"there it is") {
         let count = timeout(Duration::from_secs(10), stream.read_buf(&mut answer)).await;
         assert_ne!(count.expect("in time").expect("an answer"), 0, "closed instead");
     }
+    String::from_utf8(answer).expect("text")
 }
 
 /// Waits until the connection is closed; returns how long that took.
@@ -60,6 +70,18 @@ async fn waiting_for_a_response_is_not_idle() {
     let mut stream = TcpStream::connect(node).await.expect("a connection");
     get_slow(&mut stream).await;
     assert!(await_close(&mut stream).await >= ms(150), "the idle time begins after the response");
+}
+
+#[tokio::test]
+async fn http1_connections_end_when_the_certificate_expires() {
+    let (ms, expires) = (Duration::from_millis, Duration::from_millis(700));
+    for (latency, is_last) in [(ms(0), false), (expires + ms(500), true)] {
+        let node = start_expiring_port(DEFAULT_TIMEOUTS, latency, Some(expires)).await;
+        let mut stream = TcpStream::connect(node).await.expect("a connection");
+        let answer = get_slow(&mut stream).await;
+        assert_eq!(answer.contains("\r\nconnection: close\r\n"), is_last, "{answer}");
+        await_close(&mut stream).await;
+    }
 }
 
 #[tokio::test]

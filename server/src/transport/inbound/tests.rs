@@ -8,7 +8,7 @@ use bytes::Bytes;
 use http::uri::Authority;
 use proptest::prelude::*;
 use proptest::sample::select;
-use proptest::test_runner::{Config, RngSeed, TestRunner};
+use proptest::test_runner::{Config, TestRunner};
 use tokio::io::AsyncWrite;
 
 use super::*;
@@ -383,14 +383,9 @@ fn encode_all(all: &[TestRequest]) -> Vec<u8> {
     bytes
 }
 
-fn runner(cases: u32) -> TestRunner {
-    let seed = RngSeed::Fixed(12);
-    TestRunner::new(Config {
-        cases,
-        rng_seed: seed,
-        failure_persistence: None,
-        ..Config::default()
-    })
+/// Tries `PROPTEST_CASES` cases, 256 by default. A failing one is printed.
+fn runner() -> TestRunner {
+    TestRunner::new(Config { failure_persistence: None, ..Config::default() })
 }
 
 fn test_requests() -> impl Strategy<Value = (Vec<TestRequest>, Vec<usize>)> {
@@ -404,7 +399,7 @@ fn test_requests() -> impl Strategy<Value = (Vec<TestRequest>, Vec<usize>)> {
 #[test]
 fn h2_reads_requests_without_invalid_authorities() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-    runner(400)
+    runner()
         .run(&test_requests(), |(all, lengths)| {
             let io = chunked(&encode_all(&all), &lengths);
             let received = runtime.block_on(read_by_h2(io, ResetFlag::default()));
@@ -417,7 +412,7 @@ fn h2_reads_requests_without_invalid_authorities() {
 
 #[test]
 fn valid_requests_pass_unchanged() {
-    runner(200)
+    runner()
         .run(&test_requests(), |(mut all, lengths)| {
             for request in &mut all {
                 let valid =
@@ -434,7 +429,7 @@ fn valid_requests_pass_unchanged() {
 #[test]
 fn malformed_input_does_no_harm() {
     let changes = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..20);
-    runner(1000)
+    runner()
         .run(&(test_requests(), changes), |((all, lengths), changes)| {
             let mut bytes = encode_all(&all);
             for (at, byte) in changes {

@@ -1,4 +1,4 @@
-//! A node that answers as it is told, and remembers what it was asked.
+//! A fake node with scripted answers, which records requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -13,14 +13,13 @@ use tollgate_proto::doorman::{
 };
 use tonic::{Request, Response, Status};
 
-use testkit::command::{Done, tollgate};
-use testkit::eventually;
-use testkit::wire::{PATIENCE, now_s};
+use testkit::command::{CommandOutput, tollgate};
+use testkit::{TEST_TIMEOUT, eventually, now_s};
 
-/// What the node says, and what it was asked.
+/// Scripted answers, and recorded requests.
 #[derive(Default)]
 pub(crate) struct Script {
-    /// To every question for capacity; without it, an error.
+    /// Answer to each lease request; an error without one.
     pub(crate) answer: Option<Answer>,
     pub(crate) error: Option<Status>,
     pub(crate) asked: Vec<GetCapacityRequest>,
@@ -45,16 +44,16 @@ impl Answer {
 }
 
 #[derive(Clone, Default)]
-pub(crate) struct Told(Arc<Mutex<Script>>);
+pub(crate) struct FakeService(Arc<Mutex<Script>>);
 
-impl Told {
+impl FakeService {
     pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap()
     }
 }
 
 #[tonic::async_trait]
-impl Capacity for Told {
+impl Capacity for FakeService {
     async fn discovery(
         &self,
         _: Request<DiscoveryRequest>,
@@ -109,36 +108,36 @@ impl Capacity for Told {
     }
 }
 
-/// A node that answers as it is told.
+/// A running fake node.
 pub(crate) struct Fake {
-    pub(crate) told: Told,
+    pub(crate) service: FakeService,
     pub(crate) address: SocketAddr,
     _runtime: Runtime,
 }
 
 impl Fake {
     pub(crate) fn start(answer: Answer) -> Self {
-        let told = Told::default();
-        told.script().answer = Some(answer);
+        let service = FakeService::default();
+        service.script().answer = Some(answer);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.unwrap();
         let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
         let server = tonic::transport::Server::builder()
-            .add_service(CapacityServer::new(told.clone()))
+            .add_service(CapacityServer::new(service.clone()))
             .serve_with_incoming(TcpListenerStream::new(listener));
         runtime.spawn(server);
-        Self { told, address, _runtime: runtime }
+        Self { service, address, _runtime: runtime }
     }
 
-    pub(crate) fn capacity(&self, args: &[&str]) -> Done {
+    pub(crate) fn capacity(&self, args: &[&str]) -> CommandOutput {
         let address = self.address.to_string();
         tollgate(&[&["capacity"], args, &["--addr", &address]].concat())
     }
 
-    /// Waits until it has been asked so often.
+    /// Waits for this number of lease requests.
     pub(crate) fn asked(&self, times: usize) {
-        eventually("it asks", PATIENCE, || self.told.script().asked.len() >= times);
+        eventually("requests arrive", TEST_TIMEOUT, || self.service.script().asked.len() >= times);
     }
 }

@@ -1,5 +1,5 @@
-//! `tollgate capacity` as people and scripts use it. Most of it is held against a node that
-//! says what the test tells it to: learning, a store that is down, a node that falls silent.
+//! `tollgate capacity`: mostly against a fake node with scripted answers, such as learning mode, an
+//! outage of the store, or errors.
 
 mod fake;
 mod real;
@@ -10,14 +10,13 @@ use std::net::TcpListener;
 use std::thread;
 
 use fake::{Answer, Fake};
-use testkit::command::{Done, tollgate, tollgate_with};
-use testkit::free_port;
-use testkit::wire::now_s;
+use testkit::command::{CommandOutput, tollgate, tollgate_with};
+use testkit::{free_port, now_s};
 use tonic::Status;
 
-/// What it must have said.
+/// Asserts exit code and output.
 #[track_caller]
-fn is(done: &Done, code: i32, stdout: &str, stderr: &str) {
+fn assert_output(done: &CommandOutput, code: i32, stdout: &str, stderr: &str) {
     assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (code, stdout, stderr));
 }
 
@@ -65,8 +64,8 @@ fn help_and_wrong_arguments() {
     }
 }
 
-/// What it said, with every time left out that depends on when the test runs.
-fn timeless(done: &Done) -> String {
+/// Standard output with placeholders for times.
+fn timeless(done: &CommandOutput) -> String {
     let mut text = String::new();
     for line in done.stdout.lines() {
         let line = match line.split_once(" UTC, in ") {
@@ -100,14 +99,14 @@ fn get_explains_the_answer() {
 expires   T, in 300 s; the lease is gone then
 refresh   every 5 s: ask again that often, adding --has 60 --expires E
 safe      12.5 may be used without a lease while no node answers
-others    `tollgate capacity show db.users` tells who has what
+others    `tollgate capacity show db.users` shows the holders
 ";
     assert_eq!((done.code, timeless(&done).as_str(), done.stderr.as_str()), (0, expected, ""));
     let done = node.capacity(&["get", "app-1", "db.users", "60"]);
     assert_eq!(done.code, 0);
     assert!(timeless(&done).starts_with("OK: gets all of the 60 that it wants\nexpires "));
 
-    // What it was asked: nothing held, and then as the answer says.
+    // The requests: first without a lease, then with the one of the answer.
     let expires = (now_s() + 100).to_string();
     node.capacity(&[
         "get",
@@ -121,7 +120,7 @@ others    `tollgate capacity show db.users` tells who has what
         "--priority",
         "-3",
     ]);
-    let script = node.told.script();
+    let script = node.service.script();
     let last = script.asked.last().unwrap();
     assert_eq!((last.client_id.as_str(), last.resource[0].resource_id.as_str()), ("a b\n", "db/x"));
     assert_eq!((last.resource[0].wants, last.resource[0].priority), (7.25, -3));
@@ -131,7 +130,7 @@ others    `tollgate capacity show db.users` tells who has what
 }
 
 #[test]
-fn get_that_gets_nothing_says_why() {
+fn get_without_a_grant_explains_why() {
     let node = Fake::start(Answer { learning_until: Some(now_s() + 60), ..Answer::of(0.0) });
     let learning = "NOTHING: gets 0 of the 10 that it wants
 refresh   ask again in 5 s
@@ -144,14 +143,14 @@ learning  until T, in 60 s: the store is new, or has lost
     assert_eq!((done.code, timeless(&done).as_str()), (1, learning));
     assert_eq!(node.capacity(&["get", "a", "r", "0"]).code, 0);
 
-    node.told.script().answer = Some(Answer { degraded: Some(true), ..Answer::of(4.0) });
+    node.service.script().answer = Some(Answer { degraded: Some(true), ..Answer::of(4.0) });
     let done = node.capacity(&["get", "a", "r", "10"]);
     assert_eq!(done.code, 0);
     let text = timeless(&done);
     assert!(text.starts_with("LESS: gets 4 of the 10 that it wants\n"), "{text}");
     assert!(text.contains("\ndegraded  decided without the shared store, "), "{text}");
 
-    node.told.script().answer = Some(Answer { lasts_s: 0, ..Answer::of(0.0) });
+    node.service.script().answer = Some(Answer { lasts_s: 0, ..Answer::of(0.0) });
     let done = node.capacity(&["get", "a", "r", "10", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
     assert_eq!((done.code, &answer["response"][0]["resourceId"]), (1, &"r".into()));
@@ -163,46 +162,46 @@ learning  until T, in 60 s: the store is new, or has lost
 fn release_gives_back() {
     let node = Fake::start(Answer::of(1.0));
     let done = node.capacity(&["release", "app-1", "db.users", "x\u{1b}[2J"]);
-    is(&done, 0, "OK: app-1 holds nothing of db.users, x\\u{1b}[2J now\n", "");
-    is(&node.capacity(&["release", "app-1", "db.users", "--json"]), 0, "{}\n", "");
-    let script = node.told.script();
+    assert_output(&done, 0, "OK: app-1 holds nothing of db.users, x\\u{1b}[2J now\n", "");
+    assert_output(&node.capacity(&["release", "app-1", "db.users", "--json"]), 0, "{}\n", "");
+    let script = node.service.script();
     assert_eq!(script.released[0].client_id, "app-1");
     assert_eq!(script.released[0].resource_id, ["db.users", "x\u{1b}[2J"]);
 }
 
 #[test]
-fn questions_that_are_not_answered() {
+fn failed_requests() {
     let node = Fake::start(Answer::of(1.0));
     let addr = node.address;
-    node.told.script().error = Some(Status::invalid_argument("wants: is\u{7} negative"));
+    node.service.script().error = Some(Status::invalid_argument("wants: is\u{7} negative"));
     let expected =
         format!("tollgate: no lease from {addr}: InvalidArgument: wants: is\\u{{7}} negative\n");
-    is(&node.capacity(&["get", "a", "r", "-5"]), 2, "", &expected);
-    assert_eq!(node.told.script().asked[0].resource[0].wants, -5.0);
+    assert_output(&node.capacity(&["get", "a", "r", "-5"]), 2, "", &expected);
+    assert_eq!(node.service.script().asked[0].resource[0].wants, -5.0);
     let expected = expected.replace("lease", "release");
-    is(&node.capacity(&["release", "a", "r"]), 2, "", &expected);
+    assert_output(&node.capacity(&["release", "a", "r"]), 2, "", &expected);
 
     let nobody = format!("127.0.0.1:{}", free_port());
     let expected =
-        format!("tollgate: nobody answers at {nobody}; is `tollgate serve` running there?\n");
+        format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     for args in [&["get", "a", "r", "1"][..], &["release", "a", "r"], &["shell"]] {
         let url = format!("http://{nobody}");
         let args = [&["capacity"], args].concat();
-        is(&tollgate_with(&args, &[("TOLLGATE_ADDR", &url)]), 2, "", &expected);
+        assert_output(&tollgate_with(&args, &[("TOLLGATE_ADDR", &url)]), 2, "", &expected);
     }
     let done = tollgate(&["capacity", "show", "--http", &nobody]);
     let expected = format!(
-        "tollgate: no answer from {nobody}: Connection refused (os error 111); does \
-         `tollgate serve` serve HTTP there?\n"
+        "tollgate: no answer from {nobody}: Connection refused (os error 111); is it the HTTP \
+         address of a node?\n"
     );
-    is(&done, 2, "", &expected);
+    assert_output(&done, 2, "", &expected);
 }
 
-const ASK_A_NODE: &str = "it does not show leases: ask a node itself (--http), not the load \
-                          balancer before the nodes, nor a node that is older than this command";
+const ASK_A_NODE: &str = "it does not show leases: --http must be the HTTP address of a node, not of a \
+                          load balancer, and the node must not be older than this command";
 
-/// What `show` says to one answer of a node, and the path that it asked for.
-fn shown(args: &[&str], status: &str, body: &str) -> (Done, String) {
+/// Result of `show` for one response of a node, and the requested path.
+fn show_response(args: &[&str], status: &str, body: &str) -> (CommandOutput, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let http = listener.local_addr().unwrap().to_string();
     let answer = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
@@ -228,20 +227,21 @@ fn show_what_is_leased() {
         "template": null, "algorithm": "STATIC", "capacity": 5.0, "wants": 7.5, "has": 5.0,
         "subclients": 1, "clients": 1, "level": null, "learning_until_s": null}],
         "resources_left_out": 0}"#;
-    let (done, path) = shown(&[], "200 OK", status);
+    let (done, path) = show_response(&[], "200 OK", status);
     let expected = "\
 resource  template  algorithm  capacity  wants  has  clients  subclients  level  learning
 db.users  -         STATIC            5    7.5    5        1           1      -  -
 ";
-    is(&done, 0, expected, "");
+    assert_output(&done, 0, expected, "");
     assert_eq!(path, "/debug/status.json");
-    is(&shown(&["--json"], "200 OK", status).0, 0, &format!("{status}\n"), "");
+    assert_output(&show_response(&["--json"], "200 OK", status).0, 0, &format!("{status}\n"), "");
 
-    let (done, path) = shown(&["a/ä b&"], "404 Not Found", r#"{"error": "nobody has it"}"#);
-    is(&done, 1, "nobody has it\n", "");
+    let (done, path) = show_response(&["a/ä b&"], "404 Not Found", r#"{"error": "nobody has it"}"#);
+    assert_output(&done, 1, "nobody has it\n", "");
     assert_eq!(path, "/debug/resource.json?id=a%2F%C3%A4%20b%26");
-    let (done, _) = shown(&["r", "--json"], "404 Not Found", r#"{"error": "nobody has it"}"#);
-    is(&done, 1, "{\"error\": \"nobody has it\"}\n", "");
+    let (done, _) =
+        show_response(&["r", "--json"], "404 Not Found", r#"{"error": "nobody has it"}"#);
+    assert_output(&done, 1, "{\"error\": \"nobody has it\"}\n", "");
 
     for (args, status, body, error) in [
         (&[][..], "503 Service Unavailable", r#"{"error": "no store"}"#, "no store"),
@@ -253,14 +253,14 @@ db.users  -         STATIC            5    7.5    5        1           1      - 
             &[],
             "200 OK",
             r#"{"store": {"kind": "redis", "up": false}, "resources": []}"#,
-            "the store (redis) does not answer, so nobody knows who holds what",
+            "the store (redis) does not answer: leases cannot be shown",
         ),
     ] {
-        let (done, _) = shown(args, status, body);
+        let (done, _) = show_response(args, status, body);
         assert_eq!((done.code, done.stdout.as_str()), (2, ""), "{body}");
         assert!(done.stderr.ends_with(&format!(": {error}\n")), "{error}: {}", done.stderr);
     }
-    let (done, _) = shown(&["--json"], "200 OK", "<html>");
+    let (done, _) = show_response(&["--json"], "200 OK", "<html>");
     assert_eq!((done.code, done.stdout.as_str()), (2, ""));
     assert!(done.stderr.contains(": can't read the answer: "), "{}", done.stderr);
 }

@@ -1,12 +1,11 @@
-//! The commands against real nodes.
+//! `tollgate capacity` against real nodes.
 
 use std::net::SocketAddr;
 
-use super::is;
+use super::assert_output;
 use super::shell::Shell;
-use testkit::command::{Done, tollgate};
-use testkit::wire::{PATIENCE, now_s};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::command::{CommandOutput, tollgate};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, now_s};
 
 const LIMITS: &str = "
 resources:
@@ -14,22 +13,22 @@ resources:
   - { identifier_glob: young, capacity: 100, algorithm: { kind: FAIR_SHARE, lease_length: 300, refresh_interval: 5, learning_mode_duration: 3600 } }
 ";
 
-/// Runs a command of `tollgate capacity` that speaks gRPC.
-fn capacity(address: SocketAddr, args: &[&str]) -> Done {
+/// Runs a subcommand of `tollgate capacity` that uses gRPC.
+fn capacity(address: SocketAddr, args: &[&str]) -> CommandOutput {
     tollgate(&[&["capacity"], args, &["--addr", &address.to_string()]].concat())
 }
 
-fn show(node: &Node, args: &[&str]) -> Done {
+fn show(node: &Node, args: &[&str]) -> CommandOutput {
     tollgate(&[&["capacity", "show"], args, &["--http", &node.http.to_string()]].concat())
 }
 
 #[track_caller]
-fn says(done: &Done, code: i32, text: &str) {
+fn assert_succeeds(done: &CommandOutput, code: i32, text: &str) {
     assert_eq!((done.code, done.stderr.as_str()), (code, ""), "{done:?}");
     assert!(done.stdout.contains(text), "{text}: {done:?}");
 }
 
-/// Two nodes on one store are one.
+/// Two nodes on one store show the same.
 #[test]
 fn get_show_and_release() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
@@ -39,15 +38,19 @@ fn get_show_and_release() {
         capacity(node.grpc, &[&["get", client, "db.users", wants], more].concat())
     };
     for node in [&one, &two] {
-        eventually("the store is up", PATIENCE, || show(node, &[]).code == 0);
-        is(&show(node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
+        eventually("the store is up", TEST_TIMEOUT, || show(node, &[]).code == 0);
+        assert_output(&show(node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
     }
     let done = get(&one, "app-1", "80", &[]);
-    says(&done, 0, "OK: gets all of the 80 that it wants\nexpires   ");
-    says(&done, 0, "\nsafe      12.5 may be used without a lease while no node answers\n");
+    assert_succeeds(&done, 0, "OK: gets all of the 80 that it wants\nexpires   ");
+    assert_succeeds(
+        &done,
+        0,
+        "\nsafe      12.5 may be used without a lease while no node answers\n",
+    );
     let done = get(&two, "app-2", "60", &[]);
-    says(&done, 0, "LESS: gets 20 of the 60 that it wants\n");
-    says(&done, 0, "\nothers    `tollgate capacity show db.users` tells who has what\n");
+    assert_succeeds(&done, 0, "LESS: gets 20 of the 60 that it wants\n");
+    assert_succeeds(&done, 0, "\nothers    `tollgate capacity show db.users` shows the holders\n");
 
     let resources = "resource  template  algorithm   capacity  wants  has  clients  subclients  \
                      level  learning\n\
@@ -61,7 +64,7 @@ fn get_show_and_release() {
         let done = show(node, &[]);
         assert_eq!((done.code, spaces(&done.stdout)), (0, spaces(resources)));
         let done = show(node, &["db.users"]);
-        says(&done, 0, "app-1");
+        assert_succeeds(&done, 0, "app-1");
         let held = |client| {
             let line = done.stdout.lines().find(|line| line.starts_with(client)).unwrap();
             line.split_whitespace().take(4).map(str::to_owned).collect::<Vec<_>>()
@@ -73,7 +76,7 @@ fn get_show_and_release() {
         assert_eq!(json["holders"].as_array().unwrap().len(), 2);
     }
 
-    is(
+    assert_output(
         &capacity(two.grpc, &["release", "app-1", "db.users"]),
         0,
         "OK: app-1 holds nothing of db.users now\n",
@@ -81,10 +84,10 @@ fn get_show_and_release() {
     );
     let expires = (now_s() + 300).to_string();
     let done = get(&one, "app-2", "60", &["--has", "20", "--expires", &expires]);
-    says(&done, 0, "OK: gets all of the 60 that it wants\n");
-    // Nothing is left of it for one who comes late.
+    assert_succeeds(&done, 0, "OK: gets all of the 60 that it wants\n");
+    // No capacity is left for a late client.
     get(&one, "app-3", "50", &[]);
-    says(&get(&two, "app-4", "10", &[]), 1, "NOTHING: gets 0 of the 10 that it wants\n");
+    assert_succeeds(&get(&two, "app-4", "10", &[]), 1, "NOTHING: gets 0 of the 10 that it wants\n");
 
     let done = get(&one, "app-1", "-1", &[]);
     let expected = format!(
@@ -92,7 +95,7 @@ fn get_show_and_release() {
          finite number of at least 0, not -1\n",
         one.grpc
     );
-    is(&done, 2, "", &expected);
+    assert_output(&done, 2, "", &expected);
 }
 
 #[test]
@@ -100,9 +103,13 @@ fn a_node_that_learns_says_so() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let done = capacity(node.grpc, &["get", "a", "young", "10"]);
-    says(&done, 1, "NOTHING: gets 0 of the 10 that it wants\nrefresh   ask again in 5 s\n");
-    says(&done, 1, "\nlearning  until ");
-    says(
+    assert_succeeds(
+        &done,
+        1,
+        "NOTHING: gets 0 of the 10 that it wants\nrefresh   ask again in 5 s\n",
+    );
+    assert_succeeds(&done, 1, "\nlearning  until ");
+    assert_succeeds(
         &done,
         1,
         "\n          what it says it has (--has, --expires), here 0; ask again after that\n",
@@ -110,8 +117,8 @@ fn a_node_that_learns_says_so() {
     let expires = (now_s() + 100).to_string();
     let args = ["get", "a", "young", "10", "--has", "4", "--expires", &expires];
     let done = capacity(node.grpc, &args);
-    says(&done, 0, "LESS: gets 4 of the 10 that it wants\n");
-    says(
+    assert_succeeds(&done, 0, "LESS: gets 4 of the 10 that it wants\n");
+    assert_succeeds(
         &done,
         0,
         "\n          what it says it has (--has, --expires), here 4; ask again after that\n",
@@ -120,7 +127,7 @@ fn a_node_that_learns_says_so() {
     let json: serde_json::Value = serde_json::from_str(&json.stdout).unwrap();
     let until: i64 = json["response"][0]["learningUntil"].as_str().unwrap().parse().unwrap();
     assert!((now_s() + 3500..=now_s() + 3601).contains(&until), "{until}");
-    // The same of the whole.
+    // `show` without a resource shows learning mode, too.
     let done = show(&node, &[]);
     let line = done.stdout.lines().find(|line| line.starts_with("young")).unwrap();
     assert!(!line.ends_with('-'), "{line}");
@@ -131,20 +138,22 @@ fn a_shell_against_a_node() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let mut shell = Shell::start(node.grpc, &["--follow"]);
-    shell.types("master\nget app-1 db.users 1000\n");
-    shell.says("stdout", "app-1 db.users: gets 100 of the 1000 that it wants; expires in ");
+    shell.type_lines("master\nget app-1 db.users 1000\n");
+    shell.wait_for("stdout", "app-1 db.users: gets 100 of the 1000 that it wants; expires in ");
     let master = format!("dial {0}; who answers there decides, as {0} does\n", node.grpc);
-    assert!(shell.said("stdout").starts_with(&master), "{}", shell.said("stdout"));
-    // A second client gets its share as the first one refreshes, each second.
-    shell.types("get app-2 db.users 30\n");
-    shell.says("stdout", "app-2 db.users: gets 0 of the 30 that it wants");
-    shell.says("stdout", "app-1 db.users: gets 70 of the 1000 that it wants");
-    shell.says("stdout", "app-2 db.users: gets all of the 30 that it wants");
-    shell.types("release app-1\n");
-    shell.says("stdout", "OK: app-1 holds nothing of db.users now\n");
-    eventually("the node knows", PATIENCE, || !show(&node, &["db.users"]).stdout.contains("app-1"));
-    // The end gives the rest back.
-    let done = shell.hangs_up();
+    assert!(shell.output("stdout").starts_with(&master), "{}", shell.output("stdout"));
+    // A second client gets its share when the first one refreshes, each second.
+    shell.type_lines("get app-2 db.users 30\n");
+    shell.wait_for("stdout", "app-2 db.users: gets 0 of the 30 that it wants");
+    shell.wait_for("stdout", "app-1 db.users: gets 70 of the 1000 that it wants");
+    shell.wait_for("stdout", "app-2 db.users: gets all of the 30 that it wants");
+    shell.type_lines("release app-1\n");
+    shell.wait_for("stdout", "OK: app-1 holds nothing of db.users now\n");
+    eventually("the node knows", TEST_TIMEOUT, || {
+        !show(&node, &["db.users"]).stdout.contains("app-1")
+    });
+    // The end of the input releases the rest.
+    let done = shell.close_input();
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-    is(&show(&node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
+    assert_output(&show(&node, &["db.users"]), 1, "nobody holds a lease on that resource\n", "");
 }

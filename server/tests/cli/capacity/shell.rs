@@ -1,4 +1,4 @@
-//! `tollgate capacity shell`: what it says to whom types, and what it asks of the node.
+//! `tollgate capacity shell`: its output, and its requests to the node.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -9,11 +9,10 @@ use tempfile::TempDir;
 use tonic::Status;
 
 use super::fake::{Answer, Fake};
-use testkit::command::{Done, command};
-use testkit::wire::{PATIENCE, now_s};
-use testkit::{eventually, signal};
+use testkit::command::{CommandOutput, command};
+use testkit::{TEST_TIMEOUT, eventually, now_s, signal};
 
-/// A shell whose commands are typed by the test, killed when dropped.
+/// A shell process with piped input, killed when dropped.
 pub(crate) struct Shell {
     child: Child,
     dir: TempDir,
@@ -34,39 +33,39 @@ impl Shell {
         Self { child, dir }
     }
 
-    pub(crate) fn types(&mut self, lines: &str) {
+    pub(crate) fn type_lines(&mut self, lines: &str) {
         self.child.stdin.as_mut().unwrap().write_all(lines.as_bytes()).unwrap();
     }
 
-    pub(crate) fn said(&self, output: &str) -> String {
-        fs::read_to_string(self.dir.path().join(output)).unwrap()
+    pub(crate) fn output(&self, stream: &str) -> String {
+        fs::read_to_string(self.dir.path().join(stream)).unwrap()
     }
 
-    pub(crate) fn says(&self, output: &str, text: &str) {
-        eventually(text, PATIENCE, || self.said(output).contains(text));
+    pub(crate) fn wait_for(&self, stream: &str, text: &str) {
+        eventually(text, TEST_TIMEOUT, || self.output(stream).contains(text));
     }
 
-    /// Waits for its end.
-    fn ends(&mut self) -> Done {
+    /// Waits until it exits.
+    fn wait_for_exit(&mut self) -> CommandOutput {
         let mut status = None;
-        eventually("the shell ends", PATIENCE, || {
+        eventually("the shell ends", TEST_TIMEOUT, || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
         let code = status.unwrap().code().unwrap();
-        Done { code, stdout: self.said("stdout"), stderr: self.said("stderr") }
+        CommandOutput { code, stdout: self.output("stdout"), stderr: self.output("stderr") }
     }
 
-    /// Ends its input, and waits for its end.
-    pub(crate) fn hangs_up(&mut self) -> Done {
+    /// Closes its input, and waits until it exits.
+    pub(crate) fn close_input(&mut self) -> CommandOutput {
         drop(self.child.stdin.take());
-        self.ends()
+        self.wait_for_exit()
     }
 }
 
 impl Drop for Shell {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -76,12 +75,12 @@ impl Drop for Shell {
 fn a_shell_runs_a_script() {
     let node = Fake::start(Answer { lasts_s: 3_000_000, ..Answer::of(60.0) });
     let mut shell = Shell::start(node.address, &[]);
-    shell.types(
+    shell.type_lines(
         "# two clients\n\nshow\nget app-1 db.users 100\nget app-2 db.users 60\nget app-2 api 1\n\
          wait 0.01\nrelease app-2 api\nrelease app-2 api\nfly\nget app-1 db.users\nmaster\n\
          show",
     );
-    let done = shell.hangs_up();
+    let done = shell.close_input();
     let lines: Vec<_> = done.stdout.lines().collect();
     assert_eq!(lines.len(), 9, "{lines:#?}");
     assert_eq!(lines[0], "nobody has asked for anything here yet");
@@ -96,12 +95,12 @@ fn a_shell_runs_a_script() {
     );
     assert!(lines[7].starts_with("app-1   db.users    100   60  "), "{}", lines[7]);
     assert!(lines[8].starts_with("app-2   db.users     60   60  "), "{}", lines[8]);
-    let errors = "error: app-2 has asked for no such thing here\n\
+    let errors = "error: app-2 has not requested that in this shell\n\
                   error: no command \"fly\"; `help` lists them\n\
                   error: write: get CLIENT RESOURCE WANTS\n";
     assert_eq!((done.code, done.stderr.as_str()), (0, errors));
-    // The end of the input gives everything back.
-    let script = node.told.script();
+    // The end of the input releases everything.
+    let script = node.service.script();
     let mut released: Vec<_> =
         script.released.iter().map(|r| (r.client_id.as_str(), r.resource_id.concat())).collect();
     released.sort_unstable();
@@ -116,36 +115,36 @@ fn a_shell_runs_a_script() {
 fn a_shell_refreshes_what_it_holds() {
     let node = Fake::start(Answer { refresh_s: 1, ..Answer::of(60.0) });
     let mut shell = Shell::start(node.address, &["--follow"]);
-    shell.types("get app-1 db.users 100\n");
+    shell.type_lines("get app-1 db.users 100\n");
     node.asked(3);
     {
-        let script = node.told.script();
+        let script = node.service.script();
         let has = |asked: usize| script.asked[asked].resource[0].has.map(|lease| lease.capacity);
         assert_eq!((has(0), has(1), has(2)), (None, Some(60.0), Some(60.0)));
     }
-    // Nothing has changed, so nothing is said of it; what does change is.
-    shell.says("stdout", "gets 60 of the 100");
-    assert_eq!(shell.said("stdout").lines().count(), 1);
-    node.told.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(100.0) });
-    shell.says("stdout", "\napp-1 db.users: gets all of the 100 that it wants; expires in ");
+    // Only changes are printed.
+    shell.wait_for("stdout", "gets 60 of the 100");
+    assert_eq!(shell.output("stdout").lines().count(), 1);
+    node.service.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(100.0) });
+    shell.wait_for("stdout", "\napp-1 db.users: gets all of the 100 that it wants; expires in ");
 
-    // What it wants changes at once, and for the refreshes.
-    shell.types("get app-1 db.users 200\n");
-    shell.says("stdout", "gets 100 of the 200 that it wants");
-    let last = || node.told.script().asked.last().map(|asked| asked.resource[0].wants);
+    // New wants apply at once, and to refreshes.
+    shell.type_lines("get app-1 db.users 200\n");
+    shell.wait_for("stdout", "gets 100 of the 200 that it wants");
+    let last = || node.service.script().asked.last().map(|asked| asked.resource[0].wants);
     assert_eq!(last(), Some(200.0));
-    let times = node.told.script().asked.len();
+    let times = node.service.script().asked.len();
     node.asked(times + 1);
     assert_eq!(last(), Some(200.0));
 
-    // A wait is no pause: it is refreshed meanwhile.
-    shell.types("wait 80000\n");
+    // Leases are refreshed during a wait.
+    shell.type_lines("wait 80000\n");
     node.asked(times + 3);
-    assert!(node.told.script().released.is_empty());
+    assert!(node.service.script().released.is_empty());
     signal(shell.child.id(), "TERM");
-    let done = shell.ends();
+    let done = shell.wait_for_exit();
     assert_eq!((done.code, done.stderr.as_str()), (0, ""));
-    assert_eq!(node.told.script().released.len(), 1);
+    assert_eq!(node.service.script().released.len(), 1);
 }
 
 #[test]
@@ -158,43 +157,45 @@ fn a_shell_outlives_a_node_that_fails() {
         ..Answer::of(60.0)
     });
     let mut shell = Shell::start(node.address, &["--follow"]);
-    shell.types("get app-1 db.users 100\n");
-    shell.says("stdout", "; the store is learning for ");
-    node.told.script().error = Some(Status::unavailable("stopping"));
+    shell.type_lines("get app-1 db.users 100\n");
+    shell.wait_for("stdout", "; the store is learning for ");
+    node.service.script().error = Some(Status::unavailable("stopping"));
     let address = node.address;
     let unavailable =
         format!("no lease from {address}: Unavailable: stopping; asking again every second");
-    shell.says("stdout", &format!("app-1: {unavailable}\n"));
-    shell
-        .says("stdout", "app-1 db.users: the lease has expired, and 2.5 may be used without one\n");
-    // Gone is gone: no more is said to be held.
-    let times = node.told.script().asked.len();
+    shell.wait_for("stdout", &format!("app-1: {unavailable}\n"));
+    shell.wait_for(
+        "stdout",
+        "app-1 db.users: the lease has expired, and 2.5 may be used without one\n",
+    );
+    // An expired lease is no longer claimed.
+    let times = node.service.script().asked.len();
     node.asked(times + 1);
-    assert_eq!(node.told.script().asked.last().unwrap().resource[0].has, None);
-    // A client that asks now goes on asking; one whose question is wrong does not.
-    shell.types("get app-2 db.users 7\n");
-    shell.says("stderr", &format!("error: {unavailable}\n"));
-    shell.types("release app-1\n");
-    shell.says("stderr", &format!("error: no release from {address}: Unavailable: stopping\n"));
-    node.told.script().error = Some(Status::invalid_argument("no"));
-    shell.types("get app-3 db.users 7\n");
-    shell.says("stderr", &format!("error: no lease from {address}: InvalidArgument: no\n"));
+    assert_eq!(node.service.script().asked.last().unwrap().resource[0].has, None);
+    // A new client retries after an outage, but not after an invalid request.
+    shell.type_lines("get app-2 db.users 7\n");
+    shell.wait_for("stderr", &format!("error: {unavailable}\n"));
+    shell.type_lines("release app-1\n");
+    shell.wait_for("stderr", &format!("error: no release from {address}: Unavailable: stopping\n"));
+    node.service.script().error = Some(Status::invalid_argument("no"));
+    shell.type_lines("get app-3 db.users 7\n");
+    shell.wait_for("stderr", &format!("error: no lease from {address}: InvalidArgument: no\n"));
 
-    node.told.script().error = None;
-    node.told.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(7.0) });
-    shell.says("stdout", "app-1 db.users: gets 7 of the 100 that it wants; expires in ");
-    shell.says("stdout", "app-2 db.users: gets all of the 7 that it wants; expires in ");
-    shell.types("release app-1\nrelease app-2 db.users\nshow\n");
-    shell.says("stdout", "OK: app-2 holds nothing of db.users now\nnobody has asked for ");
-    let done = shell.hangs_up();
+    node.service.script().error = None;
+    node.service.script().answer = Some(Answer { refresh_s: 1, ..Answer::of(7.0) });
+    shell.wait_for("stdout", "app-1 db.users: gets 7 of the 100 that it wants; expires in ");
+    shell.wait_for("stdout", "app-2 db.users: gets all of the 7 that it wants; expires in ");
+    shell.type_lines("release app-1\nrelease app-2 db.users\nshow\n");
+    shell.wait_for("stdout", "OK: app-2 holds nothing of db.users now\nnobody has asked for ");
+    let done = shell.close_input();
     assert_eq!(done.code, 0);
-    // What could not be given back is told.
+    // A failed release is reported.
     let mut shell = Shell::start(node.address, &[]);
-    shell.types("get app-1 db.users 100\n");
-    shell.says("stdout", "gets 7");
-    node.told.script().error = Some(Status::unavailable("stopping"));
-    shell.types("quit\n");
-    let done = shell.ends();
+    shell.type_lines("get app-1 db.users 100\n");
+    shell.wait_for("stdout", "gets 7");
+    node.service.script().error = Some(Status::unavailable("stopping"));
+    shell.type_lines("quit\n");
+    let done = shell.wait_for_exit();
     let expected = format!(
         "tollgate: no release from {address}: Unavailable: stopping; what was not given back \
          ends when it expires\n"

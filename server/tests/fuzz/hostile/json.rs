@@ -1,6 +1,6 @@
-//! The HTTP port: any method, path, headers and body have a status that does not blame the node.
+//! The HTTP port: any method, path, headers and body lead to a status below 500.
 //!
-//! An input is as on the wire: a line with the method and the path, headers, an empty line, a body.
+//! An input looks as on the wire: a line with method and path, headers, an empty line, a body.
 
 use std::sync::Arc;
 
@@ -24,9 +24,9 @@ use tollgate_server::transport::load::Load;
 use tower_service::Service as _;
 
 use super::LIMITS;
-use testkit::{START, Service};
+use testkit::{START, Service, runtime};
 
-/// `None`: no server would take it for a request.
+/// Parses an input; `None` if it is not an HTTP request.
 fn request(input: &[u8]) -> Option<Request<Body>> {
     let end = input.windows(2).position(|two| two == b"\n\n");
     let (head, body) = match end {
@@ -54,7 +54,7 @@ fn request(input: &[u8]) -> Option<Request<Body>> {
 
 #[test]
 fn any_request_over_http() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let metrics = Arc::new(Metrics::new());
@@ -72,7 +72,7 @@ fn any_request_over_http() {
     let port = router(service.allow, service.capacity, pages, took, ready, admission);
     let budget = Budget::unlimited();
     let asking = Asking::new(Guard::http(None, None), &budget);
-    // One page a second would be made, which is too few for this.
+    // The status page is rendered once a second, too seldom for this test.
     drop(make_status);
     let made = |path: &str| !path.starts_with("/debug/status");
     testkit::fuzz::run("json", &[], |input| {

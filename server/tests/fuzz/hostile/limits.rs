@@ -1,10 +1,10 @@
-//! Limits files: any text is understood or refused, in little time, with little to say about it.
+//! Limits files: any text is accepted or refused quickly, with messages of bounded length.
 
 use std::time::{Duration, Instant};
 
 use tollgate_server::config::{parse, understood};
 
-/// For a file of 64 KiB, unoptimised, on a machine that does something else besides.
+/// Time limit for 64 KiB in an unoptimized build on a busy machine.
 const LONGEST: Duration = Duration::from_secs(10);
 
 #[test]
@@ -15,7 +15,7 @@ fn any_limits_file() {
         match parse(&text) {
             Ok(parsed) => {
                 let printed = understood(&parsed.limits);
-                assert!(parse(&printed).is_ok(), "what was understood can't be read again");
+                assert!(parse(&printed).is_ok(), "the printed limits can't be parsed");
             }
             Err(faults) => {
                 let said = faults.to_string();

@@ -1,12 +1,12 @@
-//! Input of every kind: limits files, messages, requests over HTTP, names. Whatever comes in,
-//! nothing panics, takes long or is answered as a fault of the node's own.
+//! Fuzzing of all input: limits files, gRPC messages, HTTP requests, names. Nothing panics, takes
+//! long, or leads to an internal error.
 
 mod json;
 mod limits;
 mod names;
 mod requests;
 
-/// Limits with a bucket of each kind, and some that come near what numbers can hold.
+/// Limits with a bucket of each kind, some with extreme numbers.
 const LIMITS: &str = r#"
 global_default_bucket: { size: 1000, fill_rate: 1000 }
 namespaces:

@@ -1,5 +1,5 @@
-//! Names of every kind: what is allowed has keys of its own, in a slot of its own; what is not is
-//! told so; and none of it gets into a log or a metric's label as it is.
+//! Hostile names: valid names have separate keys in the right slot, invalid names are refused, and
+//! no name gets into a log or a metric unescaped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,12 +19,12 @@ use tollgate_server::store::redis::slot;
 use tollgate_server::store::{LeaseAsk, LeaseStore as _};
 use tonic::Code;
 
-use testkit::metrics::http;
-use testkit::plants::Plant;
-use testkit::wire::{channel, get, post};
+use testkit::corrupt_values::CorruptValue;
+use testkit::grpc::channel;
+use testkit::http::{get, post_allow};
 use testkit::{LimitsFile, Node, Redis, START, Service, eventually, redis_store};
 
-/// What is in all hostile names, so that it can be looked for.
+/// Part of all hostile names, to search for.
 const MARK: &str = "evil";
 
 const LIMITS: &str = r#"
@@ -71,7 +71,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
                 if valid { Status::Ok } else { Status::Invalid },
                 "{query:?}"
             );
-            // A state of its own: one token less than it holds.
+            // A separate state: the size less one token.
             if valid && namespace != name {
                 assert_eq!(answer.tokens_available, 999.0, "{query:?}");
                 buckets += 1;
@@ -89,7 +89,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
             let wish = Wish { holder, bands: &bands, claim: None, learn_for_us: 0 };
             let asks = [LeaseAsk::new(name, rules, wish)];
             let grant = service.capacity.store().lease(&asks).await.pop().unwrap().unwrap();
-            // Nobody else has any of it.
+            // A separate resource: the first holder gets all.
             assert_eq!(grant.has, if matches!(holder, Holder::Client(_)) { 100.0 } else { 0.0 });
         }
     }
@@ -100,7 +100,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
         *kinds.entry(key[0]).or_default() += 1;
         let there: u16 = redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).query(&mut inside).unwrap();
         assert_eq!(slot(key), there, "{:?}", String::from_utf8_lossy(key));
-        // The resource's keys are where its holders are.
+        // All keys of a resource are in one slot.
         if key[0] == b'w' || key[0] == b'e' {
             assert_eq!(slot(&[b"h", &key[1..]].concat()), there);
         }
@@ -112,7 +112,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
     assert_eq!((count(b'r'), count(b'g')), (1, 1));
 }
 
-/// Hostile names of each thing that has one, with a line end and what turns text around.
+/// A hostile name with control characters.
 fn hostile(what: &str) -> String {
     format!("{MARK}-{what}\n{{\"level\":\"ERROR\"}}\u{202e}\u{1b}[31m\"\\{}", "x".repeat(400))
 }
@@ -126,23 +126,21 @@ async fn no_name_gets_into_logs_or_metrics() {
         &limits.path(),
         &["--store", &redis.url(), "--log-level", "info,tollgate_server=trace"],
     );
-    eventually("the store is up", Duration::from_secs(5), || {
-        get(&node, "/metrics").body.contains("tollgate_store_up 1")
-    });
+    node.wait_for_store();
     node.logged();
     let allowed = format!("{MARK}:\"\\{{}}%\u{202e}{}", "x".repeat(200));
     let rejected = [hostile("bucket"), MARK.repeat(65), format!("{MARK} space")];
     for namespace in ["spread", "together"] {
-        // Something else is there already, which is worth a word.
+        // A corrupt value, which is logged.
         let key = format!("r{{{namespace}}}");
-        Plant::List(vec![b"x".to_vec()]).put(&mut inside, &key);
+        CorruptValue::List(vec![b"x".to_vec()]).put(&mut inside, &key);
         let body = json!({ "namespace": namespace, "bucketName": allowed });
-        assert_eq!(post(&node, &body.to_string()).json()["status"], "OK");
+        assert_eq!(post_allow(&node, &body.to_string()).json()["status"], "OK");
         for name in &rejected {
             let body = json!({ "namespace": namespace, "bucketName": name });
-            let answer = post(&node, &body.to_string()).json();
+            let answer = post_allow(&node, &body.to_string()).json();
             assert_eq!(answer["status"], "REJECTED_INVALID_REQUEST");
-            assert_eq!(answer["bucket"], "", "what is no name is not repeated");
+            assert_eq!(answer["bucket"], "", "an invalid name is not repeated");
         }
     }
     let mut client = CapacityClient::new(channel(node.grpc).await);
@@ -153,7 +151,7 @@ async fn no_name_gets_into_logs_or_metrics() {
     };
     let answer = client.get_capacity(ask(hostile("client"), resource.clone(), 5.0)).await.unwrap();
     assert_eq!(answer.into_inner().response[0].gets.capacity, 5.0);
-    // Under a key with that name is nothing of tollgate's, and what has no rights.
+    // Errors about these keys: a corrupt value, and missing rights.
     let keys: Vec<Vec<u8>> = redis::cmd("KEYS").arg("h*").query(&mut inside).unwrap();
     for key in keys {
         redis::cmd("SET").arg(key).arg("x").exec(&mut inside).unwrap();
@@ -166,7 +164,7 @@ async fn no_name_gets_into_logs_or_metrics() {
     let answer = client.get_capacity(ask(hostile("client"), resource.clone(), 5.0)).await.unwrap();
     assert_eq!(answer.into_inner().response[0].degraded, Some(true));
 
-    // What is wrong is said, with no more of a name than it takes to find it.
+    // Error messages include only a part of a long name.
     for (id, wants) in
         [(hostile("id"), f64::NAN), ("y".repeat(1024), -1.0), ("z".repeat(1025), 1.0)]
     {
@@ -180,11 +178,10 @@ async fn no_name_gets_into_logs_or_metrics() {
 
     let page = get(&node, "/metrics").body;
     assert!(!page.contains(MARK), "{page}");
-    let address = node.http;
     eventually("it is logged that the store refuses", Duration::from_secs(5), || {
-        // One line a second is written.
+        // One line a second is logged.
         let body = json!({ "namespace": "spread", "bucketName": allowed }).to_string();
-        http(address, "POST /v1/allow", &body).unwrap();
+        post_allow(&node, &body);
         let lines = node.logged();
         for line in &lines {
             let values = line.as_object().unwrap().values().filter_map(|value| value.as_str());

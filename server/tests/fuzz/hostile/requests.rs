@@ -1,8 +1,6 @@
-//! Messages on the gRPC port: any bytes have a status that makes sense, and what is granted is what
-//! was asked for, or nothing.
+//! Messages on the gRPC port: any bytes lead to a valid status, and grants match requests.
 //!
-//! An input is a byte that says which method, one that says what is wrong around the message, and
-//! the message.
+//! An input is a byte for the method, a byte for faults of the framing, and the message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +28,7 @@ use tonic::Code;
 use tonic_health::server::{HealthReporter, HealthService};
 
 use super::LIMITS;
-use testkit::{START, Service};
+use testkit::{START, Service, runtime};
 
 const METHODS: [&str; 6] = [
     "/quotaservice.QuotaService/Allow",
@@ -41,7 +39,7 @@ const METHODS: [&str; 6] = [
     "/quotaservice.QuotaService/Nothing",
 ];
 
-/// One connection, from memory to memory.
+/// An in-memory connection.
 async fn serve(grpc_service: Arc<GrpcService<MemoryStore>>) -> SendRequest<Bytes> {
     let (near, far) = tokio::io::duplex(1 << 20);
     tokio::spawn(grpc_service.serve(far, std::future::pending(), Guard::grpc(None, None), None));
@@ -50,7 +48,7 @@ async fn serve(grpc_service: Arc<GrpcService<MemoryStore>>) -> SendRequest<Bytes
     sender
 }
 
-/// A request with what is wrong around its message, by the bits of `oddity`.
+/// The head of a request, with faults by the bits of `oddity`.
 fn head(method: &str, oddity: u8) -> Request<()> {
     let kind = if oddity & 1 == 0 { "application/grpc" } else { "application/grpc+proto; x" };
     let mut head = Request::post(format!("http://node{method}")).header("content-type", kind);
@@ -73,14 +71,14 @@ fn framed(message: &[u8], oddity: u8) -> Bytes {
     bytes.freeze()
 }
 
-/// The status, and the message if there is one.
+/// Status and message of the response.
 async fn call(sender: SendRequest<Bytes>, head: Request<()>, body: Bytes) -> (Code, Bytes) {
     let code = |headers: &HeaderMap| {
         headers.get("grpc-status").map(|status| Code::from_bytes(status.as_bytes()))
     };
     let mut sender = sender.ready().await.expect("the connection lives");
     let (answer, mut sending) = sender.send_request(head, false).unwrap();
-    // It may be answered before all of it has been sent.
+    // The response may arrive before the whole request is sent.
     let _ = sending.send_data(body, true);
     let answer = answer.await.expect("an answer");
     assert_eq!(answer.status(), 200);
@@ -111,7 +109,7 @@ fn check_tokens(request: &AllowRequest, answer: &AllowResponse) {
 
 fn check_lease(lease: &Lease, wants: f64, safe: Option<f64>, now_s: i64) {
     assert!(lease.capacity.is_finite() && lease.capacity >= 0.0, "{lease:?}");
-    assert!(lease.capacity <= wants, "nothing is learned, so nobody gets more: {lease:?}");
+    assert!(lease.capacity <= wants, "more than wanted without learning: {lease:?}");
     assert!(lease.refresh_interval >= 1 && lease.expiry_time > now_s, "{lease:?}");
     assert!(safe.is_none_or(|safe| safe.is_finite() && safe >= 0.0), "{safe:?}");
 }
@@ -127,12 +125,12 @@ fn decodes(method: usize, message: &[u8]) -> bool {
     }
 }
 
-/// The longest request to `Allow` that is kept, in bytes; see docs/overload.md.
+/// Longest request to `Allow` that is parsed, in bytes; see docs/overload.md.
 const KEPT: usize = 8 << 10;
 
 fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
     match method {
-        // Nothing of it is kept, so it names no bucket, whatever its bytes say.
+        // Too long to be parsed, so it is invalid.
         0 if message.len() > KEPT => {
             let answer = AllowResponse::decode(answer).unwrap();
             assert_eq!(answer.status(), Status::RejectedInvalidRequest);
@@ -148,7 +146,7 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
             for (asked, got) in request.resource.iter().zip(&answer.response) {
                 assert_eq!(asked.resource_id, got.resource_id);
                 assert!(asked.wants.is_finite() && asked.wants >= 0.0, "{asked:?}");
-                // One that is learned may be as large as the client says.
+                // A learned lease may be as large as the claim.
                 let learned = asked.has.as_ref().map_or(0.0, |has| has.capacity);
                 let most = asked.wants.max(learned);
                 check_lease(&got.gets, most, got.safe_capacity, now_s);
@@ -168,7 +166,7 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
 
 #[test]
 fn any_message() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = runtime();
     let clock = ManualClock::new(START);
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let health = HealthService::from_health_reporter(HealthReporter::new());
@@ -191,7 +189,7 @@ fn any_message() {
         match code {
             Code::Ok => check(method, message, answer, clock.now().as_secs()),
             Code::InvalidArgument => assert!((1..=3).contains(&method), "{}", METHODS[method]),
-            // A message that does not decode, or is not as it says.
+            // A message that does not decode, or contradicts its framing.
             Code::Internal | Code::OutOfRange => {
                 let odd = oddity & (2 | 8 | 16) != 0;
                 assert!(odd || !decodes(method, message), "{code:?}: {input:?}");

@@ -1,9 +1,9 @@
-//! Nodes that take tokens ahead, on a clock that is moved by hand: whoever comes, goes, dies or
-//! is stopped for a while, a bucket grants no more than its size and what accrues, over any
-//! stretch of time. The nodes' part is the real one; the store between them is the embedded one,
-//! and the register of nodes is played here.
+//! Model of prefetch on a manual clock: whichever nodes join, leave, die or stall, a bucket grants
+//! no more than its size and its refill over any interval. The nodes' code is the real one, the
+//! store is the embedded one, and the register of nodes is simulated.
 //!
-//! `PROPTEST_CASES` sets the number of traces (1,000).
+//! `PROPTEST_CASES` sets the number of traces (default 1,000).
+
 mod trace;
 mod world;
 
@@ -15,33 +15,30 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::metrics::Scrape;
-use testkit::{START, Service, random};
+use testkit::{START, Service, property_tests, runtime};
 use tollgate_server::domain::bucket::{BucketLimit, Place};
 use tollgate_server::domain::time::ManualClock;
-use tollgate_server::metrics::Metrics;
+use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Store};
+use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Prefetch, Store};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
-fn runtime() -> tokio::runtime::Runtime {
-    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
-}
 #[test]
-fn no_stretch_grants_too_much() {
+fn no_interval_grants_too_much() {
     let runtime = runtime();
-    let cases = random::cases(1000);
-    let config = random::config("prefetch_model", cases);
+    let cases = property_tests::cases(1000);
+    let config = property_tests::config("prefetch_model", cases);
     let (served, nearest) = (Cell::new(0), Cell::new(0.0_f64));
     let traces = (limit(), 1..4_usize, events());
     TestRunner::new(config)
         .run(&traces, |(limit, nodes, events)| {
             runtime.block_on(async {
                 let mut world = World::new(limit, nodes).await;
-                // Mostly they have known each other for long.
+                // Starts with nodes that have counted each other.
                 for _ in 0..3 {
                     play(&mut world, Event::Everywhere { count: 20, tokens: 1, every_us: 50 })
                         .await;
@@ -65,13 +62,13 @@ fn no_stretch_grants_too_much() {
         })
         .unwrap();
     println!("{} served ahead, up to {:.4} of a bound", served.get(), nearest.get());
-    // The traces do what they are about, and press against the bound.
+    // The traces use prefetch, and come near the bound.
     assert!(served.get() > u64::from(cases) * 20);
     assert!(nearest.get() > 0.9);
 }
 
 #[test]
-fn a_hot_bucket_asks_the_store_less_and_a_saturated_one_delivers() {
+fn prefetch_saves_store_calls_and_keeps_the_rate() {
     runtime().block_on(async {
         let limit = BucketLimit {
             size_tokens: 5000,
@@ -86,7 +83,7 @@ fn a_hot_bucket_asks_the_store_less_and_a_saturated_one_delivers() {
         world.load(4500, 5 * SECOND).await;
         let (served, granted) = (world.served(), world.granted);
         let asked = world.load(4500, 5 * SECOND).await;
-        assert_eq!(world.granted - granted, asked, "it has more than enough");
+        assert_eq!(world.granted - granted, asked, "the bucket has enough tokens");
         let share = (world.served() - served) as f64 / asked as f64;
         println!("{share:.3} of {asked} did not wait for the store");
         assert!(share > 0.95);
@@ -101,7 +98,7 @@ fn a_hot_bucket_asks_the_store_less_and_a_saturated_one_delivers() {
 }
 
 #[test]
-fn nothing_is_kept_that_nobody_asks_for() {
+fn unused_tokens_are_returned() {
     runtime().block_on(async {
         let limit = BucketLimit {
             size_tokens: 10_000,
@@ -116,15 +113,15 @@ fn nothing_is_kept_that_nobody_asks_for() {
         play(&mut world, Event::Everywhere { count: 3, tokens: 1, every_us: 50 }).await;
         world.pass(5 * SECOND).await;
         play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
-        assert!(world.balance().await < 7000.0 - 400.0, "they hold some");
-        // A tenth of a second without a request, and the next look.
+        assert!(world.balance().await < 7000.0 - 400.0, "nodes hold tokens");
+        // 100 ms without a request, and the next check.
         world.pass(160 * MS).await;
         let left = 7000.0 - world.granted as f64;
         assert!((world.balance().await - left).abs() < 0.1, "{}", world.balance().await);
         assert_eq!(world.tokens("taken"), world.tokens("served") + world.tokens("given_back"));
         assert_eq!(world.tokens("lost"), 0);
 
-        // What a node holds that leaves is there for the others.
+        // A node that leaves returns its tokens.
         play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
         for node in 0..3 {
             world.nodes[node].store.close().await;
@@ -133,12 +130,12 @@ fn nothing_is_kept_that_nobody_asks_for() {
         assert!((world.balance().await - left).abs() < 0.1);
         let before = world.tokens("taken");
         play(&mut world, Event::Everywhere { count: 300, tokens: 1, every_us: 50 }).await;
-        assert_eq!(world.tokens("taken"), before, "nothing is taken any more");
+        assert_eq!(world.tokens("taken"), before, "closed nodes do not prefetch");
     });
 }
 
 #[test]
-fn other_limits_give_back_what_was_taken_under_the_old() {
+fn a_change_of_limits_returns_prefetched_tokens() {
     runtime().block_on(async {
         let limit = BucketLimit {
             size_tokens: 10_000,
@@ -161,11 +158,11 @@ fn other_limits_give_back_what_was_taken_under_the_old() {
 }
 
 #[tokio::test]
-async fn what_can_never_be_granted_says_so_and_soft_limits_go_by_what_is_left() {
+async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
     members.heard(2, Duration::ZERO);
-    let ahead = Arc::new(Ahead::new(members, Arc::new(Metrics::new())));
+    let ahead = Arc::new(Ahead::new(members));
     let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
     let service = Service::new(
         store,
@@ -185,7 +182,45 @@ async fn what_can_never_be_granted_says_so_and_soft_limits_go_by_what_is_left() 
     assert_eq!(ask(60).await, (Status::Timeout, 29.0, 31_000, false));
 }
 
-/// Counts the most questions in one call.
+/// Its series are removed with it, and count again once it is restored.
+#[tokio::test]
+async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
+    const LIMITS: &str = "namespaces: { ns: { buckets: { b: { size: 100000, fill_rate: 1, \
+        max_debt_millis: 0, prefetch: 1000 } } } }";
+    let clock = ManualClock::new(START);
+    let members = Arc::new(Members::new(clock.clone().into()));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
+    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    let service = Service::new(store, clock, LIMITS);
+    let served = || {
+        let page = Scrape::parse(&service.metrics.render());
+        page.get("tollgate_prefetch_served_total", &[("namespace", "ns"), ("bucket", "b")])
+    };
+    let ask = async |times| {
+        for _ in 0..times {
+            let query = Query { namespace: "ns", bucket: "b", tokens: 1, max_wait_ms: None };
+            service.allow.allow(&query).await.unwrap();
+            // Lets prefetch calls finish.
+            tokio::task::yield_now().await;
+        }
+    };
+    for _ in 0..6 {
+        members.heard(1, Duration::ZERO);
+        ask(1).await;
+        service.clock.advance(SECOND);
+    }
+    members.heard(1, Duration::ZERO);
+    ask(100).await;
+    assert!(served() > Some(0.0), "{:?}", served());
+    service.set_limits("{}");
+    assert_eq!(served(), None);
+    service.set_limits(LIMITS);
+    assert_eq!(served(), Some(0.0));
+    ask(100).await;
+    assert!(served() > Some(0.0), "{:?}", served());
+}
+
+/// Records the largest number of requests in one call.
 #[derive(Clone)]
 struct Counted(MemoryStore, Arc<AtomicUsize>);
 
@@ -197,10 +232,11 @@ impl Store for Counted {
 }
 
 #[tokio::test]
-async fn no_more_goes_back_at_once_than_there_is_room_for() {
-    let (clock, metrics) = (ManualClock::new(START), Arc::new(Metrics::new()));
+async fn returns_are_split_into_pages() {
+    let (clock, metrics) = (ManualClock::new(START), Metrics::new());
+    let prefetch_metrics = Arc::new(PrefetchMetrics::new(&metrics, "ns", "b"));
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&metrics)));
+    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
     let most = Arc::new(AtomicUsize::new(0));
     let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
     let store = Prefetching::new(counted, ahead);
@@ -226,13 +262,16 @@ async fn no_more_goes_back_at_once_than_there_is_room_for() {
                     max_idle_ms: None,
                     tokens: 1,
                     deal: Deal::Take { max_wait_ms: 0 },
-                    prefetch_tokens: limit.prefetch_tokens,
+                    prefetch: Some(Prefetch {
+                        tokens: limit.prefetch_tokens,
+                        metrics: &prefetch_metrics,
+                    }),
                     moved: false,
                     rewrite: false,
                 };
                 store.decide(&[ask]).await.pop().unwrap().unwrap();
             }
-            // What is taken ahead lands.
+            // Lets prefetch calls finish.
             tokio::task::yield_now().await;
         }
     };
@@ -244,12 +283,12 @@ async fn no_more_goes_back_at_once_than_there_is_room_for() {
     members.heard(1, Duration::ZERO);
     everywhere(20).await;
     let tokens = |fate| {
-        let page = Scrape::text(metrics.render());
+        let page = Scrape::parse(&metrics.render());
         page.sum("tollgate_prefetch_tokens_total", &[("fate", fate)])
     };
-    assert!(tokens("taken") > tokens("served"), "they are held");
+    assert!(tokens("taken") > tokens("served"), "nodes hold tokens");
     most.store(0, Ordering::Relaxed);
     store.close().await;
-    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "there is more than a page");
+    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "not split into full pages");
     assert_eq!(tokens("taken"), tokens("served") + tokens("given_back"));
 }

@@ -1,4 +1,4 @@
-//! What may happen, at random.
+//! Random events.
 
 use proptest::prelude::*;
 use tollgate_server::domain::bucket::BucketLimit;
@@ -9,7 +9,7 @@ use super::world::{MS, SECOND, World};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     Pass(i64),
-    /// So many requests of so many tokens each, so far apart.
+    /// Requests to one node at a fixed interval.
     Burst {
         node: usize,
         count: u32,
@@ -17,17 +17,17 @@ pub(crate) enum Event {
         every_us: i64,
         land: bool,
     },
-    /// The same, of all nodes in turn.
+    /// The same to all nodes in turn.
     Everywhere {
         count: u32,
         tokens: u64,
         every_us: i64,
     },
-    /// Hot for long enough that the nodes, or all but one, hold what they may.
+    /// Load for long enough that nodes, or all but one, hold all that they may.
     Heat {
         all_but: Option<usize>,
     },
-    /// All that there is, in the store and on all nodes, at once.
+    /// Takes all tokens of the store and of all nodes at once.
     Drain,
     Join,
     Leave(usize),
@@ -47,8 +47,7 @@ fn change() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// Something changes while nodes hold what they may; and a while later, while they do again,
-/// everything is taken.
+/// A change while nodes hold all that they may; and later, when they do again, a drain.
 fn press() -> impl Strategy<Value = Vec<Event>> {
     let wait = prop_oneof![0..SECOND, 0..4 * SECOND, 4 * SECOND..15 * SECOND];
     (change(), wait, any::<bool>(), 20 * MS..95 * MS).prop_map(|(change, wait, first, hold)| {
@@ -86,8 +85,7 @@ pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
 }
 
 pub(crate) fn limit() -> impl Strategy<Value = BucketLimit> {
-    // How many times a second it fills: often enough to make up for what nodes take while they
-    // hold it.
+    // Refills per second, often high enough to make up for what nodes hold.
     let times = prop_oneof![1 => Just(1e-6), 1 => 0.1..2.0_f64, 3 => 2.0..30.0_f64];
     let debt = prop_oneof![2 => Just((0, 0)), 1 => Just((20, 30))];
     (times, 2..600_u64, 0.0..1.0_f64, debt).prop_map(
@@ -132,7 +130,7 @@ pub(crate) async fn play(world: &mut World, event: Event) {
             }
         }
         Event::Drain => {
-            // A part is served by the node if that has enough, else by the store.
+            // Smaller and smaller requests use up the tokens of nodes and store.
             let mut part = world.limit.size_tokens;
             while part > 0 {
                 for node in 0..nodes {
@@ -154,7 +152,7 @@ pub(crate) async fn play(world: &mut World, event: Event) {
         Event::Stop { node, us } => {
             let until = world.clock.now().0 + us;
             world.nodes[node % nodes].stopped_until = Micros(until);
-            // What it has sent before arrives all the same.
+            // Calls in flight still arrive.
             world.land().await;
         }
         _ => {}

@@ -1,16 +1,15 @@
-//! Nodes, the store between them and the register of nodes, on a clock that is moved by hand; and
-//! the books on what was granted.
+//! Simulated nodes with their store and register on a manual clock, and an account of grants.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
 use tollgate_server::domain::time::{ManualClock, Micros};
-use tollgate_server::metrics::Metrics;
+use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{Ask, Deal, Store, Verdict};
+use tollgate_server::store::{Ask, Deal, Prefetch, Store, Verdict};
 
 use testkit::START;
 use testkit::metrics::Scrape;
@@ -18,48 +17,50 @@ use testkit::metrics::Scrape;
 pub(crate) const MS: i64 = 1000;
 pub(crate) const SECOND: i64 = 1_000_000;
 
-/// For how long a node is counted after its last heartbeat.
+/// Time for which a node is counted after its last heartbeat.
 const COUNTED: i64 = 5 * SECOND;
 
-/// The longest that a question is under way: a store's deadline.
-const UNDER_WAY: i64 = 50 * MS;
+/// Longest time of a call in flight: the store timeout.
+const STORE_TIMEOUT: i64 = 50 * MS;
 
 pub(crate) struct Node {
     pub(crate) store: Prefetching<MemoryStore>,
     members: Arc<Members>,
-    /// When it beat last, as the register has it.
+    /// Time of its last heartbeat in the register.
     pub(crate) beat: Micros,
     next_beat: Micros,
     next_tidy: Micros,
-    /// It does nothing by itself until then.
+    /// The node is stalled until this time.
     pub(crate) stopped_until: Micros,
 }
 
-/// The nodes, their store and the books.
+/// The nodes, their store and the account of grants.
 pub(crate) struct World {
     pub(crate) clock: ManualClock,
     shared: MemoryStore,
-    metrics: Arc<Metrics>,
+    metrics: Metrics,
+    prefetch_metrics: Arc<PrefetchMetrics>,
     pub(crate) limit: BucketLimit,
     terms: Terms,
     pub(crate) nodes: Vec<Node>,
-    /// When those that were killed beat last.
+    /// Last heartbeats of killed nodes.
     pub(crate) dead: Vec<Micros>,
-    /// Granted and not yet covered by what has accrued since, in tokens: the most of any stretch
-    /// that ends now.
+    /// Granted tokens less the refill since: the maximum over all intervals that end now.
     pub(crate) level: f64,
     last_grant: Micros,
     pub(crate) granted: u64,
-    /// When questions under way were last waited for.
+    /// Time at which calls in flight were last completed.
     landed: Micros,
 }
 
 impl World {
     pub(crate) async fn new(limit: BucketLimit, nodes: usize) -> Self {
         let clock = ManualClock::new(START);
+        let metrics = Metrics::new();
         let mut world = Self {
             shared: MemoryStore::with_clock(clock.clone()),
-            metrics: Arc::new(Metrics::new()),
+            prefetch_metrics: Arc::new(PrefetchMetrics::new(&metrics, "ns", "b")),
+            metrics,
             terms: limit.terms(),
             limit,
             nodes: Vec::new(),
@@ -78,7 +79,7 @@ impl World {
 
     pub(crate) fn join(&mut self) {
         let members = Arc::new(Members::new(self.clock.clone().into()));
-        let ahead = Arc::new(Ahead::new(Arc::clone(&members), Arc::clone(&self.metrics)));
+        let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
         let now = self.clock.now();
         self.nodes.push(Node {
             store: Prefetching::new(self.shared.clone(), ahead),
@@ -100,7 +101,7 @@ impl World {
         self.nodes[node].next_beat = Micros(now.0 + SECOND);
     }
 
-    /// Lets questions under way arrive.
+    /// Completes calls in flight.
     pub(crate) async fn land(&mut self) {
         for _ in 0..4 {
             tokio::task::yield_now().await;
@@ -108,7 +109,7 @@ impl World {
         self.landed = self.clock.now();
     }
 
-    /// Lets time pass, and the nodes do what they do by themselves.
+    /// Lets time pass, with the heartbeats and checks of nodes.
     pub(crate) async fn pass(&mut self, us: i64) {
         let end = self.clock.now().0 + us;
         loop {
@@ -118,7 +119,7 @@ impl World {
                 });
             let next = due.min().filter(|(due, _)| due.0 <= end);
             let (due, node) = next.unwrap_or((Micros(end), usize::MAX));
-            let latest = self.landed.0 + UNDER_WAY;
+            let latest = self.landed.0 + STORE_TIMEOUT;
             if latest < due.0 {
                 self.clock.advance((latest - self.clock.now().0).max(0));
                 self.land().await;
@@ -137,7 +138,7 @@ impl World {
         }
     }
 
-    /// One request; tells whether it was granted.
+    /// Makes one request. Returns whether it was granted.
     pub(crate) async fn ask(&mut self, node: usize, tokens: u64) -> bool {
         let ask = Ask {
             caller: None,
@@ -148,7 +149,10 @@ impl World {
             max_idle_ms: None,
             tokens,
             deal: Deal::Take { max_wait_ms: self.limit.wait_timeout_ms },
-            prefetch_tokens: self.limit.prefetch_tokens,
+            prefetch: Some(Prefetch {
+                tokens: self.limit.prefetch_tokens,
+                metrics: &self.prefetch_metrics,
+            }),
             moved: false,
             rewrite: false,
         };
@@ -164,7 +168,7 @@ impl World {
         true
     }
 
-    /// Requests for one token each, so many a second, from all nodes in turn; tells how many.
+    /// Requests of one token at a rate, to all nodes in turn. Returns their number.
     pub(crate) async fn load(&mut self, per_second: i64, us: i64) -> u64 {
         let count = per_second * us / SECOND;
         for number in 0..count {
@@ -175,23 +179,23 @@ impl World {
         count as u64
     }
 
-    /// What no stretch of time may grant beyond what accrues in it.
+    /// Bound of the grants of an interval beyond its refill.
     pub(crate) fn most(&self) -> f64 {
         let debt = self.limit.fill_rate * self.limit.max_debt_ms as f64 / 1000.0;
-        // What counts as no time at all.
+        // Tolerance for rounding.
         (self.limit.size_tokens as f64 + debt) * (1.0 + 1e-9) + 1e-3
     }
 
     pub(crate) fn tokens(&self, fate: &str) -> u64 {
-        let text = Scrape::text(self.metrics.render());
+        let text = Scrape::parse(&self.metrics.render());
         text.sum("tollgate_prefetch_tokens_total", &[("fate", fate)]) as u64
     }
 
     pub(crate) fn served(&self) -> u64 {
-        Scrape::text(self.metrics.render()).sum("tollgate_prefetch_served_total", &[]) as u64
+        Scrape::parse(&self.metrics.render()).sum("tollgate_prefetch_served_total", &[]) as u64
     }
 
-    /// What the store has, in tokens.
+    /// Balance of the store, in tokens.
     pub(crate) async fn balance(&self) -> f64 {
         let ask = Ask {
             caller: None,
@@ -200,10 +204,10 @@ impl World {
             place: Place::Configured { bounded: false },
             terms: &self.terms,
             max_idle_ms: None,
-            // Never granted, so it changes nothing.
+            // Never granted, so nothing changes.
             tokens: u64::MAX / 2,
             deal: Deal::TakeAhead,
-            prefetch_tokens: 0,
+            prefetch: None,
             moved: false,
             rewrite: false,
         };

@@ -5,8 +5,8 @@ use testkit::Service;
 
 const FOUR: [&str; 4] = ["a", "b", "c", "d"];
 
-/// Each asks once for 100, and no new lease may lift the sum of all above the capacity.
-async fn round<S: Both>(s: &Service<S>, capacity: f64) -> Vec<f64> {
+/// Each client requests 100, and no new lease may raise the sum above the capacity.
+async fn request_round<S: Both>(s: &Service<S>, capacity: f64) -> Vec<f64> {
     let mut got = Vec::new();
     for client in FOUR {
         let before = leased(s, "r").await;
@@ -22,24 +22,24 @@ fn all_near(found: &[f64], expected: f64) {
     found.iter().for_each(|found| near(*found, expected));
 }
 
-pub(crate) async fn less_to_share<S: Both>(s: &Service<S>) {
+pub(crate) async fn capacity_is_lowered<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
-    round(s, 100.0).await;
-    round(s, 100.0).await;
-    all_near(&round(s, 100.0).await, 25.0);
+    request_round(s, 100.0).await;
+    request_round(s, 100.0).await;
+    all_near(&request_round(s, 100.0).await, 25.0);
     s.set_limits(&one(40.0, FAIR));
-    // The others have 75 and 50 still: nothing is left of 40. Then they have 25, and 10.
-    assert_eq!(round(s, 40.0).await, [0.0, 0.0, 10.0, 10.0]);
-    all_near(&round(s, 40.0).await, 10.0);
-    // Down to nothing at all, which is no reason to divide by it.
+    // The others still hold 75 and then 50, so nothing of 40 is left; then 25 and 10.
+    assert_eq!(request_round(s, 40.0).await, [0.0, 0.0, 10.0, 10.0]);
+    all_near(&request_round(s, 40.0).await, 10.0);
+    // A capacity of 0, without a division by it.
     s.set_limits(&one(0.0, FAIR));
-    all_near(&round(s, 0.0).await, 0.0);
-    all_near(&round(s, 0.0).await, 0.0);
+    all_near(&request_round(s, 0.0).await, 0.0);
+    all_near(&request_round(s, 0.0).await, 0.0);
     assert_eq!(leased(s, "r").await, 0.0);
-    // Who comes while too much is leased gets nothing until it is not.
+    // A new client gets nothing while too much is leased.
     s.set_limits(&one(100.0, FAIR));
-    round(s, 100.0).await;
-    all_near(&round(s, 100.0).await, 25.0);
+    request_round(s, 100.0).await;
+    all_near(&request_round(s, 100.0).await, 25.0);
     s.set_limits(&one(70.0, FAIR));
     assert_eq!(gets(s, "new", "r", 5.0).await, 0.0);
     release(s, "a", "r").await;
@@ -49,18 +49,18 @@ pub(crate) async fn less_to_share<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "new", "r", 50.0).await, 20.0);
 }
 
-pub(crate) async fn more_to_share<S: Both>(s: &Service<S>) {
+pub(crate) async fn capacity_is_raised<S: Both>(s: &Service<S>) {
     s.set_limits(&one(40.0, FAIR));
-    round(s, 40.0).await;
-    all_near(&round(s, 40.0).await, 10.0);
+    request_round(s, 40.0).await;
+    all_near(&request_round(s, 40.0).await, 10.0);
     s.set_limits(&one(100.0, FAIR));
-    // Nobody has to wait for anybody.
-    all_near(&round(s, 100.0).await, 25.0);
+    // Every client gets its share at once.
+    all_near(&request_round(s, 100.0).await, 25.0);
     s.set_limits(&one(1000.0, FAIR));
-    all_near(&round(s, 1000.0).await, 100.0);
+    all_near(&request_round(s, 1000.0).await, 100.0);
 }
 
-pub(crate) async fn another_algorithm<S: Both>(s: &Service<S>) {
+pub(crate) async fn algorithm_changes<S: Both>(s: &Service<S>) {
     let rest = "lease_length: 60, refresh_interval: 5, learning_mode_duration: 0";
     let mut largest = f64::INFINITY;
     for (kind, expected) in [
@@ -96,7 +96,7 @@ pub(crate) async fn another_algorithm<S: Both>(s: &Service<S>) {
     near(largest, 1060.0);
 }
 
-pub(crate) async fn another_lease_length<S: Both>(s: &Service<S>) {
+pub(crate) async fn lease_length_changes<S: Both>(s: &Service<S>) {
     let fair = |length: i64| {
         let rest = "refresh_interval: 5, learning_mode_duration: 0";
         one(100.0, &format!("kind: FAIR_SHARE, lease_length: {length}, {rest}"))
@@ -106,11 +106,11 @@ pub(crate) async fn another_lease_length<S: Both>(s: &Service<S>) {
     s.set_limits(&fair(10));
     let lease = ask(s, "b", "r", 40.0).await;
     assert_eq!((lease.expiry_s, lease.lease_length_s), (START_S + 10, 10));
-    // What was leased for longer lasts longer.
+    // Older, longer leases keep their expiry.
     s.clock.advance(10 * SECOND);
     assert_eq!(gets(s, "c", "r", 100.0).await, 40.0);
     assert_eq!(holders(s, "r").await.len(), 2);
-    // A refresh shortens a lease, too.
+    // A refresh may shorten a lease.
     assert_eq!(ask(s, "a", "r", 60.0).await.expiry_s, START_S + 20);
     s.clock.advance(10 * SECOND);
     assert_eq!(gets(s, "d", "r", 100.0).await, 100.0);
@@ -122,8 +122,8 @@ pub(crate) async fn another_lease_length<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "e", "r", 100.0).await, 100.0);
 }
 
-/// What is leased is leased, whether a template knows of it or not.
-pub(crate) async fn a_template_that_goes_and_comes_back<S: Both>(s: &Service<S>) {
+/// Leases stay valid while no template matches.
+pub(crate) async fn template_is_removed_and_added_again<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     assert_eq!(gets(s, "a", "r", 70.0).await, 70.0);
     s.set_limits("namespaces: {}");

@@ -1,11 +1,11 @@
-//! A store that was born lately does not know the leases that there are: it learns them.
+//! Learning mode: a new store does not know the existing leases, and learns them from claims.
 
 use tollgate_server::domain::lease::{Claim, Holder};
 
 use super::{Both, SECOND, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain};
 use testkit::Service;
 
-/// One that learns for its lease length, as any does that says nothing else.
+/// An algorithm that learns for its lease length, the default.
 const FAIR: &str = "kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5";
 
 fn has(capacity: f64, expiry_s: i64) -> Option<Claim> {
@@ -26,7 +26,7 @@ pub(crate) async fn a_newborn_store_learns<S: Both>(s: &Service<S>) {
         let lease = ask_as(s, Holder::Client(client), "r", &plain(50.0), claim).await;
         assert_eq!(lease.capacity, expected, "{client}");
         assert_eq!(lease.learning_until_s, Some(START_S + 60), "{client}");
-        // A lease as any: from now on, for as long as the template says.
+        // An ordinary lease, for the lease length from now on.
         assert_eq!((lease.expiry_s, lease.refresh_interval_s), (START_S + 60, 5), "{client}");
         assert_eq!(lease.learning_s, 60);
         let held = holders(s, "r").await;
@@ -35,8 +35,8 @@ pub(crate) async fn a_newborn_store_learns<S: Both>(s: &Service<S>) {
     }
     near(leased(s, "r").await, 55.0);
     let level = async || s.capacity.holders("r", 1).await.unwrap().unwrap().0.level;
-    assert_eq!(level().await, None, "nobody is held to it");
-    // A client that holds more than it wants by now keeps it.
+    assert_eq!(level().await, None, "there is no level while learning");
+    // A client with a lease over its wants keeps it.
     let lease = ask_as(s, Holder::Client("valid"), "r", &plain(1.0), has(30.0, START_S + 20)).await;
     assert_eq!(lease.capacity, 30.0);
 
@@ -44,7 +44,7 @@ pub(crate) async fn a_newborn_store_learns<S: Both>(s: &Service<S>) {
     let lease =
         ask_as(s, Holder::Client("valid"), "r", &plain(100.0), has(30.0, START_S + 60)).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (30.0, Some(START_S + 60)));
-    // From that second on it shares what those leave that have refreshed.
+    // From that second on the rest is shared.
     s.clock.advance(1);
     let lease = ask(s, "new", "r", 1000.0).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (50.0, None));
@@ -66,7 +66,7 @@ pub(crate) async fn claims_in_learning_are_not_cut<S: Both>(s: &Service<S>) {
         let claim = has(capacity, START_S + 60);
         ask_as(s, Holder::Client(client), "r", &plain(100.0), claim).await;
     }
-    // Learning is over: nobody new gets anything, and who has too much has less each time.
+    // After learning, new clients get nothing until leases over the share have shrunk.
     s.clock.advance(30 * SECOND);
     assert_eq!(gets(s, "c", "r", 100.0).await, 0.0);
     assert_eq!(gets(s, "a", "r", 100.0).await, 30.0);
@@ -81,16 +81,16 @@ pub(crate) async fn only_a_newborn_store_learns<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     assert!(ask(s, "a", "old", 100.0).await.learning_until_s.is_some());
     s.clock.advance(60 * SECOND);
-    // A resource that nobody has asked for before is served at once, …
+    // A new resource is leased at once,
     let claim = has(90.0, START_S + 1000);
     let lease = ask_as(s, Holder::Client("a"), "new", &plain(20.0), claim).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (20.0, None));
-    // … and so is one that all have left.
+    // and so is one without leases.
     s.capacity.release(Holder::Client("a"), &["old", "new"]).await.unwrap();
     s.clock.advance(3600 * SECOND);
     assert_eq!(ask(s, "a", "old", 100.0).await.learning_until_s, None);
 
-    // Another node on the same store: what is leased is known, and nothing is to be learned.
+    // Another node on the same store does not learn.
     let node = Service::new(s.capacity.store().clone(), s.clock.clone(), &one(100.0, FAIR));
     let lease = ask_as(&node, Holder::Client("b"), "old", &plain(100.0), claim).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (0.0, None));
@@ -99,7 +99,7 @@ pub(crate) async fn only_a_newborn_store_learns<S: Both>(s: &Service<S>) {
     assert_eq!(birth, Some(START_S));
 }
 
-pub(crate) async fn for_as_long_as_the_template_says<S: Both>(s: &Service<S>) {
+pub(crate) async fn learning_lasts_as_long_as_the_template_says<S: Both>(s: &Service<S>) {
     let resources = [("never", 0), ("shortly", 10), ("long", 600)].map(|(name, learning)| {
         format!(
             "{{ identifier_glob: {name}, capacity: 100, algorithm: {{ {FAIR}, \
@@ -111,7 +111,7 @@ pub(crate) async fn for_as_long_as_the_template_says<S: Both>(s: &Service<S>) {
     for after_s in [0, 9, 10, 59, 60, 599, 600] {
         s.clock.advance((START_S + after_s) * SECOND - s.clock.now().0);
         for resource in ["never", "shortly", "long"] {
-            // One that has no lease yet.
+            // A client without a lease.
             let client = after_s.to_string();
             let lease = ask(s, &client, resource, 1.0).await;
             assert_eq!(lease.capacity, if lease.learning_until_s.is_some() { 0.0 } else { 1.0 });
@@ -134,7 +134,7 @@ pub(crate) async fn for_as_long_as_the_template_says<S: Both>(s: &Service<S>) {
             long(599)
         ]
     );
-    // By reload, too, for a store that is young enough.
+    // A reload can prolong the learning of a young store.
     s.set_limits(&one(100.0, &format!("{FAIR}, learning_mode_duration: 1000")));
     assert_eq!(ask(s, "x", "never", 1.0).await.learning_until_s, Some(START_S + 1000));
     s.set_limits(&one(100.0, &format!("{FAIR}, learning_mode_duration: 0")));
@@ -159,7 +159,7 @@ pub(crate) async fn a_claim_counts_at_most_what_can_have_been_granted<S: Both>(s
         ("FAIR_SHARE", 100.0),
         ("PROPORTIONAL_SHARE", 100.0),
         ("STATIC", 100.0),
-        // It grants whatever is wanted.
+        // This algorithm grants all wants.
         ("NO_ALGORITHM", 1e9),
     ] {
         s.set_limits(&one(100.0, &format!("kind: {kind}, lease_length: 60, refresh_interval: 5")));
@@ -171,7 +171,7 @@ pub(crate) async fn a_claim_counts_at_most_what_can_have_been_granted<S: Both>(s
             assert!(held.iter().all(|lease| lease.has == most), "{kind} {held:?}");
         }
         s.capacity.release(Holder::Server("liar"), &[kind]).await.unwrap();
-        // Others keep what they hold, and get their share as soon as the store has learned.
+        // Others keep their leases, and get their shares after learning.
         let claim = has(40.0, START_S + 60);
         let lease = ask_as(s, Holder::Client("honest"), kind, &plain(40.0), claim).await;
         assert_eq!(lease.capacity, 40.0, "{kind}");
@@ -183,7 +183,7 @@ pub(crate) async fn a_claim_counts_at_most_what_can_have_been_granted<S: Both>(s
     }
 }
 
-/// Clients of a lower cluster may still use what a capacity lowered since then no longer has.
+/// After the capacity is lowered, clients of a lower cluster may still use more.
 pub(crate) async fn a_server_keeps_what_it_has_leased_out<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, super::FAIR));
     let lease = ask_as(s, Holder::Server("s"), "r", &plain(80.0), None).await;

@@ -1,9 +1,5 @@
-//! What `GetCapacity`, `GetServerCapacity` and `ReleaseCapacity` decide, scenario by scenario,
-//! on every store.
-//!
-//! Each scenario is a function over any store, with a clock that is moved by hand. The list at
-//! the end runs every one on the embedded store, on a real Redis, on a real Redis Cluster, and on
-//! Valkey where it is installed. What only Redis can do to leases is in `redis_only`.
+//! Scenarios of `GetCapacity`, `GetServerCapacity` and `ReleaseCapacity`, run on every store (see
+//! `testkit::scenarios`). `redis_only` tests what can only happen in Redis.
 
 mod changes;
 mod learning;
@@ -12,12 +8,9 @@ mod redis_only;
 mod sharing;
 mod time;
 
-use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, START, Servers, Service, redis_store};
+use testkit::{START, Service};
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
-use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::capacity::{Lease, PriorityWants, Request};
-use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{LeaseStore, LeaseView, Store};
 
 pub(crate) const SECOND: i64 = 1_000_000;
@@ -25,28 +18,28 @@ pub(crate) const SECOND: i64 = 1_000_000;
 /// [`START`], in seconds.
 pub(crate) const START_S: i64 = START.0 / SECOND;
 
-/// An algorithm that needs no time to learn.
+/// An algorithm without learning mode.
 pub(crate) const FAIR: &str =
     "kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0";
 
-/// Limits with one template for everything.
+/// Limits with one template for all resources.
 pub(crate) fn one(capacity: f64, algorithm: &str) -> String {
     format!(
         "resources: [{{ identifier_glob: \"*\", capacity: {capacity}, algorithm: {{ {algorithm} }} }}]"
     )
 }
 
-/// What a plain client wants.
+/// Wants of a plain client.
 pub(crate) fn plain(wants: f64) -> [PriorityWants; 1] {
     [PriorityWants { priority: 0, clients: 1, wants }]
 }
 
-/// A lease as its holder claims it at the next refresh.
+/// The lease as a claim for the next refresh.
 pub(crate) fn claim(lease: &Lease) -> Option<Claim> {
     Some(Claim { capacity: lease.capacity, expiry_s: lease.expiry_s })
 }
 
-/// Asks for one resource on behalf of anybody.
+/// Requests a lease on one resource for any holder.
 pub(crate) async fn ask_as<S: LeaseStore>(
     s: &Service<S>,
     holder: Holder<'_>,
@@ -61,7 +54,7 @@ pub(crate) async fn ask_as<S: LeaseStore>(
     leases[0]
 }
 
-/// Asks as a client that says nothing of what it holds.
+/// Requests a lease for a client without a claim.
 pub(crate) async fn ask<S: LeaseStore>(
     s: &Service<S>,
     client: &str,
@@ -71,7 +64,7 @@ pub(crate) async fn ask<S: LeaseStore>(
     ask_as(s, Holder::Client(client), resource, &plain(wants), None).await
 }
 
-/// How much a client gets.
+/// Requests a lease, and returns its capacity.
 pub(crate) async fn gets<S: LeaseStore>(
     s: &Service<S>,
     client: &str,
@@ -81,12 +74,12 @@ pub(crate) async fn gets<S: LeaseStore>(
     ask(s, client, resource, wants).await.capacity
 }
 
-/// Gives back what a client holds of a resource.
+/// Releases a client's lease.
 pub(crate) async fn release<S: LeaseStore>(s: &Service<S>, client: &str, resource: &str) {
     s.capacity.release(Holder::Client(client), &[resource]).await.unwrap();
 }
 
-/// Who holds leases on a resource, by name.
+/// Leases on a resource, by name of the holder.
 pub(crate) async fn holders<S: LeaseStore>(s: &Service<S>, resource: &str) -> Vec<LeaseView> {
     let found = s.capacity.store().leases(resource, 10_000).await.unwrap();
     let mut holders = found.map(|(_, leases)| leases.items).unwrap_or_default();
@@ -94,8 +87,7 @@ pub(crate) async fn holders<S: LeaseStore>(s: &Service<S>, resource: &str) -> Ve
     holders
 }
 
-/// What all leases on a resource add up to, counted one by one; the sum that the store keeps
-/// must say the same.
+/// Sum of all leases on a resource. Asserts that the store's own sum is the same.
 pub(crate) async fn leased<S: LeaseStore>(s: &Service<S>, resource: &str) -> f64 {
     let counted: f64 = holders(s, resource).await.iter().map(|lease| lease.has).sum();
     let found = s.capacity.store().leases(resource, 1).await.unwrap();
@@ -108,97 +100,46 @@ pub(crate) fn near(found: f64, expected: f64) {
     assert!((found - expected).abs() <= 1e-7 * expected.abs().max(1.0), "{found}, not {expected}");
 }
 
-/// Both traits of a store.
+/// A store of tokens and leases.
 pub(crate) trait Both: Store + LeaseStore {}
 
 impl<S: Store + LeaseStore> Both for S {}
 
-macro_rules! scenarios {
-    ($($module:ident { $($scenario:ident,)* })*) => {
-        #[tokio::test]
-        async fn on_the_embedded_store() {
-            $($({
-                let clock = ManualClock::new(START);
-                let store = MemoryStore::with_clock(clock.clone());
-                $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*)*
-        }
-
-        #[tokio::test]
-        async fn on_redis() {
-            on_servers(&Redis::start()).await;
-        }
-
-        #[tokio::test]
-        async fn on_valkey() {
-            match Redis::start_valkey() {
-                Some(valkey) => on_servers(&valkey).await,
-                None => println!("not run: there is no valkey-server"),
-            }
-        }
-
-        #[tokio::test]
-        async fn on_a_redis_cluster() {
-            on_servers(&RedisCluster::start()).await;
-        }
-
-        async fn on_servers(servers: &impl Servers) {
-            $($({
-                servers.empty();
-                let clock = ManualClock::new(START);
-                let store = redis_store(servers, clock.clone()).await;
-                servers.born(START.0);
-                $module::$scenario(&Service::new(store, clock, "namespaces: {}")).await;
-            })*)*
-        }
-    };
-}
-
-scenarios!(
-    sharing {
-        the_worked_examples_in_any_order,
-        each_client_for_itself,
-        what_no_template_matches,
-        which_template,
-        clients_with_equal_wants,
-        what_may_be_used_without_a_lease,
-        a_parent_whose_safe_capacity_has_no_bound,
-        servers_count_as_many_as_they_stand_for,
-        bands_as_they_come,
-        a_server_gives_back_when_it_can,
-    }
-    time {
-        a_lease_ends_at_its_second,
-        a_release_frees_at_once,
-        a_crashed_client,
-        a_refresh_goes_on_from_now,
-        a_mass_that_expires_together,
-        a_clock_that_steps_back,
-    }
-    changes {
-        less_to_share,
-        more_to_share,
-        another_algorithm,
-        another_lease_length,
-        a_template_that_goes_and_comes_back,
-    }
-    learning {
-        a_newborn_store_learns,
-        claims_in_learning_are_not_cut,
-        only_a_newborn_store_learns,
-        for_as_long_as_the_template_says,
-        servers_are_learned_too,
-        a_claim_counts_at_most_what_can_have_been_granted,
-        a_server_keeps_what_it_has_leased_out,
-    }
-    names {
-        names_are_apart,
-        a_client_and_a_server_of_the_same_name,
-        what_makes_no_sense_is_refused,
-        as_much_as_is_allowed,
-        one_resource_too_many,
-        one_resource_of_a_caller_too_many,
-        released_and_refused_resources_do_not_count,
-        many_resources_in_order,
-    }
+testkit::scenarios!(
+    sharing::the_worked_examples_in_any_order,
+    sharing::static_and_no_algorithm,
+    sharing::resources_without_a_template,
+    sharing::template_lookup_order,
+    sharing::clients_with_equal_wants,
+    sharing::safe_capacity,
+    sharing::unbounded_safe_capacity_of_a_parent,
+    sharing::servers_count_by_subclients,
+    sharing::unusual_bands,
+    sharing::a_server_gives_back_when_it_can,
+    time::a_lease_ends_at_its_second,
+    time::a_release_frees_at_once,
+    time::a_crashed_client,
+    time::a_refresh_goes_on_from_now,
+    time::many_leases_expire_together,
+    time::a_clock_that_steps_back,
+    changes::capacity_is_lowered,
+    changes::capacity_is_raised,
+    changes::algorithm_changes,
+    changes::lease_length_changes,
+    changes::template_is_removed_and_added_again,
+    learning::a_newborn_store_learns,
+    learning::claims_in_learning_are_not_cut,
+    learning::only_a_newborn_store_learns,
+    learning::learning_lasts_as_long_as_the_template_says,
+    learning::servers_are_learned_too,
+    learning::a_claim_counts_at_most_what_can_have_been_granted,
+    learning::a_server_keeps_what_it_has_leased_out,
+    names::names_do_not_collide,
+    names::a_client_and_a_server_of_the_same_name,
+    names::invalid_requests_are_refused,
+    names::the_largest_allowed_requests,
+    names::a_template_bounds_its_resources,
+    names::a_caller_bounds_its_resources,
+    names::released_and_refused_resources_do_not_count,
+    names::many_resources_in_order,
 );

@@ -1,4 +1,4 @@
-//! Names, and requests that make no sense.
+//! Names, invalid requests, and limits on requests.
 
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
 use tollgate_server::domain::names::CallerId;
@@ -18,15 +18,15 @@ fn odd() -> Vec<String> {
     names
 }
 
-/// Each is one of its own, as a client and as a resource.
-pub(crate) async fn names_are_apart<S: Both>(s: &Service<S>) {
+/// Names do not collide, neither of clients nor of resources.
+pub(crate) async fn names_do_not_collide<S: Both>(s: &Service<S>) {
     let names = odd();
     let count = names.len() as f64;
     s.set_limits(&one(count, FAIR));
     for round in 0..3 {
         for name in &names {
             for (at, resource) in names.iter().enumerate() {
-                // All of them of one resource, and one of them of all.
+                // All clients on one resource, and one client on all.
                 if at > 0 && name != "a" {
                     continue;
                 }
@@ -82,7 +82,7 @@ fn holding(capacity: f64) -> Request<'static> {
     Request { has: Some(Claim { capacity, expiry_s: START_S + 9 }), ..request("r", 1.0) }
 }
 
-pub(crate) async fn what_makes_no_sense_is_refused<S: Both>(s: &Service<S>) {
+pub(crate) async fn invalid_requests_are_refused<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     let (a, long) = (Holder::Client("a"), "x".repeat(1025));
     let band = |priority, clients| PriorityWants { priority, clients, wants: 1.0 };
@@ -115,7 +115,7 @@ pub(crate) async fn what_makes_no_sense_is_refused<S: Both>(s: &Service<S>) {
         (
             a,
             vec![request("r", 1.0), request("q\n", 1.0), request("q\n", 2.0)],
-            "resource_id \"q\\n\" is there twice".to_owned(),
+            "resource_id \"q\\n\" occurs more than once: name each resource once".to_owned(),
         ),
         (a, of_all(1.0), "resource: 10001 in one request, at most 10000 are allowed".to_owned()),
         (
@@ -151,7 +151,7 @@ pub(crate) async fn what_makes_no_sense_is_refused<S: Both>(s: &Service<S>) {
         let refused = s.capacity.get(holder, &requests).await;
         assert_eq!(refused, Err(Error::Invalid(error)));
     }
-    // Not even what made sense of it was decided.
+    // Valid parts of invalid requests were not decided, either.
     assert_eq!(s.capacity.resources(1).await.unwrap().items, []);
 
     gets(s, "a", "r", 100.0).await;
@@ -165,12 +165,12 @@ pub(crate) async fn what_makes_no_sense_is_refused<S: Both>(s: &Service<S>) {
         assert_eq!(refused, Err(Error::Invalid(error.to_owned())));
     }
     assert_eq!(holders(s, "r").await.len(), 1);
-    // As older clients close.
+    // Older clients close with empty and repeated names.
     s.capacity.release(a, &["", "", "r", "r"]).await.unwrap();
     assert_eq!(holders(s, "r").await.len(), 0);
 }
 
-pub(crate) async fn as_much_as_is_allowed<S: Both>(s: &Service<S>) {
+pub(crate) async fn the_largest_allowed_requests<S: Both>(s: &Service<S>) {
     s.set_limits(&one(1000.0, FAIR));
     assert_eq!(s.capacity.get(Holder::Client("a"), &[]).await, Ok(Vec::new()));
     let bands: Vec<_> = (0..100)
@@ -187,8 +187,8 @@ pub(crate) async fn as_much_as_is_allowed<S: Both>(s: &Service<S>) {
     assert_eq!(s.capacity.resources(10).await.unwrap().items.len(), 1);
 }
 
-/// A template has a bound, and what is there already is served all the same.
-pub(crate) async fn one_resource_too_many<S: Both>(s: &Service<S>) {
+/// Beyond a template's `max_resources`, existing resources are still leased.
+pub(crate) async fn a_template_bounds_its_resources<S: Both>(s: &Service<S>) {
     let limits = |most: u64| {
         format!(
             "resources: [{{ identifier_glob: \"*\", capacity: 100, max_resources: {most}, \
@@ -197,7 +197,7 @@ pub(crate) async fn one_resource_too_many<S: Both>(s: &Service<S>) {
     };
     s.set_limits(&limits(2));
     for (round, expected) in [(0, [7.0, 7.0, 0.0]), (1, [7.0, 7.0, 0.0])] {
-        // One after the other: how many there are is known from the answers.
+        // One by one, as the node learns the number from the answers.
         for (name, expected) in ["a", "b", "c"].into_iter().zip(expected) {
             let lease = ask(s, "client", name, 7.0).await;
             assert_eq!(lease.capacity, expected, "round {round}: {name}");
@@ -211,14 +211,14 @@ pub(crate) async fn one_resource_too_many<S: Both>(s: &Service<S>) {
     assert_eq!(got, [0.0, 8.0, 0.0, 8.0]);
     assert_eq!(s.capacity.resources(10).await.unwrap().items.len(), 2);
 
-    // A pass over the list counts what is left.
+    // The next count finds the freed place.
     release(s, "client", "a").await;
     assert_eq!(gets(s, "client", "c", 7.0).await, 0.0);
     s.capacity.gauge().await.unwrap();
     assert_eq!(gets(s, "client", "c", 7.0).await, 7.0);
     assert_eq!(gets(s, "client", "a", 7.0).await, 0.0);
 
-    // Another bound of the same template holds at once.
+    // A new bound applies at once.
     s.set_limits(&limits(3));
     assert_eq!(gets(s, "client", "a", 7.0).await, 7.0);
     assert_eq!(gets(s, "client", "d", 7.0).await, 0.0);
@@ -226,8 +226,8 @@ pub(crate) async fn one_resource_too_many<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "client", "d", 7.0).await, 7.0);
 }
 
-/// A caller may have a bound, which is none of the others'.
-pub(crate) async fn one_resource_of_a_caller_too_many<S: Both>(s: &Service<S>) {
+/// A caller's bound does not affect others.
+pub(crate) async fn a_caller_bounds_its_resources<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     let shop = Asker { id: Some(CallerId::new("shop")), max_resources: Some(2) };
     let bank = Asker { id: Some(CallerId::new("bank")), max_resources: None };
@@ -285,7 +285,7 @@ pub(crate) async fn many_resources_in_order<S: Both>(s: &Service<S>) {
         names.iter().enumerate().map(|(at, name)| request(name, at as f64)).collect();
     let leases = s.capacity.get(Holder::Client("a"), &requests).await.unwrap();
     let got: Vec<_> = leases.iter().map(|lease| lease.capacity).collect();
-    // No template cuts the odd ones.
+    // The odd ones match no template.
     let expected: Vec<_> =
         (0..600).map(|at| f64::from(if at % 2 == 0 { at.min(300) } else { at })).collect();
     assert_eq!(got, expected);

@@ -1,4 +1,4 @@
-//! What only Redis can do to leases: lose them, keep them for too long, or lose a part.
+//! Leases in Redis only: lost data, expiries of keys, lost keys.
 
 use redis::Connection;
 use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Wish};
@@ -8,7 +8,7 @@ use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::{LeaseAsk, LeaseStore};
 
 use super::{FAIR, SECOND, START_S, ask, ask_as, gets, holders, leased, near, one, plain, release};
-use testkit::{Redis, START, Servers, Service, redis_store};
+use testkit::{Redis, START, Servers as _, Service, redis_cmd, redis_store};
 
 type Node = Service<RedisStore>;
 
@@ -16,21 +16,16 @@ async fn start(limits: &str) -> (Redis, Connection, Node) {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    redis.born(START.0);
+    redis.set_birth(START.0);
     let inside = redis.connection();
     (redis, inside, Service::new(store, clock, limits))
 }
 
 fn tell<T: redis::FromRedisValue>(inside: &mut Connection, words: &str) -> T {
-    let mut words = words.split(' ');
-    let mut cmd = redis::cmd(words.next().unwrap());
-    words.for_each(|word| {
-        cmd.arg(word);
-    });
-    cmd.query(inside).unwrap()
+    redis_cmd(words).query(inside).unwrap()
 }
 
-/// All keys but those that are always there: of the nodes and of the birth.
+/// All keys but those of the nodes and of the birth.
 fn keys(inside: &mut Connection) -> Vec<String> {
     let mut keys: Vec<String> = tell(inside, "KEYS *");
     keys.retain(|key| key != "n" && key != "o");
@@ -46,7 +41,7 @@ async fn a_redis_that_is_emptied_learns_anew() {
     let lease = ask(&s, "a", "r", 80.0).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (80.0, None));
     let () = tell(&mut inside, "FLUSHALL");
-    // The first question is the birth, wherever no node has noted one before.
+    // Without a heartbeat, the first request sets the birth.
     s.clock.advance(SECOND);
     let has = Some(Claim { capacity: 80.0, expiry_s: START_S + 120 });
     let other = ask(&s, "b", "r", 100.0).await;
@@ -54,7 +49,7 @@ async fn a_redis_that_is_emptied_learns_anew() {
     let lease = ask_as(&s, Holder::Client("a"), "r", &plain(80.0), has).await;
     assert_eq!((lease.capacity, lease.learning_until_s), (80.0, Some(START_S + 121)));
     assert_eq!(s.capacity.born_s().await.unwrap(), Some(START_S + 61));
-    // Other nodes learn as long, and no longer.
+    // Other nodes learn for the same time.
     let clock = s.clock.clone();
     let store = redis_store(&redis, clock.clone()).await;
     let node = Service::new(store, clock, &one(100.0, learns));
@@ -66,7 +61,7 @@ async fn a_redis_that_is_emptied_learns_anew() {
     assert_eq!((lease.capacity, lease.learning_until_s), (100.0, None));
 }
 
-/// The birth alone may be lost, too: what is leased is known nevertheless.
+/// If only the birth is lost, leases are still known.
 #[tokio::test]
 async fn a_birth_that_is_lost() {
     let learns = "kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5";
@@ -97,7 +92,7 @@ async fn nothing_is_left_when_nobody_holds_a_lease() {
     release(&s, "a", "q").await;
     assert_eq!(keys(&mut inside), [""; 0]);
 
-    // A release finds that all others have expired.
+    // A release removes the last expired leases.
     gets(&s, "a", "r", 70.0).await;
     gets(&s, "b", "r", 70.0).await;
     s.clock.advance(60 * SECOND);
@@ -105,8 +100,7 @@ async fn nothing_is_left_when_nobody_holds_a_lease() {
     assert_eq!(keys(&mut inside), [""; 0]);
 }
 
-/// Where nobody comes back to release anything, the keys go by themselves: after the last lease,
-/// and not before.
+/// Without releases, keys expire by themselves, after the last lease.
 #[tokio::test]
 async fn every_key_has_an_expiry() {
     let fair = |length: i64| {
@@ -125,12 +119,12 @@ async fn every_key_has_an_expiry() {
         }
     };
     for turn in 0..30 {
-        // The holders change, and at times nobody holds any.
+        // The holders change, and sometimes there are none.
         let lease = ask(&s, ["a", "b", "c"][turn % 3], "r", 20.0).await;
         check(lease.expiry_s, 60);
         s.clock.advance(if turn % 10 == 9 { 100 } else { 7 } * SECOND);
     }
-    // Shorter leases do not cut what was leased for longer, longer ones are waited for.
+    // Shorter leases do not shorten the expiry of keys; longer ones extend it.
     s.clock.advance(100 * SECOND);
     s.set_limits(&fair(1000));
     let long = ask(&s, "a", "r", 20.0).await.expiry_s;
@@ -143,7 +137,7 @@ async fn every_key_has_an_expiry() {
     check(longer, 5000);
 }
 
-/// By its own clock, which the others do not go by.
+/// Real time: Redis expires keys by its own clock.
 #[tokio::test]
 async fn keys_expire_by_themselves() {
     let redis = Redis::start();
@@ -156,14 +150,14 @@ async fn keys_expire_by_themselves() {
     assert_eq!(keys(&mut inside), ["e{r}", "h{r}", "l", "w{r}"]);
     let limit = std::time::Duration::from_secs(10);
     testkit::eventually("only the register is left", limit, || keys(&mut inside) == ["l"]);
-    // It is put in order by whoever asks next for anything.
+    // The next lease request cleans up the register.
     assert_eq!(gets(&s, "a", "q", 100.0).await, 100.0);
     let listed: Vec<String> = tell(&mut inside, "ZRANGE l 0 -1");
     assert_eq!(listed, ["q"]);
 }
 
-/// A Redis that evicts keys takes them one by one. Whichever it takes: every question is
-/// answered, never is more leased than there is, and what is released can be had.
+/// Redis may evict single keys. Whichever is lost, every request is answered, never more than the
+/// capacity is leased, and released capacity is available.
 #[tokio::test]
 async fn a_key_that_is_lost() {
     let (_redis, mut inside, s) = start(&one(120.0, FAIR)).await;
@@ -180,13 +174,13 @@ async fn a_key_that_is_lost() {
         let mut held = std::collections::BTreeMap::from([("a", 60.0), ("b", 50.0), ("c", 10.0)]);
         for turn in 0..40 {
             s.clock.advance(5 * SECOND);
-            // Some stay, some come, want something else, or give back.
+            // Some clients stay, some are new, change their wants, or release.
             let news = [("d", 5.0 * f64::from(turn)), ("e", 300.0 - 7.0 * f64::from(turn))];
             for (client, wants) in clients.into_iter().chain(news) {
                 let got = gets(&s, client, &resource, wants).await;
                 held.insert(client, got);
                 assert!(got <= wants);
-                // What the clients say that they have, once each of them has asked.
+                // The clients' own sum, once each of them has asked.
                 let sum: f64 = held.values().sum();
                 assert!(turn == 0 || sum <= 120.0 + 1e-9, "{resource} {turn}: {held:?}");
             }
@@ -203,7 +197,7 @@ async fn a_key_that_is_lost() {
     }
 }
 
-/// Who has crashed would hold its share for good where the order by expiry is lost.
+/// Without the order by expiry, a crashed client would keep its share forever.
 #[tokio::test]
 async fn a_crashed_client_expires_although_the_order_by_expiry_is_lost() {
     let (_redis, mut inside, s) = start(&one(120.0, FAIR)).await;
@@ -220,7 +214,7 @@ async fn a_crashed_client_expires_although_the_order_by_expiry_is_lost() {
     assert_eq!(holders(&s, "r").await.len(), 3);
 }
 
-/// The register of resources is put in order a hundred names at a time.
+/// The register of resources is cleaned up in steps of a hundred names.
 #[tokio::test]
 async fn a_register_of_many_that_are_gone() {
     let (_redis, mut inside, s) = start(&one(120.0, FAIR)).await;
@@ -233,13 +227,13 @@ async fn a_register_of_many_that_are_gone() {
     }
 }
 
-/// Also where it becomes another one for a moment, or has come to be before there was a parent.
+/// Also if `from_parent` changes for a moment, or the resource is older than the parent.
 #[tokio::test]
 async fn what_is_known_of_the_parent_has_an_expiry() {
     let redis = Redis::start();
     let clock = ManualClock::new(START);
     let store = redis_store(&redis, clock.clone()).await;
-    redis.born(START.0);
+    redis.set_birth(START.0);
     let mut inside = redis.connection();
     let alone = Rules {
         kind: Some(Kind::FairShare),
@@ -263,7 +257,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
             let bands = [Band { priority: turn % 2, subclients: 1, wants: 1.0 }];
             let wish =
                 Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            // Twice: the second time nothing becomes fresh.
+            // Twice: the second request creates nothing.
             for _ in 0..2 {
                 let asks = [LeaseAsk::new(resource, rules, wish)];
                 assert!(store.lease(&asks).await[0].is_ok());

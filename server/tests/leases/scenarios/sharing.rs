@@ -1,4 +1,4 @@
-//! Who gets how much.
+//! Shares of holders.
 
 use std::time::Duration;
 
@@ -76,8 +76,8 @@ pub(crate) async fn the_worked_examples_in_any_order<S: Both>(s: &Service<S>) {
     }
 }
 
-/// Where nothing is shared, others do not matter.
-pub(crate) async fn each_client_for_itself<S: Both>(s: &Service<S>) {
+/// Algorithms that share nothing.
+pub(crate) async fn static_and_no_algorithm<S: Both>(s: &Service<S>) {
     let rest = "lease_length: 60, refresh_interval: 5, learning_mode_duration: 0";
     s.set_limits(&one(100.0, &format!("kind: STATIC, {rest}")));
     for (client, wants, expected) in
@@ -98,7 +98,7 @@ pub(crate) async fn each_client_for_itself<S: Both>(s: &Service<S>) {
     assert_eq!(ask_as(s, Holder::Server("s"), "none", &servers, None).await.capacity, 140.0);
 }
 
-pub(crate) async fn what_no_template_matches<S: Both>(s: &Service<S>) {
+pub(crate) async fn resources_without_a_template<S: Both>(s: &Service<S>) {
     s.set_limits(&format!(
         "resources: [{{ identifier_glob: \"db.*\", capacity: 1, algorithm: {{ {FAIR} }} }}]"
     ));
@@ -116,19 +116,19 @@ pub(crate) async fn what_no_template_matches<S: Both>(s: &Service<S>) {
     for wants in [0.0, 7.5, 1e300] {
         assert_eq!(ask(s, "a", "other", wants).await, honoured(wants));
     }
-    // What it says it has is not looked at.
+    // Claims have no effect.
     let has = Some(Claim { capacity: 99.0, expiry_s: START_S + 1000 });
     let lease = ask_as(s, Holder::Client("b"), "other", &plain(2.0), has).await;
     assert_eq!(lease, honoured(2.0));
     let bands = [1, 2].map(|priority| PriorityWants { priority, clients: 5, wants: 4.0 });
     assert_eq!(ask_as(s, Holder::Server("s"), "other", &bands, None).await, honoured(8.0));
     assert_eq!(ask_as(s, Holder::Server("s"), "other", &[], None).await, honoured(0.0));
-    // Nothing of it is kept, and giving it back is no mistake.
+    // Nothing is stored, and a release is valid.
     assert_eq!(holders(s, "other").await, []);
     release(s, "a", "other").await;
 }
 
-pub(crate) async fn which_template<S: Both>(s: &Service<S>) {
+pub(crate) async fn template_lookup_order<S: Both>(s: &Service<S>) {
     let globs = ["db.*", "db.users", "a?", "a*", "[x-z]", "*"];
     let templates: Vec<_> = globs
         .iter()
@@ -145,14 +145,14 @@ pub(crate) async fn which_template<S: Both>(s: &Service<S>) {
         ("db.users", "db.users"),
         ("db.user", "db.*"),
         ("db.*", "db.*"),
-        // A star stops at a slash, but one on its own does not.
+        // A star does not match a slash, unless it is the whole glob.
         ("db.a/b", "*"),
         ("a/b", "*"),
-        // The first that matches, …
+        // The first match,
         ("ab", "a?"),
         ("abc", "a*"),
         ("a", "a*"),
-        // … unless another has that very name.
+        // unless another glob is equal to the name.
         ("a*", "a*"),
         ("a?", "a?"),
         ("y", "[x-z]"),
@@ -164,7 +164,7 @@ pub(crate) async fn which_template<S: Both>(s: &Service<S>) {
     }
 }
 
-/// So many that they do not fit on one of the script's pages.
+/// More clients than fit on one page of the script.
 pub(crate) async fn clients_with_equal_wants<S: Both>(s: &Service<S>) {
     s.set_limits(&one(1000.0, FAIR));
     for round in 0..3 {
@@ -179,7 +179,7 @@ pub(crate) async fn clients_with_equal_wants<S: Both>(s: &Service<S>) {
     }
 }
 
-pub(crate) async fn what_may_be_used_without_a_lease<S: Both>(s: &Service<S>) {
+pub(crate) async fn safe_capacity<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     for (client, safe) in [("a", 100.0), ("b", 50.0), ("c", 100.0 / 3.0), ("a", 100.0 / 3.0)] {
         near(ask(s, client, "r", 10.0).await.safe_capacity.unwrap(), safe);
@@ -190,7 +190,7 @@ pub(crate) async fn what_may_be_used_without_a_lease<S: Both>(s: &Service<S>) {
     release(s, "b", "r").await;
     near(ask(s, "a", "r", 10.0).await.safe_capacity.unwrap(), 100.0 / 7.0);
 
-    // What the file says holds for any number of clients.
+    // A configured value applies for any number of clients.
     for safe in [12.5, 0.0, 1e6, -1.0] {
         s.set_limits(&format!(
             "resources: [{{ identifier_glob: \"*\", capacity: 100, safe_capacity: {safe}, \
@@ -202,8 +202,8 @@ pub(crate) async fn what_may_be_used_without_a_lease<S: Both>(s: &Service<S>) {
     }
 }
 
-/// A cluster that may use any amount once the lease from its parent has expired.
-pub(crate) async fn a_parent_whose_safe_capacity_has_no_bound<S: Both>(s: &Service<S>) {
+/// A cluster that may use any amount after the lease from its parent has expired.
+pub(crate) async fn unbounded_safe_capacity_of_a_parent<S: Both>(s: &Service<S>) {
     let store = s.capacity.store();
     let kind = Kind::FairShare;
     let rules =
@@ -235,7 +235,7 @@ fn band(priority: i64, clients: i64, wants: f64) -> PriorityWants {
     PriorityWants { priority, clients, wants }
 }
 
-pub(crate) async fn servers_count_as_many_as_they_stand_for<S: Both>(s: &Service<S>) {
+pub(crate) async fn servers_count_by_subclients<S: Both>(s: &Service<S>) {
     s.set_limits(&one(120.0, FAIR));
     let south = [band(0, 2, 100.0), band(5, 1, 100.0)];
     let north = [band(-7, 1, 10.0), band(9, 1, 20.0)];
@@ -248,7 +248,7 @@ pub(crate) async fn servers_count_as_many_as_they_stand_for<S: Both>(s: &Service
         ];
         assert!(leased(s, "r").await <= 120.0 + 1e-9);
     }
-    // North wants 15 for each of two, less than the level: (120 - 30) / 4.
+    // North wants 15 for each of two subclients, less than the level: (120 - 30) / 4.
     near(got[0], 67.5);
     near(got[1], 30.0);
     near(got[2], 22.5);
@@ -262,12 +262,12 @@ pub(crate) async fn servers_count_as_many_as_they_stand_for<S: Both>(s: &Service
     assert_eq!(view, expected.map(|(id, server, w, n)| (id.to_owned(), server, w, n)));
 }
 
-/// The same priority twice, none at all, and bands of nobody.
-pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
+/// Repeated priorities, no bands, and bands without clients.
+pub(crate) async fn unusual_bands<S: Both>(s: &Service<S>) {
     s.set_limits(&one(1000.0, FAIR));
     for (bands, wants, subclients) in [
         (&[band(1, 1, 10.0), band(1, 2, 20.0)][..], 30.0, 3.0),
-        // Who wants something is somebody.
+        // A band with wants counts as one client.
         (&[band(1, 0, 5.0), band(2, 0, 0.0), band(3, 2, 0.0)], 5.0, 3.0),
         (&[band(i64::MIN, 1, 1.0), band(i64::MAX, 1, 2.0)], 3.0, 2.0),
         (&[band(0, i64::MAX, 8.0)], 8.0, 1e9),
@@ -279,7 +279,7 @@ pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
         let held = holders(s, "r").await;
         assert_eq!((held[0].wants, held[0].subclients), (wants, subclients), "{bands:?}");
     }
-    // A server that has no clients any more, and nothing leased out, holds no lease.
+    // A server without clients and without a claim holds no lease.
     for bands in [&[][..], &[band(1, 0, 0.0)]] {
         ask_as(s, Holder::Server("s"), "r", &[band(0, 1, 1.0)], None).await;
         let lease = ask_as(s, Holder::Server("s"), "r", bands, None).await;
@@ -287,8 +287,8 @@ pub(crate) async fn bands_as_they_come<S: Both>(s: &Service<S>) {
     }
 }
 
-/// A server whose lease is lowered has leased it out itself: others get that only as it comes
-/// back.
+/// A server with a lowered lease has leased out more: others get the difference only as its clients
+/// return it.
 pub(crate) async fn a_server_gives_back_when_it_can<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     let server = async |out: Option<f64>, lasts_s: i64| {
@@ -298,7 +298,7 @@ pub(crate) async fn a_server_gives_back_when_it_can<S: Both>(s: &Service<S>) {
     };
     assert_eq!(server(None, 0).await, 100.0);
     assert_eq!(gets(s, "a", "r", 100.0).await, 0.0);
-    // It is to have 50, and still has 100 out, then 60, then 55.
+    // Its share is 50, but it claims 100, then 60, then 55.
     assert_eq!(server(Some(100.0), 60).await, 50.0);
     assert_eq!(gets(s, "a", "r", 100.0).await, 0.0);
     assert_eq!(server(Some(60.0), 60).await, 50.0);
@@ -308,17 +308,17 @@ pub(crate) async fn a_server_gives_back_when_it_can<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "a", "r", 100.0).await, 45.0);
     assert_eq!(server(Some(20.0), 60).await, 50.0);
     assert_eq!(gets(s, "a", "r", 100.0).await, 50.0);
-    // More than it ever had is not believed.
+    // A claim over its former lease does not count.
     assert_eq!(server(Some(1000.0), 60).await, 50.0);
     near(leased(s, "r").await, 100.0);
-    // Nor what has expired, nor a server that says nothing.
+    // Nor does an expired claim, nor a server without a claim.
     s.set_limits(&one(40.0, FAIR));
     assert_eq!(server(Some(50.0), 0).await, 0.0);
     near(leased(s, "r").await, 50.0);
-    // Others are told 20, and hold no more than that.
+    // Another holder gets 20.
     assert_eq!(gets(s, "a", "r", 100.0).await, 20.0);
     assert_eq!(server(None, 0).await, 20.0);
-    // A client's word does not count: it simply has what it is granted.
+    // A client's claim does not count: it holds what it is granted.
     let has = Some(Claim { capacity: 100.0, expiry_s: START_S + 60 });
     s.set_limits(&one(10.0, FAIR));
     let lease = ask_as(s, Holder::Client("a"), "r", &plain(100.0), has).await;

@@ -1,4 +1,4 @@
-//! When leases end.
+//! Expiry of leases.
 
 use tollgate_server::domain::lease::Holder;
 
@@ -10,7 +10,7 @@ use testkit::Service;
 
 pub(crate) async fn a_lease_ends_at_its_second<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
-    // Leases are told in whole seconds: it has a little less than its length.
+    // Expiries are whole seconds, so the lease is slightly shorter than its length.
     s.clock.advance(999_999);
     let lease = ask(s, "a", "r", 100.0).await;
     assert_eq!((lease.capacity, lease.expiry_s), (100.0, START_S + 60));
@@ -24,7 +24,7 @@ pub(crate) async fn a_lease_ends_at_its_second<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "b", "r", 100.0).await, 100.0);
     let held: Vec<_> = holders(s, "r").await.into_iter().map(|lease| lease.id).collect();
     assert_eq!(held, ["b"]);
-    // Who is late asks as anybody does.
+    // A late holder is an ordinary client.
     assert_eq!(gets(s, "a", "r", 100.0).await, 0.0);
 }
 
@@ -33,7 +33,7 @@ pub(crate) async fn a_release_frees_at_once<S: Both>(s: &Service<S>) {
     assert_eq!(gets(s, "a", "r", 100.0).await, 100.0);
     assert_eq!(gets(s, "a", "q", 100.0).await, 100.0);
     assert_eq!(gets(s, "b", "r", 100.0).await, 0.0);
-    // What is not held is ignored, and not even an unknown resource is a mistake.
+    // Leases that are not held are ignored; an unknown resource is valid.
     for (client, resource) in [("nobody", "r"), ("a", "unknown"), ("b", "q")] {
         release(s, client, resource).await;
         assert_eq!((leased(s, "r").await, leased(s, "q").await), (100.0, 100.0));
@@ -41,7 +41,7 @@ pub(crate) async fn a_release_frees_at_once<S: Both>(s: &Service<S>) {
     s.capacity.release(Holder::Client("a"), &[]).await.unwrap();
     s.capacity.release(Holder::Client("a"), &["r", "unknown"]).await.unwrap();
     assert_eq!(gets(s, "b", "r", 100.0).await, 100.0);
-    // Only what was named.
+    // Only the named lease is released.
     assert_eq!(leased(s, "q").await, 100.0);
     // A second time changes nothing.
     release(s, "a", "r").await;
@@ -87,14 +87,14 @@ pub(crate) async fn a_refresh_goes_on_from_now<S: Both>(s: &Service<S>) {
         assert_eq!((lease.capacity, lease.expiry_s), (70.0, START_S + 5 * refresh + 60));
         assert_eq!(gets(s, "b", "r", 30.0).await, 30.0);
     }
-    // It holds one lease, whatever it wants by then.
+    // The client holds one lease, also with other wants.
     assert_eq!(gets(s, "a", "r", 20.0).await, 20.0);
     assert_eq!(gets(s, "b", "r", 100.0).await, 80.0);
     assert_eq!(holders(s, "r").await.len(), 2);
 }
 
-/// More than one decision drops: what is not dropped yet counts, so that nobody gets too much.
-pub(crate) async fn a_mass_that_expires_together<S: Both>(s: &Service<S>) {
+/// More leases than one decision removes. Leases that are not removed yet still count.
+pub(crate) async fn many_leases_expire_together<S: Both>(s: &Service<S>) {
     const MASS: usize = 1500;
     s.set_limits(&one(MASS as f64, FAIR));
     for client in 0..MASS {
@@ -107,7 +107,7 @@ pub(crate) async fn a_mass_that_expires_together<S: Both>(s: &Service<S>) {
     assert_eq!(holders(s, "r").await.len(), 1);
 }
 
-/// Leases last longer then, and nothing else happens.
+/// Leases only last longer.
 pub(crate) async fn a_clock_that_steps_back<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
     ask(s, "a", "r", 60.0).await;

@@ -1,12 +1,12 @@
-//! Arguments that no node sends: a script may answer with an error, but never raises one.
+//! Arguments that no node sends: a script may return an error, but never raises one.
 
 use std::cell::{Cell, RefCell};
 
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use super::{Field, try_cases};
-use testkit::plants::{bytes, number, plant};
+use super::{CorruptedStore, try_cases};
+use testkit::corrupt_values::{bytes, corrupt_value, number};
 
 macro_rules! script {
     ($name:literal) => {
@@ -28,14 +28,14 @@ const SCRIPTS: [&str; 6] = [
     script!("renewal"),
 ];
 
-/// Numbers as scripts get them, packed.
+/// Packed numbers, a format of script arguments.
 fn packed() -> impl Strategy<Value = Vec<u8>> {
     let small = (0..5_u8).prop_map(f64::from);
     let numbers = proptest::collection::vec(prop_oneof![3 => small, 1 => number()], 3..20);
     numbers.prop_map(|numbers| numbers.iter().flat_map(|n| n.to_le_bytes()).collect())
 }
 
-/// Runs as `lua/allow.lua` gets them: numbers of two bytes and doubles.
+/// Runs, as in the arguments of `lua/allow.lua`: 16-bit numbers and doubles.
 fn runs() -> impl Strategy<Value = Vec<u8>> {
     let words = proptest::collection::vec(0..4_u16, 2..12);
     (words, number(), number(), bytes()).prop_map(|(words, cost, wait, rest)| {
@@ -50,26 +50,26 @@ fn runs() -> impl Strategy<Value = Vec<u8>> {
 
 #[test]
 fn no_script_raises() {
-    let field = RefCell::new(Field::new());
+    let store = RefCell::new(CorruptedStore::new());
     let words = ["", "a", "freeze", "thaw", "keep", "0", "5000000", "r", "o", "l"];
     let word = select(words.to_vec()).prop_map(|word| word.as_bytes().to_vec());
     let argument = prop_oneof![2 => packed(), 2 => runs(), 1 => bytes(), 3 => word];
     let keys = proptest::collection::vec(
-        (select(vec!["k", "l", "m"]), proptest::option::of(plant())),
+        (select(vec!["k", "l", "m"]), proptest::option::of(corrupt_value())),
         0..5,
     );
     let arguments = proptest::collection::vec(argument, 0..9);
     let raised = |error: &redis::RedisError| error.to_string().contains(", on @");
     let mut raise = redis::cmd("EVAL");
-    let error = raise.arg("return nil + 1").arg(0).exec(&mut field.borrow_mut().inside);
+    let error = raise.arg("return nil + 1").arg(0).exec(&mut store.borrow_mut().inside);
     assert!(raised(&error.unwrap_err()), "Redis says where in a script an error was raised");
     let answers = Cell::new(0);
     try_cases(800, (0..SCRIPTS.len(), keys, arguments), |(which, keys, arguments)| {
-        let field = &mut *field.borrow_mut();
-        field.start();
-        for (key, plant) in &keys {
-            if let Some(plant) = plant {
-                plant.put(&mut field.inside, key);
+        let store = &mut *store.borrow_mut();
+        store.reset();
+        for (key, value) in &keys {
+            if let Some(value) = value {
+                value.put(&mut store.inside, key);
             }
         }
         let mut eval = redis::cmd("EVAL");
@@ -77,7 +77,7 @@ fn no_script_raises() {
         keys.iter().for_each(|(key, _)| {
             eval.arg(*key);
         });
-        let reply = eval.arg(arguments).query::<redis::Value>(&mut field.inside);
+        let reply = eval.arg(arguments).query::<redis::Value>(&mut store.inside);
         match reply {
             Ok(_) => answers.set(answers.get() + 1),
             Err(error) => prop_assert!(!raised(&error), "{error}"),

@@ -1,5 +1,5 @@
-//! Under the keys that a server has for itself: its nodes, its birth, its resources, how states are
-//! stored, who renews leases from a parent.
+//! Corrupt values under the keys of a server itself: nodes, birth, resources, layouts, and the node
+//! that renews leases from a parent.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -9,21 +9,21 @@ use tollgate_server::domain::lease::{Band, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreError};
 
-use super::{Field, try_cases};
-use testkit::plants::{Plant, plant};
-use testkit::{Redis, START, Servers as _, connector};
+use super::{CorruptedStore, try_cases};
+use testkit::corrupt_values::{CorruptValue, corrupt_value};
+use testkit::{Redis, START, Servers as _, connector, runtime};
 
 const LIFE: Duration = Duration::from_secs(3600);
 
-/// Whether a value may be what a node writes there, or is no worse than that.
-fn passes(key: &str, plant: &Plant) -> bool {
-    matches!((key, plant), ("n" | "l", Plant::Sorted(_)) | ("x", Plant::Hash(_)))
+/// Whether a value is of the type that nodes write there.
+fn has_valid_type(key: &str, value: &CorruptValue) -> bool {
+    matches!((key, value), ("n" | "l", CorruptValue::Sorted(_)) | ("x", CorruptValue::Hash(_)))
 }
 
 /// Whether a value may be a birth that a node has written: a positive number of microseconds, not
 /// after `now_us`. A birth of `1` is early, but valid.
-fn is_birth(plant: &Plant, now_us: i64) -> bool {
-    let Plant::Text(text) = plant else { return false };
+fn is_birth(value: &CorruptValue, now_us: i64) -> bool {
+    let CorruptValue::Text(text) = value else { return false };
     let digits = std::str::from_utf8(text)
         .ok()
         .filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
@@ -31,24 +31,24 @@ fn is_birth(plant: &Plant, now_us: i64) -> bool {
 }
 
 /// One microsecond after the epoch, as a node would write it.
-fn earliest_birth() -> Plant {
-    Plant::Text(b"1".to_vec())
+fn earliest_birth() -> CorruptValue {
+    CorruptValue::Text(b"1".to_vec())
 }
 
 #[test]
-fn heartbeats_go_on() {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+fn heartbeats_continue() {
+    let runtime = runtime();
     let (redis, metrics) = (Redis::start(), tollgate_server::metrics::Metrics::new());
     let connector = runtime.block_on(connector(&redis.url(), &metrics));
     let inside = RefCell::new(redis.connection());
     let counted = || {
-        let scrape = super::Scrape::text(metrics.render());
+        let scrape = super::Scrape::parse(&metrics.render());
         ["corrupt_values", "errors"]
             .map(|what| scrape.sum(&format!("tollgate_store_{what}_total"), &[]))
     };
-    let heartbeat = |(nodes, birth): (Plant, Plant)| {
+    let heartbeat = |(nodes, birth): (CorruptValue, CorruptValue)| {
         let inside = &mut *inside.borrow_mut();
-        redis.empty();
+        redis.delete_all_data();
         nodes.put(inside, "n");
         birth.put(inside, "o");
         let before = counted();
@@ -60,14 +60,14 @@ fn heartbeats_go_on() {
             redis::pipe().get("o").cmd("TIME").query(inside).unwrap();
         let now_us = now.0 * 1_000_000 + now.1;
         let born_before = is_birth(&birth, now_us);
-        // Of a sorted set, members may be taken out, or none.
-        let least = u8::from(!born_before) + u8::from(!passes("n", &nodes));
-        let most = least + u8::from(passes("n", &nodes));
+        // Members of a sorted set may be removed, which counts as one replacement.
+        let least = u8::from(!born_before) + u8::from(!has_valid_type("n", &nodes));
+        let most = least + u8::from(has_valid_type("n", &nodes));
         prop_assert!((f64::from(least)..=f64::from(most)).contains(&replaced), "{replaced}");
         let age_us = now_us - born;
         let just_now = (0..60_000_000).contains(&age_us);
         prop_assert!(just_now || born_before, "as if born just now: {age_us}");
-        // All nodes that are known have been heard of lately.
+        // All registered nodes have recent heartbeats.
         let range = |low: i64, high: &str| -> usize {
             let mut count = redis::cmd("ZCOUNT");
             count.arg("n").arg(low).arg(high);
@@ -81,83 +81,83 @@ fn heartbeats_go_on() {
 
         nodes.put(inside, "l");
         runtime.block_on(connector.greet("one"));
-        let expected = f64::from(!passes("l", &nodes));
+        let expected = f64::from(!has_valid_type("l", &nodes));
         prop_assert_eq!(counted()[0] - after[0], expected, "the register of resources");
         Ok(())
     };
-    heartbeat((Plant::List(vec![Vec::new()]), earliest_birth())).unwrap();
-    try_cases(80, (plant(), plant()), heartbeat);
+    heartbeat((CorruptValue::List(vec![Vec::new()]), earliest_birth())).unwrap();
+    try_cases(80, (corrupt_value(), corrupt_value()), heartbeat);
 }
 
 #[test]
-fn layouts_are_told() {
-    let field = RefCell::new(Field::new());
-    let known = proptest::collection::vec(testkit::plants::bytes(), 1..3);
-    try_cases(80, (plant(), known), |(plant, known)| {
-        let field = &mut *field.borrow_mut();
-        field.start();
-        plant.put(&mut field.inside, "x");
+fn layouts_are_replaced() {
+    let corrupted = RefCell::new(CorruptedStore::new());
+    let known = proptest::collection::vec(testkit::corrupt_values::bytes(), 1..3);
+    try_cases(80, (corrupt_value(), known), |(value, known)| {
+        let corrupted = &mut *corrupted.borrow_mut();
+        corrupted.reset();
+        value.put(&mut corrupted.inside, "x");
         let layout = |of| Layout { of, is: of, life: LIFE };
         let told: Vec<Layout> = (0..known.len() as u64).map(layout).collect();
-        if passes("x", &plant) {
+        if has_valid_type("x", &value) {
             for (layout, value) in told.iter().zip(&known) {
                 let mut set = redis::cmd("HSET");
                 set.arg("x")
                     .arg(&layout.of.to_le_bytes())
                     .arg(value)
-                    .exec(&mut field.inside)
+                    .exec(&mut corrupted.inside)
                     .unwrap();
             }
         }
-        let before = field.replaced("server");
+        let before = corrupted.replaced("server");
         for _ in 0..3 {
-            let left = field.runtime.block_on(field.store.settled(&told)).unwrap();
+            let left = corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
             for (left, value) in left.iter().zip(&known) {
-                // 24 bytes may be what a node has written.
+                // 24 bytes may be a valid value.
                 let most = if value.len() == 24 { 1_000_000 * LIFE } else { LIFE };
-                prop_assert!(*left <= most, "more than of a store not known: {left:?}");
+                prop_assert!(*left <= most, "more than for an unknown layout: {left:?}");
             }
         }
-        if !passes("x", &plant) {
-            prop_assert!((1.0..=3.0).contains(&(field.replaced("server") - before)));
+        if !has_valid_type("x", &value) {
+            prop_assert!((1.0..=3.0).contains(&(corrupted.replaced("server") - before)));
         }
-        let after = field.replaced("server");
-        field.runtime.block_on(field.store.settled(&told)).unwrap();
-        prop_assert_eq!(field.replaced("server"), after, "counted once");
-        prop_assert_eq!(field.errors(), 0.0);
+        let after = corrupted.replaced("server");
+        corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
+        prop_assert_eq!(corrupted.replaced("server"), after, "counted once");
+        prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
     });
 }
 
 #[test]
-fn somebody_renews() {
-    let field = RefCell::new(Field::new());
-    try_cases(100, plant(), |plant| {
-        let field = &mut *field.borrow_mut();
-        field.start();
-        plant.put(&mut field.inside, "t");
-        let before = field.replaced("server");
+fn a_node_takes_the_renewal() {
+    let corrupted = RefCell::new(CorruptedStore::new());
+    try_cases(100, corrupt_value(), |value| {
+        let corrupted = &mut *corrupted.borrow_mut();
+        corrupted.reset();
+        value.put(&mut corrupted.inside, "t");
+        let before = corrupted.replaced("server");
         let take = |node| -> Result<bool, StoreError> {
-            field.runtime.block_on(field.store.take_renewal(node, Duration::from_secs(2)))
+            corrupted.runtime.block_on(corrupted.store.take_renewal(node, Duration::from_secs(2)))
         };
         prop_assert_eq!(take("one"), Ok(true));
         prop_assert_eq!(take("one"), Ok(true));
         prop_assert_eq!(take("two"), Ok(false));
-        prop_assert_eq!(field.replaced("server") - before, 1.0);
+        prop_assert_eq!(corrupted.replaced("server") - before, 1.0);
         Ok(())
     });
 }
 
-/// The register of resources, and the birth as it is read with a resource that is new.
+/// The register of resources, and the birth as read with a new resource.
 #[test]
-fn resources_are_listed_again() {
-    let field = RefCell::new(Field::new());
-    let listed = |(register, birth): (Plant, Plant)| {
-        let field = &mut *field.borrow_mut();
-        field.start();
-        register.put(&mut field.inside, "l");
-        birth.put(&mut field.inside, "o");
-        let before = field.replaced("server");
+fn the_register_of_resources_is_replaced() {
+    let corrupted = RefCell::new(CorruptedStore::new());
+    let listed = |(register, birth): (CorruptValue, CorruptValue)| {
+        let corrupted = &mut *corrupted.borrow_mut();
+        corrupted.reset();
+        register.put(&mut corrupted.inside, "l");
+        birth.put(&mut corrupted.inside, "o");
+        let before = corrupted.replaced("server");
         let rules = Rules {
             kind: Some(Kind::FairShare),
             capacity: 100.0,
@@ -170,18 +170,19 @@ fn resources_are_listed_again() {
             let wish =
                 Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
             let asks = [LeaseAsk::new("r", rules, wish)];
-            let grant = field.runtime.block_on(field.store.lease(&asks)).pop().unwrap().unwrap();
+            let grant =
+                corrupted.runtime.block_on(corrupted.store.lease(&asks)).pop().unwrap().unwrap();
             prop_assert_eq!(grant.has, 7.0);
         }
-        let names = field.runtime.block_on(field.store.resource_names(100)).unwrap();
+        let names = corrupted.runtime.block_on(corrupted.store.resource_names(100)).unwrap();
         prop_assert!(names.items.contains(&"r".to_owned()), "{names:?}");
-        // A birth of another type is what heartbeats replace.
-        let no_birth = matches!(birth, Plant::Text(_)) && !is_birth(&birth, START.0);
-        let expected = f64::from(u8::from(!passes("l", &register)) + u8::from(no_birth));
-        prop_assert_eq!(field.replaced("server") - before, expected);
-        prop_assert_eq!(field.errors(), 0.0);
+        // Heartbeats replace a birth of another type.
+        let no_birth = matches!(birth, CorruptValue::Text(_)) && !is_birth(&birth, START.0);
+        let expected = f64::from(u8::from(!has_valid_type("l", &register)) + u8::from(no_birth));
+        prop_assert_eq!(corrupted.replaced("server") - before, expected);
+        prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
     };
-    listed((Plant::Text(Vec::new()), earliest_birth())).unwrap();
-    try_cases(80, (plant(), plant()), listed);
+    listed((CorruptValue::Text(Vec::new()), earliest_birth())).unwrap();
+    try_cases(80, (corrupt_value(), corrupt_value()), listed);
 }

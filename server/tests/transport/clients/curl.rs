@@ -9,10 +9,10 @@ use testkit::{LimitsFile, Node};
 
 const LIMITS: &str = "namespaces: { shop: { default_bucket: { size: 1000000000 } } }";
 
-/// A method, a path and what curl takes for the body.
+/// A method, a path, and curl's argument for the body.
 type Asked<'a> = (&'a str, &'a str, &'a str);
 
-/// Request after request in one run of curl, which keeps its connections; with what each ended.
+/// Statuses of requests in one run of curl, which reuses its connections.
 fn statuses(version: &str, node: &Node, requests: &[Asked]) -> Statuses {
     let mut command = Command::new("curl");
     for (at, (method, path, body)) in requests.iter().enumerate() {
@@ -38,13 +38,14 @@ fn statuses(version: &str, node: &Node, requests: &[Asked]) -> Statuses {
     statuses
 }
 
-/// The same over HTTP/2. curl 7.88 can't use a connection twice that it began with HTTP/2.
-fn each_alone(node: &Node, requests: &[Asked]) -> Statuses {
+/// The same over HTTP/2, in separate runs: curl 7.88 can't reuse a connection that it opened with
+/// HTTP/2.
+fn statuses_of_separate_runs(node: &Node, requests: &[Asked]) -> Statuses {
     let alone = |one| statuses("--http2-prior-knowledge", node, &[one]);
     sum(&requests.iter().copied().map(alone).collect::<Vec<_>>())
 }
 
-/// Refusals that need not the body, each followed by a request on the same connection.
+/// Refusals without reading the body, each followed by a request on the same connection.
 fn refusals(name: &str, statuses: impl Fn(&Node, &[Asked]) -> Statuses) {
     const ROUNDS: usize = 20;
     let (callers, limits) = (Callers::new(), LimitsFile::new(LIMITS));
@@ -78,10 +79,10 @@ fn refusals_over_http_1() {
 
 #[test]
 fn refusals_over_http_2() {
-    refusals("curl over HTTP 2", each_alone);
+    refusals("curl over HTTP 2", statuses_of_separate_runs);
 }
 
-/// It asks before it sends a long body.
+/// curl asks before it sends a long body.
 #[test]
 fn expect_100_continue_is_answered_at_once() {
     let limits = LimitsFile::new(LIMITS);
@@ -89,7 +90,7 @@ fn expect_100_continue_is_answered_at_once() {
     let body = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(body.path(), vec![b' '; 3_000_000]).unwrap();
     let mut command = Command::new("curl");
-    // It would wait a minute for leave to send its body.
+    // curl would wait a minute for permission to send its body.
     command.args(["--silent", "--noproxy", "*", "--output", "/dev/null", "--http1.1"]);
     command.args(["--expect100-timeout", "60", "--header", "expect: 100-continue"]);
     command.args(["--write-out", "%{http_code} %{size_upload}", "--max-time", "15"]);

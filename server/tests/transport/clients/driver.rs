@@ -1,13 +1,13 @@
-//! A program that makes calls with one client library. It reads an order a line, in JSON, and
-//! answers each with a line.
+//! A driver: a program that makes calls with one client library. It reads orders in JSON, one a
+//! line, and answers each with a line.
 //!
-//! | `do` | then |
+//! | `do` | effect |
 //! |---|---|
-//! | `open` | makes a channel (gRPC only) |
-//! | `start` | starts callers, each of which makes its calls one after the other; answers at once |
+//! | `open` | opens a channel (gRPC only) |
+//! | `start` | starts callers, each of which makes its calls sequentially; answers at once |
 //! | `stop` | these callers make no further calls |
-//! | `wait` | when these callers have ended: how often they saw which status, and its last text |
-//! | `stream` | sends messages on a stream, reads answers, and tells whether the stream stays open |
+//! | `wait` | waits for these callers; answers with the count and the last text of each status |
+//! | `stream` | sends messages on a stream; answers with the replies, and whether the stream is open |
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ use serde_json::{Value, json};
 
 use super::report::Statuses;
 
-/// No order takes longer than this.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Time limit of an order.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A running driver, killed when dropped.
 pub struct Driver {
@@ -36,27 +36,27 @@ pub struct Driver {
 #[derive(Clone, Copy)]
 pub struct Group(u64);
 
-/// What a group saw.
+/// Results of a group.
 #[derive(Debug, Deserialize)]
-pub struct Seen {
-    /// How often each status came.
+pub struct GroupResult {
+    /// Count of each status.
     pub statuses: Statuses,
-    /// The last text of each (gRPC only).
+    /// Last text of each status (gRPC only).
     #[serde(default)]
     pub texts: std::collections::BTreeMap<String, Option<String>>,
 }
 
-/// What came of a stream.
+/// Result of a stream.
 #[derive(Debug, Deserialize)]
 pub struct Streamed {
-    /// The messages, in hexadecimal.
+    /// Replies, in hexadecimal.
     pub answers: Vec<String>,
-    /// With what it ended; `None` if it was still open at last.
+    /// Its final status; `None` if it stayed open.
     pub status: Option<String>,
 }
 
 impl Driver {
-    /// Starts one.
+    /// Starts a driver.
     pub fn start(command: &mut Command) -> Self {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (sender, answers) = mpsc::channel();
@@ -71,10 +71,10 @@ impl Driver {
         Self { orders: child.stdin.take().unwrap(), child, answers, next: 0 }
     }
 
-    /// Gives an order, and waits for its answer.
+    /// Sends an order, and waits for its answer.
     pub fn order(&mut self, order: &Value) -> Value {
         writeln!(self.orders, "{order}").unwrap();
-        let answer = self.answers.recv_timeout(PATIENCE);
+        let answer = self.answers.recv_timeout(ANSWER_TIMEOUT);
         serde_json::from_str(&answer.unwrap_or_else(|_| panic!("no answer to {order}"))).unwrap()
     }
 
@@ -88,19 +88,19 @@ impl Driver {
         Group(id)
     }
 
-    /// Has callers make no further calls.
+    /// Stops callers after their current calls.
     pub fn stop(&mut self, group: Group) {
         self.order(&json!({ "do": "stop", "id": group.0.to_string() }));
     }
 
-    /// Waits for callers to end.
-    pub fn wait(&mut self, group: Group) -> Seen {
+    /// Waits for callers to finish.
+    pub fn wait(&mut self, group: Group) -> GroupResult {
         let answer = self.order(&json!({ "do": "wait", "id": group.0.to_string() }));
         serde_json::from_value(answer).unwrap()
     }
 
     /// Starts callers and waits for them.
-    pub fn run(&mut self, order: Value) -> Seen {
+    pub fn run(&mut self, order: Value) -> GroupResult {
         let group = self.begin(order);
         self.wait(group)
     }
@@ -108,35 +108,27 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the process has exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// The room of the drivers.
-fn room() -> PathBuf {
+/// Directory of the drivers.
+fn directory() -> PathBuf {
     testkit::fixture("clients")
 }
 
-/// The system's Python, which the system's packages are for, or else the first on the path.
+/// A Python that has `module`.
 pub fn python(module: &str, driver: &str) -> Command {
-    let knows = |python: &&str| {
-        let found = Command::new(python).args(["-c", &format!("import {module}")]).output();
-        found.is_ok_and(|output| output.status.success())
-    };
-    let python = ["/usr/bin/python3", "python3"].into_iter().find(knows);
-    let python =
-        python.unwrap_or_else(|| panic!("no Python {module}; scripts/test.sh installs it"));
-    let mut command = Command::new(python);
-    // Without -B it would leave compiled files among the sources.
-    command.arg("-B").arg(room().join(driver));
+    let mut command = testkit::command::python(module);
+    command.arg(directory().join(driver));
     command
 }
 
 /// Node.
 pub fn node_js(driver: &Path) -> Command {
     let mut command = Command::new("node");
-    command.arg(room().join(driver));
+    command.arg(directory().join(driver));
     command
 }

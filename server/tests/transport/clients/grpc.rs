@@ -1,4 +1,4 @@
-//! Over gRPC.
+//! Scenarios over gRPC.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -14,13 +14,13 @@ use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ServerReflectionRequest, ServerReflectionResponse};
 
-use super::driver::{Driver, Seen, Streamed, node_js, python};
+use super::driver::{Driver, GroupResult, Streamed, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::cluster::Cluster;
-use testkit::faults::{Fault, Network};
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::grpc::request;
 use testkit::metrics::Scrape;
-use testkit::wire::{PATIENCE, ended, request};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually};
 
 const LIMITS: &str = "
 namespaces:
@@ -31,7 +31,7 @@ const ALLOW: &str = "/quotaservice.QuotaService/Allow";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
-/// Every unary method that a caller without rights of its own may reach.
+/// Unary methods that are open to callers without rights.
 const UNARY: [&str; 5] = [
     ALLOW,
     CHECK,
@@ -43,7 +43,7 @@ const UNARY: [&str; 5] = [
 /// A client library.
 pub struct Client {
     name: &'static str,
-    /// How many calls it makes under overload.
+    /// Number of calls in the overload scenario.
     flood: u64,
     command: Command,
 }
@@ -68,7 +68,7 @@ impl Client {
     }
 }
 
-/// A driver that `scripts/clients.sh` has made, as its libraries come from the network.
+/// A driver built by `scripts/clients.sh`, as its libraries come from the network.
 fn fetched(variable: &str) -> Option<String> {
     let driver = std::env::var(variable).ok();
     if driver.is_none() {
@@ -77,7 +77,7 @@ fn fetched(variable: &str) -> Option<String> {
     driver
 }
 
-/// A channel's options, of which a scenario replaces what it is about.
+/// Default options of a channel.
 fn channel(addresses: &[SocketAddr]) -> Value {
     json!({
         "do": "open", "channel": "it", "addresses": addresses, "authority": null,
@@ -85,7 +85,7 @@ fn channel(addresses: &[SocketAddr]) -> Value {
     })
 }
 
-/// Calls, of which a scenario replaces what it is about.
+/// Default options of calls.
 fn calls() -> Value {
     json!({
         "channel": "it", "path": ALLOW, "request": hex(&request("shop", "b", 1).encode_to_vec()),
@@ -94,7 +94,7 @@ fn calls() -> Value {
     })
 }
 
-/// That with other values.
+/// The options with some values replaced.
 fn with(mut value: Value, others: Value) -> Value {
     let Value::Object(others) = others else { panic!("{others} is no object") };
     for (key, other) in others {
@@ -113,57 +113,53 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// A node on a Redis that can be made slow, and the way to the node, which counts connections.
+/// A node on a Redis that can be slowed down, behind a proxy that counts the client's connections.
 struct Slow {
-    store: Network,
-    way: Network,
+    store: FaultProxy,
+    way: FaultProxy,
     node: Node,
     _redis: Redis,
     _limits: LimitsFile,
 }
 
 impl Slow {
-    /// From a client's request to the answer, once the store is slow.
+    /// Latency of a request once the store is slow.
     const ROUND_TRIP: Duration = Duration::from_millis(300);
 
     fn start(args: &[&str]) -> Self {
         let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-        let store = Network::to(redis.port());
-        let url = store.url("127.0.0.1");
+        let store = FaultProxy::to(redis.port());
+        let url = store.url();
         let args = [&["--store", &url, "--store-timeout", "20s", "--threads", "1"], args].concat();
         let node = Node::start(&limits.path(), &args);
-        let way = Network::to(node.grpc.port());
+        let way = FaultProxy::to(node.grpc.port());
         Self { store, way, node, _redis: redis, _limits: limits }
     }
 
-    /// Makes Redis slow once the channel's connection is there.
+    /// Connects the channel, then slows down Redis.
     fn slow_down(&self, driver: &mut Driver) {
-        driver.order(&channel(&[address(&self.way)]));
+        driver.order(&channel(&[self.way.address()]));
         all(&driver.run(calls()).statuses, "OK", 1);
-        self.store.set(Fault::Late(Self::ROUND_TRIP / 2));
+        self.store.set(Fault::Delay(Self::ROUND_TRIP / 2));
     }
 
-    /// All of these calls were answered.
+    /// Asserts that all of these calls succeeded.
     #[track_caller]
-    fn answers(&self, seen: &Seen, calls: u64) {
+    fn assert_all_ok(&self, seen: &GroupResult, calls: u64) {
         let expected = Statuses::from([("OK".to_owned(), calls)]);
         assert_eq!(seen.statuses, expected, "{:?} {:?}", seen.texts, self.node.logged());
     }
 
-    /// All went over one connection, which the node did not end.
+    /// Asserts that all calls used one connection, which the node did not close.
     #[track_caller]
-    fn kept_its_connection(&self) {
+    fn assert_one_connection(&self) {
         let connections = self.way.accepted();
         assert_eq!(connections, 1, "all calls went over one connection: {:?}", self.node.logged());
     }
 }
 
-fn address(way: &Network) -> SocketAddr {
-    way.url("127.0.0.1").strip_prefix("redis://").unwrap().parse().unwrap()
-}
-
-/// A client that the machine leaves waiting may take an answer that came in its stead.
-fn mostly(statuses: &Statuses, status: &str) {
+/// Asserts that most calls had this status. On a busy machine some may succeed instead.
+fn assert_most(statuses: &Statuses, status: &str) {
     only(statuses, &[status, "OK"]);
     assert!(statuses[status] >= 100, "most are {status}: {statuses:?}");
 }
@@ -175,9 +171,9 @@ fn deadlines(mut client: Client) {
     let short = json!({ "callers": 2, "calls": 100, "deadline_ms": 30 });
     let seen = driver.run(with(calls(), short));
     row("deadlines", client.name, &seen.statuses);
-    slow.answers(&driver.wait(waiting), 10);
-    mostly(&seen.statuses, "DEADLINE_EXCEEDED");
-    slow.kept_its_connection();
+    slow.assert_all_ok(&driver.wait(waiting), 10);
+    assert_most(&seen.statuses, "DEADLINE_EXCEEDED");
+    slow.assert_one_connection();
 }
 
 fn cancellation(mut client: Client) {
@@ -187,26 +183,27 @@ fn cancellation(mut client: Client) {
     let cancelled = json!({ "callers": 2, "calls": 100, "cancel_ms": 20 });
     let seen = driver.run(with(calls(), cancelled));
     row("cancellation", client.name, &seen.statuses);
-    slow.answers(&driver.wait(waiting), 10);
-    mostly(&seen.statuses, "CANCELLED");
-    slow.kept_its_connection();
+    slow.assert_all_ok(&driver.wait(waiting), 10);
+    assert_most(&seen.statuses, "CANCELLED");
+    slow.assert_one_connection();
 }
 
 fn keepalive(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
-    // grpcio looks at an idle connection every 5 s.
+    // grpcio checks an idle connection every 5 s.
     let args = ["--keepalive", "1s", "--keepalive-timeout", "8s"];
     let node = Node::start(&limits.path(), &args);
-    let way = Network::to(node.grpc.port());
+    let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
-    // Libraries raise this to the least that they allow, 10 s most of them: two pings fit in.
-    driver.order(&with(channel(&[address(&way)]), json!({ "keepalive_ms": 1000 })));
+    // Libraries raise this to their minimum, mostly 10 s.
+    driver.order(&with(channel(&[way.address()]), json!({ "keepalive_ms": 1000 })));
     let first = driver.run(calls()).statuses;
+    // Real time for two pings.
     std::thread::sleep(Duration::from_secs(25));
     let seen = sum([&first, &driver.run(calls()).statuses]);
     row("keepalive", client.name, &seen);
     all(&seen, "OK", 2);
-    assert_eq!(way.accepted(), 1, "the node ended no connection that answers pings");
+    assert_eq!(way.accepted(), 1, "the node keeps a connection that answers pings");
 }
 
 fn compression(mut client: Client) {
@@ -214,7 +211,7 @@ fn compression(mut client: Client) {
     let node = Node::start(&limits.path(), &[]);
     let mut driver = client.driver();
     driver.order(&with(channel(&[node.grpc]), json!({ "compression": "gzip" })));
-    // Short messages are sent as they are by some.
+    // Some libraries do not compress short messages.
     let long = request("shop", &"b".repeat(250), 1).encode_to_vec();
     let seen = driver.run(with(calls(), json!({ "calls": 50, "request": hex(&long) })));
     row("gzip", client.name, &seen.statuses);
@@ -231,20 +228,20 @@ fn overload(mut client: Client) {
     let after = driver.run(with(calls(), json!({ "calls": 10, "again": true }))).statuses;
     row("overload", client.name, &sum([&flood, &after]));
     only(&flood, &["OK", "RESOURCE_EXHAUSTED"]);
-    // h2 counts no more than 1,024.
-    assert!(flood["RESOURCE_EXHAUSTED"] > 2_048, "an overload: {flood:?}");
+    // More than h2's limit of 1,024 reset streams.
+    assert!(flood["RESOURCE_EXHAUSTED"] > 2_048, "not an overload: {flood:?}");
     all(&after, "OK", 10);
-    slow.kept_its_connection();
+    slow.assert_one_connection();
 }
 
 fn round_robin(mut client: Client) {
     let mut cluster = Cluster::start(LIMITS, &["--drain-delay", "1s"]);
     let (addresses, mut driver) = (cluster.grpc(), client.driver());
     driver.order(&with(channel(&addresses), json!({ "round_robin": true })));
-    // Until connections to all three are there, calls go to the first.
+    // Until all three connections are open, calls go to the first node.
     let decided = |node: &Node| Scrape::of(node.http).sum("tollgate_decisions_total", &[]);
     let mut first = Vec::new();
-    eventually("all three nodes are asked", PATIENCE, || {
+    eventually("all three nodes are asked", TEST_TIMEOUT, || {
         let seen = driver.run(with(calls(), json!({ "calls": 30 })));
         let answered = seen.statuses.keys().all(|status| status == "OK");
         first.push(seen.statuses);
@@ -253,11 +250,11 @@ fn round_robin(mut client: Client) {
     let group = driver.begin(with(calls(), json!({ "callers": 20, "calls": 0 })));
     let ports = [cluster.nodes[1].grpc.port(), cluster.nodes[1].http.port()];
     cluster.nodes[1].signal("TERM");
-    ended(&mut cluster.nodes[1], PATIENCE);
+    cluster.nodes[1].wait_for_exit(TEST_TIMEOUT);
     let url = cluster.redis.url();
     cluster.nodes[1] = Node::start_on(ports, &cluster.limits.path(), &["--store", &url]);
     let started = Instant::now();
-    while decided(&cluster.nodes[1]) == 0.0 && started.elapsed() < PATIENCE {
+    while decided(&cluster.nodes[1]) == 0.0 && started.elapsed() < TEST_TIMEOUT {
         std::thread::sleep(Duration::from_millis(20));
     }
     driver.stop(group);
@@ -265,10 +262,10 @@ fn round_robin(mut client: Client) {
     let seen = sum(first.iter().chain([&restart.statuses]));
     row("round_robin", client.name, &seen);
     only(&seen, &["OK"]);
-    assert!(decided(&cluster.nodes[1]) > 0.0, "it is asked again");
+    assert!(decided(&cluster.nodes[1]) > 0.0, "the restarted node is used");
 }
 
-/// One message on a stream of its own.
+/// Opens a stream, sends messages, and reads the replies.
 fn streamed(driver: &mut Driver, path: &str, requests: &[Vec<u8>]) -> Streamed {
     let requests: Vec<String> = requests.iter().map(|request| hex(request)).collect();
     let answer = driver.order(&json!({
@@ -362,23 +359,23 @@ fn authorities(mut client: Client) {
 fn metadata(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
-    let way = Network::to(node.grpc.port());
+    let way = FaultProxy::to(node.grpc.port());
     let mut driver = client.driver();
-    driver.order(&channel(&[address(&way)]));
+    driver.order(&channel(&[way.address()]));
     let long = driver.run(with(calls(), json!({ "calls": 5, "metadata": 20_000 })));
     let after = driver.run(calls());
     row("metadata of 20 kB", client.name, &sum([&long.statuses, &after.statuses]));
     all(&after.statuses, "OK", 1);
     let said = |status: &str| long.texts.get(status).cloned().flatten().unwrap_or_default();
     if said("INTERNAL").contains("violates the maximum size") {
-        // grpc-go keeps to the size that the node has announced, and does not send it.
+        // grpc-go respects the size that the node has announced, and sends nothing.
         return all(&long.statuses, "INTERNAL", 5);
     }
     all(&long.statuses, "RESOURCE_EXHAUSTED", 5);
-    assert!(!said("RESOURCE_EXHAUSTED").is_empty(), "with a text: {long:?}");
+    assert!(!said("RESOURCE_EXHAUSTED").is_empty(), "the status has no text: {long:?}");
 }
 
-/// No message, or two, where one is expected.
+/// No message or two messages in a unary call.
 fn messages(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
@@ -386,16 +383,16 @@ fn messages(mut client: Client) {
     driver.order(&channel(&[node.grpc]));
     for count in [0, 2] {
         let seen = UNARY.map(|path| {
-            // An empty message is one of each type.
+            // An empty message is valid for each type.
             let order = json!({ "path": path, "messages": count, "request": "" });
-            let seen: Seen = driver.run(with(calls(), order));
+            let seen: GroupResult = driver.run(with(calls(), order));
             println!("{path}, {count} messages: {seen:?}");
             seen
         });
         row(&format!("{count} messages"), client.name, &sum(seen.iter().map(|one| &one.statuses)));
         for one in &seen {
             only(&one.statuses, &["INTERNAL", "UNIMPLEMENTED"]);
-            assert_eq!(one.statuses, seen[0].statuses, "all methods say the same");
+            assert_eq!(one.statuses, seen[0].statuses, "all methods have the same statuses");
             assert!(one.texts.values().all(|text| text.as_deref().is_some_and(|t| !t.is_empty())));
         }
     }

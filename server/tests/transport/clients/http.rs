@@ -1,4 +1,4 @@
-//! Over HTTP, with clients that keep their connections.
+//! Scenarios over HTTP, with clients that reuse connections.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use super::driver::{Driver, node_js, python};
 use super::report::{Statuses, all, only, row, sum};
 use testkit::callers::Callers;
-use testkit::faults::{Fault, Network};
-use testkit::wire::{PATIENCE, ended, get};
-use testkit::{LimitsFile, Node, Redis, eventually};
+use testkit::fault_proxy::{Fault, FaultProxy};
+use testkit::http::get;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually};
 
 const LIMITS: &str = "
 namespaces:
@@ -42,7 +42,7 @@ fn one(method: &str, path: &str, body: &str, padding: usize) -> Value {
     json!({ "method": method, "path": path, "body": body, "padding": padding, "headers": {} })
 }
 
-/// Callers that make these requests, each the whole list so many times.
+/// An order for callers that make all `requests` `calls` times each.
 fn rounds(node: &Node, callers: u32, calls: u32, requests: &[Value]) -> Value {
     json!({
         "base": format!("http://{}", node.http), "sessions": "one", "callers": callers,
@@ -50,7 +50,7 @@ fn rounds(node: &Node, callers: u32, calls: u32, requests: &[Value]) -> Value {
     })
 }
 
-/// Statuses, whether or not the answer said that it closes the connection.
+/// Statuses without the mark of a closed connection.
 fn plain(statuses: &Statuses) -> Statuses {
     let plain = |(status, count): (&String, &u64)| {
         BTreeMap::from([(status.trim_end_matches(" close").to_owned(), *count)])
@@ -58,7 +58,7 @@ fn plain(statuses: &Statuses) -> Statuses {
     sum(&statuses.iter().map(plain).collect::<Vec<_>>())
 }
 
-/// Refusals that need not the body, each followed by a request on the same connection.
+/// Refusals without reading the body, each followed by a request on the same connection.
 fn refusals(mut client: Client) {
     const ROUNDS: u32 = 20;
     let (callers, limits) = (Callers::new(), LimitsFile::new(LIMITS));
@@ -87,14 +87,14 @@ fn refusals(mut client: Client) {
 fn overload(mut client: Client) {
     const ROUNDS: u32 = 60;
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
-    let store = Network::to(redis.port());
-    let url = store.url("127.0.0.1");
+    let store = FaultProxy::to(redis.port());
+    let url = store.url();
     let args = ["--store", &url, "--store-timeout", "20s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "4"]].concat());
     let mut driver = Driver::start(&mut client.command);
     let allow = [one("POST", "/v1/allow", JSON, 0)];
     all(&driver.run(rounds(&node, 1, 1, &allow)).statuses, "200", 1);
-    store.set(Fault::Late(Duration::from_millis(150)));
+    store.set(Fault::Delay(Duration::from_millis(150)));
     let flood = plain(&driver.run(rounds(&node, 100, ROUNDS, &allow)).statuses);
     store.set(Fault::Nothing);
     let mut order = rounds(&node, 4, 1, &allow);
@@ -102,12 +102,11 @@ fn overload(mut client: Client) {
     let after = plain(&driver.run(order).statuses);
     row("overload", client.name, &sum([&flood, &after]));
     only(&flood, &["200", "503"]);
-    assert!(flood["503"] > u64::from(100 * ROUNDS / 4), "an overload: {flood:?}");
+    assert!(flood["503"] > u64::from(100 * ROUNDS / 4), "not an overload: {flood:?}");
     all(&after, "200", 4);
 }
 
-/// While a node waits for its load balancer to notice that it stops, each answer tells clients to
-/// take another connection.
+/// During the drain delay, each response asks clients to close the connection.
 fn draining(mut client: Client) {
     let limits = LimitsFile::new(LIMITS);
     let mut node = Node::start(&limits.path(), &["--drain-delay", "5s"]);
@@ -118,10 +117,10 @@ fn draining(mut client: Client) {
     let before = driver.run(rounds(&node, 20, 2, &allow));
     let group = driver.begin(order);
     node.signal("TERM");
-    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     driver.stop(group);
     let meanwhile = driver.wait(group);
-    // These come while it drains, on connections from before.
+    // Requests during the drain delay, on old connections.
     let last = driver.run(rounds(&node, 20, 2, &allow));
     let seen = sum([&before.statuses, &meanwhile.statuses, &last.statuses]);
     row("draining", client.name, &seen);
@@ -129,7 +128,7 @@ fn draining(mut client: Client) {
     all(&before.statuses, "200", 40);
     only(&meanwhile.statuses, &["200", "200 close"]);
     all(&last.statuses, "200 close", 40);
-    assert!(ended(&mut node, PATIENCE).success());
+    assert!(node.wait_for_exit(TEST_TIMEOUT).success());
 }
 
 mod requests {

@@ -1,9 +1,9 @@
-//! Clients that nobody here wrote, against nodes: Python's grpcio and `requests`, Node's `fetch`,
-//! curl, and, where `scripts/clients.sh` has fetched them, grpc-js and grpc-go. Each scenario is
-//! written once; a small program for each client does what the scenario tells it to.
+//! Third-party clients: Python's grpcio and `requests`, Node's `fetch`, curl, and, if
+//! `scripts/clients.sh` has fetched them, grpc-js and grpc-go. Scenarios are written once; a driver
+//! program for each client executes their orders.
 //!
-//! With `TOLLGATE_REPORT=<folder>` each scenario leaves a row for the table of
-//! `docs/compatibility.md`; `scripts/clients.sh` prints that table.
+//! With `TOLLGATE_REPORT=<folder>` each scenario writes a row of the table in
+//! `docs/compatibility.md`; `scripts/clients.sh` prints the table.
 
 mod curl;
 mod driver;

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde_json::json;
 
-/// How often a client saw which status.
+/// Count of each status.
 pub type Statuses = BTreeMap<String, u64>;
 
-/// Prints what a client saw in a scenario, and writes it to
-/// `$TOLLGATE_REPORT/client-<scenario>-<client>.json` where that is set.
+/// Prints the statuses of a client in a scenario. If `TOLLGATE_REPORT` is set, also writes them to
+/// `$TOLLGATE_REPORT/client-<scenario>-<client>.json`.
 pub fn row(scenario: &str, client: &str, statuses: &Statuses) {
     let counts: Vec<String> =
         statuses.iter().map(|(status, count)| format!("{count} {status}")).collect();
@@ -22,7 +22,7 @@ pub fn row(scenario: &str, client: &str, statuses: &Statuses) {
     std::fs::write(path, format!("{row:#}\n")).unwrap();
 }
 
-/// Adds up several counts.
+/// Sum of several counts.
 pub fn sum<'a>(counts: impl IntoIterator<Item = &'a Statuses>) -> Statuses {
     let mut all = Statuses::new();
     for (status, count) in counts.into_iter().flatten() {
@@ -31,7 +31,7 @@ pub fn sum<'a>(counts: impl IntoIterator<Item = &'a Statuses>) -> Statuses {
     all
 }
 
-/// Fails unless these statuses, and no others, were seen.
+/// Asserts that only allowed statuses occurred.
 #[track_caller]
 pub fn only(statuses: &Statuses, allowed: &[&str]) {
     let others: Vec<_> =
@@ -39,7 +39,7 @@ pub fn only(statuses: &Statuses, allowed: &[&str]) {
     assert!(others.is_empty(), "{others:?} of {statuses:?}; allowed: {allowed:?}");
 }
 
-/// Fails unless all calls had this status, and there were that many.
+/// Asserts that `count` calls had this status, and none another.
 #[track_caller]
 pub fn all(statuses: &Statuses, status: &str, count: u64) {
     assert_eq!(*statuses, Statuses::from([(status.to_owned(), count)]));

@@ -1,18 +1,18 @@
-//! The same as real clients see it: Python's `requests` and `http.client`, Node, curl.
+//! The same with third-party clients: Python's `requests` and `http.client`, Node, curl.
 
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use super::{JSON, Kept, LIMITS, post_head, status};
-use testkit::wire::{PATIENCE, post};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::http::post_allow;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 
 fn script(name: &str) -> PathBuf {
     testkit::fixture(name)
 }
 
-/// Runs a client to its end, which must be a good one.
+/// Runs a client, which must succeed. Returns its output.
 fn runs(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| {
         panic!("{:?}: {error} (scripts/test.sh installs it)", command.get_program())
@@ -24,19 +24,19 @@ fn runs(command: &mut Command) -> String {
     out
 }
 
-/// A node of one slot, and that slot taken for as long as Redis is stopped.
+/// A node with one slot, which is taken while Redis is stopped.
 fn overloaded() -> (Redis, LimitsFile, Node, Kept) {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "60s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "1"]].concat());
-    assert_eq!(post(&node, JSON).status, 200);
+    assert_eq!(post_allow(&node, JSON).status, 200);
     signal(redis.pid(), "STOP");
     let mut waits = Kept::to(node.http);
     waits.0.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     waits.send(post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len())));
     waits.send(JSON);
-    eventually("the one slot is taken", PATIENCE, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post_allow(&node, JSON).status == 503);
     (redis, limits, node, waits)
 }
 
@@ -45,7 +45,7 @@ fn python() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let python = |mode: &str, node: &Node| {
-        // The system's Python is the one that scripts/test.sh installs packages for.
+        // scripts/test.sh installs packages for the system's Python.
         let mut command = Command::new("/usr/bin/python3");
         runs(command.arg(script("python/http_clients.py")).arg(mode).arg(node.http.to_string()));
     };
@@ -97,7 +97,7 @@ fn curl() {
         assert_eq!(ask(&[&[version][..], &page].concat(), "/v1/allow"), "403\n");
         assert_eq!(ask(&[version, "-d", JSON], "/v1/allow"), "200\n");
     }
-    // A name that resolves to the node's address, as in DNS rebinding.
+    // A foreign name that resolves to the node's address, as in DNS rebinding.
     let port = node.http.port();
     let rebound = |path: &str| {
         let mut command = Command::new("curl");

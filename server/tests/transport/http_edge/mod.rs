@@ -1,5 +1,5 @@
-//! The edge of the HTTP port: what keeps a connection, what closes it and says so, and which
-//! requests are refused before they are looked at.
+//! HTTP connections: when they stay open and when they are closed, and requests that are refused
+//! early.
 
 mod clients;
 
@@ -8,8 +8,9 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use testkit::wire::{PATIENCE, Samples, ended, get, post};
-use testkit::{LimitsFile, Node, Redis, eventually, signal};
+use testkit::http::{get, post_allow};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, TEST_TIMEOUT, eventually, signal};
 
 const LIMITS: &str = "
 namespaces:
@@ -18,13 +19,13 @@ namespaces:
 
 const JSON: &str = r#"{"namespace":"shop","bucketName":"b"}"#;
 
-/// A connection over HTTP/1.1 that is used for one request after the other.
+/// An HTTP/1.1 connection for several requests.
 struct Kept(TcpStream);
 
 impl Kept {
     fn to(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
         Self(stream)
     }
 
@@ -32,7 +33,7 @@ impl Kept {
         self.0.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// The head of the next answer in lower case, and its body.
+    /// Head of the next response in lower case, and its body.
     fn answer(&mut self) -> (String, String) {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -49,7 +50,7 @@ impl Kept {
         (head, String::from_utf8(body).unwrap())
     }
 
-    /// The node has closed the connection, and not by a reset.
+    /// Whether the node has closed the connection without a reset.
     fn is_at_its_end(&mut self) -> bool {
         self.0.read(&mut [0]).unwrap() == 0
     }
@@ -72,8 +73,7 @@ const ACCESS: &str = "callers:
   - { name: nobody, namespaces: [ 'elsewhere' ], certificates: [ 'cn:nobody' ] }
 ";
 
-/// A body that comes after its headers, as HTTP libraries send it, is part of the request also if
-/// the request is refused.
+/// A short body that arrives after its headers is read even if the request is refused.
 #[test]
 fn a_refusal_keeps_the_connection_if_the_body_is_short() {
     let (limits, access) = (LimitsFile::new(LIMITS), LimitsFile::new(ACCESS));
@@ -92,6 +92,7 @@ fn a_refusal_keeps_the_connection_if_the_body_is_short() {
         for _ in 0..3 {
             let length = JSON.len();
             kept.send(post_head(path, &format!("{more}Content-Length: {length}\r\n")));
+            // The body arrives after the node has read the headers.
             std::thread::sleep(Duration::from_millis(50));
             kept.send(JSON);
             let (head, body) = kept.answer();
@@ -104,22 +105,23 @@ fn a_refusal_keeps_the_connection_if_the_body_is_short() {
     }
 }
 
-/// The same under overload, where a refusal is all that most callers get.
+/// The same under overload, where most requests are refused.
 #[test]
-fn under_overload_connections_go_on() {
+fn overload_keeps_connections_open() {
     let (redis, limits) = (Redis::start(), LimitsFile::new(LIMITS));
     let url = redis.url();
     let args = ["--store", &url, "--store-timeout", "20s", "--threads", "1"];
     let node = Node::start(&limits.path(), &[&args[..], &["--max-in-flight", "1"]].concat());
-    assert_eq!(post(&node, JSON).status, 200);
+    assert_eq!(post_allow(&node, JSON).status, 200);
     signal(redis.pid(), "STOP");
     let mut waits = Kept::to(node.http);
     let whole = post_head("/v1/allow", &format!("Content-Length: {}\r\n", JSON.len()));
     waits.send(format!("{whole}{JSON}"));
     let mut kept = Kept::to(node.http);
-    eventually("the one slot is taken", PATIENCE, || post(&node, JSON).status == 503);
+    eventually("the one slot is taken", TEST_TIMEOUT, || post_allow(&node, JSON).status == 503);
     for _ in 0..5 {
         kept.send(&whole);
+        // The body arrives after the node has read the headers.
         std::thread::sleep(Duration::from_millis(50));
         kept.send(JSON);
         let (head, body) = kept.answer();
@@ -130,8 +132,7 @@ fn under_overload_connections_go_on() {
     assert_eq!(status(&waits.answer().0), 200);
 }
 
-/// Where the body is too long to be read for nothing, the answer says that the connection ends,
-/// and arrives.
+/// If the body is too long to be discarded, the response announces the close, and arrives.
 #[test]
 fn an_answer_that_closes_the_connection_says_so_and_arrives() {
     let limits = LimitsFile::new(LIMITS);
@@ -139,7 +140,7 @@ fn an_answer_that_closes_the_connection_says_so_and_arrives() {
     for (path, expected) in [("/v1/allow", 413), ("/nothing", 404), ("/metrics", 405)] {
         let mut kept = Kept::to(node.http);
         kept.send(post_head(path, &format!("Content-Length: {}\r\n", 3 << 20)));
-        // As libraries do that look for an answer only then.
+        // Some libraries read the response only after sending the whole body.
         kept.send(vec![b' '; 3 << 20]);
         let (head, body) = kept.answer();
         assert_eq!(status(&head), expected, "{path}");
@@ -147,7 +148,7 @@ fn an_answer_that_closes_the_connection_says_so_and_arrives() {
         assert!(is_json_error(&body), "{body}");
         assert!(kept.is_at_its_end(), "{path}");
     }
-    // In chunks, whose length nobody knows beforehand.
+    // A chunked body, whose length is not known in advance.
     let mut kept = Kept::to(node.http);
     kept.send(post_head("/v1/allow", "Transfer-Encoding: chunked\r\n"));
     let chunk = format!("10000\r\n{}\r\n", " ".repeat(1 << 16));
@@ -162,7 +163,7 @@ fn an_answer_that_closes_the_connection_says_so_and_arrives() {
 }
 
 #[test]
-fn what_no_server_should_take_is_refused_in_json() {
+fn invalid_http_requests_are_refused_in_json() {
     let limits = LimitsFile::new(LIMITS);
     let node = Node::start(&limits.path(), &[]);
     let long = format!("Content-Length: {}\r\nExpect: 100-continue\r\n", 3 << 20);
@@ -185,7 +186,7 @@ fn what_no_server_should_take_is_refused_in_json() {
             format!("{}x", post_head("/v1/allow", "Content-Encoding: br\r\nContent-Length: 1\r\n")),
             415,
         ),
-        // Not before "100 Continue", which would ask for the body.
+        // Refused without "100 Continue", which would request the body.
         (post_head("/v1/allow", &long), 413),
     ] {
         let mut kept = Kept::to(node.http);
@@ -196,7 +197,7 @@ fn what_no_server_should_take_is_refused_in_json() {
         assert!(head.contains("content-type: application/json"), "{head}");
         assert_eq!(head.contains("\r\nallow: "), expected == 405, "{head}");
     }
-    // Load balancers' plain checks.
+    // Simple checks of load balancers.
     for request in [
         "GET /healthz HTTP/1.0\r\n\r\n",
         "GET /metrics HTTP/1.0\r\n\r\n",
@@ -214,7 +215,7 @@ fn what_no_server_should_take_is_refused_in_json() {
         }
         assert_eq!(status(&answer), 200, "{request}");
     }
-    // A name that was added.
+    // A host name that was added by a flag.
     let node = Node::start(&limits.path(), &["--http-host", "quota.example"]);
     for (host, expected) in [("QUOTA.example.:1", 200), ("other.example", 421)] {
         let mut kept = Kept::to(node.http);
@@ -225,9 +226,9 @@ fn what_no_server_should_take_is_refused_in_json() {
     }
 }
 
-/// During the delay every answer sends its client elsewhere, and nobody's connection is closed.
+/// During the drain delay every response announces the close of its connection.
 #[test]
-fn a_node_that_drains_says_connection_close() {
+fn a_node_that_drains_announces_connection_close() {
     let limits = LimitsFile::new(LIMITS);
     let mut node = Node::start(&limits.path(), &["--drain-delay", "3s"]);
     const ASK: &str = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -237,7 +238,7 @@ fn a_node_that_drains_says_connection_close() {
         assert!(!one.answer().0.contains("connection: close"));
     }
     node.signal("TERM");
-    eventually("it drains", PATIENCE, || get(&node, "/readyz").status == 503);
+    eventually("it drains", TEST_TIMEOUT, || get(&node, "/readyz").status == 503);
     for one in &mut kept {
         one.send(ASK);
         let (head, _) = one.answer();
@@ -245,10 +246,10 @@ fn a_node_that_drains_says_connection_close() {
         assert!(head.contains("\r\nconnection: close\r\n"), "{head}");
         assert!(one.is_at_its_end());
     }
-    assert_eq!(ended(&mut node, PATIENCE).code(), Some(0));
+    assert_eq!(node.wait_for_exit(TEST_TIMEOUT).code(), Some(0));
 }
 
-/// A client of h2 itself, whose windows are that large.
+/// A client of the h2 library with this window size.
 async fn h2(node: &Node, window: u32) -> h2::client::SendRequest<Bytes> {
     let stream = tokio::net::TcpStream::connect(node.http).await.unwrap();
     let mut builder = h2::client::Builder::new();
@@ -278,14 +279,14 @@ async fn odd_requests_over_http2_are_answered() {
         ("GET", "http://localhost/healthz", 200),
     ] {
         let (answer, _) = sender.send_request(asks(method, uri), true).unwrap();
-        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap();
+        let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap();
         assert_eq!(answer.unwrap().status().as_u16(), expected, "{method} {uri}");
     }
 }
 
-/// Answers that nobody takes, from a client that answers pings, end after a time.
+/// Unread responses are dropped after a time, even if the client answers pings.
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_over_http2_that_are_not_taken_end() {
+async fn unread_http2_responses_are_dropped() {
     let limits = LimitsFile::new(LIMITS);
     let args = ["--keepalive", "500ms", "--keepalive-timeout", "5s"];
     let node = Node::start(&limits.path(), &args);
@@ -299,17 +300,17 @@ async fn answers_over_http2_that_are_not_taken_end() {
     }
     let mut bodies = Vec::new();
     for answer in held {
-        let answer = tokio::time::timeout(PATIENCE, answer).await.unwrap().unwrap();
+        let answer = tokio::time::timeout(TEST_TIMEOUT, answer).await.unwrap().unwrap();
         bodies.push(answer.into_body());
     }
-    let buffered = || Samples::of(&node).get("tollgate_buffered_bytes", &[]).unwrap();
+    let buffered = || Scrape::of(node.http).get("tollgate_buffered_bytes", &[]).unwrap();
     let most = buffered();
     assert!(most > 50.0 * 1000.0, "{most} bytes are counted");
     let started = Instant::now();
     for mut body in bodies {
-        let end = tokio::time::timeout(PATIENCE, body.data()).await.unwrap();
-        assert!(end.is_none_or(|data| data.is_err()), "there is no window for it");
+        let end = tokio::time::timeout(TEST_TIMEOUT, body.data()).await.unwrap();
+        assert!(end.is_none_or(|data| data.is_err()), "the window is zero");
     }
-    println!("{most} bytes given up after {:.1?}", started.elapsed());
-    eventually("nothing is buffered", PATIENCE, || buffered() < 1000.0);
+    println!("{most} bytes dropped after {:.1?}", started.elapsed());
+    eventually("nothing is buffered", TEST_TIMEOUT, || buffered() < 1000.0);
 }

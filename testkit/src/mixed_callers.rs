@@ -10,7 +10,7 @@ use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tonic::transport::Channel;
 
-use super::wire::{channel, request};
+use super::grpc::{channel, request};
 
 /// Connections per node.
 const CONNECTIONS: usize = 4;
@@ -20,13 +20,13 @@ const MAX_CANCEL_DELAY_MS: usize = 12;
 
 /// Behaviour of a caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum Behaviour {
     /// Sends the next request at once.
     Greedy,
     /// Sleeps for the wait of a grant or the retry time of a refusal.
-    Honours,
+    HonoursWaits,
     /// Cancels most calls before the answer, after varying delays.
-    GivesUp,
+    CancelsCalls,
     /// Alternates between sending and pausing for this long, in step with the other callers.
     Bursts(Duration),
 }
@@ -47,7 +47,7 @@ pub struct Group {
     /// Most tokens per request.
     pub most: usize,
     /// Behaviour of a caller, by its number.
-    pub manner: fn(usize) -> Manner,
+    pub behaviour: fn(usize) -> Behaviour,
 }
 
 /// A grant with its time bounds.
@@ -71,7 +71,9 @@ pub struct Account {
     /// Times of the first and the last request.
     pub asked: Option<(Instant, Instant)>,
     /// Cancelled calls, whose outcome is unknown.
-    pub given_up: u64,
+    pub cancelled: u64,
+    /// Calls decided without the shared store, which may have counted them nevertheless.
+    pub degraded: u64,
     /// Most tokens of a single request.
     pub largest: f64,
 }
@@ -83,8 +85,6 @@ pub struct Record {
     pub accounts: BTreeMap<String, Account>,
     /// Answers with another status, by namespace.
     pub others: BTreeMap<(&'static str, Status), u64>,
-    /// Decisions made without the shared store.
-    pub degraded: u64,
     /// Failed calls.
     pub failed: Vec<tonic::Status>,
     /// All calls, including cancelled ones.
@@ -97,12 +97,18 @@ impl Record {
         self.accounts.get(bucket).unwrap_or_else(|| panic!("nobody has heard of {bucket}"))
     }
 
+    /// Decisions made without the shared store.
+    pub fn degraded(&self) -> u64 {
+        self.accounts.values().map(|account| account.degraded).sum()
+    }
+
     fn merge(&mut self, other: Self) {
         for (bucket, account) in other.accounts {
             let sum = self.accounts.entry(bucket).or_default();
             sum.grants.extend(account.grants);
             sum.refused += account.refused;
-            sum.given_up += account.given_up;
+            sum.cancelled += account.cancelled;
+            sum.degraded += account.degraded;
             sum.largest = sum.largest.max(account.largest);
             sum.asked = match (sum.asked, account.asked) {
                 (Some(a), Some(b)) => Some((a.0.min(b.0), a.1.max(b.1))),
@@ -112,7 +118,6 @@ impl Record {
         for (status, count) in other.others {
             *self.others.entry(status).or_default() += count;
         }
-        self.degraded += other.degraded;
         self.failed.extend(other.failed);
         self.calls += other.calls;
     }
@@ -134,7 +139,7 @@ impl Account {
     /// Highest ratio of granted tokens to `burst + rate * time` over all intervals that begin at
     /// one of `starts` evenly spaced moments and end with an answer. Only grants requested and
     /// answered within the interval count.
-    pub fn worst_stretch(&self, starts: u32, burst: f64, rate: f64) -> f64 {
+    pub fn worst_interval(&self, starts: u32, burst: f64, rate: f64) -> f64 {
         let Some((first, last)) = self.asked else { return 0.0 };
         let share = |number| {
             let start = first + (last - first) * number / starts;
@@ -152,9 +157,8 @@ impl Account {
 
 /// Runs the callers of all groups on one thread for `time`, distributed round-robin over the
 /// targets.
-pub fn ask_around(targets: &[SocketAddr], groups: &[Group], time: Duration) -> Record {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let mut record = runtime.block_on(async {
+pub fn run_callers(targets: &[SocketAddr], groups: &[Group], time: Duration) -> Record {
+    let mut record = super::runtime().block_on(async {
         let mut clients = Vec::new();
         for _ in 0..CONNECTIONS {
             for target in targets {
@@ -187,9 +191,9 @@ async fn caller(
     time: Duration,
 ) -> Record {
     let mut record = Record::default();
-    let manner = (group.manner)(number);
+    let behaviour = (group.behaviour)(number);
     for count in 0.. {
-        if let Manner::Bursts(length) = manner {
+        if let Behaviour::Bursts(length) = behaviour {
             let at = started.elapsed().as_nanos() % (2 * length.as_nanos());
             if let Some(paused) = at.checked_sub(length.as_nanos()) {
                 tokio::time::sleep(length - Duration::from_nanos(paused as u64)).await;
@@ -209,15 +213,15 @@ async fn caller(
         let sent = Instant::now();
         record.calls += 1;
         let answer = client.allow(request);
-        let answer = match manner {
-            Manner::GivesUp => {
+        let answer = match behaviour {
+            Behaviour::CancelsCalls => {
                 let cancel_after =
                     Duration::from_millis((pseudo_random % MAX_CANCEL_DELAY_MS) as u64);
                 match tokio::time::timeout(cancel_after, answer).await {
                     Ok(answer) => answer,
                     Err(_) => {
                         let name = format!("{}:{bucket}", group.namespace);
-                        record.accounts.entry(name).or_default().given_up += 1;
+                        record.accounts.entry(name).or_default().cancelled += 1;
                         continue;
                     }
                 }
@@ -233,13 +237,13 @@ async fn caller(
                 continue;
             }
         };
-        record.degraded += u64::from(answer.degraded);
         match answer.status() {
             status @ (Status::Ok | Status::RejectedTimeout) => {
                 let account = record.accounts.entry(answer.bucket.clone()).or_default();
                 let first = account.asked.map_or(sent, |asked| asked.0);
                 account.asked = Some((first, sent));
                 account.largest = account.largest.max(tokens as f64);
+                account.degraded += u64::from(answer.degraded);
                 if status == Status::Ok {
                     let tokens = answer.tokens_granted as f64;
                     account.grants.push(Grant { sent, answered, tokens });
@@ -249,7 +253,7 @@ async fn caller(
             }
             other => *record.others.entry((group.namespace, other)).or_default() += 1,
         }
-        if manner == Manner::Honours {
+        if behaviour == Behaviour::HonoursWaits {
             let pause = answer.wait_millis.max(answer.retry_after_millis).max(0);
             tokio::time::sleep(Duration::from_millis(pause as u64)).await;
         }

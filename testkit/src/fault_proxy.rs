@@ -1,10 +1,10 @@
-//! A TCP proxy between nodes and Redis that simulates network faults, which tests set and clear.
+//! A TCP proxy that simulates network faults, which tests set and clear.
 
 use std::future::pending;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -20,20 +20,20 @@ pub enum Fault {
     /// No fault.
     Nothing,
     /// Adds this delay in each direction.
-    Late(Duration),
+    Delay(Duration),
     /// Requests arrive; replies are held back until the fault is cleared.
-    Silent,
+    NoReplies,
     /// The server vanishes without closing: data is discarded, and open as well as new connections
     /// stay dead.
     HalfOpen,
     /// Sends half of each reply, then a reset.
-    Cut,
+    CutReplies,
     /// Limits the rate to this many bytes/s in each direction.
-    Trickle(u32),
+    RateLimit(u32),
     /// Resets open connections and refuses new ones.
     Refused,
     /// Accepts connections and resets them at once.
-    Slammed,
+    ResetOnAccept,
 }
 
 /// Read size in bytes.
@@ -43,40 +43,55 @@ const CHUNK_BYTES: usize = 16 * 1024;
 const MAX_CHUNKS: usize = 1024;
 
 /// A proxy to one server on loopback; stops when dropped.
-pub struct Network {
-    port: u16,
+pub struct FaultProxy {
+    address: SocketAddr,
+    target: Arc<AtomicU16>,
     fault: watch::Sender<Fault>,
     accepted: Arc<AtomicU64>,
     // Stops the proxy when dropped.
     _alive: oneshot::Sender<()>,
 }
 
-impl Network {
+impl FaultProxy {
     /// Starts a proxy on a free port for the server on port `target`.
     pub fn to(target: u16) -> Self {
         let (fault, faults) = watch::channel(Fault::Nothing);
         let (alive, ended) = oneshot::channel();
-        let accepted = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&accepted);
-        let (sender, port) = std::sync::mpsc::channel();
+        let (target, accepted) = (Arc::new(AtomicU16::new(target)), Arc::default());
+        let (targeted, counted) = (Arc::clone(&target), Arc::clone(&accepted));
+        let (sender, address) = std::sync::mpsc::channel();
         thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(async move {
+            super::runtime().block_on(async move {
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
                 let near = listener.local_addr().unwrap();
-                sender.send(near.port()).unwrap();
+                sender.send(near).unwrap();
                 tokio::select! {
-                    () = serve(listener, near, target, faults, &counted) => {}
+                    () = serve(listener, near, &targeted, faults, &counted) => {}
                     _ = ended => {}
                 }
             });
         });
-        Self { port: port.recv().unwrap(), fault, accepted, _alive: alive }
+        Self { address: address.recv().unwrap(), target, fault, accepted, _alive: alive }
     }
 
-    /// Store URL of the proxy, with `host` as the host name.
-    pub fn url(&self, host: &str) -> String {
-        format!("redis://{host}:{}", self.port)
+    /// Address of the proxy.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Store URL of the proxy.
+    pub fn url(&self) -> String {
+        format!("redis://{}", self.address)
+    }
+
+    /// Store URL of the proxy with a host name.
+    pub fn url_with_host(&self, host: &str) -> String {
+        format!("redis://{host}:{}", self.address.port())
+    }
+
+    /// Sets the port of the server for connections from now on.
+    pub fn set_target(&self, target: u16) {
+        self.target.store(target, Ordering::SeqCst);
     }
 
     /// Replaces the current fault.
@@ -93,7 +108,7 @@ impl Network {
 async fn serve(
     listener: TcpListener,
     near: SocketAddr,
-    target: u16,
+    target: &AtomicU16,
     mut faults: watch::Receiver<Fault>,
     accepted: &AtomicU64,
 ) {
@@ -115,11 +130,11 @@ async fn serve(
             taken = next => {
                 let Ok((stream, _)) = taken else { continue };
                 accepted.fetch_add(1, Ordering::SeqCst);
-                if *faults.borrow() == Fault::Slammed {
+                if *faults.borrow() == Fault::ResetOnAccept {
                     reset(&stream);
                 } else {
                     // Errors of a connection end only that connection.
-                    let faults = faults.clone();
+                    let (target, faults) = (target.load(Ordering::SeqCst), faults.clone());
                     tokio::spawn(async move { drop(proxy(stream, target, faults).await) });
                 }
             }
@@ -137,7 +152,7 @@ fn reset(stream: &TcpStream) {
 /// The rate limit in bytes/s; `None` without one.
 fn rate_limit(faults: &mut watch::Receiver<Fault>) -> Option<u32> {
     match *faults.borrow_and_update() {
-        Fault::Trickle(rate) => Some(rate),
+        Fault::RateLimit(rate) => Some(rate),
         _ => None,
     }
 }
@@ -159,7 +174,7 @@ async fn proxy(mut near: TcpStream, target: u16, faults: watch::Receiver<Fault>)
     far.set_nodelay(true)?;
     let mut fault_watch = faults.clone();
     let ends_connection =
-        |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::Slammed);
+        |fault: &Fault| matches!(fault, Fault::HalfOpen | Fault::Refused | Fault::ResetOnAccept);
     let end = {
         let (from_near, to_near) = near.split();
         let (from_far, to_far) = far.split();
@@ -196,11 +211,11 @@ async fn copy(
     let read = async move {
         let mut buffer = vec![0; CHUNK_BYTES];
         while let Ok(count @ 1..) = from.read(&mut buffer).await {
-            let late = match *seen.borrow() {
-                Fault::Late(late) => late,
+            let delay = match *seen.borrow() {
+                Fault::Delay(delay) => delay,
                 _ => Duration::ZERO,
             };
-            let chunk = (Instant::now() + late, buffer[..count].to_vec());
+            let chunk = (Instant::now() + delay, buffer[..count].to_vec());
             if sender.send(chunk).await.is_err() {
                 break;
             }
@@ -214,7 +229,7 @@ async fn copy(
             sleep_until(due).await;
             if replies {
                 // If the proxy was dropped, continues.
-                let _ = faults.wait_for(|fault| *fault != Fault::Silent).await;
+                let _ = faults.wait_for(|fault| *fault != Fault::NoReplies).await;
             }
             let mut rest = chunk.as_slice();
             while let Some(rate) = rate_limit(&mut faults)
@@ -227,7 +242,7 @@ async fn copy(
                 // Ends early when the fault changes.
                 let _ = timeout(Duration::from_secs(1) / rate, faults.changed()).await;
             }
-            let cut = replies && *faults.borrow() == Fault::Cut;
+            let cut = replies && *faults.borrow() == Fault::CutReplies;
             let whole = if cut { &rest[..rest.len() / 2] } else { rest };
             if to.write_all(whole).await.is_err() {
                 return End::Closed;

@@ -68,15 +68,15 @@ pub struct Record {
 /// Current wants of a client, by its number; 0 releases its lease.
 type Wants = dyn Fn(usize) -> f64 + Send + Sync;
 
-/// Running clients.
-pub struct Fleet {
+/// BackgroundCommand clients.
+pub struct LeaseClients {
     runtime: Runtime,
     stop: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<()>>,
     record: Arc<Mutex<Record>>,
 }
 
-impl Fleet {
+impl LeaseClients {
     /// Starts the clients, distributed round-robin over the targets and over the first second. They
     /// are named `<name> 0`, `<name> 1` and so on; their priority is their number modulo 2.
     pub fn start(

@@ -6,11 +6,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use super::cluster::Cluster;
-use super::metrics::http;
+use super::http;
 use super::{Node, eventually, free_port, in_repository};
 
 /// An HAProxy process, killed when dropped.
-pub struct Balancer {
+pub struct HaProxy {
     child: Child,
     /// gRPC address.
     pub grpc: SocketAddr,
@@ -20,16 +20,16 @@ pub struct Balancer {
     pub stats: SocketAddr,
 }
 
-impl Balancer {
+impl HaProxy {
     /// Starts HAProxy for the nodes of `cluster`, and waits until its health checks pass.
     pub fn start(cluster: &Cluster) -> Self {
-        let balancer = Self::start_before(&cluster.nodes, &[]);
-        balancer.wait_until_all_are_in();
+        let balancer = Self::start_for(&cluster.nodes, &[]);
+        balancer.wait_until_checks_pass();
         balancer
     }
 
     /// Starts HAProxy for three nodes, with additional environment variables.
-    pub fn start_before(nodes: &[Node], variables: &[(&str, &str)]) -> Self {
+    pub fn start_for(nodes: &[Node], variables: &[(&str, &str)]) -> Self {
         let config = in_repository("config/haproxy.cfg");
         let [grpc, http, stats] = [(); 3].map(|()| SocketAddr::from(([127, 0, 0, 1], free_port())));
         // /usr/sbin is not in the PATH of every user.
@@ -56,16 +56,16 @@ impl Balancer {
     }
 
     /// Waits until the latest health check of every node has passed.
-    pub fn wait_until_all_are_in(&self) {
+    pub fn wait_until_checks_pass(&self) {
         eventually("haproxy has checked every node", Duration::from_secs(10), || {
-            self.checked().is_some_and(|statuses| statuses == ["L7OK"; 6])
+            self.check_results().is_some_and(|statuses| statuses == ["L7OK"; 6])
         });
     }
 
     /// Latest health check result of each node, per backend; `None` if the statistics are
     /// unavailable.
-    pub fn checked(&self) -> Option<Vec<String>> {
-        let (_, csv) = http(self.stats, "GET /;csv", "").ok()?;
+    pub fn check_results(&self) -> Option<Vec<String>> {
+        let csv = http::send(self.stats, "GET", "/;csv", "", b"").ok()?.body;
         let mut lines = csv.lines();
         let column = lines.next()?.split(',').position(|title| title == "check_status")?;
         let servers = lines.filter(|line| line.contains("_nodes,node"));
@@ -73,7 +73,7 @@ impl Balancer {
     }
 }
 
-impl Drop for Balancer {
+impl Drop for HaProxy {
     fn drop(&mut self) {
         // Fails if the process has exited already.
         let _ = self.child.kill();

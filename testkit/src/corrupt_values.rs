@@ -5,7 +5,7 @@ use proptest::sample::select;
 
 /// A value of any Redis type.
 #[derive(Clone, Debug)]
-pub enum Plant {
+pub enum CorruptValue {
     /// A string.
     Text(Vec<u8>),
     /// A list.
@@ -20,7 +20,7 @@ pub enum Plant {
     Stream(Vec<u8>),
 }
 
-impl Plant {
+impl CorruptValue {
     /// Replaces the value of `key`.
     pub fn put(&self, connection: &mut redis::Connection, key: &str) {
         redis::cmd("DEL").arg(key).exec(connection).unwrap();
@@ -70,7 +70,7 @@ pub fn bytes() -> impl Strategy<Value = Vec<u8>> {
 }
 
 /// A value of any type.
-pub fn plant() -> impl Strategy<Value = Plant> {
+pub fn corrupt_value() -> impl Strategy<Value = CorruptValue> {
     let byte_strings = || proptest::collection::vec(bytes(), 1..5);
     let field = || prop_oneof![bytes(), Just(Vec::new()), Just(b"f".to_vec()), Just(b"a".to_vec())];
     let score = prop_oneof![
@@ -78,11 +78,11 @@ pub fn plant() -> impl Strategy<Value = Plant> {
         any::<i64>().prop_map(|score| score.to_string()),
     ];
     prop_oneof![
-        3 => bytes().prop_map(Plant::Text),
-        1 => byte_strings().prop_map(Plant::List),
-        1 => byte_strings().prop_map(Plant::Set),
-        2 => proptest::collection::vec((field(), bytes()), 1..5).prop_map(Plant::Hash),
-        2 => proptest::collection::vec((field(), score), 1..5).prop_map(Plant::Sorted),
-        1 => bytes().prop_map(Plant::Stream),
+        3 => bytes().prop_map(CorruptValue::Text),
+        1 => byte_strings().prop_map(CorruptValue::List),
+        1 => byte_strings().prop_map(CorruptValue::Set),
+        2 => proptest::collection::vec((field(), bytes()), 1..5).prop_map(CorruptValue::Hash),
+        2 => proptest::collection::vec((field(), score), 1..5).prop_map(CorruptValue::Sorted),
+        1 => bytes().prop_map(CorruptValue::Stream),
     ]
 }

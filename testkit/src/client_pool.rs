@@ -1,42 +1,14 @@
-//! Many clients of one resource, and a deterministic random generator.
+//! Many clients of one resource.
 
+use rand::RngExt as _;
+use rand::rngs::SmallRng;
+use rand::seq::SliceRandom as _;
 use tollgate_server::domain::lease::{Band, Grant, Holder, Rules, Wish};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::store::{LeaseAsk, LeaseStore};
 
-/// Deterministic random numbers (SplitMix64).
-pub struct Random(pub u64);
-
-impl Random {
-    /// 64 random bits.
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number in `0..n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-
-    /// A number in `low..high`.
-    pub fn between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * ((self.bits() >> 11) as f64 / (1_u64 << 53) as f64)
-    }
-
-    /// Shuffles `items`.
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for at in (1..items.len()).rev() {
-            items.swap(at, self.below(at + 1));
-        }
-    }
-}
-
 /// Clients of one resource.
-pub struct Crowd {
+pub struct ClientPool {
     /// Resource name.
     pub resource: String,
     /// Sharing rules of the resource.
@@ -50,7 +22,7 @@ pub struct Crowd {
     pub spread_s: usize,
 }
 
-impl Crowd {
+impl ClientPool {
     /// `clients` clients whose wants are twice the capacity in total.
     pub fn new(kind: Kind, clients: usize, mut wants: impl FnMut() -> f64) -> Self {
         let band = |wants| Band { priority: 0, subclients: 1, wants };
@@ -72,9 +44,9 @@ impl Crowd {
     }
 
     /// Lease requests of some clients, by index.
-    pub fn asks(&self, clients: &[usize], random: &mut Random) -> Vec<LeaseAsk<'_>> {
+    pub fn asks(&self, clients: &[usize], random: &mut SmallRng) -> Vec<LeaseAsk<'_>> {
         let ask = |&at: &usize| {
-            let lease_s = self.rules.lease_s + random.below(self.spread_s.max(1)) as i64;
+            let lease_s = self.rules.lease_s + random.random_range(0..self.spread_s.max(1)) as i64;
             let wish = Wish {
                 holder: Holder::Client(&self.ids[at]),
                 bands: std::slice::from_ref(&self.bands[at]),
@@ -91,7 +63,7 @@ impl Crowd {
         &self,
         store: &impl LeaseStore,
         clients: &[usize],
-        random: &mut Random,
+        random: &mut SmallRng,
     ) -> Vec<Grant> {
         let mut grants = Vec::with_capacity(clients.len());
         for chunk in clients.chunks(200) {
@@ -102,9 +74,9 @@ impl Crowd {
     }
 
     /// Refreshes all leases in random order.
-    pub async fn refresh_all(&self, store: &impl LeaseStore, random: &mut Random) -> Vec<Grant> {
+    pub async fn refresh_all(&self, store: &impl LeaseStore, random: &mut SmallRng) -> Vec<Grant> {
         let mut all: Vec<usize> = (0..self.ids.len()).collect();
-        random.shuffle(&mut all);
+        all.shuffle(random);
         self.refresh(store, &all, random).await
     }
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
-use crate::allow::AllowArgs;
+use crate::allow::args::AllowArgs;
 use crate::books::{self, Audit, Expectation, LedgerEntry, LimitSource};
 use crate::driver::Failure;
 use crate::figures::{self, Latency, bracketed, nonzero};
@@ -113,6 +113,28 @@ impl Verdict {
     }
 }
 
+impl Load {
+    fn new(args: &AllowArgs) -> Self {
+        let open = args.rate.is_some();
+        Self {
+            targets: args.credentials.urls(&args.target),
+            kind: if open { "open" } else { "closed" },
+            connections: args.connections,
+            in_flight: (!open).then(|| args.connections.saturating_mul(args.in_flight)),
+            rate_per_s: args.rate,
+            arrivals: open.then(|| args.arrivals.name()),
+            max_outstanding: open.then_some(args.max_outstanding),
+            threads: args.threads,
+            namespace: args.namespace.clone(),
+            keys: args.keys.to_string(),
+            tokens: args.tokens,
+            seed: args.seed,
+            warmup_s: args.warmup.as_secs_f64(),
+            duration_s: args.duration.as_secs_f64(),
+        }
+    }
+}
+
 impl Report {
     /// Report of a run with `args` and its counts.
     pub fn new(args: &AllowArgs, source: Option<&LimitSource>, tally: &Tally) -> Self {
@@ -130,22 +152,7 @@ impl Report {
         let counts = &tally.counts;
         let open = args.rate.is_some();
         Self {
-            load: Load {
-                targets: args.target.iter().map(ToString::to_string).collect(),
-                kind: if open { "open" } else { "closed" },
-                connections: args.connections,
-                in_flight: (!open).then(|| args.connections.saturating_mul(args.in_flight)),
-                rate_per_s: args.rate,
-                arrivals: open.then(|| args.arrivals.name()),
-                max_outstanding: open.then_some(args.max_outstanding),
-                threads: args.threads,
-                namespace: args.namespace.clone(),
-                keys: args.keys.to_string(),
-                tokens: args.tokens,
-                seed: args.seed,
-                warmup_s: args.warmup.as_secs_f64(),
-                duration_s: args.duration.as_secs_f64(),
-            },
+            load: Load::new(args),
             requests: counts.requests(),
             requests_per_s: tally.decided_in_time as f64 / args.duration.as_secs_f64(),
             granted: counts.granted,

@@ -1,0 +1,376 @@
+//! A node on its stores: serves until it is told to stop, then drains.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures_util::future::FutureExt as _;
+use tokio::sync::watch;
+use tonic_health::server::{HealthReporter, HealthService};
+
+use super::accept::{AcceptThread, PortWorkers};
+use super::background::Background;
+use super::bounds::NodeBounds;
+use super::health::{HealthPublisher, Readiness};
+use super::thread::stop_signal;
+use super::workers::{Opened, Workers};
+use super::{Error, Listeners, Prepared, doors};
+use crate::metrics::Metrics;
+use crate::service::allow::AllowService;
+use crate::service::capacity::CapacityService;
+use crate::service::parent::Renewal;
+use crate::service::{Fallback, Shared};
+use crate::settings::Settings;
+use crate::store::clock::Clock;
+use crate::store::redis::Health;
+use crate::store::{LeaseStore, Store};
+use crate::tls::Port;
+use crate::transport::door::Door;
+use crate::transport::http_port::HttpPort;
+use crate::transport::load::Bounds;
+use crate::transport::{grpc, http};
+
+/// Opens a bucket store and a lease store with connections on the current runtime.
+type OpenStores<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
+
+/// The stores of a node.
+pub(super) struct Stores<B, L> {
+    pub(super) open: OpenStores<B, L>,
+    /// The lease store of the main thread.
+    pub(super) leases: L,
+    /// `Some` for a store that can fail.
+    pub(super) fallback: Option<Fallback>,
+}
+
+/// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
+/// work; the node stops if it completes.
+pub(super) async fn run<B: Store, L: LeaseStore>(
+    prepared: Prepared,
+    stores: Stores<B, L>,
+    maintain: impl Future<Output = Error>,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let Prepared { settings, listeners, reload, store, metrics, limits, parent, door } = prepared;
+    let Stores { open, leases, fallback } = stores;
+    let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
+    let has_parent = parent.is_some();
+    let shared = Shared::new(Arc::clone(&limits), fallback, Clock::system(), has_parent, &metrics);
+    let node = Node {
+        addresses: Addresses::of(&listeners, &settings)?,
+        bounds: NodeBounds::new(&settings, &metrics),
+        readiness: Readiness::new(Arc::clone(&limits), health.clone()),
+        shared: Arc::new(shared),
+        settings,
+        metrics,
+        door,
+        open,
+    };
+    let renewal = parent.map(|parent| {
+        let renewal = Renewal::new(leases.clone(), node.settings.node_id(), parent.cluster);
+        (renewal.gauged_by(node.metrics.parent_up()), parent.client)
+    });
+    // The leases of background work: gauges and the status page.
+    let leases = CapacityService::new(leases, Arc::clone(&node.shared));
+    let background = Background {
+        metrics: Arc::clone(&node.metrics),
+        limits,
+        door: node.door.clone(),
+        shared: Arc::clone(&node.shared),
+        leases: leases.clone(),
+        renewal,
+        reload,
+    };
+    let (about, state) = node.about(store, health);
+    let (status, render_status) = http::status_pages(about, state, leases);
+    let reporter = HealthReporter::new();
+    let health = HealthPublisher::new(reporter.clone(), node.readiness.clone());
+    let threads = node.start_threads(listeners, status, &reporter)?;
+    let background = async {
+        let rest = async { tokio::join!(background.run(), render_status) };
+        tokio::select! {
+            error = maintain => error,
+            (never, ()) = rest => match never {},
+        }
+    };
+    node.serve(threads, health, background, shutdown).await
+}
+
+/// What the threads of a node serve with.
+struct Node<B, L> {
+    settings: Settings,
+    addresses: Addresses,
+    metrics: Arc<Metrics>,
+    shared: Arc<Shared>,
+    door: Door,
+    bounds: NodeBounds,
+    readiness: Readiness,
+    open: OpenStores<B, L>,
+}
+
+/// The addresses of a node.
+struct Addresses {
+    grpc: SocketAddr,
+    http: SocketAddr,
+    /// The address that clients should dial.
+    advertise: Arc<str>,
+}
+
+impl Addresses {
+    fn of(listeners: &Listeners, settings: &Settings) -> Result<Self, Error> {
+        let system_error = |error| Error::System("a bound address", error);
+        let grpc = listeners.grpc.local_addr().map_err(system_error)?;
+        let http = listeners.http.local_addr().map_err(system_error)?;
+        let advertise: Arc<str> =
+            settings.advertise.clone().unwrap_or_else(|| grpc.to_string()).into();
+        doors::warn_if_unspecified(&advertise);
+        Ok(Self { grpc, http, advertise })
+    }
+}
+
+impl<B: Store, L: LeaseStore> Node<B, L> {
+    /// What the status page shows of the node, and of the store.
+    fn about(
+        &self,
+        store: String,
+        health: Option<Arc<Health>>,
+    ) -> (http::About, Box<http::StoreState>) {
+        let outage = health.clone();
+        let about = http::About {
+            id: self.settings.node_id(),
+            started: Instant::now(),
+            grpc: self.addresses.grpc.to_string(),
+            http: self.addresses.http.to_string(),
+            advertise: self.addresses.advertise.to_string(),
+            threads: self.settings.threads().get(),
+            store,
+            parents: self.settings.parents.clone(),
+            down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
+            door: self.door.clone(),
+        };
+        let state =
+            move || health.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()));
+        (about, Box::new(state))
+    }
+
+    /// Starts the threads that serve, and then the one that accepts connections.
+    fn start_threads(
+        &self,
+        listeners: Listeners,
+        status: http::StatusHandle,
+        reporter: &HealthReporter,
+    ) -> Result<Threads, Error> {
+        let mut workers = Workers::default();
+        let http = self.start_http(&mut workers, status)?;
+        let grpc = self.start_grpc(&mut workers, reporter)?;
+        let (stop, stopped) = watch::channel(false);
+        let accept = AcceptThread::start(listeners, grpc, http, stopped)?;
+        Ok(Threads { accept, workers, stop })
+    }
+
+    fn start_http(
+        &self,
+        workers: &mut Workers,
+        status: http::StatusHandle,
+    ) -> Result<PortWorkers, Error> {
+        let Addresses { http: address, advertise, .. } = &self.addresses;
+        let Bounds { load, timeouts, budget } = self.bounds.for_thread("http");
+        let hosts = doors::hosts(&self.settings.doors, *address, advertise);
+        let admission = http::Admission { load, hosts, timeouts };
+        let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
+        let readiness = self.readiness.clone();
+        let open = move || {
+            let (allow, leases) = services();
+            let latency = metrics.rpc_duration("http");
+            let (metrics, render_metrics) = http::metrics_page(metrics);
+            tokio::spawn(render_metrics);
+            let pages = http::Pages { metrics, status };
+            let draining = Arc::clone(readiness.draining());
+            let ready = Box::new(move || readiness.check());
+            let router = http::router(allow, leases, pages, latency, ready, admission);
+            let port = HttpPort::new(router, timeouts, budget, draining);
+            Ok(|opened: Opened| {
+                port.serve(opened.stream, opened.guard, stop_signal(opened.stopped), opened.expires)
+            })
+        };
+        let slots = self.bounds.connection_slots("http");
+        workers.start(Port::Http, &self.door, slots, [("http".to_owned(), open)])
+    }
+
+    fn start_grpc(
+        &self,
+        workers: &mut Workers,
+        reporter: &HealthReporter,
+    ) -> Result<PortWorkers, Error> {
+        let thread = |number| {
+            let (services, reporter) = (self.services(), reporter.clone());
+            let latency = self.metrics.rpc_duration("grpc");
+            let advertise = Arc::clone(&self.addresses.advertise);
+            let bounds = self.bounds.for_thread("grpc");
+            let open = move || {
+                let (allow, leases) = services();
+                let health = HealthService::from_health_reporter(reporter);
+                let service = grpc::service(allow, leases, latency, advertise, health, bounds)
+                    .map_err(|error| Error::Grpc(error.to_string()))?;
+                let service = Arc::new(service);
+                Ok(|opened: Opened| {
+                    service.serve(
+                        opened.stream,
+                        stop_signal(opened.stopped),
+                        opened.guard,
+                        opened.expires,
+                    )
+                })
+            };
+            (format!("grpc-{number}"), open)
+        };
+        let slots = self.bounds.connection_slots("grpc");
+        let threads = (0..self.settings.threads().get()).map(thread);
+        workers.start(Port::Grpc, &self.door, slots, threads)
+    }
+
+    /// Opens the services of a thread, with store connections of its own.
+    fn services(
+        &self,
+    ) -> impl FnOnce() -> (AllowService<B>, CapacityService<L>) + Send + use<B, L> {
+        let (open, shared) = (Arc::clone(&self.open), Arc::clone(&self.shared));
+        move || {
+            let (buckets, leases) = open();
+            let leases = CapacityService::new(leases, Arc::clone(&shared));
+            (AllowService::new(buckets, shared), leases)
+        }
+    }
+
+    /// Serves until `shutdown` completes or something fails, then drains. A failure of `background`
+    /// during the drain does not end the drain, but counts in the result.
+    async fn serve(
+        &self,
+        mut threads: Threads,
+        mut health: HealthPublisher,
+        background: impl Future<Output = Error>,
+        shutdown: impl Future<Output = ()>,
+    ) -> Result<(), Error> {
+        let mut background = pin!(background.fuse());
+        health.publish().await;
+        let Addresses { grpc, http, advertise } = &self.addresses;
+        let thread_count = self.settings.threads().get();
+        tracing::info!(%grpc, %http, advertise = &**advertise, threads = thread_count, "serving");
+        let mut result = tokio::select! {
+            () = shutdown => Ok(()),
+            () = health.follow() => Ok(()),
+            error = &mut background => {
+                tracing::error!(%error, "the node can not go on");
+                Err(error)
+            }
+            error = threads.gone() => Err(error),
+        };
+        let mut drain = pin!(self.drain(&mut threads, &mut health));
+        loop {
+            tokio::select! {
+                drained = &mut drain => return result.and(drained),
+                error = &mut background => {
+                    tracing::error!(%error, "background work failed while the node was stopping");
+                    result = result.and(Err(error));
+                }
+            }
+        }
+    }
+
+    async fn drain(
+        &self,
+        threads: &mut Threads,
+        health: &mut HealthPublisher,
+    ) -> Result<(), Error> {
+        let Settings { drain_delay, drain_timeout, .. } = self.settings;
+        tracing::info!(
+            ?drain_delay,
+            "stopping: health says no, and after the delay new connections are refused"
+        );
+        self.readiness.draining().store(true, Ordering::Relaxed);
+        health.publish().await;
+        tokio::time::sleep(drain_delay).await;
+        threads.stop.send_replace(true);
+        // Health watch streams would not end by themselves.
+        health.end().await;
+        threads.finished(drain_timeout).await
+    }
+}
+
+/// The threads that accept and serve connections.
+struct Threads {
+    accept: AcceptThread,
+    workers: Workers,
+    /// Closes the listeners, and then stops the workers.
+    stop: watch::Sender<bool>,
+}
+
+impl Threads {
+    /// Completes with an error, which it has logged, when a thread ends before it was told to stop.
+    async fn gone(&mut self) -> Error {
+        tokio::select! {
+            error = self.accept.gone() => {
+                tracing::error!(%error, "the node can not go on");
+                error
+            }
+            error = self.workers.ended_early() => {
+                tracing::error!(%error, "a thread that serves is gone: the node can not go on");
+                error
+            }
+        }
+    }
+
+    /// Waits until all requests in flight are answered.
+    async fn finished(&mut self, limit: Duration) -> Result<(), Error> {
+        if let Ok(ended) = tokio::time::timeout(limit, self.workers.ended()).await {
+            tracing::info!("stopped");
+            return ended;
+        }
+        tracing::warn!(
+            after = ?limit,
+            advice = "find the callers that hold requests open, or raise --drain-timeout",
+            "stopped with requests still in flight"
+        );
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use tokio::sync::{mpsc, oneshot};
+
+    use super::*;
+    use crate::settings::StoreUrl;
+    use crate::store::memory::MemoryStore;
+
+    #[derive(clap::Parser)]
+    struct Args {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    #[tokio::test]
+    async fn failure_of_background_work_during_the_drain_counts() {
+        let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
+        let listen = ["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let args = ["tollgate", "--limits", limits, "--drain-delay", "0s"];
+        let settings = Args::try_parse_from(args.iter().chain(&listen)).expect("settings").settings;
+        let listeners = Listeners::bind(&settings).await.expect("two ports");
+        let (_reload, reloads) = mpsc::channel(1);
+        let prepared = Prepared::load(settings, listeners, reloads, &StoreUrl::Memory);
+        let memory = MemoryStore::new();
+        let opened = memory.clone();
+        let open = Arc::new(move || (opened.clone(), opened.clone()));
+        let stores = Stores { open, leases: memory, fallback: None };
+        let (drain, draining) = oneshot::channel();
+        let shutdown = async move { drain.send(()).expect("the node waits for it") };
+        let maintain = async {
+            draining.await.expect("the node drains");
+            Error::Setting("failed".to_owned())
+        };
+        let ended = run(prepared.expect("a node"), stores, maintain, shutdown).await;
+        assert_eq!(ended.expect_err("the failure").to_string(), "failed");
+    }
+}

@@ -1,0 +1,141 @@
+//! Opens the stores of a node, and runs the node on them.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::heartbeat::Heartbeat;
+use super::node::{self, Stores};
+use super::{Error, Prepared};
+use crate::metrics::StoreMetrics;
+use crate::service::Fallback;
+use crate::service::status::NodeView;
+use crate::settings::{Settings, StoreUrl};
+use crate::store::StoreError;
+use crate::store::memory::MemoryStore;
+use crate::store::prefetch::{Ahead, Prefetching};
+use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
+
+/// Interval of removing full buckets from an in-memory store.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Timeout for returning prefetched tokens on shutdown: as long as a node may hold them.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Runs a node that keeps its state in its own memory.
+pub(super) async fn run_in_memory(
+    prepared: Prepared,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let memory = MemoryStore::new();
+    let buckets = prepared.metrics.embedded_buckets();
+    let maintain = async { match sweep(&memory, |count| buckets.set(count as f64)).await {} };
+    let opened = memory.clone();
+    // An in-memory store needs no prefetching.
+    let open = Arc::new(move || (opened.clone(), opened.clone()));
+    let stores = Stores { open, leases: memory.clone(), fallback: None };
+    node::run(prepared, stores, maintain, shutdown).await
+}
+
+/// Runs a node that keeps its state in Redis.
+pub(super) async fn run_on_redis(
+    prepared: Prepared,
+    url: &StoreUrl,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), Error> {
+    let settings = &prepared.settings;
+    let health = Arc::new(health(url, &prepared));
+    let connector =
+        Connector::new(servers(url, settings)?, settings.store_timeout, Arc::clone(&health));
+    let id = NodeView::of_this_build(settings.node_id()).registered();
+    let ahead = Arc::new(Ahead::new(Arc::clone(health.members())));
+    let opener = connector.clone();
+    let open = Arc::new(move || {
+        let store = opener.open();
+        (Prefetching::new(store.clone(), Arc::clone(&ahead)), store)
+    });
+    let (prefetching, store) = open();
+    let limits = Arc::clone(&prepared.limits);
+    let mut heartbeat = Heartbeat::start(connector, id)?;
+    let mut shutdown = std::pin::pin!(shutdown);
+    let startup = async {
+        heartbeat.registered().await;
+        limits.settle_once(&store).await;
+    };
+    tokio::select! {
+        () = startup => {}
+        () = &mut shutdown => {
+            heartbeat.stop().await;
+            tracing::info!("stopped before it served anyone");
+            return Ok(());
+        }
+    }
+    let local = MemoryStore::new();
+    let maintain = async {
+        let (settle, sweep) = (limits.settle(&store), sweep(&local, |_| {}));
+        let rest = async { tokio::join!(prefetching.tend(), settle, sweep) };
+        tokio::select! {
+            error = heartbeat.gone() => error,
+            (_, _, never) = rest => match never {},
+        }
+    };
+    let shutdown = async {
+        shutdown.await;
+        prefetching.end();
+    };
+    let fallback = Some(Fallback { local: local.clone(), health });
+    let stores = Stores { open, leases: store.clone(), fallback };
+    let ended = node::run(prepared, stores, maintain, shutdown).await;
+    let _ = tokio::time::timeout(RETURN_TIMEOUT, prefetching.close()).await;
+    heartbeat.stop().await;
+    ended
+}
+
+/// Removes full buckets again and again, and reports how many are left.
+async fn sweep(memory: &MemoryStore, swept: impl Fn(usize)) -> Infallible {
+    loop {
+        memory.sweep().await;
+        swept(memory.buckets());
+        tokio::time::sleep(SWEEP_INTERVAL).await;
+    }
+}
+
+fn health(url: &StoreUrl, prepared: &Prepared) -> Health {
+    let classes = StoreError::ALL.map(StoreError::class);
+    Health::new(StoreMetrics::new(&prepared.metrics, classes))
+        .expecting(prepared.settings.expected_nodes)
+        .over_tls(url.is_over_tls())
+}
+
+/// The store servers that a URL names.
+fn servers(url: &StoreUrl, settings: &Settings) -> Result<Servers, Error> {
+    let files = &settings.store_files;
+    let files = LoginFiles {
+        user: files.store_user_file.clone(),
+        password: files.store_password_file.clone(),
+        ca: files.store_ca_file.clone(),
+        own: files.store_cert_file.clone().zip(files.store_key_file.clone()),
+    };
+    if !url.is_over_tls() && (files.ca.is_some() || files.own.is_some()) {
+        let setting = if files.ca.is_some() { "--store-ca-file" } else { "--store-cert-file" };
+        let text =
+            format!("{setting}: --store is not over TLS: see that its scheme begins with rediss");
+        return Err(Error::Setting(text));
+    }
+    let servers = match url {
+        StoreUrl::Memory => return Err(Error::Setting("--store: memory: has no servers".into())),
+        StoreUrl::Redis(url) => Servers::single(url),
+        StoreUrl::Cluster { seeds } => Servers::cluster(seeds),
+        StoreUrl::Sentinel { sentinels, master, server } => {
+            Servers::sentinel(sentinels, master, server)
+        }
+    };
+    let servers = servers.map_err(|error| {
+        // The rest of the error repeats parts of the URL, which may be secret.
+        let text = error.to_string();
+        let reason = text.split(" - ").next().unwrap_or_default();
+        Error::Setting(format!("--store: {reason}"))
+    })?;
+    servers.with_files(&files).map_err(|error| Error::Setting(wrong_setting(&error)))
+}

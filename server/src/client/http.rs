@@ -1,0 +1,171 @@
+//! HTTP requests to a node's HTTP port: one per connection.
+
+use std::error::Error;
+use std::io;
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, CONNECTION, HOST};
+use http::uri::PathAndQuery;
+use http::{HeaderValue, Request, Response};
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::timeout;
+
+use super::target::Target;
+
+/// Longest accepted body, in bytes.
+const MAX_BODY: usize = 256 * 1024 * 1024;
+
+/// An HTTP response.
+#[derive(Debug, PartialEq)]
+pub struct HttpResponse {
+    /// HTTP status code.
+    pub status: u16,
+    /// Body as UTF-8 text.
+    pub body: String,
+}
+
+impl Target {
+    /// Sends `GET path`. `limit` applies to the connection attempt of each address, then to the
+    /// TLS handshake and the response together.
+    ///
+    /// Errors: `InvalidData` for an answer that is not HTTP, not UTF-8 or too long, `UnexpectedEof`
+    /// for an incomplete one, `TimedOut`, or what the connection failed with. The sources of an
+    /// error include that of TLS.
+    pub async fn get(&self, path: PathAndQuery, limit: Duration) -> io::Result<HttpResponse> {
+        let request = self.request(path).await.map_err(io::Error::other)?;
+        let stream = self.address.connect(limit).await?;
+        let response = async {
+            match self.credentials.dialer() {
+                None => exchange(stream, request).await,
+                Some(dialer) => {
+                    let stream = dialer.handshake(self.address.host(), stream).await?;
+                    exchange(stream, request).await
+                }
+            }
+        };
+        timeout(limit, response).await?
+    }
+
+    async fn request(&self, path: PathAndQuery) -> http::Result<Request<Empty<Bytes>>> {
+        let mut request = Request::get(path.as_str())
+            .header(HOST, self.address.to_string())
+            .header(CONNECTION, HeaderValue::from_static("close"));
+        if let Some(value) = self.credentials.authorization().await {
+            request = request.header(AUTHORIZATION, value);
+        }
+        request.body(Empty::new())
+    }
+}
+
+/// Sends the request on the connection `stream`, and receives the response.
+async fn exchange(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: Request<Empty<Bytes>>,
+) -> io::Result<HttpResponse> {
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(io_error)?;
+    let response =
+        async move { receive(sender.send_request(request).await.map_err(io_error)?).await };
+    let (response, connection) = tokio::join!(response, connection);
+    match (response, connection) {
+        // The connection knows why it ended; the request may only know that it did.
+        (Err(_), Err(error)) => Err(io_error(error)),
+        (response, _) => response,
+    }
+}
+
+async fn receive(response: Response<Incoming>) -> io::Result<HttpResponse> {
+    let status = response.status().as_u16();
+    let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
+    let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
+        Ok(error) => io_error(*error),
+        Err(error) => io::Error::new(io::ErrorKind::InvalidData, error),
+    })?;
+    let body = String::from_utf8(body.to_bytes().into());
+    let body = body.map_err(|_| invalid("the answer is not UTF-8 text"))?;
+    Ok(HttpResponse { status, body })
+}
+
+/// The I/O error that caused `error`, or one that says what is wrong with the answer.
+fn io_error(error: hyper::Error) -> io::Error {
+    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    if let Some(kind) = cause.map(io::Error::kind) {
+        io::Error::new(kind, error)
+    } else if error.is_incomplete_message() {
+        io::Error::new(io::ErrorKind::UnexpectedEof, "the answer is incomplete")
+    } else if error.is_parse() {
+        invalid("the answer is not HTTP")
+    } else {
+        io::Error::other(error)
+    }
+}
+
+fn invalid(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::ErrorKind;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::super::credentials::Credentials;
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn target(listener: &TcpListener) -> Target {
+        let address = listener.local_addr().unwrap().into();
+        Target::new(address, Credentials::default()).unwrap()
+    }
+
+    /// The result of a GET against a server that sends `answer`, and the request it received.
+    async fn answered(answer: &'static [u8]) -> (io::Result<HttpResponse>, String) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let target = target(&listener);
+        let server = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut received = Vec::new();
+            while !received.ends_with(b"\r\n\r\n") {
+                received.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(answer).await.unwrap();
+            String::from_utf8(received).unwrap()
+        };
+        tokio::join!(target.get(PathAndQuery::from_static("/a?b=%20"), LIMIT), server)
+    }
+
+    #[tokio::test]
+    async fn reads_the_whole_body() {
+        let answer = b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 6\r\nX: y\r\n\r\nno\r\n\r\n";
+        let (response, received) = answered(answer).await;
+        assert_eq!(response.unwrap(), HttpResponse { status: 404, body: "no\r\n\r\n".to_owned() });
+        assert!(received.starts_with("GET /a?b=%20 HTTP/1.1\r\nhost: 127.0.0.1:"), "{received}");
+        let (response, _) = answered(b"HTTP/1.0 200 OK\r\n\r\nwithout a length").await;
+        assert_eq!(response.unwrap().body, "without a length");
+    }
+
+    #[tokio::test]
+    async fn malformed_responses_and_timeouts() {
+        for (answer, kind) in [
+            (&b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nhalf"[..], ErrorKind::UnexpectedEof),
+            (b"", ErrorKind::UnexpectedEof),
+            (b"SSH-2.0-x\r\n\r\n", ErrorKind::InvalidData),
+            (b"HTTP/1.1 many\r\n\r\n", ErrorKind::InvalidData),
+            (b"HTTP/1.1 200 OK\r\n\r\n\xff", ErrorKind::InvalidData),
+        ] {
+            let error = answered(answer).await.0.unwrap_err();
+            assert_eq!(error.kind(), kind, "{answer:?}: {error}");
+        }
+        let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let path = PathAndQuery::from_static("/");
+        let error = target(&silent).get(path, Duration::from_millis(20)).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+}
