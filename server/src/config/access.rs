@@ -50,6 +50,9 @@ const CALLER_KEYS: Keys = Keys {
 const LEND_KEYS: Keys =
     Keys { shape: "a mapping: { max_clients: 10000 }", known: &["max_clients"], ignored: &[] };
 
+/// The values of a key that is on or off.
+const FLAG: [(&str, bool); 2] = [("true", true), ("false", false)];
+
 /// Placeholder for the caller's name in `client_ids`.
 const OWN_NAME: &str = "{caller}";
 
@@ -191,10 +194,8 @@ struct FirstLines {
 fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut FirstLines) -> Caller {
     let fields = reader.fields(node, path, &CALLER_KEYS);
     let name = name(reader, &fields, path, seen);
-    let role = fields.get("role").and_then(|entry| {
-        let choices = [Role::Ask, Role::Observe, Role::Administer].map(|role| (role.name(), role));
-        reader.choice(entry.value, &path.key(entry.key), &choices)
-    });
+    let choices = [Role::Ask, Role::Observe, Role::Administer].map(|role| (role.name(), role));
+    let role = choice(reader, &fields, path, "role", &choices);
     let invalid_role = role.is_none() && fields.get("role").is_some();
     let role = role.unwrap_or_default();
     if let Some(entry) = fields.get("description") {
@@ -202,28 +203,13 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut Firs
     }
     let tokens = tokens(reader, &fields, path, seen);
     let certificates = globs(reader, fields.get("certificates"), path, certificate_glob);
-    let anyone = fields.get("anyone").filter(|entry| {
-        let choices = [("true", true), ("false", false)];
-        reader.choice(entry.value, &path.key(entry.key), &choices) == Some(true)
-    });
-    if let Some(entry) = anyone {
-        if let Some(first) = seen.anyone {
-            reader.fault(entry.line, &path.key("anyone"), format!("is already on line {first}"));
-        }
-        seen.anyone = Some(entry.line);
-        if role == Role::Administer {
-            reader.fault(entry.line, &path.key("anyone"), "can't administer: give it a token");
-        }
-    }
+    let anyone = anyone(reader, &fields, path, role, seen);
     let credentials = ["token_sha256", "certificates", "anyone"];
     if !fields.wrong && credentials.iter().all(|key| fields.get(key).is_none()) {
         let message = "can't be told from others: give it token_sha256 or certificates";
         reader.fault(fields.line, path, message);
     }
-    let shared = fields.get("shared").and_then(|entry| {
-        let choices = [("true", true), ("false", false)];
-        reader.choice(entry.value, &path.key(entry.key), &choices)
-    });
+    let shared = choice(reader, &fields, path, "shared", &FLAG);
     let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
     let client_ids = client_ids(reader, &fields, path, &name);
@@ -243,7 +229,7 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut Firs
         role,
         tokens,
         certificates,
-        anyone: anyone.is_some(),
+        anyone,
         namespaces,
         resources,
         client_ids,
@@ -275,6 +261,39 @@ fn name(
         reader.fault(entry.line, &path, format!("{} is already on line {first}", quoted(name)));
     }
     name.into()
+}
+
+/// One of the given values; `None` if the key is missing or its value is invalid.
+fn choice<T: Copy>(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    key: &str,
+    choices: &[(&str, T)],
+) -> Option<T> {
+    let entry = fields.get(key)?;
+    reader.choice(entry.value, &path.key(entry.key), choices)
+}
+
+/// Whether requests without credentials are this caller's.
+fn anyone(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+    role: Role,
+    seen: &mut FirstLines,
+) -> bool {
+    let anyone = choice(reader, fields, path, "anyone", &FLAG).unwrap_or_default();
+    if let Some(entry) = fields.get("anyone").filter(|_| anyone) {
+        if let Some(first) = seen.anyone {
+            reader.fault(entry.line, &path.key("anyone"), format!("is already on line {first}"));
+        }
+        seen.anyone = Some(entry.line);
+        if role == Role::Administer {
+            reader.fault(entry.line, &path.key("anyone"), "can't administer: give it a token");
+        }
+    }
+    anyone
 }
 
 fn tokens(

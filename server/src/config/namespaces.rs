@@ -7,7 +7,6 @@ use super::model::{Bucket, FailurePolicy, Namespace, Others};
 use super::rate::with_unit;
 use super::read::{Entry, Fields, Keys, Reader, number};
 use super::tree::{Content, Node};
-use super::validate::failure_policy;
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
@@ -152,6 +151,21 @@ fn others(
         (None, Some((_, shared))) => Others::Shared(shared),
         (None, None) => Others::Nothing,
     }
+}
+
+/// Reads `on_store_failure`; `None` if it is missing or invalid.
+pub(super) fn failure_policy(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &Path<'_>,
+) -> Option<FailurePolicy> {
+    let entry = fields.get("on_store_failure")?;
+    let choices = [
+        ("local", FailurePolicy::Local),
+        ("allow", FailurePolicy::Allow),
+        ("deny", FailurePolicy::Deny),
+    ];
+    reader.choice(entry.value, &path.key(entry.key), &choices)
 }
 
 /// Whether a definition is for one bucket or a template.

@@ -1,9 +1,9 @@
 //! Validation of the file's top level. `namespaces` and `resources` validate its two parts.
 
 use super::fault::Path;
-use super::model::{FailurePolicy, Limits};
-use super::namespaces::{DefinitionKind, Indices, bucket, namespaces};
-use super::read::{Fields, Keys, Reader};
+use super::model::Limits;
+use super::namespaces::{DefinitionKind, Indices, bucket, failure_policy, namespaces};
+use super::read::{Keys, Reader};
 use super::resources::resources;
 use super::tree::Node;
 
@@ -53,19 +53,4 @@ pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
         version: 0,
     };
     (limits, reader)
-}
-
-/// Reads `on_store_failure`; `None` if it is missing or invalid.
-pub(super) fn failure_policy(
-    reader: &mut Reader,
-    fields: &Fields<'_>,
-    path: &Path<'_>,
-) -> Option<FailurePolicy> {
-    let entry = fields.get("on_store_failure")?;
-    let choices = [
-        ("local", FailurePolicy::Local),
-        ("allow", FailurePolicy::Allow),
-        ("deny", FailurePolicy::Deny),
-    ];
-    reader.choice(entry.value, &path.key(entry.key), &choices)
 }

@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 use hashbrown::{DefaultHashBuilder, HashTable};
 
 use super::few::SmallMap;
-use super::lease::{Held, Holder};
+use super::lease::model::{Held, Holder};
 
 /// A [`Holder`] that owns its id.
 #[derive(Debug)]

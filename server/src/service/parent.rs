@@ -9,7 +9,7 @@
 //! root.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::future::Future;
 use std::time::Duration;
 
@@ -108,6 +108,15 @@ struct RenewalState {
     batch_limit: usize,
 }
 
+/// One resource in a request to the parent.
+struct Asked<'r> {
+    resource: &'r str,
+    /// The number of the freeze; `None` if nobody wants the resource: then it is not frozen.
+    freeze_number: Option<u64>,
+    /// The parent's lease, as the store has it.
+    held: Option<ParentLease>,
+}
+
 /// Renews a cluster's leases from its parent.
 pub struct Renewal<S> {
     store: S,
@@ -180,30 +189,8 @@ impl<S: LeaseStore> Renewal<S> {
                 "the parent is asked for {MAX_CLUSTER_RESOURCES} resources only"
             );
         }
-        let mut due: Vec<String> = Vec::new();
-        for resource in &held.items {
-            if self.resources.get(resource).is_none_or(|state| state.due <= now) {
-                due.push(resource.clone());
-            }
-        }
         let born = self.store.born().await?.unwrap_or(now);
-        // Give unused leases back to the parent before they expire, so that other clusters get the
-        // capacity. Not while the store is learning: it may have lost its state, and then does not
-        // know what clients hold.
-        let held: std::collections::HashSet<&str> = held.items.iter().map(String::as_str).collect();
-        for (resource, state) in &self.resources {
-            let learning = state.lease.is_some_and(|lease| is_learning(born, lease.lease_s, now));
-            if !held.contains(resource.as_str()) && !learning && (state.due <= now || !state.failed)
-            {
-                due.push(resource.clone());
-            }
-        }
-        // Full batches first, then ever smaller ones: the larger a refused batch was, the larger
-        // the share of its resources that the parent would have accepted.
-        due.sort_by_key(|resource| {
-            let due = self.resources.get(resource).map_or(now, |state| state.due);
-            (Reverse(self.batch_limit(resource)), due)
-        });
+        let due = self.due(&held.items, born, now);
         let (mut refused, mut reduced_batches, mut rest) = (Ok(()), 0, due.as_slice());
         while let Some(first) = rest.first() {
             let limit = self.batch_limit(first);
@@ -222,11 +209,37 @@ impl<S: LeaseStore> Renewal<S> {
         refused
     }
 
+    /// The resources to ask the parent for at `now`, in the order of the requests. `held` are those
+    /// with client leases.
+    fn due(&self, held: &[String], born: Micros, now: Micros) -> Vec<String> {
+        let is_due =
+            |resource: &&String| self.resources.get(*resource).is_none_or(|state| state.due <= now);
+        let mut due: Vec<String> = held.iter().filter(is_due).cloned().collect();
+        // Give unused leases back to the parent before they expire, so that other clusters get the
+        // capacity. Not while the store is learning: it may have lost its state, and then does not
+        // know what clients hold.
+        let held: HashSet<&str> = held.iter().map(String::as_str).collect();
+        let unused = self.resources.iter().filter(|(resource, state)| {
+            let learning = state.lease.is_some_and(|lease| is_learning(born, lease.lease_s, now));
+            !held.contains(resource.as_str()) && !learning && (state.due <= now || !state.failed)
+        });
+        due.extend(unused.map(|(resource, _)| resource.clone()));
+        // Full batches first, then ever smaller ones: the larger a refused batch was, the larger
+        // the share of its resources that the parent would have accepted.
+        due.sort_by_key(|resource| {
+            let due = self.resources.get(resource).map_or(now, |state| state.due);
+            (Reverse(self.batch_limit(resource)), due)
+        });
+        due
+    }
+
     /// The maximum batch size of requests that include this resource.
     fn batch_limit(&self, resource: &str) -> usize {
         self.resources.get(resource).map_or(PAGE, |state| state.batch_limit)
     }
 
+    /// Asks the parent for one batch of resources. After an error that may concern one resource
+    /// only, goes on with the others, and returns it at the end.
     async fn renew(
         &mut self,
         parent: &impl Parent,
@@ -237,37 +250,24 @@ impl<S: LeaseStore> Renewal<S> {
         if !self.store.take_renewal(&self.node, RENEWER_TTL).await? {
             return Ok(());
         }
+        let mut batch = Vec::with_capacity(resources.len());
         let mut requests = Vec::with_capacity(resources.len());
-        let mut asked = Vec::with_capacity(resources.len());
-        let mut freeze_numbers = Vec::with_capacity(resources.len());
-        let mut held_leases = Vec::with_capacity(resources.len());
         let mut refused = Ok(());
         for resource in resources {
-            let demand = match self.store.freeze(resource, FREEZE).await {
-                Ok(demand) => demand,
-                // This may concern one resource only, so go on with the others.
+            match self.freeze(resource, born, now).await {
+                Ok(None) => {}
+                Ok(Some((asked, request))) => {
+                    batch.push(asked);
+                    requests.push(request);
+                }
                 Err(StoreError::Refused) => {
                     refused = Err(StoreError::Refused);
                     if let Some(state) = self.resources.get_mut(resource) {
                         state.due = Micros(now.0.saturating_add(RETRY_US));
                     }
-                    continue;
                 }
                 Err(error) => return Err(error),
-            };
-            if demand.is_none() && !self.resources.contains_key(resource) {
-                // The store still lists the name, but all leases are gone.
-                continue;
             }
-            asked.push(resource);
-            freeze_numbers.push(demand.as_ref().map(|demand| demand.number));
-            let held = demand.as_ref().and_then(|demand| demand.parent);
-            held_leases.push(held);
-            let last = held.or(self.resources.get(resource).and_then(|state| state.lease));
-            let learning = is_learning(born, last.map_or(0, |lease| lease.lease_s), now);
-            let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
-            let wants = request(resource, demand, learning, now);
-            requests.push(ParentRequest { safe_capacity, ..wants });
         }
         if requests.is_empty() {
             return refused;
@@ -281,58 +281,94 @@ impl<S: LeaseStore> Renewal<S> {
             Err(error) => vec![Err(error); requests.len()],
         };
         self.report(&requests, &answers);
-        for ((index, resource), answer) in asked.into_iter().enumerate().zip(&answers) {
-            let lease = answer.as_ref().ok().map(|lease| clamp_times(*lease, now));
-            let last_lease = self.resources.get(resource).and_then(|state| state.lease);
-            let new_lease = match answer {
-                Ok(_) => lease,
-                // The store drops the parent's lease together with the last client lease, and both
-                // may have expired at once. The safe capacity remains valid.
-                Err(_) if held_leases[index].is_none() => {
-                    last_lease.map(|last| ParentLease { capacity: 0.0, ..last })
-                }
-                Err(error) if error.heard => None,
-                // The parent has not acted, so its lease is unchanged.
-                Err(_) => held_leases[index],
-            };
-            let denied = answer.as_ref().is_err_and(|error| error.refused);
-            let mut pause_us = match lease {
-                Some(lease) => lease.refresh_s * 1_000_000,
-                None if denied && requests.len() == 1 => REFUSED_RETRY_US,
-                // Retry in a smaller batch in the next round.
-                None if denied => 0,
-                None => RETRY_US,
-            };
-            // A resource without demand was not frozen.
-            if let Some(number) = freeze_numbers[index] {
-                match self.store.thaw(resource, number, new_lease).await {
-                    Err(StoreError::Refused) => {
-                        (refused, pause_us) = (Err(StoreError::Refused), RETRY_US);
-                    }
-                    thawed => thawed?,
-                }
+        for (asked, answer) in batch.iter().zip(&answers) {
+            match self.take_answer(asked, answer, batch.len(), now).await {
+                Err(StoreError::Refused) => refused = Err(StoreError::Refused),
+                taken => taken?,
             }
-            // Drop the state of a resource without demand once its lease is given back or refused,
-            // or if it never had one. Otherwise keep it, also past the lease's expiry, for the safe
-            // capacity.
-            let denied_alone = denied && requests.len() == 1;
-            if freeze_numbers[index].is_none()
-                && (lease.is_some() || denied_alone || last_lease.is_none())
-            {
-                self.resources.remove(resource);
-                continue;
-            }
-            let due = Micros(now.0.saturating_add(pause_us));
-            let batch_limit = match lease {
-                Some(_) => PAGE,
-                None if denied => (requests.len() / 2).max(1),
-                None => self.batch_limit(resource),
-            };
-            let (lease, failed) = (lease.or(held_leases[index]).or(last_lease), lease.is_none());
-            let state = RenewalState { due, lease, failed, batch_limit };
-            self.resources.insert(resource.clone(), state);
         }
         refused
+    }
+
+    /// Freezes a resource, and returns what to ask the parent. `None` if the store still lists the
+    /// name, but all leases are gone, and the parent was never asked for it.
+    async fn freeze<'r>(
+        &self,
+        resource: &'r str,
+        born: Micros,
+        now: Micros,
+    ) -> Result<Option<(Asked<'r>, ParentRequest)>, StoreError> {
+        let demand = self.store.freeze(resource, FREEZE).await?;
+        let state = self.resources.get(resource);
+        if demand.is_none() && state.is_none() {
+            return Ok(None);
+        }
+        let freeze_number = demand.as_ref().map(|demand| demand.number);
+        let held = demand.as_ref().and_then(|demand| demand.parent);
+        let last = held.or(state.and_then(|state| state.lease));
+        let learning = is_learning(born, last.map_or(0, |lease| lease.lease_s), now);
+        let safe_capacity = last.map_or(0.0, |lease| lease.safe_capacity);
+        let wants = request(resource, demand, learning, now);
+        let request = ParentRequest { safe_capacity, ..wants };
+        Ok(Some((Asked { resource, freeze_number, held }, request)))
+    }
+
+    /// Tells the store the parent's answer for one resource of a batch of `batch_size`, and
+    /// schedules the next request.
+    async fn take_answer(
+        &mut self,
+        asked: &Asked<'_>,
+        answer: &Result<ParentLease, ParentError>,
+        batch_size: usize,
+        now: Micros,
+    ) -> Result<(), StoreError> {
+        let Asked { resource, freeze_number, held } = *asked;
+        let lease = answer.as_ref().ok().map(|lease| clamp_times(*lease, now));
+        let last_lease = self.resources.get(resource).and_then(|state| state.lease);
+        let thawed = match freeze_number {
+            Some(number) => {
+                let new_lease = match answer {
+                    Ok(_) => lease,
+                    Err(error) => lease_after(error, held, last_lease),
+                };
+                self.store.thaw(resource, number, new_lease).await
+            }
+            // A resource without demand was not frozen.
+            None => Ok(()),
+        };
+        if !matches!(thawed, Ok(()) | Err(StoreError::Refused)) {
+            return thawed;
+        }
+        let denied = answer.as_ref().is_err_and(|error| error.refused);
+        // Drop the state of a resource without demand once its lease is given back or refused, or
+        // if it never had one. Otherwise keep it, also past the lease's expiry, for the safe
+        // capacity.
+        let is_over = lease.is_some() || denied && batch_size == 1 || last_lease.is_none();
+        if freeze_number.is_none() && is_over {
+            self.resources.remove(resource);
+            return thawed;
+        }
+        let pause_us = match lease {
+            _ if thawed.is_err() => RETRY_US,
+            Some(lease) => lease.refresh_s * 1_000_000,
+            None if denied && batch_size == 1 => REFUSED_RETRY_US,
+            // Retry in a smaller batch in the next round.
+            None if denied => 0,
+            None => RETRY_US,
+        };
+        let batch_limit = match lease {
+            Some(_) => PAGE,
+            None if denied => (batch_size / 2).max(1),
+            None => self.batch_limit(resource),
+        };
+        let state = RenewalState {
+            due: Micros(now.0.saturating_add(pause_us)),
+            lease: lease.or(held).or(last_lease),
+            failed: lease.is_none(),
+            batch_limit,
+        };
+        self.resources.insert(resource.to_owned(), state);
+        thawed
     }
 
     /// Logs errors among the answers, and updates `answered`.
@@ -374,6 +410,22 @@ impl<S: LeaseStore> Renewal<S> {
 /// does not know. Client leases are no longer than the parent's, which last `lease_s` seconds.
 fn is_learning(born: Micros, lease_s: i64, now: Micros) -> bool {
     now.0 < born.0.saturating_add(lease_s.saturating_mul(1_000_000))
+}
+
+/// The parent's lease after a request that gave none. `held` is the lease in the store, and `last`
+/// the last one that the parent gave.
+fn lease_after(
+    error: &ParentError,
+    held: Option<ParentLease>,
+    last: Option<ParentLease>,
+) -> Option<ParentLease> {
+    if held.is_none() {
+        // The store drops the parent's lease together with the last client lease, and both may have
+        // expired at once. The safe capacity remains valid.
+        return last.map(|last| ParentLease { capacity: 0.0, ..last });
+    }
+    // If the parent has not acted, its lease is unchanged.
+    if error.heard { None } else { held }
 }
 
 fn request(resource: &str, demand: Option<Demand>, learning: bool, now: Micros) -> ParentRequest {

@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use super::duration;
+use super::{duration, within};
 
 /// Limits and timeouts that protect a node from overload.
 #[derive(Clone, Debug, clap::Args)]
@@ -48,22 +48,17 @@ pub struct Bounds {
 /// Parses the maximum age of a connection; 0 means no maximum.
 fn age(text: &str) -> Result<Duration, String> {
     let time = if text == "0" { Duration::ZERO } else { duration(text)? };
-    let bounds = Duration::from_millis(100)..=Duration::from_secs(30 * 24 * 60 * 60);
-    if time.is_zero() || bounds.contains(&time) {
-        Ok(time)
-    } else {
-        Err("must be from 100ms to 30 days, or 0".to_owned())
+    if time.is_zero() {
+        return Ok(time);
     }
+    let bounds = Duration::from_millis(100)..=Duration::from_secs(30 * 24 * 60 * 60);
+    within(time, bounds, "from 100ms to 30 days, or 0")
 }
 
 /// Parses a timeout or interval of a connection.
 fn connection_time(text: &str) -> Result<Duration, String> {
-    let time = duration(text)?;
-    if (Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60)).contains(&time) {
-        Ok(time)
-    } else {
-        Err("must be from 100ms to one day".to_owned())
-    }
+    let bounds = Duration::from_millis(100)..=Duration::from_secs(24 * 60 * 60);
+    within(duration(text)?, bounds, "from 100ms to one day")
 }
 
 /// Parses the buffer budget in bytes. The minimum leaves room for a few of the largest requests.

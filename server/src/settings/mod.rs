@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -169,22 +170,23 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(|error| format!("{error} (like 50ms, 2s or 1m)"))
 }
 
+/// Checks that a duration is within its bounds, which `rule` describes.
+fn within(
+    time: Duration,
+    bounds: RangeInclusive<Duration>,
+    rule: &str,
+) -> Result<Duration, String> {
+    if bounds.contains(&time) { Ok(time) } else { Err(format!("must be {rule}")) }
+}
+
 /// Parses the store timeout.
 fn store_timeout(text: &str) -> Result<Duration, String> {
-    let time = duration(text)?;
-    if (Duration::from_millis(1)..=Duration::from_secs(60)).contains(&time) {
-        Ok(time)
-    } else {
-        Err("must be from 1ms to 60s".to_owned())
-    }
+    let bounds = Duration::from_millis(1)..=Duration::from_secs(60);
+    within(duration(text)?, bounds, "from 1ms to 60s")
 }
 
 /// Parses the duration of one step of the drain.
 fn drain_time(text: &str) -> Result<Duration, String> {
-    let time = duration(text)?;
-    if time <= Duration::from_secs(24 * 60 * 60) {
-        Ok(time)
-    } else {
-        Err("must be one day at most".to_owned())
-    }
+    let bounds = Duration::ZERO..=Duration::from_secs(24 * 60 * 60);
+    within(duration(text)?, bounds, "one day at most")
 }

@@ -4,29 +4,32 @@
 //! the requests of other connections.
 
 use std::future::{Future, poll_fn};
-use std::mem;
-use std::pin::{Pin, pin};
+use std::ops::ControlFlow;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::{Buf as _, Bytes};
+use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use h2::server::{Builder, Connection, SendResponse};
-use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
-use http_body::Body;
-use http_body_util::BodyExt as _;
+use h2::server::{Builder, Connection};
+use h2::{Ping, PingPong, Reason, RecvStream};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 use tokio::time::timeout;
 
-use super::budget::Held;
 use super::closing;
 use super::inbound::{Inbound, ResetFlag};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use super::resets::Allowance;
+
+mod answering;
+mod request_body;
+
+pub use answering::{Answering, ResponseStream};
+pub use request_body::RequestBody;
 
 /// Timeouts of client connections.
 #[derive(Clone, Copy, Debug)]
@@ -137,7 +140,7 @@ pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     timeouts: Timeouts,
     stop: impl Future<Output = ()> + Send + 'static,
-    mut answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
 ) where
     F: Future<Output = ()>,
 {
@@ -145,106 +148,184 @@ pub async fn serve<F>(
     let (read_budget, resets) = (ReadBudget::default(), ResetFlag::default());
     let stream = Inbound::new(&mut io, read_budget.clone(), resets.clone());
     let handshake = read_budget.refill_each_poll(handshake(stream, timeouts, &mut stop));
-    let Some(mut connection) = handshake.await else { return };
-
-    // `FuturesUnordered` polls only the futures that were woken.
-    let mut open_requests = FuturesUnordered::new();
-    let mut events: FuturesUnordered<BoxFuture<'static, Event>> = FuturesUnordered::new();
-    if let Some(pings) = connection.ping_pong() {
-        events.push(Box::pin(keep_alive(pings, timeouts)));
-    }
-    events.push(Box::pin(async {
-        stop.await;
-        Event::Stop
-    }));
-    if let Some(age) = timeouts.age {
-        events.push(Box::pin(after(age, Event::MaxAge)));
-    }
-    let stall_check = || after(timeouts.keepalive, Event::StallCheck);
-    events.push(Box::pin(stall_check()));
-    // Requests accepted so far, and their number at the last check that found unsent answers.
-    let (mut accepted, mut stalled_at) = (0_u64, None);
-    // One clone per open request and per response that is not sent yet.
-    let unsent = Arc::new(());
-    let mut allowance = Allowance::new(Instant::now());
+    let Some(connection) = handshake.await else { return };
+    let mut serving = Serving::new(connection, timeouts, stop, answer, resets.clone());
     let ended = poll_fn(|context| {
         read_budget.refill(context);
         resets.clear();
-        loop {
-            // Accepts every request that has arrived before it answers any: `poll_accept` also
-            // writes, so the answers are written together.
-            let mut reset_count = 0;
-            loop {
-                match connection.poll_accept(context) {
-                    Poll::Ready(Some(Ok((request, mut respond)))) => {
-                        if resets.is_set() && respond.poll_reset(context).is_ready() {
-                            reset_count += 1;
-                            continue;
-                        }
-                        accepted += 1;
-                        let answering = Answering { respond, unsent: Arc::clone(&unsent) };
-                        if let Some(answering) = answer(request, answering) {
-                            open_requests.push(answering);
-                        }
-                    }
-                    // A connection error is the client's, and is not reported.
-                    Poll::Ready(Some(Err(_)) | None) => return Poll::Ready(End::Closed),
-                    Poll::Pending => break,
-                }
-            }
-            let mut written = false;
-            if reset_count > 0 && !allowance.pay(reset_count, accepted, Instant::now()) {
-                connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
-                events.push(Box::pin(after(CLOSE_TIMEOUT, Event::CutOff)));
-                written = true;
-            }
-            // tokio's cooperative budget is meant for a task with one request. There are at most
-            // MAX_STREAMS here.
-            let answer_all = poll_fn(|context| {
-                while let Poll::Ready(Some(())) = open_requests.poll_next_unpin(context) {
-                    written = true;
-                }
-                Poll::<()>::Pending
-            });
-            let _ = pin!(unconstrained(answer_all)).poll(context);
-            while let Poll::Ready(Some(event)) = events.poll_next_unpin(context) {
-                written = true;
-                match event {
-                    Event::Stop => connection.graceful_shutdown(),
-                    Event::MaxAge => {
-                        connection.graceful_shutdown();
-                        events.push(Box::pin(after(timeouts.grace, Event::CutOff)));
-                    }
-                    Event::CutOff => return Poll::Ready(End::CutOff),
-                    Event::StallCheck => {
-                        // Unsent answers count even beside a request that stays open, such as a
-                        // health watch.
-                        let has_unsent = Arc::strong_count(&unsent) - 1 > open_requests.len()
-                            || open_requests.is_empty() && connection.has_streams();
-                        // A client that only answers PINGs, but reads no answers and sends no
-                        // requests, is cut off.
-                        if has_unsent && stalled_at == Some(accepted) {
-                            return Poll::Ready(End::CutOff);
-                        }
-                        stalled_at = has_unsent.then_some(accepted);
-                        events.push(Box::pin(stall_check()));
-                    }
-                }
-            }
-            if !written {
-                return Poll::Pending;
-            }
-        }
-    });
-    let ended = ended.await;
-    drop(connection);
+        serving.poll(context)
+    })
+    .await;
     // A leftover request may be first in this thread's queue, so drop it before the next wait.
-    drop((open_requests, events));
+    drop(serving);
     if let End::Closed = ended {
         let stream = BudgetedStream::new(io, read_budget.clone());
         read_budget
             .refill_each_poll(closing::read_to_end(stream, CLOSE_TIMEOUT, CLOSE_TIMEOUT))
             .await;
+    }
+}
+
+/// A connection after its handshake, with its open requests. Dropped in the order of the fields:
+/// the connection before the requests.
+struct Serving<S, A, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    connection: Connection<S, Bytes>,
+    timeouts: Timeouts,
+    answer: A,
+    /// `FuturesUnordered` polls only the futures that were woken.
+    open_requests: FuturesUnordered<F>,
+    events: FuturesUnordered<BoxFuture<'static, Event>>,
+    /// Whether a RST_STREAM was read in this poll.
+    resets: ResetFlag,
+    allowance: Allowance,
+    /// Requests accepted so far.
+    accepted: u64,
+    /// `accepted` at the last check that found unsent answers.
+    stalled_at: Option<u64>,
+    /// One clone per open request and per response that is not sent yet.
+    unsent: Arc<()>,
+}
+
+impl<S, A, F> Serving<S, A, F>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+    A: FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    F: Future<Output = ()>,
+{
+    fn new(
+        mut connection: Connection<S, Bytes>,
+        timeouts: Timeouts,
+        stop: impl Future<Output = ()> + Send + 'static,
+        answer: A,
+        resets: ResetFlag,
+    ) -> Self {
+        let events = FuturesUnordered::<BoxFuture<'static, Event>>::new();
+        if let Some(pings) = connection.ping_pong() {
+            events.push(keep_alive(pings, timeouts).boxed());
+        }
+        events.push(stop.map(|()| Event::Stop).boxed());
+        if let Some(age) = timeouts.age {
+            events.push(after(age, Event::MaxAge).boxed());
+        }
+        events.push(after(timeouts.keepalive, Event::StallCheck).boxed());
+        Self {
+            connection,
+            timeouts,
+            answer,
+            open_requests: FuturesUnordered::new(),
+            events,
+            resets,
+            allowance: Allowance::new(Instant::now()),
+            accepted: 0,
+            stalled_at: None,
+            unsent: Arc::new(()),
+        }
+    }
+
+    /// Polls until nothing is left to write.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        loop {
+            match self.poll_all(context) {
+                ControlFlow::Break(end) => return Poll::Ready(end),
+                ControlFlow::Continue(true) => {}
+                ControlFlow::Continue(false) => return Poll::Pending,
+            }
+        }
+    }
+
+    /// Returns whether something was written since the requests were accepted. Only
+    /// [`accept_all`](Self::accept_all) sends what is written.
+    fn poll_all(&mut self, context: &mut Context<'_>) -> ControlFlow<End, bool> {
+        let reset_count = self.accept_all(context)?;
+        let refused = self.charge_resets(reset_count);
+        let answered = self.answer_all(context);
+        let handled = self.handle_events(context)?;
+        ControlFlow::Continue(refused || answered || handled)
+    }
+
+    /// Accepts every request that has arrived before any is answered: `poll_accept` also writes, so
+    /// the answers are written together. Returns the number of requests that were already reset.
+    fn accept_all(&mut self, context: &mut Context<'_>) -> ControlFlow<End, u32> {
+        let mut reset_count = 0;
+        loop {
+            match self.connection.poll_accept(context) {
+                Poll::Ready(Some(Ok((request, mut respond)))) => {
+                    if self.resets.is_set() && respond.poll_reset(context).is_ready() {
+                        reset_count += 1;
+                        continue;
+                    }
+                    self.accepted += 1;
+                    let answering = Answering { respond, unsent: Arc::clone(&self.unsent) };
+                    if let Some(open_request) = (self.answer)(request, answering) {
+                        self.open_requests.push(open_request);
+                    }
+                }
+                // A connection error is the client's, and is not reported.
+                Poll::Ready(Some(Err(_)) | None) => return ControlFlow::Break(End::Closed),
+                Poll::Pending => return ControlFlow::Continue(reset_count),
+            }
+        }
+    }
+
+    /// Closes the connection if its client resets more than its allowance. Returns whether it does.
+    fn charge_resets(&mut self, reset_count: u32) -> bool {
+        if reset_count == 0 || self.allowance.pay(reset_count, self.accepted, Instant::now()) {
+            return false;
+        }
+        self.connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM);
+        self.events.push(after(CLOSE_TIMEOUT, Event::CutOff).boxed());
+        true
+    }
+
+    /// Polls the open requests. Returns whether one has ended.
+    fn answer_all(&mut self, context: &mut Context<'_>) -> bool {
+        let mut answered = false;
+        // tokio's cooperative budget is meant for a task with one request. There are at most
+        // MAX_STREAMS here.
+        let answer_all = poll_fn(|context| {
+            while let Poll::Ready(Some(())) = self.open_requests.poll_next_unpin(context) {
+                answered = true;
+            }
+            Poll::<()>::Pending
+        });
+        let _ = pin!(unconstrained(answer_all)).poll(context);
+        answered
+    }
+
+    /// Handles the events that have happened. Returns whether there was one.
+    fn handle_events(&mut self, context: &mut Context<'_>) -> ControlFlow<End, bool> {
+        let mut handled = false;
+        while let Poll::Ready(Some(event)) = self.events.poll_next_unpin(context) {
+            handled = true;
+            match event {
+                Event::Stop => self.connection.graceful_shutdown(),
+                Event::MaxAge => {
+                    self.connection.graceful_shutdown();
+                    self.events.push(after(self.timeouts.grace, Event::CutOff).boxed());
+                }
+                Event::CutOff => return ControlFlow::Break(End::CutOff),
+                Event::StallCheck => {
+                    self.check_for_stall()?;
+                    self.events.push(after(self.timeouts.keepalive, Event::StallCheck).boxed());
+                }
+            }
+        }
+        ControlFlow::Continue(handled)
+    }
+
+    /// Cuts off a client that only answers PINGs, but reads no answers and sends no requests.
+    fn check_for_stall(&mut self) -> ControlFlow<End> {
+        // Unsent answers count even beside a request that stays open, such as a health watch.
+        let has_unsent = Arc::strong_count(&self.unsent) - 1 > self.open_requests.len()
+            || self.open_requests.is_empty() && self.connection.has_streams();
+        if has_unsent && self.stalled_at == Some(self.accepted) {
+            return ControlFlow::Break(End::CutOff);
+        }
+        self.stalled_at = has_unsent.then_some(self.accepted);
+        ControlFlow::Continue(())
     }
 }
 
@@ -290,208 +371,6 @@ async fn keep_alive(mut pings: PingPong, timeouts: Timeouts) -> Event {
         if !matches!(answer, Ok(Ok(_))) {
             return Event::CutOff;
         }
-    }
-}
-
-/// Sends the response of one request.
-pub struct Answering {
-    respond: SendResponse<Bytes>,
-    unsent: Arc<()>,
-}
-
-/// The bytes of a message. Counts as unsent until h2 drops it.
-struct TrackedMessage {
-    message: Bytes,
-    _counted: Arc<()>,
-}
-
-impl AsRef<[u8]> for TrackedMessage {
-    fn as_ref(&self) -> &[u8] {
-        &self.message
-    }
-}
-
-impl Answering {
-    /// Waits for `future`; `None` if the client resets the stream first.
-    pub async fn unless_given_up<T>(
-        &mut self,
-        mut future: Pin<&mut impl Future<Output = T>>,
-    ) -> Option<T> {
-        poll_fn(|context| match future.as_mut().poll(context) {
-            Poll::Ready(done) => Poll::Ready(Some(done)),
-            Poll::Pending => self.respond.poll_reset(context).map(|_| None),
-        })
-        .await
-    }
-
-    /// Sends a response without a body. This and the methods below do nothing if the client has
-    /// reset the stream.
-    pub fn headers(mut self, response: Response<()>) {
-        let _ = self.respond.send_response(response, true);
-    }
-
-    /// Sends headers, one message, and trailers.
-    pub fn message(mut self, response: Response<()>, message: Bytes, trailers: http::HeaderMap) {
-        let message = Bytes::from_owner(TrackedMessage { message, _counted: self.unsent });
-        if let Ok(mut stream) = self.respond.send_response(response, false)
-            && stream.send_data(message, false).is_ok()
-        {
-            let _ = stream.send_trailers(trailers);
-        }
-    }
-
-    /// Sends the headers of a response of many messages; `None` if the client has reset the stream.
-    pub fn begin(mut self, response: Response<()>) -> Option<ResponseStream> {
-        let stream = self.respond.send_response(response, false).ok()?;
-        Some(ResponseStream { stream, _counted: self.unsent })
-    }
-
-    /// Sends headers and a body, as fast as flow control allows. `held` counts the bytes of the
-    /// frame that is being sent. After `limit`, `late_trailers` end the response, or the stream is
-    /// reset.
-    pub async fn body<B>(
-        mut self,
-        response: Response<B>,
-        mut held: Held,
-        limit: Duration,
-        late_trailers: Option<http::HeaderMap>,
-    ) where
-        B: Body<Data = Bytes> + Unpin,
-    {
-        let (parts, mut body) = response.into_parts();
-        let ended = body.is_end_stream();
-        let Ok(mut stream) = self.respond.send_response(Response::from_parts(parts, ()), ended)
-        else {
-            return;
-        };
-        if ended {
-            return;
-        }
-        match timeout(limit, send_body(&mut body, &mut stream, &mut held)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(BodyError)) => stream.send_reset(Reason::INTERNAL_ERROR),
-            // Without trailers the drop of an unfinished stream resets it.
-            Err(_) => drop(late_trailers.map(|trailers| stream.send_trailers(trailers))),
-        }
-    }
-}
-
-/// A response of many messages.
-pub struct ResponseStream {
-    stream: SendStream<Bytes>,
-    _counted: Arc<()>,
-}
-
-impl ResponseStream {
-    /// Sends a message as fast as flow control allows; `None` if the client has closed the stream.
-    pub async fn message(&mut self, message: Bytes) -> Option<()> {
-        send_data(message, &mut self.stream).await
-    }
-
-    /// Sends the trailers, which end the response.
-    pub fn end(mut self, trailers: http::HeaderMap) {
-        let _ = self.stream.send_trailers(trailers);
-    }
-}
-
-/// The body of a response failed. A response that the client cancels counts as sent.
-struct BodyError;
-
-async fn send_body<B>(
-    body: &mut B,
-    stream: &mut SendStream<Bytes>,
-    held: &mut Held,
-) -> Result<(), BodyError>
-where
-    B: Body<Data = Bytes> + Unpin,
-{
-    loop {
-        let mut next = body.frame();
-        let frame = poll_fn(|context| match Pin::new(&mut next).poll(context) {
-            Poll::Ready(frame) => Poll::Ready(Some(frame)),
-            Poll::Pending => stream.poll_reset(context).map(|_| None),
-        });
-        let Some(frame) = frame.await else { return Ok(()) };
-        let Some(frame) = frame else {
-            let _ = stream.send_data(Bytes::new(), true);
-            return Ok(());
-        };
-        match frame.map_err(|_| BodyError)?.into_data() {
-            Ok(data) => {
-                held.set(data.len());
-                if send_data(data, stream).await.is_none() {
-                    return Ok(());
-                }
-            }
-            Err(frame) => {
-                if let Ok(trailers) = frame.into_trailers() {
-                    let _ = stream.send_trailers(trailers);
-                    return Ok(());
-                }
-            }
-        }
-    }
-}
-
-/// Sends `data` as fast as flow control allows; `None` if the client has closed the stream.
-async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>) -> Option<()> {
-    while data.has_remaining() {
-        stream.reserve_capacity(data.len());
-        let room = loop {
-            match poll_fn(|context| stream.poll_capacity(context)).await? {
-                Ok(0) => {}
-                Ok(room) => break room,
-                Err(_) => return None,
-            }
-        };
-        let chunk = data.split_to(room.min(data.len()));
-        stream.send_data(chunk, false).ok()?;
-    }
-    Some(())
-}
-
-/// The body of a request.
-pub struct RequestBody {
-    stream: RecvStream,
-    /// Bytes that were read and put back.
-    put_back: Option<Bytes>,
-    /// How many bytes were read, but not released.
-    unreleased: usize,
-}
-
-impl RequestBody {
-    /// The body of the request on `stream`.
-    pub fn new(stream: RecvStream) -> Self {
-        Self { stream, put_back: None, unreleased: 0 }
-    }
-
-    /// Makes `data` the next bytes to be read.
-    pub fn put_back(&mut self, data: Bytes) {
-        self.put_back = Some(data);
-    }
-
-    /// The next bytes; `None` at the end of the body. They take up the client's flow-control window
-    /// until they are [released](Self::release).
-    pub async fn data(&mut self) -> Option<Result<Bytes, h2::Error>> {
-        if let Some(data) = self.put_back.take() {
-            return Some(Ok(data));
-        }
-        let data = poll_fn(|context| self.stream.poll_data(context)).await;
-        if let Some(Ok(data)) = &data {
-            self.unreleased += data.len();
-        }
-        data
-    }
-
-    /// Returns all bytes that were read to the client's flow-control window.
-    pub fn release(&mut self) {
-        // Fails only for more bytes than were received.
-        let _ = self.stream.flow_control().release_capacity(mem::take(&mut self.unreleased));
-    }
-
-    /// Whether there are no more bytes.
-    pub fn is_over(&self) -> bool {
-        self.put_back.is_none() && self.stream.is_end_stream()
     }
 }
 

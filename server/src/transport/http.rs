@@ -21,7 +21,7 @@ use super::load::RETRY_S;
 use super::messages::query;
 pub use super::status::{About, StoreState, pages as status_pages};
 use super::status::{StatusPages, resource as resource_view};
-use super::{http_status, response};
+use super::{access_codes, http_status, response};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::Error;
@@ -125,15 +125,12 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 }
 
 fn access_denied(refusal: Refusal) -> Response {
-    match refusal {
-        Refusal::Unknown => {
-            let answer = error_response(StatusCode::UNAUTHORIZED, &refusal.to_string());
-            ([(header::WWW_AUTHENTICATE, "Bearer")], answer).into_response()
-        }
-        Refusal::Forbidden | Refusal::MayNotLend => {
-            error_response(StatusCode::FORBIDDEN, &refusal.to_string())
-        }
+    let (_, status) = access_codes(refusal);
+    let answer = error_response(status, &refusal.to_string());
+    if status == StatusCode::UNAUTHORIZED {
+        return ([(header::WWW_AUTHENTICATE, "Bearer")], answer).into_response();
     }
+    answer
 }
 
 /// `POST /v1/allow`: `AllowRequest` in protobuf's JSON mapping. Ignores the content type.

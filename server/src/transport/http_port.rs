@@ -8,7 +8,7 @@ use std::io;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
 use axum::Router;
@@ -34,7 +34,7 @@ use tower_service::Service as _;
 use super::age;
 use super::budget::{Budget, Held};
 use super::closing;
-use super::connection::{self, Answering, STOPPING_HANDSHAKE, Timeouts};
+use super::connection::{self, Answering, RequestBody, STOPPING_HANDSHAKE, Timeouts};
 use super::door::Asking;
 use super::forward_write::forward_write;
 use super::http::{UnreadBody, overloaded};
@@ -124,8 +124,7 @@ impl HttpPort {
     {
         let (timeouts, router) = (self.timeouts, self.router);
         let answer = |request: Request<RecvStream>, answering| {
-            let body = |stream| Body::new(RequestBody { stream, unreleased: 0 });
-            let mut request = request.map(body);
+            let mut request = request.map(|body| Body::new(RequestBody::new(body)));
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
             Some(answer_http2(router.clone(), request, answering, asking.clone(), timeouts))
         };
@@ -141,24 +140,15 @@ impl HttpPort {
         stream.set_write_timeout(Some(self.timeouts.answer));
         let read_budget = ReadBudget::default();
         let stream = TokioIo::new(BudgetedStream::new(Box::pin(stream), read_budget.clone()));
-        let (first_request, unread) = (Arc::new(Notify::new()), Arc::new(AtomicBool::new(false)));
-        let (notify_first, set_unread) = (Arc::clone(&first_request), Arc::clone(&unread));
-        let (router, draining, timeouts) = (self.router, self.draining, self.timeouts);
-        let service = service_fn(move |mut request: Request<Incoming>| {
-            notify_first.notify_one();
+        let (first_request, unread) = (Notify::new(), AtomicBool::new(false));
+        let service = service_fn(|mut request: Request<Incoming>| {
+            first_request.notify_one();
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
-            let (asking, unread) = (asking.clone(), Arc::clone(&set_unread));
-            let (answer, draining) = (router.clone().call(request), Arc::clone(&draining));
-            Box::pin(async move {
+            let answer = self.router.clone().call(request);
+            Box::pin(async {
                 let Ok(response) = answer.await;
-                let (mut response, held) = reserve(response, &asking, timeouts).await;
-                if response.extensions().get::<UnreadBody>().is_some() {
-                    unread.store(true, Ordering::Relaxed);
-                }
-                if unread.load(Ordering::Relaxed) || draining.load(Ordering::Relaxed) {
-                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-                }
-                Ok::<_, Infallible>(response.map(|body| ResponseBody { body, _held: held }))
+                let (response, held) = reserve(response, &asking, self.timeouts).await;
+                Ok::<_, Infallible>(self.http1_response(response, held, &unread))
             })
         });
         let mut connection = http1::Builder::new()
@@ -189,19 +179,39 @@ impl HttpPort {
         let Some(served) = served.await else { return };
         let malformed = served.as_ref().is_err_and(hyper::Error::is_parse);
         let unread = malformed || unread.load(Ordering::Relaxed);
-        if !unread && served.is_err() {
-            return;
+        if unread || served.is_ok() {
+            let stream = connection.into_parts().io.into_inner();
+            read_budget.refill_each_poll(close_http1(stream, unread, self.timeouts.greeting)).await;
         }
-        let mut stream = connection.into_parts().io.into_inner();
-        let close_timeout = self.timeouts.greeting;
-        let closing = async {
-            let shut =
-                timeout(close_timeout, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
-            if shut && unread {
-                closing::read_to_end(stream, LINGER_TIMEOUT, close_timeout).await;
-            }
-        };
-        read_budget.refill_each_poll(closing).await;
+    }
+
+    /// Adds to a response what HTTP/1.1 needs, and its count in the budget. Sets `unread` if the request has an [`UnreadBody`].
+    fn http1_response(
+        &self,
+        mut response: Response,
+        held: Held,
+        unread: &AtomicBool,
+    ) -> http::Response<ResponseBody> {
+        if response.extensions().get::<UnreadBody>().is_some() {
+            unread.store(true, Ordering::Relaxed);
+        }
+        if unread.load(Ordering::Relaxed) || self.draining.load(Ordering::Relaxed) {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response.map(|body| ResponseBody { body, _held: held })
+    }
+}
+
+/// Closes a connection over HTTP/1.1 within `limit` for each half. `unread`: the client may still
+/// be sending.
+async fn close_http1(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    unread: bool,
+    limit: Duration,
+) {
+    let shut = timeout(limit, stream.shutdown()).await.is_ok_and(|shut| shut.is_ok());
+    if shut && unread {
+        closing::read_to_end(stream, LINGER_TIMEOUT, limit).await;
     }
 }
 
@@ -241,48 +251,6 @@ async fn reserve(response: Response, asking: &Asking, timeouts: Timeouts) -> (Re
 /// The length of a response body in bytes, as far as it is known.
 fn body_bytes(response: &Response) -> usize {
     usize::try_from(response.body().size_hint().lower()).unwrap_or(usize::MAX)
-}
-
-/// The body of a request over HTTP/2. Each read returns the bytes of the read before it to the
-/// flow-control windows, so that a reader that pauses stops the client.
-struct RequestBody {
-    stream: RecvStream,
-    unreleased: usize,
-}
-
-impl RequestBody {
-    fn release(&mut self) {
-        // Fails only if more is released than was received.
-        let _ = self.stream.flow_control().release_capacity(self.unreleased);
-        self.unreleased = 0;
-    }
-}
-
-impl Drop for RequestBody {
-    fn drop(&mut self) {
-        self.release();
-    }
-}
-
-impl http_body::Body for RequestBody {
-    type Data = Bytes;
-    type Error = h2::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
-        self.release();
-        let data = ready!(self.stream.poll_data(context));
-        if let Some(Ok(data)) = &data {
-            self.unreleased = data.len();
-        }
-        Poll::Ready(data.map(|data| data.map(Frame::data)))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.stream.is_end_stream()
-    }
 }
 
 /// The body of a response over HTTP/1.1, counted in the budget until it is dropped.

@@ -62,13 +62,18 @@ fn http_status(error: &Error) -> StatusCode {
     }
 }
 
-fn access_denied(refusal: Refusal) -> tonic::Status {
+/// The status of a refused caller over gRPC and over HTTP.
+fn access_codes(refusal: Refusal) -> (tonic::Code, StatusCode) {
     match refusal {
-        Refusal::Unknown => tonic::Status::unauthenticated(refusal.to_string()),
+        Refusal::Unknown => (tonic::Code::Unauthenticated, StatusCode::UNAUTHORIZED),
         Refusal::Forbidden | Refusal::MayNotLend => {
-            tonic::Status::permission_denied(refusal.to_string())
+            (tonic::Code::PermissionDenied, StatusCode::FORBIDDEN)
         }
     }
+}
+
+fn access_denied(refusal: Refusal) -> tonic::Status {
+    tonic::Status::new(access_codes(refusal).0, refusal.to_string())
 }
 
 /// The caller of a request from tonic's router. Rejects requests that carry no caller identity:

@@ -3,18 +3,19 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::future::pending;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Context;
 
 use h2::client::{self, SendRequest};
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Method, Response};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, ReadBuf};
 use tokio::net::TcpSocket;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-use http_body::Frame;
+use http_body::{Body, Frame};
 
 use super::super::budget::Budget;
 use super::*;
