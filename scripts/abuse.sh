@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Attacks nodes on loopback, each in every way of server/tests/abuse for so many seconds, with an
 # optimised build, and prints the table of docs/overload.md: scripts/abuse.sh [SECONDS]
-# Nothing else should run meanwhile: it is latencies that are judged.
+# Nothing else should run meanwhile: latencies are measured. Fails if a case fails, or if a row of
+# that table is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,11 +18,20 @@ TOLLGATE_ABUSE_SECONDS="${1:-10}" TOLLGATE_REPORT="$folder" \
   cargo test --release --locked --package tollgate-server --test abuse --no-fail-fast \
   -- --test-threads 1 --nocapture >&2 || result=$?
 
-printf '%s\n' "p50, p99 of decisions; p99 of new connections; failures. Times in ms." ""
-jq --slurp --raw-output '
-  "| attack | before | during | after | beside a busy loop | CPUs used | memory |",
-  "|---|---|---|---|---|---|---|",
-  (sort_by(.attack)[]
-   | "| \(.attack) | \(.before) | \(.during) | \(.after) | \(.busy) | \(.cpus) | \(.memory) |")
-' "$folder"/abuse-*.json
+table() {
+  printf '%s\n' "p50, p99 of decisions; p99 of new connections; failures. Times in ms." ""
+  jq --slurp --raw-output '
+    "| attack | before | during | after | beside a busy loop | CPUs used | memory |",
+    "|---|---|---|---|---|---|---|",
+    (sort_by(.attack)[]
+     | "| \(.attack) | \(.before) | \(.during) | \(.after) | \(.busy) | \(.cpus) | \(.memory) |")
+  ' "$folder"/abuse-*.json
+}
+
+table | tee "$folder/table.md"
+while read -r attack; do
+  grep --quiet --fixed-strings "| $attack |" "$folder/table.md" && continue
+  echo "no row: $attack" >&2
+  result=1
+done < <(sed -n '/^| attack | before/,/^$/s/^| \([^|]*\) | [0-9].*/\1/p' docs/overload.md)
 exit "$result"

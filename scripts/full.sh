@@ -131,10 +131,7 @@ run_part() {
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;
   refusals) refusals ;;
-  abuse)
-    cargo test --release --locked -p tollgate-server --test abuse -- --include-ignored \
-      --nocapture --test-threads 1
-    ;;
+  abuse) scripts/abuse.sh 4 ;;
   clients) scripts/clients.sh ;;
   h2spec) scripts/h2spec.sh ;;
   soak) scripts/soak.sh "$soak_minutes" ;;
