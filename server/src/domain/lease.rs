@@ -133,7 +133,6 @@ impl Resource {
         // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
         let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
         let bands: SmallVec<[Band; 1]> = wish.bands.iter().map(bounded).collect();
-        let subclients = subclients(&bands);
 
         let slot = self.holders.find(wish.holder);
         let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
@@ -145,25 +144,8 @@ impl Resource {
 
         let learning_until =
             learning_until(self.born, effective.learning_s, wish.learn_for_us, now);
-        let has = match (learning_until, wish.claim) {
-            (Some(_), Some(Claim::UNKNOWN)) => old_has.min(effective.most_held),
-            (Some(_), Some(claim)) => claim.at(now_s).min(effective.most_held),
-            (Some(_), None) => 0.0,
-            (None, _) if effective.kind == Kind::NoAlgorithm => {
-                wish.bands.iter().map(|b| b.wants).sum()
-            }
-            (None, _) => {
-                let wants = wants(&bands);
-                let split = &self.split;
-                let entitled =
-                    split.entitlement(effective.kind, effective.capacity, wants, subclients);
-                if effective.kind.shares() {
-                    entitled.min(self.has.rest_of(effective.capacity)).max(0.0)
-                } else {
-                    entitled
-                }
-            }
-        };
+        let is_learning = learning_until.is_some();
+        let has = self.grantable(wish, &bands, &effective, is_learning, old_has, now_s);
         // A cluster whose lease shrinks still counts as holding what it has leased out itself,
         // until its clients have given that back.
         let still_out = match (wish.holder, wish.claim) {
@@ -194,6 +176,37 @@ impl Resource {
             parent_refresh_s: effective.parent_refresh_s,
             subclients: self.split.subclients(),
             presence: Presence::Known,
+        }
+    }
+
+    /// The capacity to grant to a holder that had `old_has`. The sums already contain `bands`, its
+    /// wants within bounds.
+    fn grantable(
+        &self,
+        wish: &Wish<'_>,
+        bands: &[Band],
+        effective: &EffectiveRules,
+        is_learning: bool,
+        old_has: f64,
+        now_s: i64,
+    ) -> f64 {
+        if is_learning {
+            return match wish.claim {
+                Some(Claim::UNKNOWN) => old_has.min(effective.most_held),
+                Some(claim) => claim.at(now_s).min(effective.most_held),
+                None => 0.0,
+            };
+        }
+        if effective.kind == Kind::NoAlgorithm {
+            return wish.bands.iter().map(|band| band.wants).sum();
+        }
+        let (wants, subclients) = (wants(bands), subclients(bands));
+        let entitled =
+            self.split.entitlement(effective.kind, effective.capacity, wants, subclients);
+        if effective.kind.shares() {
+            entitled.min(self.has.rest_of(effective.capacity)).max(0.0)
+        } else {
+            entitled
         }
     }
 
