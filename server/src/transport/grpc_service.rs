@@ -45,8 +45,8 @@ mod reflection;
 use body::{MessageLimits, drain, read_message, ready_message, without_prefix};
 use head::{CallHeaders, Method};
 
-/// Health watches per connection: enough for every service and caller behind it. A load balancer
-/// that needs more should use `Check`.
+/// Health watches per connection, and as many calls of reflection: enough for every service and
+/// caller behind it. A load balancer that needs more watches should use `Check`.
 const MAX_WATCHES: usize = 16;
 
 /// Unfinished messages to health and reflection, per connection.
@@ -92,19 +92,20 @@ struct ConnectionState {
     outgoing: Arc<Account>,
     unfinished: Semaphore,
     watches: WatchCount,
+    reflections: WatchCount,
 }
 
-/// Counts the health watches of one connection.
+/// Counts the calls of one connection that last as long as their client wants.
 #[derive(Default)]
 struct WatchCount(Arc<()>);
 
-/// A health watch, counted until it is dropped.
+/// Such a call, counted until it is dropped.
 struct WatchSlot(#[expect(dead_code, reason = "it is counted")] Arc<()>);
 
 impl WatchCount {
     fn add(&self) -> Result<WatchSlot, Status> {
         if Arc::strong_count(&self.0) > MAX_WATCHES {
-            let text = "this connection watches the health already: use Check";
+            let text = format!("this connection has {MAX_WATCHES} calls to this method already");
             return Err(Status::resource_exhausted(text));
         }
         Ok(WatchSlot(Arc::clone(&self.0)))
@@ -154,6 +155,7 @@ impl<S: Store> GrpcService<S> {
             outgoing: self.bounds.budget.account(),
             unfinished: Semaphore::new(MAX_UNFINISHED),
             watches: WatchCount::default(),
+            reflections: WatchCount::default(),
         });
         let answer =
             |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &state);
@@ -365,7 +367,11 @@ fn read_headers(
         caller.may_lease_any().map_err(access_denied)?;
     }
     let head = CallHeaders::read(&parts.headers)?;
-    let watch = (method == Method::Watch).then(|| state.watches.add()).transpose()?;
+    let watch = match method {
+        Method::Watch => Some(state.watches.add()?),
+        Method::Reflection => Some(state.reflections.add()?),
+        _ => None,
+    };
     Ok(Call { method, head, caller, _watch: watch })
 }
 
