@@ -63,7 +63,7 @@ local CROSS_LIMIT = math.max(32, math.ceil(DROP_LIMIT * 256 / 1000))
 -- So many bytes of a server's wants count as much as a place.
 local CROSS_BYTES = 240
 local PAGE = 32
-local REGISTER_LIMIT = 100
+local REGISTER_LIMIT = math.min(100, DROP_LIMIT)
 local SERVER = 254
 -- No time that is stored is further away, in seconds: the longest lease is four years.
 local FAR = 1000000000

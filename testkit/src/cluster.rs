@@ -7,44 +7,49 @@ use std::time::Duration;
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, eventually, runtime};
 
-/// Halves of the machine that are free. Tests that would disturb each other reserve one or both.
-static FREE_HALVES: Mutex<usize> = Mutex::new(2);
-static HALF_FREED: Condvar = Condvar::new();
+/// Quarters of the machine that are free. Tests that would disturb each other reserve some.
+static FREE_QUARTERS: Mutex<usize> = Mutex::new(4);
+static QUARTERS_FREED: Condvar = Condvar::new();
 
 /// A reservation of the machine within this test binary; released when dropped.
 pub struct Machine {
-    halves: usize,
+    quarters: usize,
 }
 
 impl Machine {
-    fn take(halves: usize) -> Self {
-        let free = FREE_HALVES.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = HALF_FREED.wait_while(free, |free| *free < halves);
-        *free.unwrap_or_else(PoisonError::into_inner) -= halves;
-        Self { halves }
+    fn take(quarters: usize) -> Self {
+        let free = FREE_QUARTERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let free = QUARTERS_FREED.wait_while(free, |free| *free < quarters);
+        *free.unwrap_or_else(PoisonError::into_inner) -= quarters;
+        Self { quarters }
     }
 }
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        *FREE_HALVES.lock().unwrap_or_else(PoisonError::into_inner) += self.halves;
-        HALF_FREED.notify_all();
+        *FREE_QUARTERS.lock().unwrap_or_else(PoisonError::into_inner) += self.quarters;
+        QUARTERS_FREED.notify_all();
     }
 }
 
 /// Reserves the whole machine, for a test that measures speed or loads all CPUs.
 pub fn reserve_machine() -> Machine {
-    Machine::take(2)
+    Machine::take(4)
 }
 
 /// Reserves half of the machine, for a test with a light load: two of these run at a time.
 pub fn reserve_half() -> Machine {
+    Machine::take(2)
+}
+
+/// Reserves a quarter of the machine, for a test that mostly waits: four of these run at a time.
+pub fn reserve_quarter() -> Machine {
     Machine::take(1)
 }
 
-/// Runs an asynchronous test on this thread, with half of the machine reserved.
-pub fn run_on_half(test: impl Future<Output = ()>) {
-    let _machine = reserve_half();
+/// Runs an asynchronous test on this thread, with a quarter of the machine reserved.
+pub fn run_on_quarter(test: impl Future<Output = ()>) {
+    let _machine = reserve_quarter();
     runtime().block_on(test);
 }
 

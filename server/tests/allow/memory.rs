@@ -1,5 +1,5 @@
-//! Memory of a million dynamic buckets in Redis and in the embedded store, which is freed once they
-//! are full again.
+//! Memory of many dynamic buckets in Redis and in the embedded store, which is freed once they are
+//! full again.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,8 @@ use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{Ask, Deal, Store, Verdict};
 
-const BUCKETS: usize = 1_000_000;
+/// Redis' tables are as full as with a million, so the memory of a bucket is the same.
+const BUCKETS: usize = 125_000;
 
 /// A namespace of 20 characters; names have as many.
 const NAMESPACE: &str = "TheBrain_userLogins_";
@@ -43,13 +44,13 @@ fn info(connection: &mut redis::Connection, field: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn a_million_buckets_in_redis() {
+async fn many_buckets_in_redis() {
     let redis = Redis::start();
     let mut inside = redis.connection();
     let before = info(&mut inside, "used_memory");
 
-    // A bucket is full again 40 s after its grant, when all buckets have been created.
-    let limit = BucketLimit { size_tokens: 1, fill_rate: 1.0 / 40.0, ..BucketLimit::default() };
+    // A bucket is full again 12 s after its grant, when all buckets have been created.
+    let limit = BucketLimit { size_tokens: 1, fill_rate: 1.0 / 12.0, ..BucketLimit::default() };
     let terms = limit.terms();
     let store = testkit::redis_store_by_its_own_clock(&redis).await;
     let started = Instant::now();
@@ -62,7 +63,7 @@ async fn a_million_buckets_in_redis() {
         }
     }
     let took = started.elapsed();
-    assert!(took < Duration::from_secs(35), "the first buckets have expired already");
+    assert!(took < Duration::from_secs(10), "the first buckets have expired already");
 
     // Without the key of the store's birth, which stays.
     let count =
@@ -78,7 +79,7 @@ async fn a_million_buckets_in_redis() {
     assert!(each <= 165.0, "{each} bytes of used_memory a bucket");
 
     // Redis' own clock expires the keys: this is real time.
-    let limit = Duration::from_secs(120);
+    let limit = Duration::from_secs(60);
     let mut keys = BUCKETS;
     while keys > 0 {
         assert!(started.elapsed() < limit, "{keys} keys are left");
@@ -91,11 +92,11 @@ async fn a_million_buckets_in_redis() {
         started.elapsed()
     );
     // Redis shrinks its tables step by step after the last key has expired.
-    assert!(left < 40_000_000, "{left} bytes stay");
+    assert!(left < 5_000_000, "{left} bytes stay");
 }
 
 #[tokio::test]
-async fn a_million_buckets_in_the_embedded_store() {
+async fn many_buckets_in_the_embedded_store() {
     let clock = ManualClock::new(START);
     let store = MemoryStore::with_clock(clock.clone());
     let terms = BucketLimit::default().terms();

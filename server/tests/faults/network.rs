@@ -8,7 +8,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::trial::{LIMITS, Trial};
-use testkit::cluster::{Cluster, reserve_half};
+use testkit::cluster::{Cluster, reserve_quarter};
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::{Redis, eventually};
 
@@ -16,7 +16,7 @@ const BY_POLICY: &str = "the policy answers";
 
 /// Runs a trial with one network fault.
 fn network_trial(place: u32, name: &str, fault: Fault, class: &str, description: &str) {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
     let mut cluster = Cluster::start_on(redis, &network.url(), &[], 3, LIMITS, &[]);
@@ -124,7 +124,7 @@ fn a_name_that_stops_resolving() {
         println!("skipped: only root may give a node its own hosts file");
         return;
     }
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let name_server = std::net::UdpSocket::bind("127.83.14.29:53").unwrap();
     let dir = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {

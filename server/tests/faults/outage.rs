@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::{Cluster, alive, reserve_half};
+use testkit::cluster::{Cluster, alive, reserve_quarter};
 use testkit::grpc::request;
 use testkit::http::{allow, get};
 use testkit::load::{Load, Plan};
@@ -27,7 +27,7 @@ const RESUMED: Duration = Duration::from_secs(1);
 /// meanwhile: otherwise, if the store failed again, each would grant the whole limit.
 #[test]
 fn an_empty_store_does_not_make_shares_larger() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut cluster = Cluster::start(LIMITS, &[]);
     cluster.redis.kill();
     for node in &cluster.nodes {
@@ -70,7 +70,7 @@ fn wait_for_shared_decision(what: &str, node: &Node) {
 
 #[test]
 fn a_wrong_password() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     // Stays logged in when the password changes.
     let mut inside = redis.connection();
@@ -110,7 +110,7 @@ fn a_wrong_password() {
 
 #[test]
 fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let url = redis.url();
     let limits = LimitsFile::new(
@@ -127,7 +127,7 @@ fn a_node_that_starts_alone_in_an_outage_takes_its_share_only() {
 
 #[test]
 fn a_node_that_starts_before_redis() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut redis = Redis::start();
     redis.kill();
     let limits = LimitsFile::new(LIMITS);
@@ -142,7 +142,7 @@ fn a_node_that_starts_before_redis() {
 /// Connections that were idle when the store failed must not fail one by one when it is back.
 #[test]
 fn idle_connections_do_not_fail_afterwards() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut redis = Redis::start();
     let limits = LimitsFile::new(LIMITS);
     // A long timeout, so that only dead connections can fail.

@@ -6,7 +6,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::trial::{AWAY, LIMITS, Trial};
-use testkit::cluster::{Cluster, reserve_half};
+use testkit::cluster::{Cluster, reserve_quarter};
 use testkit::{Redis, eventually, redis_cmd, signal};
 
 const BY_POLICY: &str = "the policy answers";
@@ -48,7 +48,7 @@ fn wait_until_it_answers(redis: &Redis) {
 
 #[test]
 fn killed() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut trial =
         trial(201, "faults::killed", "unreachable", "Redis is killed, and starts empty");
     trial.lost_states = 1.0;
@@ -57,7 +57,7 @@ fn killed() {
 
 #[test]
 fn stopped() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(202, "faults::stopped", "timeout", "Redis gets SIGSTOP, then SIGCONT").run(
         &mut cluster(&[]),
         |redis| signal(redis.pid(), "STOP"),
@@ -67,7 +67,7 @@ fn stopped() {
 
 #[test]
 fn client_pause() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(203, "faults::client_pause", "timeout", "CLIENT PAUSE").run(
         &mut cluster(&[]),
         |redis| tell_new_connection(redis, "CLIENT PAUSE 2000 ALL"),
@@ -77,7 +77,7 @@ fn client_pause() {
 
 #[test]
 fn debug_sleep() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(204, "faults::debug_sleep", "timeout", "DEBUG SLEEP").run(
         &mut cluster(&["--enable-debug-command", "yes"]),
         |redis| tell_in_background(redis, "DEBUG SLEEP 2"),
@@ -90,7 +90,7 @@ fn debug_sleep() {
 
 #[test]
 fn out_of_memory() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(205, "faults::out_of_memory", "refused", "maxmemory is reached, with noeviction").run(
         &mut cluster(&["--maxmemory-policy", "noeviction"]),
         |redis| tell_new_connection(redis, "CONFIG SET maxmemory 1"),
@@ -100,7 +100,7 @@ fn out_of_memory() {
 
 #[test]
 fn read_only() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(206, "faults::read_only", "refused", "The master is demoted: READONLY").run(
         &mut cluster(&[]),
         |redis| tell_new_connection(redis, "REPLICAOF 127.0.0.1 1"),
@@ -111,7 +111,7 @@ fn read_only() {
 /// Redis loads keys of another database, each with a delay, and answers LOADING meanwhile.
 #[test]
 fn loading() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let args = ["--enable-debug-command", "yes", "--loading-process-events-interval-bytes", "1024"];
     let mut cluster = cluster(&args);
     let mut inside = cluster.redis.connection();
@@ -132,7 +132,7 @@ fn loading() {
 
 #[test]
 fn a_foreign_slow_script() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     trial(208, "faults::a_foreign_slow_script", "refused", "Another's script does not end: BUSY")
         .run(
             &mut cluster(&["--busy-reply-threshold", "100"]),
@@ -163,14 +163,14 @@ fn with_user(trial: &Trial<'_>, fail: &str, mend: &str) {
 
 #[test]
 fn a_wrong_password() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let trial = trial(209, "faults::a_wrong_password", "refused", "The password is changed");
     with_user(&trial, "ACL SETUSER node resetpass >wrong", "ACL SETUSER node >right");
 }
 
 #[test]
 fn a_forbidden_command() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let trial = trial(210, "faults::a_forbidden_command", "refused", "An ACL forbids EVALSHA");
     with_user(&trial, "ACL SETUSER node -evalsha", "ACL SETUSER node +evalsha");
 }
@@ -210,7 +210,7 @@ impl Repeated {
 
 #[test]
 fn script_flush() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut trial =
         trial(211, "faults::script_flush", "", "SCRIPT FLUSH, a hundred times a second");
     (trial.shared, trial.meanwhile) = (true, "decisions are shared");
@@ -229,7 +229,7 @@ fn script_flush() {
 #[test]
 fn foreign_values() {
     const VALUES: u32 = 6;
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let mut trial = trial(
         212,
         "faults::foreign_values",

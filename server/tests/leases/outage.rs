@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use testkit::cluster::run_on_half;
+use testkit::cluster::run_on_quarter;
 use testkit::grpc::{capacity_client, lease};
 use testkit::http::get;
 use testkit::metrics::Scrape;
@@ -63,7 +63,7 @@ async fn wait_for_store_decision(
 
 #[test]
 fn without_the_store_clients_keep_what_they_hold() {
-    run_on_half(async {
+    run_on_quarter(async {
         let (mut redis, _limits, node) = start();
         let mut client = capacity_client(&node).await;
         let held = lease(&mut client, "a", "long", 80.0, None).await;
@@ -163,7 +163,7 @@ fn without_the_store_clients_keep_what_they_hold() {
 /// may last.
 #[test]
 fn after_a_long_outage_the_store_learns() {
-    run_on_half(async {
+    run_on_quarter(async {
         let (mut redis, limits, node) = start();
         let other = Node::start(&limits.path(), &["--store", &redis.url()]);
         other.wait_for_store();
@@ -224,7 +224,7 @@ fn after_a_long_outage_the_store_learns() {
 /// The store knows every lease, so a node that starts has nothing to learn.
 #[test]
 fn a_restarted_node_does_not_learn() {
-    run_on_half(async {
+    run_on_quarter(async {
         let (redis, limits, node) = start();
         let birth: i64 = redis::cmd("GET").arg("o").query(&mut redis.connection()).unwrap();
         eventually("the store is old enough", Duration::from_secs(10), || {

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use testkit::callers::{Callers, LIMITS};
-use testkit::cluster::run_on_half;
+use testkit::cluster::run_on_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::grpc::channel;
 use testkit::http::get;
@@ -67,7 +67,7 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
     const FIRST: usize = 7;
     const ROUNDS: usize = 8;
     const FEW: usize = 100;
-    run_on_half(async {
+    run_on_quarter(async {
         // Three quarters of the timeout are less than two round trips.
         let far = Far::start("100ms");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
@@ -117,7 +117,7 @@ fn a_page_fits_into_the_queues_however_long_round_trips_take() {
 /// shares.
 #[test]
 fn abandoned_refreshes_leave_the_lease_consistent() {
-    run_on_half(async {
+    run_on_quarter(async {
         const WAIT: Duration = Duration::from_millis(40);
         let far = Far::start("2s");
         let mut client = CapacityClient::new(channel(far.node.grpc).await);
@@ -163,7 +163,7 @@ fn abandoned_refreshes_leave_the_lease_consistent() {
 /// in a page with many others.
 #[test]
 fn a_refusal_by_the_parent_does_not_affect_other_resources() {
-    run_on_half(refused_beside_others());
+    run_on_quarter(refused_beside_others());
 }
 
 async fn refused_beside_others() {

@@ -59,7 +59,7 @@ fn worked_examples(node: &Node, master_address: &str) {
 }
 
 #[test]
-fn a_python_client_of_a_node_run_on_half() {
+fn a_python_client_of_a_node() {
     let node = Node::start(&tests().join("limits.yaml"), &[]);
     worked_examples(&node, &node.grpc.to_string());
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::reserve_half;
+use testkit::cluster::reserve_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::http::{allow, is_shared_grant};
 use testkit::load::StallDetector;
@@ -48,7 +48,7 @@ fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
 
 #[test]
 fn the_keys_of_a_decision_are_in_one_slot() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut inside = redis.connection();
     redis::cmd("CLUSTER").arg("ADDSLOTSRANGE").arg(0).arg(16383).exec(&mut inside).unwrap();
@@ -64,7 +64,7 @@ fn the_keys_of_a_decision_are_in_one_slot() {
 
 #[test]
 fn a_forbidden_command_is_not_retried() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
@@ -78,7 +78,7 @@ fn a_forbidden_command_is_not_retried() {
 
 #[test]
 fn foreign_values_are_replaced() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
     let (_limits, node) = start(&redis.url());
@@ -98,7 +98,7 @@ fn foreign_values_are_replaced() {
 
 #[test]
 fn a_demoted_master_is_left() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let (old, new) = (Redis::start(), Redis::start());
     let proxy = FaultProxy::to(old.port());
     let (_limits, node) = start(&proxy.url());
@@ -117,7 +117,7 @@ fn a_demoted_master_is_left() {
 
 #[test]
 fn connections_that_died_idle_cost_no_decision() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
     // Two lanes each for gRPC, HTTP and background tasks, and the heartbeat's connection.
@@ -148,7 +148,7 @@ fn connections_that_died_idle_cost_no_decision() {
 
 #[test]
 fn a_slow_network_does_not_make_health_flap() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let proxy = FaultProxy::to(redis.port());
     let (_limits, node) = start(&proxy.url());
@@ -219,7 +219,7 @@ const LONG: [&str; 2] = ["--store-timeout", "500ms"];
 /// The network is repaired just after a probe was sent into the void.
 #[test]
 fn a_probe_that_hangs_does_not_delay_the_next() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
     let (_limits, node) = start_with(&network.url(), &LONG);
@@ -256,7 +256,7 @@ fn a_probe_that_hangs_does_not_delay_the_next() {
 /// Its round trip is long, but shorter than the store timeout.
 #[test]
 fn a_server_that_is_far_away_is_found_again() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());
     let (_limits, node) = start_with(&network.url(), &LONG);
@@ -272,7 +272,7 @@ fn a_server_that_is_far_away_is_found_again() {
 #[test]
 fn a_server_that_hangs_does_not_delay_the_probes_of_others() {
     const SECOND: Duration = Duration::from_secs(1);
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let cluster = RedisCluster::start_with(3, 0);
     let limits = LimitsFile::new(LIMITS);
     let args = ["--store", &cluster.url(), "--store-timeout", "10s"];

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use testkit::acl::RestrictedUser;
-use testkit::cluster::{alive, reserve_half, up_to_three_times};
+use testkit::cluster::{alive, reserve_quarter, up_to_three_times};
 use testkit::grpc::request;
 use testkit::http::{allow, get};
 use testkit::lease_clients::{Holdings, LeaseClients, now_us};
@@ -49,7 +49,7 @@ fn master_ran_a_script(sentinels: &Sentinels) -> bool {
 
 #[test]
 fn a_url_of_sentinels_is_served() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     up_to_three_times(|| {
         let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
         let nodes = start(&sentinels, &limits, &["--store-timeout", "5s"]);
@@ -68,7 +68,7 @@ fn a_url_of_sentinels_is_served() {
 /// The rights in `docs/operating.md` are enough, on the servers and on the sentinels.
 #[test]
 fn the_documented_rights_are_enough() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let (sentinels, limits) = (Sentinels::start(), LimitsFile::new(LIMITS));
     let mut asked = vec![RestrictedUser::with_documented_rights(sentinels.connection(), " +role")];
     for port in sentinels.ports() {
@@ -113,7 +113,7 @@ fn gap(samples: &[Sample], node: usize, killed: Instant) -> (Instant, Instant) {
 
 #[test]
 fn nodes_follow_when_the_master_dies() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let (mut sentinels, limits) = (Sentinels::start(), LimitsFile::new(OUTAGE));
     let nodes = start(&sentinels, &limits, &[]);
     let grpc: Vec<_> = nodes.iter().map(|node| node.grpc).collect();

@@ -10,7 +10,7 @@ use redis::{ClientTlsConfig, TlsCertificates};
 use tempfile::TempDir;
 use testkit::acl::RestrictedUser;
 use testkit::certs::{Ca, Pair, text};
-use testkit::cluster::reserve_half;
+use testkit::cluster::reserve_quarter;
 use testkit::command::{BackgroundCommand, command, tollgate};
 use testkit::http::{HttpResponse, http};
 use testkit::sentinel::Sentinels;
@@ -255,7 +255,7 @@ fn a_password_that_is_replaced() {
 
 #[test]
 fn a_login_in_files_behind_sentinels() {
-    let _machine = reserve_half();
+    let _machine = reserve_quarter();
     let (sentinels, limits, ca) = (Sentinels::start(), LimitsFile::new(LIMITS), Ca::new());
     let mut connection = sentinels.connection();
     let mut user = redis::cmd("ACL");

@@ -416,7 +416,8 @@ fn is_closed(stream: &mut TcpStream, limit: Duration) -> bool {
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn unfinished_handshakes_keep_nobody_out() {
     let (limits, ca) = (LimitsFile::new(LIMITS), Ca::new());
-    let mut node = node(&limits, &ca.server("own"), &["--threads", "2"]);
+    // One thread, so that handshakes begin in the order of the connections.
+    let mut node = node(&limits, &ca.server("own"), &["--threads", "1"]);
     let dialer = ca.dialer(None);
     // The limit is 256 handshakes, which take ten seconds.
     let mut silent: Vec<_> = (0..300).map(|_| begin_handshake(node.grpc)).collect();
