@@ -21,7 +21,7 @@ use tollgate_server::service::allow::{AllowService, Query, Status};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::clock::Clock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
 use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
 use tollgate_server::transport::budget::Budget;
@@ -132,8 +132,8 @@ impl Case {
                 Way::Rpc => work.by_rpc(MemoryStore::new()).await,
                 Way::Node => {
                     let (store, health) = redis(store).await?;
-                    let ahead = Ahead::new(Arc::clone(health.members()));
-                    let prefetching = Prefetching::new(store.clone(), Arc::new(ahead));
+                    let prefetched = PrefetchedTokens::new(Arc::clone(health.members()));
+                    let prefetching = PrefetchStore::new(store.clone(), Arc::new(prefetched));
                     let (service, _, limits) = service(prefetching)?;
                     // As in a node that has been up for a while.
                     limits.settle_once(&store).await;

@@ -178,7 +178,7 @@ impl Terms {
         Self { interval_us, cap_us, life_us: cap_us, mark, grid_us, ..*self }
     }
 
-    /// The terms of the bucket while each of `nodes` may hold [`Terms::ahead_tokens`]: a smaller
+    /// The terms of the bucket while each of `nodes` may hold [`Terms::max_prefetch_tokens`]: a smaller
     /// size, with everything else unchanged. The size never grows with the number of nodes.
     pub fn beside_prefetch(&self, prefetch_tokens: u64, nodes: u32) -> Self {
         let held_us = self.cost_us(prefetch_tokens) * f64::from(nodes.max(1));
@@ -187,7 +187,7 @@ impl Terms {
 
     /// The most tokens that each of `nodes` may prefetch, so that together they hold half of the
     /// size at most. Never grows with the number of nodes.
-    pub fn ahead_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
+    pub fn max_prefetch_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
         let size = self.life_us / self.interval_us;
         prefetch_tokens.min((size / 2.0 / f64::from(nodes.max(1))) as u64)
     }
@@ -300,7 +300,7 @@ impl Request {
     }
 
     /// Takes available tokens only, without a wait or a debt.
-    pub fn take_ahead(cost_us: f64) -> Self {
+    pub fn take_available(cost_us: f64) -> Self {
         Self { cost_us, max_wait_us: -cost_us }
     }
 

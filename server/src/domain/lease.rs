@@ -12,12 +12,12 @@ use std::ops::Bound::{Excluded, Included};
 
 use smallvec::SmallVec;
 
-use super::exact::Sum;
-use super::few::SmallMap;
-use super::order::WantsIndex;
 use super::roster::{Roster, SlotIndex};
 use super::sharing::{Kind, Side, Split};
+use super::small_map::SmallMap;
+use super::sum::Sum;
 use super::time::Micros;
+use super::wants_index::WantsIndex;
 
 pub(super) mod model;
 

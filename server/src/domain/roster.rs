@@ -7,8 +7,8 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::few::SmallMap;
 use super::lease::model::{Held, Holder};
+use super::small_map::SmallMap;
 
 /// A [`Holder`] that owns its id.
 #[derive(Debug)]

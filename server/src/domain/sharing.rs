@@ -14,7 +14,7 @@
 //! With the right split, the entitlement is exact. With any other split it is lower, never higher:
 //! clients that are still on the wrong side cost others a little for a short time.
 
-use super::exact::Sum;
+use super::sum::Sum;
 
 /// A sharing algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

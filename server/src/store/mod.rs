@@ -20,7 +20,7 @@ pub mod clock;
 mod key;
 pub mod members;
 pub mod memory;
-pub mod prefetch;
+pub mod prefetch_store;
 pub mod redis;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
@@ -47,7 +47,7 @@ pub struct Ask<'a> {
     pub tokens: u64,
     /// What to do with the tokens.
     pub deal: Deal,
-    /// How the bucket is prefetched; `None`: not at all. Used only by [`prefetch::Prefetching`].
+    /// How the bucket is prefetched; `None`: not at all. Used only by [`prefetch_store::PrefetchStore`].
     pub prefetch: Option<Prefetch<'a>>,
     /// Whether the store may still hold this bucket's state in the namespace's other layout. The
     /// layout changes when the namespace starts or stops to bound its dynamic buckets.
@@ -74,7 +74,7 @@ pub enum Deal {
         max_wait_ms: u64,
     },
     /// Take the tokens only if all of them are available: no wait and no debt.
-    TakeAhead,
+    TakeAvailable,
     /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,
 }
@@ -85,7 +85,7 @@ impl Ask<'_> {
         let cost_us = self.terms.cost_us(self.tokens);
         match self.deal {
             Deal::Take { max_wait_ms } => Request::take(cost_us, max_wait_ms),
-            Deal::TakeAhead => Request::take_ahead(cost_us),
+            Deal::TakeAvailable => Request::take_available(cost_us),
             Deal::GiveBack => Request::give_back(cost_us),
         }
     }

@@ -50,7 +50,7 @@ enum Kind {
         /// Wait limit, in percent of the bucket's own.
         override_percent: Option<u64>,
     },
-    TakeAhead,
+    TakeAvailable,
     GiveBack,
 }
 
@@ -118,7 +118,7 @@ fn request() -> impl Strategy<Value = TokenRequest> {
     let take = proptest::option::of(0..100_u64);
     let kind = prop_oneof![
         6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
-        1 => Just(Kind::TakeAhead),
+        1 => Just(Kind::TakeAvailable),
         1 => Just(Kind::GiveBack),
     ];
     (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| TokenRequest {
@@ -280,7 +280,7 @@ fn ask<'a>(
             Kind::Take { override_percent } => Deal::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
             },
-            Kind::TakeAhead => Deal::TakeAhead,
+            Kind::TakeAvailable => Deal::TakeAvailable,
             Kind::GiveBack => Deal::GiveBack,
         },
         prefetch: None,

@@ -123,7 +123,7 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
 }
 
 /// Allowed difference between the stores. They add the same numbers in different orders. Each
-/// addition to a [`Sum`](tollgate_server::domain::exact::Sum) has an error of up to 2^-105 of the
+/// addition to a [`Sum`](tollgate_server::domain::sum::Sum) has an error of up to 2^-105 of the
 /// current sum, which remains after large numbers have left. Compared with a later, smaller
 /// capacity it may be noticeable: 1e15 bounds wants to 1e24.
 #[derive(Default)]

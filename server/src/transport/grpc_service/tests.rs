@@ -21,7 +21,7 @@ use crate::service::Shared;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::prefetch::Prefetching;
+use crate::store::prefetch_store::PrefetchStore;
 use crate::store::redis::RedisStore;
 use crate::store::{Ask, Outcomes};
 
@@ -526,6 +526,6 @@ fn size<A, B, C, F>(
 #[test]
 fn a_request_under_way_is_small() {
     let embedded = size(GrpcService::<MemoryStore>::answer);
-    let redis = size(GrpcService::<Prefetching<RedisStore>>::answer);
+    let redis = size(GrpcService::<PrefetchStore<RedisStore>>::answer);
     assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
 }

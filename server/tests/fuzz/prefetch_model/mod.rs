@@ -22,7 +22,7 @@ use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Prefetch, Store};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
@@ -61,7 +61,11 @@ fn no_interval_grants_too_much() {
             })
         })
         .unwrap();
-    println!("{} served ahead, up to {:.4} of a bound", served.get(), nearest.get());
+    println!(
+        "{} served from prefetched tokens, up to {:.4} of a bound",
+        served.get(),
+        nearest.get()
+    );
     // The traces use prefetch, and come near the bound.
     assert!(served.get() > u64::from(cases) * 20);
     assert!(nearest.get() > 0.9);
@@ -161,9 +165,9 @@ fn a_change_of_limits_returns_prefetched_tokens() {
 async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
-    members.heard(2, Duration::ZERO);
-    let ahead = Arc::new(Ahead::new(members));
-    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    members.record_heartbeat(2, Duration::ZERO);
+    let prefetched = Arc::new(PrefetchedTokens::new(members));
+    let store = PrefetchStore::new(MemoryStore::with_clock(clock.clone()), prefetched);
     let service = Service::new(
         store,
         clock,
@@ -189,8 +193,8 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
         max_debt_millis: 0, prefetch: 1000 } } } }";
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
-    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
+    let store = PrefetchStore::new(MemoryStore::with_clock(clock.clone()), prefetched);
     let service = Service::new(store, clock, LIMITS);
     let served = || {
         let page = Scrape::parse(&service.metrics.render());
@@ -205,11 +209,11 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
         }
     };
     for _ in 0..6 {
-        members.heard(1, Duration::ZERO);
+        members.record_heartbeat(1, Duration::ZERO);
         ask(1).await;
         service.clock.advance(SECOND);
     }
-    members.heard(1, Duration::ZERO);
+    members.record_heartbeat(1, Duration::ZERO);
     ask(100).await;
     assert!(served() > Some(0.0), "{:?}", served());
     service.set_limits("{}");
@@ -236,10 +240,10 @@ async fn returns_are_split_into_pages() {
     let (clock, metrics) = (ManualClock::new(START), Metrics::new());
     let prefetch_metrics = Arc::new(PrefetchMetrics::new(&metrics, "ns", "b"));
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
     let most = Arc::new(AtomicUsize::new(0));
     let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
-    let store = Prefetching::new(counted, ahead);
+    let store = PrefetchStore::new(counted, prefetched);
     let limit = BucketLimit {
         size_tokens: 10_000,
         fill_rate: 0.001,
@@ -277,10 +281,10 @@ async fn returns_are_split_into_pages() {
     };
     everywhere(1).await;
     for _ in 0..6 {
-        members.heard(1, Duration::ZERO);
+        members.record_heartbeat(1, Duration::ZERO);
         clock.advance(SECOND);
     }
-    members.heard(1, Duration::ZERO);
+    members.record_heartbeat(1, Duration::ZERO);
     everywhere(20).await;
     let tokens = |fate| {
         let page = Scrape::parse(&metrics.render());

@@ -4,9 +4,9 @@
 use redis::Value;
 use smallvec::SmallVec;
 
-use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Presence, Totals};
 use crate::domain::sharing::{Kind, Side, Split};
+use crate::domain::sum::Sum;
 use crate::domain::time::Micros;
 use crate::metrics::Corrupt;
 use crate::store::{Demand, LeaseView};

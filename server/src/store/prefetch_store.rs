@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use super::key::{Key, KeyRef};
 use super::members::Members;
 use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Prefetch, Store, StoreError, Verdict};
-use crate::domain::ahead::{Stash, View, parts};
 use crate::domain::bucket::{Place, Terms};
+use crate::domain::prefetch::{ClusterView, Stash, parts};
 use crate::metrics::PrefetchMetrics;
 
 const SHARDS: usize = 16;
@@ -28,7 +28,7 @@ const SHARDS: usize = 16;
 const TIDY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The tokens that a node holds, of all buckets.
-pub struct Ahead {
+pub struct PrefetchedTokens {
     members: Arc<Members>,
     hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
@@ -88,11 +88,11 @@ struct Refill {
     terms: Terms,
     tokens: u64,
     moved: bool,
-    view: View,
+    view: ClusterView,
     metrics: Arc<PrefetchMetrics>,
 }
 
-impl Ahead {
+impl PrefetchedTokens {
     /// Starts without tokens. `members` determines how many tokens the node may hold.
     pub fn new(members: Arc<Members>) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Ahead {
         &self,
         ask: &Ask<'_>,
         prefetch: Prefetch<'_>,
-        view: View,
+        view: ClusterView,
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
         let key = KeyRef::of(ask);
         let mut shard = self.shard(key);
@@ -140,9 +140,9 @@ impl Ahead {
                 live: None,
             }
         });
-        let max_held = ask.terms.ahead_tokens(prefetch.tokens, view.nodes);
-        let may_take = view.may_take && !self.stopping.load(Ordering::Relaxed);
-        let wanted = may_take.then(|| entry.stash.refill(max_held, view.now)).flatten();
+        let max_held = ask.terms.max_prefetch_tokens(prefetch.tokens, view.nodes);
+        let may_prefetch = view.may_prefetch && !self.stopping.load(Ordering::Relaxed);
+        let wanted = may_prefetch.then(|| entry.stash.refill(max_held, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
             terms: ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
@@ -196,7 +196,7 @@ impl Ahead {
 }
 
 impl Entry {
-    fn new(ask: &Ask<'_>, prefetch: Prefetch<'_>, key: Key, view: View) -> Self {
+    fn new(ask: &Ask<'_>, prefetch: Prefetch<'_>, key: Key, view: ClusterView) -> Self {
         let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, prefetch.tokens);
         let bucket = Bucket { key: Arc::new(key), place, terms, prefetch_tokens };
         let metrics = Arc::clone(prefetch.metrics);
@@ -232,15 +232,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A store with prefetch in front of it. Clones share both.
 #[derive(Clone)]
-pub struct Prefetching<S> {
+pub struct PrefetchStore<S> {
     store: S,
-    ahead: Arc<Ahead>,
+    prefetched: Arc<PrefetchedTokens>,
 }
 
-impl<S: Store> Prefetching<S> {
-    /// Adds prefetch to `store`. A node has one [`Ahead`], and one `store` per worker thread.
-    pub fn new(store: S, ahead: Arc<Ahead>) -> Self {
-        Self { store, ahead }
+impl<S: Store> PrefetchStore<S> {
+    /// Adds prefetch to `store`. A node has one [`PrefetchedTokens`], and one `store` per worker
+    /// thread.
+    pub fn new(store: S, prefetched: Arc<PrefetchedTokens>) -> Self {
+        Self { store, prefetched }
     }
 
     /// Gives back unused tokens regularly, until the future is dropped.
@@ -253,24 +254,24 @@ impl<S: Store> Prefetching<S> {
 
     /// Gives back unused tokens once.
     pub async fn tidy(&self) {
-        let now = self.ahead.members.view().now;
-        self.give_back(self.ahead.collect(|stash| stash.spare(now))).await;
+        let now = self.prefetched.members.view().now;
+        self.give_back(self.prefetched.collect(|stash| stash.spare(now))).await;
     }
 
     /// Stops taking tokens. The tokens of a refill in flight are given back if its answer arrives
     /// before its worker thread exits, which any `--drain-delay` is long enough for; otherwise they
     /// are lost.
     pub fn end(&self) {
-        self.ahead.stopping.store(true, Ordering::Relaxed);
+        self.prefetched.stopping.store(true, Ordering::Relaxed);
     }
 
     /// Stops taking tokens, and gives back all tokens held. Takes no longer than one decision for
     /// each [`AT_ONCE`] buckets. Tokens not given back when the future is dropped are lost.
     pub async fn close(&self) {
         self.end();
-        self.ahead.closed.store(true, Ordering::Relaxed);
-        let now = self.ahead.members.view().now;
-        self.give_back(self.ahead.collect(|stash| stash.empty(now))).await;
+        self.prefetched.closed.store(true, Ordering::Relaxed);
+        let now = self.prefetched.members.view().now;
+        self.give_back(self.prefetched.collect(|stash| stash.empty(now))).await;
     }
 
     async fn give_back(&self, returns: Vec<Return>) {
@@ -280,7 +281,7 @@ impl<S: Store> Prefetching<S> {
     }
 
     async fn give_back_batch(&self, batch: &[Return]) {
-        let nodes = self.ahead.members.view().nodes;
+        let nodes = self.prefetched.members.view().nodes;
         let reduced = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
         let terms: Vec<Terms> = batch.iter().map(|returned| reduced(&returned.bucket)).collect();
         let asks: Vec<Ask<'_>> = batch
@@ -303,14 +304,14 @@ impl<S: Store> Prefetching<S> {
     fn refill(&self, refill: Refill) {
         let store = self.clone();
         tokio::spawn(async move {
-            let mut guard = RefillGuard { ahead: &store.ahead, refill: Some(&refill) };
+            let mut guard = RefillGuard { prefetched: &store.prefetched, refill: Some(&refill) };
             let Refill { bucket, terms, tokens, moved, .. } = &refill;
-            let ask = |tokens| bucket.ask(terms, tokens, Deal::TakeAhead, *moved);
+            let ask = |tokens| bucket.ask(terms, tokens, Deal::TakeAvailable, *moved);
             let asks: SmallVec<[Ask<'_>; 8]> = parts(*tokens).map(ask).collect();
             let outcomes = store.store.decide(&asks).await;
             let (taken, store_balance_us) = sum(&asks, &outcomes);
             guard.refill = None;
-            let returned = store.ahead.complete_refill(&refill, taken, store_balance_us);
+            let returned = store.prefetched.complete_refill(&refill, taken, store_balance_us);
             store.give_back(returned.into_iter().collect()).await;
         });
     }
@@ -336,7 +337,7 @@ fn sum(asks: &[Ask<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
 
 /// Counts a refill as lost if its task is dropped before the answer, when its runtime shuts down.
 struct RefillGuard<'a> {
-    ahead: &'a Ahead,
+    prefetched: &'a PrefetchedTokens,
     /// `None` once the answer has arrived.
     refill: Option<&'a Refill>,
 }
@@ -345,23 +346,23 @@ impl Drop for RefillGuard<'_> {
     fn drop(&mut self) {
         if let Some(refill) = self.refill {
             // With an unknown result nothing is returned.
-            let _ = self.ahead.complete_refill(refill, None, 0.0);
+            let _ = self.prefetched.complete_refill(refill, None, 0.0);
         }
     }
 }
 
-impl<S: Store> Store for Prefetching<S> {
+impl<S: Store> Store for PrefetchStore<S> {
     async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
         if asks.iter().all(|ask| ask.prefetch.is_none()) {
             return self.store.decide(asks).await;
         }
-        let view = self.ahead.members.view();
+        let view = self.prefetched.members.view();
         let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(asks.len());
         let mut returns = Vec::new();
         for ask in asks {
             outcomes.push(match ask {
                 Ask { prefetch: Some(prefetch), deal: Deal::Take { .. }, .. } => {
-                    let (served, refill, returned) = self.ahead.serve(ask, *prefetch, view);
+                    let (served, refill, returned) = self.prefetched.serve(ask, *prefetch, view);
                     refill.into_iter().for_each(|refill| self.refill(refill));
                     returns.extend(returned);
                     served
@@ -397,13 +398,13 @@ impl<S: Store> Store for Prefetching<S> {
     fn full_us(&self, ask: &Ask<'_>) -> f64 {
         match ask.prefetch {
             None => self.store.full_us(ask),
-            Some(_) => reduced_terms(ask, self.ahead.members.view()).cap_us,
+            Some(_) => reduced_terms(ask, self.prefetched.members.view()).cap_us,
         }
     }
 }
 
 /// The bucket's terms with a size reduced by what nodes may hold.
-fn reduced_terms(ask: &Ask<'_>, view: View) -> Terms {
+fn reduced_terms(ask: &Ask<'_>, view: ClusterView) -> Terms {
     match ask.prefetch {
         None => *ask.terms,
         Some(prefetch) => ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
