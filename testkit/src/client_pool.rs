@@ -3,9 +3,9 @@
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
-use tollgate_server::domain::lease::{Band, Grant, Holder, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Grant, Holder, HolderRequest, Rules};
 use tollgate_server::domain::sharing::Kind;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 /// Clients of one resource.
 pub struct ClientPool {
@@ -44,16 +44,16 @@ impl ClientPool {
     }
 
     /// Lease requests of some clients, by index.
-    pub fn asks(&self, clients: &[usize], random: &mut SmallRng) -> Vec<LeaseAsk<'_>> {
+    pub fn asks(&self, clients: &[usize], random: &mut SmallRng) -> Vec<LeaseRequest<'_>> {
         let ask = |&at: &usize| {
             let lease_s = self.rules.lease_s + random.random_range(0..self.spread_s.max(1)) as i64;
-            let wish = Wish {
+            let request = HolderRequest {
                 holder: Holder::Client(&self.ids[at]),
                 bands: std::slice::from_ref(&self.bands[at]),
                 claim: None,
                 learn_for_us: 0,
             };
-            LeaseAsk::new(&self.resource, Rules { lease_s, ..self.rules }, wish)
+            LeaseRequest::new(&self.resource, Rules { lease_s, ..self.rules }, request)
         };
         clients.iter().map(ask).collect()
     }

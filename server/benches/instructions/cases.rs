@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::allow_response::Status as Wire;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::access::Guard;
-use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::Shared;
 use tollgate_server::service::allow::{AllowService, Query, Status};
@@ -23,7 +23,7 @@ use tollgate_server::store::clock::Clock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
-use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
+use tollgate_server::store::{BucketRequest, Store, StoreError, TokenAction, Verdict};
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc_service::GrpcService;
@@ -244,7 +244,7 @@ impl Work {
                 .terms();
         let requests: Vec<(&str, i64)> = self.requests().collect();
         for some in requests.chunks(BATCH) {
-            let asks: Vec<Ask<'_>> =
+            let asks: Vec<BucketRequest<'_>> =
                 some.iter().map(|&(name, tokens)| question(name, tokens as u64, &terms)).collect();
             for outcome in store.decide(&asks).await {
                 if outcome?.verdict != Verdict::Granted {
@@ -265,16 +265,16 @@ async fn ask<S: Store>(service: &AllowService<S>, bucket: &str, tokens: i64) -> 
     Ok(())
 }
 
-fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
-    Ask {
+fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> BucketRequest<'a> {
+    BucketRequest {
         caller: None,
         namespace: NAMESPACE,
         name,
-        place: Place::Dynamic { max_buckets: None },
+        kind: BucketKind::Dynamic { max_buckets: None },
         terms,
         max_idle_ms: None,
         tokens,
-        deal: Deal::Take { max_wait_ms: 1000 },
+        action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
         moved: false,
         rewrite: false,

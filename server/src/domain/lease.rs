@@ -36,14 +36,14 @@ const MIN_CROSSINGS: usize = 32;
 /// Bounds on the maintenance work of one decision: removing expired leases and moving the
 /// threshold. The decisions of one batch share the bounds of a single decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
+pub struct WorkLimits {
     /// The most expired leases to remove.
     pub drops: usize,
     /// The most groups of holders with equal wants to move across the threshold.
     pub crossings: usize,
 }
 
-impl Effort {
+impl WorkLimits {
     /// The bounds of a single decision.
     pub const ALONE: Self = Self { drops: DROP_LIMIT, crossings: CROSS_LIMIT };
 
@@ -114,46 +114,46 @@ impl Resource {
     }
 
     /// Decides a request and records the lease.
-    pub fn ask(&mut self, wish: &Wish<'_>, rules: &Rules, now: Micros) -> Grant {
-        self.ask_within(wish, rules, now, Effort::ALONE)
+    pub fn decide(&mut self, request: &HolderRequest<'_>, rules: &Rules, now: Micros) -> Grant {
+        self.decide_within(request, rules, now, WorkLimits::ALONE)
     }
 
-    /// Like [`Self::ask`], with bounds on the maintenance work.
-    pub fn ask_within(
+    /// Like [`Self::decide`], with bounds on the maintenance work.
+    pub fn decide_within(
         &mut self,
-        wish: &Wish<'_>,
+        request: &HolderRequest<'_>,
         rules: &Rules,
         now: Micros,
-        effort: Effort,
+        work: WorkLimits,
     ) -> Grant {
         let now_s = now.as_secs();
-        self.drop_some(now_s, effort.drops);
+        self.drop_some(now_s, work.drops);
         let effective = self.effective_rules(rules, now);
         let upper = bound(effective.capacity);
         // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
         let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
-        let bands: SmallVec<[Band; 1]> = wish.bands.iter().map(bounded).collect();
+        let bands: SmallVec<[Band; 1]> = request.bands.iter().map(bounded).collect();
 
-        let slot = self.holders.find(wish.holder);
+        let slot = self.holders.find(request.holder);
         let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
         self.change_wants(slot, &bands);
         self.add_to_split(&bands, &effective);
         if effective.kind.shares() && self.split.wants() > effective.capacity {
-            self.move_threshold(&effective, effort.crossings);
+            self.move_threshold(&effective, work.crossings);
         }
 
         let learning_until =
-            learning_until(self.born, effective.learning_s, wish.learn_for_us, now);
+            learning_until(self.born, effective.learning_s, request.learn_for_us, now);
         let is_learning = learning_until.is_some();
-        let has = self.grantable(wish, &bands, &effective, is_learning, old_has, now_s);
+        let has = self.grantable(request, &bands, &effective, is_learning, old_has, now_s);
         // A cluster whose lease shrinks still counts as holding what it has leased out itself,
         // until its clients have given that back.
-        let still_out = match (wish.holder, wish.claim) {
+        let still_out = match (request.holder, request.claim) {
             (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
             _ => 0.0,
         };
         let mut expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
-        if let (Some(_), Some(claim)) = (learning_until, wish.claim)
+        if let (Some(_), Some(claim)) = (learning_until, request.claim)
             && rules.from_parent
             && self.parent.is_none()
             && has > 0.0
@@ -161,11 +161,11 @@ impl Resource {
             // Until the parent has leased anything, a learned lease expires no later than reported.
             expiry_s = expiry_s.min(claim.expiry_s);
         }
-        let held = Held { bands, has: has.max(still_out).min(upper), expiry_s };
+        let held = HeldLease { bands, has: has.max(still_out).min(upper), expiry_s };
         self.has.add(held.has);
         match slot {
             Some(slot) => self.holders.replace(slot, held),
-            None => self.holders.add(wish.holder, held),
+            None => self.holders.add(request.holder, held),
         }
         Grant {
             has,
@@ -183,7 +183,7 @@ impl Resource {
     /// wants within bounds.
     fn grantable(
         &self,
-        wish: &Wish<'_>,
+        request: &HolderRequest<'_>,
         bands: &[Band],
         effective: &EffectiveRules,
         is_learning: bool,
@@ -191,14 +191,14 @@ impl Resource {
         now_s: i64,
     ) -> f64 {
         if is_learning {
-            return match wish.claim {
+            return match request.claim {
                 Some(Claim::UNKNOWN) => old_has.min(effective.most_held),
                 Some(claim) => claim.at(now_s).min(effective.most_held),
                 None => 0.0,
             };
         }
         if effective.kind == Kind::NoAlgorithm {
-            return wish.bands.iter().map(|band| band.wants).sum();
+            return request.bands.iter().map(|band| band.wants).sum();
         }
         let (wants, subclients) = (wants(bands), subclients(bands));
         let entitled =
@@ -212,12 +212,12 @@ impl Resource {
 
     /// Releases a holder's lease; returns whether it had one.
     pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
-        self.release_within(holder, now, Effort::ALONE)
+        self.release_within(holder, now, WorkLimits::ALONE)
     }
 
     /// Like [`Self::release`], with bounds on the maintenance work.
-    pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, effort: Effort) -> bool {
-        self.drop_some(now.as_secs(), effort.drops);
+    pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, work: WorkLimits) -> bool {
+        self.drop_some(now.as_secs(), work.drops);
         self.holders.find(holder).map(|slot| self.remove(slot)).is_some()
     }
 
@@ -250,7 +250,7 @@ impl Resource {
     }
 
     /// All leases, earliest expiry first.
-    pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
+    pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &HeldLease)> {
         self.holders.iter()
     }
 

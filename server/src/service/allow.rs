@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use super::{Error, Fallback, Shared};
 use crate::config::model::{FailurePolicy, Found};
-use crate::domain::bucket::{self, Place, Terms};
+use crate::domain::bucket::{self, BucketKind, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, Ending};
-use crate::store::{Ask, Deal, Outcome, Prefetch, Store, StoreError, Verdict};
+use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,15 +122,15 @@ impl<S: Store> AllowService<S> {
             return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
 
-        let ask = Ask {
+        let request = BucketRequest {
             caller,
             namespace: query.namespace,
             name: query.bucket,
-            place: found.place,
+            kind: found.kind,
             terms: &found.bucket.terms,
             max_idle_ms: limit.max_idle_ms,
             tokens,
-            deal: Deal::Take {
+            action: TokenAction::Take {
                 max_wait_ms: max_wait_ms
                     .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
             },
@@ -141,16 +141,16 @@ impl<S: Store> AllowService<S> {
             moved: snapshot.moved(found.bucket),
             rewrite: snapshot.settling(found.bucket),
         };
-        let outcome = self.store.decide(&[ask]).await.pop();
+        let outcome = self.store.decide(&[request]).await.pop();
         let answer = match outcome {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer_from(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
+                answer_from(&outcome, &request, &found, || self.store.full_us(&request), meter)
             }
             // The store works, so the failure policy must not apply.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
             Some(Err(_)) | None => {
-                answer_without_store(&ask, &found, self.shared.fallback.as_ref(), meter)
+                answer_without_store(&request, &found, self.shared.fallback.as_ref(), meter)
             }
         };
         Ok(Answer { bucket: Some(bucket_name(&found, query)), ..answer })
@@ -167,12 +167,12 @@ fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
 }
 
 fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
-    match found.place {
-        Place::Configured { .. } | Place::Dynamic { .. } => {
+    match found.kind {
+        BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
         }
-        Place::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
-        Place::GlobalDefault => ("", Cow::Borrowed(GLOBAL_DEFAULT_BUCKET)),
+        BucketKind::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
+        BucketKind::GlobalDefault => ("", Cow::Borrowed(GLOBAL_DEFAULT_BUCKET)),
     }
 }
 
@@ -193,12 +193,12 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
 /// accrual.
 fn answer_from(
     outcome: &Outcome,
-    ask: &Ask<'_>,
+    request: &BucketRequest<'_>,
     found: &Found<'_>,
     full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
-    let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
+    let (terms, accrued_us) = (request.terms, outcome.accrued_us);
     match outcome.verdict {
         Verdict::TooManyBuckets => {
             meter.count(Ending::TooManyBuckets, 0);
@@ -210,7 +210,7 @@ fn answer_from(
                 retry_after_ms: bucket::retry_after_ms(
                     accrued_us,
                     &Terms { cap_us: full_us(), ..*terms },
-                    &ask.request(),
+                    &request.charge(),
                 ),
                 tokens_available: terms.tokens(accrued_us),
                 ..Answer::refused(Status::Timeout)
@@ -218,16 +218,16 @@ fn answer_from(
         }
         Verdict::Granted => {
             let wait_ms = bucket::wait_ms(accrued_us);
-            let tokens_available = terms.tokens(accrued_us - terms.cost_us(ask.tokens));
+            let tokens_available = terms.tokens(accrued_us - terms.cost_us(request.tokens));
             let soft_limited =
                 found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
             let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
-            meter.count(ending, ask.tokens);
+            meter.count(ending, request.tokens);
             if soft_limited {
                 meter.soft_limited.increment(1);
             }
             Answer {
-                tokens_granted: tokens_granted(ask),
+                tokens_granted: tokens_granted(request),
                 wait_ms,
                 tokens_available,
                 soft_limited,
@@ -239,7 +239,7 @@ fn answer_from(
 
 /// Answers by the namespace's failure policy.
 fn answer_without_store(
-    ask: &Ask<'_>,
+    request: &BucketRequest<'_>,
     found: &Found<'_>,
     fallback: Option<&Fallback>,
     meter: &BucketMetrics,
@@ -248,14 +248,20 @@ fn answer_without_store(
     let answer = match (found.on_store_failure, fallback) {
         (FailurePolicy::Local, Some(fallback)) => {
             let nodes = fallback.health.nodes();
-            let terms: Terms = ask.terms.share(nodes);
-            let ask = Ask { terms: &terms, ..*ask };
-            answer_from(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
+            let terms: Terms = request.terms.share(nodes);
+            let request = BucketRequest { terms: &terms, ..*request };
+            answer_from(
+                &fallback.local.decide_one(&request),
+                &request,
+                found,
+                || terms.cap_us,
+                meter,
+            )
         }
         (FailurePolicy::Allow, _) => {
             // This grant has no upper bound, so cap what is counted: the counter must not wrap.
-            meter.count(Ending::Granted, ask.tokens.min(u64::from(u32::MAX)));
-            Answer { tokens_granted: tokens_granted(ask), ..Answer::refused(Status::Ok) }
+            meter.count(Ending::Granted, request.tokens.min(u64::from(u32::MAX)));
+            Answer { tokens_granted: tokens_granted(request), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
             meter.count(Ending::ServerError, 0);
@@ -266,6 +272,6 @@ fn answer_without_store(
 }
 
 /// The tokens of a granted request, in the type of the wire format.
-fn tokens_granted(ask: &Ask<'_>) -> i64 {
-    i64::try_from(ask.tokens).unwrap_or(i64::MAX)
+fn tokens_granted(request: &BucketRequest<'_>) -> i64 {
+    i64::try_from(request.tokens).unwrap_or(i64::MAX)
 }

@@ -12,12 +12,12 @@ use super::limits::Snapshot;
 use super::{Error, Shared, fair_queue};
 use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
 pub use crate::domain::lease::NO_BOUND;
-use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, Presence, Rules, Wish};
+use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, HolderRequest, Presence, Rules};
 use crate::domain::names::CallerId;
 use crate::domain::sharing::Kind;
 use crate::domain::time::Micros;
 use crate::metrics::{CapacityMetrics, LeaseEnding};
-use crate::store::{AT_ONCE, LeaseAsk, LeaseStore, StoreError};
+use crate::store::{LeaseRequest, LeaseStore, MAX_REQUESTS_PER_CALL, StoreError};
 
 mod check;
 
@@ -151,8 +151,8 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 
     /// Answers requests for any number of resources, in their order. Takes no longer than the
-    /// store's deadline for each page of [`AT_ONCE`] resources, or twice that for a page in which
-    /// leases are released.
+    /// store's deadline for each page of [`MAX_REQUESTS_PER_CALL`] resources, or twice that for a
+    /// page in which leases are released.
     pub async fn get_for(
         &self,
         asker: Asker,
@@ -167,7 +167,8 @@ impl<S: LeaseStore> CapacityService<S> {
         let now = self.shared.clock.now();
         let unmatched = requests.iter().map(|request| unmatched_lease(request, now));
         let mut leases: Vec<Lease> = unmatched.collect();
-        let pages = requests.chunks(AT_ONCE).zip(leases.chunks_mut(AT_ONCE));
+        let pages =
+            requests.chunks(MAX_REQUESTS_PER_CALL).zip(leases.chunks_mut(MAX_REQUESTS_PER_CALL));
         for (page, (requests, leases)) in pages.enumerate() {
             if page > 0 {
                 fair_queue::wait_turn().await;
@@ -177,7 +178,8 @@ impl<S: LeaseStore> CapacityService<S> {
         Ok(leases)
     }
 
-    /// Answers up to [`AT_ONCE`] requests. Replaces the leases of those that a rule applies to.
+    /// Answers up to [`MAX_REQUESTS_PER_CALL`] requests. Replaces the leases of those that a rule
+    /// applies to.
     async fn get_page(
         &self,
         asker: Asker,
@@ -205,9 +207,9 @@ impl<S: LeaseStore> CapacityService<S> {
                 leases[plan.index] = plan.lease(&plan.zero_grant(now));
             }
         }
-        let asks: SmallVec<[LeaseAsk<'_>; 4]> =
-            plans.iter().map(|plan| plan.ask(holder, asker)).collect();
-        let grants = self.store.lease(&asks).await;
+        let store_requests: SmallVec<[LeaseRequest<'_>; 4]> =
+            plans.iter().map(|plan| plan.store_request(holder, asker)).collect();
+        let grants = self.store.lease(&store_requests).await;
         for (plan, grant) in plans.iter().zip(grants) {
             leases[plan.index] = match grant {
                 Ok(Grant { presence: Presence::Refused, .. }) => {
@@ -421,15 +423,16 @@ impl<S: LeaseStore> CapacityService<S> {
 }
 
 impl Plan<'_, '_> {
-    fn ask<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseAsk<'p> {
+    fn store_request<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseRequest<'p> {
         let learn_for_us = self.learn_for_us;
-        let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
+        let holder_request =
+            HolderRequest { holder, bands: &self.bands, claim: self.has, learn_for_us };
         let max_resources =
             self.template.map_or(Some(MAX_TEMPLATE_RESOURCES), |template| template.max_resources);
-        LeaseAsk {
+        LeaseRequest {
             resource: self.resource,
             rules: self.rules,
-            wish,
+            holder_request,
             template: self.template_index,
             caller: asker.id,
             existing_only: self.resource_count.is_full(max_resources),

@@ -203,14 +203,14 @@ impl Snapshot {
     }
 
     /// Whether the store may still hold states of `bucket` in the layout that its namespace had
-    /// before; see [`crate::store::Ask::moved`]. `bucket` must belong to this snapshot.
+    /// before; see [`crate::store::BucketRequest::moved`]. `bucket` must belong to this snapshot.
     pub fn moved(&self, bucket: &Bucket) -> bool {
         self.bucket_layout_windows[bucket.index].is_open()
     }
 
     /// Whether the store may still hold states of `bucket` whose expiry was computed from other
-    /// limits; see [`crate::store::Ask::rewrite`]. A node that has just started assumes so.
-    /// `bucket` must belong to this snapshot.
+    /// limits; see [`crate::store::BucketRequest::rewrite`]. A node that has just started assumes
+    /// so. `bucket` must belong to this snapshot.
     pub fn settling(&self, bucket: &Bucket) -> bool {
         self.expiry_windows[bucket.index].is_open()
     }

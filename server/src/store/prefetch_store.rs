@@ -17,8 +17,11 @@ use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
 use super::members::Members;
-use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Prefetch, Store, StoreError, Verdict};
-use crate::domain::bucket::{Place, Terms};
+use super::{
+    BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
+    TokenAction, Verdict,
+};
+use crate::domain::bucket::{BucketKind, Terms};
 use crate::domain::prefetch::{ClusterView, Stash, parts};
 use crate::metrics::PrefetchMetrics;
 
@@ -51,22 +54,28 @@ struct Entry {
 #[derive(Clone)]
 struct Bucket {
     key: Arc<Key>,
-    place: Place,
+    kind: BucketKind,
     terms: Terms,
     prefetch_tokens: u64,
 }
 
 impl Bucket {
-    fn ask<'a>(&'a self, terms: &'a Terms, tokens: u64, deal: Deal, moved: bool) -> Ask<'a> {
-        Ask {
+    fn request<'a>(
+        &'a self,
+        terms: &'a Terms,
+        tokens: u64,
+        action: TokenAction,
+        moved: bool,
+    ) -> BucketRequest<'a> {
+        BucketRequest {
             caller: None,
             namespace: &self.key.namespace,
             name: &self.key.name,
-            place: self.place,
+            kind: self.kind,
             terms,
             max_idle_ms: None,
             tokens,
-            deal,
+            action,
             prefetch: None,
             moved,
             rewrite: true,
@@ -112,17 +121,17 @@ impl PrefetchedTokens {
     /// and what to give back to it.
     fn serve(
         &self,
-        ask: &Ask<'_>,
+        request: &BucketRequest<'_>,
         prefetch: Prefetch<'_>,
         view: ClusterView,
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
-        let key = KeyRef::of(ask);
+        let key = KeyRef::of(request);
         let mut shard = self.shard(key);
         let mut returned = None;
-        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(ask, prefetch)) {
+        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(request, prefetch)) {
             let old = shard.remove(&key);
             returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.empty(view.now)));
-            let entry = Entry::new(ask, prefetch, key.to_key(), view);
+            let entry = Entry::new(request, prefetch, key.to_key(), view);
             shard.insert(Arc::clone(&entry.bucket.key), entry);
         }
         let Some(entry) = shard.get_mut(&key) else { return (None, None, returned) };
@@ -130,24 +139,24 @@ impl PrefetchedTokens {
             // The limits were reloaded. The old handles count nothing if the bucket was removed.
             entry.metrics = Arc::clone(prefetch.metrics);
         }
-        let served = entry.stash.serve(ask.tokens, view.now).map(|held| {
-            entry.metrics.serve(ask.tokens);
+        let served = entry.stash.serve(request.tokens, view.now).map(|held| {
+            entry.metrics.serve(request.tokens);
             Outcome {
                 verdict: Verdict::Granted,
-                accrued_us: ask.terms.cost_us(held) + entry.store_balance_us.max(0.0),
+                accrued_us: request.terms.cost_us(held) + entry.store_balance_us.max(0.0),
                 created: false,
                 removed: 0,
                 live: None,
             }
         });
-        let max_held = ask.terms.max_prefetch_tokens(prefetch.tokens, view.nodes);
+        let max_held = request.terms.max_prefetch_tokens(prefetch.tokens, view.nodes);
         let may_prefetch = view.may_prefetch && !self.stopping.load(Ordering::Relaxed);
         let wanted = may_prefetch.then(|| entry.stash.refill(max_held, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
-            terms: ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
+            terms: request.terms.beside_prefetch(prefetch.tokens, view.nodes),
             tokens,
-            moved: ask.moved,
+            moved: request.moved,
             view,
             metrics: Arc::clone(&entry.metrics),
         });
@@ -196,18 +205,23 @@ impl PrefetchedTokens {
 }
 
 impl Entry {
-    fn new(ask: &Ask<'_>, prefetch: Prefetch<'_>, key: Key, view: ClusterView) -> Self {
-        let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, prefetch.tokens);
-        let bucket = Bucket { key: Arc::new(key), place, terms, prefetch_tokens };
+    fn new(
+        request: &BucketRequest<'_>,
+        prefetch: Prefetch<'_>,
+        key: Key,
+        view: ClusterView,
+    ) -> Self {
+        let (kind, terms, prefetch_tokens) = (request.kind, *request.terms, prefetch.tokens);
+        let bucket = Bucket { key: Arc::new(key), kind, terms, prefetch_tokens };
         let metrics = Arc::clone(prefetch.metrics);
         Self { bucket, stash: Stash::new(view.now), store_balance_us: 0.0, metrics }
     }
 
-    /// Whether its tokens were taken under the limits that apply to `ask`.
-    fn has_limits_of(&self, ask: &Ask<'_>, prefetch: Prefetch<'_>) -> bool {
-        self.bucket.terms == *ask.terms
+    /// Whether its tokens were taken under the limits that apply to `request`.
+    fn has_limits_of(&self, request: &BucketRequest<'_>, prefetch: Prefetch<'_>) -> bool {
+        self.bucket.terms == *request.terms
             && self.bucket.prefetch_tokens == prefetch.tokens
-            && self.bucket.place == ask.place
+            && self.bucket.kind == request.kind
     }
 
     /// Removes tokens with `remove`, to be given back.
@@ -266,7 +280,8 @@ impl<S: Store> PrefetchStore<S> {
     }
 
     /// Stops taking tokens, and gives back all tokens held. Takes no longer than one decision for
-    /// each [`AT_ONCE`] buckets. Tokens not given back when the future is dropped are lost.
+    /// each [`MAX_REQUESTS_PER_CALL`] buckets. Tokens not given back when the future is dropped are
+    /// lost.
     pub async fn close(&self) {
         self.end();
         self.prefetched.closed.store(true, Ordering::Relaxed);
@@ -275,7 +290,7 @@ impl<S: Store> PrefetchStore<S> {
     }
 
     async fn give_back(&self, returns: Vec<Return>) {
-        for batch in returns.chunks(AT_ONCE) {
+        for batch in returns.chunks(MAX_REQUESTS_PER_CALL) {
             self.give_back_batch(batch).await;
         }
     }
@@ -284,14 +299,14 @@ impl<S: Store> PrefetchStore<S> {
         let nodes = self.prefetched.members.view().nodes;
         let reduced = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
         let terms: Vec<Terms> = batch.iter().map(|returned| reduced(&returned.bucket)).collect();
-        let asks: Vec<Ask<'_>> = batch
+        let requests: Vec<BucketRequest<'_>> = batch
             .iter()
             .zip(&terms)
             .map(|(returned, terms)| {
-                returned.bucket.ask(terms, returned.tokens, Deal::GiveBack, false)
+                returned.bucket.request(terms, returned.tokens, TokenAction::GiveBack, false)
             })
             .collect();
-        let outcomes = self.store.decide(&asks).await;
+        let outcomes = self.store.decide(&requests).await;
         for (returned, outcome) in batch.iter().zip(outcomes) {
             let accepted = matches!(outcome, Ok(Outcome { verdict: Verdict::Granted, .. }));
             let metrics = &returned.metrics;
@@ -306,10 +321,11 @@ impl<S: Store> PrefetchStore<S> {
         tokio::spawn(async move {
             let mut guard = RefillGuard { prefetched: &store.prefetched, refill: Some(&refill) };
             let Refill { bucket, terms, tokens, moved, .. } = &refill;
-            let ask = |tokens| bucket.ask(terms, tokens, Deal::TakeAvailable, *moved);
-            let asks: SmallVec<[Ask<'_>; 8]> = parts(*tokens).map(ask).collect();
-            let outcomes = store.store.decide(&asks).await;
-            let (taken, store_balance_us) = sum(&asks, &outcomes);
+            let request =
+                |tokens| bucket.request(terms, tokens, TokenAction::TakeAvailable, *moved);
+            let requests: SmallVec<[BucketRequest<'_>; 8]> = parts(*tokens).map(request).collect();
+            let outcomes = store.store.decide(&requests).await;
+            let (taken, store_balance_us) = sum(&requests, &outcomes);
             guard.refill = None;
             let returned = store.prefetched.complete_refill(&refill, taken, store_balance_us);
             store.give_back(returned.into_iter().collect()).await;
@@ -319,13 +335,13 @@ impl<S: Store> PrefetchStore<S> {
 
 /// The number of tokens granted, or `None` if part of it is unknown, and the balance left in the
 /// store, in µs of accrual.
-fn sum(asks: &[Ask<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
+fn sum(requests: &[BucketRequest<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
     let (mut taken, mut store_balance_us) = (Some(0), 0.0);
-    for (ask, outcome) in asks.iter().zip(outcomes) {
+    for (request, outcome) in requests.iter().zip(outcomes) {
         match outcome {
             Ok(outcome) if outcome.verdict == Verdict::Granted => {
-                taken = taken.map(|taken| taken + ask.tokens);
-                store_balance_us = outcome.accrued_us - ask.terms.cost_us(ask.tokens);
+                taken = taken.map(|taken| taken + request.tokens);
+                store_balance_us = outcome.accrued_us - request.terms.cost_us(request.tokens);
             }
             Ok(outcome) => store_balance_us = outcome.accrued_us,
             Err(StoreError::Refused | StoreError::Overloaded) => {}
@@ -352,17 +368,22 @@ impl Drop for RefillGuard<'_> {
 }
 
 impl<S: Store> Store for PrefetchStore<S> {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
-        if asks.iter().all(|ask| ask.prefetch.is_none()) {
-            return self.store.decide(asks).await;
+    async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
+        if requests.iter().all(|request| request.prefetch.is_none()) {
+            return self.store.decide(requests).await;
         }
         let view = self.prefetched.members.view();
-        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(asks.len());
+        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(requests.len());
         let mut returns = Vec::new();
-        for ask in asks {
-            outcomes.push(match ask {
-                Ask { prefetch: Some(prefetch), deal: Deal::Take { .. }, .. } => {
-                    let (served, refill, returned) = self.prefetched.serve(ask, *prefetch, view);
+        for request in requests {
+            outcomes.push(match request {
+                BucketRequest {
+                    prefetch: Some(prefetch),
+                    action: TokenAction::Take { .. },
+                    ..
+                } => {
+                    let (served, refill, returned) =
+                        self.prefetched.serve(request, *prefetch, view);
                     refill.into_iter().for_each(|refill| self.refill(refill));
                     returns.extend(returned);
                     served
@@ -375,15 +396,17 @@ impl<S: Store> Store for PrefetchStore<S> {
             let store = self.clone();
             tokio::spawn(async move { store.give_back(returns).await });
         }
-        let terms: SmallVec<[Terms; 1]> = asks
+        let terms: SmallVec<[Terms; 1]> = requests
             .iter()
             .zip(&outcomes)
             .filter(|(_, served)| served.is_none())
-            .map(|(ask, _)| reduced_terms(ask, view))
+            .map(|(request, _)| reduced_terms(request, view))
             .collect();
-        let unserved = asks.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
-        let unserved: SmallVec<[Ask<'_>; 1]> =
-            unserved.zip(&terms).map(|((ask, _), terms)| Ask { terms, ..*ask }).collect();
+        let unserved = requests.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
+        let unserved: SmallVec<[BucketRequest<'_>; 1]> = unserved
+            .zip(&terms)
+            .map(|((request, _), terms)| BucketRequest { terms, ..*request })
+            .collect();
         let mut decided =
             if unserved.is_empty() { Outcomes::new() } else { self.store.decide(&unserved).await }
                 .into_iter();
@@ -395,18 +418,18 @@ impl<S: Store> Store for PrefetchStore<S> {
         outcomes.into_iter().map(merge).collect()
     }
 
-    fn full_us(&self, ask: &Ask<'_>) -> f64 {
-        match ask.prefetch {
-            None => self.store.full_us(ask),
-            Some(_) => reduced_terms(ask, self.prefetched.members.view()).cap_us,
+    fn full_us(&self, request: &BucketRequest<'_>) -> f64 {
+        match request.prefetch {
+            None => self.store.full_us(request),
+            Some(_) => reduced_terms(request, self.prefetched.members.view()).cap_us,
         }
     }
 }
 
 /// The bucket's terms with a size reduced by what nodes may hold.
-fn reduced_terms(ask: &Ask<'_>, view: ClusterView) -> Terms {
-    match ask.prefetch {
-        None => *ask.terms,
-        Some(prefetch) => ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
+fn reduced_terms(request: &BucketRequest<'_>, view: ClusterView) -> Terms {
+    match request.prefetch {
+        None => *request.terms,
+        Some(prefetch) => request.terms.beside_prefetch(prefetch.tokens, view.nodes),
     }
 }

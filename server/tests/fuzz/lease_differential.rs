@@ -12,12 +12,14 @@ use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
-use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
+use tollgate_server::domain::lease::{
+    Band, Claim, Holder, HolderRequest, ParentLease, Rules, Totals,
+};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore, LeaseView};
+use tollgate_server::store::{LeaseRequest, LeaseStore, LeaseView};
 
 const HOLDERS: [Holder<'static>; 7] = [
     Holder::Client("a"),
@@ -179,9 +181,13 @@ async fn run(
                     capacity,
                     expiry_s: clock.now().as_secs() + ahead_s,
                 });
-                let wish =
-                    Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: *learn_for_us };
-                let ask = [LeaseAsk::new("r", rules, wish)];
+                let request = HolderRequest {
+                    holder: HOLDERS[*holder],
+                    bands,
+                    claim,
+                    learn_for_us: *learn_for_us,
+                };
+                let ask = [LeaseRequest::new("r", rules, request)];
                 let before = memory.leases("r", 1).await.unwrap().map_or(0.0, |(all, _)| all.has);
                 let one = memory.lease(&ask).await.pop().unwrap().unwrap();
                 let two = redis.lease(&ask).await.pop().unwrap().unwrap();
@@ -334,8 +340,8 @@ async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
         let rules =
             Rules { kind: None, capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
         let bands = &[Band { priority: 0, subclients: 1, wants }];
-        let wish = Wish { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
-        store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
+        let request = HolderRequest { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
+        store.lease(&[LeaseRequest::new("r", rules, request)]).await.pop().unwrap().unwrap()
     };
     let leased = async || store.leases("r", 1).await.unwrap().unwrap().0.parent;
     let freeze = async || store.freeze("r", time).await.unwrap().unwrap();

@@ -12,11 +12,11 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
-use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Claim, Holder, HolderRequest, Rules};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 const LEASE_S: i64 = 20;
 
@@ -195,8 +195,8 @@ impl<'a, S: LeaseStore> World<'a, S> {
         let claim = Claim { capacity: if claims { old } else { 0.0 }, expiry_s };
         let claim = self.clients[at].server.then_some(claim);
         let (holder, bands) = (self.holder(at), &self.clients[at].bands[..]);
-        let wish = Wish { holder, bands, claim, learn_for_us: 0 };
-        let ask = LeaseAsk::new(self.resource, self.rules, wish);
+        let request = HolderRequest { holder, bands, claim, learn_for_us: 0 };
+        let ask = LeaseRequest::new(self.resource, self.rules, request);
         let grant = self.store.lease(&[ask]).await.pop().unwrap().unwrap();
         prop_assert!(grant.has >= 0.0 && grant.has <= self.clients[at].wants(), "{grant:?}");
         prop_assert_eq!(grant.expiry_s, now_s + LEASE_S);

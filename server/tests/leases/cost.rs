@@ -12,12 +12,12 @@ use testkit::cluster::reserve_machine;
 use testkit::{
     CommandStats, Redis, START, command_stats, redis_store, redis_store_by_its_own_clock, runtime,
 };
-use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
+use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules, Totals};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 const SIZES: [usize; 3] = [10, 1000, 100_000];
 const KINDS: [Kind; 2] = [Kind::FairShare, Kind::ProportionalShare];
@@ -66,7 +66,7 @@ trait Timed {
     const TURN: usize;
 
     /// Makes these decisions, and returns the mean time of one, in µs.
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64;
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64;
 }
 
 impl Timed for MemoryStore {
@@ -74,7 +74,7 @@ impl Timed for MemoryStore {
     const ROUNDS: usize = 101;
     const TURN: usize = 60;
 
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64 {
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64 {
         let started = Instant::now();
         self.lease(asks).await;
         started.elapsed().as_secs_f64() * 1e6 / asks.len() as f64
@@ -87,7 +87,7 @@ impl<S: LeaseStore> Timed for InRedis<S> {
     const ROUNDS: usize = 11;
     const TURN: usize = 400;
 
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64 {
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64 {
         let before = command_stats(&mut self.1, "evalsha");
         for some in asks.chunks(100) {
             assert!(self.0.lease(some).await.iter().all(Result::is_ok));
@@ -416,14 +416,14 @@ async fn time_cluster(
     id: &str,
     bands: &[Band],
 ) -> f64 {
-    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    timed.us(&[LeaseAsk::new("clusters", rules, wish)]).await
+    let request = HolderRequest { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    timed.us(&[LeaseRequest::new("clusters", rules, request)]).await
 }
 
 /// An untimed request of a cluster with these bands.
 async fn add_cluster(store: &RedisStore, rules: Rules, id: &str, bands: &[Band]) {
-    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk::new("clusters", rules, wish)]).await[0].is_ok());
+    let request = HolderRequest { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseRequest::new("clusters", rules, request)]).await[0].is_ok());
 }
 
 fn clusters_rules(from_parent: bool, capacity: f64) -> Rules {

@@ -4,7 +4,7 @@
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use testkit::START;
-use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, HolderRequest, Resource, Rules};
 use tollgate_server::domain::sharing::Kind;
 
 const HOLDERS: usize = 200;
@@ -100,8 +100,8 @@ impl Counted {
         let holder = Holder::Server(&self.ids[at]);
         // The cluster has leased out none of its capacity.
         let claim = Some(Claim { capacity: 0.0, expiry_s: START.as_secs() });
-        let wish = Wish { holder, bands: &bands, claim, learn_for_us: 0 };
-        let Grant { has, .. } = self.resource.ask(&wish, &self.rules, START);
+        let request = HolderRequest { holder, bands: &bands, claim, learn_for_us: 0 };
+        let Grant { has, .. } = self.resource.decide(&request, &self.rules, START);
         self.record(at, wants, subclients, has);
     }
 

@@ -110,7 +110,7 @@ pub struct ParentLease {
 
 /// One request for a lease.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct HolderRequest<'a> {
     /// The client or cluster that asks.
     pub holder: Holder<'a>,
     /// What it wants: one entry per priority, at least one.
@@ -121,7 +121,7 @@ pub struct Wish<'a> {
     pub learn_for_us: i64,
 }
 
-/// The answer to a [`Wish`], and the state of the resource after it.
+/// The answer to a [`HolderRequest`], and the state of the resource after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Grant {
     /// The granted capacity.
@@ -178,7 +178,7 @@ impl ParentLease {
 
 /// The lease of one holder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct HeldLease {
     /// The holder's wants, by priority.
     pub bands: SmallVec<[Band; 1]>,
     /// The leased capacity. For a lower cluster, at least what it still has leased out itself.
@@ -187,7 +187,7 @@ pub struct Held {
     pub expiry_s: i64,
 }
 
-impl Held {
+impl HeldLease {
     /// The holder's total wants.
     pub fn wants(&self) -> f64 {
         wants(&self.bands)

@@ -2,10 +2,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
-use crate::domain::lease::{Holder, Rules, Wish};
+use crate::domain::lease::{Holder, HolderRequest, Rules};
 use crate::domain::sharing::Kind;
 use crate::domain::time::ManualClock;
-use crate::store::LeaseAsk;
+use crate::store::LeaseRequest;
 use crate::store::memory::MemoryStore;
 
 #[test]
@@ -87,9 +87,10 @@ async fn refused_resources_are_retried_alone() {
     let names: Vec<String> = (0..RESOURCES).map(|number| format!("r.{number:03}")).collect();
     let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
-    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    let request =
+        HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
     for resource in &names {
-        let asks = [LeaseAsk::new(resource, rules, wish)];
+        let asks = [LeaseRequest::new(resource, rules, request)];
         assert!(store.lease(&asks).await[0].is_ok());
     }
 
@@ -156,8 +157,9 @@ async fn gauge_is_0_while_an_unreachable_parent_is_needed() {
     let store = MemoryStore::with_clock(clock.clone());
     let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
-    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk::new("r", rules, wish)]).await[0].is_ok());
+    let request =
+        HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseRequest::new("r", rules, request)]).await[0].is_ok());
     let up = Arc::new(AtomicU64::new(2.0_f64.to_bits()));
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
         .gauged_by(Gauge::from_arc(Arc::clone(&up)));

@@ -23,7 +23,7 @@ use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::prefetch_store::PrefetchStore;
 use crate::store::redis::RedisStore;
-use crate::store::{Ask, Outcomes};
+use crate::store::{BucketRequest, Outcomes};
 
 const LEASES: &str = "/doorman.Capacity/GetCapacity";
 
@@ -32,7 +32,7 @@ const LEASES: &str = "/doorman.Capacity/GetCapacity";
 struct Silent;
 
 impl Store for Silent {
-    async fn decide(&self, _: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, _: &[BucketRequest<'_>]) -> Outcomes {
         std::future::pending().await
     }
 }
@@ -42,7 +42,7 @@ impl Store for Silent {
 struct Signalled(Arc<Notify>, MemoryStore);
 
 impl Store for Signalled {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         self.0.notified().await;
         self.1.decide(asks).await
     }

@@ -13,7 +13,7 @@ use crate::service::Shared;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::{Ask, Outcomes};
+use crate::store::{BucketRequest, Outcomes};
 use crate::transport::budget::Budget;
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
 use crate::transport::door::Asking;
@@ -26,7 +26,7 @@ const BODY: &str = r#"{"namespace":"payments","bucketName":"refunds"}"#;
 struct SlowStore(MemoryStore);
 
 impl Store for SlowStore {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.0.decide(asks).await
     }

@@ -16,14 +16,16 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::metrics::Scrape;
 use testkit::{START, Service, property_tests, runtime};
-use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
-use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Prefetch, Store};
+use tollgate_server::store::{
+    BucketRequest, MAX_REQUESTS_PER_CALL, Outcomes, Prefetch, Store, TokenAction,
+};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
@@ -229,7 +231,7 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
 struct Counted(MemoryStore, Arc<AtomicUsize>);
 
 impl Store for Counted {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         self.1.fetch_max(asks.len(), Ordering::Relaxed);
         self.0.decide(asks).await
     }
@@ -252,20 +254,21 @@ async fn returns_are_split_into_pages() {
         prefetch_tokens: 1000,
         ..BucketLimit::default()
     };
-    let (terms, names) = (limit.terms(), (0..2 * AT_ONCE + 1).map(|at| format!("b{at}")));
+    let (terms, names) =
+        (limit.terms(), (0..2 * MAX_REQUESTS_PER_CALL + 1).map(|at| format!("b{at}")));
     let names: Vec<String> = names.collect();
     let everywhere = async |count| {
         for name in &names {
             for _ in 0..count {
-                let ask = Ask {
+                let ask = BucketRequest {
                     caller: None,
                     namespace: "ns",
                     name,
-                    place: Place::Configured { bounded: false },
+                    kind: BucketKind::Configured { bounded: false },
                     terms: &terms,
                     max_idle_ms: None,
                     tokens: 1,
-                    deal: Deal::Take { max_wait_ms: 0 },
+                    action: TokenAction::Take { max_wait_ms: 0 },
                     prefetch: Some(Prefetch {
                         tokens: limit.prefetch_tokens,
                         metrics: &prefetch_metrics,
@@ -293,6 +296,6 @@ async fn returns_are_split_into_pages() {
     assert!(tokens("taken") > tokens("served"), "nodes hold tokens");
     most.store(0, Ordering::Relaxed);
     store.close().await;
-    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "not split into full pages");
+    assert_eq!(most.load(Ordering::Relaxed), MAX_REQUESTS_PER_CALL, "not split into full pages");
     assert_eq!(tokens("taken"), tokens("served") + tokens("given_back"));
 }

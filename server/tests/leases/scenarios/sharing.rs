@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use tollgate_server::domain::lease::{BOUNDLESS, Band, Claim, Holder, ParentLease, Rules, Wish};
+use tollgate_server::domain::lease::{
+    BOUNDLESS, Band, Claim, Holder, HolderRequest, ParentLease, Rules,
+};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::service::capacity::{Lease, PriorityWants};
-use tollgate_server::store::LeaseAsk;
+use tollgate_server::store::LeaseRequest;
 
 use super::{
     Both, FAIR, SECOND, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain,
@@ -210,8 +212,13 @@ pub(crate) async fn unbounded_safe_capacity_of_a_parent<S: Both>(s: &Service<S>)
         Rules { kind: Some(kind), capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 1e12 }];
     let ask = |id| {
-        let wish = Wish { holder: Holder::Client(id), bands: &bands, claim: None, learn_for_us: 0 };
-        [LeaseAsk::new("r", rules, wish)]
+        let request = HolderRequest {
+            holder: Holder::Client(id),
+            bands: &bands,
+            claim: None,
+            learn_for_us: 0,
+        };
+        [LeaseRequest::new("r", rules, request)]
     };
     assert_eq!(store.lease(&ask("a")).await[0].as_ref().unwrap().has, 0.0);
     let frozen = store.freeze("r", Duration::from_secs(1)).await.unwrap().unwrap();

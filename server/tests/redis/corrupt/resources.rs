@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, ParentLease, Rules, Wish};
+use tollgate_server::domain::lease::{
+    Band, Claim, Grant, Holder, HolderRequest, ParentLease, Rules,
+};
 use tollgate_server::domain::sharing::Kind;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 use super::{CorruptedStore, try_cases};
 use testkit::START;
@@ -148,8 +150,9 @@ async fn ask(
     claim: Option<Claim>,
 ) -> Grant {
     let bands = [Band { priority: 1, subclients: 1, wants }];
-    let wish = Wish { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
-    store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
+    let request =
+        HolderRequest { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
+    store.lease(&[LeaseRequest::new("r", rules, request)]).await.pop().unwrap().unwrap()
 }
 
 /// The parent leases the whole capacity.
@@ -456,9 +459,13 @@ fn undamaged_resources_are_listed() {
         corrupted.runtime.block_on(async {
             last_of_three_rounds(&corrupted.store, corrupted, rules, START.0 + 61 * SECOND).await;
             let bands = [Band { priority: 1, subclients: 1, wants: 5.0 }];
-            let wish =
-                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            let other = LeaseAsk::new("other", rules, wish);
+            let request = HolderRequest {
+                holder: Holder::Client("a"),
+                bands: &bands,
+                claim: None,
+                learn_for_us: 0,
+            };
+            let other = LeaseRequest::new("other", rules, request);
             corrupted.store.lease(&[other]).await.pop().unwrap().unwrap();
         });
         damage.put(&mut corrupted.inside);

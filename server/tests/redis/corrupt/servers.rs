@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate_server::domain::lease::{Band, Holder, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules};
 use tollgate_server::domain::sharing::Kind;
-use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreError};
+use tollgate_server::store::{Layout, Layouts as _, LeaseRequest, LeaseStore, StoreError};
 
 use super::{CorruptedStore, try_cases};
 use testkit::corrupt_values::{CorruptValue, corrupt_value};
@@ -167,9 +167,13 @@ fn the_register_of_resources_is_replaced() {
         };
         let bands = [Band { priority: 0, subclients: 1, wants: 7.0 }];
         for _ in 0..2 {
-            let wish =
-                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            let asks = [LeaseAsk::new("r", rules, wish)];
+            let request = HolderRequest {
+                holder: Holder::Client("a"),
+                bands: &bands,
+                claim: None,
+                learn_for_us: 0,
+            };
+            let asks = [LeaseRequest::new("r", rules, request)];
             let grant =
                 corrupted.runtime.block_on(corrupted.store.lease(&asks)).pop().unwrap().unwrap();
             prop_assert_eq!(grant.has, 7.0);
