@@ -4,7 +4,7 @@ use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use tollgate_server::domain::lease::{Band, Grant, Holder, HolderRequest, Rules};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 /// Clients of one resource.
@@ -24,14 +24,18 @@ pub struct ClientPool {
 
 impl ClientPool {
     /// `clients` clients whose wants are twice the capacity in total.
-    pub fn new(kind: Kind, clients: usize, mut wants: impl FnMut() -> f64) -> Self {
+    pub fn new(
+        algorithm: SharingAlgorithm,
+        clients: usize,
+        mut wants: impl FnMut() -> f64,
+    ) -> Self {
         let band = |wants| Band { priority: 0, subclients: 1, wants };
         let bands: Vec<Band> = (0..clients).map(|_| band(wants())).collect();
         let capacity = bands.iter().map(|band| band.wants).sum::<f64>() / 2.0;
         Self {
-            resource: format!("{kind:?}/{clients}"),
+            resource: format!("{algorithm:?}/{clients}"),
             rules: Rules {
-                kind: Some(kind),
+                algorithm: Some(algorithm),
                 capacity,
                 lease_s: 300,
                 learning_s: 0,

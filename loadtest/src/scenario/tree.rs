@@ -188,7 +188,7 @@ impl Parent for ReachableParent<'_> {
                 expiry_s: lease.expiry_s,
                 refresh_s: lease.refresh_interval_s,
                 safe_capacity: lease.safe_capacity.unwrap_or(0.0),
-                kind: lease.kind,
+                algorithm: lease.algorithm,
                 lease_s: lease.lease_length_s,
             })
         });

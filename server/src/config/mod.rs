@@ -66,7 +66,7 @@ mod tests {
     use super::model::FailurePolicy;
     use super::*;
     use crate::domain::bucket::BucketKind;
-    use crate::domain::sharing::Kind;
+    use crate::domain::sharing::SharingAlgorithm;
 
     const FILE: &str = "
 on_store_failure: deny
@@ -161,9 +161,9 @@ resources:
             let (_, template) = limits.template(resource).expect("a template");
             (template.algorithm.kind, template.algorithm.learning_mode_duration_s)
         };
-        assert_eq!(learning("db.orders"), (Kind::FairShare, 60));
-        assert_eq!(learning("db.users"), (Kind::Static, 0));
-        assert_eq!(learning("other"), (Kind::FairShare, 60));
+        assert_eq!(learning("db.orders"), (SharingAlgorithm::FairShare, 60));
+        assert_eq!(learning("db.users"), (SharingAlgorithm::Static, 0));
+        assert_eq!(learning("other"), (SharingAlgorithm::FairShare, 60));
     }
 
     #[test]

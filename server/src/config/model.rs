@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 
 use super::glob::Glob;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 
 /// The contents of one limits file, validated and with defaults filled in.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -134,7 +134,7 @@ pub struct ResourceTemplate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
     /// The sharing algorithm.
-    pub kind: Kind,
+    pub kind: SharingAlgorithm,
     /// Seconds from the grant to the expiry of a lease.
     pub lease_length_s: u64,
     /// Seconds between a client's refreshes.

@@ -13,7 +13,7 @@ use std::ops::Bound::{Excluded, Included};
 use smallvec::SmallVec;
 
 use super::roster::{Roster, SlotIndex};
-use super::sharing::{Kind, Side, Split};
+use super::sharing::{SharingAlgorithm, Side, Split};
 use super::small_map::SmallMap;
 use super::sum::Sum;
 use super::time::Micros;
@@ -138,7 +138,7 @@ impl Resource {
         let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
         self.change_wants(slot, &bands);
         self.add_to_split(&bands, &effective);
-        if effective.kind.shares() && self.split.wants() > effective.capacity {
+        if effective.algorithm.shares() && self.split.wants() > effective.capacity {
             self.move_threshold(&effective, work.crossings);
         }
 
@@ -172,7 +172,7 @@ impl Resource {
             expiry_s,
             learning_until,
             capacity: effective.capacity,
-            kind: Some(effective.kind),
+            algorithm: Some(effective.algorithm),
             parent_refresh_s: effective.parent_refresh_s,
             subclients: self.split.subclients(),
             presence: Presence::Known,
@@ -197,13 +197,13 @@ impl Resource {
                 None => 0.0,
             };
         }
-        if effective.kind == Kind::NoAlgorithm {
+        if effective.algorithm == SharingAlgorithm::NoAlgorithm {
             return request.bands.iter().map(|band| band.wants).sum();
         }
         let (wants, subclients) = (wants(bands), subclients(bands));
         let entitled =
-            self.split.entitlement(effective.kind, effective.capacity, wants, subclients);
-        if effective.kind.shares() {
+            self.split.entitlement(effective.algorithm, effective.capacity, wants, subclients);
+        if effective.algorithm.shares() {
             entitled.min(self.has.rest_of(effective.capacity)).max(0.0)
         } else {
             entitled
@@ -295,7 +295,7 @@ impl Resource {
         let now_s = now.as_secs();
         if !rules.from_parent {
             return EffectiveRules {
-                kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
+                algorithm: rules.algorithm.unwrap_or(SharingAlgorithm::NoAlgorithm),
                 capacity: rules.capacity,
                 most_held: rules.most_held(),
                 lease_s: rules.lease_s,
@@ -306,7 +306,7 @@ impl Resource {
         }
         let Some(parent) = self.parent else {
             return EffectiveRules {
-                kind: rules.kind.unwrap_or(Kind::FairShare),
+                algorithm: rules.algorithm.unwrap_or(SharingAlgorithm::FairShare),
                 capacity: 0.0,
                 most_held: rules.most_held(),
                 lease_s: rules.lease_s,
@@ -318,15 +318,15 @@ impl Resource {
         let valid = parent.expiry_s > now_s;
         let leased = parent.capacity_at(now_s);
         let frozen = self.freeze.filter(|freeze| freeze.until > now);
-        let (lease_s, learning_s) = match rules.kind {
+        let (lease_s, learning_s) = match rules.algorithm {
             Some(_) => (rules.lease_s, rules.learning_s),
             None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
         };
-        let kind = rules.kind.unwrap_or(parent.kind);
+        let algorithm = rules.algorithm.unwrap_or(parent.algorithm);
         EffectiveRules {
-            kind,
+            algorithm,
             // A freeze does not limit what clients may already hold.
-            most_held: kind.most_held(leased),
+            most_held: algorithm.most_held(leased),
             capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
             lease_s,
             learning_s,
@@ -399,7 +399,7 @@ impl Resource {
         if ratio < self.high {
             // No holder is between `low` and `high`, so the threshold may be on either side of this
             // holder.
-            let level = self.split.level(effective.kind, effective.capacity);
+            let level = self.split.level(effective.algorithm, effective.capacity);
             if above_before.subclients > 0.0 && ratio <= level {
                 self.split.above = above_before;
                 self.split.below.add(wants, subclients);
@@ -414,7 +414,7 @@ impl Resource {
     fn move_threshold(&mut self, effective: &EffectiveRules, limit: usize) {
         let mut last = None;
         for _ in 0..limit {
-            let level = self.split.level(effective.kind, effective.capacity);
+            let level = self.split.level(effective.algorithm, effective.capacity);
             let up = if level >= self.high {
                 true
             } else if level < self.low {
@@ -469,7 +469,7 @@ impl Resource {
 
 /// The rules for one decision: [`Rules`] with the parent's lease applied.
 struct EffectiveRules {
-    kind: Kind,
+    algorithm: SharingAlgorithm,
     capacity: f64,
     /// The most that a claim counts for.
     most_held: f64,

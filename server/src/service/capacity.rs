@@ -14,7 +14,7 @@ use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemp
 pub use crate::domain::lease::NO_BOUND;
 use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, HolderRequest, Presence, Rules};
 use crate::domain::names::CallerId;
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::Micros;
 use crate::metrics::{CapacityMetrics, LeaseEnding};
 use crate::store::{LeaseRequest, LeaseStore, MAX_REQUESTS_PER_CALL, StoreError};
@@ -76,7 +76,7 @@ pub struct Lease {
     /// Whether the lease was decided without the shared store.
     pub degraded: bool,
     /// The sharing algorithm of the resource.
-    pub kind: Kind,
+    pub algorithm: SharingAlgorithm,
     /// The length of leases on the resource.
     pub lease_length_s: i64,
     /// The length of learning mode.
@@ -336,7 +336,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let Some(template) = template else {
             // Without a template, the parent's lease names the sharing algorithm.
             let rules = Rules {
-                kind: None,
+                algorithm: None,
                 capacity: 0.0,
                 lease_s: UNMATCHED_LEASE_S,
                 learning_s: UNMATCHED_LEASE_S,
@@ -346,7 +346,7 @@ impl<S: LeaseStore> CapacityService<S> {
         };
         let algorithm = &template.algorithm;
         let rules = Rules {
-            kind: Some(algorithm.kind),
+            algorithm: Some(algorithm.kind),
             capacity: template.capacity,
             lease_s: saturating_i64(algorithm.lease_length_s),
             learning_s: saturating_i64(algorithm.learning_mode_duration_s),
@@ -415,7 +415,7 @@ impl<S: LeaseStore> CapacityService<S> {
             safe_capacity: plan.template.and_then(|template| template.safe_capacity),
             learning_until_s: None,
             degraded: true,
-            kind: plan.rules.kind.unwrap_or(Kind::NoAlgorithm),
+            algorithm: plan.rules.algorithm.unwrap_or(SharingAlgorithm::NoAlgorithm),
             lease_length_s: plan.rules.lease_s,
             learning_s: plan.rules.learning_s,
         }
@@ -443,7 +443,7 @@ impl Plan<'_, '_> {
     fn zero_grant(&self, now: Micros) -> Grant {
         Grant {
             expiry_s: now.as_secs().saturating_add(self.rules.lease_s),
-            kind: self.rules.kind,
+            algorithm: self.rules.algorithm,
             subclients: 1.0,
             ..Grant::default()
         }
@@ -476,7 +476,7 @@ impl Plan<'_, '_> {
             safe_capacity: Some(configured.unwrap_or(shared)),
             learning_until_s: grant.learning_until.map(ceil_s),
             degraded: false,
-            kind: grant.kind.unwrap_or(Kind::NoAlgorithm),
+            algorithm: grant.algorithm.unwrap_or(SharingAlgorithm::NoAlgorithm),
             lease_length_s: self.rules.lease_s,
             learning_s: self.rules.learning_s,
         }
@@ -500,7 +500,7 @@ fn unmatched_lease(request: &Request<'_>, now: Micros) -> Lease {
         safe_capacity: None,
         learning_until_s: None,
         degraded: false,
-        kind: Kind::NoAlgorithm,
+        algorithm: SharingAlgorithm::NoAlgorithm,
         lease_length_s: UNMATCHED_LEASE_S,
         learning_s: 0,
     }

@@ -14,7 +14,7 @@ use tonic::{Request, Response, Status};
 use super::{access_denied, caller, refusal};
 use crate::access::{Caller, Refusal};
 use crate::domain::lease::{Claim, Holder};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::service::capacity::{
     Asker, CapacityService, Lease, PriorityWants, Request as ResourceRequest, check_count,
 };
@@ -109,7 +109,7 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
                 resource_id: item.resource_id,
                 gets: wire_lease(&lease),
                 algorithm: Some(Algorithm {
-                    kind: wire_kind(lease.kind).into(),
+                    kind: wire_kind(lease.algorithm).into(),
                     lease_length: lease.lease_length_s,
                     refresh_interval: lease.refresh_interval_s,
                     parameters: Vec::new(),
@@ -180,11 +180,11 @@ fn wire_lease(lease: &Lease) -> WireLease {
     }
 }
 
-fn wire_kind(kind: Kind) -> algorithm::Kind {
-    match kind {
-        Kind::NoAlgorithm => algorithm::Kind::NoAlgorithm,
-        Kind::Static => algorithm::Kind::Static,
-        Kind::ProportionalShare => algorithm::Kind::ProportionalShare,
-        Kind::FairShare => algorithm::Kind::FairShare,
+fn wire_kind(algorithm: SharingAlgorithm) -> algorithm::Kind {
+    match algorithm {
+        SharingAlgorithm::NoAlgorithm => algorithm::Kind::NoAlgorithm,
+        SharingAlgorithm::Static => algorithm::Kind::Static,
+        SharingAlgorithm::ProportionalShare => algorithm::Kind::ProportionalShare,
+        SharingAlgorithm::FairShare => algorithm::Kind::FairShare,
     }
 }

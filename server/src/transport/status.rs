@@ -195,7 +195,7 @@ fn resource_json(view: &ResourceView) -> Value {
     json!({
         "resource": view.resource,
         "template": view.template,
-        "algorithm": view.kind.map_or("", crate::domain::sharing::Kind::name),
+        "algorithm": view.algorithm.map_or("", crate::domain::sharing::SharingAlgorithm::name),
         "capacity": view.capacity,
         "wants": view.wants,
         "has": view.has,

@@ -7,7 +7,7 @@ use rand::rngs::SmallRng;
 use testkit::client_pool::ClientPool;
 use testkit::{Redis, START, command_stats, redis_store};
 use tollgate_server::domain::lease::DROP_LIMIT;
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::{LeaseRequest, LeaseStore, MAX_REQUESTS_PER_CALL};
@@ -43,7 +43,7 @@ async fn many_expired_leases_take_several_decisions(
     let mut random = SmallRng::seed_from_u64(1);
     let pools: Vec<ClientPool> = (0..MAX_REQUESTS_PER_CALL)
         .map(|number| {
-            let pool = ClientPool::new(Kind::FairShare, clients(), || 1.0);
+            let pool = ClientPool::new(SharingAlgorithm::FairShare, clients(), || 1.0);
             ClientPool { resource: format!("r{number}"), spread_s: 0, ..pool }
         })
         .collect();

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::domain::sharing::{Kind, Split};
+use crate::domain::sharing::{SharingAlgorithm, Split};
 use crate::domain::time::Micros;
 
 /// The most priorities that one holder may have wants for.
@@ -69,7 +69,7 @@ impl Claim {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     /// The sharing algorithm; `None`: the parent's.
-    pub kind: Option<Kind>,
+    pub algorithm: Option<SharingAlgorithm>,
     /// The capacity to share.
     pub capacity: f64,
     /// Time from a grant to its expiry.
@@ -84,8 +84,8 @@ impl Rules {
     /// The largest plausible claim as far as these rules tell. Infinite if the capacity comes from
     /// a parent, as these rules don't contain the parent's lease.
     pub fn most_held(&self) -> f64 {
-        match self.kind {
-            Some(kind) if !self.from_parent => kind.most_held(self.capacity),
+        match self.algorithm {
+            Some(algorithm) if !self.from_parent => algorithm.most_held(self.capacity),
             _ => f64::INFINITY,
         }
     }
@@ -103,7 +103,7 @@ pub struct ParentLease {
     /// The capacity that this cluster may use without a lease; at most [`BOUNDLESS`].
     pub safe_capacity: f64,
     /// The algorithm by which to share the capacity.
-    pub kind: Kind,
+    pub algorithm: SharingAlgorithm,
     /// Length of the leases on the resource, in seconds.
     pub lease_s: i64,
 }
@@ -133,7 +133,7 @@ pub struct Grant {
     /// The capacity that was shared.
     pub capacity: f64,
     /// The algorithm that was used.
-    pub kind: Option<Kind>,
+    pub algorithm: Option<SharingAlgorithm>,
     /// The refresh interval that the parent asks for, in seconds; `None` without a parent's lease.
     pub parent_refresh_s: Option<i64>,
     /// Number of subclients that share the resource.

@@ -3,14 +3,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use super::*;
 use crate::domain::lease::{Holder, HolderRequest, Rules};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::ManualClock;
 use crate::store::LeaseRequest;
 use crate::store::memory::MemoryStore;
 
 #[test]
 fn parent_times_are_clamped() {
-    let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
+    let (now, algorithm) =
+        (Micros(1_700_000_000_000_000), crate::domain::sharing::SharingAlgorithm::FairShare);
     for (input_s, expiry_s, span_s) in [
         (i64::MIN, 0, 1),
         (0, 0, 1),
@@ -19,7 +20,7 @@ fn parent_times_are_clamped() {
     ] {
         let lease = |expiry_s, refresh_s, lease_s| {
             let (capacity, safe_capacity) = (5.0, 1.0);
-            ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
+            ParentLease { capacity, expiry_s, refresh_s, safe_capacity, algorithm, lease_s }
         };
         let clamped = clamp_times(lease(input_s, input_s, input_s), now);
         assert_eq!(clamped, lease(expiry_s, span_s, span_s));
@@ -71,7 +72,7 @@ impl Parent for RefusesOdd {
             expiry_s: i64::MAX,
             refresh_s: 3600,
             safe_capacity: 0.0,
-            kind: Kind::FairShare,
+            algorithm: SharingAlgorithm::FairShare,
             lease_s: 7200,
         };
         Ok(vec![Ok(lease); requests.len()])
@@ -85,7 +86,8 @@ async fn refused_resources_are_retried_alone() {
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
     let names: Vec<String> = (0..RESOURCES).map(|number| format!("r.{number:03}")).collect();
-    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let rules =
+        Rules { algorithm: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
     let request =
         HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
@@ -155,7 +157,8 @@ impl Parent for Unreachable {
 async fn gauge_is_0_while_an_unreachable_parent_is_needed() {
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
-    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let rules =
+        Rules { algorithm: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
     let request =
         HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };

@@ -103,7 +103,7 @@ fn ask(ask: &LeaseRequest<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
     let (claimed, claim_expiry) =
         request.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
     let numbers = [
-        rules.kind.map_or(PARENTS_RULE, rule),
+        rules.algorithm.map_or(PARENTS_RULE, rule),
         rules.capacity,
         rules.lease_s as f64,
         rules.learning_s as f64,
@@ -433,7 +433,7 @@ impl LeaseStore for RedisStore {
             lease.expiry_s as f64,
             lease.refresh_s as f64,
             lease.safe_capacity,
-            rule(lease.kind),
+            rule(lease.algorithm),
             lease.lease_s as f64,
         ]);
         self.parent(resource, "thaw", &lease, number).await.map(|_| ())

@@ -12,7 +12,7 @@ use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest};
 use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::redis::slot;
@@ -78,7 +78,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
             }
         }
         let rules = Rules {
-            kind: Some(Kind::FairShare),
+            algorithm: Some(SharingAlgorithm::FairShare),
             capacity: 100.0,
             lease_s: 60,
             learning_s: 0,

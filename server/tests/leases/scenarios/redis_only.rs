@@ -2,7 +2,7 @@
 
 use redis::Connection;
 use tollgate_server::domain::lease::{Band, Claim, Holder, HolderRequest, ParentLease, Rules};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::{LeaseRequest, LeaseStore};
@@ -236,7 +236,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
     redis.set_birth(START.0);
     let mut inside = redis.connection();
     let alone = Rules {
-        kind: Some(Kind::FairShare),
+        algorithm: Some(SharingAlgorithm::FairShare),
         capacity: 100.0,
         lease_s: 60,
         learning_s: 0,
@@ -248,7 +248,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
         expiry_s: START_S + 10_000,
         refresh_s: 5,
         safe_capacity: 0.0,
-        kind: Kind::FairShare,
+        algorithm: SharingAlgorithm::FairShare,
         lease_s: 60,
     };
     for (resource, first) in [("new", tree), ("old", alone)] {

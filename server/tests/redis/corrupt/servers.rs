@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::store::{Layout, Layouts as _, LeaseRequest, LeaseStore, StoreError};
 
 use super::{CorruptedStore, try_cases};
@@ -159,7 +159,7 @@ fn the_register_of_resources_is_replaced() {
         birth.put(&mut corrupted.inside, "o");
         let before = corrupted.replaced("server");
         let rules = Rules {
-            kind: Some(Kind::FairShare),
+            algorithm: Some(SharingAlgorithm::FairShare),
             capacity: 100.0,
             lease_s: 60,
             learning_s: 0,
