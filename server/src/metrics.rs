@@ -278,7 +278,7 @@ fn label_value(text: &str) -> String {
 /// The outcome of a request for tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Ending {
+pub enum AllowOutcome {
     Granted,
     GrantedAfterWait,
     Timeout,
@@ -289,7 +289,7 @@ pub enum Ending {
     ServerError,
 }
 
-impl Ending {
+impl AllowOutcome {
     const ALL: [(Self, &'static str); 8] = [
         (Self::Granted, "granted"),
         (Self::GrantedAfterWait, "granted_after_wait"),
@@ -304,7 +304,7 @@ impl Ending {
 
 /// The metrics of one bucket definition.
 pub struct BucketMetrics {
-    endings: [Counter; 8],
+    outcomes: [Counter; 8],
     tokens: Counter,
     tokens_after_wait: Counter,
     /// Grants past the soft limit.
@@ -332,7 +332,7 @@ impl BucketMetrics {
             if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
         };
         Self {
-            endings: Ending::ALL.map(|(_, word)| {
+            outcomes: AllowOutcome::ALL.map(|(_, word)| {
                 metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)])
             }),
             tokens: tokens("false"),
@@ -354,11 +354,11 @@ impl BucketMetrics {
     }
 
     /// Counts a request with its outcome and the tokens granted.
-    pub fn count(&self, ending: Ending, tokens: u64) {
-        self.endings[ending as usize].increment(1);
-        match ending {
-            Ending::Granted => self.tokens.increment(tokens),
-            Ending::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
+    pub fn count(&self, outcome: AllowOutcome, tokens: u64) {
+        self.outcomes[outcome as usize].increment(1);
+        match outcome {
+            AllowOutcome::Granted => self.tokens.increment(tokens),
+            AllowOutcome::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
             _ => {}
         }
     }
@@ -402,7 +402,7 @@ impl PrefetchMetrics {
 /// The outcome of a request for a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum LeaseEnding {
+pub enum LeaseOutcome {
     /// The client got all that it wants.
     Full,
     /// The client got a part of what it wants.
@@ -414,7 +414,7 @@ pub enum LeaseEnding {
     Degraded,
 }
 
-impl LeaseEnding {
+impl LeaseOutcome {
     const LABELS: [&str; 5] = ["full", "part", "nothing", "learning", "degraded"];
 }
 
@@ -433,7 +433,7 @@ pub struct ResourceGauges {
 
 /// The metrics of one resource template.
 pub struct CapacityMetrics {
-    endings: [Counter; 5],
+    outcomes: [Counter; 5],
     gauges: [Gauge; 7],
     unmatched: Counter,
     /// Requests for new resources refused because of `max_resources`.
@@ -463,7 +463,7 @@ impl CapacityMetrics {
         let counter = |word| metrics.counter(LEASES, &[labels[0], labels[1], ("outcome", word)]);
         let gauge = |name| metrics.gauge(name, &labels);
         Self {
-            endings: LeaseEnding::LABELS.map(counter),
+            outcomes: LeaseOutcome::LABELS.map(counter),
             gauges: [RESOURCES, CAPACITY, WANTS, HAS, SUBCLIENTS, LEARNING, LEARNING_UNTIL]
                 .map(gauge),
             unmatched,
@@ -472,8 +472,8 @@ impl CapacityMetrics {
     }
 
     /// Counts a request with its outcome.
-    pub fn count(&self, ending: LeaseEnding) {
-        self.endings[ending as usize].increment(1);
+    pub fn count(&self, outcome: LeaseOutcome) {
+        self.outcomes[outcome as usize].increment(1);
         self.unmatched.increment(1);
     }
 

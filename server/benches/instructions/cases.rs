@@ -16,7 +16,7 @@ use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::access::Guard;
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::metrics::{Metrics, StoreMetrics};
-use tollgate_server::service::Shared;
+use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::{AllowService, Query, Status};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::clock::Clock;
@@ -155,8 +155,8 @@ fn service<S: Store>(store: S) -> Fallible<(AllowService<S>, Arc<Metrics>, Arc<L
     )?;
     let metrics = Arc::new(Metrics::new());
     let limits = Arc::new(LiveLimits::load(file.path().into(), Arc::clone(&metrics))?);
-    let shared = Shared::new(Arc::clone(&limits), None, Clock::system(), false, &metrics);
-    Ok((AllowService::new(store, Arc::new(shared)), metrics, limits))
+    let state = ServiceState::new(Arc::clone(&limits), None, Clock::system(), false, &metrics);
+    Ok((AllowService::new(store, Arc::new(state)), metrics, limits))
 }
 
 async fn redis(url: &str) -> Fallible<(RedisStore, Arc<Health>)> {

@@ -4,11 +4,11 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::{Error, Fallback, Shared};
+use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, Found};
 use crate::domain::bucket::{self, BucketKind, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::metrics::{BucketMetrics, Ending};
+use crate::metrics::{AllowOutcome, BucketMetrics};
 use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
 /// A caller's request.
@@ -84,13 +84,13 @@ impl Answer<'_> {
 #[derive(Clone)]
 pub struct AllowService<S> {
     store: S,
-    shared: Arc<Shared>,
+    state: Arc<ServiceState>,
 }
 
 impl<S: Store> AllowService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
-    pub fn new(store: S, shared: Arc<Shared>) -> Self {
-        Self { store, shared }
+    pub fn new(store: S, state: Arc<ServiceState>) -> Self {
+        Self { store, state }
     }
 
     /// Answers a request of an unnamed caller; see [`allow_for`](Self::allow_for).
@@ -106,18 +106,18 @@ impl<S: Store> AllowService<S> {
         caller: Option<CallerId>,
     ) -> Result<Answer<'a>, Error> {
         let Some((tokens, max_wait_ms)) = validate(query) else {
-            self.shared.unserved.count(Ending::Invalid, 0);
+            self.state.unserved.count(AllowOutcome::Invalid, 0);
             return Ok(Answer::refused(Status::Invalid));
         };
-        let snapshot = self.shared.limits.current();
+        let snapshot = self.state.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
-            self.shared.unserved.count(Ending::NoBucket, 0);
+            self.state.unserved.count(AllowOutcome::NoBucket, 0);
             return Ok(Answer::refused(Status::NoBucket));
         };
         let meter = snapshot.meter(found.bucket);
         let limit = &found.bucket.limit;
         if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
-            meter.count(Ending::TooManyTokens, 0);
+            meter.count(AllowOutcome::TooManyTokens, 0);
             let bucket = Some(bucket_name(&found, query));
             return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
@@ -150,7 +150,7 @@ impl<S: Store> AllowService<S> {
             // The store works, so the failure policy must not apply.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
             Some(Err(_)) | None => {
-                answer_without_store(&request, &found, self.shared.fallback.as_ref(), meter)
+                answer_without_store(&request, &found, self.state.fallback.as_ref(), meter)
             }
         };
         Ok(Answer { bucket: Some(bucket_name(&found, query)), ..answer })
@@ -201,11 +201,11 @@ fn answer_from(
     let (terms, accrued_us) = (request.terms, outcome.accrued_us);
     match outcome.verdict {
         Verdict::TooManyBuckets => {
-            meter.count(Ending::TooManyBuckets, 0);
+            meter.count(AllowOutcome::TooManyBuckets, 0);
             Answer::refused(Status::TooManyBuckets)
         }
         Verdict::Refused => {
-            meter.count(Ending::Timeout, 0);
+            meter.count(AllowOutcome::Timeout, 0);
             Answer {
                 retry_after_ms: bucket::retry_after_ms(
                     accrued_us,
@@ -221,8 +221,9 @@ fn answer_from(
             let tokens_available = terms.tokens(accrued_us - terms.cost_us(request.tokens));
             let soft_limited =
                 found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
-            let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
-            meter.count(ending, request.tokens);
+            let counted_as =
+                if wait_ms > 0 { AllowOutcome::GrantedAfterWait } else { AllowOutcome::Granted };
+            meter.count(counted_as, request.tokens);
             if soft_limited {
                 meter.soft_limited.increment(1);
             }
@@ -260,11 +261,11 @@ fn answer_without_store(
         }
         (FailurePolicy::Allow, _) => {
             // This grant has no upper bound, so cap what is counted: the counter must not wrap.
-            meter.count(Ending::Granted, request.tokens.min(u64::from(u32::MAX)));
+            meter.count(AllowOutcome::Granted, request.tokens.min(u64::from(u32::MAX)));
             Answer { tokens_granted: tokens_granted(request), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
-            meter.count(Ending::ServerError, 0);
+            meter.count(AllowOutcome::ServerError, 0);
             Answer::refused(Status::ServerError)
         }
     };

@@ -9,14 +9,14 @@ use smallvec::SmallVec;
 
 use super::bounds::ResourceCount;
 use super::limits::Snapshot;
-use super::{Error, Shared, fair_queue};
+use super::{Error, ServiceState, fair_queue};
 use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
 pub use crate::domain::lease::NO_BOUND;
 use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, HolderRequest, Presence, Rules};
 use crate::domain::names::CallerId;
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::Micros;
-use crate::metrics::{CapacityMetrics, LeaseEnding};
+use crate::metrics::{CapacityMetrics, LeaseOutcome};
 use crate::store::{LeaseRequest, LeaseStore, MAX_REQUESTS_PER_CALL, StoreError};
 
 mod check;
@@ -37,7 +37,7 @@ const WAITING_REFRESH_S: i64 = 1;
 
 /// A request for a lease on one resource.
 #[derive(Clone, Debug)]
-pub struct Request<'a> {
+pub struct CapacityRequest<'a> {
     /// The resource's name.
     pub resource: &'a str,
     /// How much the holder wants, by priority.
@@ -85,14 +85,14 @@ pub struct Lease {
 
 /// The caller of a request, as the access file identifies it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asker {
+pub struct LeaseCaller {
     /// The caller's id; `None` for an unnamed caller.
     pub id: Option<CallerId>,
     /// The maximum number of resources that the caller may hold leases on; `None`: unbounded.
     pub max_resources: Option<u64>,
 }
 
-impl Asker {
+impl LeaseCaller {
     /// The id of a named caller with a `max_resources`, and that bound.
     fn bound(self) -> Option<(CallerId, u64)> {
         self.id.zip(self.max_resources)
@@ -103,7 +103,7 @@ impl Asker {
 #[derive(Clone)]
 pub struct CapacityService<S> {
     store: S,
-    shared: Arc<Shared>,
+    state: Arc<ServiceState>,
 }
 
 /// A request that goes to the store, with the rules that apply to it.
@@ -125,8 +125,8 @@ struct Plan<'a, 's> {
 
 impl<S> CapacityService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
-    pub fn new(store: S, shared: Arc<Shared>) -> Self {
-        Self { store, shared }
+    pub fn new(store: S, state: Arc<ServiceState>) -> Self {
+        Self { store, state }
     }
 
     /// The store.
@@ -135,8 +135,8 @@ impl<S> CapacityService<S> {
     }
 
     /// The state shared with the other workers.
-    pub fn shared(&self) -> &Shared {
-        &self.shared
+    pub fn state(&self) -> &ServiceState {
+        &self.state
     }
 }
 
@@ -145,9 +145,9 @@ impl<S: LeaseStore> CapacityService<S> {
     pub async fn get(
         &self,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
     ) -> Result<Vec<Lease>, Error> {
-        self.get_for(Asker::default(), holder, requests).await
+        self.get_for(LeaseCaller::default(), holder, requests).await
     }
 
     /// Answers requests for any number of resources, in their order. Takes no longer than the
@@ -155,16 +155,16 @@ impl<S: LeaseStore> CapacityService<S> {
     /// page in which leases are released.
     pub async fn get_for(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
     ) -> Result<Vec<Lease>, Error> {
         check_holder(holder)?;
         check_resources(requests.iter().map(|request| request.resource))?;
         requests.iter().try_for_each(|request| check_request(holder, request))?;
 
-        let snapshot = self.shared.limits.current();
-        let now = self.shared.clock.now();
+        let snapshot = self.state.limits.current();
+        let now = self.state.clock.now();
         let unmatched = requests.iter().map(|request| unmatched_lease(request, now));
         let mut leases: Vec<Lease> = unmatched.collect();
         let pages =
@@ -173,7 +173,7 @@ impl<S: LeaseStore> CapacityService<S> {
             if page > 0 {
                 fair_queue::wait_turn().await;
             }
-            self.get_page(asker, holder, requests, leases, &snapshot, now).await?;
+            self.get_page(caller, holder, requests, leases, &snapshot, now).await?;
         }
         Ok(leases)
     }
@@ -182,9 +182,9 @@ impl<S: LeaseStore> CapacityService<S> {
     /// applies to.
     async fn get_page(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
         leases: &mut [Lease],
         snapshot: &Snapshot,
         now: Micros,
@@ -194,26 +194,26 @@ impl<S: LeaseStore> CapacityService<S> {
         for (index, request) in requests.iter().enumerate() {
             match self.plan(index, request, snapshot, now)? {
                 Some(plan) if is_release(holder, request) => released.push(plan),
-                Some(plan) if self.admits(asker, holder, &plan, now) => plans.push(plan),
+                Some(plan) if self.admits(caller, holder, &plan, now) => plans.push(plan),
                 Some(plan) => leases[index] = self.refused(&plan, now, "of the caller"),
-                None => self.shared.unmatched.count(LeaseEnding::Full),
+                None => self.state.unmatched.count(LeaseOutcome::Full),
             }
         }
         if !released.is_empty() {
             let resources: Vec<&str> = released.iter().map(|plan| plan.resource).collect();
             // If this fails, the leases expire.
-            let _ = self.release_held(asker, holder, &resources).await;
+            let _ = self.release_held(caller, holder, &resources).await;
             for plan in released {
                 leases[plan.index] = plan.lease(&plan.zero_grant(now));
             }
         }
         let store_requests: SmallVec<[LeaseRequest<'_>; 4]> =
-            plans.iter().map(|plan| plan.store_request(holder, asker)).collect();
+            plans.iter().map(|plan| plan.store_request(holder, caller)).collect();
         let grants = self.store.lease(&store_requests).await;
         for (plan, grant) in plans.iter().zip(grants) {
             leases[plan.index] = match grant {
                 Ok(Grant { presence: Presence::Refused, .. }) => {
-                    self.forget(asker, holder, plan.resource);
+                    self.forget(caller, holder, plan.resource);
                     self.refused(plan, now, "of the template")
                 }
                 Ok(grant) => {
@@ -232,14 +232,14 @@ impl<S: LeaseStore> CapacityService<S> {
 
     /// Releases leases for an unnamed caller; see [`release_for`](Self::release_for).
     pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
-        self.release_for(Asker::default(), holder, resources).await
+        self.release_for(LeaseCaller::default(), holder, resources).await
     }
 
     /// Releases the leases of `holder` on these resources. Ignores empty and repeated names, which
     /// older clients send when they close.
     pub async fn release_for(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
         resources: &[&str],
     ) -> Result<(), Error> {
@@ -249,7 +249,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let named = resources.iter().copied().filter(|name| !name.is_empty() && seen.insert(*name));
         let resources: Vec<&str> = named.collect();
         resources.iter().try_for_each(|resource| check_id("resource_id", resource))?;
-        self.release_held(asker, holder, &resources).await.map_err(|error| match error {
+        self.release_held(caller, holder, &resources).await.map_err(|error| match error {
             StoreError::Overloaded => Error::Overloaded,
             _ => Error::Unavailable,
         })
@@ -259,34 +259,40 @@ impl<S: LeaseStore> CapacityService<S> {
     /// counts them.
     async fn release_held(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
         resources: &[&str],
     ) -> Result<(), StoreError> {
         self.store.release(holder, resources).await?;
-        resources.iter().for_each(|resource| self.forget(asker, holder, resource));
+        resources.iter().for_each(|resource| self.forget(caller, holder, resource));
         Ok(())
     }
 
     /// Whether the caller's `max_resources` allows this lease. If so, the lease is recorded.
-    fn admits(&self, asker: Asker, holder: Holder<'_>, plan: &Plan<'_, '_>, now: Micros) -> bool {
-        let Some(bound) = asker.bound() else { return true };
+    fn admits(
+        &self,
+        caller: LeaseCaller,
+        holder: Holder<'_>,
+        plan: &Plan<'_, '_>,
+        now: Micros,
+    ) -> bool {
+        let Some(bound) = caller.bound() else { return true };
         let now_s = now.as_secs();
         let until_s = now_s.saturating_add(plan.rules.lease_s);
-        self.shared.caller_leases.admits(bound, holder, plan.resource, (now_s, until_s))
+        self.state.caller_leases.admits(bound, holder, plan.resource, (now_s, until_s))
     }
 
     /// Records that `holder` holds no lease on `resource`.
-    fn forget(&self, asker: Asker, holder: Holder<'_>, resource: &str) {
-        if let Some((caller, _)) = asker.bound() {
-            self.shared.caller_leases.forget(caller, holder, resource);
+    fn forget(&self, caller: LeaseCaller, holder: Holder<'_>, resource: &str) {
+        if let Some((id, _)) = caller.bound() {
+            self.state.caller_leases.forget(id, holder, resource);
         }
     }
 
     /// A lease on 0 for a resource beyond `max_resources`. `whose` names the bound in the log.
     fn refused(&self, plan: &Plan<'_, '_>, now: Micros, whose: &str) -> Lease {
         plan.meter.refused.increment(1);
-        if let Some(held_back) = self.shared.refusals.pass() {
+        if let Some(held_back) = self.state.refusals.pass() {
             let template = plan.template.map_or("", |template| &*template.identifier_glob);
             tracing::warn!(
                 template,
@@ -303,7 +309,7 @@ impl<S: LeaseStore> CapacityService<S> {
     fn plan<'a, 's>(
         &'s self,
         index: usize,
-        request: &Request<'a>,
+        request: &CapacityRequest<'a>,
         snapshot: &'s Snapshot,
         now: Micros,
     ) -> Result<Option<Plan<'a, 's>>, Error> {
@@ -312,7 +318,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
         let (template_index, meter, resource_count) = match found {
             Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.resource_count(at)),
-            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_count),
+            None => (usize::MAX, &self.state.unmatched, &self.state.unmatched_count),
         };
         Ok(Some(Plan {
             index,
@@ -332,7 +338,7 @@ impl<S: LeaseStore> CapacityService<S> {
     /// The sharing rules and the refresh interval, in seconds, for resources of a template. `None`
     /// if there is neither a template nor a parent: requests are then granted in full.
     pub(super) fn rules(&self, template: Option<&ResourceTemplate>) -> Option<(Rules, i64)> {
-        let from_parent = self.shared.from_parent;
+        let from_parent = self.state.from_parent;
         let Some(template) = template else {
             // Without a template, the parent's lease names the sharing algorithm.
             let rules = Rules {
@@ -364,8 +370,8 @@ impl<S: LeaseStore> CapacityService<S> {
         refresh_s: i64,
         now: Micros,
     ) -> i64 {
-        let Some(fallback) = &self.shared.fallback else { return 0 };
-        let until_s = self.shared.local_renewals.until_s(resource, now.as_secs());
+        let Some(fallback) = &self.state.fallback else { return 0 };
+        let until_s = self.state.local_renewals.until_s(resource, now.as_secs());
         let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
         let (length, ago) = fallback.health.last_outage();
         // Nodes extend a lease only when less than two refresh intervals of it remain, and its
@@ -382,15 +388,15 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 
     fn store_is_up(&self) -> bool {
-        self.shared.fallback.as_ref().is_some_and(|fallback| fallback.health.is_up())
+        self.state.fallback.as_ref().is_some_and(|fallback| fallback.health.is_up())
     }
 
     /// Renews the lease that the holder says it has, without the store. The expiry of a lease that
     /// outlives the next refreshes is not extended, so that a short outage creates no lease that
     /// the store does not know.
     fn degraded(&self, plan: &Plan<'_, '_>) -> Lease {
-        plan.meter.count(LeaseEnding::Degraded);
-        let now_s = self.shared.clock.now().as_secs();
+        plan.meter.count(LeaseOutcome::Degraded);
+        let now_s = self.state.clock.now().as_secs();
         let renewed_s = now_s + plan.rules.lease_s;
         let (capacity, expiry_s) = match plan.has {
             Some(has) if has != Claim::UNKNOWN && has.expiry_s > now_s => {
@@ -406,7 +412,7 @@ impl<S: LeaseStore> CapacityService<S> {
             _ => (0.0, renewed_s),
         };
         if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
-            self.shared.local_renewals.record(plan.resource, expiry_s, now_s);
+            self.state.local_renewals.record(plan.resource, expiry_s, now_s);
         }
         Lease {
             capacity,
@@ -423,7 +429,7 @@ impl<S: LeaseStore> CapacityService<S> {
 }
 
 impl Plan<'_, '_> {
-    fn store_request<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseRequest<'p> {
+    fn store_request<'p>(&'p self, holder: Holder<'p>, caller: LeaseCaller) -> LeaseRequest<'p> {
         let learn_for_us = self.learn_for_us;
         let holder_request =
             HolderRequest { holder, bands: &self.bands, claim: self.has, learn_for_us };
@@ -434,7 +440,7 @@ impl Plan<'_, '_> {
             rules: self.rules,
             holder_request,
             template: self.template_index,
-            caller: asker.id,
+            caller: caller.id,
             existing_only: self.resource_count.is_full(max_resources),
         }
     }
@@ -452,10 +458,10 @@ impl Plan<'_, '_> {
     fn lease(&self, grant: &Grant) -> Lease {
         let wants: f64 = self.bands.iter().map(|band| band.wants).sum();
         self.meter.count(match grant.learning_until {
-            Some(_) => LeaseEnding::Learning,
-            None if grant.has >= wants => LeaseEnding::Full,
-            None if grant.has > 0.0 => LeaseEnding::Part,
-            None => LeaseEnding::Nothing,
+            Some(_) => LeaseOutcome::Learning,
+            None if grant.has >= wants => LeaseOutcome::Full,
+            None if grant.has > 0.0 => LeaseOutcome::Part,
+            None => LeaseOutcome::Nothing,
         });
         let refresh_interval_s = if self.rules.from_parent {
             // Half of the parent's interval: levels closer to the clients refresh more often.
@@ -485,14 +491,14 @@ impl Plan<'_, '_> {
 
 /// Whether the request releases the lease of a lower cluster that has no clients left. A lease on 0
 /// would count as a subclient, and reduce the shares of others, until it expires.
-fn is_release(holder: Holder<'_>, request: &Request<'_>) -> bool {
+fn is_release(holder: Holder<'_>, request: &CapacityRequest<'_>) -> bool {
     let asked = request.wants.iter().any(|wants| wants.clients > 0 || wants.wants > 0.0);
     let holds = request.has.is_some_and(|has| has.capacity > 0.0);
     matches!(holder, Holder::Server(_)) && !asked && !holds
 }
 
 /// A lease on all that is wanted, for a resource that no template matches.
-fn unmatched_lease(request: &Request<'_>, now: Micros) -> Lease {
+fn unmatched_lease(request: &CapacityRequest<'_>, now: Micros) -> Lease {
     Lease {
         capacity: request.wants.iter().map(|wants| wants.wants).sum(),
         expiry_s: now.as_secs() + UNMATCHED_LEASE_S,

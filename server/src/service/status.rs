@@ -118,10 +118,10 @@ impl<S: LeaseStore> CapacityService<S> {
     /// used for `max_resources`. It pauses after large pages, so that the extra load on the store
     /// does not delay requests. With many resources a pass takes some time.
     pub async fn gauge(&self) -> Result<(), Error> {
-        let (snapshot, unmatched) = (self.shared().limits().current(), &self.shared().unmatched);
+        let (snapshot, unmatched) = (self.state().limits().current(), &self.state().unmatched);
         let templates = 0..snapshot.limits.resources.len();
         let counts = templates.clone().map(|index| snapshot.resource_count(index));
-        let counts: Vec<&ResourceCount> = counts.chain([&self.shared().unmatched_count]).collect();
+        let counts: Vec<&ResourceCount> = counts.chain([&self.state().unmatched_count]).collect();
         let created_before: Vec<u64> = counts.iter().map(|count| count.begin_pass()).collect();
         let mut sums = vec![ResourceGauges::default(); counts.len()];
         let mut next = Some(Cursor::default());
@@ -148,10 +148,10 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 
     fn view(&self, resource: String, totals: &Totals) -> ResourceView {
-        let snapshot = self.shared().limits.current();
-        let now = self.shared().clock.now();
+        let snapshot = self.state().limits.current();
+        let now = self.state().clock.now();
         let template = snapshot.limits.template(&resource).map(|(_, template)| template);
-        let (algorithm, capacity) = if self.shared().from_parent {
+        let (algorithm, capacity) = if self.state().from_parent {
             let algorithm = template.map(|template| template.algorithm.kind);
             let parent = totals.parent;
             (

@@ -17,7 +17,7 @@ use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
 use crate::access::Access;
 use crate::metrics::{BudgetMetrics, Metrics};
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -58,8 +58,8 @@ fn grpc_service<S: Store>(
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-    let allow = AllowService::new(store, Arc::new(shared));
+    let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+    let allow = AllowService::new(store, Arc::new(state));
     let load = Load::new(1, metrics.shed("grpc"));
     let bounds = load::Bounds { load, timeouts, budget };
     Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, bounds))
