@@ -136,7 +136,7 @@ impl Case {
                     let prefetching = PrefetchStore::new(store.clone(), Arc::new(prefetched));
                     let (service, _, limits) = service(prefetching)?;
                     // As in a node that has been up for a while.
-                    limits.settle_once(&store).await;
+                    limits.report_layouts_once(&store).await;
                     work.together(service).await
                 }
                 Way::Redis => work.in_batches(&redis(store).await?.0).await,

@@ -61,7 +61,7 @@ pub(super) async fn run_on_redis(
     let mut shutdown = std::pin::pin!(shutdown);
     let startup = async {
         heartbeat.registered().await;
-        limits.settle_once(&store).await;
+        limits.report_layouts_once(&store).await;
     };
     tokio::select! {
         () = startup => {}
@@ -73,8 +73,8 @@ pub(super) async fn run_on_redis(
     }
     let local = MemoryStore::new();
     let maintain = async {
-        let (settle, sweep) = (limits.settle(&store), sweep(&local, |_| {}));
-        let rest = async { tokio::join!(prefetching.tend(), settle, sweep) };
+        let (report, sweep) = (limits.report_layouts(&store), sweep(&local, |_| {}));
+        let rest = async { tokio::join!(prefetching.tend(), report, sweep) };
         tokio::select! {
             error = heartbeat.gone() => error,
             (_, _, never) = rest => match never {},

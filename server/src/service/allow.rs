@@ -138,8 +138,8 @@ impl<S: Store> AllowService<S> {
                 .prefetch
                 .as_ref()
                 .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-            moved: snapshot.moved(found.bucket),
-            rewrite: snapshot.settling(found.bucket),
+            moved: snapshot.may_have_moved(found.bucket),
+            rewrite: snapshot.may_have_old_expiries(found.bucket),
         };
         let outcome = self.store.decide(&[request]).await.pop();
         let answer = match outcome {

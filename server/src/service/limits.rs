@@ -27,7 +27,7 @@ pub use crate::config::LoadError;
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
 /// How often it is checked whether layouts are to be reported to the store.
-const SETTLE_INTERVAL: Duration = Duration::from_millis(250);
+const LAYOUT_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How often unchanged layouts are reported to the store again.
 const REPORT_INTERVAL: Duration = Duration::from_secs(10);
@@ -204,14 +204,14 @@ impl Snapshot {
 
     /// Whether the store may still hold states of `bucket` in the layout that its namespace had
     /// before; see [`crate::store::BucketRequest::moved`]. `bucket` must belong to this snapshot.
-    pub fn moved(&self, bucket: &Bucket) -> bool {
+    pub fn may_have_moved(&self, bucket: &Bucket) -> bool {
         self.bucket_layout_windows[bucket.index].is_open()
     }
 
     /// Whether the store may still hold states of `bucket` whose expiry was computed from other
     /// limits; see [`crate::store::BucketRequest::rewrite`]. A node that has just started assumes
     /// so. `bucket` must belong to this snapshot.
-    pub fn settling(&self, bucket: &Bucket) -> bool {
+    pub fn may_have_old_expiries(&self, bucket: &Bucket) -> bool {
         self.expiry_windows[bucket.index].is_open()
     }
 
@@ -335,29 +335,31 @@ impl LiveLimits {
     /// Reports to the store how states are stored under these limits, and closes each window once
     /// the store says that no state in another layout can exist. Runs until the future is dropped.
     /// Reports repeat because other nodes may have other limits, and load new ones later.
-    pub async fn settle(&self, store: &impl Layouts) {
+    pub async fn report_layouts(&self, store: &impl Layouts) {
         let mut reported: Option<(Arc<Snapshot>, Instant)> = None;
         loop {
             let snapshot = Arc::clone(&self.current());
             let is_recent = |(last, at): &(Arc<Snapshot>, Instant)| {
                 Arc::ptr_eq(last, &snapshot) && at.elapsed() < REPORT_INTERVAL
             };
-            if !reported.as_ref().is_some_and(is_recent) && self.report(&snapshot, store).await {
+            if !reported.as_ref().is_some_and(is_recent)
+                && self.try_report_layouts(&snapshot, store).await
+            {
                 reported = Some((snapshot, Instant::now()));
             }
-            tokio::time::sleep(SETTLE_INTERVAL).await;
+            tokio::time::sleep(LAYOUT_CHECK_INTERVAL).await;
         }
     }
 
-    /// Makes one such report. A failure is ignored: [`settle`](Self::settle) retries.
-    pub async fn settle_once(&self, store: &impl Layouts) {
-        self.report(&Arc::clone(&self.current()), store).await;
+    /// Makes one such report. A failure is ignored: [`report_layouts`](Self::report_layouts) retries.
+    pub async fn report_layouts_once(&self, store: &impl Layouts) {
+        self.try_report_layouts(&Arc::clone(&self.current()), store).await;
     }
 
     /// Reports the layouts of `snapshot`; returns whether the store answered.
-    async fn report(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
+    async fn try_report_layouts(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
         let layouts: Vec<Layout> = snapshot.layouts.iter().map(|(layout, _)| *layout).collect();
-        let Ok(remaining) = store.settled(&layouts).await else { return false };
+        let Ok(remaining) = store.record_layouts(&layouts).await else { return false };
         for ((_, window), remaining) in snapshot.layouts.iter().zip(remaining) {
             window.close_after(remaining);
         }

@@ -127,7 +127,7 @@ pub struct Layout {
 pub trait Layouts {
     /// Records the layouts that this node uses. Returns how long states in other layouts may still
     /// exist, for each of `layouts`.
-    fn settled(
+    fn record_layouts(
         &self,
         layouts: &[Layout],
     ) -> impl Future<Output = Result<Vec<Duration>, StoreError>> + Send;

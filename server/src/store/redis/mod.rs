@@ -112,7 +112,7 @@ impl Store for RedisStore {
 }
 
 impl Layouts for RedisStore {
-    async fn settled(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
+    async fn record_layouts(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
         let inner = &*self.0;
         let slot = inner.router.routes(&inner.connector).slot(keys::LAYOUTS.as_bytes());
         let mut settled = Vec::with_capacity(layouts.len());

@@ -111,7 +111,7 @@ fn layouts_are_replaced() {
         }
         let before = corrupted.replaced("server");
         for _ in 0..3 {
-            let left = corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
+            let left = corrupted.runtime.block_on(corrupted.store.record_layouts(&told)).unwrap();
             for (left, value) in left.iter().zip(&known) {
                 // 24 bytes may be a valid value.
                 let most = if value.len() == 24 { 1_000_000 * LIFE } else { LIFE };
@@ -122,7 +122,7 @@ fn layouts_are_replaced() {
             prop_assert!((1.0..=3.0).contains(&(corrupted.replaced("server") - before)));
         }
         let after = corrupted.replaced("server");
-        corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
+        corrupted.runtime.block_on(corrupted.store.record_layouts(&told)).unwrap();
         prop_assert_eq!(corrupted.replaced("server"), after, "counted once");
         prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
