@@ -108,97 +108,34 @@ impl Snapshot {
             .iter()
             .map(|(name, owner)| (name.clone(), layout_window(name, owner, previous)))
             .collect();
-        let mut definitions: Vec<(&Bucket, &str, &str, bool)> = Vec::new();
-        if let Some(bucket) = &limits.global_default {
-            definitions.push((bucket, "", GLOBAL_DEFAULT_BUCKET, false));
-        }
-        for (namespace, owner) in &limits.namespaces {
-            for (name, bucket) in &owner.buckets {
-                definitions.push((bucket, namespace, name, false));
-            }
-            match &owner.others {
-                Others::Nothing => {}
-                Others::Shared(bucket) => {
-                    definitions.push((bucket, namespace, DEFAULT_BUCKET, false));
-                }
-                Others::Dynamic { template, .. } => {
-                    definitions.push((template, namespace, DYNAMIC_TEMPLATE, true));
-                }
-            }
-        }
-        definitions.sort_by_key(|(bucket, ..)| bucket.index);
+        let definitions = definitions(&limits);
         let closed = Window::new(0.0);
-        let bucket_layout_windows = definitions
-            .iter()
-            .map(|(_, namespace, ..)| Arc::clone(layout_windows.get(*namespace).unwrap_or(&closed)))
-            .collect();
+        let layout_window_of = |definition: &Definition<'_>| {
+            Arc::clone(layout_windows.get(definition.namespace).unwrap_or(&closed))
+        };
         // Other limits may have given states an earlier expiry than these limits need.
         let expiry_windows: Vec<_> = definitions
             .iter()
-            .map(|(bucket, ..)| Window::new(bucket.terms.longest_life_us()))
+            .map(|definition| Window::new(definition.bucket.terms.longest_life_us()))
             .collect();
         let namespace_layouts = limits.namespaces.iter().map(|(name, owner)| {
-            let layout = Layout {
-                of: hash(("namespace", name)),
-                is: hash(owner.bounds_dynamic_buckets()),
-                life: Duration::from_micros(longest_life_us(owner.named_buckets()) as u64),
-            };
-            (layout, Arc::clone(&layout_windows[name]))
+            (namespace_layout(name, owner), Arc::clone(&layout_windows[name]))
         });
-        let bucket_layouts = definitions.iter().zip(&expiry_windows).map(
-            |((bucket, namespace, name, _), window)| {
-                let terms = &bucket.terms;
-                let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
-                let layout = Layout {
-                    of: hash((namespace, name)),
-                    is: hash((times, bucket.limit.max_idle_ms)),
-                    life: Duration::from_micros(terms.longest_life_us() as u64),
-                };
-                (layout, Arc::clone(window))
-            },
-        );
-        let layouts = namespace_layouts.chain(bucket_layouts).collect();
-        let mut defined = Defined::default();
-        for (_, namespace, name, dynamic) in &definitions {
-            defined.bucket(namespace, name, *dynamic);
-        }
-        for template in limits.resources.iter() {
-            defined.template(&template.identifier_glob, template.algorithm.kind.name());
-        }
-        let meters = definitions
+        let bucket_layouts = definitions
             .iter()
-            .map(|(bucket, namespace, name, dynamic)| {
-                let meter = BucketMetrics::new(metrics, namespace, name, *dynamic);
-                match bucket.limit.prefetch_tokens {
-                    0 => meter,
-                    _ => meter.with_prefetch(metrics, namespace, name),
-                }
-            })
-            .collect();
-        let capacity_meters = limits
-            .resources
-            .iter()
-            .map(|template| {
-                CapacityMetrics::new(
-                    metrics,
-                    &template.identifier_glob,
-                    template.algorithm.kind.name(),
-                )
-            })
-            .collect();
-        let resource_counts =
-            limits.resources.iter().map(|template| resource_count(template, previous)).collect();
+            .zip(&expiry_windows)
+            .map(|(definition, window)| (definition.layout(), Arc::clone(window)));
         Self {
-            limits,
+            layouts: namespace_layouts.chain(bucket_layouts).collect(),
+            bucket_layout_windows: definitions.iter().map(layout_window_of).collect(),
+            meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
+            capacity_meters: capacity_meters(&limits.resources, metrics),
+            resource_counts: resource_counts(&limits.resources, previous),
+            defined: defined(&definitions, &limits.resources),
             notices,
-            meters,
-            capacity_meters,
-            resource_counts,
             layout_windows,
-            bucket_layout_windows,
             expiry_windows,
-            layouts,
-            defined,
+            limits,
         }
     }
 
@@ -229,6 +166,97 @@ impl Snapshot {
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
     }
+}
+
+/// A bucket, or the template of a namespace's dynamic buckets, as the limits define it.
+struct Definition<'a> {
+    bucket: &'a Bucket,
+    /// Empty for the default bucket of all namespaces.
+    namespace: &'a str,
+    name: &'a str,
+    /// Whether it is a template of dynamic buckets.
+    is_template: bool,
+}
+
+impl Definition<'_> {
+    /// How the states of this bucket are stored.
+    fn layout(&self) -> Layout {
+        let terms = &self.bucket.terms;
+        let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
+        Layout {
+            of: hash((self.namespace, self.name)),
+            is: hash((times, self.bucket.limit.max_idle_ms)),
+            life: Duration::from_micros(terms.longest_life_us() as u64),
+        }
+    }
+
+    fn meter(&self, metrics: &Metrics) -> BucketMetrics {
+        let meter = BucketMetrics::new(metrics, self.namespace, self.name, self.is_template);
+        match self.bucket.limit.prefetch_tokens {
+            0 => meter,
+            _ => meter.with_prefetch(metrics, self.namespace, self.name),
+        }
+    }
+}
+
+/// All definitions, by bucket index.
+fn definitions(limits: &Limits) -> Vec<Definition<'_>> {
+    let mut definitions = Vec::new();
+    let mut define = |bucket, namespace, name, is_template| {
+        definitions.push(Definition { bucket, namespace, name, is_template });
+    };
+    if let Some(bucket) = &limits.global_default {
+        define(bucket, "", GLOBAL_DEFAULT_BUCKET, false);
+    }
+    for (namespace, owner) in &limits.namespaces {
+        for (name, bucket) in &owner.buckets {
+            define(bucket, namespace, name, false);
+        }
+        match &owner.others {
+            Others::Nothing => {}
+            Others::Shared(bucket) => define(bucket, namespace, DEFAULT_BUCKET, false),
+            Others::Dynamic { template, .. } => define(template, namespace, DYNAMIC_TEMPLATE, true),
+        }
+    }
+    definitions.sort_by_key(|definition| definition.bucket.index);
+    definitions
+}
+
+/// How the bucket states of a namespace are stored.
+fn namespace_layout(name: &str, owner: &Namespace) -> Layout {
+    Layout {
+        of: hash(("namespace", name)),
+        is: hash(owner.bounds_dynamic_buckets()),
+        life: Duration::from_micros(longest_life_us(owner.named_buckets()) as u64),
+    }
+}
+
+/// The metrics of each template.
+fn capacity_meters(templates: &[ResourceTemplate], metrics: &Metrics) -> Vec<CapacityMetrics> {
+    let meter = |template: &ResourceTemplate| {
+        CapacityMetrics::new(metrics, &template.identifier_glob, template.algorithm.kind.name())
+    };
+    templates.iter().map(meter).collect()
+}
+
+/// The buckets and templates that have metrics.
+fn defined(definitions: &[Definition<'_>], templates: &[ResourceTemplate]) -> Defined {
+    let mut defined = Defined::default();
+    for definition in definitions {
+        defined.bucket(definition.namespace, definition.name, definition.is_template);
+    }
+    for template in templates {
+        defined.template(&template.identifier_glob, template.algorithm.kind.name());
+    }
+    defined
+}
+
+/// The resource count of each template.
+fn resource_counts(
+    templates: &[ResourceTemplate],
+    previous: Option<&Snapshot>,
+) -> Vec<Arc<ResourceCount>> {
+    templates.iter().map(|template| resource_count(template, previous)).collect()
 }
 
 /// The resource count of a template, taken over from the previous snapshot if that has a template
