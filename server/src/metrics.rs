@@ -76,23 +76,31 @@ const BUILD_INFO: &str = "tollgate_build_info";
 const STARTED_AT: &str = "tollgate_start_time_seconds";
 
 const COUNTERS: [(&str, &str); 25] = [
-    (DECISIONS, "Answers to Allow, by outcome."),
-    (TOKENS_GRANTED, "Tokens granted, at once or after a wait."),
-    (SOFT_LIMITED, "Grants past the bucket's soft limit."),
-    (DEGRADED, "Requests decided by the failure policy, without the shared store."),
+    (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
+    (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
+    (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
+    (
+        DEGRADED,
+        "Requests for tokens decided by the namespace's failure policy, because the store did not \
+         answer.",
+    ),
     (
         DYNAMIC_CREATED,
-        "Dynamic buckets created. In a namespace without a limit on them, counts each use of a \
-         bucket that was full.",
+        "Dynamic buckets created, by namespace. In a namespace without a limit on their number, \
+         each use of a bucket that was full counts.",
     ),
-    (DYNAMIC_REMOVED, "Idle dynamic buckets removed, in namespaces that limit their number."),
-    (PREFETCH_SERVED, "Requests served from prefetched tokens."),
+    (
+        DYNAMIC_REMOVED,
+        "Idle dynamic buckets removed, by namespace. Counted only in namespaces that limit their \
+         number.",
+    ),
+    (PREFETCH_SERVED, "Requests for tokens served from prefetched tokens, by bucket."),
     (
         PREFETCH_TOKENS,
-        "Prefetched tokens. Of the tokens taken, some are served, some given_back, and some lost, \
-         because they expired or the store did not answer.",
+        "Prefetched tokens, by bucket and fate: taken from the store, then served to callers, \
+         given_back to the store, or lost, because they expired or the store did not answer.",
     ),
-    (LEASES, "Requests for a lease, by template, algorithm and outcome."),
+    (LEASES, "Requests for a lease that were answered, by template, algorithm and outcome."),
     (UNMATCHED, "Requests for a lease on a resource that no template matches."),
     (
         RESOURCES_REFUSED,
@@ -101,71 +109,119 @@ const COUNTERS: [(&str, &str); 25] = [
     (STORE_ERRORS, "Requests and heartbeats that the store did not answer, by class of error."),
     (
         STORE_CORRUPT,
-        "Corrupt values in the store, which no node can have written. They were replaced as if they \
-         were absent.",
+        "Corrupt values found in the store and replaced, by kind. No node can have written them.",
     ),
-    (LIMITS_LOADS, "Limits files taken into use."),
-    (LIMITS_FAILURES, "Limits files refused or unreadable; the old limits stayed."),
-    (ACCESS_REFUSED, "Requests refused for who asked, by port and reason."),
-    (ACCESS_LOADS, "Access files taken into use."),
-    (ACCESS_FAILURES, "Access files refused or unreadable; the old one stayed."),
-    (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
-    (TLS_LOADS, "Certificates taken into use."),
-    (SHED, "Requests refused because too many were in flight, by port."),
-    (PAUSES, "Requests and answers that waited because their connection buffered too much."),
-    (CONNECTIONS_REFUSED, "Connections closed at once because too many were open, by port."),
+    (LIMITS_LOADS, "Versions of the limits file that this node took into use."),
     (
-        HTTP2_FAULTS,
-        "Warnings of the HTTP libraries, nearly all of them about protocol errors of clients.",
+        LIMITS_FAILURES,
+        "Versions of the limits file that were invalid or unreadable. The node kept the limits that \
+         it had.",
     ),
-    (TLS_FAILURES, "Certificates refused or unreadable; the old ones stayed."),
+    (ACCESS_REFUSED, "Requests refused by access control, by port and reason."),
+    (ACCESS_LOADS, "Versions of the access file that this node took into use."),
+    (
+        ACCESS_FAILURES,
+        "Versions of the access file that were invalid or unreadable. The node kept the rules that \
+         it had.",
+    ),
+    (TLS_HANDSHAKES, "TLS handshakes, by port and outcome: done, failed or too_slow."),
+    (TLS_LOADS, "Certificates that this node took into use."),
+    (SHED, "Requests refused because too many were in flight, by port."),
+    (
+        PAUSES,
+        "Times that a request or response waited because its connection, or all connections \
+         together, had buffered too many bytes.",
+    ),
+    (
+        CONNECTIONS_REFUSED,
+        "Connections closed right after they were accepted because too many were open, by port.",
+    ),
+    (HTTP2_FAULTS, "Warnings of the HTTP libraries. Nearly all report protocol errors of clients."),
+    (
+        TLS_FAILURES,
+        "Certificates that were invalid or unreadable. The node kept the certificate that it had.",
+    ),
 ];
 
 const GAUGES: [(&str, &str); 22] = [
     (
         DYNAMIC_LIVE,
-        "Dynamic buckets of a namespace that limits their number, as of its last decision.",
+        "Dynamic buckets that exist, by namespace, as of the namespace's last decision. Always 0 in \
+         namespaces that do not limit their number.",
     ),
-    (RESOURCES, "Resources with at least one lease, by template."),
-    (CAPACITY, "Their capacity together."),
-    (WANTS, "What their clients want together."),
-    (HAS, "What their clients have leased together."),
-    (SUBCLIENTS, "How many clients share them, those of lower clusters included."),
-    (LEARNING, "Resources in learning mode, by template."),
+    (RESOURCES, "Resources with at least one lease, by template and algorithm."),
+    (
+        CAPACITY,
+        "Total capacity of the resources with at least one lease, by template and algorithm, in the \
+         unit of the limits file.",
+    ),
+    (
+        WANTS,
+        "Total capacity that clients want of resources, by template and algorithm, in the unit of \
+         the limits file.",
+    ),
+    (
+        HAS,
+        "Total capacity that clients have leased of resources, by template and algorithm, in the \
+         unit of the limits file.",
+    ),
+    (
+        SUBCLIENTS,
+        "Clients that share resources, including clients of lower clusters, by template and \
+         algorithm. A client of two resources counts twice.",
+    ),
+    (LEARNING, "Resources in learning mode, by template and algorithm."),
     (
         LEARNING_UNTIL,
-        "When learning mode ends for the last of its resources, in seconds since the epoch; 0 if none \
-         is in learning mode.",
+        "When the last resource leaves learning mode, by template and algorithm, in seconds since \
+         the Unix epoch. 0 if no resource is in learning mode.",
     ),
-    (STORE_UP, "1 while the store decides requests, 0 while the failure policy does."),
-    (PARENT_UP, "0 while the parent does not grant the leases that this node requests; else 1."),
-    (NODES_ALIVE, "Nodes that this node knows to be alive, itself included."),
-    (LIMITS_VERSION, "CRC-32 of the limits file in use: equal on nodes with the same limits."),
+    (
+        STORE_UP,
+        "1 while the store decides requests, 0 while the failure policy does because the store does \
+         not answer.",
+    ),
+    (
+        PARENT_UP,
+        "0 while the parent cluster does not grant the leases that this node requests, else 1.",
+    ),
+    (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
+    (
+        LIMITS_VERSION,
+        "CRC-32 checksum of the limits file in use. Nodes with the same limits have the same value.",
+    ),
     (
         LIMITS_CURRENT,
-        "1 while the limits file is in use as it is, 0 once its last change was refused.",
+        "1 while the latest version of the limits file is in use, 0 if it was invalid or unreadable.",
     ),
-    (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the epoch."),
-    (EMBEDDED_BUCKETS, "Buckets in use in the embedded store."),
+    (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the Unix epoch."),
+    (
+        EMBEDDED_BUCKETS,
+        "Buckets in use, that is not full, in the memory of this node. Set only without Redis.",
+    ),
     (
         ACCESS_CURRENT,
-        "1 while the access file is in use as it is, 0 once its last change was refused.",
+        "1 while the latest version of the access file is in use, 0 if it was invalid or unreadable.",
     ),
     (
         TLS_CURRENT,
-        "1 while the certificate's files are in use, 0 once their last change was refused.",
+        "1 while the latest versions of the certificate's files are in use, 0 if they were invalid \
+         or unreadable.",
     ),
-    (TLS_EXPIRY, "When the certificate in use expires, in seconds since the epoch."),
-    (BUFFERED, "Bytes of requests and answers that are buffered for clients."),
-    (CONNECTIONS, "Connections that are open, by port."),
-    (BUILD_INFO, "Always 1; its label says which build this is."),
-    (STARTED_AT, "When the node started, in seconds since the epoch."),
+    (TLS_EXPIRY, "When the certificate in use expires, in seconds since the Unix epoch."),
+    (BUFFERED, "Bytes of requests and responses that this node buffers for clients."),
+    (CONNECTIONS, "Open connections, by port."),
+    (BUILD_INFO, "Always 1. The label version has the version of this build."),
+    (STARTED_AT, "When the node started, in seconds since the Unix epoch."),
 ];
 
 const HISTOGRAMS: [(&str, &str); 3] = [
-    (RPC_DURATION, "Time from the end of a request to its answer, in seconds."),
-    (ROUND_TRIP, "Time from sending a batch to the store to its last reply, in seconds."),
-    (BATCH, "Decisions in one round trip to the store."),
+    (RPC_DURATION, "Time from the end of a request to its response, in seconds, by transport."),
+    (
+        ROUND_TRIP,
+        "Time from sending a batch to the store until its last reply, in seconds, by operation.",
+    ),
+    (BATCH, "Decisions in one batch that was sent to the store."),
 ];
 
 /// Histogram bounds for durations, in seconds.

@@ -16,8 +16,8 @@ use crate::store::{Layout, Layouts};
 
 mod snapshot;
 
-pub use snapshot::Snapshot;
 pub use crate::config::LoadError;
+pub use snapshot::Snapshot;
 
 /// How often it is checked whether layouts are to be reported to the store.
 const LAYOUT_CHECK_INTERVAL: Duration = Duration::from_millis(250);
