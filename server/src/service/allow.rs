@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
+use super::limits::Snapshot;
 use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, Found};
 use crate::domain::bucket::{self, BucketKind, Terms};
@@ -122,25 +123,7 @@ impl<S: Store> AllowService<S> {
             return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
 
-        let request = BucketRequest {
-            caller,
-            namespace: query.namespace,
-            name: query.bucket,
-            kind: found.kind,
-            terms: &found.bucket.terms,
-            max_idle_ms: limit.max_idle_ms,
-            tokens,
-            action: TokenAction::Take {
-                max_wait_ms: max_wait_ms
-                    .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
-            },
-            prefetch: meter
-                .prefetch
-                .as_ref()
-                .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-            moved: snapshot.may_have_moved(found.bucket),
-            rewrite: snapshot.may_have_old_expiries(found.bucket),
-        };
+        let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
         let outcome = self.store.decide(&[request]).await.pop();
         let answer = match outcome {
             Some(Ok(outcome)) => {
@@ -164,6 +147,35 @@ fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
     let tokens = u64::try_from(query.tokens).ok()?.max(1);
     let max_wait_ms = query.max_wait_ms.map(u64::try_from).transpose().ok()?;
     Some((tokens, max_wait_ms))
+}
+
+/// The request to the store for `tokens` from the bucket in `found`.
+fn store_request<'a>(
+    query: &Query<'a>,
+    (tokens, max_wait_ms): (u64, Option<u64>),
+    caller: Option<CallerId>,
+    found: &Found<'a>,
+    snapshot: &'a Snapshot,
+) -> BucketRequest<'a> {
+    let limit = &found.bucket.limit;
+    let prefetch_metrics = snapshot.meter(found.bucket).prefetch.as_ref();
+    BucketRequest {
+        caller,
+        namespace: query.namespace,
+        name: query.bucket,
+        kind: found.kind,
+        terms: &found.bucket.terms,
+        max_idle_ms: limit.max_idle_ms,
+        tokens,
+        action: TokenAction::Take {
+            max_wait_ms: max_wait_ms
+                .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+        },
+        prefetch: prefetch_metrics
+            .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
+        moved: snapshot.may_have_moved(found.bucket),
+        rewrite: snapshot.may_have_old_expiries(found.bucket),
+    }
 }
 
 fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {

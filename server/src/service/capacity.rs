@@ -192,23 +192,35 @@ impl<S: LeaseStore> CapacityService<S> {
             plans.iter().map(|plan| plan.store_request(holder, caller)).collect();
         let grants = self.store.lease(&store_requests).await;
         for (plan, grant) in plans.iter().zip(grants) {
-            leases[plan.index] = match grant {
-                Ok(Grant { presence: Presence::Refused, .. }) => {
-                    self.forget(caller, holder, plan.resource);
-                    self.refused(plan, now, "of the template")
-                }
-                Ok(grant) => {
-                    if grant.presence == Presence::Created {
-                        plan.resource_count.record_created();
-                    }
-                    plan.lease(&grant)
-                }
-                // The store works, so the node must not renew leases on its own.
-                Err(StoreError::Overloaded) => return Err(Error::Overloaded),
-                Err(_) => self.degraded(plan),
-            };
+            leases[plan.index] = self.lease_of(plan, grant, caller, holder, now)?;
         }
         Ok(())
+    }
+
+    /// The lease that the store's answer to one request gives. An error if the node is overloaded.
+    fn lease_of(
+        &self,
+        plan: &Plan<'_, '_>,
+        grant: Result<Grant, StoreError>,
+        caller: LeaseCaller,
+        holder: Holder<'_>,
+        now: Micros,
+    ) -> Result<Lease, Error> {
+        match grant {
+            Ok(Grant { presence: Presence::Refused, .. }) => {
+                self.forget(caller, holder, plan.resource);
+                Ok(self.refused(plan, now, "of the template"))
+            }
+            Ok(grant) => {
+                if grant.presence == Presence::Created {
+                    plan.resource_count.record_created();
+                }
+                Ok(plan.lease(&grant))
+            }
+            // The store works, so the node must not renew leases on its own.
+            Err(StoreError::Overloaded) => Err(Error::Overloaded),
+            Err(_) => Ok(self.degraded(plan)),
+        }
     }
 
     /// Releases leases for an unnamed caller; see [`release_for`](Self::release_for).
