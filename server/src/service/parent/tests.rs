@@ -1,12 +1,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::protocol::{clamp_times, parent_request};
 use super::*;
-use crate::domain::lease::{Holder, HolderRequest, Rules};
+use crate::domain::lease::{Band, Holder, HolderRequest, MAX_SUBCLIENTS, Rules};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::ManualClock;
-use crate::store::LeaseRequest;
 use crate::store::memory::MemoryStore;
+use crate::store::{Demand, LeaseRequest};
 
 #[test]
 fn parent_times_are_clamped() {
@@ -35,7 +36,7 @@ fn excess_bands_are_merged_into_the_last() {
         wants: 3.0,
     };
     let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
-    let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
+    let bands = |count| parent_request("r", Some(demand(count)), false, Micros(0)).bands;
     assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
     let mut expected: Vec<_> = (0..100).map(band).collect();
     expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
