@@ -44,28 +44,11 @@ impl<S: LeaseStore> Renewal<S> {
         if !self.store.take_renewal(&self.node, RENEWER_TTL).await? {
             return Ok(());
         }
-        let mut batch = Vec::with_capacity(resources.len());
-        let mut requests = Vec::with_capacity(resources.len());
-        let mut refused = Ok(());
-        for resource in resources {
-            match self.freeze(resource, born, now).await {
-                Ok(None) => {}
-                Ok(Some((asked, request))) => {
-                    batch.push(asked);
-                    requests.push(request);
-                }
-                Err(StoreError::Refused) => {
-                    refused = Err(StoreError::Refused);
-                    if let Some(state) = self.resources.get_mut(resource) {
-                        state.due = Micros(now.0.saturating_add(RETRY_US));
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        if requests.is_empty() {
+        let (frozen, mut refused) = self.freeze_all(resources, born, now).await?;
+        if frozen.is_empty() {
             return refused;
         }
+        let (batch, requests): (Vec<Asked<'_>>, Vec<ParentRequest>) = frozen.into_iter().unzip();
         let answers = match parent.ask(&self.cluster, &requests).await {
             Ok(answers) if answers.len() == requests.len() => answers,
             Ok(_) => {
@@ -82,6 +65,31 @@ impl<S: LeaseStore> Renewal<S> {
             }
         }
         refused
+    }
+
+    /// Freezes resources, and returns what to ask the parent. If the store refuses one, goes on with
+    /// the others, and returns the error beside them.
+    async fn freeze_all<'r>(
+        &mut self,
+        resources: &'r [String],
+        born: Micros,
+        now: Micros,
+    ) -> Result<(Vec<(Asked<'r>, ParentRequest)>, Result<(), StoreError>), StoreError> {
+        let mut frozen = Vec::with_capacity(resources.len());
+        let mut refused = Ok(());
+        for resource in resources {
+            match self.freeze(resource, born, now).await {
+                Ok(asked) => frozen.extend(asked),
+                Err(StoreError::Refused) => {
+                    refused = Err(StoreError::Refused);
+                    if let Some(state) = self.resources.get_mut(resource) {
+                        state.due = Micros(now.0.saturating_add(RETRY_US));
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((frozen, refused))
     }
 
     /// Freezes a resource, and returns what to ask the parent. `None` if the store still lists the
@@ -134,16 +142,34 @@ impl<S: LeaseStore> Renewal<S> {
             return thawed;
         }
         let denied = answer.as_ref().is_err_and(|error| error.refused);
+        let is_thawed = thawed.is_ok();
+        self.schedule(asked, lease, denied, batch_size, is_thawed, now);
+        thawed
+    }
+
+    /// Schedules the next request for a resource after one that gave `lease`, or that the parent
+    /// `denied`. `is_thawed`: whether the store accepted the answer.
+    fn schedule(
+        &mut self,
+        asked: &Asked<'_>,
+        lease: Option<ParentLease>,
+        denied: bool,
+        batch_size: usize,
+        is_thawed: bool,
+        now: Micros,
+    ) {
+        let Asked { resource, freeze_number, held } = *asked;
+        let last_lease = self.resources.get(resource).and_then(|state| state.lease);
         // Drop the state of a resource without demand once its lease is given back or refused, or
         // if it never had one. Otherwise keep it, also past the lease's expiry, for the safe
         // capacity.
         let is_over = lease.is_some() || denied && batch_size == 1 || last_lease.is_none();
         if freeze_number.is_none() && is_over {
             self.resources.remove(resource);
-            return thawed;
+            return;
         }
         let pause_us = match lease {
-            _ if thawed.is_err() => RETRY_US,
+            _ if !is_thawed => RETRY_US,
             Some(lease) => lease.refresh_s * 1_000_000,
             None if denied && batch_size == 1 => REFUSED_RETRY_US,
             // Retry in a smaller batch in the next round.
@@ -162,7 +188,6 @@ impl<S: LeaseStore> Renewal<S> {
             batch_limit,
         };
         self.resources.insert(resource.to_owned(), state);
-        thawed
     }
 
     /// Logs errors among the answers, and updates `answered`.
