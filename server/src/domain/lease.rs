@@ -8,8 +8,6 @@
 //!
 //! `lua/lease.lua` implements the same algorithm in Redis.
 
-use std::ops::Bound::{Excluded, Included};
-
 use smallvec::SmallVec;
 
 use super::roster::{Roster, SlotIndex};
@@ -20,9 +18,13 @@ use super::time::Micros;
 use super::wants_index::WantsIndex;
 
 pub(super) mod model;
+mod rules;
+mod threshold;
 
 pub use model::*;
-use model::{ratio, subclients, wants};
+use model::{subclients, wants};
+pub use rules::learning_until;
+use rules::{EffectiveRules, Freeze};
 
 /// The most expired leases that one decision removes.
 pub const DROP_LIMIT: usize = 1000;
@@ -53,14 +55,6 @@ impl WorkLimits {
         let crossings = (drops * CROSS_LIMIT).div_ceil(DROP_LIMIT).max(MIN_CROSSINGS);
         Self { drops, crossings }
     }
-}
-
-/// While a request to the parent is in flight, clients may lease at most the capacity that the
-/// request reported.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Freeze {
-    capacity: f64,
-    until: Micros,
 }
 
 /// The leases on one resource.
@@ -259,236 +253,10 @@ impl Resource {
         self.bands.iter().map(|(&priority, &side)| (priority, side))
     }
 
-    /// Freezes the capacity during a request to the parent: until the answer or `until`, at most
-    /// the current sum of all leases may be leased. Returns that sum. `number` must be unique.
-    pub fn freeze(&mut self, until: Micros, number: u64) -> f64 {
-        // An earlier request may still be unanswered because its node has stopped.
-        self.end_freeze();
-        let capacity = self.has.value().max(0.0);
-        self.freeze = Some(Freeze { capacity, until });
-        self.freeze_number = Some(number);
-        capacity
-    }
-
-    /// Ends the freeze `number` with the parent's answer. `None` means that the answer is lost: the
-    /// capacity is then at most what the request reported. Does nothing if another freeze has
-    /// started since, as the answer is then outdated.
-    pub fn thaw(&mut self, number: u64, lease: Option<ParentLease>) {
-        if self.freeze_number != Some(number) {
-            return;
-        }
-        self.end_freeze();
-        if lease.is_some() {
-            self.parent = lease;
-        }
-    }
-
-    /// Ends the freeze, and limits the parent's lease to the frozen capacity.
-    fn end_freeze(&mut self) {
-        if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
-            parent.capacity = parent.capacity.min(freeze.capacity);
-        }
-    }
-
-    /// The rules that apply at `now`, with the parent's lease and the freeze taken into account.
-    fn effective_rules(&self, rules: &Rules, now: Micros) -> EffectiveRules {
-        let now_s = now.as_secs();
-        if !rules.from_parent {
-            return EffectiveRules {
-                algorithm: rules.algorithm.unwrap_or(SharingAlgorithm::NoAlgorithm),
-                capacity: rules.capacity,
-                most_held: rules.most_held(),
-                lease_s: rules.lease_s,
-                learning_s: rules.learning_s,
-                last_expiry_s: i64::MAX,
-                parent_refresh_s: None,
-            };
-        }
-        let Some(parent) = self.parent else {
-            return EffectiveRules {
-                algorithm: rules.algorithm.unwrap_or(SharingAlgorithm::FairShare),
-                capacity: 0.0,
-                most_held: rules.most_held(),
-                lease_s: rules.lease_s,
-                learning_s: rules.learning_s,
-                last_expiry_s: i64::MAX,
-                parent_refresh_s: None,
-            };
-        };
-        let valid = parent.expiry_s > now_s;
-        let leased = parent.capacity_at(now_s);
-        let frozen = self.freeze.filter(|freeze| freeze.until > now);
-        let (lease_s, learning_s) = match rules.algorithm {
-            Some(_) => (rules.lease_s, rules.learning_s),
-            None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
-        };
-        let algorithm = rules.algorithm.unwrap_or(parent.algorithm);
-        EffectiveRules {
-            algorithm,
-            // A freeze does not limit what clients may already hold.
-            most_held: algorithm.most_held(leased),
-            capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
-            lease_s,
-            learning_s,
-            last_expiry_s: if valid { parent.expiry_s } else { i64::MAX },
-            parent_refresh_s: Some(parent.refresh_s),
-        }
-    }
-
     /// Removes a holder from all sums and indexes.
     fn remove(&mut self, slot: SlotIndex) {
         self.subtract_from_sums(slot);
         let held = self.holders.remove(slot);
         self.unindex_wants(&held.bands);
     }
-
-    /// Subtracts a holder's lease and wants from the sums.
-    fn subtract_from_sums(&mut self, slot: SlotIndex) {
-        let held = self.holders.held(slot);
-        self.has.add(-held.has);
-        if self.holders.len() == 1 {
-            // The last holder leaves: clear any rounding error.
-            self.has = Sum::default();
-        }
-        let below = ratio(&held.bands) <= self.low;
-        let side = if below { &mut self.split.below } else { &mut self.split.above };
-        side.remove(held.wants(), held.subclients());
-    }
-
-    /// Removes a holder's wants from the indexes by wants and by priority.
-    fn unindex_wants(&mut self, bands: &[Band]) {
-        self.by_wants.remove(wants(bands), subclients(bands));
-        for band in bands {
-            if let Some(side) = self.bands.get_mut(&band.priority) {
-                side.remove(band.wants, f64::from(band.subclients));
-                if side.subclients <= 0.0 {
-                    self.bands.remove(&band.priority);
-                }
-            }
-        }
-    }
-
-    /// Subtracts a known holder from the sums, and indexes the holder's new wants by wants and by
-    /// priority.
-    fn change_wants(&mut self, slot: Option<SlotIndex>, bands: &[Band]) {
-        if let Some(slot) = slot {
-            self.subtract_from_sums(slot);
-            let old = &self.holders.held(slot).bands;
-            if old.as_slice() == bands {
-                return;
-            }
-            let old = old.clone();
-            self.unindex_wants(&old);
-        }
-        self.by_wants.add(wants(bands), subclients(bands));
-        for band in bands {
-            let side = self.bands.get_or_default(band.priority);
-            side.add(band.wants, f64::from(band.subclients));
-        }
-    }
-
-    /// Adds a holder's wants to the sums on its side of the threshold.
-    fn add_to_split(&mut self, bands: &[Band], effective: &EffectiveRules) {
-        let (ratio, wants, subclients) = (ratio(bands), wants(bands), subclients(bands));
-        if ratio <= self.low {
-            self.split.below.add(wants, subclients);
-            return;
-        }
-        let above_before = self.split.above;
-        self.split.above.add(wants, subclients);
-        if ratio < self.high {
-            // No holder is between `low` and `high`, so the threshold may be on either side of this
-            // holder.
-            let level = self.split.level(effective.algorithm, effective.capacity);
-            if above_before.subclients > 0.0 && ratio <= level {
-                self.split.above = above_before;
-                self.split.below.add(wants, subclients);
-                self.low = ratio;
-            } else {
-                self.high = ratio;
-            }
-        }
-    }
-
-    /// Moves the threshold to the level, past at most `limit` groups.
-    fn move_threshold(&mut self, effective: &EffectiveRules, limit: usize) {
-        let mut last = None;
-        for _ in 0..limit {
-            let level = self.split.level(effective.algorithm, effective.capacity);
-            let up = if level >= self.high {
-                true
-            } else if level < self.low {
-                false
-            } else {
-                return;
-            };
-            // A change of direction is due to rounding: either position is good enough.
-            if last.is_some_and(|last| last != up) {
-                return;
-            }
-            last = Some(up);
-            let moved = if up { self.move_up(level) } else { self.move_down(level) };
-            if !moved {
-                return;
-            }
-        }
-    }
-
-    /// Moves the threshold up past the lowest group above it, unless that group wants more than
-    /// the level. The group at `high` may have been removed. The last group always stays above:
-    /// when the total wants exceed the capacity, some group must, whatever rounding does to the
-    /// level.
-    fn move_up(&mut self, level: f64) -> bool {
-        let next = self.by_wants.first(Included(self.high));
-        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio);
-        let Some((ratio, group)) = next else { return false };
-        if ratio > level || group.subclients >= self.split.above.subclients {
-            return false;
-        }
-        self.split.above.move_group(group, &mut self.split.below);
-        self.low = ratio;
-        self.high = self.by_wants.first(Excluded(ratio)).map_or(f64::INFINITY, |(next, _)| next);
-        true
-    }
-
-    /// Moves the threshold down past the highest group below it, if that group wants more than the
-    /// level.
-    fn move_down(&mut self, level: f64) -> bool {
-        let next = self.by_wants.last(Included(self.low));
-        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio);
-        let Some((ratio, group)) = next else { return false };
-        if ratio <= level {
-            return false;
-        }
-        self.split.below.move_group(group, &mut self.split.above);
-        self.high = ratio;
-        self.low = self.by_wants.last(Excluded(ratio)).map_or(f64::NEG_INFINITY, |(next, _)| next);
-        true
-    }
-}
-
-/// The rules for one decision: [`Rules`] with the parent's lease applied.
-struct EffectiveRules {
-    algorithm: SharingAlgorithm,
-    capacity: f64,
-    /// The most that a claim counts for.
-    most_held: f64,
-    lease_s: i64,
-    learning_s: i64,
-    /// No lease expires later: the expiry of the parent's lease.
-    last_expiry_s: i64,
-    parent_refresh_s: Option<i64>,
-}
-
-/// The end of learning mode for a store that has had its state since `born`. `None` if learning
-/// mode is over at `now`, or if `learning_s` is 0.
-pub fn learning_until(
-    born: Micros,
-    learning_s: i64,
-    learn_for_us: i64,
-    now: Micros,
-) -> Option<Micros> {
-    let until = Micros(born.0.saturating_add(learning_s.saturating_mul(1_000_000)));
-    let until = until.max(Micros(now.0.saturating_add(learn_for_us)));
-    (learning_s > 0 && now < until).then_some(until)
 }
