@@ -344,37 +344,53 @@ impl State {
     }
 }
 
+/// A bucket's balance before a request.
+struct Balance {
+    accrued_us: f64,
+    /// The balance was converted or corrected, so the state must be written again even if the
+    /// request is refused.
+    restated: bool,
+    /// The balance may be a debt beyond the limit, from before a change of limits.
+    carried: bool,
+    full: bool,
+}
+
+impl Balance {
+    /// The balance at `now`. A `state` of `None` is a full bucket.
+    fn of(state: Option<&State>, terms: &Terms, now: Micros) -> Self {
+        let mut accrued_us = terms.cap_us;
+        let (mut restated, mut carried) = (false, false);
+        if let Some(state) = state {
+            accrued_us = state.accrued_us(now);
+            carried = state.carried;
+            if state.mark != terms.mark {
+                if !state.mark.same_rate(terms.mark) {
+                    // Use both rates as rounded in the marks. When nodes with different limits
+                    // convert a balance back and forth, it then neither shrinks nor grows.
+                    accrued_us *= state.mark.rate() / terms.mark.rate();
+                    // A longer debt could not be stored.
+                    accrued_us = accrued_us.max(-MAX_SPAN_US);
+                }
+                (restated, carried) = (true, true);
+            }
+            // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
+            // the clock stepped back, so it is cut to the limit.
+            if !carried && accrued_us < -terms.max_debt_us - 1.0 {
+                accrued_us = -terms.max_debt_us;
+                restated = true;
+            }
+        }
+        let full = accrued_us >= terms.cap_us;
+        if full {
+            accrued_us = terms.cap_us;
+        }
+        Self { accrued_us, restated, carried, full }
+    }
+}
+
 /// Decides one request at `now`. A `state` of `None` is a full bucket.
 pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros) -> Decision {
-    let mut accrued_us = terms.cap_us;
-    // `restated`: the balance was converted or corrected, so the state must be written again even
-    // if the request is refused.
-    let (mut restated, mut carried) = (false, false);
-    if let Some(state) = state {
-        accrued_us = state.accrued_us(now);
-        carried = state.carried;
-        if state.mark != terms.mark {
-            if !state.mark.same_rate(terms.mark) {
-                // Use both rates as rounded in the marks. When nodes with different limits convert
-                // a balance back and forth, it then neither shrinks nor grows.
-                accrued_us *= state.mark.rate() / terms.mark.rate();
-                // A longer debt could not be stored.
-                accrued_us = accrued_us.max(-MAX_SPAN_US);
-            }
-            (restated, carried) = (true, true);
-        }
-        // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
-        // the clock stepped back, so it is cut to the limit.
-        if !carried && accrued_us < -terms.max_debt_us - 1.0 {
-            accrued_us = -terms.max_debt_us;
-            restated = true;
-        }
-    }
-    let full = accrued_us >= terms.cap_us;
-    if full {
-        accrued_us = terms.cap_us;
-    }
-
+    let Balance { accrued_us, restated, carried, full } = Balance::of(state, terms, now);
     let granted = allowed(accrued_us, terms, charge);
     let change = if granted {
         let left = match state {

@@ -8,8 +8,6 @@
 //!
 //! `lua/lease.lua` implements the same algorithm in Redis.
 
-use smallvec::SmallVec;
-
 use super::roster::{Roster, SlotIndex};
 use super::sharing::{SharingAlgorithm, Side, Split};
 use super::small_map::SmallMap;
@@ -124,10 +122,7 @@ impl Resource {
         self.drop_some(now_s, work.drops);
         let effective = self.effective_rules(rules, now);
         let upper = bound(effective.capacity);
-        // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
-        let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
-        let bands: SmallVec<[Band; 1]> = request.bands.iter().map(bounded).collect();
-
+        let bands = request.bounded_bands(upper);
         let slot = self.holders.find(request.holder);
         let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
         self.change_wants(slot, &bands);
@@ -140,21 +135,8 @@ impl Resource {
             learning_until(self.born, effective.learning_s, request.learn_for_us, now);
         let is_learning = learning_until.is_some();
         let has = self.grantable(request, &bands, &effective, is_learning, old_has, now_s);
-        // A cluster whose lease shrinks still counts as holding what it has leased out itself,
-        // until its clients have given that back.
-        let still_out = match (request.holder, request.claim) {
-            (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
-            _ => 0.0,
-        };
-        let mut expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
-        if let (Some(_), Some(claim)) = (learning_until, request.claim)
-            && rules.from_parent
-            && self.parent.is_none()
-            && has > 0.0
-        {
-            // Until the parent has leased anything, a learned lease expires no later than reported.
-            expiry_s = expiry_s.min(claim.expiry_s);
-        }
+        let expiry_s = self.expiry_s(request, rules, &effective, is_learning, has, now_s);
+        let still_out = request.still_out(old_has, now_s);
         let held = HeldLease { bands, has: has.max(still_out).min(upper), expiry_s };
         self.has.add(held.has);
         match slot {
@@ -170,6 +152,28 @@ impl Resource {
             parent_refresh_s: effective.parent_refresh_s,
             subclients: self.split.subclients(),
             presence: Presence::Known,
+        }
+    }
+
+    /// When the lease on `has` expires, in seconds since the epoch.
+    fn expiry_s(
+        &self,
+        request: &HolderRequest<'_>,
+        rules: &Rules,
+        effective: &EffectiveRules,
+        is_learning: bool,
+        has: f64,
+        now_s: i64,
+    ) -> i64 {
+        let expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
+        match request.claim {
+            // Until the parent has leased anything, a learned lease expires no later than reported.
+            Some(claim)
+                if is_learning && rules.from_parent && self.parent.is_none() && has > 0.0 =>
+            {
+                expiry_s.min(claim.expiry_s)
+            }
+            _ => expiry_s,
         }
     }
 

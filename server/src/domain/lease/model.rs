@@ -121,6 +121,24 @@ pub struct HolderRequest<'a> {
     pub learn_for_us: i64,
 }
 
+impl HolderRequest<'_> {
+    /// The bands, with the wants of each limited to `upper`.
+    pub(super) fn bounded_bands(&self, upper: f64) -> SmallVec<[Band; 1]> {
+        // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
+        let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
+        self.bands.iter().map(bounded).collect()
+    }
+
+    /// What a cluster still has leased out itself, if it had `old_has` before. A cluster whose lease
+    /// shrinks counts as holding this until its clients have given it back.
+    pub(super) fn still_out(&self, old_has: f64, now_s: i64) -> f64 {
+        match (self.holder, self.claim) {
+            (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
+            _ => 0.0,
+        }
+    }
+}
+
 /// The answer to a [`HolderRequest`], and the state of the resource after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Grant {
