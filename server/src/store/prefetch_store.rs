@@ -9,13 +9,14 @@
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
+use super::lock::lock;
 use super::members::Members;
 use super::{
     BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
@@ -113,7 +114,7 @@ impl PrefetchedTokens {
         }
     }
 
-    fn shard(&self, key: KeyRef<'_>) -> MutexGuard<'_, HashMap<Arc<Key>, Entry>> {
+    fn lock_shard(&self, key: KeyRef<'_>) -> MutexGuard<'_, HashMap<Arc<Key>, Entry>> {
         lock(&self.shards[self.hasher.hash_one(key) as usize % SHARDS])
     }
 
@@ -126,7 +127,7 @@ impl PrefetchedTokens {
         view: ClusterView,
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
         let key = KeyRef::of(request);
-        let mut shard = self.shard(key);
+        let mut shard = self.lock_shard(key);
         let mut returned = None;
         if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(request, prefetch)) {
             let old = shard.remove(&key);
@@ -174,7 +175,7 @@ impl PrefetchedTokens {
         refill.metrics.taken.increment(taken.unwrap_or(0));
         let now = self.members.view().now;
         let key = &*refill.bucket.key;
-        let mut shard = self.shard(key.into());
+        let mut shard = self.lock_shard(key.into());
         let entry = shard.get_mut(&KeyRef::from(key));
         let entry = entry.filter(|entry| entry.bucket.is_same(&refill.bucket));
         match entry.filter(|_| !self.closed.load(Ordering::Relaxed)) {
@@ -239,11 +240,6 @@ impl Bucket {
     }
 }
 
-/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A store with prefetch in front of it. Clones share both.
 #[derive(Clone)]
 pub struct PrefetchStore<S> {
@@ -287,6 +283,39 @@ impl<S: Store> PrefetchStore<S> {
         self.prefetched.closed.store(true, Ordering::Relaxed);
         let now = self.prefetched.members.view().now;
         self.give_back(self.prefetched.collect(|stash| stash.empty(now))).await;
+    }
+
+    /// Serves requests from prefetched tokens, and starts the refills and returns that are due.
+    /// `None` for a request that the store must decide.
+    fn serve(
+        &self,
+        requests: &[BucketRequest<'_>],
+        view: ClusterView,
+    ) -> SmallVec<[Option<Outcome>; 1]> {
+        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(requests.len());
+        let mut returns = Vec::new();
+        for request in requests {
+            outcomes.push(match request {
+                BucketRequest {
+                    prefetch: Some(prefetch),
+                    action: TokenAction::Take { .. },
+                    ..
+                } => {
+                    let (served, refill, returned) =
+                        self.prefetched.serve(request, *prefetch, view);
+                    refill.into_iter().for_each(|refill| self.refill(refill));
+                    returns.extend(returned);
+                    served
+                }
+                _ => None,
+            });
+        }
+        if !returns.is_empty() {
+            // In a task of its own: it must neither delay this request nor be cancelled with it.
+            let store = self.clone();
+            tokio::spawn(async move { store.give_back(returns).await });
+        }
+        outcomes
     }
 
     async fn give_back(&self, returns: Vec<Return>) {
@@ -373,29 +402,7 @@ impl<S: Store> Store for PrefetchStore<S> {
             return self.store.decide(requests).await;
         }
         let view = self.prefetched.members.view();
-        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(requests.len());
-        let mut returns = Vec::new();
-        for request in requests {
-            outcomes.push(match request {
-                BucketRequest {
-                    prefetch: Some(prefetch),
-                    action: TokenAction::Take { .. },
-                    ..
-                } => {
-                    let (served, refill, returned) =
-                        self.prefetched.serve(request, *prefetch, view);
-                    refill.into_iter().for_each(|refill| self.refill(refill));
-                    returns.extend(returned);
-                    served
-                }
-                _ => None,
-            });
-        }
-        if !returns.is_empty() {
-            // In a task of its own: it must neither delay this request nor be cancelled with it.
-            let store = self.clone();
-            tokio::spawn(async move { store.give_back(returns).await });
-        }
+        let outcomes = self.serve(requests, view);
         let terms: SmallVec<[Terms; 1]> = requests
             .iter()
             .zip(&outcomes)

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use tokio::task::yield_now;
 
-use super::{MemoryStore, SWEEP_LIMIT, lock};
+use super::{MemoryStore, SWEEP_LIMIT};
 use crate::domain::lease::{
     Band, DROP_LIMIT, Grant, Holder, ParentLease, Presence, Resource, Totals, WorkLimits,
 };
 use crate::domain::time::Micros;
+use crate::store::lock::lock;
 use crate::store::{
     Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
     Page, StoreError, freeze_number,

@@ -10,7 +10,7 @@ use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hashbrown::hash_map::EntryRef;
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -20,6 +20,7 @@ use tokio::task::yield_now;
 
 use super::clock::Clock;
 use super::key::{Key, KeyRef};
+use super::lock::lock;
 use super::{BucketRequest, Outcome, Outcomes, Store, TokenAction, Verdict};
 use crate::domain::bucket::{self, BucketKind, Change, State};
 use crate::domain::time::{ManualClock, Micros};
@@ -117,11 +118,6 @@ impl Register {
         }
         true
     }
-}
-
-/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl MemoryStore {
