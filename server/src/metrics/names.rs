@@ -90,8 +90,8 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
     (LIMITS_LOADS, "Versions of the limits file that this node took into use."),
     (
         LIMITS_FAILURES,
-        "Versions of the limits file that were invalid or unreadable. The node kept the limits that \
-         it had.",
+        "Versions of the limits file that were invalid or unreadable. The node kept the limits \
+         that it had.",
     ),
     (ACCESS_REFUSED, "Requests refused by access control, by port and reason."),
     (ACCESS_LOADS, "Versions of the access file that this node took into use."),
@@ -122,14 +122,14 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
 pub(super) const GAUGES: [(&str, &str); 22] = [
     (
         DYNAMIC_LIVE,
-        "Dynamic buckets that exist, by namespace, as of the namespace's last decision. Always 0 in \
-         namespaces that do not limit their number.",
+        "Dynamic buckets that exist, by namespace, as of the namespace's last decision. Always 0 \
+         in namespaces that do not limit their number.",
     ),
     (RESOURCES, "Resources with at least one lease, by template and algorithm."),
     (
         CAPACITY,
-        "Total capacity of the resources with at least one lease, by template and algorithm, in the \
-         unit of the limits file.",
+        "Total capacity of the resources with at least one lease, by template and algorithm, in \
+         the unit of the limits file.",
     ),
     (
         WANTS,
@@ -154,8 +154,8 @@ pub(super) const GAUGES: [(&str, &str); 22] = [
     ),
     (
         STORE_UP,
-        "1 while the store decides requests, 0 while the failure policy does because the store does \
-         not answer.",
+        "1 while the store decides requests, 0 while the failure policy does because the store \
+         does not answer.",
     ),
     (
         PARENT_UP,
@@ -164,11 +164,13 @@ pub(super) const GAUGES: [(&str, &str); 22] = [
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
     (
         LIMITS_VERSION,
-        "CRC-32 checksum of the limits file in use. Nodes with the same limits have the same value.",
+        "CRC-32 checksum of the limits file in use. Nodes with the same limits have the same \
+         value.",
     ),
     (
         LIMITS_CURRENT,
-        "1 while the latest version of the limits file is in use, 0 if it was invalid or unreadable.",
+        "1 while the latest version of the limits file is in use, 0 if it was invalid or \
+         unreadable.",
     ),
     (LIMITS_LOADED_AT, "When the limits in use were loaded, in seconds since the Unix epoch."),
     (
@@ -177,7 +179,8 @@ pub(super) const GAUGES: [(&str, &str); 22] = [
     ),
     (
         ACCESS_CURRENT,
-        "1 while the latest version of the access file is in use, 0 if it was invalid or unreadable.",
+        "1 while the latest version of the access file is in use, 0 if it was invalid or \
+         unreadable.",
     ),
     (
         TLS_CURRENT,

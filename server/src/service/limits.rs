@@ -113,7 +113,8 @@ impl LiveLimits {
         }
     }
 
-    /// Makes one such report. A failure is ignored: [`report_layouts`](Self::report_layouts) retries.
+    /// Makes one such report. A failure is ignored: [`report_layouts`](Self::report_layouts)
+    /// retries.
     pub async fn report_layouts_once(&self, store: &impl Layouts) {
         self.try_report_layouts(&Arc::clone(&self.current()), store).await;
     }

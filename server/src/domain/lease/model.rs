@@ -129,8 +129,8 @@ impl HolderRequest<'_> {
         self.bands.iter().map(bounded).collect()
     }
 
-    /// What a cluster still has leased out itself, if it had `old_has` before. A cluster whose lease
-    /// shrinks counts as holding this until its clients have given it back.
+    /// What a cluster still has leased out itself, if it had `old_has` before. A cluster whose
+    /// lease shrinks counts as holding this until its clients have given it back.
     pub(super) fn still_out(&self, old_has: f64, now_s: i64) -> f64 {
         match (self.holder, self.claim) {
             (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),

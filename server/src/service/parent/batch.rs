@@ -67,8 +67,8 @@ impl<S: LeaseStore> Renewal<S> {
         refused
     }
 
-    /// Freezes resources, and returns what to ask the parent. If the store refuses one, goes on with
-    /// the others, and returns the error beside them.
+    /// Freezes resources, and returns what to ask the parent. If the store refuses one, goes on
+    /// with the others, and returns the error beside them.
     async fn freeze_all<'r>(
         &mut self,
         resources: &'r [String],
