@@ -54,7 +54,7 @@
 -- nobody knows any more what is leased, so the resource learns it from its clients, as if the store
 -- had been born at that moment. Who does anything else leaves it to that one.
 
--- Of bands; nearly all leases have one. Effort::shared_by
+-- Of bands; nearly all leases have one. WorkLimits::shared_by
 local DROP_LIMIT = tonumber(ARGV[#ARGV])
 local DROP_PAGE = 100
 local SWEEP_LIMIT = math.min(300, DROP_LIMIT)
@@ -377,7 +377,7 @@ if from_parent == 1 then
     if rule == 4 then rule = 3 end
   end
 end
--- Kind::most_held
+-- SharingAlgorithm::most_held
 if rule == 0 then most_held = math.huge end
 local shares = rule >= 2
 

@@ -1,5 +1,5 @@
 -- What a cluster with a parent does about one resource when it asks the parent. Mirrors
--- `freeze` and `thaw` of domain/lease.rs.
+-- `freeze` and `thaw` of domain/lease/rules.rs.
 --
 -- Atomic, so that what the parent is told is leased out stays the most that is, until the
 -- parent has answered. If its answer is lost (keep, or freeze after freeze), that is all that

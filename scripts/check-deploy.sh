@@ -11,7 +11,7 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-readonly METRICS=server/src/metrics.rs
+readonly METRICS=server/src/metrics/names.rs
 readonly RULES=config/prometheus/rules.yml
 readonly DASHBOARDS=config/grafana/dashboards
 

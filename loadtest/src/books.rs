@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use tollgate_server::config::model::Limits;
+use tollgate_server::domain::bucket::BucketKind;
 use tollgate_server::domain::bucket::BucketLimit;
-use tollgate_server::domain::bucket::Place;
 use tollgate_server::service::limits::{self, LoadError};
 
 /// Violating buckets listed in a report.
@@ -106,7 +106,7 @@ impl LimitSource {
             Self::File(limits) => {
                 let (namespace, name) = bucket.split_once(':').unwrap_or((bucket, ""));
                 let found = limits.find(namespace, name)?;
-                let dynamic = matches!(found.place, Place::Dynamic { .. });
+                let dynamic = matches!(found.kind, BucketKind::Dynamic { .. });
                 Some(Allowance::new(&found.bucket.limit, dynamic))
             }
         }

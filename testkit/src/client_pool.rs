@@ -3,9 +3,9 @@
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
-use tollgate_server::domain::lease::{Band, Grant, Holder, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::domain::lease::{Band, Grant, Holder, HolderRequest, Rules};
+use tollgate_server::domain::sharing::SharingAlgorithm;
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 /// Clients of one resource.
 pub struct ClientPool {
@@ -24,14 +24,18 @@ pub struct ClientPool {
 
 impl ClientPool {
     /// `clients` clients whose wants are twice the capacity in total.
-    pub fn new(kind: Kind, clients: usize, mut wants: impl FnMut() -> f64) -> Self {
+    pub fn new(
+        algorithm: SharingAlgorithm,
+        clients: usize,
+        mut wants: impl FnMut() -> f64,
+    ) -> Self {
         let band = |wants| Band { priority: 0, subclients: 1, wants };
         let bands: Vec<Band> = (0..clients).map(|_| band(wants())).collect();
         let capacity = bands.iter().map(|band| band.wants).sum::<f64>() / 2.0;
         Self {
-            resource: format!("{kind:?}/{clients}"),
+            resource: format!("{algorithm:?}/{clients}"),
             rules: Rules {
-                kind: Some(kind),
+                algorithm: Some(algorithm),
                 capacity,
                 lease_s: 300,
                 learning_s: 0,
@@ -44,16 +48,16 @@ impl ClientPool {
     }
 
     /// Lease requests of some clients, by index.
-    pub fn asks(&self, clients: &[usize], random: &mut SmallRng) -> Vec<LeaseAsk<'_>> {
+    pub fn asks(&self, clients: &[usize], random: &mut SmallRng) -> Vec<LeaseRequest<'_>> {
         let ask = |&at: &usize| {
             let lease_s = self.rules.lease_s + random.random_range(0..self.spread_s.max(1)) as i64;
-            let wish = Wish {
+            let request = HolderRequest {
                 holder: Holder::Client(&self.ids[at]),
                 bands: std::slice::from_ref(&self.bands[at]),
                 claim: None,
                 learn_for_us: 0,
             };
-            LeaseAsk::new(&self.resource, Rules { lease_s, ..self.rules }, wish)
+            LeaseRequest::new(&self.resource, Rules { lease_s, ..self.rules }, request)
         };
         clients.iter().map(ask).collect()
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
-use tollgate_server::service::Shared;
+use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::limits::LiveLimits;
@@ -121,9 +121,10 @@ impl<S: Store> Service<S> {
         let metrics = Arc::new(Metrics::new());
         let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
         let limits = Arc::clone(&live);
-        let shared = Arc::new(Shared::new(limits, None, clock.clone().into(), false, &metrics));
-        let capacity = CapacityService::new(store.clone(), Arc::clone(&shared));
-        Self { allow: AllowService::new(store, shared), capacity, clock, metrics, file, live }
+        let state =
+            Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
+        let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
+        Self { allow: AllowService::new(store, state), capacity, clock, metrics, file, live }
     }
 
     /// Replaces the limits.

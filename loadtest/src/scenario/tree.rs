@@ -11,10 +11,10 @@ use tempfile::NamedTempFile;
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::{ManualClock, Micros};
 use tollgate_server::metrics::Metrics;
-use tollgate_server::service::capacity::{CapacityService, PriorityWants, Request};
+use tollgate_server::service::capacity::{CapacityRequest, CapacityService, PriorityWants};
 use tollgate_server::service::limits::{LiveLimits, LoadError};
 use tollgate_server::service::parent::{Answers, Parent, ParentError, ParentRequest, Renewal};
-use tollgate_server::service::{Error as Refusal, Shared};
+use tollgate_server::service::{Error as Refusal, ServiceState};
 use tollgate_server::store::memory::MemoryStore;
 
 use crate::scenario::plan::{Algorithm, CAPACITY, LEASE, Plan};
@@ -65,15 +65,15 @@ impl Tree {
         let metrics = Arc::new(Metrics::new());
         let limits = limits(plan, algorithm, safe_capacity, &metrics)?;
         // One for the root and one for all others, which get their capacity from a parent.
-        let shared = [false, true].map(|from_parent| {
+        let states = [false, true].map(|from_parent| {
             let clock = clock.clone().into();
-            Arc::new(Shared::new(Arc::clone(&limits), None, clock, from_parent, &metrics))
+            Arc::new(ServiceState::new(Arc::clone(&limits), None, clock, from_parent, &metrics))
         });
         let (mut services, mut renewals) = (Vec::new(), Vec::new());
         for cluster in &plan.clusters {
             let store = MemoryStore::with_clock(clock.clone());
-            let shared = &shared[usize::from(cluster.parent.is_some())];
-            services.push(CapacityService::new(store.clone(), Arc::clone(shared)));
+            let state = &states[usize::from(cluster.parent.is_some())];
+            services.push(CapacityService::new(store.clone(), Arc::clone(state)));
             renewals.push(cluster.parent.map(|parent| {
                 let node = format!("{}/node", cluster.name);
                 (parent, Renewal::new(store, node, cluster.name.clone()))
@@ -138,7 +138,7 @@ impl Clusters for Tree {
         wants: f64,
         has: Option<Lease>,
     ) -> Result<Lease, Error> {
-        let request = Request {
+        let request = CapacityRequest {
             resource: RESOURCE,
             wants: [PriorityWants { priority: 0, clients: 1, wants }].into(),
             has: has.map(|has| Claim {
@@ -188,7 +188,7 @@ impl Parent for ReachableParent<'_> {
                 expiry_s: lease.expiry_s,
                 refresh_s: lease.refresh_interval_s,
                 safe_capacity: lease.safe_capacity.unwrap_or(0.0),
-                kind: lease.kind,
+                algorithm: lease.algorithm,
                 lease_s: lease.lease_length_s,
             })
         });
@@ -196,13 +196,13 @@ impl Parent for ReachableParent<'_> {
     }
 }
 
-fn request(asked: &ParentRequest) -> Request<'_> {
+fn request(asked: &ParentRequest) -> CapacityRequest<'_> {
     let wants = asked.bands.iter().map(|band| PriorityWants {
         priority: band.priority,
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request {
+    CapacityRequest {
         resource: &asked.resource,
         wants: wants.collect(),
         has: asked.has,

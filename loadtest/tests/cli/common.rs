@@ -143,13 +143,13 @@ pub(crate) fn honest(limit: BucketLimit, shared: bool) -> Decide {
             true => limit.wait_timeout_ms.min(request.max_wait_millis_override as u64),
             false => limit.wait_timeout_ms,
         };
-        let ask = bucket::Request {
+        let charge = bucket::Charge {
             cost_us: terms.cost_us(request.tokens_requested as u64),
             max_wait_us: max_wait_ms as f64 * 1000.0,
         };
         let mut buckets = buckets.lock().unwrap();
         let now = Micros(1_700_000_000_000_000 + start.elapsed().as_micros() as i64);
-        let decision = bucket::decide(buckets.get(name), &terms, &ask, now);
+        let decision = bucket::decide(buckets.get(name), &terms, &charge, now);
         if let Change::Put(state) = decision.change {
             buckets.insert(name.to_owned(), state);
         }
@@ -162,7 +162,8 @@ pub(crate) fn honest(limit: BucketLimit, shared: bool) -> Decide {
             response.wait_millis = bucket::wait_ms(decision.accrued_us);
         } else {
             response.status = Decided::RejectedTimeout as i32;
-            response.retry_after_millis = bucket::retry_after_ms(decision.accrued_us, &terms, &ask);
+            response.retry_after_millis =
+                bucket::retry_after_ms(decision.accrued_us, &terms, &charge);
         }
         Ok(response)
     })

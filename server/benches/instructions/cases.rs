@@ -14,16 +14,16 @@ use tokio::task::JoinSet;
 use tollgate_proto::quotaservice::allow_response::Status as Wire;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 use tollgate_server::access::Guard;
-use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::metrics::{Metrics, StoreMetrics};
-use tollgate_server::service::Shared;
+use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::{AllowService, Query, Status};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::store::clock::Clock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::prefetch::{Ahead, Prefetching};
+use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use tollgate_server::store::redis::{Connector, Health, RedisStore, Servers};
-use tollgate_server::store::{Ask, Deal, Store, StoreError, Verdict};
+use tollgate_server::store::{BucketRequest, Store, StoreError, TokenAction, Verdict};
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc_service::GrpcService;
@@ -132,11 +132,11 @@ impl Case {
                 Way::Rpc => work.by_rpc(MemoryStore::new()).await,
                 Way::Node => {
                     let (store, health) = redis(store).await?;
-                    let ahead = Ahead::new(Arc::clone(health.members()));
-                    let prefetching = Prefetching::new(store.clone(), Arc::new(ahead));
+                    let prefetched = PrefetchedTokens::new(Arc::clone(health.members()));
+                    let prefetching = PrefetchStore::new(store.clone(), Arc::new(prefetched));
                     let (service, _, limits) = service(prefetching)?;
                     // As in a node that has been up for a while.
-                    limits.settle_once(&store).await;
+                    limits.report_layouts_once(&store).await;
                     work.together(service).await
                 }
                 Way::Redis => work.in_batches(&redis(store).await?.0).await,
@@ -155,8 +155,8 @@ fn service<S: Store>(store: S) -> Fallible<(AllowService<S>, Arc<Metrics>, Arc<L
     )?;
     let metrics = Arc::new(Metrics::new());
     let limits = Arc::new(LiveLimits::load(file.path().into(), Arc::clone(&metrics))?);
-    let shared = Shared::new(Arc::clone(&limits), None, Clock::system(), false, &metrics);
-    Ok((AllowService::new(store, Arc::new(shared)), metrics, limits))
+    let state = ServiceState::new(Arc::clone(&limits), None, Clock::system(), false, &metrics);
+    Ok((AllowService::new(store, Arc::new(state)), metrics, limits))
 }
 
 async fn redis(url: &str) -> Fallible<(RedisStore, Arc<Health>)> {
@@ -244,7 +244,7 @@ impl Work {
                 .terms();
         let requests: Vec<(&str, i64)> = self.requests().collect();
         for some in requests.chunks(BATCH) {
-            let asks: Vec<Ask<'_>> =
+            let asks: Vec<BucketRequest<'_>> =
                 some.iter().map(|&(name, tokens)| question(name, tokens as u64, &terms)).collect();
             for outcome in store.decide(&asks).await {
                 if outcome?.verdict != Verdict::Granted {
@@ -265,16 +265,16 @@ async fn ask<S: Store>(service: &AllowService<S>, bucket: &str, tokens: i64) -> 
     Ok(())
 }
 
-fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> Ask<'a> {
-    Ask {
+fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> BucketRequest<'a> {
+    BucketRequest {
         caller: None,
         namespace: NAMESPACE,
         name,
-        place: Place::Dynamic { max_buckets: None },
+        kind: BucketKind::Dynamic { max_buckets: None },
         terms,
         max_idle_ms: None,
         tokens,
-        deal: Deal::Take { max_wait_ms: 1000 },
+        action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
         moved: false,
         rewrite: false,

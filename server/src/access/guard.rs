@@ -244,7 +244,7 @@ impl Caller {
     }
 
     /// The caller's index in the access file; `None` for unidentified and shared callers.
-    pub fn place(&self) -> Option<usize> {
+    pub fn index(&self) -> Option<usize> {
         self.own_name().map(|(_, index)| index)
     }
 
@@ -426,14 +426,14 @@ mod tests {
                 headers.insert(AUTHORIZATION, value);
             }
             let mut guard = Guard::grpc(Some(Arc::clone(&access)), names);
-            guard.caller(&headers).expect("known").place()
+            guard.caller(&headers).expect("known").index()
         };
         assert_eq!(index(Some("1"), None), Some(0));
         assert_eq!(index(Some("2"), None), Some(2));
         assert_eq!(index(Some("b"), None), None, "shared caller");
         assert_eq!(index(None, None), None, "unidentified caller");
         assert_eq!(index(None, Some(["cn:two".to_owned()].into())), Some(2));
-        assert_eq!(Caller::ALLOWED.place(), None);
+        assert_eq!(Caller::ALLOWED.index(), None);
     }
 
     #[test]

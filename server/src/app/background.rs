@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 use crate::logging;
 use crate::metrics::Metrics;
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::service::capacity::CapacityService;
 use crate::service::limits::LiveLimits;
 use crate::service::parent::{Renewal, TICK};
@@ -27,7 +27,7 @@ pub(super) struct Background<L> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) limits: Arc<LiveLimits>,
     pub(super) door: Door,
-    pub(super) shared: Arc<Shared>,
+    pub(super) service_state: Arc<ServiceState>,
     /// The leases whose gauges are updated.
     pub(super) leases: CapacityService<L>,
     /// `None` without a parent.
@@ -39,14 +39,14 @@ pub(super) struct Background<L> {
 impl<L: LeaseStore> Background<L> {
     /// Works until the future is dropped.
     pub(super) async fn run(self) -> Infallible {
-        let Self { metrics, limits, door, shared, leases, renewal, reload } = self;
+        let Self { metrics, limits, door, service_state, leases, renewal, reload } = self;
         let watch = async { tokio::join!(limits.watch(), door.watch()) };
         let (never, ..) = tokio::join!(
             upkeep(&metrics),
             watch,
             reload_on_request(&limits, &door, reload),
             update_gauges(&leases),
-            renew(&shared, renewal),
+            renew(&service_state, renewal),
         );
         never
     }
@@ -76,10 +76,13 @@ async fn update_gauges(leases: &CapacityService<impl LeaseStore>) {
     }
 }
 
-async fn renew(shared: &Shared, renewal: Option<(Renewal<impl LeaseStore>, ParentClient)>) {
+async fn renew(
+    service_state: &ServiceState,
+    renewal: Option<(Renewal<impl LeaseStore>, ParentClient)>,
+) {
     let Some((mut renewal, parent)) = renewal else { return };
     loop {
-        renewal.round(&parent, shared.now()).await;
+        renewal.round(&parent, service_state.now()).await;
         tokio::time::sleep(TICK).await;
     }
 }

@@ -22,7 +22,7 @@ use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::parent::Renewal;
-use crate::service::{Fallback, Shared};
+use crate::service::{Fallback, ServiceState};
 use crate::settings::Settings;
 use crate::store::clock::Clock;
 use crate::store::redis::Health;
@@ -57,12 +57,13 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     let Stores { open, leases, fallback } = stores;
     let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
     let has_parent = parent.is_some();
-    let shared = Shared::new(Arc::clone(&limits), fallback, Clock::system(), has_parent, &metrics);
+    let service_state =
+        ServiceState::new(Arc::clone(&limits), fallback, Clock::system(), has_parent, &metrics);
     let node = Node {
         addresses: Addresses::of(&listeners, &settings)?,
         bounds: NodeBounds::new(&settings, &metrics),
         readiness: Readiness::new(Arc::clone(&limits), health.clone()),
-        shared: Arc::new(shared),
+        service_state: Arc::new(service_state),
         settings,
         metrics,
         door,
@@ -73,12 +74,12 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
         (renewal.gauged_by(node.metrics.parent_up()), parent.client)
     });
     // The leases of background work: gauges and the status page.
-    let leases = CapacityService::new(leases, Arc::clone(&node.shared));
+    let leases = CapacityService::new(leases, Arc::clone(&node.service_state));
     let background = Background {
         metrics: Arc::clone(&node.metrics),
         limits,
         door: node.door.clone(),
-        shared: Arc::clone(&node.shared),
+        service_state: Arc::clone(&node.service_state),
         leases: leases.clone(),
         renewal,
         reload,
@@ -103,7 +104,7 @@ struct Node<B, L> {
     settings: Settings,
     addresses: Addresses,
     metrics: Arc<Metrics>,
-    shared: Arc<Shared>,
+    service_state: Arc<ServiceState>,
     door: Door,
     bounds: NodeBounds,
     readiness: Readiness,
@@ -235,11 +236,11 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
     fn services(
         &self,
     ) -> impl FnOnce() -> (AllowService<B>, CapacityService<L>) + Send + use<B, L> {
-        let (open, shared) = (Arc::clone(&self.open), Arc::clone(&self.shared));
+        let (open, service_state) = (Arc::clone(&self.open), Arc::clone(&self.service_state));
         move || {
             let (buckets, leases) = open();
-            let leases = CapacityService::new(leases, Arc::clone(&shared));
-            (AllowService::new(buckets, shared), leases)
+            let leases = CapacityService::new(leases, Arc::clone(&service_state));
+            (AllowService::new(buckets, service_state), leases)
         }
     }
 

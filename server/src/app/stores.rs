@@ -14,7 +14,7 @@ use crate::service::status::NodeView;
 use crate::settings::{Settings, StoreUrl};
 use crate::store::StoreError;
 use crate::store::memory::MemoryStore;
-use crate::store::prefetch::{Ahead, Prefetching};
+use crate::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
 
 /// Interval of removing full buckets from an in-memory store.
@@ -49,11 +49,11 @@ pub(super) async fn run_on_redis(
     let connector =
         Connector::new(servers(url, settings)?, settings.store_timeout, Arc::clone(&health));
     let id = NodeView::of_this_build(settings.node_id()).registered();
-    let ahead = Arc::new(Ahead::new(Arc::clone(health.members())));
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(health.members())));
     let opener = connector.clone();
     let open = Arc::new(move || {
         let store = opener.open();
-        (Prefetching::new(store.clone(), Arc::clone(&ahead)), store)
+        (PrefetchStore::new(store.clone(), Arc::clone(&prefetched)), store)
     });
     let (prefetching, store) = open();
     let limits = Arc::clone(&prepared.limits);
@@ -61,7 +61,7 @@ pub(super) async fn run_on_redis(
     let mut shutdown = std::pin::pin!(shutdown);
     let startup = async {
         heartbeat.registered().await;
-        limits.settle_once(&store).await;
+        limits.report_layouts_once(&store).await;
     };
     tokio::select! {
         () = startup => {}
@@ -73,8 +73,8 @@ pub(super) async fn run_on_redis(
     }
     let local = MemoryStore::new();
     let maintain = async {
-        let (settle, sweep) = (limits.settle(&store), sweep(&local, |_| {}));
-        let rest = async { tokio::join!(prefetching.tend(), settle, sweep) };
+        let (report, sweep) = (limits.report_layouts(&store), sweep(&local, |_| {}));
+        let rest = async { tokio::join!(prefetching.tend(), report, sweep) };
         tokio::select! {
             error = heartbeat.gone() => error,
             (_, _, never) = rest => match never {},

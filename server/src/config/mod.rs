@@ -65,8 +65,8 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
 mod tests {
     use super::model::FailurePolicy;
     use super::*;
-    use crate::domain::bucket::Place;
-    use crate::domain::sharing::Kind;
+    use crate::domain::bucket::BucketKind;
+    use crate::domain::sharing::SharingAlgorithm;
 
     const FILE: &str = "
 on_store_failure: deny
@@ -91,23 +91,23 @@ namespaces:
     fn lookup_order_of_bucket_names() {
         use FailurePolicy::{Allow, Deny};
         let limits = parse(FILE).expect("a valid file").limits;
-        let bounded = Place::Configured { bounded: true };
-        let configured = Place::Configured { bounded: false };
+        let bounded = BucketKind::Configured { bounded: true };
+        let configured = BucketKind::Configured { bounded: false };
         let cases = [
             ("shared", "a", 2, configured, Deny),
-            ("shared", "b", 3, Place::NamespaceDefault, Deny),
+            ("shared", "b", 3, BucketKind::NamespaceDefault, Deny),
             ("dynamic", "a", 5, bounded, Allow),
-            ("dynamic", "b", 4, Place::Dynamic { max_buckets: Some(7) }, Allow),
+            ("dynamic", "b", 4, BucketKind::Dynamic { max_buckets: Some(7) }, Allow),
             ("unbounded", "a", 7, configured, Deny),
-            ("unbounded", "b", 6, Place::Dynamic { max_buckets: None }, Deny),
+            ("unbounded", "b", 6, BucketKind::Dynamic { max_buckets: None }, Deny),
             ("bare", "a", 8, configured, Deny),
-            ("bare", "b", 1, Place::GlobalDefault, Deny),
-            ("other", "a", 1, Place::GlobalDefault, Deny),
+            ("bare", "b", 1, BucketKind::GlobalDefault, Deny),
+            ("other", "a", 1, BucketKind::GlobalDefault, Deny),
         ];
-        for (namespace, name, size, place, policy) in cases {
+        for (namespace, name, size, kind, policy) in cases {
             let found = limits.find(namespace, name).expect("a bucket");
-            let outcome = (found.bucket.limit.size_tokens, found.place, found.on_store_failure);
-            assert_eq!(outcome, (size, place, policy), "{namespace} {name}");
+            let outcome = (found.bucket.limit.size_tokens, found.kind, found.on_store_failure);
+            assert_eq!(outcome, (size, kind, policy), "{namespace} {name}");
         }
         let limits = parse("namespaces: { a: {} }").expect("a valid file").limits;
         assert!(limits.find("a", "b").is_none());
@@ -161,9 +161,9 @@ resources:
             let (_, template) = limits.template(resource).expect("a template");
             (template.algorithm.kind, template.algorithm.learning_mode_duration_s)
         };
-        assert_eq!(learning("db.orders"), (Kind::FairShare, 60));
-        assert_eq!(learning("db.users"), (Kind::Static, 0));
-        assert_eq!(learning("other"), (Kind::FairShare, 60));
+        assert_eq!(learning("db.orders"), (SharingAlgorithm::FairShare, 60));
+        assert_eq!(learning("db.users"), (SharingAlgorithm::Static, 0));
+        assert_eq!(learning("other"), (SharingAlgorithm::FairShare, 60));
     }
 
     #[test]

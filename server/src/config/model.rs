@@ -5,8 +5,8 @@ use std::ops::Deref;
 use hashbrown::HashMap;
 
 use super::glob::Glob;
-use crate::domain::bucket::{BucketLimit, Place, Terms};
-use crate::domain::sharing::Kind;
+use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
+use crate::domain::sharing::SharingAlgorithm;
 
 /// The contents of one limits file, validated and with defaults filled in.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -134,7 +134,7 @@ pub struct ResourceTemplate {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
     /// The sharing algorithm.
-    pub kind: Kind,
+    pub kind: SharingAlgorithm,
     /// Seconds from the grant to the expiry of a lease.
     pub lease_length_s: u64,
     /// Seconds between a client's refreshes.
@@ -151,7 +151,7 @@ pub struct Found<'a> {
     /// The definition of the bucket.
     pub bucket: &'a Bucket,
     /// The kind of bucket.
-    pub place: Place,
+    pub kind: BucketKind,
     /// How the request is decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
 }
@@ -178,22 +178,22 @@ impl Limits {
         // The namespace's own policy applies even to the global default bucket.
         let global = |on_store_failure| {
             let bucket = self.global_default.as_ref()?;
-            Some(Found { bucket, place: Place::GlobalDefault, on_store_failure })
+            Some(Found { bucket, kind: BucketKind::GlobalDefault, on_store_failure })
         };
         let Some(owner) = self.namespaces.get(namespace) else {
             return global(self.on_store_failure);
         };
         let found =
-            |bucket, place| Some(Found { bucket, place, on_store_failure: owner.on_store_failure });
+            |bucket, kind| Some(Found { bucket, kind, on_store_failure: owner.on_store_failure });
         if let Some(bucket) = owner.buckets.get(name) {
             let bounded = owner.bounds_dynamic_buckets();
-            return found(bucket, Place::Configured { bounded });
+            return found(bucket, BucketKind::Configured { bounded });
         }
         match &owner.others {
             Others::Dynamic { template, max_buckets } => {
-                found(template, Place::Dynamic { max_buckets: *max_buckets })
+                found(template, BucketKind::Dynamic { max_buckets: *max_buckets })
             }
-            Others::Shared(bucket) => found(bucket, Place::NamespaceDefault),
+            Others::Shared(bucket) => found(bucket, BucketKind::NamespaceDefault),
             Others::Nothing => global(owner.on_store_failure),
         }
     }

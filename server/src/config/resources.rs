@@ -9,7 +9,7 @@ use super::read::{Fields, Keys, Reader};
 use super::tree::Node;
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::NO_BOUND;
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 
 /// The longest lease, in seconds: as for buckets, the largest span of stored times.
 const MAX_SPAN_S: i64 = (MAX_SPAN_US / 1e6) as i64;
@@ -216,7 +216,7 @@ fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<
 fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
     let before = reader.faults.count();
     let fields = reader.fields(node, path, &ALGORITHM_KEYS);
-    let kinds = Kind::ALL.map(|kind| (kind.name(), kind));
+    let kinds = SharingAlgorithm::ALL.map(|kind| (kind.name(), kind));
     let kind = match fields.get("kind") {
         Some(entry) => reader.choice(entry.value, &path.key(entry.key), &kinds),
         None => missing(reader, &fields, path, "kind", "how the capacity is shared"),

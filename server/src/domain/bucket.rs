@@ -178,8 +178,8 @@ impl Terms {
         Self { interval_us, cap_us, life_us: cap_us, mark, grid_us, ..*self }
     }
 
-    /// The terms of the bucket while each of `nodes` may hold [`Terms::ahead_tokens`]: a smaller
-    /// size, with everything else unchanged. The size never grows with the number of nodes.
+    /// The terms of the bucket while each of `nodes` may hold [`Terms::max_prefetch_tokens`]: a
+    /// smaller size, with everything else unchanged. The size never grows with the number of nodes.
     pub fn beside_prefetch(&self, prefetch_tokens: u64, nodes: u32) -> Self {
         let held_us = self.cost_us(prefetch_tokens) * f64::from(nodes.max(1));
         Self { cap_us: self.life_us - held_us.min(self.life_us / 2.0), ..*self }
@@ -187,7 +187,7 @@ impl Terms {
 
     /// The most tokens that each of `nodes` may prefetch, so that together they hold half of the
     /// size at most. Never grows with the number of nodes.
-    pub fn ahead_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
+    pub fn max_prefetch_tokens(&self, prefetch_tokens: u64, nodes: u32) -> u64 {
         let size = self.life_us / self.interval_us;
         prefetch_tokens.min((size / 2.0 / f64::from(nodes.max(1))) as u64)
     }
@@ -283,9 +283,9 @@ impl State {
     }
 }
 
-/// One request to a bucket.
+/// One request to a bucket, in the units of the arithmetic.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Request {
+pub struct Charge {
     /// Cost of the tokens ([`Terms::cost_us`]). A negative cost returns tokens.
     pub cost_us: f64,
     /// The longest wait that a grant may impose, in µs. If negative, the balance must be at least
@@ -293,14 +293,14 @@ pub struct Request {
     pub max_wait_us: f64,
 }
 
-impl Request {
+impl Charge {
     /// Takes tokens, with a wait and a debt if the limits allow.
     pub fn take(cost_us: f64, max_wait_ms: u64) -> Self {
         Self { cost_us, max_wait_us: max_wait_ms as f64 * 1000.0 }
     }
 
     /// Takes available tokens only, without a wait or a debt.
-    pub fn take_ahead(cost_us: f64) -> Self {
+    pub fn take_available(cost_us: f64) -> Self {
         Self { cost_us, max_wait_us: -cost_us }
     }
 
@@ -344,46 +344,62 @@ impl State {
     }
 }
 
-/// Decides one request at `now`. A `state` of `None` is a full bucket.
-pub fn decide(state: Option<&State>, terms: &Terms, request: &Request, now: Micros) -> Decision {
-    let mut accrued_us = terms.cap_us;
-    // `restated`: the balance was converted or corrected, so the state must be written again even
-    // if the request is refused.
-    let (mut restated, mut carried) = (false, false);
-    if let Some(state) = state {
-        accrued_us = state.accrued_us(now);
-        carried = state.carried;
-        if state.mark != terms.mark {
-            if !state.mark.same_rate(terms.mark) {
-                // Use both rates as rounded in the marks. When nodes with different limits convert
-                // a balance back and forth, it then neither shrinks nor grows.
-                accrued_us *= state.mark.rate() / terms.mark.rate();
-                // A longer debt could not be stored.
-                accrued_us = accrued_us.max(-MAX_SPAN_US);
-            }
-            (restated, carried) = (true, true);
-        }
-        // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
-        // the clock stepped back, so it is cut to the limit.
-        if !carried && accrued_us < -terms.max_debt_us - 1.0 {
-            accrued_us = -terms.max_debt_us;
-            restated = true;
-        }
-    }
-    let full = accrued_us >= terms.cap_us;
-    if full {
-        accrued_us = terms.cap_us;
-    }
+/// A bucket's balance before a request.
+struct Balance {
+    accrued_us: f64,
+    /// The balance was converted or corrected, so the state must be written again even if the
+    /// request is refused.
+    restated: bool,
+    /// The balance may be a debt beyond the limit, from before a change of limits.
+    carried: bool,
+    full: bool,
+}
 
-    let granted = allowed(accrued_us, terms, request);
+impl Balance {
+    /// The balance at `now`. A `state` of `None` is a full bucket.
+    fn of(state: Option<&State>, terms: &Terms, now: Micros) -> Self {
+        let mut accrued_us = terms.cap_us;
+        let (mut restated, mut carried) = (false, false);
+        if let Some(state) = state {
+            accrued_us = state.accrued_us(now);
+            carried = state.carried;
+            if state.mark != terms.mark {
+                if !state.mark.same_rate(terms.mark) {
+                    // Use both rates as rounded in the marks. When nodes with different limits
+                    // convert a balance back and forth, it then neither shrinks nor grows.
+                    accrued_us *= state.mark.rate() / terms.mark.rate();
+                    // A longer debt could not be stored.
+                    accrued_us = accrued_us.max(-MAX_SPAN_US);
+                }
+                (restated, carried) = (true, true);
+            }
+            // No grant exceeds the debt limit. Without a change of limits, a longer debt means that
+            // the clock stepped back, so it is cut to the limit.
+            if !carried && accrued_us < -terms.max_debt_us - 1.0 {
+                accrued_us = -terms.max_debt_us;
+                restated = true;
+            }
+        }
+        let full = accrued_us >= terms.cap_us;
+        if full {
+            accrued_us = terms.cap_us;
+        }
+        Self { accrued_us, restated, carried, full }
+    }
+}
+
+/// Decides one request at `now`. A `state` of `None` is a full bucket.
+pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros) -> Decision {
+    let Balance { accrued_us, restated, carried, full } = Balance::of(state, terms, now);
+    let granted = allowed(accrued_us, terms, charge);
     let change = if granted {
         let left = match state {
             Some(state) if !restated && !full => {
-                State { carried: false, ..*state }.moved(request.cost_us)
+                State { carried: false, ..*state }.moved(charge.cost_us)
             }
-            _ => State::at(now, accrued_us - request.cost_us, terms),
+            _ => State::at(now, accrued_us - charge.cost_us, terms),
         };
-        let filled = request.cost_us < 0.0 && left.accrued_us(now) >= terms.cap_us;
+        let filled = charge.cost_us < 0.0 && left.accrued_us(now) >= terms.cap_us;
         match state {
             None if filled => Change::Keep,
             Some(_) if filled => fill(terms, now),
@@ -410,9 +426,9 @@ fn fill(terms: &Terms, now: Micros) -> Change {
     }
 }
 
-fn allowed(accrued_us: f64, terms: &Terms, request: &Request) -> bool {
-    -accrued_us - SLACK_US <= request.max_wait_us
-        && request.cost_us - accrued_us - SLACK_US <= terms.max_debt_us
+fn allowed(accrued_us: f64, terms: &Terms, charge: &Charge) -> bool {
+    -accrued_us - SLACK_US <= charge.max_wait_us
+        && charge.cost_us - accrued_us - SLACK_US <= terms.max_debt_us
 }
 
 /// The wait of a grant that found this balance, in whole milliseconds, rounded up.
@@ -422,12 +438,12 @@ pub fn wait_ms(accrued_us: f64) -> i64 {
 
 /// Time until a refused request could be granted if no other request came, in whole milliseconds,
 /// rounded up. 0 if it can never be granted.
-pub fn retry_after_ms(accrued_us: f64, terms: &Terms, request: &Request) -> i64 {
-    if request.cost_us - terms.cap_us - SLACK_US > terms.max_debt_us {
+pub fn retry_after_ms(accrued_us: f64, terms: &Terms, charge: &Charge) -> i64 {
+    if charge.cost_us - terms.cap_us - SLACK_US > terms.max_debt_us {
         return 0;
     }
-    let until_wait = -accrued_us - request.max_wait_us;
-    let until_debt = request.cost_us - accrued_us - terms.max_debt_us;
+    let until_wait = -accrued_us - charge.max_wait_us;
+    let until_debt = charge.cost_us - accrued_us - terms.max_debt_us;
     ceil_ms(until_wait.max(until_debt) - SLACK_US).max(1)
 }
 
@@ -437,7 +453,7 @@ fn ceil_ms(us: f64) -> i64 {
 
 /// The kind of bucket that serves a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum BucketKind {
     /// A bucket configured under the requested name.
     Configured {
         /// Whether the namespace limits the number of its dynamic buckets.

@@ -1,4 +1,4 @@
-//! Tests of the bucket arithmetic for prefetch: taking tokens ahead and giving them back.
+//! Tests of the bucket arithmetic for prefetch: taking available tokens and giving them back.
 //! `tests/allow/scenarios.rs` tests everything else, on both stores.
 
 use super::*;
@@ -22,8 +22,8 @@ fn balance_after(before: Option<State>, change: Change) -> Option<f64> {
 
 #[test]
 fn prefetch_takes_available_tokens_and_returns_fill_up_to_the_size() {
-    let take = |tokens: f64| Request::take_ahead(tokens * 1e6);
-    let back = |tokens: f64| Request::give_back(tokens * 1e6);
+    let take = |tokens: f64| Charge::take_available(tokens * 1e6);
+    let back = |tokens: f64| Charge::give_back(tokens * 1e6);
     // Tokens held by nodes, tokens before, request, granted, tokens after.
     let cases = [
         (0, None, take(10.0), true, Some(0.0)),
@@ -44,12 +44,12 @@ fn prefetch_takes_available_tokens_and_returns_fill_up_to_the_size() {
         (3, Some(4.0), back(60.0), true, Some(7.0)),
         (3, None, back(3.0), true, None),
     ];
-    for (held, before, request, granted, after) in cases {
+    for (held, before, charge, granted, after) in cases {
         let terms = terms().beside_prefetch(held, 1);
         let state = before.map(|tokens: f64| State::at(NOW, tokens * 1e6, &terms));
-        let decision = decide(state.as_ref(), &terms, &request, NOW);
+        let decision = decide(state.as_ref(), &terms, &charge, NOW);
         let found = (decision.granted, balance_after(state, decision.change));
-        assert_eq!(found, (granted, after), "{held} {before:?} {request:?}");
+        assert_eq!(found, (granted, after), "{held} {before:?} {charge:?}");
     }
 }
 
@@ -60,11 +60,11 @@ fn giving_back_never_returns_more_than_was_taken() {
         let start = State::at(NOW, terms.cost_us(500), &terms);
         let mut state = start;
         for tokens in 1..30 {
-            for request in [
-                Request::take_ahead(terms.cost_us(tokens)),
-                Request::give_back(terms.cost_us(tokens)),
+            for charge in [
+                Charge::take_available(terms.cost_us(tokens)),
+                Charge::give_back(terms.cost_us(tokens)),
             ] {
-                match decide(Some(&state), &terms, &request, NOW).change {
+                match decide(Some(&state), &terms, &charge, NOW).change {
                     Change::Put(next) => state = next,
                     change => panic!("{change:?}"),
                 }
@@ -82,7 +82,7 @@ fn held_tokens_and_reduced_size_never_exceed_the_size() {
             let terms = Terms::new(size as f64, 33.0, 0);
             let (mut held, mut left_us) = (u64::MAX, f64::INFINITY);
             for nodes in 1..200 {
-                let each = terms.ahead_tokens(prefetch, nodes);
+                let each = terms.max_prefetch_tokens(prefetch, nodes);
                 let beside = terms.beside_prefetch(prefetch, nodes);
                 let all_us = terms.cost_us(each * u64::from(nodes)) + beside.cap_us;
                 assert!(all_us <= terms.cap_us * (1.0 + 1e-12), "{size} {prefetch} {nodes}");

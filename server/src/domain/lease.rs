@@ -8,21 +8,21 @@
 //!
 //! `lua/lease.lua` implements the same algorithm in Redis.
 
-use std::ops::Bound::{Excluded, Included};
-
-use smallvec::SmallVec;
-
-use super::exact::Sum;
-use super::few::SmallMap;
-use super::order::WantsIndex;
 use super::roster::{Roster, SlotIndex};
-use super::sharing::{Kind, Side, Split};
+use super::sharing::{SharingAlgorithm, Side, Split};
+use super::small_map::SmallMap;
+use super::sum::Sum;
 use super::time::Micros;
+use super::wants_index::WantsIndex;
 
 pub(super) mod model;
+mod rules;
+mod threshold;
 
 pub use model::*;
-use model::{ratio, subclients, wants};
+use model::{subclients, wants};
+pub use rules::learning_until;
+use rules::{EffectiveRules, Freeze};
 
 /// The most expired leases that one decision removes.
 pub const DROP_LIMIT: usize = 1000;
@@ -36,14 +36,14 @@ const MIN_CROSSINGS: usize = 32;
 /// Bounds on the maintenance work of one decision: removing expired leases and moving the
 /// threshold. The decisions of one batch share the bounds of a single decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
+pub struct WorkLimits {
     /// The most expired leases to remove.
     pub drops: usize,
     /// The most groups of holders with equal wants to move across the threshold.
     pub crossings: usize,
 }
 
-impl Effort {
+impl WorkLimits {
     /// The bounds of a single decision.
     pub const ALONE: Self = Self { drops: DROP_LIMIT, crossings: CROSS_LIMIT };
 
@@ -53,14 +53,6 @@ impl Effort {
         let crossings = (drops * CROSS_LIMIT).div_ceil(DROP_LIMIT).max(MIN_CROSSINGS);
         Self { drops, crossings }
     }
-}
-
-/// While a request to the parent is in flight, clients may lease at most the capacity that the
-/// request reported.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Freeze {
-    capacity: f64,
-    until: Micros,
 }
 
 /// The leases on one resource.
@@ -114,68 +106,74 @@ impl Resource {
     }
 
     /// Decides a request and records the lease.
-    pub fn ask(&mut self, wish: &Wish<'_>, rules: &Rules, now: Micros) -> Grant {
-        self.ask_within(wish, rules, now, Effort::ALONE)
+    pub fn decide(&mut self, request: &HolderRequest<'_>, rules: &Rules, now: Micros) -> Grant {
+        self.decide_within(request, rules, now, WorkLimits::ALONE)
     }
 
-    /// Like [`Self::ask`], with bounds on the maintenance work.
-    pub fn ask_within(
+    /// Like [`Self::decide`], with bounds on the maintenance work.
+    pub fn decide_within(
         &mut self,
-        wish: &Wish<'_>,
+        request: &HolderRequest<'_>,
         rules: &Rules,
         now: Micros,
-        effort: Effort,
+        work: WorkLimits,
     ) -> Grant {
         let now_s = now.as_secs();
-        self.drop_some(now_s, effort.drops);
+        self.drop_some(now_s, work.drops);
         let effective = self.effective_rules(rules, now);
         let upper = bound(effective.capacity);
-        // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
-        let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
-        let bands: SmallVec<[Band; 1]> = wish.bands.iter().map(bounded).collect();
-
-        let slot = self.holders.find(wish.holder);
+        let bands = request.bounded_bands(upper);
+        let slot = self.holders.find(request.holder);
         let old_has = slot.map_or(0.0, |slot| self.holders.held(slot).has);
         self.change_wants(slot, &bands);
         self.add_to_split(&bands, &effective);
-        if effective.kind.shares() && self.split.wants() > effective.capacity {
-            self.move_threshold(&effective, effort.crossings);
+        if effective.algorithm.shares() && self.split.wants() > effective.capacity {
+            self.move_threshold(&effective, work.crossings);
         }
 
         let learning_until =
-            learning_until(self.born, effective.learning_s, wish.learn_for_us, now);
+            learning_until(self.born, effective.learning_s, request.learn_for_us, now);
         let is_learning = learning_until.is_some();
-        let has = self.grantable(wish, &bands, &effective, is_learning, old_has, now_s);
-        // A cluster whose lease shrinks still counts as holding what it has leased out itself,
-        // until its clients have given that back.
-        let still_out = match (wish.holder, wish.claim) {
-            (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
-            _ => 0.0,
-        };
-        let mut expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
-        if let (Some(_), Some(claim)) = (learning_until, wish.claim)
-            && rules.from_parent
-            && self.parent.is_none()
-            && has > 0.0
-        {
-            // Until the parent has leased anything, a learned lease expires no later than reported.
-            expiry_s = expiry_s.min(claim.expiry_s);
-        }
-        let held = Held { bands, has: has.max(still_out).min(upper), expiry_s };
+        let has = self.grantable(request, &bands, &effective, is_learning, old_has, now_s);
+        let expiry_s = self.expiry_s(request, rules, &effective, is_learning, has, now_s);
+        let still_out = request.still_out(old_has, now_s);
+        let held = HeldLease { bands, has: has.max(still_out).min(upper), expiry_s };
         self.has.add(held.has);
         match slot {
             Some(slot) => self.holders.replace(slot, held),
-            None => self.holders.add(wish.holder, held),
+            None => self.holders.add(request.holder, held),
         }
         Grant {
             has,
             expiry_s,
             learning_until,
             capacity: effective.capacity,
-            kind: Some(effective.kind),
+            algorithm: Some(effective.algorithm),
             parent_refresh_s: effective.parent_refresh_s,
             subclients: self.split.subclients(),
             presence: Presence::Known,
+        }
+    }
+
+    /// When the lease on `has` expires, in seconds since the epoch.
+    fn expiry_s(
+        &self,
+        request: &HolderRequest<'_>,
+        rules: &Rules,
+        effective: &EffectiveRules,
+        is_learning: bool,
+        has: f64,
+        now_s: i64,
+    ) -> i64 {
+        let expiry_s = effective.last_expiry_s.min(now_s.saturating_add(effective.lease_s));
+        match request.claim {
+            // Until the parent has leased anything, a learned lease expires no later than reported.
+            Some(claim)
+                if is_learning && rules.from_parent && self.parent.is_none() && has > 0.0 =>
+            {
+                expiry_s.min(claim.expiry_s)
+            }
+            _ => expiry_s,
         }
     }
 
@@ -183,7 +181,7 @@ impl Resource {
     /// wants within bounds.
     fn grantable(
         &self,
-        wish: &Wish<'_>,
+        request: &HolderRequest<'_>,
         bands: &[Band],
         effective: &EffectiveRules,
         is_learning: bool,
@@ -191,19 +189,19 @@ impl Resource {
         now_s: i64,
     ) -> f64 {
         if is_learning {
-            return match wish.claim {
+            return match request.claim {
                 Some(Claim::UNKNOWN) => old_has.min(effective.most_held),
                 Some(claim) => claim.at(now_s).min(effective.most_held),
                 None => 0.0,
             };
         }
-        if effective.kind == Kind::NoAlgorithm {
-            return wish.bands.iter().map(|band| band.wants).sum();
+        if effective.algorithm == SharingAlgorithm::NoAlgorithm {
+            return request.bands.iter().map(|band| band.wants).sum();
         }
         let (wants, subclients) = (wants(bands), subclients(bands));
         let entitled =
-            self.split.entitlement(effective.kind, effective.capacity, wants, subclients);
-        if effective.kind.shares() {
+            self.split.entitlement(effective.algorithm, effective.capacity, wants, subclients);
+        if effective.algorithm.shares() {
             entitled.min(self.has.rest_of(effective.capacity)).max(0.0)
         } else {
             entitled
@@ -212,12 +210,12 @@ impl Resource {
 
     /// Releases a holder's lease; returns whether it had one.
     pub fn release(&mut self, holder: Holder<'_>, now: Micros) -> bool {
-        self.release_within(holder, now, Effort::ALONE)
+        self.release_within(holder, now, WorkLimits::ALONE)
     }
 
     /// Like [`Self::release`], with bounds on the maintenance work.
-    pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, effort: Effort) -> bool {
-        self.drop_some(now.as_secs(), effort.drops);
+    pub fn release_within(&mut self, holder: Holder<'_>, now: Micros, work: WorkLimits) -> bool {
+        self.drop_some(now.as_secs(), work.drops);
         self.holders.find(holder).map(|slot| self.remove(slot)).is_some()
     }
 
@@ -250,7 +248,7 @@ impl Resource {
     }
 
     /// All leases, earliest expiry first.
-    pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
+    pub fn leases(&self) -> impl Iterator<Item = (Holder<'_>, &HeldLease)> {
         self.holders.iter()
     }
 
@@ -259,236 +257,10 @@ impl Resource {
         self.bands.iter().map(|(&priority, &side)| (priority, side))
     }
 
-    /// Freezes the capacity during a request to the parent: until the answer or `until`, at most
-    /// the current sum of all leases may be leased. Returns that sum. `number` must be unique.
-    pub fn freeze(&mut self, until: Micros, number: u64) -> f64 {
-        // An earlier request may still be unanswered because its node has stopped.
-        self.end_freeze();
-        let capacity = self.has.value().max(0.0);
-        self.freeze = Some(Freeze { capacity, until });
-        self.freeze_number = Some(number);
-        capacity
-    }
-
-    /// Ends the freeze `number` with the parent's answer. `None` means that the answer is lost: the
-    /// capacity is then at most what the request reported. Does nothing if another freeze has
-    /// started since, as the answer is then outdated.
-    pub fn thaw(&mut self, number: u64, lease: Option<ParentLease>) {
-        if self.freeze_number != Some(number) {
-            return;
-        }
-        self.end_freeze();
-        if lease.is_some() {
-            self.parent = lease;
-        }
-    }
-
-    /// Ends the freeze, and limits the parent's lease to the frozen capacity.
-    fn end_freeze(&mut self) {
-        if let (Some(freeze), Some(parent)) = (self.freeze.take(), &mut self.parent) {
-            parent.capacity = parent.capacity.min(freeze.capacity);
-        }
-    }
-
-    /// The rules that apply at `now`, with the parent's lease and the freeze taken into account.
-    fn effective_rules(&self, rules: &Rules, now: Micros) -> EffectiveRules {
-        let now_s = now.as_secs();
-        if !rules.from_parent {
-            return EffectiveRules {
-                kind: rules.kind.unwrap_or(Kind::NoAlgorithm),
-                capacity: rules.capacity,
-                most_held: rules.most_held(),
-                lease_s: rules.lease_s,
-                learning_s: rules.learning_s,
-                last_expiry_s: i64::MAX,
-                parent_refresh_s: None,
-            };
-        }
-        let Some(parent) = self.parent else {
-            return EffectiveRules {
-                kind: rules.kind.unwrap_or(Kind::FairShare),
-                capacity: 0.0,
-                most_held: rules.most_held(),
-                lease_s: rules.lease_s,
-                learning_s: rules.learning_s,
-                last_expiry_s: i64::MAX,
-                parent_refresh_s: None,
-            };
-        };
-        let valid = parent.expiry_s > now_s;
-        let leased = parent.capacity_at(now_s);
-        let frozen = self.freeze.filter(|freeze| freeze.until > now);
-        let (lease_s, learning_s) = match rules.kind {
-            Some(_) => (rules.lease_s, rules.learning_s),
-            None => (parent.lease_s, rules.learning_s.min(parent.lease_s)),
-        };
-        let kind = rules.kind.unwrap_or(parent.kind);
-        EffectiveRules {
-            kind,
-            // A freeze does not limit what clients may already hold.
-            most_held: kind.most_held(leased),
-            capacity: frozen.map_or(leased, |freeze| leased.min(freeze.capacity)),
-            lease_s,
-            learning_s,
-            last_expiry_s: if valid { parent.expiry_s } else { i64::MAX },
-            parent_refresh_s: Some(parent.refresh_s),
-        }
-    }
-
     /// Removes a holder from all sums and indexes.
     fn remove(&mut self, slot: SlotIndex) {
         self.subtract_from_sums(slot);
         let held = self.holders.remove(slot);
         self.unindex_wants(&held.bands);
     }
-
-    /// Subtracts a holder's lease and wants from the sums.
-    fn subtract_from_sums(&mut self, slot: SlotIndex) {
-        let held = self.holders.held(slot);
-        self.has.add(-held.has);
-        if self.holders.len() == 1 {
-            // The last holder leaves: clear any rounding error.
-            self.has = Sum::default();
-        }
-        let below = ratio(&held.bands) <= self.low;
-        let side = if below { &mut self.split.below } else { &mut self.split.above };
-        side.remove(held.wants(), held.subclients());
-    }
-
-    /// Removes a holder's wants from the indexes by wants and by priority.
-    fn unindex_wants(&mut self, bands: &[Band]) {
-        self.by_wants.remove(wants(bands), subclients(bands));
-        for band in bands {
-            if let Some(side) = self.bands.get_mut(&band.priority) {
-                side.remove(band.wants, f64::from(band.subclients));
-                if side.subclients <= 0.0 {
-                    self.bands.remove(&band.priority);
-                }
-            }
-        }
-    }
-
-    /// Subtracts a known holder from the sums, and indexes the holder's new wants by wants and by
-    /// priority.
-    fn change_wants(&mut self, slot: Option<SlotIndex>, bands: &[Band]) {
-        if let Some(slot) = slot {
-            self.subtract_from_sums(slot);
-            let old = &self.holders.held(slot).bands;
-            if old.as_slice() == bands {
-                return;
-            }
-            let old = old.clone();
-            self.unindex_wants(&old);
-        }
-        self.by_wants.add(wants(bands), subclients(bands));
-        for band in bands {
-            let side = self.bands.get_or_default(band.priority);
-            side.add(band.wants, f64::from(band.subclients));
-        }
-    }
-
-    /// Adds a holder's wants to the sums on its side of the threshold.
-    fn add_to_split(&mut self, bands: &[Band], effective: &EffectiveRules) {
-        let (ratio, wants, subclients) = (ratio(bands), wants(bands), subclients(bands));
-        if ratio <= self.low {
-            self.split.below.add(wants, subclients);
-            return;
-        }
-        let above_before = self.split.above;
-        self.split.above.add(wants, subclients);
-        if ratio < self.high {
-            // No holder is between `low` and `high`, so the threshold may be on either side of this
-            // holder.
-            let level = self.split.level(effective.kind, effective.capacity);
-            if above_before.subclients > 0.0 && ratio <= level {
-                self.split.above = above_before;
-                self.split.below.add(wants, subclients);
-                self.low = ratio;
-            } else {
-                self.high = ratio;
-            }
-        }
-    }
-
-    /// Moves the threshold to the level, past at most `limit` groups.
-    fn move_threshold(&mut self, effective: &EffectiveRules, limit: usize) {
-        let mut last = None;
-        for _ in 0..limit {
-            let level = self.split.level(effective.kind, effective.capacity);
-            let up = if level >= self.high {
-                true
-            } else if level < self.low {
-                false
-            } else {
-                return;
-            };
-            // A change of direction is due to rounding: either position is good enough.
-            if last.is_some_and(|last| last != up) {
-                return;
-            }
-            last = Some(up);
-            let moved = if up { self.move_up(level) } else { self.move_down(level) };
-            if !moved {
-                return;
-            }
-        }
-    }
-
-    /// Moves the threshold up past the lowest group above it, unless that group wants more than
-    /// the level. The group at `high` may have been removed. The last group always stays above:
-    /// when the total wants exceed the capacity, some group must, whatever rounding does to the
-    /// level.
-    fn move_up(&mut self, level: f64) -> bool {
-        let next = self.by_wants.first(Included(self.high));
-        self.high = next.map_or(f64::INFINITY, |(ratio, _)| ratio);
-        let Some((ratio, group)) = next else { return false };
-        if ratio > level || group.subclients >= self.split.above.subclients {
-            return false;
-        }
-        self.split.above.move_group(group, &mut self.split.below);
-        self.low = ratio;
-        self.high = self.by_wants.first(Excluded(ratio)).map_or(f64::INFINITY, |(next, _)| next);
-        true
-    }
-
-    /// Moves the threshold down past the highest group below it, if that group wants more than the
-    /// level.
-    fn move_down(&mut self, level: f64) -> bool {
-        let next = self.by_wants.last(Included(self.low));
-        self.low = next.map_or(f64::NEG_INFINITY, |(ratio, _)| ratio);
-        let Some((ratio, group)) = next else { return false };
-        if ratio <= level {
-            return false;
-        }
-        self.split.below.move_group(group, &mut self.split.above);
-        self.high = ratio;
-        self.low = self.by_wants.last(Excluded(ratio)).map_or(f64::NEG_INFINITY, |(next, _)| next);
-        true
-    }
-}
-
-/// The rules for one decision: [`Rules`] with the parent's lease applied.
-struct EffectiveRules {
-    kind: Kind,
-    capacity: f64,
-    /// The most that a claim counts for.
-    most_held: f64,
-    lease_s: i64,
-    learning_s: i64,
-    /// No lease expires later: the expiry of the parent's lease.
-    last_expiry_s: i64,
-    parent_refresh_s: Option<i64>,
-}
-
-/// The end of learning mode for a store that has had its state since `born`. `None` if learning
-/// mode is over at `now`, or if `learning_s` is 0.
-pub fn learning_until(
-    born: Micros,
-    learning_s: i64,
-    learn_for_us: i64,
-    now: Micros,
-) -> Option<Micros> {
-    let until = Micros(born.0.saturating_add(learning_s.saturating_mul(1_000_000)));
-    let until = until.max(Micros(now.0.saturating_add(learn_for_us)));
-    (learning_s > 0 && now < until).then_some(until)
 }

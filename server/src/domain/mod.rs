@@ -1,13 +1,13 @@
 //! Domain logic as pure functions over plain data: bucket arithmetic, capacity sharing, leases,
 //! names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
-pub mod ahead;
 pub mod bucket;
-pub mod exact;
-pub mod few;
 pub mod lease;
 pub mod names;
-pub mod order;
+pub mod prefetch;
 pub mod roster;
 pub mod sharing;
+pub mod small_map;
+pub mod sum;
 pub mod time;
+pub mod wants_index;

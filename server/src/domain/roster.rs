@@ -7,8 +7,8 @@ use std::hash::BuildHasher;
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use super::few::SmallMap;
-use super::lease::model::{Held, Holder};
+use super::lease::model::{HeldLease, Holder};
+use super::small_map::SmallMap;
 
 /// A [`Holder`] that owns its id.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl OwnedHolder {
 #[derive(Debug)]
 struct Slot {
     key: OwnedHolder,
-    held: Held,
+    held: HeldLease,
     /// Position in the list of the holders whose leases expire in the same second.
     expiry_position: u32,
 }
@@ -74,12 +74,12 @@ impl Roster {
     }
 
     /// The lease of a holder.
-    pub fn held(&self, slot_index: SlotIndex) -> &Held {
+    pub fn held(&self, slot_index: SlotIndex) -> &HeldLease {
         &self.slots[slot_index.0 as usize].held
     }
 
     /// Adds a holder, which must be new.
-    pub fn add(&mut self, holder: Holder<'_>, held: Held) {
+    pub fn add(&mut self, holder: Holder<'_>, held: HeldLease) {
         let slot_index = self.slots.len() as u32;
         let Self { hasher, by_id, slots, .. } = self;
         by_id.insert_unique(hasher.hash_one(holder), slot_index, |&at| {
@@ -94,7 +94,7 @@ impl Roster {
     }
 
     /// Replaces the lease of a holder.
-    pub fn replace(&mut self, SlotIndex(slot_index): SlotIndex, held: Held) {
+    pub fn replace(&mut self, SlotIndex(slot_index): SlotIndex, held: HeldLease) {
         let slot = &mut self.slots[slot_index as usize];
         let (before, after) = (slot.held.expiry_s, held.expiry_s);
         slot.held = held;
@@ -106,7 +106,7 @@ impl Roster {
     }
 
     /// Removes a holder and returns its lease.
-    pub fn remove(&mut self, SlotIndex(slot_index): SlotIndex) -> Held {
+    pub fn remove(&mut self, SlotIndex(slot_index): SlotIndex) -> HeldLease {
         let hash =
             |roster: &Self, at: u32| roster.hasher.hash_one(roster.slots[at as usize].key.holder());
         if let Ok(entry) = self.by_id.find_entry(hash(self, slot_index), |&at| at == slot_index) {
@@ -141,7 +141,7 @@ impl Roster {
     }
 
     /// All holders and their leases, earliest expiry first.
-    pub fn iter(&self) -> impl Iterator<Item = (Holder<'_>, &Held)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Holder<'_>, &HeldLease)> {
         self.by_expiry.iter().flat_map(|(_, list)| list).map(|&at| {
             let slot = &self.slots[at as usize];
             (slot.key.holder(), &slot.held)

@@ -14,11 +14,11 @@
 //! With the right split, the entitlement is exact. With any other split it is lower, never higher:
 //! clients that are still on the wrong side cost others a little for a short time.
 
-use super::exact::Sum;
+use super::sum::Sum;
 
 /// A sharing algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum SharingAlgorithm {
     /// Each client gets what it wants.
     NoAlgorithm,
     /// Each client gets what it wants, up to the capacity.
@@ -29,7 +29,7 @@ pub enum Kind {
     FairShare,
 }
 
-impl Kind {
+impl SharingAlgorithm {
     /// All algorithms, in the order of their numbers on the wire.
     pub const ALL: [Self; 4] =
         [Self::NoAlgorithm, Self::Static, Self::ProportionalShare, Self::FairShare];
@@ -120,30 +120,42 @@ impl Split {
 
     /// Where this split puts the threshold, in wants per subclient: clients that want more belong
     /// above it.
-    pub fn level(&self, kind: Kind, capacity: f64) -> f64 {
-        match kind {
-            Kind::FairShare => self.below.wants.rest_of(capacity) / self.above.subclients,
+    pub fn level(&self, algorithm: SharingAlgorithm, capacity: f64) -> f64 {
+        match algorithm {
+            SharingAlgorithm::FairShare => {
+                self.below.wants.rest_of(capacity) / self.above.subclients
+            }
             _ => capacity / self.subclients(),
         }
     }
 
     /// The entitlement of a client that wants `wants` for `subclients` and is included in the sums.
     /// Never negative.
-    pub fn entitlement(&self, kind: Kind, capacity: f64, wants: f64, subclients: f64) -> f64 {
-        match kind {
-            Kind::NoAlgorithm => wants,
-            Kind::Static => wants.min(capacity),
-            Kind::ProportionalShare | Kind::FairShare if self.wants() <= capacity => wants,
-            Kind::FairShare => {
+    pub fn entitlement(
+        &self,
+        algorithm: SharingAlgorithm,
+        capacity: f64,
+        wants: f64,
+        subclients: f64,
+    ) -> f64 {
+        match algorithm {
+            SharingAlgorithm::NoAlgorithm => wants,
+            SharingAlgorithm::Static => wants.min(capacity),
+            SharingAlgorithm::ProportionalShare | SharingAlgorithm::FairShare
+                if self.wants() <= capacity =>
+            {
+                wants
+            }
+            SharingAlgorithm::FairShare => {
                 // The level is never below the equal share, even if the split is not exact yet.
                 // Without clients above the threshold, the split gives no level.
                 let mut level = capacity / self.subclients();
                 if self.above.subclients > 0.0 {
-                    level = level.max(self.level(kind, capacity));
+                    level = level.max(self.level(algorithm, capacity));
                 }
                 wants.min(subclients * level)
             }
-            Kind::ProportionalShare => {
+            SharingAlgorithm::ProportionalShare => {
                 let equal = capacity / self.subclients();
                 let own = subclients * equal;
                 if wants <= own {
@@ -166,7 +178,11 @@ mod tests {
 
     /// The exact entitlements of clients given as `(wants, subclients)`. Finds the right split by
     /// trying each one.
-    fn entitlements(kind: Kind, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
+    fn entitlements(
+        algorithm: SharingAlgorithm,
+        capacity: f64,
+        clients: &[(f64, f64)],
+    ) -> Vec<f64> {
         let mut ratios: Vec<f64> = clients.iter().map(|(w, n)| w / n).collect();
         ratios.sort_by(f64::total_cmp);
         let split_at = |threshold: f64| {
@@ -178,25 +194,28 @@ mod tests {
             split
         };
         let fits = |threshold: &&f64| {
-            let level = split_at(**threshold).level(kind, capacity);
+            let level = split_at(**threshold).level(algorithm, capacity);
             **threshold <= level && ratios.iter().all(|r| r <= *threshold || *r > level)
         };
         let split = split_at(*ratios.iter().find(fits).unwrap_or(&-1.0));
-        clients.iter().map(|&(w, n)| split.entitlement(kind, capacity, w, n)).collect()
+        clients.iter().map(|&(w, n)| split.entitlement(algorithm, capacity, w, n)).collect()
     }
 
     #[track_caller]
-    fn check(kind: Kind, capacity: f64, clients: &[(f64, f64)], expected: &[f64]) {
-        let found = entitlements(kind, capacity, clients);
+    fn check(algorithm: SharingAlgorithm, capacity: f64, clients: &[(f64, f64)], expected: &[f64]) {
+        let found = entitlements(algorithm, capacity, clients);
         for (found, expected) in found.iter().zip(expected) {
-            assert!((found - expected).abs() < 1e-7, "{kind:?} {capacity} {clients:?}: {found}");
+            assert!(
+                (found - expected).abs() < 1e-7,
+                "{algorithm:?} {capacity} {clients:?}: {found}"
+            );
         }
-        assert!(!kind.shares() || found.iter().sum::<f64>() <= capacity * (1.0 + 1e-12));
+        assert!(!algorithm.shares() || found.iter().sum::<f64>() <= capacity * (1.0 + 1e-12));
     }
 
     #[test]
     fn worked_examples() {
-        use Kind::{FairShare, ProportionalShare};
+        use SharingAlgorithm::{FairShare, ProportionalShare};
         let plain = |wants: &[f64]| wants.iter().map(|&w| (w, 1.0)).collect::<Vec<_>>();
         check(FairShare, 120.0, &plain(&[1000.0, 50.0, 10.0]), &[60.0, 50.0, 10.0]);
         check(FairShare, 160.0, &plain(&[100.0, 50.0, 45.0, 10.0]), &[55.0, 50.0, 45.0, 10.0]);
@@ -208,26 +227,26 @@ mod tests {
 
     #[test]
     fn algorithms() {
-        use Kind::{FairShare, NoAlgorithm, ProportionalShare, Static};
+        use SharingAlgorithm::{FairShare, NoAlgorithm, ProportionalShare, Static};
         let two = [(30.0, 1.0), (500.0, 1.0)];
         check(NoAlgorithm, 100.0, &two, &[30.0, 500.0]);
         check(Static, 100.0, &two, &[30.0, 100.0]);
-        for kind in [FairShare, ProportionalShare] {
-            check(kind, 530.0, &two, &[30.0, 500.0]);
-            check(kind, 100.0, &two, &[30.0, 70.0]);
+        for algorithm in [FairShare, ProportionalShare] {
+            check(algorithm, 530.0, &two, &[30.0, 500.0]);
+            check(algorithm, 100.0, &two, &[30.0, 70.0]);
             // Shares are weighted by the number of subclients.
-            check(kind, 90.0, &[(1000.0, 1.0), (2000.0, 2.0)], &[30.0, 60.0]);
-            check(kind, 0.0, &two, &[0.0, 0.0]);
-            check(kind, 10.0, &[(0.0, 1.0), (20.0, 1.0)], &[0.0, 10.0]);
-            check(kind, 10.0, &[(20.0, 1.0); 5], &[2.0; 5]);
+            check(algorithm, 90.0, &[(1000.0, 1.0), (2000.0, 2.0)], &[30.0, 60.0]);
+            check(algorithm, 0.0, &two, &[0.0, 0.0]);
+            check(algorithm, 10.0, &[(0.0, 1.0), (20.0, 1.0)], &[0.0, 10.0]);
+            check(algorithm, 10.0, &[(20.0, 1.0); 5], &[2.0; 5]);
         }
     }
 
     #[test]
     fn entitlement_of_any_split_is_at_most_the_exact_one() {
         let clients = [(1000.0, 1.0), (50.0, 1.0), (10.0, 1.0), (40.0, 2.0)];
-        for kind in [Kind::FairShare, Kind::ProportionalShare] {
-            let exact = entitlements(kind, 120.0, &clients);
+        for algorithm in [SharingAlgorithm::FairShare, SharingAlgorithm::ProportionalShare] {
+            let exact = entitlements(algorithm, 120.0, &clients);
             for sides in 0..16_u32 {
                 let mut split = Split::default();
                 for (at, &(w, n)) in clients.iter().enumerate() {
@@ -235,8 +254,8 @@ mod tests {
                     (if below { &mut split.below } else { &mut split.above }).add(w, n);
                 }
                 for (&(w, n), exact) in clients.iter().zip(&exact) {
-                    let found = split.entitlement(kind, 120.0, w, n);
-                    assert!(found <= exact + 1e-9, "{kind:?} {sides:b}: {found} of {exact}");
+                    let found = split.entitlement(algorithm, 120.0, w, n);
+                    assert!(found <= exact + 1e-9, "{algorithm:?} {sides:b}: {found} of {exact}");
                     assert!(found >= w.min(n * 24.0) - 1e-9, "less than an equal share");
                 }
             }

@@ -2,7 +2,8 @@
 
 use metrics::{Counter, Gauge};
 
-use super::{BUFFERED, CONNECTIONS, CONNECTIONS_REFUSED, HTTP2_FAULTS, Metrics, PAUSES, SHED};
+use super::Metrics;
+use super::names::{BUFFERED, CONNECTIONS, CONNECTIONS_REFUSED, HTTP2_FAULTS, PAUSES, SHED};
 
 impl Metrics {
     /// Requests over `transport` that are refused because too many are in flight.

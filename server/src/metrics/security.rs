@@ -2,7 +2,8 @@
 
 use metrics::Counter;
 
-use super::{ACCESS_REFUSED, Metrics, TLS_HANDSHAKES};
+use super::Metrics;
+use super::names::{ACCESS_REFUSED, TLS_HANDSHAKES};
 
 /// Why access control refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

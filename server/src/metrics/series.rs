@@ -119,7 +119,7 @@ impl Defined {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{BucketMetrics, CapacityMetrics, Ending, Metrics};
+    use super::super::{AllowOutcome, BucketMetrics, CapacityMetrics, Metrics};
     use super::*;
 
     #[test]
@@ -129,7 +129,7 @@ mod tests {
         let (kept, removed) = (bucket("kept", false), bucket("gone", true));
         let unmatched = BucketMetrics::new(&metrics, "", "", false);
         for counts in [&kept, &removed, &unmatched] {
-            counts.count(Ending::Granted, 3);
+            counts.count(AllowOutcome::Granted, 3);
         }
         let _unmatched_leases = CapacityMetrics::unmatched(&metrics, false);
         let _templates = [("*", "FAIR_SHARE"), ("*", "STATIC"), ("old.*", "STATIC")]
@@ -144,7 +144,7 @@ mod tests {
         defined.bucket(r"a\b", "kept", false);
         defined.template("*", "FAIR_SHARE");
         metrics.forget_all_but(&defined);
-        kept.count(Ending::Granted, 1);
+        kept.count(AllowOutcome::Granted, 1);
         let after = metrics.render();
         assert_eq!(lines(&text, "template=\"old.*\""), 13);
         for what in ["gone", "STATIC", "template=\"old.*\"", dynamic] {

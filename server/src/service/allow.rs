@@ -4,12 +4,13 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::{Error, Fallback, Shared};
+use super::limits::Snapshot;
+use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, Found};
-use crate::domain::bucket::{self, Place, Terms};
+use crate::domain::bucket::{self, BucketKind, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::metrics::{BucketMetrics, Ending};
-use crate::store::{Ask, Deal, Outcome, Prefetch, Store, StoreError, Verdict};
+use crate::metrics::{AllowOutcome, BucketMetrics};
+use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,13 +85,13 @@ impl Answer<'_> {
 #[derive(Clone)]
 pub struct AllowService<S> {
     store: S,
-    shared: Arc<Shared>,
+    state: Arc<ServiceState>,
 }
 
 impl<S: Store> AllowService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
-    pub fn new(store: S, shared: Arc<Shared>) -> Self {
-        Self { store, shared }
+    pub fn new(store: S, state: Arc<ServiceState>) -> Self {
+        Self { store, state }
     }
 
     /// Answers a request of an unnamed caller; see [`allow_for`](Self::allow_for).
@@ -106,51 +107,33 @@ impl<S: Store> AllowService<S> {
         caller: Option<CallerId>,
     ) -> Result<Answer<'a>, Error> {
         let Some((tokens, max_wait_ms)) = validate(query) else {
-            self.shared.unserved.count(Ending::Invalid, 0);
+            self.state.unserved.count(AllowOutcome::Invalid, 0);
             return Ok(Answer::refused(Status::Invalid));
         };
-        let snapshot = self.shared.limits.current();
+        let snapshot = self.state.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
-            self.shared.unserved.count(Ending::NoBucket, 0);
+            self.state.unserved.count(AllowOutcome::NoBucket, 0);
             return Ok(Answer::refused(Status::NoBucket));
         };
         let meter = snapshot.meter(found.bucket);
         let limit = &found.bucket.limit;
         if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
-            meter.count(Ending::TooManyTokens, 0);
+            meter.count(AllowOutcome::TooManyTokens, 0);
             let bucket = Some(bucket_name(&found, query));
             return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
         }
 
-        let ask = Ask {
-            caller,
-            namespace: query.namespace,
-            name: query.bucket,
-            place: found.place,
-            terms: &found.bucket.terms,
-            max_idle_ms: limit.max_idle_ms,
-            tokens,
-            deal: Deal::Take {
-                max_wait_ms: max_wait_ms
-                    .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
-            },
-            prefetch: meter
-                .prefetch
-                .as_ref()
-                .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-            moved: snapshot.moved(found.bucket),
-            rewrite: snapshot.settling(found.bucket),
-        };
-        let outcome = self.store.decide(&[ask]).await.pop();
+        let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
+        let outcome = self.store.decide(&[request]).await.pop();
         let answer = match outcome {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer_from(&outcome, &ask, &found, || self.store.full_us(&ask), meter)
+                answer_from(&outcome, &request, &found, || self.store.full_us(&request), meter)
             }
             // The store works, so the failure policy must not apply.
             Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
             Some(Err(_)) | None => {
-                answer_without_store(&ask, &found, self.shared.fallback.as_ref(), meter)
+                answer_without_store(&request, &found, self.state.fallback.as_ref(), meter)
             }
         };
         Ok(Answer { bucket: Some(bucket_name(&found, query)), ..answer })
@@ -166,13 +149,42 @@ fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
     Some((tokens, max_wait_ms))
 }
 
+/// The request to the store for `tokens` from the bucket in `found`.
+fn store_request<'a>(
+    query: &Query<'a>,
+    (tokens, max_wait_ms): (u64, Option<u64>),
+    caller: Option<CallerId>,
+    found: &Found<'a>,
+    snapshot: &'a Snapshot,
+) -> BucketRequest<'a> {
+    let limit = &found.bucket.limit;
+    let prefetch_metrics = snapshot.meter(found.bucket).prefetch.as_ref();
+    BucketRequest {
+        caller,
+        namespace: query.namespace,
+        name: query.bucket,
+        kind: found.kind,
+        terms: &found.bucket.terms,
+        max_idle_ms: limit.max_idle_ms,
+        tokens,
+        action: TokenAction::Take {
+            max_wait_ms: max_wait_ms
+                .map_or(limit.wait_timeout_ms, |ms| ms.min(limit.wait_timeout_ms)),
+        },
+        prefetch: prefetch_metrics
+            .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
+        moved: snapshot.may_have_moved(found.bucket),
+        rewrite: snapshot.may_have_old_expiries(found.bucket),
+    }
+}
+
 fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
-    match found.place {
-        Place::Configured { .. } | Place::Dynamic { .. } => {
+    match found.kind {
+        BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
         }
-        Place::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
-        Place::GlobalDefault => ("", Cow::Borrowed(GLOBAL_DEFAULT_BUCKET)),
+        BucketKind::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
+        BucketKind::GlobalDefault => ("", Cow::Borrowed(GLOBAL_DEFAULT_BUCKET)),
     }
 }
 
@@ -193,24 +205,24 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
 /// accrual.
 fn answer_from(
     outcome: &Outcome,
-    ask: &Ask<'_>,
+    request: &BucketRequest<'_>,
     found: &Found<'_>,
     full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
-    let (terms, accrued_us) = (ask.terms, outcome.accrued_us);
+    let (terms, accrued_us) = (request.terms, outcome.accrued_us);
     match outcome.verdict {
         Verdict::TooManyBuckets => {
-            meter.count(Ending::TooManyBuckets, 0);
+            meter.count(AllowOutcome::TooManyBuckets, 0);
             Answer::refused(Status::TooManyBuckets)
         }
         Verdict::Refused => {
-            meter.count(Ending::Timeout, 0);
+            meter.count(AllowOutcome::Timeout, 0);
             Answer {
                 retry_after_ms: bucket::retry_after_ms(
                     accrued_us,
                     &Terms { cap_us: full_us(), ..*terms },
-                    &ask.request(),
+                    &request.charge(),
                 ),
                 tokens_available: terms.tokens(accrued_us),
                 ..Answer::refused(Status::Timeout)
@@ -218,16 +230,17 @@ fn answer_from(
         }
         Verdict::Granted => {
             let wait_ms = bucket::wait_ms(accrued_us);
-            let tokens_available = terms.tokens(accrued_us - terms.cost_us(ask.tokens));
+            let tokens_available = terms.tokens(accrued_us - terms.cost_us(request.tokens));
             let soft_limited =
                 found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
-            let ending = if wait_ms > 0 { Ending::GrantedAfterWait } else { Ending::Granted };
-            meter.count(ending, ask.tokens);
+            let counted_as =
+                if wait_ms > 0 { AllowOutcome::GrantedAfterWait } else { AllowOutcome::Granted };
+            meter.count(counted_as, request.tokens);
             if soft_limited {
                 meter.soft_limited.increment(1);
             }
             Answer {
-                tokens_granted: tokens_granted(ask),
+                tokens_granted: tokens_granted(request),
                 wait_ms,
                 tokens_available,
                 soft_limited,
@@ -239,7 +252,7 @@ fn answer_from(
 
 /// Answers by the namespace's failure policy.
 fn answer_without_store(
-    ask: &Ask<'_>,
+    request: &BucketRequest<'_>,
     found: &Found<'_>,
     fallback: Option<&Fallback>,
     meter: &BucketMetrics,
@@ -248,17 +261,23 @@ fn answer_without_store(
     let answer = match (found.on_store_failure, fallback) {
         (FailurePolicy::Local, Some(fallback)) => {
             let nodes = fallback.health.nodes();
-            let terms: Terms = ask.terms.share(nodes);
-            let ask = Ask { terms: &terms, ..*ask };
-            answer_from(&fallback.local.decide_one(&ask), &ask, found, || terms.cap_us, meter)
+            let terms: Terms = request.terms.share(nodes);
+            let request = BucketRequest { terms: &terms, ..*request };
+            answer_from(
+                &fallback.local.decide_one(&request),
+                &request,
+                found,
+                || terms.cap_us,
+                meter,
+            )
         }
         (FailurePolicy::Allow, _) => {
             // This grant has no upper bound, so cap what is counted: the counter must not wrap.
-            meter.count(Ending::Granted, ask.tokens.min(u64::from(u32::MAX)));
-            Answer { tokens_granted: tokens_granted(ask), ..Answer::refused(Status::Ok) }
+            meter.count(AllowOutcome::Granted, request.tokens.min(u64::from(u32::MAX)));
+            Answer { tokens_granted: tokens_granted(request), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
-            meter.count(Ending::ServerError, 0);
+            meter.count(AllowOutcome::ServerError, 0);
             Answer::refused(Status::ServerError)
         }
     };
@@ -266,6 +285,6 @@ fn answer_without_store(
 }
 
 /// The tokens of a granted request, in the type of the wire format.
-fn tokens_granted(ask: &Ask<'_>) -> i64 {
-    i64::try_from(ask.tokens).unwrap_or(i64::MAX)
+fn tokens_granted(request: &BucketRequest<'_>) -> i64 {
+    i64::try_from(request.tokens).unwrap_or(i64::MAX)
 }

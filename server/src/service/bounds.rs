@@ -51,15 +51,15 @@ impl ResourceCount {
 pub(super) struct CallerLeases {
     hasher: RandomState,
     /// For each caller: its leases by the hash of their resource.
-    by_caller: Mutex<HashMap<CallerId, HashMap<u64, HeldLease>>>,
+    by_caller: Mutex<HashMap<CallerId, HashMap<u64, CallerLease>>>,
 }
 
 /// The leases of one caller on one resource.
-struct HeldLease {
+struct CallerLease {
     /// When the last of them expires, in seconds since the epoch.
     until_s: i64,
-    /// The hash of the holder; `None` once the caller has had leases for several holders. Then it is
-    /// unknown which of them still hold one, so the resource counts until `until_s`.
+    /// The hash of the holder; `None` once the caller has had leases for several holders. Then it
+    /// is unknown which of them still hold one, so the resource counts until `until_s`.
     holder: Option<u64>,
 }
 
@@ -87,7 +87,7 @@ impl CallerLeases {
         }
         let has_room = (held.len() as u64) < max;
         if has_room {
-            held.insert(resource, HeldLease { until_s, holder: Some(holder) });
+            held.insert(resource, CallerLease { until_s, holder: Some(holder) });
         }
         has_room
     }

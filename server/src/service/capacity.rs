@@ -7,24 +7,25 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::bounds::ResourceCount;
 use super::limits::Snapshot;
-use super::{Error, Shared, fair_queue};
-use crate::config::model::{MAX_RESOURCES as MAX_TEMPLATE_RESOURCES, ResourceTemplate};
+use super::{Error, ServiceState, fair_queue};
 pub use crate::domain::lease::NO_BOUND;
-use crate::domain::lease::{BOUNDLESS, Band, Claim, Grant, Holder, Presence, Rules, Wish};
+use crate::domain::lease::{Claim, Grant, Holder, Presence};
 use crate::domain::names::CallerId;
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::Micros;
-use crate::metrics::{CapacityMetrics, LeaseEnding};
-use crate::store::{AT_ONCE, LeaseAsk, LeaseStore, StoreError};
+use crate::metrics::LeaseOutcome;
+use crate::store::{LeaseRequest, LeaseStore, MAX_REQUESTS_PER_CALL, StoreError};
 
 mod check;
+mod degraded;
+mod plan;
 
 pub(crate) use check::check_count;
 pub(super) use check::check_id;
 pub use check::{MAX_ID_BYTES, MAX_RESOURCES};
-use check::{bands, check_holder, check_request, check_resources};
+use check::{check_holder, check_request, check_resources};
+use plan::Plan;
 
 /// The length of a lease on a resource that no template matches, in seconds.
 const UNMATCHED_LEASE_S: i64 = 300;
@@ -32,12 +33,9 @@ const UNMATCHED_LEASE_S: i64 = 300;
 /// The refresh interval of such a lease, in seconds.
 const UNMATCHED_REFRESH_S: i64 = 5;
 
-/// The refresh interval while the parent has not yet leased any of the resource, in seconds.
-const WAITING_REFRESH_S: i64 = 1;
-
 /// A request for a lease on one resource.
 #[derive(Clone, Debug)]
-pub struct Request<'a> {
+pub struct CapacityRequest<'a> {
     /// The resource's name.
     pub resource: &'a str,
     /// How much the holder wants, by priority.
@@ -76,7 +74,7 @@ pub struct Lease {
     /// Whether the lease was decided without the shared store.
     pub degraded: bool,
     /// The sharing algorithm of the resource.
-    pub kind: Kind,
+    pub algorithm: SharingAlgorithm,
     /// The length of leases on the resource.
     pub lease_length_s: i64,
     /// The length of learning mode.
@@ -85,14 +83,14 @@ pub struct Lease {
 
 /// The caller of a request, as the access file identifies it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asker {
+pub struct LeaseCaller {
     /// The caller's id; `None` for an unnamed caller.
     pub id: Option<CallerId>,
     /// The maximum number of resources that the caller may hold leases on; `None`: unbounded.
     pub max_resources: Option<u64>,
 }
 
-impl Asker {
+impl LeaseCaller {
     /// The id of a named caller with a `max_resources`, and that bound.
     fn bound(self) -> Option<(CallerId, u64)> {
         self.id.zip(self.max_resources)
@@ -103,30 +101,13 @@ impl Asker {
 #[derive(Clone)]
 pub struct CapacityService<S> {
     store: S,
-    shared: Arc<Shared>,
-}
-
-/// A request that goes to the store, with the rules that apply to it.
-struct Plan<'a, 's> {
-    /// The request's index in its page.
-    index: usize,
-    resource: &'a str,
-    bands: SmallVec<[Band; 1]>,
-    has: Option<Claim>,
-    rules: Rules,
-    template: Option<&'s ResourceTemplate>,
-    /// The template's index; `usize::MAX` without a template.
-    template_index: usize,
-    resource_count: &'s ResourceCount,
-    meter: &'s CapacityMetrics,
-    refresh_s: i64,
-    learn_for_us: i64,
+    state: Arc<ServiceState>,
 }
 
 impl<S> CapacityService<S> {
     /// Creates the service of one worker thread. Each worker has its own `store`.
-    pub fn new(store: S, shared: Arc<Shared>) -> Self {
-        Self { store, shared }
+    pub fn new(store: S, state: Arc<ServiceState>) -> Self {
+        Self { store, state }
     }
 
     /// The store.
@@ -135,8 +116,8 @@ impl<S> CapacityService<S> {
     }
 
     /// The state shared with the other workers.
-    pub fn shared(&self) -> &Shared {
-        &self.shared
+    pub fn state(&self) -> &ServiceState {
+        &self.state
     }
 }
 
@@ -145,44 +126,46 @@ impl<S: LeaseStore> CapacityService<S> {
     pub async fn get(
         &self,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
     ) -> Result<Vec<Lease>, Error> {
-        self.get_for(Asker::default(), holder, requests).await
+        self.get_for(LeaseCaller::default(), holder, requests).await
     }
 
     /// Answers requests for any number of resources, in their order. Takes no longer than the
-    /// store's deadline for each page of [`AT_ONCE`] resources, or twice that for a page in which
-    /// leases are released.
+    /// store's deadline for each page of [`MAX_REQUESTS_PER_CALL`] resources, or twice that for a
+    /// page in which leases are released.
     pub async fn get_for(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
     ) -> Result<Vec<Lease>, Error> {
         check_holder(holder)?;
         check_resources(requests.iter().map(|request| request.resource))?;
         requests.iter().try_for_each(|request| check_request(holder, request))?;
 
-        let snapshot = self.shared.limits.current();
-        let now = self.shared.clock.now();
+        let snapshot = self.state.limits.current();
+        let now = self.state.clock.now();
         let unmatched = requests.iter().map(|request| unmatched_lease(request, now));
         let mut leases: Vec<Lease> = unmatched.collect();
-        let pages = requests.chunks(AT_ONCE).zip(leases.chunks_mut(AT_ONCE));
+        let pages =
+            requests.chunks(MAX_REQUESTS_PER_CALL).zip(leases.chunks_mut(MAX_REQUESTS_PER_CALL));
         for (page, (requests, leases)) in pages.enumerate() {
             if page > 0 {
                 fair_queue::wait_turn().await;
             }
-            self.get_page(asker, holder, requests, leases, &snapshot, now).await?;
+            self.get_page(caller, holder, requests, leases, &snapshot, now).await?;
         }
         Ok(leases)
     }
 
-    /// Answers up to [`AT_ONCE`] requests. Replaces the leases of those that a rule applies to.
+    /// Answers up to [`MAX_REQUESTS_PER_CALL`] requests. Replaces the leases of those that a rule
+    /// applies to.
     async fn get_page(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
-        requests: &[Request<'_>],
+        requests: &[CapacityRequest<'_>],
         leases: &mut [Lease],
         snapshot: &Snapshot,
         now: Micros,
@@ -192,52 +175,64 @@ impl<S: LeaseStore> CapacityService<S> {
         for (index, request) in requests.iter().enumerate() {
             match self.plan(index, request, snapshot, now)? {
                 Some(plan) if is_release(holder, request) => released.push(plan),
-                Some(plan) if self.admits(asker, holder, &plan, now) => plans.push(plan),
+                Some(plan) if self.admits(caller, holder, &plan, now) => plans.push(plan),
                 Some(plan) => leases[index] = self.refused(&plan, now, "of the caller"),
-                None => self.shared.unmatched.count(LeaseEnding::Full),
+                None => self.state.unmatched.count(LeaseOutcome::Full),
             }
         }
         if !released.is_empty() {
             let resources: Vec<&str> = released.iter().map(|plan| plan.resource).collect();
             // If this fails, the leases expire.
-            let _ = self.release_held(asker, holder, &resources).await;
+            let _ = self.release_held(caller, holder, &resources).await;
             for plan in released {
                 leases[plan.index] = plan.lease(&plan.zero_grant(now));
             }
         }
-        let asks: SmallVec<[LeaseAsk<'_>; 4]> =
-            plans.iter().map(|plan| plan.ask(holder, asker)).collect();
-        let grants = self.store.lease(&asks).await;
+        let store_requests: SmallVec<[LeaseRequest<'_>; 4]> =
+            plans.iter().map(|plan| plan.store_request(holder, caller)).collect();
+        let grants = self.store.lease(&store_requests).await;
         for (plan, grant) in plans.iter().zip(grants) {
-            leases[plan.index] = match grant {
-                Ok(Grant { presence: Presence::Refused, .. }) => {
-                    self.forget(asker, holder, plan.resource);
-                    self.refused(plan, now, "of the template")
-                }
-                Ok(grant) => {
-                    if grant.presence == Presence::Created {
-                        plan.resource_count.record_created();
-                    }
-                    plan.lease(&grant)
-                }
-                // The store works, so the node must not renew leases on its own.
-                Err(StoreError::Overloaded) => return Err(Error::Overloaded),
-                Err(_) => self.degraded(plan),
-            };
+            leases[plan.index] = self.lease_of(plan, grant, caller, holder, now)?;
         }
         Ok(())
     }
 
+    /// The lease that the store's answer to one request gives. An error if the node is overloaded.
+    fn lease_of(
+        &self,
+        plan: &Plan<'_, '_>,
+        grant: Result<Grant, StoreError>,
+        caller: LeaseCaller,
+        holder: Holder<'_>,
+        now: Micros,
+    ) -> Result<Lease, Error> {
+        match grant {
+            Ok(Grant { presence: Presence::Refused, .. }) => {
+                self.forget(caller, holder, plan.resource);
+                Ok(self.refused(plan, now, "of the template"))
+            }
+            Ok(grant) => {
+                if grant.presence == Presence::Created {
+                    plan.resource_count.record_created();
+                }
+                Ok(plan.lease(&grant))
+            }
+            // The store works, so the node must not renew leases on its own.
+            Err(StoreError::Overloaded) => Err(Error::Overloaded),
+            Err(_) => Ok(self.degraded(plan)),
+        }
+    }
+
     /// Releases leases for an unnamed caller; see [`release_for`](Self::release_for).
     pub async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), Error> {
-        self.release_for(Asker::default(), holder, resources).await
+        self.release_for(LeaseCaller::default(), holder, resources).await
     }
 
     /// Releases the leases of `holder` on these resources. Ignores empty and repeated names, which
     /// older clients send when they close.
     pub async fn release_for(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
         resources: &[&str],
     ) -> Result<(), Error> {
@@ -247,7 +242,7 @@ impl<S: LeaseStore> CapacityService<S> {
         let named = resources.iter().copied().filter(|name| !name.is_empty() && seen.insert(*name));
         let resources: Vec<&str> = named.collect();
         resources.iter().try_for_each(|resource| check_id("resource_id", resource))?;
-        self.release_held(asker, holder, &resources).await.map_err(|error| match error {
+        self.release_held(caller, holder, &resources).await.map_err(|error| match error {
             StoreError::Overloaded => Error::Overloaded,
             _ => Error::Unavailable,
         })
@@ -257,34 +252,40 @@ impl<S: LeaseStore> CapacityService<S> {
     /// counts them.
     async fn release_held(
         &self,
-        asker: Asker,
+        caller: LeaseCaller,
         holder: Holder<'_>,
         resources: &[&str],
     ) -> Result<(), StoreError> {
         self.store.release(holder, resources).await?;
-        resources.iter().for_each(|resource| self.forget(asker, holder, resource));
+        resources.iter().for_each(|resource| self.forget(caller, holder, resource));
         Ok(())
     }
 
     /// Whether the caller's `max_resources` allows this lease. If so, the lease is recorded.
-    fn admits(&self, asker: Asker, holder: Holder<'_>, plan: &Plan<'_, '_>, now: Micros) -> bool {
-        let Some(bound) = asker.bound() else { return true };
+    fn admits(
+        &self,
+        caller: LeaseCaller,
+        holder: Holder<'_>,
+        plan: &Plan<'_, '_>,
+        now: Micros,
+    ) -> bool {
+        let Some(bound) = caller.bound() else { return true };
         let now_s = now.as_secs();
         let until_s = now_s.saturating_add(plan.rules.lease_s);
-        self.shared.caller_leases.admits(bound, holder, plan.resource, (now_s, until_s))
+        self.state.caller_leases.admits(bound, holder, plan.resource, (now_s, until_s))
     }
 
     /// Records that `holder` holds no lease on `resource`.
-    fn forget(&self, asker: Asker, holder: Holder<'_>, resource: &str) {
-        if let Some((caller, _)) = asker.bound() {
-            self.shared.caller_leases.forget(caller, holder, resource);
+    fn forget(&self, caller: LeaseCaller, holder: Holder<'_>, resource: &str) {
+        if let Some((id, _)) = caller.bound() {
+            self.state.caller_leases.forget(id, holder, resource);
         }
     }
 
     /// A lease on 0 for a resource beyond `max_resources`. `whose` names the bound in the log.
     fn refused(&self, plan: &Plan<'_, '_>, now: Micros, whose: &str) -> Lease {
         plan.meter.refused.increment(1);
-        if let Some(held_back) = self.shared.refusals.pass() {
+        if let Some(held_back) = self.state.refusals.pass() {
             let template = plan.template.map_or("", |template| &*template.identifier_glob);
             tracing::warn!(
                 template,
@@ -296,200 +297,18 @@ impl<S: LeaseStore> CapacityService<S> {
         let lease = plan.lease(&plan.zero_grant(now));
         Lease { refresh_interval_s: plan.refresh_s, ..lease }
     }
-
-    /// Finds the rules for a request; `None` if no rules apply and it is granted in full.
-    fn plan<'a, 's>(
-        &'s self,
-        index: usize,
-        request: &Request<'a>,
-        snapshot: &'s Snapshot,
-        now: Micros,
-    ) -> Result<Option<Plan<'a, 's>>, Error> {
-        let found = snapshot.limits.template(request.resource);
-        let template = found.map(|(_, template)| template);
-        let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
-        let (template_index, meter, resource_count) = match found {
-            Some((at, _)) => (at, snapshot.capacity_meter(at), snapshot.resource_count(at)),
-            None => (usize::MAX, &self.shared.unmatched, &self.shared.unmatched_count),
-        };
-        Ok(Some(Plan {
-            index,
-            resource: request.resource,
-            bands: bands(request)?,
-            has: request.has,
-            rules,
-            template,
-            template_index,
-            resource_count,
-            meter,
-            refresh_s,
-            learn_for_us: self.learn_for_us(request.resource, &rules, refresh_s, now),
-        }))
-    }
-
-    /// The sharing rules and the refresh interval, in seconds, for resources of a template. `None`
-    /// if there is neither a template nor a parent: requests are then granted in full.
-    pub(super) fn rules(&self, template: Option<&ResourceTemplate>) -> Option<(Rules, i64)> {
-        let from_parent = self.shared.from_parent;
-        let Some(template) = template else {
-            // Without a template, the parent's lease names the sharing algorithm.
-            let rules = Rules {
-                kind: None,
-                capacity: 0.0,
-                lease_s: UNMATCHED_LEASE_S,
-                learning_s: UNMATCHED_LEASE_S,
-                from_parent,
-            };
-            return from_parent.then_some((rules, UNMATCHED_REFRESH_S));
-        };
-        let algorithm = &template.algorithm;
-        let rules = Rules {
-            kind: Some(algorithm.kind),
-            capacity: template.capacity,
-            lease_s: saturating_i64(algorithm.lease_length_s),
-            learning_s: saturating_i64(algorithm.learning_mode_duration_s),
-            from_parent,
-        };
-        Some((rules, saturating_i64(algorithm.refresh_interval_s)))
-    }
-
-    /// How long the store must still learn after an outage, in µs: until all leases have expired
-    /// that nodes renewed without the store and that the store does not know.
-    pub(super) fn learn_for_us(
-        &self,
-        resource: &str,
-        rules: &Rules,
-        refresh_s: i64,
-        now: Micros,
-    ) -> i64 {
-        let Some(fallback) = &self.shared.fallback else { return 0 };
-        let until_s = self.shared.local_renewals.until_s(resource, now.as_secs());
-        let own = until_s.saturating_mul(1_000_000).saturating_sub(now.0).max(0);
-        let (length, ago) = fallback.health.last_outage();
-        // Nodes extend a lease only when less than two refresh intervals of it remain, and its
-        // last refresh was at most one interval before the outage. So in an outage shorter than
-        // `lease_s - 3 * refresh_s` no node renewed anything. Nor in one shorter than 1 s, the
-        // shortest refresh interval: a node's start counts as an outage and must not start
-        // learning mode for leases of few refresh intervals.
-        let min_outage_s = (rules.lease_s - 3 * refresh_s).max(1);
-        if (length.as_micros() as i64) < min_outage_s.saturating_mul(1_000_000) {
-            return own;
-        }
-        let learn_us = rules.learning_s.saturating_mul(1_000_000);
-        own.max(learn_us.saturating_sub(ago.as_micros() as i64))
-    }
-
-    fn store_is_up(&self) -> bool {
-        self.shared.fallback.as_ref().is_some_and(|fallback| fallback.health.is_up())
-    }
-
-    /// Renews the lease that the holder says it has, without the store. The expiry of a lease that
-    /// outlives the next refreshes is not extended, so that a short outage creates no lease that
-    /// the store does not know.
-    fn degraded(&self, plan: &Plan<'_, '_>) -> Lease {
-        plan.meter.count(LeaseEnding::Degraded);
-        let now_s = self.shared.clock.now().as_secs();
-        let renewed_s = now_s + plan.rules.lease_s;
-        let (capacity, expiry_s) = match plan.has {
-            Some(has) if has != Claim::UNKNOWN && has.expiry_s > now_s => {
-                let capacity = has.capacity.min(plan.rules.most_held());
-                // Keep the expiry in a cluster with a parent: no lease may outlive the parent's,
-                // which this node does not know. Keep it, too, if the store is up: one late answer
-                // is no outage, and the next refresh will reach the store.
-                let keeps_expiry = plan.rules.from_parent
-                    || has.expiry_s.saturating_sub(now_s) >= 2 * plan.refresh_s
-                    || self.store_is_up();
-                (capacity, if keeps_expiry { has.expiry_s.min(renewed_s) } else { renewed_s })
-            }
-            _ => (0.0, renewed_s),
-        };
-        if capacity > 0.0 && plan.has.is_none_or(|has| has.expiry_s < expiry_s) {
-            self.shared.local_renewals.record(plan.resource, expiry_s, now_s);
-        }
-        Lease {
-            capacity,
-            expiry_s,
-            refresh_interval_s: plan.refresh_s,
-            safe_capacity: plan.template.and_then(|template| template.safe_capacity),
-            learning_until_s: None,
-            degraded: true,
-            kind: plan.rules.kind.unwrap_or(Kind::NoAlgorithm),
-            lease_length_s: plan.rules.lease_s,
-            learning_s: plan.rules.learning_s,
-        }
-    }
-}
-
-impl Plan<'_, '_> {
-    fn ask<'p>(&'p self, holder: Holder<'p>, asker: Asker) -> LeaseAsk<'p> {
-        let learn_for_us = self.learn_for_us;
-        let wish = Wish { holder, bands: &self.bands, claim: self.has, learn_for_us };
-        let max_resources =
-            self.template.map_or(Some(MAX_TEMPLATE_RESOURCES), |template| template.max_resources);
-        LeaseAsk {
-            resource: self.resource,
-            rules: self.rules,
-            wish,
-            template: self.template_index,
-            caller: asker.id,
-            existing_only: self.resource_count.is_full(max_resources),
-        }
-    }
-
-    /// A grant of 0 capacity.
-    fn zero_grant(&self, now: Micros) -> Grant {
-        Grant {
-            expiry_s: now.as_secs().saturating_add(self.rules.lease_s),
-            kind: self.rules.kind,
-            subclients: 1.0,
-            ..Grant::default()
-        }
-    }
-
-    fn lease(&self, grant: &Grant) -> Lease {
-        let wants: f64 = self.bands.iter().map(|band| band.wants).sum();
-        self.meter.count(match grant.learning_until {
-            Some(_) => LeaseEnding::Learning,
-            None if grant.has >= wants => LeaseEnding::Full,
-            None if grant.has > 0.0 => LeaseEnding::Part,
-            None => LeaseEnding::Nothing,
-        });
-        let refresh_interval_s = if self.rules.from_parent {
-            // Half of the parent's interval: levels closer to the clients refresh more often.
-            grant.parent_refresh_s.map_or(WAITING_REFRESH_S, |parent| {
-                let half = (parent / 2).max(1);
-                if self.template.is_some() { half.min(self.refresh_s) } else { half }
-            })
-        } else {
-            self.refresh_s
-        };
-        let configured = self.template.and_then(|template| template.safe_capacity);
-        let boundless = self.rules.from_parent && grant.capacity >= BOUNDLESS;
-        let shared = if boundless { NO_BOUND } else { grant.capacity / grant.subclients };
-        Lease {
-            capacity: grant.has,
-            expiry_s: grant.expiry_s,
-            refresh_interval_s,
-            safe_capacity: Some(configured.unwrap_or(shared)),
-            learning_until_s: grant.learning_until.map(ceil_s),
-            degraded: false,
-            kind: grant.kind.unwrap_or(Kind::NoAlgorithm),
-            lease_length_s: self.rules.lease_s,
-            learning_s: self.rules.learning_s,
-        }
-    }
 }
 
 /// Whether the request releases the lease of a lower cluster that has no clients left. A lease on 0
 /// would count as a subclient, and reduce the shares of others, until it expires.
-fn is_release(holder: Holder<'_>, request: &Request<'_>) -> bool {
+fn is_release(holder: Holder<'_>, request: &CapacityRequest<'_>) -> bool {
     let asked = request.wants.iter().any(|wants| wants.clients > 0 || wants.wants > 0.0);
     let holds = request.has.is_some_and(|has| has.capacity > 0.0);
     matches!(holder, Holder::Server(_)) && !asked && !holds
 }
 
 /// A lease on all that is wanted, for a resource that no template matches.
-fn unmatched_lease(request: &Request<'_>, now: Micros) -> Lease {
+fn unmatched_lease(request: &CapacityRequest<'_>, now: Micros) -> Lease {
     Lease {
         capacity: request.wants.iter().map(|wants| wants.wants).sum(),
         expiry_s: now.as_secs() + UNMATCHED_LEASE_S,
@@ -497,14 +316,10 @@ fn unmatched_lease(request: &Request<'_>, now: Micros) -> Lease {
         safe_capacity: None,
         learning_until_s: None,
         degraded: false,
-        kind: Kind::NoAlgorithm,
+        algorithm: SharingAlgorithm::NoAlgorithm,
         lease_length_s: UNMATCHED_LEASE_S,
         learning_s: 0,
     }
-}
-
-fn saturating_i64(seconds: u64) -> i64 {
-    i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
 /// A time in seconds since the epoch, rounded up.

@@ -46,7 +46,7 @@ pub struct Fallback {
 }
 
 /// State shared by all worker threads of a node.
-pub struct Shared {
+pub struct ServiceState {
     limits: Arc<LiveLimits>,
     fallback: Option<Fallback>,
     clock: Clock,
@@ -63,7 +63,7 @@ pub struct Shared {
     refusals: Repeating,
 }
 
-impl Shared {
+impl ServiceState {
     /// `fallback`: `Some` for a store that can fail. `from_parent`: whether a parent cluster leases
     /// the capacity to this one.
     pub fn new(

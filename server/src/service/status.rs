@@ -7,7 +7,7 @@ use super::bounds::ResourceCount;
 use super::capacity::{CapacityService, ceil_s, check_id};
 use crate::config::model::ResourceTemplate;
 use crate::domain::lease::{Totals, learning_until};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::Micros;
 use crate::metrics::ResourceGauges;
 use crate::store::{Cursor, LeaseStore, LeaseView, Listing, StoreError};
@@ -63,7 +63,7 @@ pub struct ResourceView {
     /// The glob of the template that matches it; `None` if no template does.
     pub template: Option<Box<str>>,
     /// The sharing algorithm; `None` until the parent has named it.
-    pub kind: Option<Kind>,
+    pub algorithm: Option<SharingAlgorithm>,
     /// The capacity; `None` if neither a template nor the parent defines it.
     pub capacity: Option<f64>,
     /// The sum of what all holders want.
@@ -118,10 +118,10 @@ impl<S: LeaseStore> CapacityService<S> {
     /// used for `max_resources`. It pauses after large pages, so that the extra load on the store
     /// does not delay requests. With many resources a pass takes some time.
     pub async fn gauge(&self) -> Result<(), Error> {
-        let (snapshot, unmatched) = (self.shared().limits().current(), &self.shared().unmatched);
+        let (snapshot, unmatched) = (self.state().limits().current(), &self.state().unmatched);
         let templates = 0..snapshot.limits.resources.len();
         let counts = templates.clone().map(|index| snapshot.resource_count(index));
-        let counts: Vec<&ResourceCount> = counts.chain([&self.shared().unmatched_count]).collect();
+        let counts: Vec<&ResourceCount> = counts.chain([&self.state().unmatched_count]).collect();
         let created_before: Vec<u64> = counts.iter().map(|count| count.begin_pass()).collect();
         let mut sums = vec![ResourceGauges::default(); counts.len()];
         let mut next = Some(Cursor::default());
@@ -148,38 +148,39 @@ impl<S: LeaseStore> CapacityService<S> {
     }
 
     fn view(&self, resource: String, totals: &Totals) -> ResourceView {
-        let snapshot = self.shared().limits.current();
-        let now = self.shared().clock.now();
+        let snapshot = self.state().limits.current();
+        let now = self.state().clock.now();
         let template = snapshot.limits.template(&resource).map(|(_, template)| template);
-        let (kind, capacity) = if self.shared().from_parent {
-            let kind = template.map(|template| template.algorithm.kind);
+        let (algorithm, capacity) = if self.state().from_parent {
+            let algorithm = template.map(|template| template.algorithm.kind);
             let parent = totals.parent;
             (
-                kind.or(parent.map(|parent| parent.kind)),
+                algorithm.or(parent.map(|parent| parent.algorithm)),
                 parent.map(|parent| parent.capacity_at(now.as_secs())),
             )
         } else {
             // Without a template, every client gets what it wants.
-            let kind = template.map_or(Kind::NoAlgorithm, |template| template.algorithm.kind);
-            (Some(kind), template.map(|template| template.capacity))
+            let algorithm =
+                template.map_or(SharingAlgorithm::NoAlgorithm, |template| template.algorithm.kind);
+            (Some(algorithm), template.map(|template| template.capacity))
         };
         let wants = totals.split.wants();
         let learning_until_s = totals
             .born
             .and_then(|born| self.learning_until(&resource, template, totals, born, now));
-        let level = match (kind, capacity) {
+        let level = match (algorithm, capacity) {
             // The level does not apply in learning mode.
-            (Some(kind), Some(capacity))
-                if kind.shares() && wants > capacity && learning_until_s.is_none() =>
+            (Some(algorithm), Some(capacity))
+                if algorithm.shares() && wants > capacity && learning_until_s.is_none() =>
             {
-                Some(totals.split.level(kind, capacity)).filter(|level| level.is_finite())
+                Some(totals.split.level(algorithm, capacity)).filter(|level| level.is_finite())
             }
             _ => None,
         };
         ResourceView {
             resource,
             template: template.map(|template| template.identifier_glob.clone()),
-            kind,
+            algorithm,
             capacity,
             wants,
             has: totals.has,

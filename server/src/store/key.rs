@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use hashbrown::Equivalent;
 
-use super::Ask;
-use crate::domain::bucket::Place;
+use super::BucketRequest;
+use crate::domain::bucket::BucketKind;
 
 /// The key of one bucket.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -44,13 +44,15 @@ impl<'a> From<&'a Key> for KeyRef<'a> {
 }
 
 impl<'a> KeyRef<'a> {
-    pub(super) fn of(ask: &Ask<'a>) -> Self {
-        match ask.place {
-            Place::Configured { .. } | Place::Dynamic { .. } => {
-                Self { kind: b'b', namespace: ask.namespace, name: ask.name }
+    pub(super) fn of(request: &BucketRequest<'a>) -> Self {
+        match request.kind {
+            BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
+                Self { kind: b'b', namespace: request.namespace, name: request.name }
             }
-            Place::NamespaceDefault => Self { kind: b'd', namespace: ask.namespace, name: "" },
-            Place::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
+            BucketKind::NamespaceDefault => {
+                Self { kind: b'd', namespace: request.namespace, name: "" }
+            }
+            BucketKind::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
         }
     }
 

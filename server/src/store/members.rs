@@ -6,31 +6,32 @@ use std::time::Duration;
 use arc_swap::ArcSwapOption;
 
 use super::clock::Clock;
-use crate::domain::ahead::{Sight, View};
+use crate::domain::prefetch::{ClusterView, NodeCount};
 
 /// The number of nodes as reported by this node's heartbeats, with times on this node's clock.
 pub struct Members {
     clock: Clock,
-    sight: ArcSwapOption<Sight>,
+    node_count: ArcSwapOption<NodeCount>,
 }
 
 impl Members {
     /// Creates the view of a node that has had no heartbeat yet.
     pub fn new(clock: Clock) -> Self {
-        Self { clock, sight: ArcSwapOption::empty() }
+        Self { clock, node_count: ArcSwapOption::empty() }
     }
 
     /// Records a heartbeat that counted `nodes`; `round_trip` is the time since it was sent. Calls
     /// must not overlap.
-    pub fn heard(&self, nodes: u32, round_trip: Duration) {
+    pub fn record_heartbeat(&self, nodes: u32, round_trip: Duration) {
         let round_trip_us = round_trip.as_micros() as i64;
-        let previous = self.sight.load();
-        let sight = Sight::heard(previous.as_deref(), self.clock.now(), round_trip_us, nodes);
-        self.sight.store(Some(Arc::new(sight)));
+        let previous = self.node_count.load();
+        let node_count =
+            NodeCount::after_heartbeat(previous.as_deref(), self.clock.now(), round_trip_us, nodes);
+        self.node_count.store(Some(Arc::new(node_count)));
     }
 
     /// The view at the current time.
-    pub fn view(&self) -> View {
-        Sight::view(self.sight.load().as_deref(), self.clock.now())
+    pub fn view(&self) -> ClusterView {
+        NodeCount::view(self.node_count.load().as_deref(), self.clock.now())
     }
 }

@@ -10,27 +10,28 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use crate::domain::bucket::{Place, Request, Terms};
-use crate::domain::lease::{Band, Grant, Holder, ParentLease, Rules, Totals, Wish};
+use crate::domain::bucket::{BucketKind, Charge, Terms};
+use crate::domain::lease::{Band, Grant, Holder, HolderRequest, ParentLease, Rules, Totals};
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::metrics::PrefetchMetrics;
 
 pub mod clock;
 mod key;
+mod lock;
 pub mod members;
 pub mod memory;
-pub mod prefetch;
+pub mod prefetch_store;
 pub mod redis;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
 /// shared store's queue has room for this many however slow the store is. Of more, some may fail
 /// with [`StoreError::Overloaded`] even if no other requests are waiting.
-pub const AT_ONCE: usize = 126;
+pub const MAX_REQUESTS_PER_CALL: usize = 126;
 
 /// A request to a store about one bucket.
 #[derive(Clone, Copy, Debug)]
-pub struct Ask<'a> {
+pub struct BucketRequest<'a> {
     /// The caller's id; `None` for an unnamed caller.
     pub caller: Option<CallerId>,
     /// The requested namespace.
@@ -38,7 +39,7 @@ pub struct Ask<'a> {
     /// The requested bucket name, whichever bucket serves it.
     pub name: &'a str,
     /// The kind of bucket that serves the request.
-    pub place: Place,
+    pub kind: BucketKind,
     /// The limits of that bucket.
     pub terms: &'a Terms,
     /// How long after its last use a dynamic bucket is removed, in milliseconds; `None`: never.
@@ -46,8 +47,9 @@ pub struct Ask<'a> {
     /// Whole tokens, at least one.
     pub tokens: u64,
     /// What to do with the tokens.
-    pub deal: Deal,
-    /// How the bucket is prefetched; `None`: not at all. Used only by [`prefetch::Prefetching`].
+    pub action: TokenAction,
+    /// How the bucket is prefetched; `None`: not at all. Used only by
+    /// [`prefetch_store::PrefetchStore`].
     pub prefetch: Option<Prefetch<'a>>,
     /// Whether the store may still hold this bucket's state in the namespace's other layout. The
     /// layout changes when the namespace starts or stops to bound its dynamic buckets.
@@ -65,28 +67,28 @@ pub struct Prefetch<'a> {
     pub metrics: &'a Arc<PrefetchMetrics>,
 }
 
-/// What an [`Ask`] does with its tokens.
+/// What a [`BucketRequest`] does with its tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deal {
+pub enum TokenAction {
     /// Take the tokens; a grant may put the bucket into debt.
     Take {
         /// The longest wait that a grant may impose, in milliseconds.
         max_wait_ms: u64,
     },
     /// Take the tokens only if all of them are available: no wait and no debt.
-    TakeAhead,
+    TakeAvailable,
     /// Put the tokens back. Tokens beyond the bucket's size are lost.
     GiveBack,
 }
 
-impl Ask<'_> {
-    /// The request as the functions of `domain` take it.
-    pub fn request(&self) -> Request {
+impl BucketRequest<'_> {
+    /// The request in the units of the bucket arithmetic.
+    pub fn charge(&self) -> Charge {
         let cost_us = self.terms.cost_us(self.tokens);
-        match self.deal {
-            Deal::Take { max_wait_ms } => Request::take(cost_us, max_wait_ms),
-            Deal::TakeAhead => Request::take_ahead(cost_us),
-            Deal::GiveBack => Request::give_back(cost_us),
+        match self.action {
+            TokenAction::Take { max_wait_ms } => Charge::take(cost_us, max_wait_ms),
+            TokenAction::TakeAvailable => Charge::take_available(cost_us),
+            TokenAction::GiveBack => Charge::give_back(cost_us),
         }
     }
 
@@ -101,8 +103,8 @@ impl Ask<'_> {
     /// How long after its last use the bucket is removed, in µs; `None`: never. Only dynamic
     /// buckets are removed.
     fn idle_us(&self) -> Option<i64> {
-        match self.place {
-            Place::Dynamic { .. } => self
+        match self.kind {
+            BucketKind::Dynamic { .. } => self
                 .max_idle_ms
                 .map(|ms| i64::try_from(ms).unwrap_or(i64::MAX).saturating_mul(1000)),
             _ => None,
@@ -126,7 +128,7 @@ pub struct Layout {
 pub trait Layouts {
     /// Records the layouts that this node uses. Returns how long states in other layouts may still
     /// exist, for each of `layouts`.
-    fn settled(
+    fn record_layouts(
         &self,
         layouts: &[Layout],
     ) -> impl Future<Output = Result<Vec<Duration>, StoreError>> + Send;
@@ -205,28 +207,29 @@ pub type Outcomes = SmallVec<[Result<Outcome, StoreError>; 1]>;
 
 /// A store of buckets.
 pub trait Store: Clone + Send + Sync + 'static {
-    /// Decides up to [`AT_ONCE`] requests, each atomically, within the store's deadline.
+    /// Decides up to [`MAX_REQUESTS_PER_CALL`] requests, each atomically, within the store's
+    /// deadline.
     ///
-    /// Requests to one bucket are decided in the order of `asks`, except that after Redis has lost
-    /// its scripts a request may be decided after a later one.
-    fn decide(&self, asks: &[Ask<'_>]) -> impl Future<Output = Outcomes> + Send;
+    /// Requests to one bucket are decided in the order of `requests`, except that after Redis has
+    /// lost its scripts a request may be decided after a later one.
+    fn decide(&self, requests: &[BucketRequest<'_>]) -> impl Future<Output = Outcomes> + Send;
 
     /// The bucket's maximum balance, in µs of accrual: that of its terms, minus what nodes may hold
     /// prefetched.
-    fn full_us(&self, ask: &Ask<'_>) -> f64 {
-        ask.terms.cap_us
+    fn full_us(&self, request: &BucketRequest<'_>) -> f64 {
+        request.terms.cap_us
     }
 }
 
 /// A request to a store for a lease on one resource.
 #[derive(Clone, Copy, Debug)]
-pub struct LeaseAsk<'a> {
+pub struct LeaseRequest<'a> {
     /// The resource's name.
     pub resource: &'a str,
     /// How the resource is shared.
     pub rules: Rules,
     /// The holder, and what it wants.
-    pub wish: Wish<'a>,
+    pub holder_request: HolderRequest<'a>,
     /// The index of the resource's template; `usize::MAX` without a template.
     pub template: usize,
     /// The caller's id; `None` for an unnamed caller.
@@ -236,10 +239,10 @@ pub struct LeaseAsk<'a> {
     pub existing_only: bool,
 }
 
-impl<'a> LeaseAsk<'a> {
+impl<'a> LeaseRequest<'a> {
     /// A request of an unnamed caller, for a resource of template 0.
-    pub fn new(resource: &'a str, rules: Rules, wish: Wish<'a>) -> Self {
-        Self { resource, rules, wish, template: 0, caller: None, existing_only: false }
+    pub fn new(resource: &'a str, rules: Rules, holder_request: HolderRequest<'a>) -> Self {
+        Self { resource, rules, holder_request, template: 0, caller: None, existing_only: false }
     }
 }
 
@@ -306,8 +309,8 @@ fn freeze_number() -> u64 {
 /// A store of leases. A call takes no longer than the store's deadline. A call for any number of
 /// resources takes no longer than the deadline for each page of resources.
 pub trait LeaseStore: Clone + Send + Sync + 'static {
-    /// Decides up to [`AT_ONCE`] requests, each atomically.
-    fn lease(&self, asks: &[LeaseAsk<'_>]) -> impl Future<Output = Grants> + Send;
+    /// Decides up to [`MAX_REQUESTS_PER_CALL`] requests, each atomically.
+    fn lease(&self, requests: &[LeaseRequest<'_>]) -> impl Future<Output = Grants> + Send;
 
     /// Releases the leases of `holder` on `resources`.
     fn release(

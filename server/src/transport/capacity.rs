@@ -14,9 +14,9 @@ use tonic::{Request, Response, Status};
 use super::{access_denied, caller, refusal};
 use crate::access::{Caller, Refusal};
 use crate::domain::lease::{Claim, Holder};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::service::capacity::{
-    Asker, CapacityService, Lease, PriorityWants, Request as ResourceRequest, check_count,
+    CapacityRequest, CapacityService, Lease, LeaseCaller, PriorityWants, check_count,
 };
 use crate::store::LeaseStore;
 
@@ -34,9 +34,12 @@ impl<S: LeaseStore> CapacityApi<S> {
         &self,
         caller: &Caller,
         holder: Holder<'_>,
-        requests: &[ResourceRequest<'_>],
+        requests: &[CapacityRequest<'_>],
     ) -> Result<Vec<Lease>, Status> {
-        self.service.get_for(asker(caller), holder, requests).await.map_err(|error| refusal(&error))
+        self.service
+            .get_for(lease_caller(caller), holder, requests)
+            .await
+            .map_err(|error| refusal(&error))
     }
 }
 
@@ -64,7 +67,7 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         let requests: Vec<_> = request
             .resource
             .iter()
-            .map(|item| ResourceRequest {
+            .map(|item| CapacityRequest {
                 resource: &item.resource_id,
                 wants: [PriorityWants { priority: item.priority, clients: 1, wants: item.wants }]
                     .into(),
@@ -109,7 +112,7 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
                 resource_id: item.resource_id,
                 gets: wire_lease(&lease),
                 algorithm: Some(Algorithm {
-                    kind: wire_kind(lease.kind).into(),
+                    kind: wire_kind(lease.algorithm).into(),
                     lease_length: lease.lease_length_s,
                     refresh_interval: lease.refresh_interval_s,
                     parameters: Vec::new(),
@@ -135,14 +138,14 @@ impl<S: LeaseStore> Capacity for CapacityApi<S> {
         let resources: Vec<&str> = named.collect();
         caller.may_lease(&request.client_id, resources.iter().copied()).map_err(access_denied)?;
         let holder = Holder::Client(&request.client_id);
-        let released = self.service.release_for(asker(&caller), holder, &resources).await;
+        let released = self.service.release_for(lease_caller(&caller), holder, &resources).await;
         released.map_err(|error| refusal(&error))?;
         Ok(Response::new(ReleaseCapacityResponse { mastership: None }))
     }
 }
 
-fn asker(caller: &Caller) -> Asker {
-    Asker { id: caller.id(), max_resources: caller.max_resources() }
+fn lease_caller(caller: &Caller) -> LeaseCaller {
+    LeaseCaller { id: caller.id(), max_resources: caller.max_resources() }
 }
 
 /// What a lower cluster requests of one resource.
@@ -150,14 +153,14 @@ fn server_request<'a>(
     caller: &Caller,
     server_id: &str,
     item: &'a ServerCapacityResourceRequest,
-) -> Result<ResourceRequest<'a>, Refusal> {
+) -> Result<CapacityRequest<'a>, Refusal> {
     let wants = item.wants.iter().map(|band| PriorityWants {
         priority: band.priority,
         clients: band.num_clients,
         wants: band.wants,
     });
     let clients = item.wants.iter().fold(0_i64, |sum, band| sum.saturating_add(band.num_clients));
-    Ok(ResourceRequest {
+    Ok(CapacityRequest {
         resource: &item.resource_id,
         wants: wants.collect(),
         has: match item.forgotten {
@@ -180,11 +183,11 @@ fn wire_lease(lease: &Lease) -> WireLease {
     }
 }
 
-fn wire_kind(kind: Kind) -> algorithm::Kind {
-    match kind {
-        Kind::NoAlgorithm => algorithm::Kind::NoAlgorithm,
-        Kind::Static => algorithm::Kind::Static,
-        Kind::ProportionalShare => algorithm::Kind::ProportionalShare,
-        Kind::FairShare => algorithm::Kind::FairShare,
+fn wire_kind(algorithm: SharingAlgorithm) -> algorithm::Kind {
+    match algorithm {
+        SharingAlgorithm::NoAlgorithm => algorithm::Kind::NoAlgorithm,
+        SharingAlgorithm::Static => algorithm::Kind::Static,
+        SharingAlgorithm::ProportionalShare => algorithm::Kind::ProportionalShare,
+        SharingAlgorithm::FairShare => algorithm::Kind::FairShare,
     }
 }

@@ -127,7 +127,7 @@ impl Load {
     pub(super) fn begin(&self, caller: Option<usize>) -> bool {
         let before = self.in_flight.fetch_add(1, Ordering::Relaxed);
         self.company.note_request(caller.unwrap_or(UNBOUNDED));
-        let room = before < self.max && caller.is_none_or(|place| self.admit(place, before));
+        let room = before < self.max && caller.is_none_or(|index| self.admit(index, before));
         if !room {
             self.in_flight.fetch_sub(1, Ordering::Relaxed);
             self.shed.increment(1);
@@ -142,15 +142,15 @@ impl Load {
         room
     }
 
-    /// Counts a request of the caller at `place`, with `others` in flight; `false` if it gets no
+    /// Counts a request of the caller at `index`, with `others` in flight; `false` if it gets no
     /// slot. Once three quarters of the slots are taken, a caller that holds more than a quarter
     /// gets no more, as long as other callers send requests too.
-    fn admit(&self, place: usize, others: usize) -> bool {
+    fn admit(&self, index: usize, others: usize) -> bool {
         let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-        if callers.len() <= place {
-            callers.resize(place + 1, 0);
+        if callers.len() <= index {
+            callers.resize(index + 1, 0);
         }
-        let holds = &mut callers[place];
+        let holds = &mut callers[index];
         let scarce = others.saturating_mul(4) >= self.max.saturating_mul(3);
         let room = !scarce || *holds as usize <= (self.max / 4).max(1) || !self.company.is_recent();
         *holds += u32::from(room);
@@ -160,9 +160,9 @@ impl Load {
     /// Returns a slot.
     pub(super) fn end(&self, caller: Option<usize>) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
-        if let Some(place) = caller {
+        if let Some(index) = caller {
             let mut callers = self.callers.lock().unwrap_or_else(PoisonError::into_inner);
-            callers[place] -= 1;
+            callers[index] -= 1;
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn the_last_quarter_is_for_callers_below_their_share() {
         let load = Load::new(100, Counter::noop());
-        let taken = |place, tries: usize| (0..tries).filter(|_| load.begin(place)).count();
+        let taken = |index, tries: usize| (0..tries).filter(|_| load.begin(index)).count();
         assert_eq!(taken(Some(3), 1), 1);
         load.end(Some(3));
         assert_eq!(taken(Some(7), 200), 75, "any caller may take free slots");

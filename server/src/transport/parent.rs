@@ -12,7 +12,7 @@ use tonic::{Code, Status};
 use crate::client::capacity::{Mismatch, match_answers};
 use crate::client::{Address, AuthChannel, Target, answer_within};
 use crate::domain::lease::{BOUNDLESS, Claim, NO_BOUND, ParentLease};
-use crate::domain::sharing::Kind;
+use crate::domain::sharing::SharingAlgorithm;
 use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
 
 /// Client of a parent. Its addresses are nodes of the parent, or a load balancer in front of them.
@@ -157,12 +157,12 @@ fn parse_lease(
         expiry_s: gets.expiry_time,
         refresh_s: gets.refresh_interval,
         safe_capacity,
-        kind: match algorithm.map(tollgate_proto::doorman::Algorithm::kind) {
-            Some(algorithm::Kind::Static) => Kind::Static,
-            Some(algorithm::Kind::ProportionalShare) => Kind::ProportionalShare,
-            Some(algorithm::Kind::NoAlgorithm) => Kind::NoAlgorithm,
+        algorithm: match algorithm.map(tollgate_proto::doorman::Algorithm::kind) {
+            Some(algorithm::Kind::Static) => SharingAlgorithm::Static,
+            Some(algorithm::Kind::ProportionalShare) => SharingAlgorithm::ProportionalShare,
+            Some(algorithm::Kind::NoAlgorithm) => SharingAlgorithm::NoAlgorithm,
             // The default for a parent that names no algorithm: shares by need, within capacity.
-            Some(algorithm::Kind::FairShare) | None => Kind::FairShare,
+            Some(algorithm::Kind::FairShare) | None => SharingAlgorithm::FairShare,
         },
         lease_s: algorithm.map_or(60, |algorithm| algorithm.lease_length),
     })

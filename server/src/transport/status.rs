@@ -90,7 +90,7 @@ pub fn pages<S: LeaseStore>(
     let (handle, renderer) = page_channel();
     let render = async move || {
         let status = status(&about, &*state, &leases).await;
-        let now_s = leases.shared().now().as_secs();
+        let now_s = leases.state().now().as_secs();
         let write = move || StatusPages {
             json: status.to_string().into(),
             html: html_page(&status, now_s).into(),
@@ -114,9 +114,9 @@ async fn status<S: LeaseStore>(
         Err(error) => (Listing { items: Vec::new(), left_out: 0 }, Some(error.to_string())),
     };
     let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(about, nodes));
-    let limits = leases.shared().limits();
+    let limits = leases.state().limits();
     let snapshot = limits.current();
-    let now_s = leases.shared().now().as_secs();
+    let now_s = leases.state().now().as_secs();
     json!({
         "node": {
             "id": about.id,
@@ -195,7 +195,7 @@ fn resource_json(view: &ResourceView) -> Value {
     json!({
         "resource": view.resource,
         "template": view.template,
-        "algorithm": view.kind.map_or("", crate::domain::sharing::Kind::name),
+        "algorithm": view.algorithm.map_or("", crate::domain::sharing::SharingAlgorithm::name),
         "capacity": view.capacity,
         "wants": view.wants,
         "has": view.has,

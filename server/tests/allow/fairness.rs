@@ -16,7 +16,7 @@ use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::service::Error;
 use tollgate_server::service::allow::{Query, Status};
-use tollgate_server::service::capacity::{PriorityWants, Request};
+use tollgate_server::service::capacity::{CapacityRequest, PriorityWants};
 use tollgate_server::store::redis::RedisStore;
 
 /// Buckets with one key layout only.
@@ -181,7 +181,7 @@ async fn ask_leases(
         let (service, place) = (Arc::clone(service), Arc::clone(place));
         asked.spawn(async move {
             let wants = PriorityWants { priority: 0, clients: 1, wants: 1.0 };
-            let request = |name| Request {
+            let request = |name| CapacityRequest {
                 resource: name,
                 wants: [wants].into(),
                 has: None,

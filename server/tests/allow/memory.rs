@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use testkit::{Redis, START, redis_store};
-use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Deal, Store, Verdict};
+use tollgate_server::store::{BucketRequest, Store, TokenAction, Verdict};
 
 /// Redis' tables are as full as with a million, so the memory of a bucket is the same.
 const BUCKETS: usize = 125_000;
@@ -21,16 +21,16 @@ fn one_token<'a>(
     terms: &'a Terms,
     max_buckets: Option<u64>,
     max_idle_ms: Option<u64>,
-) -> Ask<'a> {
-    Ask {
+) -> BucketRequest<'a> {
+    BucketRequest {
         caller: None,
         namespace: NAMESPACE,
         name,
-        place: Place::Dynamic { max_buckets },
+        kind: BucketKind::Dynamic { max_buckets },
         terms,
         max_idle_ms,
         tokens: 1,
-        deal: Deal::Take { max_wait_ms: 0 },
+        action: TokenAction::Take { max_wait_ms: 0 },
         prefetch: None,
         moved: false,
         rewrite: false,
@@ -56,7 +56,7 @@ async fn many_buckets_in_redis() {
     let started = Instant::now();
     let names: Vec<String> = (0..BUCKETS).map(|n| format!("user-{n:015}")).collect();
     for batch in names.chunks(1000) {
-        let asks: Vec<Ask<'_>> =
+        let asks: Vec<BucketRequest<'_>> =
             batch.iter().map(|name| one_token(name, &terms, None, None)).collect();
         for outcome in store.decide(&asks).await {
             assert_eq!(outcome.unwrap().verdict, Verdict::Granted);
@@ -147,7 +147,7 @@ async fn the_register_of_a_bounded_namespace() {
     let store = redis_store(&redis, ManualClock::new(START)).await;
     let names: Vec<String> = (0..COUNT).map(|n| format!("user-{n:015}")).collect();
     for batch in names.chunks(1000) {
-        let asks: Vec<Ask<'_>> = batch
+        let asks: Vec<BucketRequest<'_>> = batch
             .iter()
             .map(|name| one_token(name, &terms, Some(COUNT as u64), Some(60_000)))
             .collect();

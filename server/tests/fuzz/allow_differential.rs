@@ -12,10 +12,10 @@ use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
-use tollgate_server::domain::bucket::{BucketLimit, MAX_SPAN_US, Place};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, MAX_SPAN_US};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
+use tollgate_server::store::{BucketRequest, Outcome, Store, TokenAction, Verdict};
 
 const NAMES: [&str; 5] = ["a", "b", "2001:db8::1", "{c}%7D", "ключ"];
 
@@ -50,7 +50,7 @@ enum Kind {
         /// Wait limit, in percent of the bucket's own.
         override_percent: Option<u64>,
     },
-    TakeAhead,
+    TakeAvailable,
     GiveBack,
 }
 
@@ -118,7 +118,7 @@ fn request() -> impl Strategy<Value = TokenRequest> {
     let take = proptest::option::of(0..100_u64);
     let kind = prop_oneof![
         6 => take.prop_map(|override_percent| Kind::Take { override_percent }),
-        1 => Just(Kind::TakeAhead),
+        1 => Just(Kind::TakeAvailable),
         1 => Just(Kind::GiveBack),
     ];
     (0..=NAMES.len(), tokens, kind).prop_map(|(name, tokens, kind)| TokenRequest {
@@ -210,7 +210,7 @@ fn give_the_same_answers(servers: &impl Servers, part: u32) {
                 let terms = rules.limit.terms().beside_prefetch(rules.prefetch_tokens, step.nodes);
                 // Set by nodes that have changed their limits, or have just started.
                 let rewrite = step.rules != 0 || at > 0 && steps[..at].iter().any(|s| s.rules != 0);
-                let asks: Vec<Ask<'_>> = step
+                let asks: Vec<BucketRequest<'_>> = step
                     .batch
                     .iter()
                     .map(|request| ask(namespace, rules, &terms, request, rewrite))
@@ -259,29 +259,29 @@ fn ask<'a>(
     terms: &'a tollgate_server::domain::bucket::Terms,
     request: &TokenRequest,
     rewrite: bool,
-) -> Ask<'a> {
-    let place = if request.name == NAMES.len() {
-        Place::NamespaceDefault
+) -> BucketRequest<'a> {
+    let kind = if request.name == NAMES.len() {
+        BucketKind::NamespaceDefault
     } else if request.name < rules.configured {
-        Place::Configured { bounded: rules.max_buckets.is_some() }
+        BucketKind::Configured { bounded: rules.max_buckets.is_some() }
     } else {
-        Place::Dynamic { max_buckets: rules.max_buckets }
+        BucketKind::Dynamic { max_buckets: rules.max_buckets }
     };
     let own = rules.limit.wait_timeout_ms;
-    Ask {
+    BucketRequest {
         caller: None,
         namespace,
         name: NAMES.get(request.name).unwrap_or(&"any"),
-        place,
+        kind,
         terms,
         max_idle_ms: rules.limit.max_idle_ms,
         tokens: request.tokens,
-        deal: match request.kind {
-            Kind::Take { override_percent } => Deal::Take {
+        action: match request.kind {
+            Kind::Take { override_percent } => TokenAction::Take {
                 max_wait_ms: override_percent.map_or(own, |percent| own * percent / 100),
             },
-            Kind::TakeAhead => Deal::TakeAhead,
-            Kind::GiveBack => Deal::GiveBack,
+            Kind::TakeAvailable => TokenAction::TakeAvailable,
+            Kind::GiveBack => TokenAction::GiveBack,
         },
         prefetch: None,
         moved: false,

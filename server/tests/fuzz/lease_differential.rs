@@ -12,12 +12,14 @@ use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
-use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Totals, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{
+    Band, Claim, Holder, HolderRequest, ParentLease, Rules, Totals,
+};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore, LeaseView};
+use tollgate_server::store::{LeaseRequest, LeaseStore, LeaseView};
 
 const HOLDERS: [Holder<'static>; 7] = [
     Holder::Client("a"),
@@ -33,7 +35,7 @@ const HOLDERS: [Holder<'static>; 7] = [
 enum Act {
     Ask { holder: usize, bands: Vec<Band>, claim: Option<(f64, i64)>, learn_for_us: i64 },
     Release { holder: usize },
-    Parent { lease: Option<(f64, i64, f64, Kind, i64, i64)>, late: bool },
+    Parent { lease: Option<(f64, i64, f64, SharingAlgorithm, i64, i64)>, late: bool },
     Freeze,
 }
 
@@ -53,26 +55,29 @@ fn wants() -> impl Strategy<Value = f64> {
 }
 
 fn rules() -> impl Strategy<Value = Rules> {
-    let kind = select(vec![
-        Some(Kind::FairShare),
-        Some(Kind::FairShare),
-        Some(Kind::ProportionalShare),
-        Some(Kind::ProportionalShare),
-        Some(Kind::Static),
-        Some(Kind::NoAlgorithm),
+    let algorithm = select(vec![
+        Some(SharingAlgorithm::FairShare),
+        Some(SharingAlgorithm::FairShare),
+        Some(SharingAlgorithm::ProportionalShare),
+        Some(SharingAlgorithm::ProportionalShare),
+        Some(SharingAlgorithm::Static),
+        Some(SharingAlgorithm::NoAlgorithm),
         None,
     ]);
     let capacity =
         prop_oneof![select(vec![0.0, 1.0, 120.0, 90.0, 1e6, 1e12, 1e15]), 0.0..500.0_f64];
-    (kind, capacity, 1..20_i64, select(vec![0, 0, 0, 5]), proptest::bool::weighted(0.3)).prop_map(
-        |(kind, capacity, lease_s, learning_s, from_parent)| Rules {
-            kind: if from_parent { kind } else { kind.or(Some(Kind::FairShare)) },
+    (algorithm, capacity, 1..20_i64, select(vec![0, 0, 0, 5]), proptest::bool::weighted(0.3))
+        .prop_map(|(algorithm, capacity, lease_s, learning_s, from_parent)| Rules {
+            algorithm: if from_parent {
+                algorithm
+            } else {
+                algorithm.or(Some(SharingAlgorithm::FairShare))
+            },
             capacity,
             lease_s,
             learning_s,
             from_parent,
-        },
-    )
+        })
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -98,8 +103,8 @@ fn act() -> impl Strategy<Value = Act> {
         },
     );
     let leased = prop_oneof![9 => 0.0..300.0_f64, 1 => Just(1e15)];
-    let kind = select(Kind::ALL.to_vec());
-    let lease = (leased, -3..20_i64, 0.0..50.0_f64, kind, 1..20_i64, 1..20_i64);
+    let algorithm = select(SharingAlgorithm::ALL.to_vec());
+    let lease = (leased, -3..20_i64, 0.0..50.0_f64, algorithm, 1..20_i64, 1..20_i64);
     prop_oneof![
         12 => ask,
         1 => (0..HOLDERS.len()).prop_map(|holder| Act::Release { holder }),
@@ -123,7 +128,7 @@ fn trace() -> impl Strategy<Value = (Vec<Rules>, Vec<Step>)> {
 }
 
 /// Allowed difference between the stores. They add the same numbers in different orders. Each
-/// addition to a [`Sum`](tollgate_server::domain::exact::Sum) has an error of up to 2^-105 of the
+/// addition to a [`Sum`](tollgate_server::domain::sum::Sum) has an error of up to 2^-105 of the
 /// current sum, which remains after large numbers have left. Compared with a later, smaller
 /// capacity it may be noticeable: 1e15 bounds wants to 1e24.
 #[derive(Default)]
@@ -179,9 +184,13 @@ async fn run(
                     capacity,
                     expiry_s: clock.now().as_secs() + ahead_s,
                 });
-                let wish =
-                    Wish { holder: HOLDERS[*holder], bands, claim, learn_for_us: *learn_for_us };
-                let ask = [LeaseAsk::new("r", rules, wish)];
+                let request = HolderRequest {
+                    holder: HOLDERS[*holder],
+                    bands,
+                    claim,
+                    learn_for_us: *learn_for_us,
+                };
+                let ask = [LeaseRequest::new("r", rules, request)];
                 let before = memory.leases("r", 1).await.unwrap().map_or(0.0, |(all, _)| all.has);
                 let one = memory.lease(&ask).await.pop().unwrap().unwrap();
                 let two = redis.lease(&ask).await.pop().unwrap().unwrap();
@@ -189,15 +198,20 @@ async fn run(
                 rounding.saw(Some(&totals));
                 prop_assert!(
                     rounding.near(one.has, two.has)
-                        && (one.expiry_s, one.learning_until, one.kind, one.parent_refresh_s)
-                            == (two.expiry_s, two.learning_until, two.kind, two.parent_refresh_s)
+                        && (one.expiry_s, one.learning_until, one.algorithm, one.parent_refresh_s)
+                            == (
+                                two.expiry_s,
+                                two.learning_until,
+                                two.algorithm,
+                                two.parent_refresh_s
+                            )
                         && rounding.near(one.capacity, two.capacity)
                         && one.subclients == two.subclients,
                     "embedded {one:?}\nRedis    {two:?}"
                 );
                 let wants: f64 = bands.iter().map(|band| band.wants).sum();
                 prop_assert!(one.learning_until.is_some() || one.has <= wants, "more than wanted");
-                if one.kind.unwrap().shares() && one.learning_until.is_none() {
+                if one.algorithm.unwrap().shares() && one.learning_until.is_none() {
                     // If more was leased before, as after a lower capacity, none is added.
                     let most = one.capacity.max(before) * (1.0 + 1e-12) + rounding.most();
                     prop_assert!(totals.has <= most, "{before} {totals:?} {one:?}");
@@ -208,17 +222,18 @@ async fn run(
                 redis.release(HOLDERS[*holder], &["r"]).await.unwrap();
             }
             Act::Parent { lease, late } => {
-                let lease =
-                    lease.map(|(capacity, ahead_s, safe_capacity, kind, refresh_s, lease_s)| {
+                let lease = lease.map(
+                    |(capacity, ahead_s, safe_capacity, algorithm, refresh_s, lease_s)| {
                         ParentLease {
                             capacity,
                             expiry_s: clock.now().as_secs() + ahead_s,
                             refresh_s,
                             safe_capacity,
-                            kind,
+                            algorithm,
                             lease_s,
                         }
-                    });
+                    },
+                );
                 let last = numbers.len().saturating_sub(1 + usize::from(*late));
                 let (one, two) = numbers.get(last).copied().unwrap_or_default();
                 memory.thaw("r", one, lease).await.unwrap();
@@ -326,16 +341,16 @@ fn grant_alike(servers: &impl Servers, part: u32) {
 async fn late_answers_change_nothing(store: &impl LeaseStore, now_s: i64) {
     let time = std::time::Duration::from_secs(60);
     let lease = |capacity| {
-        let (expiry_s, kind) = (now_s + 60, Kind::FairShare);
+        let (expiry_s, algorithm) = (now_s + 60, SharingAlgorithm::FairShare);
         let (refresh_s, safe_capacity, lease_s) = (4, 0.0, 60);
-        Some(ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s })
+        Some(ParentLease { capacity, expiry_s, refresh_s, safe_capacity, algorithm, lease_s })
     };
     let ask = async |wants| {
         let rules =
-            Rules { kind: None, capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
+            Rules { algorithm: None, capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
         let bands = &[Band { priority: 0, subclients: 1, wants }];
-        let wish = Wish { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
-        store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
+        let request = HolderRequest { holder: HOLDERS[0], bands, claim: None, learn_for_us: 0 };
+        store.lease(&[LeaseRequest::new("r", rules, request)]).await.pop().unwrap().unwrap()
     };
     let leased = async || store.leases("r", 1).await.unwrap().unwrap().0.parent;
     let freeze = async || store.freeze("r", time).await.unwrap().unwrap();

@@ -12,11 +12,11 @@ use rand::rngs::SmallRng;
 use rand::seq::SliceRandom as _;
 use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Servers, property_tests, redis_store, runtime};
-use tollgate_server::domain::lease::{Band, Claim, Holder, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{Band, Claim, Holder, HolderRequest, Rules};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 const LEASE_S: i64 = 20;
 
@@ -50,7 +50,7 @@ enum Act {
 
 #[derive(Clone, Debug)]
 struct Case {
-    kind: Kind,
+    algorithm: SharingAlgorithm,
     capacity: f64,
     clients: Vec<Client>,
     acts: Vec<Act>,
@@ -83,23 +83,27 @@ fn case() -> impl Strategy<Value = Case> {
         2 => prop_oneof![0..3_000_000_i64, 0..30_000_000_i64].prop_map(|us| Act::Wait { us }),
         1 => (0.3..2.0_f64).prop_map(|factor| Act::Capacity { factor }),
     ];
-    let kind = select(vec![Kind::FairShare, Kind::FairShare, Kind::ProportionalShare]);
+    let algorithm = select(vec![
+        SharingAlgorithm::FairShare,
+        SharingAlgorithm::FairShare,
+        SharingAlgorithm::ProportionalShare,
+    ]);
     let clients = proptest::collection::vec(client(), 1..25);
     let acts = proptest::collection::vec(act, 0..60);
-    (kind, 0.05..1.3_f64, clients, acts, any::<u64>()).prop_map(
-        |(kind, part, clients, acts, chance)| {
+    (algorithm, 0.05..1.3_f64, clients, acts, any::<u64>()).prop_map(
+        |(algorithm, part, clients, acts, chance)| {
             let capacity = part * clients.iter().map(Client::wants).sum::<f64>();
-            Case { kind, capacity, clients, acts, chance }
+            Case { algorithm, capacity, clients, acts, chance }
         },
     )
 }
 
 /// Final shares of `capacity`, from the definitions alone.
-fn solve(kind: Kind, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
+fn solve(algorithm: SharingAlgorithm, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
     if clients.iter().map(|(wants, _)| wants).sum::<f64>() <= capacity {
         return clients.iter().map(|&(wants, _)| wants).collect();
     }
-    if kind == Kind::FairShare {
+    if algorithm == SharingAlgorithm::FairShare {
         let share = |level: f64| clients.iter().map(move |&(wants, n)| wants.min(n * level));
         let (mut low, mut high) = (0.0, capacity);
         for _ in 0..200 {
@@ -121,15 +125,20 @@ fn solve(kind: Kind, capacity: f64, clients: &[(f64, f64)]) -> Vec<f64> {
 #[test]
 fn the_solver_knows_the_worked_examples() {
     let plain = |wants: &[f64]| wants.iter().map(|&wants| (wants, 1.0)).collect::<Vec<_>>();
-    let check = |kind, capacity, wants: &[f64], expected: &[f64]| {
-        for (found, expected) in solve(kind, capacity, &plain(wants)).iter().zip(expected) {
+    let check = |algorithm, capacity, wants: &[f64], expected: &[f64]| {
+        for (found, expected) in solve(algorithm, capacity, &plain(wants)).iter().zip(expected) {
             assert!((found - expected).abs() < 1e-7, "{found} {expected}");
         }
     };
-    check(Kind::FairShare, 120.0, &[1000.0, 50.0, 10.0], &[60.0, 50.0, 10.0]);
-    check(Kind::FairShare, 160.0, &[100.0, 50.0, 45.0, 10.0], &[55.0, 50.0, 45.0, 10.0]);
+    check(SharingAlgorithm::FairShare, 120.0, &[1000.0, 50.0, 10.0], &[60.0, 50.0, 10.0]);
+    check(
+        SharingAlgorithm::FairShare,
+        160.0,
+        &[100.0, 50.0, 45.0, 10.0],
+        &[55.0, 50.0, 45.0, 10.0],
+    );
     let expected = [69.690_721_65, 40.309_278_351, 10.0];
-    check(Kind::ProportionalShare, 120.0, &[1000.0, 50.0, 10.0], &expected);
+    check(SharingAlgorithm::ProportionalShare, 120.0, &[1000.0, 50.0, 10.0], &expected);
 }
 
 /// The clients of one resource, with their leases.
@@ -151,7 +160,7 @@ impl<'a, S: LeaseStore> World<'a, S> {
             clock,
             resource,
             rules: Rules {
-                kind: Some(case.kind),
+                algorithm: Some(case.algorithm),
                 capacity: case.capacity,
                 lease_s: LEASE_S,
                 learning_s: 0,
@@ -195,8 +204,8 @@ impl<'a, S: LeaseStore> World<'a, S> {
         let claim = Claim { capacity: if claims { old } else { 0.0 }, expiry_s };
         let claim = self.clients[at].server.then_some(claim);
         let (holder, bands) = (self.holder(at), &self.clients[at].bands[..]);
-        let wish = Wish { holder, bands, claim, learn_for_us: 0 };
-        let ask = LeaseAsk::new(self.resource, self.rules, wish);
+        let request = HolderRequest { holder, bands, claim, learn_for_us: 0 };
+        let ask = LeaseRequest::new(self.resource, self.rules, request);
         let grant = self.store.lease(&[ask]).await.pop().unwrap().unwrap();
         prop_assert!(grant.has >= 0.0 && grant.has <= self.clients[at].wants(), "{grant:?}");
         prop_assert_eq!(grant.expiry_s, now_s + LEASE_S);
@@ -231,10 +240,10 @@ impl<'a, S: LeaseStore> World<'a, S> {
                 self.ask(at, false).await?;
             }
         }
-        let (kind, capacity) = (self.rules.kind.unwrap(), self.rules.capacity);
+        let (algorithm, capacity) = (self.rules.algorithm.unwrap(), self.rules.capacity);
         let clients: Vec<_> =
             self.clients.iter().map(|one| (one.wants(), one.subclients())).collect();
-        let expected = solve(kind, capacity, &clients);
+        let expected = solve(algorithm, capacity, &clients);
         for ((has, _), expected) in self.has.iter().zip(&expected) {
             let near = (has - expected).abs() <= NEAR * capacity;
             prop_assert!(near, "{has} is not {expected}: {:?} of {clients:?}", self.has);
@@ -304,11 +313,11 @@ fn they_hold_in(servers: &impl Servers, cases: u32) {
     asked.unwrap();
 }
 
-fn plain(kind: Kind, capacity: f64, wants: impl IntoIterator<Item = f64>) -> Case {
+fn plain(algorithm: SharingAlgorithm, capacity: f64, wants: impl IntoIterator<Item = f64>) -> Case {
     let band = |wants| Band { priority: 0, subclients: 1, wants };
     let client = |wants| Client { server: false, bands: vec![band(wants)] };
     Case {
-        kind,
+        algorithm,
         capacity,
         clients: wants.into_iter().map(client).collect(),
         acts: vec![],
@@ -320,7 +329,7 @@ fn plain(kind: Kind, capacity: f64, wants: impl IntoIterator<Item = f64>) -> Cas
 /// rounding must not turn the level into the equal share.
 async fn nearly_enough(store: &impl LeaseStore, clock: &ManualClock) {
     let x = 9.763_291_217_863_108;
-    let case = plain(Kind::FairShare, 29.289_873_653_589_32, [0.0, x, x, x]);
+    let case = plain(SharingAlgorithm::FairShare, 29.289_873_653_589_32, [0.0, x, x, x]);
     assert!(x + x + x > case.capacity && case.capacity / 3.0 >= x);
     World::new(store, clock, "rounding", &case)
         .settle(&mut SmallRng::seed_from_u64(0))
@@ -330,10 +339,15 @@ async fn nearly_enough(store: &impl LeaseStore, clock: &ManualClock) {
 
 /// Most of many leases expire within some seconds, while some are refreshed, requested again or
 /// released, and the clock sometimes steps back.
-async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, seed: u64) {
+async fn many_expire(
+    store: &impl LeaseStore,
+    clock: &ManualClock,
+    algorithm: SharingAlgorithm,
+    seed: u64,
+) {
     let mut random = SmallRng::seed_from_u64(seed);
     let wants: Vec<f64> = (0..3000).map(|_| random.random_range(1.0..100.0)).collect();
-    let case = plain(kind, wants.iter().sum::<f64>() / 2.0, wants);
+    let case = plain(algorithm, wants.iter().sum::<f64>() / 2.0, wants);
     let resource = format!("many/{seed}");
     let mut world = World::new(store, clock, &resource, &case);
     for at in 0..3000 {
@@ -376,10 +390,15 @@ async fn many_expire(store: &impl LeaseStore, clock: &ManualClock, kind: Kind, s
 
 async fn special_cases(store: &impl LeaseStore, clock: &ManualClock) {
     nearly_enough(store, clock).await;
-    for (seed, kind) in
-        [Kind::FairShare, Kind::ProportionalShare, Kind::FairShare].iter().enumerate()
+    for (seed, algorithm) in [
+        SharingAlgorithm::FairShare,
+        SharingAlgorithm::ProportionalShare,
+        SharingAlgorithm::FairShare,
+    ]
+    .iter()
+    .enumerate()
     {
-        many_expire(store, clock, *kind, seed as u64).await;
+        many_expire(store, clock, *algorithm, seed as u64).await;
     }
 }
 

@@ -15,8 +15,8 @@ use tokio::sync::Mutex;
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS, ParentLease};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
-use tollgate_server::service::Shared;
-use tollgate_server::service::capacity::{CapacityService, Lease, PriorityWants, Request};
+use tollgate_server::service::ServiceState;
+use tollgate_server::service::capacity::{CapacityRequest, CapacityService, Lease, PriorityWants};
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::service::parent::{Answers, Parent, ParentError, ParentRequest, Renewal};
 use tollgate_server::store::memory::MemoryStore;
@@ -80,7 +80,7 @@ impl Parent for Link<'_> {
         }
         let mut leases = Vec::new();
         if self.fate != Fate::Unheard {
-            let asked: Vec<Request<'_>> = requests.iter().map(wire).collect();
+            let asked: Vec<CapacityRequest<'_>> = requests.iter().map(wire).collect();
             let service = &self.world.clusters[self.parent].service;
             let answer = service.get(Holder::Server(cluster), &asked).await.unwrap();
             leases = answer.iter().map(|lease| Ok(parent_lease(lease))).collect();
@@ -98,13 +98,13 @@ impl Parent for Link<'_> {
     }
 }
 
-fn wire(request: &ParentRequest) -> Request<'_> {
+fn wire(request: &ParentRequest) -> CapacityRequest<'_> {
     let bands = request.bands.iter().map(|band| PriorityWants {
         priority: band.priority,
         clients: i64::from(band.subclients),
         wants: band.wants,
     });
-    Request {
+    CapacityRequest {
         resource: &request.resource,
         wants: bands.collect(),
         has: request.has,
@@ -118,7 +118,7 @@ fn parent_lease(lease: &Lease) -> ParentLease {
         expiry_s: lease.expiry_s,
         refresh_s: lease.refresh_interval_s,
         safe_capacity: lease.safe_capacity.unwrap_or(0.0),
-        kind: lease.kind,
+        algorithm: lease.algorithm,
         lease_s: lease.lease_length_s,
     }
 }
@@ -134,9 +134,9 @@ impl World {
             let metrics = Arc::new(Metrics::new());
             let live = Arc::new(LiveLimits::load(file.path(), Arc::clone(&metrics)).unwrap());
             let from_parent = parent.is_some();
-            let shared = Shared::new(live, None, clock.clone().into(), from_parent, &metrics);
+            let state = ServiceState::new(live, None, clock.clone().into(), from_parent, &metrics);
             Cluster {
-                service: CapacityService::new(store.clone(), Arc::new(shared)),
+                service: CapacityService::new(store.clone(), Arc::new(state)),
                 renewal: Renewal::new(store, "node".to_owned(), format!("cluster {number}")).into(),
                 _limits: file,
             }
@@ -160,7 +160,7 @@ impl World {
             let has = lease.map(|held| Claim { capacity: held.capacity, expiry_s: held.expiry_s });
             let wants = [PriorityWants { priority: client as i64 % 2, clients: 1, wants }].into();
             let request =
-                [Request { resource: RESOURCE, wants, has, most_clients: MAX_SUBCLIENTS }];
+                [CapacityRequest { resource: RESOURCE, wants, has, most_clients: MAX_SUBCLIENTS }];
             Some(service.get(Holder::Client(&name), &request).await.unwrap()[0])
         } else {
             service.release(Holder::Client(&name), &[RESOURCE]).await.unwrap();

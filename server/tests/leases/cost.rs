@@ -12,15 +12,16 @@ use testkit::cluster::reserve_machine;
 use testkit::{
     CommandStats, Redis, START, command_stats, redis_store, redis_store_by_its_own_clock, runtime,
 };
-use tollgate_server::domain::lease::{Band, Holder, Rules, Totals, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules, Totals};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 const SIZES: [usize; 3] = [10, 1000, 100_000];
-const KINDS: [Kind; 2] = [Kind::FairShare, Kind::ProportionalShare];
+const ALGORITHMS: [SharingAlgorithm; 2] =
+    [SharingAlgorithm::FairShare, SharingAlgorithm::ProportionalShare];
 
 /// Largest allowed ratio of the cost in Redis with 100,000 clients to that with 10.
 const MOST_IN_REDIS: f64 = 3.0;
@@ -66,7 +67,7 @@ trait Timed {
     const TURN: usize;
 
     /// Makes these decisions, and returns the mean time of one, in µs.
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64;
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64;
 }
 
 impl Timed for MemoryStore {
@@ -74,7 +75,7 @@ impl Timed for MemoryStore {
     const ROUNDS: usize = 101;
     const TURN: usize = 60;
 
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64 {
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64 {
         let started = Instant::now();
         self.lease(asks).await;
         started.elapsed().as_secs_f64() * 1e6 / asks.len() as f64
@@ -87,7 +88,7 @@ impl<S: LeaseStore> Timed for InRedis<S> {
     const ROUNDS: usize = 11;
     const TURN: usize = 400;
 
-    async fn us(&mut self, asks: &[LeaseAsk<'_>]) -> f64 {
+    async fn us(&mut self, asks: &[LeaseRequest<'_>]) -> f64 {
         let before = command_stats(&mut self.1, "evalsha");
         for some in asks.chunks(100) {
             assert!(self.0.lease(some).await.iter().all(Result::is_ok));
@@ -98,13 +99,16 @@ impl<S: LeaseStore> Timed for InRedis<S> {
     }
 }
 
-/// Cost by kind and size: of refreshes with changed and with unchanged wants.
-async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind, [[f64; 2]; 3])> {
+/// Cost by algorithm and size: of refreshes with changed and with unchanged wants.
+async fn measure<T: Timed>(
+    store: &impl LeaseStore,
+    timed: &mut T,
+) -> Vec<(SharingAlgorithm, [[f64; 2]; 3])> {
     let mut random = SmallRng::seed_from_u64(1);
     let mut table = Vec::new();
-    for kind in KINDS {
+    for algorithm in ALGORITHMS {
         let mut pools =
-            SIZES.map(|size| ClientPool::new(kind, size, || random.random_range(1.0..100.0)));
+            SIZES.map(|size| ClientPool::new(algorithm, size, || random.random_range(1.0..100.0)));
         for pool in &pools {
             pool.refresh_all(store, &mut random).await;
         }
@@ -136,7 +140,7 @@ async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind,
             }
         }
         table.push((
-            kind,
+            algorithm,
             found.map(|[changed, same]| [changed, same].map(|found| quantile(&found, 0.25))),
         ));
     }
@@ -144,16 +148,19 @@ async fn measure<T: Timed>(store: &impl LeaseStore, timed: &mut T) -> Vec<(Kind,
 }
 
 /// Prints the table, and asserts that costs grow by at most the factor `most`.
-fn report(store: &str, most: f64, table: &[(Kind, [[f64; 2]; 3])]) {
+fn report(store: &str, most: f64, table: &[(SharingAlgorithm, [[f64; 2]; 3])]) {
     println!("\n| {store}, µs a decision | 10 clients | 1,000 | 100,000 | 100,000 : 10 |");
     println!("|---|---|---|---|---|");
     let mut worst: f64 = 0.0;
-    for (kind, costs) in table {
+    for (algorithm, costs) in table {
         for (at, what) in ["changed wants", "unchanged wants"].into_iter().enumerate() {
             let [few, some, many] = costs.map(|cost| cost[at]);
             let ratio = many / few;
             worst = worst.max(ratio);
-            println!("| {}, {what} | {few:.1} | {some:.1} | {many:.1} | {ratio:.2} |", kind.name());
+            println!(
+                "| {}, {what} | {few:.1} | {some:.1} | {many:.1} | {ratio:.2} |",
+                algorithm.name()
+            );
         }
     }
     assert!(worst <= most, "{store}: {worst:.2} times the cost at 100,000 clients");
@@ -175,7 +182,7 @@ fn a_decision_in_redis_costs_the_same_for_many_clients() {
         let store = redis_store_by_its_own_clock(&redis).await;
         let mut timed = InRedis(store.clone(), redis.connection());
         // Loads the script.
-        let first = ClientPool::new(Kind::FairShare, 1, || 1.0);
+        let first = ClientPool::new(SharingAlgorithm::FairShare, 1, || 1.0);
         first.refresh_all(&store, &mut SmallRng::seed_from_u64(0)).await;
         measure(&store, &mut timed).await
     });
@@ -199,7 +206,7 @@ impl Many {
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
         let mut random = SmallRng::seed_from_u64(2);
-        let mut pool = ClientPool::new(Kind::FairShare, 100_000, || wants(&mut random));
+        let mut pool = ClientPool::new(SharingAlgorithm::FairShare, 100_000, || wants(&mut random));
         pool.rules.lease_s = 1000;
         Self { redis, clock, store, timed, random, pool }
     }
@@ -210,7 +217,7 @@ impl Many {
         let clock = ManualClock::new(START);
         let store = redis_store(&redis, clock.clone()).await;
         let timed = InRedis(store.clone(), redis.connection());
-        let pool = ClientPool::new(Kind::FairShare, 1, || 1.0);
+        let pool = ClientPool::new(SharingAlgorithm::FairShare, 1, || 1.0);
         pool.refresh_all(&store, &mut SmallRng::seed_from_u64(0)).await;
         Self { redis, clock, store, timed, random: SmallRng::seed_from_u64(2), pool }
     }
@@ -416,19 +423,19 @@ async fn time_cluster(
     id: &str,
     bands: &[Band],
 ) -> f64 {
-    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    timed.us(&[LeaseAsk::new("clusters", rules, wish)]).await
+    let request = HolderRequest { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    timed.us(&[LeaseRequest::new("clusters", rules, request)]).await
 }
 
 /// An untimed request of a cluster with these bands.
 async fn add_cluster(store: &RedisStore, rules: Rules, id: &str, bands: &[Band]) {
-    let wish = Wish { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk::new("clusters", rules, wish)]).await[0].is_ok());
+    let request = HolderRequest { holder: Holder::Server(id), bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseRequest::new("clusters", rules, request)]).await[0].is_ok());
 }
 
 fn clusters_rules(from_parent: bool, capacity: f64) -> Rules {
-    let kind = Some(Kind::FairShare);
-    Rules { kind, capacity, lease_s: 1000, learning_s: 0, from_parent }
+    let algorithm = Some(SharingAlgorithm::FairShare);
+    Rules { algorithm, capacity, lease_s: 1000, learning_s: 0, from_parent }
 }
 
 fn many_bands(wants: f64) -> Vec<Band> {

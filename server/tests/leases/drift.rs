@@ -4,8 +4,8 @@
 use rand::rngs::SmallRng;
 use rand::{RngExt as _, SeedableRng as _};
 use testkit::START;
-use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, Resource, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, HolderRequest, Resource, Rules};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 
 const HOLDERS: usize = 200;
 const OPERATIONS: usize = 1_000_000;
@@ -70,11 +70,11 @@ struct Counted {
 }
 
 impl Counted {
-    fn new(kind: Kind) -> Self {
+    fn new(algorithm: SharingAlgorithm) -> Self {
         Self {
             resource: Resource::new(START),
             rules: Rules {
-                kind: Some(kind),
+                algorithm: Some(algorithm),
                 capacity: 1e6,
                 lease_s: 300,
                 learning_s: 0,
@@ -100,8 +100,8 @@ impl Counted {
         let holder = Holder::Server(&self.ids[at]);
         // The cluster has leased out none of its capacity.
         let claim = Some(Claim { capacity: 0.0, expiry_s: START.as_secs() });
-        let wish = Wish { holder, bands: &bands, claim, learn_for_us: 0 };
-        let Grant { has, .. } = self.resource.ask(&wish, &self.rules, START);
+        let request = HolderRequest { holder, bands: &bands, claim, learn_for_us: 0 };
+        let Grant { has, .. } = self.resource.decide(&request, &self.rules, START);
         self.record(at, wants, subclients, has);
     }
 
@@ -126,9 +126,9 @@ impl Counted {
 
 #[test]
 fn a_million_operations_leave_no_drift() {
-    for kind in [Kind::FairShare, Kind::ProportionalShare] {
+    for algorithm in [SharingAlgorithm::FairShare, SharingAlgorithm::ProportionalShare] {
         let mut random = SmallRng::seed_from_u64(4);
-        let mut counted = Counted::new(kind);
+        let mut counted = Counted::new(algorithm);
         let mut naive = 0.0;
         for operation in 0..OPERATIONS / 2 {
             let at = random.random_range(0..HOLDERS);
@@ -161,7 +161,7 @@ fn a_million_operations_leave_no_drift() {
         assert!(left > 0.0 && off <= 1e-9 * left, "{off} of {left}");
         let naive_off = (naive - left).abs();
         println!(
-            "{kind:?}: error {off:.1e} of {left:.3} wanted, {off_has:.1e} of {:.3} leased; \
+            "{algorithm:?}: error {off:.1e} of {left:.3} wanted, {off_has:.1e} of {:.3} leased; \
              a plain sum has an error of {naive_off:.1e}",
             counted.has.value(),
         );

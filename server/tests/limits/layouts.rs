@@ -23,22 +23,22 @@ async fn unchanged_layouts_are_settled() {
     let redis = Redis::start();
     let store = redis_store_by_its_own_clock(&redis).await;
     let told = [layout(1, 10), layout(2, 20)];
-    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "a new store");
-    assert_eq!(store.settled(&told).await.unwrap(), [Duration::ZERO; 2], "reported again");
+    assert_eq!(store.record_layouts(&told).await.unwrap(), [Duration::ZERO; 2], "a new store");
+    assert_eq!(store.record_layouts(&told).await.unwrap(), [Duration::ZERO; 2], "reported again");
 
     let longer = Layout { life: 2 * LIFE, ..layout(1, 11) };
-    let left = store.settled(&[longer, layout(2, 20)]).await.unwrap();
+    let left = store.record_layouts(&[longer, layout(2, 20)]).await.unwrap();
     assert!(about(left[0], 2 * LIFE) && left[1].is_zero(), "{left:?}");
     // A node with the old limits is told as well,
-    let left = store.settled(&told).await.unwrap();
+    let left = store.record_layouts(&told).await.unwrap();
     assert!(about(left[0], 2 * LIFE), "the longer life counts: {left:?}");
     // and no report ends the time early.
-    let left = store.settled(&[layout(1, 11)]).await.unwrap();
+    let left = store.record_layouts(&[layout(1, 11)]).await.unwrap();
     assert!(about(left[0], 2 * LIFE), "{left:?}");
 
     // More layouts than fit into one call, all new.
     let many: Vec<Layout> = (100..1100).map(|of| layout(of, of)).collect();
-    assert_eq!(store.settled(&many).await.unwrap(), vec![Duration::ZERO; 1000]);
+    assert_eq!(store.record_layouts(&many).await.unwrap(), vec![Duration::ZERO; 1000]);
 }
 
 #[tokio::test]
@@ -48,9 +48,9 @@ async fn unknown_layouts_of_an_old_store_are_not_settled() {
     let born = (now.0 - 60) * 1_000_000;
     redis::cmd("SET").arg("o").arg(born).exec(&mut redis.connection()).unwrap();
     let store = redis_store_by_its_own_clock(&redis).await;
-    let left = store.settled(&[layout(1, 10)]).await.unwrap();
+    let left = store.record_layouts(&[layout(1, 10)]).await.unwrap();
     assert!(about(left[0], LIFE), "{left:?}");
-    let left = store.settled(&[layout(1, 10), layout(2, 20)]).await.unwrap();
+    let left = store.record_layouts(&[layout(1, 10), layout(2, 20)]).await.unwrap();
     assert!(about(left[0], LIFE) && about(left[1], LIFE), "{left:?}");
 }
 

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::domain::sharing::{Kind, Split};
+use crate::domain::sharing::{SharingAlgorithm, Split};
 use crate::domain::time::Micros;
 
 /// The most priorities that one holder may have wants for.
@@ -69,7 +69,7 @@ impl Claim {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rules {
     /// The sharing algorithm; `None`: the parent's.
-    pub kind: Option<Kind>,
+    pub algorithm: Option<SharingAlgorithm>,
     /// The capacity to share.
     pub capacity: f64,
     /// Time from a grant to its expiry.
@@ -84,8 +84,8 @@ impl Rules {
     /// The largest plausible claim as far as these rules tell. Infinite if the capacity comes from
     /// a parent, as these rules don't contain the parent's lease.
     pub fn most_held(&self) -> f64 {
-        match self.kind {
-            Some(kind) if !self.from_parent => kind.most_held(self.capacity),
+        match self.algorithm {
+            Some(algorithm) if !self.from_parent => algorithm.most_held(self.capacity),
             _ => f64::INFINITY,
         }
     }
@@ -103,14 +103,14 @@ pub struct ParentLease {
     /// The capacity that this cluster may use without a lease; at most [`BOUNDLESS`].
     pub safe_capacity: f64,
     /// The algorithm by which to share the capacity.
-    pub kind: Kind,
+    pub algorithm: SharingAlgorithm,
     /// Length of the leases on the resource, in seconds.
     pub lease_s: i64,
 }
 
 /// One request for a lease.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
+pub struct HolderRequest<'a> {
     /// The client or cluster that asks.
     pub holder: Holder<'a>,
     /// What it wants: one entry per priority, at least one.
@@ -121,7 +121,25 @@ pub struct Wish<'a> {
     pub learn_for_us: i64,
 }
 
-/// The answer to a [`Wish`], and the state of the resource after it.
+impl HolderRequest<'_> {
+    /// The bands, with the wants of each limited to `upper`.
+    pub(super) fn bounded_bands(&self, upper: f64) -> SmallVec<[Band; 1]> {
+        // Adding 0 turns -0 into 0, which the index by wants treats as a different number.
+        let bounded = |band: &Band| Band { wants: band.wants.min(upper) + 0.0, ..*band };
+        self.bands.iter().map(bounded).collect()
+    }
+
+    /// What a cluster still has leased out itself, if it had `old_has` before. A cluster whose
+    /// lease shrinks counts as holding this until its clients have given it back.
+    pub(super) fn still_out(&self, old_has: f64, now_s: i64) -> f64 {
+        match (self.holder, self.claim) {
+            (Holder::Server(_), Some(claim)) => claim.at(now_s).min(old_has),
+            _ => 0.0,
+        }
+    }
+}
+
+/// The answer to a [`HolderRequest`], and the state of the resource after it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Grant {
     /// The granted capacity.
@@ -133,7 +151,7 @@ pub struct Grant {
     /// The capacity that was shared.
     pub capacity: f64,
     /// The algorithm that was used.
-    pub kind: Option<Kind>,
+    pub algorithm: Option<SharingAlgorithm>,
     /// The refresh interval that the parent asks for, in seconds; `None` without a parent's lease.
     pub parent_refresh_s: Option<i64>,
     /// Number of subclients that share the resource.
@@ -178,7 +196,7 @@ impl ParentLease {
 
 /// The lease of one holder.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Held {
+pub struct HeldLease {
     /// The holder's wants, by priority.
     pub bands: SmallVec<[Band; 1]>,
     /// The leased capacity. For a lower cluster, at least what it still has leased out itself.
@@ -187,7 +205,7 @@ pub struct Held {
     pub expiry_s: i64,
 }
 
-impl Held {
+impl HeldLease {
     /// The holder's total wants.
     pub fn wants(&self) -> f64 {
         wants(&self.bands)

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use smallvec::SmallVec;
 
-use super::Request;
+use super::CapacityRequest;
 use crate::domain::lease::{Band, Claim, Holder, MAX_BANDS, MAX_SUBCLIENTS};
 pub use crate::domain::names::MAX_ID_BYTES;
 use crate::service::Error;
@@ -16,7 +16,7 @@ pub const MAX_RESOURCES: usize = 10_000;
 const MAX_QUOTED_CHARS: usize = 100;
 
 /// The wants in the store's form: one band per priority, each with at least one client.
-pub(super) fn bands(request: &Request<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
+pub(super) fn bands(request: &CapacityRequest<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
     let mut bands = SmallVec::<[Band; 1]>::new();
     let asked = request.wants.iter().filter(|wants| wants.clients > 0 || wants.wants > 0.0);
     for wants in asked {
@@ -122,7 +122,10 @@ pub(super) fn check_resources<'a>(
     }
 }
 
-pub(super) fn check_request(holder: Holder<'_>, request: &Request<'_>) -> Result<(), Error> {
+pub(super) fn check_request(
+    holder: Holder<'_>,
+    request: &CapacityRequest<'_>,
+) -> Result<(), Error> {
     let resource = request.resource;
     let amount = |field: &str, value: f64| {
         if value.is_finite() && value >= 0.0 {
@@ -167,7 +170,8 @@ mod tests {
         let wants = (0..).zip(clients);
         let wants =
             wants.map(|(priority, &clients)| PriorityWants { priority, clients, wants: 10.0 });
-        let request = Request { resource: "r", wants: wants.collect(), has: None, most_clients };
+        let request =
+            CapacityRequest { resource: "r", wants: wants.collect(), has: None, most_clients };
         let bands = bands(&request).unwrap();
         bands.iter().map(|band| (band.priority, band.subclients, band.wants)).collect()
     }

@@ -1,16 +1,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use super::protocol::{clamp_times, parent_request};
 use super::*;
-use crate::domain::lease::{Holder, Rules, Wish};
-use crate::domain::sharing::Kind;
+use crate::domain::lease::{Band, Holder, HolderRequest, MAX_SUBCLIENTS, Rules};
+use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::time::ManualClock;
-use crate::store::LeaseAsk;
 use crate::store::memory::MemoryStore;
+use crate::store::{Demand, LeaseRequest};
 
 #[test]
 fn parent_times_are_clamped() {
-    let (now, kind) = (Micros(1_700_000_000_000_000), crate::domain::sharing::Kind::FairShare);
+    let (now, algorithm) =
+        (Micros(1_700_000_000_000_000), crate::domain::sharing::SharingAlgorithm::FairShare);
     for (input_s, expiry_s, span_s) in [
         (i64::MIN, 0, 1),
         (0, 0, 1),
@@ -19,7 +21,7 @@ fn parent_times_are_clamped() {
     ] {
         let lease = |expiry_s, refresh_s, lease_s| {
             let (capacity, safe_capacity) = (5.0, 1.0);
-            ParentLease { capacity, expiry_s, refresh_s, safe_capacity, kind, lease_s }
+            ParentLease { capacity, expiry_s, refresh_s, safe_capacity, algorithm, lease_s }
         };
         let clamped = clamp_times(lease(input_s, input_s, input_s), now);
         assert_eq!(clamped, lease(expiry_s, span_s, span_s));
@@ -34,7 +36,7 @@ fn excess_bands_are_merged_into_the_last() {
         wants: 3.0,
     };
     let demand = |count| Demand { bands: (0..count).map(band).collect(), ..Demand::default() };
-    let bands = |count| request("r", Some(demand(count)), false, Micros(0)).bands;
+    let bands = |count| parent_request("r", Some(demand(count)), false, Micros(0)).bands;
     assert_eq!(bands(100), (0..100).map(band).collect::<Vec<_>>());
     let mut expected: Vec<_> = (0..100).map(band).collect();
     expected[99] = Band { priority: 99, subclients: 8, wants: 12.0 };
@@ -71,7 +73,7 @@ impl Parent for RefusesOdd {
             expiry_s: i64::MAX,
             refresh_s: 3600,
             safe_capacity: 0.0,
-            kind: Kind::FairShare,
+            algorithm: SharingAlgorithm::FairShare,
             lease_s: 7200,
         };
         Ok(vec![Ok(lease); requests.len()])
@@ -85,11 +87,13 @@ async fn refused_resources_are_retried_alone() {
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
     let names: Vec<String> = (0..RESOURCES).map(|number| format!("r.{number:03}")).collect();
-    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let rules =
+        Rules { algorithm: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
-    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    let request =
+        HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
     for resource in &names {
-        let asks = [LeaseAsk::new(resource, rules, wish)];
+        let asks = [LeaseRequest::new(resource, rules, request)];
         assert!(store.lease(&asks).await[0].is_ok());
     }
 
@@ -154,10 +158,12 @@ impl Parent for Unreachable {
 async fn gauge_is_0_while_an_unreachable_parent_is_needed() {
     let clock = ManualClock::new(Micros(1_700_000_000_000_000));
     let store = MemoryStore::with_clock(clock.clone());
-    let rules = Rules { kind: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
+    let rules =
+        Rules { algorithm: None, capacity: 0.0, lease_s: 600, learning_s: 0, from_parent: true };
     let bands = [Band { priority: 0, subclients: 1, wants: 5.0 }];
-    let wish = Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-    assert!(store.lease(&[LeaseAsk::new("r", rules, wish)]).await[0].is_ok());
+    let request =
+        HolderRequest { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+    assert!(store.lease(&[LeaseRequest::new("r", rules, request)]).await[0].is_ok());
     let up = Arc::new(AtomicU64::new(2.0_f64.to_bits()));
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
         .gauged_by(Gauge::from_arc(Arc::clone(&up)));

@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use tokio::task::yield_now;
 
-use super::{MemoryStore, SWEEP_LIMIT, lock};
+use super::{MemoryStore, SWEEP_LIMIT};
 use crate::domain::lease::{
-    Band, DROP_LIMIT, Effort, Grant, Holder, ParentLease, Presence, Resource, Totals,
+    Band, DROP_LIMIT, Grant, Holder, ParentLease, Presence, Resource, Totals, WorkLimits,
 };
 use crate::domain::time::Micros;
+use crate::store::lock::lock;
 use crate::store::{
-    AT_ONCE, Cursor, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, Page, StoreError,
-    freeze_number,
+    Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
+    Page, StoreError, freeze_number,
 };
 
 /// With 100,000 resources, a shard is still small enough to be iterated under its lock.
@@ -100,26 +101,29 @@ impl Resources {
         Listing { items: first.into_iter().collect(), left_out }
     }
 
-    fn ask(&self, ask: &LeaseAsk<'_>, now: Micros, effort: Effort) -> Grant {
+    fn lease(&self, request: &LeaseRequest<'_>, now: Micros, work: WorkLimits) -> Grant {
         let born = *lock(&self.born);
-        let mut shard = lock(self.shard(ask.resource));
-        let (resource, presence) = match shard.get_mut(ask.resource) {
+        let mut shard = lock(self.shard(request.resource));
+        let (resource, presence) = match shard.get_mut(request.resource) {
             Some(resource) => (resource, Presence::Known),
-            None if ask.existing_only => {
+            None if request.existing_only => {
                 return Grant { presence: Presence::Refused, ..Grant::default() };
             }
             None => {
                 let new = Box::new(Resource::new(born));
-                let new = shard.entry(ask.resource.into()).or_insert(new);
+                let new = shard.entry(request.resource.into()).or_insert(new);
                 (new, Presence::Created)
             }
         };
-        Grant { presence, ..resource.ask_within(&ask.wish, &ask.rules, now, effort) }
+        Grant {
+            presence,
+            ..resource.decide_within(&request.holder_request, &request.rules, now, work)
+        }
     }
 
-    fn release(&self, holder: Holder<'_>, resource: &str, now: Micros, effort: Effort) {
+    fn release(&self, holder: Holder<'_>, resource: &str, now: Micros, work: WorkLimits) {
         if let Entry::Occupied(mut entry) = lock(self.shard(resource)).entry(resource.into()) {
-            entry.get_mut().release_within(holder, now, effort);
+            entry.get_mut().release_within(holder, now, work);
             if entry.get().is_empty() {
                 entry.remove();
             }
@@ -139,17 +143,17 @@ fn drop_some(shard: &mut Shard, name: &str, now: Micros) -> usize {
 }
 
 impl LeaseStore for MemoryStore {
-    async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
+    async fn lease(&self, requests: &[LeaseRequest<'_>]) -> Grants {
         let now = self.now();
-        let effort = Effort::shared_by(asks.len());
-        asks.iter().map(|ask| Ok(self.0.resources.ask(ask, now, effort))).collect()
+        let work = WorkLimits::shared_by(requests.len());
+        requests.iter().map(|request| Ok(self.0.resources.lease(request, now, work))).collect()
     }
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
         let now = self.now();
-        let effort = Effort::shared_by(resources.len().min(AT_ONCE));
+        let work = WorkLimits::shared_by(resources.len().min(MAX_REQUESTS_PER_CALL));
         for resource in resources {
-            self.0.resources.release(holder, resource, now, effort);
+            self.0.resources.release(holder, resource, now, work);
         }
         Ok(())
     }
@@ -180,7 +184,7 @@ impl LeaseStore for MemoryStore {
         let shard = lock(self.0.resources.shard(resource));
         let Some(found) = shard.get(resource) else { return Ok(None) };
         let totals = found.totals();
-        let view = |(holder, held): (Holder<'_>, &crate::domain::lease::Held)| LeaseView {
+        let view = |(holder, held): (Holder<'_>, &crate::domain::lease::HeldLease)| LeaseView {
             id: holder.id().to_owned(),
             server: matches!(holder, Holder::Server(_)),
             wants: held.wants(),

@@ -10,7 +10,7 @@ use std::collections::binary_heap::PeekMut;
 use std::collections::{BTreeSet, BinaryHeap};
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use hashbrown::hash_map::EntryRef;
 use hashbrown::{DefaultHashBuilder, HashMap};
@@ -20,8 +20,9 @@ use tokio::task::yield_now;
 
 use super::clock::Clock;
 use super::key::{Key, KeyRef};
-use super::{Ask, Deal, Outcome, Outcomes, Store, Verdict};
-use crate::domain::bucket::{self, Change, Place, State};
+use super::lock::lock;
+use super::{BucketRequest, Outcome, Outcomes, Store, TokenAction, Verdict};
+use crate::domain::bucket::{self, BucketKind, Change, State};
 use crate::domain::time::{ManualClock, Micros};
 
 mod leases;
@@ -119,11 +120,6 @@ impl Register {
     }
 }
 
-/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl MemoryStore {
     /// An empty store on the system clock.
     pub fn new() -> Self {
@@ -203,8 +199,8 @@ impl MemoryStore {
     }
 
     /// Decides one request.
-    pub fn decide_one(&self, ask: &Ask<'_>) -> Outcome {
-        self.0.decide(ask)
+    pub fn decide_one(&self, request: &BucketRequest<'_>) -> Outcome {
+        self.0.decide(request)
     }
 }
 
@@ -215,40 +211,40 @@ impl Default for MemoryStore {
 }
 
 impl Store for MemoryStore {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
-        asks.iter().map(|ask| Ok(self.decide_one(ask))).collect()
+    async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
+        requests.iter().map(|request| Ok(self.decide_one(request))).collect()
     }
 }
 
 impl Inner {
-    fn decide(&self, ask: &Ask<'_>) -> Outcome {
-        match ask.place {
-            Place::Dynamic { max_buckets: Some(max_buckets) } => {
-                self.decide_counted(ask, max_buckets)
+    fn decide(&self, request: &BucketRequest<'_>) -> Outcome {
+        match request.kind {
+            BucketKind::Dynamic { max_buckets: Some(max_buckets) } => {
+                self.decide_counted(request, max_buckets)
             }
-            Place::Configured { bounded: true } => {
-                let register = lock(&self.registers).get(ask.namespace).cloned();
+            BucketKind::Configured { bounded: true } => {
+                let register = lock(&self.registers).get(request.namespace).cloned();
                 if let Some(register) = register {
-                    lock(&register).forget(ask.name);
+                    lock(&register).forget(request.name);
                 }
-                self.decide_bucket(ask, self.clock.now()).0
+                self.decide_bucket(request, self.clock.now()).0
             }
-            _ => self.decide_bucket(ask, self.clock.now()).0,
+            _ => self.decide_bucket(request, self.clock.now()).0,
         }
     }
 
     /// Decides for a dynamic bucket of a namespace with at most `max_buckets` of them.
-    fn decide_counted(&self, ask: &Ask<'_>, max_buckets: u64) -> Outcome {
-        let register = Arc::clone(lock(&self.registers).entry_ref(ask.namespace).or_default());
+    fn decide_counted(&self, request: &BucketRequest<'_>, max_buckets: u64) -> Outcome {
+        let register = Arc::clone(lock(&self.registers).entry_ref(request.namespace).or_default());
         let mut register = lock(&register);
         let now = self.clock.now();
-        register.idle_us = ask.idle_us();
-        let mut registered = register.last_use.contains_key(ask.name);
+        register.idle_us = request.idle_us();
+        let mut registered = register.last_use.contains_key(request.name);
         let mut removed = 0;
-        if let Some(idle_us) = ask.idle_us() {
+        if let Some(idle_us) = request.idle_us() {
             let latest = now.0.saturating_sub(idle_us);
-            if register.last_use.get(ask.name).is_some_and(|&last| last <= latest) {
-                register.forget(ask.name);
+            if register.last_use.get(request.name).is_some_and(|&last| last <= latest) {
+                register.forget(request.name);
                 registered = false;
                 removed += 1;
             }
@@ -270,10 +266,10 @@ impl Inner {
                 live: Some(live),
             };
         }
-        let (mut outcome, in_use) = self.decide_bucket(ask, now);
+        let (mut outcome, in_use) = self.decide_bucket(request, now);
         let counts = registered || in_use || outcome.verdict == Verdict::Granted;
         if counts {
-            register.record(ask.name, now);
+            register.record(request.name, now);
         }
         outcome.created = counts && !registered;
         outcome.removed = removed;
@@ -282,37 +278,38 @@ impl Inner {
     }
 
     /// Decides for one bucket. Also returns whether the bucket was in use before, i.e. not full.
-    fn decide_bucket(&self, ask: &Ask<'_>, now: Micros) -> (Outcome, bool) {
-        let key = KeyRef::of(ask);
+    fn decide_bucket(&self, request: &BucketRequest<'_>, now: Micros) -> (Outcome, bool) {
+        let key = KeyRef::of(request);
         let mut shard = lock(self.shard(key));
         let now_ms = now.as_millis();
         shard.clear(now_ms, CLEAR_LIMIT, &self.in_use);
 
         let entry = shard.entries.get(&key);
         let state = entry.filter(|entry| now_ms <= entry.expires_ms).map(|entry| entry.state);
-        let decision = bucket::decide(state.as_ref(), ask.terms, &ask.request(), now);
+        let decision = bucket::decide(state.as_ref(), request.terms, &request.charge(), now);
         let put = match decision.change {
             Change::Put(state) => Some(state),
             // Rewrite the unchanged state if its expiry may have to change.
-            Change::Keep => state.filter(|_| ask.rewrites()),
+            Change::Keep => state.filter(|_| request.rewrites()),
             Change::Remove => {
                 shard.remove(key, &self.in_use);
                 None
             }
         };
         if let Some(state) = put {
-            let idle_at_ms = ask.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
-            let expires_ms = state.expires_ms(ask.terms).min(idle_at_ms.unwrap_or(i64::MAX));
+            let idle_at_ms =
+                request.idle_us().map(|idle_us| ceil_ms(now.0.saturating_add(idle_us)));
+            let expires_ms = state.expires_ms(request.terms).min(idle_at_ms.unwrap_or(i64::MAX));
             shard.put(key, state, expires_ms, &self.in_use);
         }
-        let in_use = decision.accrued_us < ask.terms.cap_us;
+        let in_use = decision.accrued_us < request.terms.cap_us;
         let outcome = Outcome {
             verdict: if decision.granted { Verdict::Granted } else { Verdict::Refused },
             accrued_us: decision.accrued_us,
             created: decision.granted
                 && !in_use
-                && ask.deal != Deal::GiveBack
-                && matches!(ask.place, Place::Dynamic { .. }),
+                && request.action != TokenAction::GiveBack
+                && matches!(request.kind, BucketKind::Dynamic { .. }),
             removed: 0,
             live: None,
         };

@@ -9,9 +9,9 @@ use redis::{Cmd, Value};
 use super::keys::Keys;
 use super::queue::Owner;
 use super::script::Scripted;
-use crate::domain::bucket::Place;
+use crate::domain::bucket::BucketKind;
 use crate::domain::time::Micros;
-use crate::store::{AT_ONCE, Ask, Outcome, Verdict};
+use crate::store::{BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Verdict};
 
 const COUNTED: u32 = 1;
 const CONFIGURED: u32 = 2;
@@ -25,7 +25,7 @@ const ELSEWHERE: u8 = 255;
 pub(super) const MOST: usize = 126;
 
 /// A queue always has room for a batch: see `pace`.
-const _: () = assert!(AT_ONCE <= MOST);
+const _: () = assert!(MAX_REQUESTS_PER_CALL <= MOST);
 
 /// Terms as the script takes them.
 type Terms = [f64; 8];
@@ -49,16 +49,16 @@ pub(super) struct Question {
 }
 
 impl Question {
-    pub(super) fn new(ask: &Ask<'_>, owner: Owner, now: Option<Micros>) -> Self {
-        let (flags, bound) = match ask.place {
-            Place::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
-            Place::Configured { bounded: true } => (CONFIGURED, 0),
+    pub(super) fn new(ask: &BucketRequest<'_>, owner: Owner, now: Option<Micros>) -> Self {
+        let (flags, bound) = match ask.kind {
+            BucketKind::Dynamic { max_buckets: Some(bound) } => (COUNTED, bound),
+            BucketKind::Configured { bounded: true } => (CONFIGURED, 0),
             _ => (0, 0),
         };
         let rewrite = if ask.rewrites() { REWRITE } else { 0 };
-        let request = ask.request();
+        let charge = ask.charge();
         Self {
-            keys: Keys::new(ask.place, ask.namespace, ask.name),
+            keys: Keys::new(ask.kind, ask.namespace, ask.name),
             owner,
             name: (flags != 0).then(|| ask.name.into()),
             terms: [
@@ -71,11 +71,11 @@ impl Question {
                 f64::from(flags | rewrite),
                 ask.terms.life_us,
             ],
-            cost_us: request.cost_us,
-            max_wait_us: request.max_wait_us,
+            cost_us: charge.cost_us,
+            max_wait_us: charge.max_wait_us,
             now,
             twin: None,
-            dynamic: matches!(ask.place, Place::Dynamic { .. }),
+            dynamic: matches!(ask.kind, BucketKind::Dynamic { .. }),
             counted: flags == COUNTED,
         }
     }

@@ -190,7 +190,7 @@ impl Health {
         let nodes = nodes.max(least);
         self.nodes.store(nodes, Ordering::Relaxed);
         self.metrics.nodes.set(f64::from(nodes));
-        self.members.heard(nodes, took);
+        self.members.record_heartbeat(nodes, took);
     }
 
     fn count(&self, error: StoreError, questions: usize) {

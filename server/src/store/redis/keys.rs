@@ -34,7 +34,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::domain::bucket::Place;
+use crate::domain::bucket::BucketKind;
 
 /// The keys of one decision, in the order of `lua/allow.lua`. They share a hash tag.
 #[derive(Debug, PartialEq, Eq)]
@@ -126,13 +126,13 @@ impl ResourceKeys {
 }
 
 impl Keys {
-    pub(super) fn new(place: Place, namespace: &str, name: &str) -> Self {
-        match place {
-            Place::GlobalDefault => Self { state: b"g".to_vec(), register: None },
-            Place::NamespaceDefault => {
+    pub(super) fn new(kind: BucketKind, namespace: &str, name: &str) -> Self {
+        match kind {
+            BucketKind::GlobalDefault => Self { state: b"g".to_vec(), register: None },
+            BucketKind::NamespaceDefault => {
                 Self { state: tagged(b'd', namespace, None, ""), register: None }
             }
-            _ if bounded(place) => Self {
+            _ if bounded(kind) => Self {
                 state: together(namespace, name),
                 register: Some(tagged(b'r', namespace, None, "")),
             },
@@ -143,16 +143,19 @@ impl Keys {
 
 /// A bucket's key under the layout that its namespace does not have now, if it has a name. It
 /// is in another slot, so it can't be part of the decision.
-pub(super) fn twin(place: Place, namespace: &str, name: &str) -> Option<Vec<u8>> {
-    match place {
-        Place::GlobalDefault | Place::NamespaceDefault => None,
-        _ if bounded(place) => Some(spread(namespace, name)),
+pub(super) fn twin(kind: BucketKind, namespace: &str, name: &str) -> Option<Vec<u8>> {
+    match kind {
+        BucketKind::GlobalDefault | BucketKind::NamespaceDefault => None,
+        _ if bounded(kind) => Some(spread(namespace, name)),
         _ => Some(together(namespace, name)),
     }
 }
 
-fn bounded(place: Place) -> bool {
-    matches!(place, Place::Configured { bounded: true } | Place::Dynamic { max_buckets: Some(_) })
+fn bounded(kind: BucketKind) -> bool {
+    matches!(
+        kind,
+        BucketKind::Configured { bounded: true } | BucketKind::Dynamic { max_buckets: Some(_) }
+    )
 }
 
 fn spread(namespace: &str, name: &str) -> Vec<u8> {
@@ -194,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    const SPREAD: Place = Place::Dynamic { max_buckets: None };
-    const TOGETHER: Place = Place::Dynamic { max_buckets: Some(1) };
+    const SPREAD: BucketKind = BucketKind::Dynamic { max_buckets: None };
+    const TOGETHER: BucketKind = BucketKind::Dynamic { max_buckets: Some(1) };
 
     /// What Redis Cluster hashes: from the first `{` to the next `}`, if anything is between.
     fn tag(key: &[u8]) -> &[u8] {
@@ -208,17 +211,17 @@ mod tests {
 
     #[test]
     fn schema() {
-        let keys = |place| Keys::new(place, "ns", "a:b}");
+        let keys = |kind| Keys::new(kind, "ns", "a:b}");
         let text = |key: Option<Vec<u8>>| String::from_utf8(key.unwrap()).unwrap();
-        let twin = |place| text(twin(place, "ns", "a:b}"));
+        let twin = |kind| text(twin(kind, "ns", "a:b}"));
         assert_eq!(text(Some(keys(SPREAD).state)), "b{ns:a:b%7D}");
         assert_eq!(keys(SPREAD).register, None);
         assert_eq!(twin(SPREAD), "m{ns}a:b}");
         assert_eq!(text(Some(keys(TOGETHER).state)), "m{ns}a:b}");
         assert_eq!(text(keys(TOGETHER).register), "r{ns}");
         assert_eq!(twin(TOGETHER), "b{ns:a:b%7D}");
-        assert_eq!(text(Some(keys(Place::NamespaceDefault).state)), "d{ns}");
-        assert_eq!(text(Some(keys(Place::GlobalDefault).state)), "g");
+        assert_eq!(text(Some(keys(BucketKind::NamespaceDefault).state)), "d{ns}");
+        assert_eq!(text(Some(keys(BucketKind::GlobalDefault).state)), "g");
     }
 
     /// Text of every kind of byte that text has, and of what means something in a key.
@@ -237,7 +240,7 @@ mod tests {
     /// All the keys that come of some names: each with what it is about.
     fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
         let bounded = Keys::new(TOGETHER, namespace, bucket);
-        let default = Keys::new(Place::NamespaceDefault, namespace, bucket).state;
+        let default = Keys::new(BucketKind::NamespaceDefault, namespace, bucket).state;
         let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
         let pair = format!("{namespace:?} {bucket:?}");
         let mut all = vec![
@@ -245,7 +248,7 @@ mod tests {
             (bounded.state, format!("together {pair}")),
             (bounded.register.unwrap(), format!("register {namespace:?}")),
             (default, format!("default {namespace:?}")),
-            (Keys::new(Place::GlobalDefault, namespace, bucket).state, "global".to_owned()),
+            (Keys::new(BucketKind::GlobalDefault, namespace, bucket).state, "global".to_owned()),
         ];
         for (letter, key) in
             ["h", "w", "e", "p"].iter().zip([holders, by_wants, by_expiry, upstream])
@@ -306,11 +309,11 @@ mod tests {
             other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
         ) {
             prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
-            for place in [SPREAD, TOGETHER] {
-                let key = Keys::new(place, &ns, &bucket);
-                let other = Keys::new(place, &other_ns, &other_bucket);
+            for kind in [SPREAD, TOGETHER] {
+                let key = Keys::new(kind, &ns, &bucket);
+                let other = Keys::new(kind, &other_ns, &other_bucket);
                 prop_assert_ne!(&key.state, &other.state);
-                prop_assert_ne!(twin(place, &ns, &bucket), twin(place, &other_ns, &other_bucket));
+                prop_assert_ne!(twin(kind, &ns, &bucket), twin(kind, &other_ns, &other_bucket));
             }
         }
 

@@ -16,7 +16,7 @@ use super::health::{ServerHealth, classified, classify, concerns_one_key, elsewh
 use super::pace::{self, Pace};
 use super::queue::{Owned, Owner, Queue};
 use super::script::Scripted;
-use crate::domain::lease::Effort;
+use crate::domain::lease::WorkLimits;
 use crate::metrics::Corrupt;
 use crate::store::{Outcome, StoreError};
 
@@ -543,7 +543,7 @@ fn share_effort(jobs: &mut [Job]) {
         _ => None,
     });
     let leases: SmallVec<[&mut Cmd; BATCH]> = leases.collect();
-    let drops = Effort::shared_by(leases.len()).drops;
+    let drops = WorkLimits::shared_by(leases.len()).drops;
     for cmd in leases {
         cmd.arg(drops);
     }

@@ -17,7 +17,8 @@ use crate::domain::lease::{Holder, ParentLease, Totals};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::{Corrupt, StoreMetrics};
 use crate::store::{
-    AT_ONCE, Cursor, Demand, Grants, LeaseAsk, LeaseStore, LeaseView, Listing, Page, freeze_number,
+    Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
+    Page, freeze_number,
 };
 
 mod packed;
@@ -97,22 +98,22 @@ fn call(
     cmd
 }
 
-fn ask(ask: &LeaseAsk<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
-    let (rules, wish) = (&ask.rules, &ask.wish);
+fn ask(ask: &LeaseRequest<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
+    let (rules, request) = (&ask.rules, &ask.holder_request);
     let (claimed, claim_expiry) =
-        wish.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
+        request.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
     let numbers = [
-        rules.kind.map_or(PARENTS_RULE, rule),
+        rules.algorithm.map_or(PARENTS_RULE, rule),
         rules.capacity,
         rules.lease_s as f64,
         rules.learning_s as f64,
-        wish.bands.iter().map(|band| band.wants).sum(),
+        request.bands.iter().map(|band| band.wants).sum(),
         claimed,
         claim_expiry,
-        wish.learn_for_us as f64,
+        request.learn_for_us as f64,
     ];
-    let bands = encode_bands(wish.bands);
-    let holder = field(wish.holder);
+    let bands = encode_bands(request.bands);
+    let holder = field(request.holder);
     let numbers = (numbers, ask.existing_only);
     call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, to))
 }
@@ -161,10 +162,10 @@ impl RedisStore {
 
     /// Whom requests are counted for: a caller of the template, or where the caller has no name, the
     /// first resource of the call. All new resources of a template count as one.
-    fn owners(&self, asks: &[LeaseAsk<'_>]) -> SmallVec<[Owner; 4]> {
+    fn owners(&self, asks: &[LeaseRequest<'_>]) -> SmallVec<[Owner; 4]> {
         let now = Instant::now();
         let first = asks.first().map_or("", |ask| ask.resource);
-        let owner = |ask: &LeaseAsk<'_>| {
+        let owner = |ask: &LeaseRequest<'_>| {
             let group = self.0.hash((LEASES, ask.template));
             let member = match ask.caller {
                 Some(caller) => caller.number(),
@@ -243,7 +244,7 @@ impl RedisStore {
     async fn totals_of(&self, names: &[String]) -> Result<Vec<(String, Totals)>, StoreError> {
         let owner = Owner { group: self.0.hash(LISTS), member: SHARED };
         let mut items = Vec::with_capacity(names.len());
-        for page in names.chunks(AT_ONCE / 2) {
+        for page in names.chunks(MAX_REQUESTS_PER_CALL / 2) {
             let read = |at: usize, _: To<'_>| {
                 let keys = ResourceKeys::new(&page[at / 2]);
                 let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
@@ -268,7 +269,7 @@ impl RedisStore {
 }
 
 impl LeaseStore for RedisStore {
-    async fn lease(&self, asks: &[LeaseAsk<'_>]) -> Grants {
+    async fn lease(&self, asks: &[LeaseRequest<'_>]) -> Grants {
         let now = self.manual_now();
         let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
         let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
@@ -284,7 +285,7 @@ impl LeaseStore for RedisStore {
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
         let (now, holder) = (self.manual_now(), field(holder));
-        for page in resources.chunks(AT_ONCE) {
+        for page in resources.chunks(MAX_REQUESTS_PER_CALL) {
             let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
             let cmd = |at: usize, to: To<'_>| other(Operation::Release, page[at], &holder, now, to);
             let owner = Owner { group: self.0.hash(RELEASES), member: self.0.hash(&holder) };
@@ -432,7 +433,7 @@ impl LeaseStore for RedisStore {
             lease.expiry_s as f64,
             lease.refresh_s as f64,
             lease.safe_capacity,
-            rule(lease.kind),
+            rule(lease.algorithm),
             lease.lease_s as f64,
         ]);
         self.parent(resource, "thaw", &lease, number).await.map(|_| ())

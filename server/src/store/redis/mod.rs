@@ -18,8 +18,8 @@ use smallvec::SmallVec;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::{Ask, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
-use crate::domain::bucket::Place;
+use super::{BucketRequest, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
+use crate::domain::bucket::BucketKind;
 use crate::domain::time::ManualClock;
 use crate::metrics::Corrupt;
 
@@ -98,7 +98,7 @@ impl RedisStore {
 }
 
 impl Store for RedisStore {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         let inner = &*self.0;
         let mut outcomes = Outcomes::with_capacity(asks.len());
         match asks {
@@ -112,7 +112,7 @@ impl Store for RedisStore {
 }
 
 impl Layouts for RedisStore {
-    async fn settled(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
+    async fn record_layouts(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
         let inner = &*self.0;
         let slot = inner.router.routes(&inner.connector).slot(keys::LAYOUTS.as_bytes());
         let mut settled = Vec::with_capacity(layouts.len());
@@ -194,14 +194,14 @@ impl Inner {
 
     /// Whom a question is counted for: a caller of the namespace, or where the caller has no name,
     /// the bucket. All new dynamic buckets count as one, as do the names that share a default bucket.
-    fn owner(&self, ask: &Ask<'_>, now: Instant) -> Owner {
-        let namespace = if ask.place == Place::GlobalDefault { "" } else { ask.namespace };
+    fn owner(&self, ask: &BucketRequest<'_>, now: Instant) -> Owner {
+        let namespace = if ask.kind == BucketKind::GlobalDefault { "" } else { ask.namespace };
         let group = self.hash(namespace);
-        let member = match (ask.caller, ask.place) {
+        let member = match (ask.caller, ask.kind) {
             (Some(caller), _) => caller.number(),
-            (None, Place::GlobalDefault | Place::NamespaceDefault) => SHARED,
-            (None, Place::Configured { .. }) => self.hash(ask.name),
-            (None, Place::Dynamic { .. }) => self.member((ask.namespace, ask.name), now),
+            (None, BucketKind::GlobalDefault | BucketKind::NamespaceDefault) => SHARED,
+            (None, BucketKind::Configured { .. }) => self.hash(ask.name),
+            (None, BucketKind::Dynamic { .. }) => self.member((ask.namespace, ask.name), now),
         };
         Owner { group, member }
     }
@@ -216,7 +216,7 @@ impl Inner {
         self.hasher.hash_one(name)
     }
 
-    fn question(&self, ask: &Ask<'_>, owner: Owner, twin: Option<Vec<u8>>) -> Question {
+    fn question(&self, ask: &BucketRequest<'_>, owner: Owner, twin: Option<Vec<u8>>) -> Question {
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut question = Question::new(ask, owner, now);
         question.twin = twin;
@@ -237,7 +237,7 @@ impl Inner {
         Ok((Arc::clone(lanes), answer))
     }
 
-    async fn decide_one(&self, ask: &Ask<'_>) -> Result<Outcome, StoreError> {
+    async fn decide_one(&self, ask: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
         let now = Instant::now();
         let deadline = now + self.connector.timeout();
         let way = self.way(false);
@@ -251,7 +251,7 @@ impl Inner {
         self.follow(&way, slot, sent, deadline, again).await
     }
 
-    async fn decide_all(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide_all(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         let now = Instant::now();
         let deadline = now + self.connector.timeout();
         let owners: SmallVec<[Owner; 1]> = asks.iter().map(|ask| self.owner(ask, now)).collect();
@@ -412,7 +412,7 @@ impl Inner {
 
     /// Looks up what stands under the other layout of namespaces that have changed theirs. That
     /// is in another slot, so it can't be part of the decision.
-    async fn twins(&self, asks: &[Ask<'_>], owners: &[Owner]) -> Twins {
+    async fn twins(&self, asks: &[BucketRequest<'_>], owners: &[Owner]) -> Twins {
         let routes = self.router.routes(&self.connector);
         let (mut cmds, mut slots, mut whose) = (Vec::new(), Vec::new(), Vec::new());
         for (at, ask) in asks.iter().enumerate() {

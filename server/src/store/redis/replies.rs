@@ -9,32 +9,32 @@ use testkit::fuzz;
 use super::batch::{Batch, Declared, Question};
 use super::queue::Owner;
 use super::{leases, script};
-use crate::domain::bucket::{BucketLimit, Place};
-use crate::store::{Ask, Deal};
+use crate::domain::bucket::{BucketKind, BucketLimit};
+use crate::store::{BucketRequest, TokenAction};
 
 /// Questions of each kind, several to one bucket.
-fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<Ask<'a>> {
-    let places = [
-        Place::GlobalDefault,
-        Place::Configured { bounded: false },
-        Place::Configured { bounded: false },
-        Place::Configured { bounded: true },
-        Place::Dynamic { max_buckets: Some(3) },
+fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<BucketRequest<'a>> {
+    let kinds = [
+        BucketKind::GlobalDefault,
+        BucketKind::Configured { bounded: false },
+        BucketKind::Configured { bounded: false },
+        BucketKind::Configured { bounded: true },
+        BucketKind::Dynamic { max_buckets: Some(3) },
     ];
-    let ask = |place| Ask {
+    let ask = |kind| BucketRequest {
         caller: None,
         namespace: "ns",
         name: "b",
-        place,
+        kind,
         terms,
         max_idle_ms: None,
         tokens: 1,
-        deal: Deal::Take { max_wait_ms: 1000 },
+        action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
         moved: false,
         rewrite: false,
     };
-    places.map(ask).to_vec()
+    kinds.map(ask).to_vec()
 }
 
 #[test]

@@ -7,7 +7,7 @@ use redis::{Arg, Cmd, Script, Value};
 
 use super::keys::{self, ServerKeys};
 use crate::domain::time::Micros;
-use crate::store::{Ask, Layout};
+use crate::store::{BucketRequest, Layout};
 
 /// A script as Redis gets it: with `lua/guard.lua` around it. Its lines keep their numbers.
 macro_rules! guarded {
@@ -95,8 +95,8 @@ impl Scripted {
 
 /// Where the state is that a bucket may have under its namespace's other layout, and what reads
 /// it, and when it expires; for buckets with a name.
-pub(super) fn twin(ask: &Ask<'_>) -> Option<(Vec<u8>, [Cmd; 2])> {
-    let key = keys::twin(ask.place, ask.namespace, ask.name)?;
+pub(super) fn twin(ask: &BucketRequest<'_>) -> Option<(Vec<u8>, [Cmd; 2])> {
+    let key = keys::twin(ask.kind, ask.namespace, ask.name)?;
     let read = |command| {
         let mut cmd = redis::cmd(command);
         cmd.arg(&key);

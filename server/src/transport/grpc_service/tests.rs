@@ -17,13 +17,13 @@ use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
 use crate::access::Access;
 use crate::metrics::{BudgetMetrics, Metrics};
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::prefetch::Prefetching;
+use crate::store::prefetch_store::PrefetchStore;
 use crate::store::redis::RedisStore;
-use crate::store::{Ask, Outcomes};
+use crate::store::{BucketRequest, Outcomes};
 
 const LEASES: &str = "/doorman.Capacity/GetCapacity";
 
@@ -32,7 +32,7 @@ const LEASES: &str = "/doorman.Capacity/GetCapacity";
 struct Silent;
 
 impl Store for Silent {
-    async fn decide(&self, _: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, _: &[BucketRequest<'_>]) -> Outcomes {
         std::future::pending().await
     }
 }
@@ -42,7 +42,7 @@ impl Store for Silent {
 struct Signalled(Arc<Notify>, MemoryStore);
 
 impl Store for Signalled {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         self.0.notified().await;
         self.1.decide(asks).await
     }
@@ -58,8 +58,8 @@ fn grpc_service<S: Store>(
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-    let allow = AllowService::new(store, Arc::new(shared));
+    let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+    let allow = AllowService::new(store, Arc::new(state));
     let load = Load::new(1, metrics.shed("grpc"));
     let bounds = load::Bounds { load, timeouts, budget };
     Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, bounds))
@@ -526,6 +526,6 @@ fn size<A, B, C, F>(
 #[test]
 fn a_request_under_way_is_small() {
     let embedded = size(GrpcService::<MemoryStore>::answer);
-    let redis = size(GrpcService::<Prefetching<RedisStore>>::answer);
+    let redis = size(GrpcService::<PrefetchStore<RedisStore>>::answer);
     assert!(embedded.max(redis) <= 2048, "embedded: {embedded} bytes, Redis: {redis} bytes");
 }

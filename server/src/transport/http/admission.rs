@@ -116,7 +116,7 @@ pub(super) async fn admit(
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
             caller.put_on(request.extensions_mut());
             match is_allow {
-                true => admission.run_allow(caller.place(), request, next).await,
+                true => admission.run_allow(caller.index(), request, next).await,
                 false => next.run(request).await,
             }
         }
@@ -128,13 +128,13 @@ pub(super) async fn admit(
 }
 
 impl Admission {
-    /// Runs a token request if the thread and the caller have a free slot. `place` is the caller's
+    /// Runs a token request if the thread and the caller have a free slot. `index` is the caller's
     /// index in the access file.
-    async fn run_allow(&self, place: Option<usize>, request: Request, next: Next) -> Response {
-        if !self.load.begin(place) {
+    async fn run_allow(&self, index: Option<usize>, request: Request, next: Next) -> Response {
+        if !self.load.begin(index) {
             return service_error(&Error::Overloaded);
         }
-        let _slot = LoadSlot(&self.load, place);
+        let _slot = LoadSlot(&self.load, index);
         next.run(request).await
     }
 }

@@ -9,11 +9,11 @@ use tower_service::Service as _;
 
 use super::*;
 use crate::access::Guard;
-use crate::service::Shared;
+use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
-use crate::store::{Ask, Outcomes};
+use crate::store::{BucketRequest, Outcomes};
 use crate::transport::budget::Budget;
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
 use crate::transport::door::Asking;
@@ -26,7 +26,7 @@ const BODY: &str = r#"{"namespace":"payments","bucketName":"refunds"}"#;
 struct SlowStore(MemoryStore);
 
 impl Store for SlowStore {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.0.decide(asks).await
     }
@@ -51,14 +51,14 @@ impl http_body::Body for PendingBody {
 fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let limits = LiveLimits::load(limits.into(), Arc::clone(metrics)).expect("limits");
-    let shared = Shared::new(Arc::new(limits), None, Clock::system(), false, metrics);
-    let shared = Arc::new(shared);
-    let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&shared));
+    let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, metrics);
+    let state = Arc::new(state);
+    let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&state));
     let (status, _) = status_pages(About::default(), Box::new(|| (true, 1)), leases.clone());
     let pages = Pages { metrics: metrics_page(Arc::clone(metrics)).0, status };
     let admission =
         Admission { load: Load::new(1, metrics.shed("http")), hosts: Hosts::default(), timeouts };
-    let allow = AllowService::new(store, shared);
+    let allow = AllowService::new(store, state);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     router(allow, leases, pages, latency, ready, admission)
 }

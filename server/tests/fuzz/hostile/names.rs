@@ -10,13 +10,13 @@ use proptest::test_runner::TestRunner;
 use serde_json::json;
 use tollgate_proto::doorman::capacity_client::CapacityClient;
 use tollgate_proto::doorman::{GetCapacityRequest, ResourceRequest};
-use tollgate_server::domain::lease::{Band, Holder, Rules, Wish};
+use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::redis::slot;
-use tollgate_server::store::{LeaseAsk, LeaseStore as _};
+use tollgate_server::store::{LeaseRequest, LeaseStore as _};
 use tonic::Code;
 
 use testkit::corrupt_values::CorruptValue;
@@ -78,7 +78,7 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
             }
         }
         let rules = Rules {
-            kind: Some(Kind::FairShare),
+            algorithm: Some(SharingAlgorithm::FairShare),
             capacity: 100.0,
             lease_s: 60,
             learning_s: 0,
@@ -86,8 +86,8 @@ async fn each_name_has_keys_of_its_own_where_the_cluster_says() {
         };
         let bands = [Band { priority: 0, subclients: 1, wants: 100.0 }];
         for holder in [Holder::Client(name), Holder::Server(name)] {
-            let wish = Wish { holder, bands: &bands, claim: None, learn_for_us: 0 };
-            let asks = [LeaseAsk::new(name, rules, wish)];
+            let request = HolderRequest { holder, bands: &bands, claim: None, learn_for_us: 0 };
+            let asks = [LeaseRequest::new(name, rules, request)];
             let grant = service.capacity.store().lease(&asks).await.pop().unwrap().unwrap();
             // A separate resource: the first holder gets all.
             assert_eq!(grant.has, if matches!(holder, Holder::Client(_)) { 100.0 } else { 0.0 });

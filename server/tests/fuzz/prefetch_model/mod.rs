@@ -16,14 +16,16 @@ use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::metrics::Scrape;
 use testkit::{START, Service, property_tests, runtime};
-use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::service::allow::{Query, Status};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{AT_ONCE, Ask, Deal, Outcomes, Prefetch, Store};
+use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
+use tollgate_server::store::{
+    BucketRequest, MAX_REQUESTS_PER_CALL, Outcomes, Prefetch, Store, TokenAction,
+};
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
 
@@ -61,7 +63,11 @@ fn no_interval_grants_too_much() {
             })
         })
         .unwrap();
-    println!("{} served ahead, up to {:.4} of a bound", served.get(), nearest.get());
+    println!(
+        "{} served from prefetched tokens, up to {:.4} of a bound",
+        served.get(),
+        nearest.get()
+    );
     // The traces use prefetch, and come near the bound.
     assert!(served.get() > u64::from(cases) * 20);
     assert!(nearest.get() > 0.9);
@@ -161,9 +167,9 @@ fn a_change_of_limits_returns_prefetched_tokens() {
 async fn the_retry_time_and_the_soft_limit_respect_prefetch() {
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
-    members.heard(2, Duration::ZERO);
-    let ahead = Arc::new(Ahead::new(members));
-    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    members.record_heartbeat(2, Duration::ZERO);
+    let prefetched = Arc::new(PrefetchedTokens::new(members));
+    let store = PrefetchStore::new(MemoryStore::with_clock(clock.clone()), prefetched);
     let service = Service::new(
         store,
         clock,
@@ -189,8 +195,8 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
         max_debt_millis: 0, prefetch: 1000 } } } }";
     let clock = ManualClock::new(START);
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
-    let store = Prefetching::new(MemoryStore::with_clock(clock.clone()), ahead);
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
+    let store = PrefetchStore::new(MemoryStore::with_clock(clock.clone()), prefetched);
     let service = Service::new(store, clock, LIMITS);
     let served = || {
         let page = Scrape::parse(&service.metrics.render());
@@ -205,11 +211,11 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
         }
     };
     for _ in 0..6 {
-        members.heard(1, Duration::ZERO);
+        members.record_heartbeat(1, Duration::ZERO);
         ask(1).await;
         service.clock.advance(SECOND);
     }
-    members.heard(1, Duration::ZERO);
+    members.record_heartbeat(1, Duration::ZERO);
     ask(100).await;
     assert!(served() > Some(0.0), "{:?}", served());
     service.set_limits("{}");
@@ -225,7 +231,7 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
 struct Counted(MemoryStore, Arc<AtomicUsize>);
 
 impl Store for Counted {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         self.1.fetch_max(asks.len(), Ordering::Relaxed);
         self.0.decide(asks).await
     }
@@ -236,10 +242,10 @@ async fn returns_are_split_into_pages() {
     let (clock, metrics) = (ManualClock::new(START), Metrics::new());
     let prefetch_metrics = Arc::new(PrefetchMetrics::new(&metrics, "ns", "b"));
     let members = Arc::new(Members::new(clock.clone().into()));
-    let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
     let most = Arc::new(AtomicUsize::new(0));
     let counted = Counted(MemoryStore::with_clock(clock.clone()), Arc::clone(&most));
-    let store = Prefetching::new(counted, ahead);
+    let store = PrefetchStore::new(counted, prefetched);
     let limit = BucketLimit {
         size_tokens: 10_000,
         fill_rate: 0.001,
@@ -248,20 +254,21 @@ async fn returns_are_split_into_pages() {
         prefetch_tokens: 1000,
         ..BucketLimit::default()
     };
-    let (terms, names) = (limit.terms(), (0..2 * AT_ONCE + 1).map(|at| format!("b{at}")));
+    let (terms, names) =
+        (limit.terms(), (0..2 * MAX_REQUESTS_PER_CALL + 1).map(|at| format!("b{at}")));
     let names: Vec<String> = names.collect();
     let everywhere = async |count| {
         for name in &names {
             for _ in 0..count {
-                let ask = Ask {
+                let ask = BucketRequest {
                     caller: None,
                     namespace: "ns",
                     name,
-                    place: Place::Configured { bounded: false },
+                    kind: BucketKind::Configured { bounded: false },
                     terms: &terms,
                     max_idle_ms: None,
                     tokens: 1,
-                    deal: Deal::Take { max_wait_ms: 0 },
+                    action: TokenAction::Take { max_wait_ms: 0 },
                     prefetch: Some(Prefetch {
                         tokens: limit.prefetch_tokens,
                         metrics: &prefetch_metrics,
@@ -277,10 +284,10 @@ async fn returns_are_split_into_pages() {
     };
     everywhere(1).await;
     for _ in 0..6 {
-        members.heard(1, Duration::ZERO);
+        members.record_heartbeat(1, Duration::ZERO);
         clock.advance(SECOND);
     }
-    members.heard(1, Duration::ZERO);
+    members.record_heartbeat(1, Duration::ZERO);
     everywhere(20).await;
     let tokens = |fate| {
         let page = Scrape::parse(&metrics.render());
@@ -289,6 +296,6 @@ async fn returns_are_split_into_pages() {
     assert!(tokens("taken") > tokens("served"), "nodes hold tokens");
     most.store(0, Ordering::Relaxed);
     store.close().await;
-    assert_eq!(most.load(Ordering::Relaxed), AT_ONCE, "not split into full pages");
+    assert_eq!(most.load(Ordering::Relaxed), MAX_REQUESTS_PER_CALL, "not split into full pages");
     assert_eq!(tokens("taken"), tokens("served") + tokens("given_back"));
 }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tollgate_server::domain::bucket::{BucketLimit, Place, Terms};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit, Terms};
 use tollgate_server::domain::time::{ManualClock, Micros};
 use tollgate_server::metrics::{Metrics, PrefetchMetrics};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::prefetch::{Ahead, Prefetching};
-use tollgate_server::store::{Ask, Deal, Prefetch, Store, Verdict};
+use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
+use tollgate_server::store::{BucketRequest, Prefetch, Store, TokenAction, Verdict};
 
 use testkit::START;
 use testkit::metrics::Scrape;
@@ -24,7 +24,7 @@ const COUNTED: i64 = 5 * SECOND;
 const STORE_TIMEOUT: i64 = 50 * MS;
 
 pub(crate) struct Node {
-    pub(crate) store: Prefetching<MemoryStore>,
+    pub(crate) store: PrefetchStore<MemoryStore>,
     members: Arc<Members>,
     /// Time of its last heartbeat in the register.
     pub(crate) beat: Micros,
@@ -79,10 +79,10 @@ impl World {
 
     pub(crate) fn join(&mut self) {
         let members = Arc::new(Members::new(self.clock.clone().into()));
-        let ahead = Arc::new(Ahead::new(Arc::clone(&members)));
+        let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
         let now = self.clock.now();
         self.nodes.push(Node {
-            store: Prefetching::new(self.shared.clone(), ahead),
+            store: PrefetchStore::new(self.shared.clone(), prefetched),
             members,
             beat: now,
             next_beat: now,
@@ -97,7 +97,7 @@ impl World {
         self.nodes[node].beat = now;
         let beats = self.nodes.iter().map(|node| node.beat).chain(self.dead.iter().copied());
         let counted = beats.filter(|beat| now.0 - beat.0 < COUNTED).count();
-        self.nodes[node].members.heard(counted as u32, Duration::ZERO);
+        self.nodes[node].members.record_heartbeat(counted as u32, Duration::ZERO);
         self.nodes[node].next_beat = Micros(now.0 + SECOND);
     }
 
@@ -140,15 +140,15 @@ impl World {
 
     /// Makes one request. Returns whether it was granted.
     pub(crate) async fn ask(&mut self, node: usize, tokens: u64) -> bool {
-        let ask = Ask {
+        let ask = BucketRequest {
             caller: None,
             namespace: "ns",
             name: "b",
-            place: Place::Configured { bounded: false },
+            kind: BucketKind::Configured { bounded: false },
             terms: &self.terms,
             max_idle_ms: None,
             tokens,
-            deal: Deal::Take { max_wait_ms: self.limit.wait_timeout_ms },
+            action: TokenAction::Take { max_wait_ms: self.limit.wait_timeout_ms },
             prefetch: Some(Prefetch {
                 tokens: self.limit.prefetch_tokens,
                 metrics: &self.prefetch_metrics,
@@ -197,16 +197,16 @@ impl World {
 
     /// Balance of the store, in tokens.
     pub(crate) async fn balance(&self) -> f64 {
-        let ask = Ask {
+        let ask = BucketRequest {
             caller: None,
             namespace: "ns",
             name: "b",
-            place: Place::Configured { bounded: false },
+            kind: BucketKind::Configured { bounded: false },
             terms: &self.terms,
             max_idle_ms: None,
             // Never granted, so nothing changes.
             tokens: u64::MAX / 2,
-            deal: Deal::TakeAhead,
+            action: TokenAction::TakeAvailable,
             prefetch: None,
             moved: false,
             rewrite: false,

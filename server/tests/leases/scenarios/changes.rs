@@ -83,7 +83,7 @@ pub(crate) async fn algorithm_changes<S: Both>(s: &Service<S>) {
             {
                 let before = leased(s, "r").await;
                 let lease = ask(s, client, "r", wants).await;
-                assert_eq!(lease.kind.name(), kind);
+                assert_eq!(lease.algorithm.name(), kind);
                 got[at] = lease.capacity;
                 largest = leased(s, "r").await;
                 assert!(!shares || largest <= before.max(120.0) + 1e-9, "{kind}: {largest}");

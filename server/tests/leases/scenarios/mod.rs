@@ -10,7 +10,7 @@ mod time;
 
 use testkit::{START, Service};
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
-use tollgate_server::service::capacity::{Lease, PriorityWants, Request};
+use tollgate_server::service::capacity::{CapacityRequest, Lease, PriorityWants};
 use tollgate_server::store::{LeaseStore, LeaseView, Store};
 
 pub(crate) const SECOND: i64 = 1_000_000;
@@ -47,7 +47,8 @@ pub(crate) async fn ask_as<S: LeaseStore>(
     wants: &[PriorityWants],
     has: Option<Claim>,
 ) -> Lease {
-    let request = Request { resource, wants: wants.into(), has, most_clients: MAX_SUBCLIENTS };
+    let request =
+        CapacityRequest { resource, wants: wants.into(), has, most_clients: MAX_SUBCLIENTS };
     let leases = s.capacity.get(holder, &[request]).await.unwrap();
     assert_eq!(leases.len(), 1);
     assert!(!leases[0].degraded);

@@ -3,7 +3,7 @@
 use tollgate_server::domain::lease::{Claim, Holder, MAX_SUBCLIENTS};
 use tollgate_server::domain::names::CallerId;
 use tollgate_server::service::Error;
-use tollgate_server::service::capacity::{Asker, PriorityWants, Request};
+use tollgate_server::service::capacity::{CapacityRequest, LeaseCaller, PriorityWants};
 
 use super::{Both, FAIR, SECOND, START_S, ask, ask_as, gets, holders, near, one, plain, release};
 use testkit::Service;
@@ -70,16 +70,21 @@ pub(crate) async fn a_client_and_a_server_of_the_same_name<S: Both>(s: &Service<
     }
 }
 
-fn request(resource: &str, wants: f64) -> Request<'_> {
-    Request { resource, wants: plain(wants).into(), has: None, most_clients: MAX_SUBCLIENTS }
+fn request(resource: &str, wants: f64) -> CapacityRequest<'_> {
+    CapacityRequest {
+        resource,
+        wants: plain(wants).into(),
+        has: None,
+        most_clients: MAX_SUBCLIENTS,
+    }
 }
 
-fn with(resource: &str, wants: Vec<PriorityWants>) -> Request<'_> {
-    Request { resource, wants: wants.into(), has: None, most_clients: MAX_SUBCLIENTS }
+fn with(resource: &str, wants: Vec<PriorityWants>) -> CapacityRequest<'_> {
+    CapacityRequest { resource, wants: wants.into(), has: None, most_clients: MAX_SUBCLIENTS }
 }
 
-fn holding(capacity: f64) -> Request<'static> {
-    Request { has: Some(Claim { capacity, expiry_s: START_S + 9 }), ..request("r", 1.0) }
+fn holding(capacity: f64) -> CapacityRequest<'static> {
+    CapacityRequest { has: Some(Claim { capacity, expiry_s: START_S + 9 }), ..request("r", 1.0) }
 }
 
 pub(crate) async fn invalid_requests_are_refused<S: Both>(s: &Service<S>) {
@@ -229,15 +234,15 @@ pub(crate) async fn a_template_bounds_its_resources<S: Both>(s: &Service<S>) {
 /// A caller's bound does not affect others.
 pub(crate) async fn a_caller_bounds_its_resources<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, FAIR));
-    let shop = Asker { id: Some(CallerId::new("shop")), max_resources: Some(2) };
-    let bank = Asker { id: Some(CallerId::new("bank")), max_resources: None };
-    for (asker, names, expected) in [
+    let shop = LeaseCaller { id: Some(CallerId::new("shop")), max_resources: Some(2) };
+    let bank = LeaseCaller { id: Some(CallerId::new("bank")), max_resources: None };
+    for (caller, names, expected) in [
         (shop, ["a", "b", "c"], [7.0, 7.0, 0.0]),
         (bank, ["c", "d", "e"], [7.0, 7.0, 7.0]),
         (shop, ["c", "b", "a"], [0.0, 7.0, 7.0]),
     ] {
         let requests = names.map(|name| request(name, 7.0));
-        let leases = s.capacity.get_for(asker, Holder::Client("client"), &requests).await.unwrap();
+        let leases = s.capacity.get_for(caller, Holder::Client("client"), &requests).await.unwrap();
         let got: Vec<f64> = leases.iter().map(|lease| lease.capacity).collect();
         assert_eq!(got, expected);
         assert!(leases.iter().all(|lease| lease.refresh_interval_s == 5));
@@ -258,7 +263,7 @@ pub(crate) async fn released_and_refused_resources_do_not_count<S: Both>(s: &Ser
     );
     s.set_limits(&limits);
     gets(s, "other", "full.1", 7.0).await;
-    let shop = Asker { id: Some(CallerId::new("shop")), max_resources: Some(1) };
+    let shop = LeaseCaller { id: Some(CallerId::new("shop")), max_resources: Some(1) };
     let get = async |holder, name| {
         s.capacity.get_for(shop, holder, &[request(name, 7.0)]).await.unwrap()[0].capacity
     };
@@ -270,7 +275,7 @@ pub(crate) async fn released_and_refused_resources_do_not_count<S: Both>(s: &Ser
 
     let server = Holder::Server("server");
     assert_eq!(get(server, "b").await, 7.0);
-    let release = Request { wants: [][..].into(), ..request("b", 0.0) };
+    let release = CapacityRequest { wants: [][..].into(), ..request("b", 0.0) };
     s.capacity.get_for(shop, server, &[release]).await.unwrap();
     assert_eq!(get(server, "c").await, 7.0);
 }

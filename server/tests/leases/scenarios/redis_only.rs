@@ -1,11 +1,11 @@
 //! Leases in Redis only: lost data, expiries of keys, lost keys.
 
 use redis::Connection;
-use tollgate_server::domain::lease::{Band, Claim, Holder, ParentLease, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{Band, Claim, Holder, HolderRequest, ParentLease, Rules};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::redis::RedisStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 use super::{FAIR, SECOND, START_S, ask, ask_as, gets, holders, leased, near, one, plain, release};
 use testkit::{Redis, START, Servers as _, Service, redis_cmd, redis_store};
@@ -236,7 +236,7 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
     redis.set_birth(START.0);
     let mut inside = redis.connection();
     let alone = Rules {
-        kind: Some(Kind::FairShare),
+        algorithm: Some(SharingAlgorithm::FairShare),
         capacity: 100.0,
         lease_s: 60,
         learning_s: 0,
@@ -248,18 +248,22 @@ async fn what_is_known_of_the_parent_has_an_expiry() {
         expiry_s: START_S + 10_000,
         refresh_s: 5,
         safe_capacity: 0.0,
-        kind: Kind::FairShare,
+        algorithm: SharingAlgorithm::FairShare,
         lease_s: 60,
     };
     for (resource, first) in [("new", tree), ("old", alone)] {
         for turn in 0..5 {
             let rules = if turn == 0 { first } else { tree };
             let bands = [Band { priority: turn % 2, subclients: 1, wants: 1.0 }];
-            let wish =
-                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
+            let request = HolderRequest {
+                holder: Holder::Client("a"),
+                bands: &bands,
+                claim: None,
+                learn_for_us: 0,
+            };
             // Twice: the second request creates nothing.
             for _ in 0..2 {
-                let asks = [LeaseAsk::new(resource, rules, wish)];
+                let asks = [LeaseRequest::new(resource, rules, request)];
                 assert!(store.lease(&asks).await[0].is_ok());
             }
             if turn == 1 && resource == "old" {

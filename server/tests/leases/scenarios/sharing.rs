@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use tollgate_server::domain::lease::{BOUNDLESS, Band, Claim, Holder, ParentLease, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{
+    BOUNDLESS, Band, Claim, Holder, HolderRequest, ParentLease, Rules,
+};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::service::capacity::{Lease, PriorityWants};
-use tollgate_server::store::LeaseAsk;
+use tollgate_server::store::LeaseRequest;
 
 use super::{
     Both, FAIR, SECOND, START_S, ask, ask_as, claim, gets, holders, leased, near, one, plain,
@@ -84,7 +86,11 @@ pub(crate) async fn static_and_no_algorithm<S: Both>(s: &Service<S>) {
         [("a", 30.0, 30.0), ("b", 500.0, 100.0), ("c", 100.0, 100.0), ("d", 0.0, 0.0)]
     {
         let lease = ask(s, client, "static", wants).await;
-        assert_eq!((lease.capacity, lease.kind), (expected, Kind::Static), "{client}");
+        assert_eq!(
+            (lease.capacity, lease.algorithm),
+            (expected, SharingAlgorithm::Static),
+            "{client}"
+        );
         assert_eq!((lease.expiry_s, lease.refresh_interval_s), (START_S + 60, 5));
     }
     near(leased(s, "static").await, 230.0);
@@ -92,7 +98,11 @@ pub(crate) async fn static_and_no_algorithm<S: Both>(s: &Service<S>) {
     s.set_limits(&one(100.0, &format!("kind: NO_ALGORITHM, {rest}")));
     for (client, wants) in [("a", 30.0), ("b", 1e18), ("c", 0.0)] {
         let lease = ask(s, client, "none", wants).await;
-        assert_eq!((lease.capacity, lease.kind), (wants, Kind::NoAlgorithm), "{client}");
+        assert_eq!(
+            (lease.capacity, lease.algorithm),
+            (wants, SharingAlgorithm::NoAlgorithm),
+            "{client}"
+        );
     }
     let servers = [3, 9].map(|priority| PriorityWants { priority, clients: 2, wants: 70.0 });
     assert_eq!(ask_as(s, Holder::Server("s"), "none", &servers, None).await.capacity, 140.0);
@@ -109,7 +119,7 @@ pub(crate) async fn resources_without_a_template<S: Both>(s: &Service<S>) {
         safe_capacity: None,
         learning_until_s: None,
         degraded: false,
-        kind: Kind::NoAlgorithm,
+        algorithm: SharingAlgorithm::NoAlgorithm,
         lease_length_s: 300,
         learning_s: 0,
     };
@@ -205,13 +215,23 @@ pub(crate) async fn safe_capacity<S: Both>(s: &Service<S>) {
 /// A cluster that may use any amount after the lease from its parent has expired.
 pub(crate) async fn unbounded_safe_capacity_of_a_parent<S: Both>(s: &Service<S>) {
     let store = s.capacity.store();
-    let kind = Kind::FairShare;
-    let rules =
-        Rules { kind: Some(kind), capacity: 0.0, lease_s: 60, learning_s: 0, from_parent: true };
+    let algorithm = SharingAlgorithm::FairShare;
+    let rules = Rules {
+        algorithm: Some(algorithm),
+        capacity: 0.0,
+        lease_s: 60,
+        learning_s: 0,
+        from_parent: true,
+    };
     let bands = [Band { priority: 0, subclients: 1, wants: 1e12 }];
     let ask = |id| {
-        let wish = Wish { holder: Holder::Client(id), bands: &bands, claim: None, learn_for_us: 0 };
-        [LeaseAsk::new("r", rules, wish)]
+        let request = HolderRequest {
+            holder: Holder::Client(id),
+            bands: &bands,
+            claim: None,
+            learn_for_us: 0,
+        };
+        [LeaseRequest::new("r", rules, request)]
     };
     assert_eq!(store.lease(&ask("a")).await[0].as_ref().unwrap().has, 0.0);
     let frozen = store.freeze("r", Duration::from_secs(1)).await.unwrap().unwrap();
@@ -220,7 +240,7 @@ pub(crate) async fn unbounded_safe_capacity_of_a_parent<S: Both>(s: &Service<S>)
         expiry_s: START_S + 1,
         refresh_s: 1,
         safe_capacity: BOUNDLESS,
-        kind,
+        algorithm,
         lease_s: 60,
     };
     store.thaw("r", frozen.number, Some(lease)).await.unwrap();

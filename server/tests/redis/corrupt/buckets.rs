@@ -4,21 +4,21 @@ use std::cell::RefCell;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use tollgate_server::domain::bucket::{BucketLimit, Place};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{Ask, Deal, Outcome, Store, Verdict};
+use tollgate_server::store::{BucketRequest, Outcome, Store, TokenAction, Verdict};
 
 use super::{CorruptedStore, try_cases};
 use testkit::corrupt_values::{CorruptValue, corrupt_value};
 
 /// Each kind of bucket, with its key.
-const PLACES: [(Place, &str); 6] = [
-    (Place::GlobalDefault, "g"),
-    (Place::NamespaceDefault, "d{ns}"),
-    (Place::Configured { bounded: false }, "b{ns:a}"),
-    (Place::Dynamic { max_buckets: None }, "b{ns:a}"),
-    (Place::Configured { bounded: true }, "m{ns}b"),
-    (Place::Dynamic { max_buckets: Some(3) }, "m{ns}b"),
+const KINDS: [(BucketKind, &str); 6] = [
+    (BucketKind::GlobalDefault, "g"),
+    (BucketKind::NamespaceDefault, "d{ns}"),
+    (BucketKind::Configured { bounded: false }, "b{ns:a}"),
+    (BucketKind::Dynamic { max_buckets: None }, "b{ns:a}"),
+    (BucketKind::Configured { bounded: true }, "m{ns}b"),
+    (BucketKind::Dynamic { max_buckets: Some(3) }, "m{ns}b"),
 ];
 
 const REGISTER: &str = "r{ns}";
@@ -27,19 +27,19 @@ fn limit() -> BucketLimit {
     BucketLimit { max_idle_ms: Some(60_000), ..BucketLimit::default() }
 }
 
-async fn ask(store: &impl Store, places: &[Place], tokens: u64, moved: bool) -> Vec<Outcome> {
+async fn ask(store: &impl Store, kinds: &[BucketKind], tokens: u64, moved: bool) -> Vec<Outcome> {
     let terms = limit().terms();
-    let asks: Vec<Ask<'_>> = places
+    let asks: Vec<BucketRequest<'_>> = kinds
         .iter()
-        .map(|&place| Ask {
+        .map(|&kind| BucketRequest {
             caller: None,
             namespace: "ns",
-            name: if PLACES[4..].iter().any(|(bounded, _)| *bounded == place) { "b" } else { "a" },
-            place,
+            name: if KINDS[4..].iter().any(|(bounded, _)| *bounded == kind) { "b" } else { "a" },
+            kind,
             terms: &terms,
             max_idle_ms: limit().max_idle_ms,
             tokens,
-            deal: Deal::Take { max_wait_ms: 1000 },
+            action: TokenAction::Take { max_wait_ms: 1000 },
             prefetch: None,
             moved,
             rewrite: false,
@@ -57,29 +57,29 @@ fn foreign() -> impl Strategy<Value = CorruptValue> {
 #[test]
 fn a_corrupt_bucket_counts_as_full() {
     let corrupted = RefCell::new(CorruptedStore::new());
-    let which = proptest::collection::vec(select((0..PLACES.len()).collect::<Vec<_>>()), 1..4);
+    let which = proptest::collection::vec(select((0..KINDS.len()).collect::<Vec<_>>()), 1..4);
     // A single bucket is read by another command than several.
     try_cases(200, (which, foreign(), any::<bool>()), |(mut which, value, together)| {
         which.sort_unstable();
-        // Two places may share a key.
-        which.dedup_by_key(|at| PLACES[*at].1);
+        // Two kinds may share a key.
+        which.dedup_by_key(|at| KINDS[*at].1);
         which.truncate(if together { 3 } else { 1 });
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         let before = corrupted.replaced("bucket");
-        let places: Vec<Place> = which.iter().map(|&at| PLACES[at].0).collect();
-        let mut expected = places.len() as f64;
+        let kinds: Vec<BucketKind> = which.iter().map(|&at| KINDS[at].0).collect();
+        let mut expected = kinds.len() as f64;
         for &at in &which {
-            value.put(&mut corrupted.inside, PLACES[at].1);
+            value.put(&mut corrupted.inside, KINDS[at].1);
         }
-        if places.iter().any(|place| matches!(place, Place::Dynamic { max_buckets: Some(_) })) {
+        if kinds.iter().any(|kind| matches!(kind, BucketKind::Dynamic { max_buckets: Some(_) })) {
             value.put(&mut corrupted.inside, REGISTER);
             expected += 1.0;
         }
         let memory = MemoryStore::with_clock(corrupted.clock.clone());
         for turn in 0..3 {
-            let found = corrupted.runtime.block_on(ask(&corrupted.store, &places, 10, false));
-            let as_if_absent = corrupted.runtime.block_on(ask(&memory, &places, 10, false));
+            let found = corrupted.runtime.block_on(ask(&corrupted.store, &kinds, 10, false));
+            let as_if_absent = corrupted.runtime.block_on(ask(&memory, &kinds, 10, false));
             prop_assert_eq!(found, as_if_absent, "turn {}", turn);
             prop_assert_eq!(corrupted.replaced("bucket") - before, expected, "turn {}", turn);
         }
@@ -97,9 +97,9 @@ fn a_state_under_the_other_layout_counts_only_if_it_is_one() {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         let other = if at == 3 { "m{ns}a" } else { "b{ns:b}" };
-        let place = PLACES[at].0;
+        let kind = KINDS[at].0;
         value.put(&mut corrupted.inside, other);
-        let found = corrupted.runtime.block_on(ask(&corrupted.store, &[place], 10, true));
+        let found = corrupted.runtime.block_on(ask(&corrupted.store, &[kind], 10, true));
         prop_assert_eq!(found[0].accrued_us, limit().terms().cap_us);
         prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
@@ -111,18 +111,18 @@ fn a_state_under_the_other_layout_counts_only_if_it_is_one() {
 #[test]
 fn any_state_leads_to_a_decision() {
     let corrupted = RefCell::new(CorruptedStore::new());
-    try_cases(150, (any::<[u8; 12]>(), 0..PLACES.len()), |(state, at)| {
+    try_cases(150, (any::<[u8; 12]>(), 0..KINDS.len()), |(state, at)| {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         let mut set = redis::cmd("SET");
-        set.arg(PLACES[at].1)
+        set.arg(KINDS[at].1)
             .arg(&state)
             .arg("PXAT")
             .arg((corrupted.clock.now().0 + 60_000_000) / 1000);
         set.exec(&mut corrupted.inside).unwrap();
         for _ in 0..2 {
             let found =
-                corrupted.runtime.block_on(ask(&corrupted.store, &[PLACES[at].0; 2], 1, false));
+                corrupted.runtime.block_on(ask(&corrupted.store, &[KINDS[at].0; 2], 1, false));
             prop_assert!(found.iter().all(|outcome| outcome.accrued_us.is_finite()), "{found:?}");
             prop_assert!(found.iter().all(|outcome| outcome.accrued_us <= limit().terms().cap_us));
         }
@@ -141,8 +141,8 @@ fn a_state_without_an_expiry_is_replaced() {
         let state: Vec<u8> =
             (0..12).map(|at| seed.wrapping_mul(37).wrapping_add(at * 11)).collect();
         redis::cmd("SET").arg("b{ns:a}").arg(state).exec(&mut corrupted.inside).unwrap();
-        let place = Place::Dynamic { max_buckets: None };
-        let found = corrupted.runtime.block_on(ask(&corrupted.store, &[place], 10, false));
+        let kind = BucketKind::Dynamic { max_buckets: None };
+        let found = corrupted.runtime.block_on(ask(&corrupted.store, &[kind], 10, false));
         assert_eq!(found[0].accrued_us, limit().terms().cap_us);
         assert_eq!(corrupted.replaced("bucket") - before, 1.0);
     }
@@ -156,8 +156,8 @@ fn a_register_full_of_members_from_the_future() {
     let scores = ["inf", "1e300", "9999999999999999"];
     let members = scores.iter().map(|score| (score.as_bytes().to_vec(), (*score).to_owned()));
     CorruptValue::Sorted(members.collect()).put(&mut corrupted.inside, REGISTER);
-    let place = Place::Dynamic { max_buckets: Some(3) };
-    let found = corrupted.runtime.block_on(ask(&corrupted.store, &[place], 1, false));
+    let kind = BucketKind::Dynamic { max_buckets: Some(3) };
+    let found = corrupted.runtime.block_on(ask(&corrupted.store, &[kind], 1, false));
     assert_eq!((found[0].verdict, found[0].live), (Verdict::Granted, Some(1)));
     assert_eq!(corrupted.replaced("bucket"), 1.0);
 }

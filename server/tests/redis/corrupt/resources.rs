@@ -7,10 +7,12 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use proptest::sample::select;
-use tollgate_server::domain::lease::{Band, Claim, Grant, Holder, ParentLease, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
+use tollgate_server::domain::lease::{
+    Band, Claim, Grant, Holder, HolderRequest, ParentLease, Rules,
+};
+use tollgate_server::domain::sharing::SharingAlgorithm;
 use tollgate_server::store::memory::MemoryStore;
-use tollgate_server::store::{LeaseAsk, LeaseStore};
+use tollgate_server::store::{LeaseRequest, LeaseStore};
 
 use super::{CorruptedStore, try_cases};
 use testkit::START;
@@ -137,8 +139,8 @@ impl Damage {
     }
 }
 
-fn rules(kind: Kind, from_parent: bool) -> Rules {
-    Rules { kind: Some(kind), capacity: 120.0, lease_s: 60, learning_s: 60, from_parent }
+fn rules(algorithm: SharingAlgorithm, from_parent: bool) -> Rules {
+    Rules { algorithm: Some(algorithm), capacity: 120.0, lease_s: 60, learning_s: 60, from_parent }
 }
 
 async fn ask(
@@ -148,8 +150,9 @@ async fn ask(
     claim: Option<Claim>,
 ) -> Grant {
     let bands = [Band { priority: 1, subclients: 1, wants }];
-    let wish = Wish { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
-    store.lease(&[LeaseAsk::new("r", rules, wish)]).await.pop().unwrap().unwrap()
+    let request =
+        HolderRequest { holder: Holder::Client(id), bands: &bands, claim, learn_for_us: 0 };
+    store.lease(&[LeaseRequest::new("r", rules, request)]).await.pop().unwrap().unwrap()
 }
 
 /// The parent leases the whole capacity.
@@ -162,7 +165,7 @@ async fn from_parent(store: &impl LeaseStore, now_s: i64) {
         expiry_s: now_s + 60,
         refresh_s: 5,
         safe_capacity: 0.0,
-        kind: Kind::FairShare,
+        algorithm: SharingAlgorithm::FairShare,
         lease_s: 60,
     };
     store.thaw("r", demand.number, Some(lease)).await.unwrap();
@@ -216,12 +219,16 @@ async fn continue_clients(corrupted: &CorruptedStore, rules: Rules) -> Result<()
 #[test]
 fn a_damaged_resource_is_learned_anew() {
     let corrupted = RefCell::new(CorruptedStore::new());
-    let kind = select(vec![Kind::FairShare, Kind::ProportionalShare, Kind::Static]);
-    try_cases(200, (kind, any::<bool>(), damage()), |(kind, parent, damage)| {
+    let algorithm = select(vec![
+        SharingAlgorithm::FairShare,
+        SharingAlgorithm::ProportionalShare,
+        SharingAlgorithm::Static,
+    ]);
+    try_cases(200, (algorithm, any::<bool>(), damage()), |(algorithm, parent, damage)| {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         let before = corrupted.replaced("resource");
-        let rules = rules(kind, parent);
+        let rules = rules(algorithm, parent);
         corrupted.clock.advance(61 * SECOND);
         corrupted.runtime.block_on(last_of_three_rounds(
             &corrupted.store,
@@ -301,7 +308,7 @@ fn any_first_operation_succeeds() {
     try_cases(600, (any::<bool>(), damages, first, later), |(parent, damages, first, later)| {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
-        let rules = rules(Kind::FairShare, parent);
+        let rules = rules(SharingAlgorithm::FairShare, parent);
         corrupted.clock.advance(61 * SECOND);
         corrupted.runtime.block_on(last_of_three_rounds(
             &corrupted.store,
@@ -340,7 +347,7 @@ fn any_first_operation_succeeds() {
 #[test]
 fn plausible_numbers_refuse_nobody() {
     let mut corrupted = CorruptedStore::new();
-    let rules = rules(Kind::FairShare, true);
+    let rules = rules(SharingAlgorithm::FairShare, true);
     let sums = |at, number| Damage::Field("h{r}", b"", Change::Number(at, number));
     let leased = |at, number| Damage::Field("p{r}", b"", Change::Number(at, number));
     for (damage, lost) in [
@@ -387,7 +394,7 @@ fn plausible_numbers_refuse_nobody() {
 fn only_lease_requests_replace_damage() {
     let mut corrupted = CorruptedStore::new();
     corrupted.reset();
-    let rules = rules(Kind::FairShare, true);
+    let rules = rules(SharingAlgorithm::FairShare, true);
     corrupted.runtime.block_on(last_of_three_rounds(
         &corrupted.store,
         &corrupted,
@@ -452,13 +459,17 @@ fn undamaged_resources_are_listed() {
     try_cases(100, (any::<bool>(), damage()), |(parent, damage)| {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
-        let rules = rules(Kind::FairShare, parent);
+        let rules = rules(SharingAlgorithm::FairShare, parent);
         corrupted.runtime.block_on(async {
             last_of_three_rounds(&corrupted.store, corrupted, rules, START.0 + 61 * SECOND).await;
             let bands = [Band { priority: 1, subclients: 1, wants: 5.0 }];
-            let wish =
-                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            let other = LeaseAsk::new("other", rules, wish);
+            let request = HolderRequest {
+                holder: Holder::Client("a"),
+                bands: &bands,
+                claim: None,
+                learn_for_us: 0,
+            };
+            let other = LeaseRequest::new("other", rules, request);
             corrupted.store.lease(&[other]).await.pop().unwrap().unwrap();
         });
         damage.put(&mut corrupted.inside);

@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use tollgate_server::domain::lease::{Band, Holder, Rules, Wish};
-use tollgate_server::domain::sharing::Kind;
-use tollgate_server::store::{Layout, Layouts as _, LeaseAsk, LeaseStore, StoreError};
+use tollgate_server::domain::lease::{Band, Holder, HolderRequest, Rules};
+use tollgate_server::domain::sharing::SharingAlgorithm;
+use tollgate_server::store::{Layout, Layouts as _, LeaseRequest, LeaseStore, StoreError};
 
 use super::{CorruptedStore, try_cases};
 use testkit::corrupt_values::{CorruptValue, corrupt_value};
@@ -111,7 +111,7 @@ fn layouts_are_replaced() {
         }
         let before = corrupted.replaced("server");
         for _ in 0..3 {
-            let left = corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
+            let left = corrupted.runtime.block_on(corrupted.store.record_layouts(&told)).unwrap();
             for (left, value) in left.iter().zip(&known) {
                 // 24 bytes may be a valid value.
                 let most = if value.len() == 24 { 1_000_000 * LIFE } else { LIFE };
@@ -122,7 +122,7 @@ fn layouts_are_replaced() {
             prop_assert!((1.0..=3.0).contains(&(corrupted.replaced("server") - before)));
         }
         let after = corrupted.replaced("server");
-        corrupted.runtime.block_on(corrupted.store.settled(&told)).unwrap();
+        corrupted.runtime.block_on(corrupted.store.record_layouts(&told)).unwrap();
         prop_assert_eq!(corrupted.replaced("server"), after, "counted once");
         prop_assert_eq!(corrupted.errors(), 0.0);
         Ok(())
@@ -159,7 +159,7 @@ fn the_register_of_resources_is_replaced() {
         birth.put(&mut corrupted.inside, "o");
         let before = corrupted.replaced("server");
         let rules = Rules {
-            kind: Some(Kind::FairShare),
+            algorithm: Some(SharingAlgorithm::FairShare),
             capacity: 100.0,
             lease_s: 60,
             learning_s: 0,
@@ -167,9 +167,13 @@ fn the_register_of_resources_is_replaced() {
         };
         let bands = [Band { priority: 0, subclients: 1, wants: 7.0 }];
         for _ in 0..2 {
-            let wish =
-                Wish { holder: Holder::Client("a"), bands: &bands, claim: None, learn_for_us: 0 };
-            let asks = [LeaseAsk::new("r", rules, wish)];
+            let request = HolderRequest {
+                holder: Holder::Client("a"),
+                bands: &bands,
+                claim: None,
+                learn_for_us: 0,
+            };
+            let asks = [LeaseRequest::new("r", rules, request)];
             let grant =
                 corrupted.runtime.block_on(corrupted.store.lease(&asks)).pop().unwrap().unwrap();
             prop_assert_eq!(grant.has, 7.0);

@@ -4,9 +4,9 @@
 use redis::Value;
 use smallvec::SmallVec;
 
-use crate::domain::exact::Sum;
 use crate::domain::lease::{Band, Grant, Holder, MAX_SUBCLIENTS, ParentLease, Presence, Totals};
-use crate::domain::sharing::{Kind, Side, Split};
+use crate::domain::sharing::{SharingAlgorithm, Side, Split};
+use crate::domain::sum::Sum;
 use crate::domain::time::Micros;
 use crate::metrics::Corrupt;
 use crate::store::{Demand, LeaseView};
@@ -36,12 +36,12 @@ pub(super) fn field(holder: Holder<'_>) -> Vec<u8> {
     }
 }
 
-pub(super) fn rule(kind: Kind) -> f64 {
-    Kind::ALL.iter().position(|&one| one == kind).unwrap_or_default() as f64
+pub(super) fn rule(algorithm: SharingAlgorithm) -> f64 {
+    SharingAlgorithm::ALL.iter().position(|&one| one == algorithm).unwrap_or_default() as f64
 }
 
-pub(super) fn kind(number: f64) -> Option<Kind> {
-    Kind::ALL.get(number as usize).copied()
+pub(super) fn algorithm(number: f64) -> Option<SharingAlgorithm> {
+    SharingAlgorithm::ALL.get(number as usize).copied()
 }
 
 pub(super) fn encode_bands(bands: &[Band]) -> Vec<u8> {
@@ -75,7 +75,7 @@ pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
         expiry_s: expiry as i64,
         learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
         capacity,
-        kind: kind(rule),
+        algorithm: algorithm(rule),
         parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
         subclients,
         presence: if replaced as u8 & 8 != 0 { Presence::Created } else { Presence::Known },
@@ -118,7 +118,7 @@ pub(super) fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
         expiry_s: expiry as i64,
         refresh_s: refresh as i64,
         safe_capacity,
-        kind: kind(rule)?,
+        algorithm: algorithm(rule)?,
         lease_s: length as i64,
     })
 }

@@ -10,32 +10,33 @@ fn at(ms: i64) -> Micros {
 
 #[test]
 fn node_count_expires_and_prefetch_waits_for_heartbeats() {
-    assert_eq!(Sight::view(None, at(0)).nodes, u32::MAX);
-    let beat = |before: Option<&Sight>, ms| Sight::heard(before, at(ms), 100 * MS, 3);
-    let mut sight = beat(None, 0);
+    assert_eq!(NodeCount::view(None, at(0)).nodes, u32::MAX);
+    let beat =
+        |before: Option<&NodeCount>, ms| NodeCount::after_heartbeat(before, at(ms), 100 * MS, 3);
+    let mut node_count = beat(None, 0);
     for second in 1..=4 {
-        let view = Sight::view(Some(&sight), at(second * 1000));
-        assert_eq!((view.nodes, view.may_take), (3, second == 4), "after {second} s");
-        sight = beat(Some(&sight), second * 1000);
+        let view = NodeCount::view(Some(&node_count), at(second * 1000));
+        assert_eq!((view.nodes, view.may_prefetch), (3, second == 4), "after {second} s");
+        node_count = beat(Some(&node_count), second * 1000);
     }
     // The age of the count starts when the heartbeat was sent.
-    assert!(Sight::view(Some(&sight), at(6400)).may_take);
-    let late = Sight::view(Some(&sight), at(6401));
-    assert_eq!((late.nodes, late.may_take), (u32::MAX, false));
+    assert!(NodeCount::view(Some(&node_count), at(6400)).may_prefetch);
+    let late = NodeCount::view(Some(&node_count), at(6401));
+    assert_eq!((late.nodes, late.may_prefetch), (u32::MAX, false));
     // After a gap, other nodes may no longer count this one, so the wait starts again.
-    sight = beat(Some(&sight), 7000);
-    assert_eq!(Sight::view(Some(&sight), at(9000)).nodes, 3);
-    assert!(!Sight::view(Some(&sight), at(9000)).may_take);
+    node_count = beat(Some(&node_count), 7000);
+    assert_eq!(NodeCount::view(Some(&node_count), at(9000)).nodes, 3);
+    assert!(!NodeCount::view(Some(&node_count), at(9000)).may_prefetch);
 }
 
 #[test]
 fn node_count_rises_at_once_and_falls_late() {
-    let mut sight = Sight::heard(None, at(0), 0, 3);
+    let mut node_count = NodeCount::after_heartbeat(None, at(0), 0, 3);
     let mut counts = Vec::new();
     for (second, nodes) in [2, 2, 4, 2, 2, 2, 2, 2, 2].into_iter().enumerate() {
         let now = at(1000 * (second as i64 + 1));
-        sight = Sight::heard(Some(&sight), now, 0, nodes);
-        counts.push(Sight::view(Some(&sight), now).nodes);
+        node_count = NodeCount::after_heartbeat(Some(&node_count), now, 0, nodes);
+        counts.push(NodeCount::view(Some(&node_count), now).nodes);
     }
     assert_eq!(counts, [3, 3, 4, 4, 4, 4, 4, 2, 2]);
 }

@@ -9,17 +9,21 @@
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use hashbrown::{DefaultHashBuilder, HashMap};
 use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
+use super::lock::lock;
 use super::members::Members;
-use super::{AT_ONCE, Ask, Deal, Outcome, Outcomes, Prefetch, Store, StoreError, Verdict};
-use crate::domain::ahead::{Stash, View, parts};
-use crate::domain::bucket::{Place, Terms};
+use super::{
+    BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
+    TokenAction, Verdict,
+};
+use crate::domain::bucket::{BucketKind, Terms};
+use crate::domain::prefetch::{ClusterView, Stash, parts};
 use crate::metrics::PrefetchMetrics;
 
 const SHARDS: usize = 16;
@@ -28,7 +32,7 @@ const SHARDS: usize = 16;
 const TIDY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The tokens that a node holds, of all buckets.
-pub struct Ahead {
+pub struct PrefetchedTokens {
     members: Arc<Members>,
     hasher: DefaultHashBuilder,
     shards: [Mutex<HashMap<Arc<Key>, Entry>>; SHARDS],
@@ -51,22 +55,28 @@ struct Entry {
 #[derive(Clone)]
 struct Bucket {
     key: Arc<Key>,
-    place: Place,
+    kind: BucketKind,
     terms: Terms,
     prefetch_tokens: u64,
 }
 
 impl Bucket {
-    fn ask<'a>(&'a self, terms: &'a Terms, tokens: u64, deal: Deal, moved: bool) -> Ask<'a> {
-        Ask {
+    fn request<'a>(
+        &'a self,
+        terms: &'a Terms,
+        tokens: u64,
+        action: TokenAction,
+        moved: bool,
+    ) -> BucketRequest<'a> {
+        BucketRequest {
             caller: None,
             namespace: &self.key.namespace,
             name: &self.key.name,
-            place: self.place,
+            kind: self.kind,
             terms,
             max_idle_ms: None,
             tokens,
-            deal,
+            action,
             prefetch: None,
             moved,
             rewrite: true,
@@ -88,11 +98,11 @@ struct Refill {
     terms: Terms,
     tokens: u64,
     moved: bool,
-    view: View,
+    view: ClusterView,
     metrics: Arc<PrefetchMetrics>,
 }
 
-impl Ahead {
+impl PrefetchedTokens {
     /// Starts without tokens. `members` determines how many tokens the node may hold.
     pub fn new(members: Arc<Members>) -> Self {
         Self {
@@ -104,7 +114,7 @@ impl Ahead {
         }
     }
 
-    fn shard(&self, key: KeyRef<'_>) -> MutexGuard<'_, HashMap<Arc<Key>, Entry>> {
+    fn lock_shard(&self, key: KeyRef<'_>) -> MutexGuard<'_, HashMap<Arc<Key>, Entry>> {
         lock(&self.shards[self.hasher.hash_one(key) as usize % SHARDS])
     }
 
@@ -112,17 +122,17 @@ impl Ahead {
     /// and what to give back to it.
     fn serve(
         &self,
-        ask: &Ask<'_>,
+        request: &BucketRequest<'_>,
         prefetch: Prefetch<'_>,
-        view: View,
+        view: ClusterView,
     ) -> (Option<Outcome>, Option<Refill>, Option<Return>) {
-        let key = KeyRef::of(ask);
-        let mut shard = self.shard(key);
+        let key = KeyRef::of(request);
+        let mut shard = self.lock_shard(key);
         let mut returned = None;
-        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(ask, prefetch)) {
+        if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(request, prefetch)) {
             let old = shard.remove(&key);
             returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.empty(view.now)));
-            let entry = Entry::new(ask, prefetch, key.to_key(), view);
+            let entry = Entry::new(request, prefetch, key.to_key(), view);
             shard.insert(Arc::clone(&entry.bucket.key), entry);
         }
         let Some(entry) = shard.get_mut(&key) else { return (None, None, returned) };
@@ -130,24 +140,24 @@ impl Ahead {
             // The limits were reloaded. The old handles count nothing if the bucket was removed.
             entry.metrics = Arc::clone(prefetch.metrics);
         }
-        let served = entry.stash.serve(ask.tokens, view.now).map(|held| {
-            entry.metrics.serve(ask.tokens);
+        let served = entry.stash.serve(request.tokens, view.now).map(|held| {
+            entry.metrics.serve(request.tokens);
             Outcome {
                 verdict: Verdict::Granted,
-                accrued_us: ask.terms.cost_us(held) + entry.store_balance_us.max(0.0),
+                accrued_us: request.terms.cost_us(held) + entry.store_balance_us.max(0.0),
                 created: false,
                 removed: 0,
                 live: None,
             }
         });
-        let max_held = ask.terms.ahead_tokens(prefetch.tokens, view.nodes);
-        let may_take = view.may_take && !self.stopping.load(Ordering::Relaxed);
-        let wanted = may_take.then(|| entry.stash.refill(max_held, view.now)).flatten();
+        let max_held = request.terms.max_prefetch_tokens(prefetch.tokens, view.nodes);
+        let may_prefetch = view.may_prefetch && !self.stopping.load(Ordering::Relaxed);
+        let wanted = may_prefetch.then(|| entry.stash.refill(max_held, view.now)).flatten();
         let refill = wanted.map(|tokens| Refill {
             bucket: entry.bucket.clone(),
-            terms: ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
+            terms: request.terms.beside_prefetch(prefetch.tokens, view.nodes),
             tokens,
-            moved: ask.moved,
+            moved: request.moved,
             view,
             metrics: Arc::clone(&entry.metrics),
         });
@@ -165,7 +175,7 @@ impl Ahead {
         refill.metrics.taken.increment(taken.unwrap_or(0));
         let now = self.members.view().now;
         let key = &*refill.bucket.key;
-        let mut shard = self.shard(key.into());
+        let mut shard = self.lock_shard(key.into());
         let entry = shard.get_mut(&KeyRef::from(key));
         let entry = entry.filter(|entry| entry.bucket.is_same(&refill.bucket));
         match entry.filter(|_| !self.closed.load(Ordering::Relaxed)) {
@@ -196,18 +206,23 @@ impl Ahead {
 }
 
 impl Entry {
-    fn new(ask: &Ask<'_>, prefetch: Prefetch<'_>, key: Key, view: View) -> Self {
-        let (place, terms, prefetch_tokens) = (ask.place, *ask.terms, prefetch.tokens);
-        let bucket = Bucket { key: Arc::new(key), place, terms, prefetch_tokens };
+    fn new(
+        request: &BucketRequest<'_>,
+        prefetch: Prefetch<'_>,
+        key: Key,
+        view: ClusterView,
+    ) -> Self {
+        let (kind, terms, prefetch_tokens) = (request.kind, *request.terms, prefetch.tokens);
+        let bucket = Bucket { key: Arc::new(key), kind, terms, prefetch_tokens };
         let metrics = Arc::clone(prefetch.metrics);
         Self { bucket, stash: Stash::new(view.now), store_balance_us: 0.0, metrics }
     }
 
-    /// Whether its tokens were taken under the limits that apply to `ask`.
-    fn has_limits_of(&self, ask: &Ask<'_>, prefetch: Prefetch<'_>) -> bool {
-        self.bucket.terms == *ask.terms
+    /// Whether its tokens were taken under the limits that apply to `request`.
+    fn has_limits_of(&self, request: &BucketRequest<'_>, prefetch: Prefetch<'_>) -> bool {
+        self.bucket.terms == *request.terms
             && self.bucket.prefetch_tokens == prefetch.tokens
-            && self.bucket.place == ask.place
+            && self.bucket.kind == request.kind
     }
 
     /// Removes tokens with `remove`, to be given back.
@@ -225,22 +240,18 @@ impl Bucket {
     }
 }
 
-/// Locks a mutex, ignoring poisoning: a critical section that panics leaves its data consistent.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A store with prefetch in front of it. Clones share both.
 #[derive(Clone)]
-pub struct Prefetching<S> {
+pub struct PrefetchStore<S> {
     store: S,
-    ahead: Arc<Ahead>,
+    prefetched: Arc<PrefetchedTokens>,
 }
 
-impl<S: Store> Prefetching<S> {
-    /// Adds prefetch to `store`. A node has one [`Ahead`], and one `store` per worker thread.
-    pub fn new(store: S, ahead: Arc<Ahead>) -> Self {
-        Self { store, ahead }
+impl<S: Store> PrefetchStore<S> {
+    /// Adds prefetch to `store`. A node has one [`PrefetchedTokens`], and one `store` per worker
+    /// thread.
+    pub fn new(store: S, prefetched: Arc<PrefetchedTokens>) -> Self {
+        Self { store, prefetched }
     }
 
     /// Gives back unused tokens regularly, until the future is dropped.
@@ -253,115 +264,45 @@ impl<S: Store> Prefetching<S> {
 
     /// Gives back unused tokens once.
     pub async fn tidy(&self) {
-        let now = self.ahead.members.view().now;
-        self.give_back(self.ahead.collect(|stash| stash.spare(now))).await;
+        let now = self.prefetched.members.view().now;
+        self.give_back(self.prefetched.collect(|stash| stash.spare(now))).await;
     }
 
     /// Stops taking tokens. The tokens of a refill in flight are given back if its answer arrives
     /// before its worker thread exits, which any `--drain-delay` is long enough for; otherwise they
     /// are lost.
     pub fn end(&self) {
-        self.ahead.stopping.store(true, Ordering::Relaxed);
+        self.prefetched.stopping.store(true, Ordering::Relaxed);
     }
 
     /// Stops taking tokens, and gives back all tokens held. Takes no longer than one decision for
-    /// each [`AT_ONCE`] buckets. Tokens not given back when the future is dropped are lost.
+    /// each [`MAX_REQUESTS_PER_CALL`] buckets. Tokens not given back when the future is dropped are
+    /// lost.
     pub async fn close(&self) {
         self.end();
-        self.ahead.closed.store(true, Ordering::Relaxed);
-        let now = self.ahead.members.view().now;
-        self.give_back(self.ahead.collect(|stash| stash.empty(now))).await;
+        self.prefetched.closed.store(true, Ordering::Relaxed);
+        let now = self.prefetched.members.view().now;
+        self.give_back(self.prefetched.collect(|stash| stash.empty(now))).await;
     }
 
-    async fn give_back(&self, returns: Vec<Return>) {
-        for batch in returns.chunks(AT_ONCE) {
-            self.give_back_batch(batch).await;
-        }
-    }
-
-    async fn give_back_batch(&self, batch: &[Return]) {
-        let nodes = self.ahead.members.view().nodes;
-        let reduced = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
-        let terms: Vec<Terms> = batch.iter().map(|returned| reduced(&returned.bucket)).collect();
-        let asks: Vec<Ask<'_>> = batch
-            .iter()
-            .zip(&terms)
-            .map(|(returned, terms)| {
-                returned.bucket.ask(terms, returned.tokens, Deal::GiveBack, false)
-            })
-            .collect();
-        let outcomes = self.store.decide(&asks).await;
-        for (returned, outcome) in batch.iter().zip(outcomes) {
-            let accepted = matches!(outcome, Ok(Outcome { verdict: Verdict::Granted, .. }));
-            let metrics = &returned.metrics;
-            let counter = if accepted { &metrics.given_back } else { &metrics.lost };
-            counter.increment(returned.tokens);
-        }
-    }
-
-    /// Takes tokens from the store in a new task.
-    fn refill(&self, refill: Refill) {
-        let store = self.clone();
-        tokio::spawn(async move {
-            let mut guard = RefillGuard { ahead: &store.ahead, refill: Some(&refill) };
-            let Refill { bucket, terms, tokens, moved, .. } = &refill;
-            let ask = |tokens| bucket.ask(terms, tokens, Deal::TakeAhead, *moved);
-            let asks: SmallVec<[Ask<'_>; 8]> = parts(*tokens).map(ask).collect();
-            let outcomes = store.store.decide(&asks).await;
-            let (taken, store_balance_us) = sum(&asks, &outcomes);
-            guard.refill = None;
-            let returned = store.ahead.complete_refill(&refill, taken, store_balance_us);
-            store.give_back(returned.into_iter().collect()).await;
-        });
-    }
-}
-
-/// The number of tokens granted, or `None` if part of it is unknown, and the balance left in the
-/// store, in µs of accrual.
-fn sum(asks: &[Ask<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
-    let (mut taken, mut store_balance_us) = (Some(0), 0.0);
-    for (ask, outcome) in asks.iter().zip(outcomes) {
-        match outcome {
-            Ok(outcome) if outcome.verdict == Verdict::Granted => {
-                taken = taken.map(|taken| taken + ask.tokens);
-                store_balance_us = outcome.accrued_us - ask.terms.cost_us(ask.tokens);
-            }
-            Ok(outcome) => store_balance_us = outcome.accrued_us,
-            Err(StoreError::Refused | StoreError::Overloaded) => {}
-            Err(StoreError::Timeout | StoreError::Unreachable) => taken = None,
-        }
-    }
-    (taken, store_balance_us)
-}
-
-/// Counts a refill as lost if its task is dropped before the answer, when its runtime shuts down.
-struct RefillGuard<'a> {
-    ahead: &'a Ahead,
-    /// `None` once the answer has arrived.
-    refill: Option<&'a Refill>,
-}
-
-impl Drop for RefillGuard<'_> {
-    fn drop(&mut self) {
-        if let Some(refill) = self.refill {
-            // With an unknown result nothing is returned.
-            let _ = self.ahead.complete_refill(refill, None, 0.0);
-        }
-    }
-}
-
-impl<S: Store> Store for Prefetching<S> {
-    async fn decide(&self, asks: &[Ask<'_>]) -> Outcomes {
-        if asks.iter().all(|ask| ask.prefetch.is_none()) {
-            return self.store.decide(asks).await;
-        }
-        let view = self.ahead.members.view();
-        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(asks.len());
+    /// Serves requests from prefetched tokens, and starts the refills and returns that are due.
+    /// `None` for a request that the store must decide.
+    fn serve(
+        &self,
+        requests: &[BucketRequest<'_>],
+        view: ClusterView,
+    ) -> SmallVec<[Option<Outcome>; 1]> {
+        let mut outcomes: SmallVec<[Option<Outcome>; 1]> = SmallVec::with_capacity(requests.len());
         let mut returns = Vec::new();
-        for ask in asks {
-            outcomes.push(match ask {
-                Ask { prefetch: Some(prefetch), deal: Deal::Take { .. }, .. } => {
-                    let (served, refill, returned) = self.ahead.serve(ask, *prefetch, view);
+        for request in requests {
+            outcomes.push(match request {
+                BucketRequest {
+                    prefetch: Some(prefetch),
+                    action: TokenAction::Take { .. },
+                    ..
+                } => {
+                    let (served, refill, returned) =
+                        self.prefetched.serve(request, *prefetch, view);
                     refill.into_iter().for_each(|refill| self.refill(refill));
                     returns.extend(returned);
                     served
@@ -374,15 +315,105 @@ impl<S: Store> Store for Prefetching<S> {
             let store = self.clone();
             tokio::spawn(async move { store.give_back(returns).await });
         }
-        let terms: SmallVec<[Terms; 1]> = asks
+        outcomes
+    }
+
+    async fn give_back(&self, returns: Vec<Return>) {
+        for batch in returns.chunks(MAX_REQUESTS_PER_CALL) {
+            self.give_back_batch(batch).await;
+        }
+    }
+
+    async fn give_back_batch(&self, batch: &[Return]) {
+        let nodes = self.prefetched.members.view().nodes;
+        let reduced = |bucket: &Bucket| bucket.terms.beside_prefetch(bucket.prefetch_tokens, nodes);
+        let terms: Vec<Terms> = batch.iter().map(|returned| reduced(&returned.bucket)).collect();
+        let requests: Vec<BucketRequest<'_>> = batch
+            .iter()
+            .zip(&terms)
+            .map(|(returned, terms)| {
+                returned.bucket.request(terms, returned.tokens, TokenAction::GiveBack, false)
+            })
+            .collect();
+        let outcomes = self.store.decide(&requests).await;
+        for (returned, outcome) in batch.iter().zip(outcomes) {
+            let accepted = matches!(outcome, Ok(Outcome { verdict: Verdict::Granted, .. }));
+            let metrics = &returned.metrics;
+            let counter = if accepted { &metrics.given_back } else { &metrics.lost };
+            counter.increment(returned.tokens);
+        }
+    }
+
+    /// Takes tokens from the store in a new task.
+    fn refill(&self, refill: Refill) {
+        let store = self.clone();
+        tokio::spawn(async move {
+            let mut guard = RefillGuard { prefetched: &store.prefetched, refill: Some(&refill) };
+            let Refill { bucket, terms, tokens, moved, .. } = &refill;
+            let request =
+                |tokens| bucket.request(terms, tokens, TokenAction::TakeAvailable, *moved);
+            let requests: SmallVec<[BucketRequest<'_>; 8]> = parts(*tokens).map(request).collect();
+            let outcomes = store.store.decide(&requests).await;
+            let (taken, store_balance_us) = sum(&requests, &outcomes);
+            guard.refill = None;
+            let returned = store.prefetched.complete_refill(&refill, taken, store_balance_us);
+            store.give_back(returned.into_iter().collect()).await;
+        });
+    }
+}
+
+/// The number of tokens granted, or `None` if part of it is unknown, and the balance left in the
+/// store, in µs of accrual.
+fn sum(requests: &[BucketRequest<'_>], outcomes: &Outcomes) -> (Option<u64>, f64) {
+    let (mut taken, mut store_balance_us) = (Some(0), 0.0);
+    for (request, outcome) in requests.iter().zip(outcomes) {
+        match outcome {
+            Ok(outcome) if outcome.verdict == Verdict::Granted => {
+                taken = taken.map(|taken| taken + request.tokens);
+                store_balance_us = outcome.accrued_us - request.terms.cost_us(request.tokens);
+            }
+            Ok(outcome) => store_balance_us = outcome.accrued_us,
+            Err(StoreError::Refused | StoreError::Overloaded) => {}
+            Err(StoreError::Timeout | StoreError::Unreachable) => taken = None,
+        }
+    }
+    (taken, store_balance_us)
+}
+
+/// Counts a refill as lost if its task is dropped before the answer, when its runtime shuts down.
+struct RefillGuard<'a> {
+    prefetched: &'a PrefetchedTokens,
+    /// `None` once the answer has arrived.
+    refill: Option<&'a Refill>,
+}
+
+impl Drop for RefillGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(refill) = self.refill {
+            // With an unknown result nothing is returned.
+            let _ = self.prefetched.complete_refill(refill, None, 0.0);
+        }
+    }
+}
+
+impl<S: Store> Store for PrefetchStore<S> {
+    async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
+        if requests.iter().all(|request| request.prefetch.is_none()) {
+            return self.store.decide(requests).await;
+        }
+        let view = self.prefetched.members.view();
+        let outcomes = self.serve(requests, view);
+        let terms: SmallVec<[Terms; 1]> = requests
             .iter()
             .zip(&outcomes)
             .filter(|(_, served)| served.is_none())
-            .map(|(ask, _)| reduced_terms(ask, view))
+            .map(|(request, _)| reduced_terms(request, view))
             .collect();
-        let unserved = asks.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
-        let unserved: SmallVec<[Ask<'_>; 1]> =
-            unserved.zip(&terms).map(|((ask, _), terms)| Ask { terms, ..*ask }).collect();
+        let unserved = requests.iter().zip(&outcomes).filter(|(_, served)| served.is_none());
+        let unserved: SmallVec<[BucketRequest<'_>; 1]> = unserved
+            .zip(&terms)
+            .map(|((request, _), terms)| BucketRequest { terms, ..*request })
+            .collect();
         let mut decided =
             if unserved.is_empty() { Outcomes::new() } else { self.store.decide(&unserved).await }
                 .into_iter();
@@ -394,18 +425,18 @@ impl<S: Store> Store for Prefetching<S> {
         outcomes.into_iter().map(merge).collect()
     }
 
-    fn full_us(&self, ask: &Ask<'_>) -> f64 {
-        match ask.prefetch {
-            None => self.store.full_us(ask),
-            Some(_) => reduced_terms(ask, self.ahead.members.view()).cap_us,
+    fn full_us(&self, request: &BucketRequest<'_>) -> f64 {
+        match request.prefetch {
+            None => self.store.full_us(request),
+            Some(_) => reduced_terms(request, self.prefetched.members.view()).cap_us,
         }
     }
 }
 
 /// The bucket's terms with a size reduced by what nodes may hold.
-fn reduced_terms(ask: &Ask<'_>, view: View) -> Terms {
-    match ask.prefetch {
-        None => *ask.terms,
-        Some(prefetch) => ask.terms.beside_prefetch(prefetch.tokens, view.nodes),
+fn reduced_terms(request: &BucketRequest<'_>, view: ClusterView) -> Terms {
+    match request.prefetch {
+        None => *request.terms,
+        Some(prefetch) => request.terms.beside_prefetch(prefetch.tokens, view.nodes),
     }
 }

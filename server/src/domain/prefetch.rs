@@ -23,7 +23,7 @@ const _: () = assert!(FRESH_US + HELD_US < QUIET_US && FRESH_US + HELD_US < COUN
 
 /// The node count that one node has learned from the replies to its heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sight {
+pub struct NodeCount {
     nodes: u32,
     /// When a heartbeat last reported `nodes`. A lower count replaces it only [`COUNTED_US`] later.
     counted_at: Micros,
@@ -35,38 +35,38 @@ pub struct Sight {
 
 /// The inputs to prefetch decisions at one time.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct View {
+pub struct ClusterView {
     /// The current time.
     pub now: Micros,
     /// Upper bound on the number of live nodes.
     pub nodes: u32,
     /// Whether this node has sent heartbeats for long enough to prefetch.
-    pub may_take: bool,
+    pub may_prefetch: bool,
 }
 
-impl Sight {
+impl NodeCount {
     /// Updates the count from a heartbeat that was sent `took_us` ago and reports `nodes`.
-    pub fn heard(before: Option<&Self>, now: Micros, took_us: i64, nodes: u32) -> Self {
-        let heard = Self { nodes, counted_at: now, since: now, last: Micros(now.0 - took_us) };
-        let Some(before) = before else { return heard };
+    pub fn after_heartbeat(before: Option<&Self>, now: Micros, took_us: i64, nodes: u32) -> Self {
+        let updated = Self { nodes, counted_at: now, since: now, last: Micros(now.0 - took_us) };
+        let Some(before) = before else { return updated };
         let since = if now.0 - before.last.0 <= FRESH_US { before.since } else { now };
         // Lower the count late, never early: a store that has lost its data counts only the nodes
         // that have sent a heartbeat since.
         if nodes < before.nodes && now.0 - before.counted_at.0 < COUNTED_US {
-            Self { nodes: before.nodes, counted_at: before.counted_at, since, ..heard }
+            Self { nodes: before.nodes, counted_at: before.counted_at, since, ..updated }
         } else {
-            Self { since, ..heard }
+            Self { since, ..updated }
         }
     }
 
     /// The view at `now`. Without a heartbeat in the last [`FRESH_US`], `nodes` is `u32::MAX`.
-    pub fn view(sight: Option<&Self>, now: Micros) -> View {
-        match sight.filter(|sight| now.0 - sight.last.0 <= FRESH_US) {
-            Some(sight) => {
-                let may_take = now.0 - sight.since.0 >= QUIET_US;
-                View { now, nodes: sight.nodes, may_take }
+    pub fn view(node_count: Option<&Self>, now: Micros) -> ClusterView {
+        match node_count.filter(|node_count| now.0 - node_count.last.0 <= FRESH_US) {
+            Some(node_count) => {
+                let may_prefetch = now.0 - node_count.since.0 >= QUIET_US;
+                ClusterView { now, nodes: node_count.nodes, may_prefetch }
             }
-            None => View { now, nodes: u32::MAX, may_take: false },
+            None => ClusterView { now, nodes: u32::MAX, may_prefetch: false },
         }
     }
 }
@@ -261,5 +261,5 @@ pub fn parts(tokens: u64) -> impl Iterator<Item = u64> {
 }
 
 #[cfg(test)]
-#[path = "ahead_tests.rs"]
+#[path = "prefetch_tests.rs"]
 mod tests;

@@ -1,0 +1,135 @@
+//! Metrics of requests for tokens.
+
+use std::sync::Arc;
+
+use metrics::{Counter, Gauge};
+
+use super::Metrics;
+use super::names::{
+    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, DYNAMIC_REMOVED, PREFETCH_SERVED,
+    PREFETCH_TOKENS, SOFT_LIMITED, TOKENS_GRANTED,
+};
+
+/// The outcome of a request for tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum AllowOutcome {
+    Granted,
+    GrantedAfterWait,
+    Timeout,
+    TooManyTokens,
+    TooManyBuckets,
+    NoBucket,
+    Invalid,
+    ServerError,
+}
+
+impl AllowOutcome {
+    const ALL: [(Self, &'static str); 8] = [
+        (Self::Granted, "granted"),
+        (Self::GrantedAfterWait, "granted_after_wait"),
+        (Self::Timeout, "timeout"),
+        (Self::TooManyTokens, "too_many_tokens"),
+        (Self::TooManyBuckets, "too_many_buckets"),
+        (Self::NoBucket, "no_bucket"),
+        (Self::Invalid, "invalid"),
+        (Self::ServerError, "server_error"),
+    ];
+}
+
+/// The metrics of one bucket definition.
+pub struct BucketMetrics {
+    outcomes: [Counter; 8],
+    tokens: Counter,
+    tokens_after_wait: Counter,
+    /// Grants past the soft limit.
+    pub soft_limited: Counter,
+    /// Requests decided by the failure policy.
+    pub degraded: Counter,
+    /// Dynamic buckets created.
+    pub created: Counter,
+    /// Idle dynamic buckets removed.
+    pub removed: Counter,
+    /// Dynamic buckets of the namespace.
+    pub live: Gauge,
+    /// The prefetch of the bucket; `None` for a bucket without it.
+    pub prefetch: Option<Arc<PrefetchMetrics>>,
+}
+
+impl BucketMetrics {
+    /// Registers the metrics of a bucket. `dynamic` is `true` for a dynamic bucket template.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str, dynamic: bool) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        let tokens =
+            |waited| metrics.counter(TOKENS_GRANTED, &[labels[0], labels[1], ("waited", waited)]);
+        // Other definitions have no dynamic buckets, so their handles do nothing.
+        let dynamic_counter = |name| {
+            if dynamic { metrics.counter(name, &labels[..1]) } else { Counter::noop() }
+        };
+        Self {
+            outcomes: AllowOutcome::ALL.map(|(_, word)| {
+                metrics.counter(DECISIONS, &[labels[0], labels[1], ("outcome", word)])
+            }),
+            tokens: tokens("false"),
+            tokens_after_wait: tokens("true"),
+            soft_limited: metrics.counter(SOFT_LIMITED, &labels),
+            degraded: metrics.counter(DEGRADED, &labels),
+            created: dynamic_counter(DYNAMIC_CREATED),
+            removed: dynamic_counter(DYNAMIC_REMOVED),
+            live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
+            prefetch: None,
+        }
+    }
+
+    /// Registers the prefetch metrics of the same bucket, too.
+    #[must_use]
+    pub fn with_prefetch(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let prefetch = Some(Arc::new(PrefetchMetrics::new(metrics, namespace, bucket)));
+        Self { prefetch, ..self }
+    }
+
+    /// Counts a request with its outcome and the tokens granted.
+    pub fn count(&self, outcome: AllowOutcome, tokens: u64) {
+        self.outcomes[outcome as usize].increment(1);
+        match outcome {
+            AllowOutcome::Granted => self.tokens.increment(tokens),
+            AllowOutcome::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
+            _ => {}
+        }
+    }
+}
+
+/// The prefetch metrics of one bucket.
+#[derive(Debug)]
+pub struct PrefetchMetrics {
+    requests: Counter,
+    served: Counter,
+    /// Tokens taken.
+    pub taken: Counter,
+    /// Tokens given back.
+    pub given_back: Counter,
+    /// Tokens lost: expired, or in a refill that got no answer.
+    pub lost: Counter,
+}
+
+impl PrefetchMetrics {
+    /// Registers the metrics of a bucket.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        let tokens =
+            |fate| metrics.counter(PREFETCH_TOKENS, &[labels[0], labels[1], ("fate", fate)]);
+        Self {
+            requests: metrics.counter(PREFETCH_SERVED, &labels),
+            served: tokens("served"),
+            taken: tokens("taken"),
+            given_back: tokens("given_back"),
+            lost: tokens("lost"),
+        }
+    }
+
+    /// Counts a request served with `tokens` prefetched tokens.
+    pub fn serve(&self, tokens: u64) {
+        self.requests.increment(1);
+        self.served.increment(tokens);
+    }
+}
