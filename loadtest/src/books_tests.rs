@@ -1,6 +1,6 @@
 //! Tests of the ledger and its audit.
 
-use tollgate_server::config::model::{Bucket, FailurePolicy, Namespace, Others};
+use tollgate_server::config::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 
 use super::*;
 
@@ -25,9 +25,9 @@ fn ledger(entries: &[(&str, u64)]) -> Ledger {
 
 fn file() -> LimitSource {
     let bucket = |index, limit| Bucket::new(index, limit);
-    let namespace = |buckets: Vec<(&str, Bucket)>, others| Namespace {
+    let namespace = |buckets: Vec<(&str, Bucket)>, unconfigured| Namespace {
         buckets: buckets.into_iter().map(|(name, bucket)| (name.into(), bucket)).collect(),
-        others,
+        unconfigured,
         on_store_failure: FailurePolicy::Local,
     };
     let idle = BucketLimit { max_idle_ms: Some(1000), ..limit(4, 1.0, 0) };
@@ -36,14 +36,17 @@ fn file() -> LimitSource {
             "shared",
             namespace(
                 vec![("a:b", bucket(0, limit(100, 1.0, 0)))],
-                Others::Shared(bucket(1, limit(10, 5.0, 1000))),
+                Unconfigured::NamespaceDefault(bucket(1, limit(10, 5.0, 1000))),
             ),
         ),
         (
             "dynamic",
-            namespace(vec![], Others::Dynamic { template: bucket(2, idle), max_buckets: None }),
+            namespace(
+                vec![],
+                Unconfigured::Dynamic { template: bucket(2, idle), max_buckets: None },
+            ),
         ),
-        ("bare", namespace(vec![], Others::Nothing)),
+        ("bare", namespace(vec![], Unconfigured::GlobalDefault)),
     ];
     let namespaces =
         namespaces.into_iter().map(|(name, namespace)| (name.into(), namespace)).collect();

@@ -8,7 +8,7 @@ use http::{Extensions, HeaderMap};
 use subtle::ConstantTimeEq;
 
 use super::live::{Access, CallerIndexes, Callers};
-use crate::config::access::{self as file, Role};
+use crate::config::access::{CallerEntry, Role};
 use crate::config::glob::Glob;
 use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::{CallerId, MAX_ID_BYTES, MAX_NAME_BYTES};
@@ -79,7 +79,7 @@ struct Identity {
 /// The caller of a request, with its rights. `None`: may do everything.
 pub struct Caller(Option<Arc<Identity>>);
 
-/// The request extension for [`Caller::ALLOWED`]. A zero-sized type needs no allocation.
+/// The request extension for [`Caller::UNRESTRICTED`]. A zero-sized type needs no allocation.
 #[derive(Clone)]
 struct Unrestricted;
 
@@ -234,7 +234,7 @@ fn credentials(headers: &HeaderMap) -> Credentials<'_> {
 impl Caller {
     /// A caller that may do everything: for nodes without an access file, and for endpoints that
     /// need no credentials.
-    pub const ALLOWED: Self = Self(None);
+    pub const UNRESTRICTED: Self = Self(None);
 
     /// The caller's id and its index in the access file. `None` for an unidentified caller, and for
     /// one marked `shared`, which forwards the requests of many.
@@ -244,23 +244,23 @@ impl Caller {
     }
 
     /// The caller's index in the access file; `None` for unidentified and shared callers.
-    pub fn place(&self) -> Option<usize> {
+    pub fn index(&self) -> Option<usize> {
         self.own_name().map(|(_, index)| index)
     }
 
     /// Stores this caller in a request's extensions.
-    pub fn put_on(&self, request: &mut Extensions) {
+    pub fn attach_to(&self, request: &mut Extensions) {
         match &self.0 {
             Some(identity) => drop(request.insert(Arc::clone(identity))),
             None => drop(request.insert(Unrestricted)),
         }
     }
 
-    /// The caller stored by [`put_on`](Self::put_on); `None` if none was stored.
-    pub fn of(request: &Extensions) -> Option<Self> {
+    /// The caller stored by [`attach_to`](Self::attach_to); `None` if none was stored.
+    pub fn attached_to(request: &Extensions) -> Option<Self> {
         match request.get::<Arc<Identity>>() {
             Some(identity) => Some(Self(Some(Arc::clone(identity)))),
-            None => request.get::<Unrestricted>().map(|Unrestricted| Self::ALLOWED),
+            None => request.get::<Unrestricted>().map(|Unrestricted| Self::UNRESTRICTED),
         }
     }
 
@@ -317,7 +317,7 @@ impl Caller {
             return Err(Refusal::MayNotLend);
         };
         if clients > i64::from(max_clients)
-            && let Some(held_back) = identity.access.beyond_lend.pass()
+            && let Some(held_back) = identity.access.lend_warnings.pass()
         {
             let caller = identity.all().next().map(|caller| &*caller.name);
             tracing::warn!(
@@ -343,10 +343,10 @@ impl Caller {
     }
 
     /// Checks that a matching caller has `role` and fulfils `in_scope`, or is an administrator.
-    fn check(&self, role: Role, in_scope: impl Fn(&file::Caller) -> bool) -> Result<(), Refusal> {
+    fn check(&self, role: Role, in_scope: impl Fn(&CallerEntry) -> bool) -> Result<(), Refusal> {
         let Some(identity) = &self.0 else { return Ok(()) };
-        let is_admin = |caller: &file::Caller| caller.role == Role::Administer;
-        let has_role = |caller: &&file::Caller| caller.role == role || is_admin(caller);
+        let is_admin = |caller: &CallerEntry| caller.role == Role::Administer;
+        let has_role = |caller: &&CallerEntry| caller.role == role || is_admin(caller);
         if identity.all().filter(has_role).any(|caller| is_admin(caller) || in_scope(caller)) {
             return Ok(());
         }
@@ -358,7 +358,7 @@ impl Caller {
 
 impl Identity {
     /// The matching callers.
-    fn all(&self) -> impl Iterator<Item = &file::Caller> {
+    fn all(&self) -> impl Iterator<Item = &CallerEntry> {
         self.indexes.iter().map(|&index| &self.callers.all[index])
     }
 
@@ -373,7 +373,7 @@ impl Identity {
 }
 
 /// Whether a caller may lease `resource` as the client or cluster `id`.
-fn leases(caller: &file::Caller, id: &str, resource: &str) -> bool {
+fn leases(caller: &CallerEntry, id: &str, resource: &str) -> bool {
     let id_allowed = |ids| any(std::slice::from_ref(ids), id, MAX_ID_BYTES);
     any(&caller.resources, resource, MAX_ID_BYTES)
         && caller.client_ids.as_ref().is_none_or(id_allowed)
@@ -426,14 +426,14 @@ mod tests {
                 headers.insert(AUTHORIZATION, value);
             }
             let mut guard = Guard::grpc(Some(Arc::clone(&access)), names);
-            guard.caller(&headers).expect("known").place()
+            guard.caller(&headers).expect("known").index()
         };
         assert_eq!(index(Some("1"), None), Some(0));
         assert_eq!(index(Some("2"), None), Some(2));
         assert_eq!(index(Some("b"), None), None, "shared caller");
         assert_eq!(index(None, None), None, "unidentified caller");
         assert_eq!(index(None, Some(["cn:two".to_owned()].into())), Some(2));
-        assert_eq!(Caller::ALLOWED.place(), None);
+        assert_eq!(Caller::UNRESTRICTED.index(), None);
     }
 
     #[test]

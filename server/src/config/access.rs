@@ -87,7 +87,7 @@ impl Role {
 
 /// One caller in the access file.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Caller {
+pub struct CallerEntry {
     /// The name in logs.
     pub name: Box<str>,
     /// The role.
@@ -115,7 +115,7 @@ pub struct Caller {
     pub shared: bool,
 }
 
-impl fmt::Display for Caller {
+impl fmt::Display for CallerEntry {
     /// Name and role, permissions, and credentials, one per line. Globs as in the file.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let listed = |globs: &[Glob]| {
@@ -158,7 +158,7 @@ impl fmt::Display for Caller {
 }
 
 /// Parses an access file.
-pub fn parse(text: &str) -> Result<Vec<Caller>, Faults> {
+pub fn parse(text: &str) -> Result<Vec<CallerEntry>, Faults> {
     let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let mut reader = Reader::default();
     let top = reader.fields(&root, &Path::ROOT, &FILE_KEYS);
@@ -191,7 +191,12 @@ struct FirstLines {
     anyone: Option<usize>,
 }
 
-fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut FirstLines) -> Caller {
+fn caller(
+    reader: &mut Reader,
+    node: &Node<'_>,
+    path: &Path<'_>,
+    seen: &mut FirstLines,
+) -> CallerEntry {
     let fields = reader.fields(node, path, &CALLER_KEYS);
     let name = name(reader, &fields, path, seen);
     let choices = [Role::Ask, Role::Observe, Role::Administer].map(|role| (role.name(), role));
@@ -224,7 +229,7 @@ fn caller(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>, seen: &mut Firs
     }
     let all = |globs: &[Glob]| globs.iter().any(Glob::is_everything);
     let everything = role == Role::Administer || (all(&namespaces) && all(&resources));
-    Caller {
+    CallerEntry {
         name,
         role,
         tokens,

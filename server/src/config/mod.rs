@@ -20,7 +20,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use fault::{Fault, Faults, Notice};
-pub use print::understood;
+pub use print::to_yaml;
 
 use model::Limits;
 

@@ -3,7 +3,7 @@
 use hashbrown::HashMap;
 
 use super::fault::{Path, quoted};
-use super::model::{Bucket, FailurePolicy, Namespace, Others};
+use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::rate::with_unit;
 use super::read::{Entry, Fields, Keys, Reader, number};
 use super::tree::{Content, Node};
@@ -117,15 +117,19 @@ fn namespace(
         }
     }
     let on_store_failure = failure_policy(reader, &fields, path).unwrap_or(inherited);
-    Namespace { buckets, others: others(reader, &fields, path, indices), on_store_failure }
+    Namespace {
+        buckets,
+        unconfigured: unconfigured(reader, &fields, path, indices),
+        on_store_failure,
+    }
 }
 
-fn others(
+fn unconfigured(
     reader: &mut Reader,
     fields: &Fields<'_>,
     path: &Path<'_>,
     indices: &mut Indices,
-) -> Others {
+) -> Unconfigured {
     let mut read = |reader: &mut Reader, key, kind| {
         let entry: Entry<'_> = fields.get(key)?;
         Some((entry, bucket(reader, entry.value, &path.key(key), indices, kind)))
@@ -147,9 +151,9 @@ fn others(
         u64::try_from(most).ok().filter(|most| *most > 0)
     });
     match (template, shared) {
-        (Some((_, template)), _) => Others::Dynamic { template, max_buckets },
-        (None, Some((_, shared))) => Others::Shared(shared),
-        (None, None) => Others::Nothing,
+        (Some((_, template)), _) => Unconfigured::Dynamic { template, max_buckets },
+        (None, Some((_, shared))) => Unconfigured::NamespaceDefault(shared),
+        (None, None) => Unconfigured::GlobalDefault,
     }
 }
 

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use super::{Error, Fallback, Shared};
-use crate::config::model::{FailurePolicy, Found};
+use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, Place, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, Ending};
@@ -166,7 +166,7 @@ fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
     Some((tokens, max_wait_ms))
 }
 
-fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
+fn bucket_name<'a>(found: &ResolvedBucket<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     match found.place {
         Place::Configured { .. } | Place::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
@@ -194,7 +194,7 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
 fn answer_from(
     outcome: &Outcome,
     ask: &Ask<'_>,
-    found: &Found<'_>,
+    found: &ResolvedBucket<'_>,
     full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
@@ -240,7 +240,7 @@ fn answer_from(
 /// Answers by the namespace's failure policy.
 fn answer_without_store(
     ask: &Ask<'_>,
-    found: &Found<'_>,
+    found: &ResolvedBucket<'_>,
     fallback: Option<&Fallback>,
     meter: &BucketMetrics,
 ) -> Answer<'static> {

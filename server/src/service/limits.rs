@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::bounds::ResourceCount;
-use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
+use crate::config::model::{Bucket, Limits, Namespace, ResourceTemplate, Unconfigured};
 use crate::config::{self, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::files::{self, Live, Source};
@@ -116,12 +116,12 @@ impl Snapshot {
             for (name, bucket) in &owner.buckets {
                 definitions.push((bucket, namespace, name, false));
             }
-            match &owner.others {
-                Others::Nothing => {}
-                Others::Shared(bucket) => {
+            match &owner.unconfigured {
+                Unconfigured::GlobalDefault => {}
+                Unconfigured::NamespaceDefault(bucket) => {
                     definitions.push((bucket, namespace, DEFAULT_BUCKET, false));
                 }
-                Others::Dynamic { template, .. } => {
+                Unconfigured::Dynamic { template, .. } => {
                     definitions.push((template, namespace, DYNAMIC_TEMPLATE, true));
                 }
             }

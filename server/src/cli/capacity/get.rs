@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
 
-use super::{ask, covers};
+use super::{ask, covers, epoch_s};
 use crate::cli;
 use crate::cli::node::NodeArgs;
-use crate::cli::text::{escaped, now_s, number, time_and_distance};
+use crate::cli::text::{escaped, number, time_and_distance};
 use crate::service::capacity::NO_BOUND;
 
 #[derive(clap::Args)]
@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         let json = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         cli::print(&(json + "\n"))?;
     } else {
-        let now_s = now_s();
+        let now_s = epoch_s();
         let texts: Vec<_> = response.iter().map(|answer| text(args.wants, answer, now_s)).collect();
         cli::print(&texts.concat())?;
     }

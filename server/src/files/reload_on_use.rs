@@ -19,7 +19,7 @@ use crate::logging::Repeating;
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// A value loaded from files. After the first load, files are read only on blocking threads.
-pub struct Reread<T> {
+pub struct ReloadOnUse<T> {
     inner: Arc<Inner<T>>,
     /// Locked during a refresh, so that a file system that hangs blocks only one thread.
     watched: Arc<Mutex<Watched>>,
@@ -35,7 +35,7 @@ struct Inner<T> {
     current: ArcSwap<T>,
 }
 
-impl<T: Send + Sync + 'static> Reread<T> {
+impl<T: Send + Sync + 'static> ReloadOnUse<T> {
     /// Loads the files for the first time. Blocks.
     pub fn new<'p, E: Display>(
         paths: impl IntoIterator<Item = &'p Path>,
@@ -91,7 +91,7 @@ impl<T> Inner<T> {
     fn refresh(&self, watched: &mut Watched) -> Result<(), String> {
         let Some(change) = watched.change() else { return Ok(()) };
         self.current.store(Arc::new((self.read)()?));
-        watched.keep(change);
+        watched.mark_loaded(change);
         Ok(())
     }
 }
@@ -116,7 +116,7 @@ mod tests {
         let reads = Arc::new(AtomicUsize::new(0));
         let (counter, read_path) = (Arc::clone(&reads), path.clone());
         let test_thread = thread::current().id();
-        let file = Reread::new([&*path], move || {
+        let file = ReloadOnUse::new([&*path], move || {
             let is_first = counter.fetch_add(1, Ordering::Relaxed) == 0;
             assert_eq!(thread::current().id() == test_thread, is_first);
             read_text(&read_path)
@@ -145,7 +145,7 @@ mod tests {
         fs::write(&path, "old").unwrap();
         let reads = Arc::new(AtomicUsize::new(0));
         let (counter, read_path) = (Arc::clone(&reads), path.clone());
-        let file = Reread::new([&*path], move || {
+        let file = ReloadOnUse::new([&*path], move || {
             counter.fetch_add(1, Ordering::Relaxed);
             read_text(&read_path)
         });

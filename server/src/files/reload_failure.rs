@@ -12,18 +12,18 @@ const MAX_ERROR_CHARS: usize = 2000;
 
 /// Why a file's current version was refused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Refusal {
+pub struct ReloadFailure {
     /// When the file was first refused after the last successful load, in seconds since the epoch.
     pub since_s: u64,
     /// The last error.
     pub error: String,
 }
 
-/// Holds the refusal of a file until a version of it is loaded.
+/// The last failure to reload a file, until a version of it is loaded.
 #[derive(Default)]
-pub struct Refused(Mutex<Option<Refusal>>);
+pub struct LastReloadFailure(Mutex<Option<ReloadFailure>>);
 
-impl Refused {
+impl LastReloadFailure {
     /// Records that the file was refused.
     pub fn set(&self, error: &dyn Display) {
         let mut error = error.to_string();
@@ -31,9 +31,9 @@ impl Refused {
             error.truncate(end);
             error.push('…');
         }
-        let mut refusal = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let since_s = refusal.as_ref().map_or_else(wall_clock::now_s, |previous| previous.since_s);
-        *refusal = Some(Refusal { since_s, error });
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since_s = last.as_ref().map_or_else(wall_clock::now_s, |previous| previous.since_s);
+        *last = Some(ReloadFailure { since_s, error });
     }
 
     /// Records that the file was loaded.
@@ -41,8 +41,8 @@ impl Refused {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// The current refusal; `None` if the file is in use.
-    pub fn get(&self) -> Option<Refusal> {
+    /// The last failure; `None` if the file's current version is in use.
+    pub fn get(&self) -> Option<ReloadFailure> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -52,17 +52,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refusal_lasts_until_the_file_is_loaded() {
-        let refused = Refused::default();
-        assert_eq!(refused.get(), None);
-        refused.set(&"ä".repeat(MAX_ERROR_CHARS + 1));
-        let first = refused.get().unwrap();
+    fn failure_lasts_until_the_file_is_loaded() {
+        let last = LastReloadFailure::default();
+        assert_eq!(last.get(), None);
+        last.set(&"ä".repeat(MAX_ERROR_CHARS + 1));
+        let first = last.get().unwrap();
         assert_eq!(first.error, "ä".repeat(MAX_ERROR_CHARS) + "…");
         assert!(first.since_s > 1_700_000_000);
-        refused.0.lock().unwrap().as_mut().unwrap().since_s = 7;
-        refused.set(&"again");
-        assert_eq!(refused.get(), Some(Refusal { since_s: 7, error: "again".to_owned() }));
-        refused.clear();
-        assert_eq!(refused.get(), None);
+        last.0.lock().unwrap().as_mut().unwrap().since_s = 7;
+        last.set(&"again");
+        assert_eq!(last.get(), Some(ReloadFailure { since_s: 7, error: "again".to_owned() }));
+        last.clear();
+        assert_eq!(last.get(), None);
     }
 }

@@ -8,7 +8,7 @@ use crate::tls::ClientFiles;
 
 /// TLS and token flags of every command that talks to a node.
 #[derive(Clone, Default, clap::Args)]
-pub(super) struct Secure {
+pub(super) struct CredentialArgs {
     /// CA certificates that the node's certificate is verified with (PEM): turns on TLS
     #[arg(long, env = "TOLLGATE_CA_FILE", value_name = "FILE")]
     ca_file: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub(super) struct Secure {
     token_file: Option<PathBuf>,
 }
 
-impl Secure {
+impl CredentialArgs {
     /// The node at `address`, with the credentials in the files. Blocks while it reads them. Warns
     /// once per process if the token would be sent unencrypted to another host.
     pub(super) fn target(&self, address: &Address) -> Result<Target, String> {
@@ -48,7 +48,7 @@ impl Secure {
 
     fn warn_if_in_the_clear(&self, address: &Address) {
         static WARNED: Once = Once::new();
-        if self.token_file.is_some() && self.ca_file.is_none() && address.is_elsewhere() {
+        if self.token_file.is_some() && self.ca_file.is_none() && address.is_remote() {
             WARNED.call_once(|| {
                 eprintln!(
                     "tollgate: the token is sent to {address} unencrypted, so that others can read \
