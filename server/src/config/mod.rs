@@ -9,10 +9,12 @@ mod fault;
 pub mod glob;
 pub mod model;
 mod namespaces;
+mod number;
 mod print;
 mod rate;
 mod read;
 mod resources;
+mod spelling;
 mod tree;
 mod validate;
 

@@ -4,8 +4,9 @@ use hashbrown::HashMap;
 
 use super::fault::{Path, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
+use super::number::number;
 use super::rate::with_unit;
-use super::read::{Entry, Fields, Keys, Reader, number};
+use super::read::{Entry, Fields, Keys, Reader};
 use super::tree::{Content, Node};
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
