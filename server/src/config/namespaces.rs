@@ -202,18 +202,9 @@ pub(super) fn bucket(
     let max_idle = whole(reader, "max_idle_millis", 1..=i64::MAX, Some("never"));
     let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS, None);
     let max_tokens = whole(reader, "max_tokens_per_request", 1..=i64::MAX, Some("no limit"));
-    let fill_rate = fields
-        .get("fill_rate")
-        .and_then(|entry| fill_rate(reader, entry.value, &path.key(entry.key)));
-    let soft_limit = fields.get("soft_limit_percent").and_then(|entry| {
-        let expected = "a number above 0 and at most 100";
-        reader.number(entry.value, &path.key(entry.key), expected, |number| {
-            Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
-        })
-    });
-
+    let fill_rate = fill_rate(reader, &fields, path);
+    let soft_limit = soft_limit_percent(reader, &fields, path);
     let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE, None);
-
     let rate = fill_rate.unwrap_or(default.fill_rate);
     let limit = BucketLimit {
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
@@ -236,6 +227,14 @@ pub(super) fn bucket(
         check_span(reader, &fields, path, &limit);
     }
     Bucket::new(indices.next(), limit)
+}
+
+fn soft_limit_percent(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+    let entry = fields.get("soft_limit_percent")?;
+    let expected = "a number above 0 and at most 100";
+    reader.number(entry.value, &path.key(entry.key), expected, |number| {
+        Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
+    })
 }
 
 /// Checks `prefetch`: at most half of the size, and not in a template.
@@ -268,7 +267,9 @@ fn unsigned(whole: Option<i64>) -> Option<u64> {
     whole.and_then(|whole| u64::try_from(whole).ok())
 }
 
-fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f64> {
+fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+    let entry = fields.get("fill_rate")?;
+    let (node, path) = (entry.value, &path.key(entry.key));
     let within = |rate: &f64| RATES.contains(rate);
     let bounds = "from 0.00000001 to 100000000 tokens a second";
     let Content::Scalar { text, .. } = &node.content else {

@@ -135,27 +135,29 @@ impl Reader {
                 entries.push(entry);
             }
         }
-        for entry in merged {
-            let path = path.key(MERGE_KEY);
-            let mut take = |reader: &mut Self, source: &'n Node<'n>, path: &Path<'_>| {
-                for entry in reader.entries(source, path, "a mapping or a list of mappings") {
-                    // Direct keys take precedence over merged ones, and earlier merges over later.
-                    first_lines.entry(entry.key).or_insert_with(|| {
-                        entries.push(entry);
-                        entry.line
-                    });
-                }
-            };
-            match &entry.value.content {
-                Content::Sequence(sources) => {
-                    for (index, source) in sources.iter().enumerate() {
-                        take(self, source, &path.item(index));
-                    }
-                }
-                _ => take(self, entry.value, &path),
+        for merge in merged {
+            for entry in self.merged_entries(merge.value, &path.key(MERGE_KEY)) {
+                // Direct keys take precedence over merged ones, and earlier merges over later.
+                first_lines.entry(entry.key).or_insert_with(|| {
+                    entries.push(entry);
+                    entry.line
+                });
             }
         }
         entries
+    }
+
+    /// The entries of the mappings under a merge key, in order.
+    fn merged_entries<'n>(&mut self, node: &'n Node<'n>, path: &Path<'_>) -> Vec<Entry<'n>> {
+        const EXPECTED: &str = "a mapping or a list of mappings";
+        let Content::Sequence(sources) = &node.content else {
+            return self.entries(node, path, EXPECTED);
+        };
+        let mut all = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            all.extend(self.entries(source, &path.item(index), EXPECTED));
+        }
+        all
     }
 
     /// A mapping with the given keys. Empty for a null, and, with a fault, for anything that is not
@@ -178,20 +180,21 @@ impl Reader {
                     path: here.to_string(),
                     message: format!("is ignored: {reason}"),
                 }),
-                None => {
-                    let near = nearest(entry.key, keys.known.iter().copied());
-                    let advice = match near {
-                        Some(near) => format!("did you mean {near:?}?"),
-                        None => format!("the keys known here are {}", keys.known.join(", ")),
-                    };
-                    let message = format!("unknown key {}, {advice}", quoted(entry.key));
-                    let kind = near.unwrap_or_default();
-                    self.faults.add(entry.line, kind, here, message);
-                }
+                None => self.unknown_key(entry, &here, keys.known),
             }
         }
         let not_a_mapping = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
         Fields { line: node.line, not_a_mapping, entries }
+    }
+
+    fn unknown_key(&mut self, entry: &Entry<'_>, path: &Path<'_>, known: &[&str]) {
+        let near = nearest(entry.key, known.iter().copied());
+        let advice = match near {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("the keys known here are {}", known.join(", ")),
+        };
+        let message = format!("unknown key {}, {advice}", quoted(entry.key));
+        self.faults.add(entry.line, near.unwrap_or_default(), path, message);
     }
 
     /// The items of a list. Empty for a null, and, with a fault, for anything that is not a list.

@@ -77,10 +77,7 @@ pub(super) fn caller(
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
     let client_ids = client_ids(reader, &fields, path, &name);
     let lend = lend(reader, &fields, path);
-    let max_resources = fields.get("max_resources").and_then(|entry| {
-        let most = reader.whole(entry.value, &path.key(entry.key), 1..=i64::MAX, None)?;
-        u64::try_from(most).ok()
-    });
+    let max_resources = max_resources(reader, &fields, path);
     // For an invalid role, the valid permissions are unknown.
     if !invalid_role {
         check_permissions(reader, &fields, path, role);
@@ -270,6 +267,13 @@ fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32
     let range = 1..=i64::from(MAX_SUBCLIENTS);
     let most = reader.whole(most.value, &path.key(most.key), range, None)?;
     u32::try_from(most).ok()
+}
+
+/// The most resources that a caller may hold leases on at once.
+fn max_resources(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u64> {
+    let entry = fields.get("max_resources")?;
+    let most = reader.whole(entry.value, &path.key(entry.key), 1..=i64::MAX, None)?;
+    u64::try_from(most).ok()
 }
 
 /// Checks that permissions are given, and only where they have an effect.
