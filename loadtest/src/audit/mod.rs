@@ -4,150 +4,20 @@
 //! from just before the first request to just after the last answer. Every grant lies within T, so
 //! the audit never reports a correct server.
 
-use std::collections::HashMap;
-use std::path::Path;
+mod allowance;
+mod ledger;
+
 use std::time::Duration;
 
 use serde::Serialize;
-use tollgate_server::config::model::Limits;
-use tollgate_server::domain::bucket::BucketLimit;
-use tollgate_server::domain::bucket::Place;
-use tollgate_server::service::limits::{self, LoadError};
+
+pub use allowance::{LimitSource, load_limits};
+pub use ledger::Ledger;
+
+use allowance::Allowance;
 
 /// Violating buckets listed in a report.
 const REPORTED_VIOLATIONS: usize = 10;
-
-/// Most keys counted by number; 8 bytes each, 128 MiB at the limit.
-const MAX_NUMBERED_KEYS: u64 = 1 << 24;
-
-/// Tokens granted per bucket that decided. Names that share a default bucket have one entry.
-#[derive(Clone, Debug, Default)]
-pub struct Ledger {
-    granted: HashMap<Box<str>, u64>,
-    /// Tokens by key number, for requests decided by the bucket of the requested name. A map lookup
-    /// by name would dominate the cost of counting.
-    by_number: Vec<u64>,
-    degraded_grants: u64,
-    degraded_tokens: u64,
-}
-
-impl Ledger {
-    /// Adds `tokens` granted by the bucket of key number `key` out of `keys`. Returns false if
-    /// there are too many keys to count by number; use [`Ledger::grant`] then.
-    pub fn grant_by_number(&mut self, key: u64, keys: u64, tokens: u64) -> bool {
-        if keys > MAX_NUMBERED_KEYS {
-            return false;
-        }
-        if self.by_number.is_empty() {
-            self.by_number.resize(keys as usize, 0);
-        }
-        self.by_number[key as usize] += tokens;
-        true
-    }
-
-    /// Moves the counts by key number to the counts by bucket name.
-    pub fn resolve_names(&mut self, name: impl Fn(u64) -> String) {
-        for (key, tokens) in (0..).zip(std::mem::take(&mut self.by_number)) {
-            if tokens > 0 {
-                self.grant(&name(key), tokens);
-            }
-        }
-    }
-
-    /// Adds `tokens` granted by `bucket`, which is `namespace:bucket`.
-    pub fn grant(&mut self, bucket: &str, tokens: u64) {
-        if let Some(sum) = self.granted.get_mut(bucket) {
-            *sum += tokens;
-        } else {
-            self.granted.insert(bucket.into(), tokens);
-        }
-    }
-
-    /// Adds tokens granted without the shared store. A degraded node sees only its own share, so
-    /// these are counted separately and not audited.
-    pub fn grant_degraded(&mut self, tokens: u64) {
-        self.degraded_grants += 1;
-        self.degraded_tokens += tokens;
-    }
-
-    /// Adds the counts of another thread.
-    pub fn merge(&mut self, other: Self) {
-        if self.by_number.is_empty() {
-            self.by_number = other.by_number;
-        } else {
-            self.by_number.iter_mut().zip(other.by_number).for_each(|(sum, tokens)| *sum += tokens);
-        }
-        if self.granted.is_empty() {
-            self.granted = other.granted;
-        } else {
-            for (bucket, tokens) in other.granted {
-                *self.granted.entry(bucket).or_default() += tokens;
-            }
-        }
-        self.degraded_grants += other.degraded_grants;
-        self.degraded_tokens += other.degraded_tokens;
-    }
-}
-
-/// Where the limits for the audit come from.
-#[derive(Clone, Debug)]
-pub enum LimitSource {
-    /// The limits file of the nodes.
-    File(Box<Limits>),
-    /// The same limit for every bucket.
-    Same(BucketLimit),
-}
-
-impl LimitSource {
-    /// Allowance of `bucket` (`namespace:bucket`); `None` if no bucket serves that name.
-    fn allowance(&self, bucket: &str) -> Option<Allowance> {
-        match self {
-            Self::Same(limit) => Some(Allowance::new(limit, false)),
-            Self::File(limits) => {
-                let (namespace, name) = bucket.split_once(':').unwrap_or((bucket, ""));
-                let found = limits.find(namespace, name)?;
-                let dynamic = matches!(found.place, Place::Dynamic { .. });
-                Some(Allowance::new(&found.bucket.limit, dynamic))
-            }
-        }
-    }
-}
-
-/// Upper bounds for one bucket.
-#[derive(Clone, Copy, Debug)]
-struct Allowance {
-    size_tokens: f64,
-    fill_rate: f64,
-    debt_tokens: f64,
-    /// Idle time after which a dynamic bucket is removed and starts full again.
-    renewed_after: Option<Duration>,
-}
-
-impl Allowance {
-    fn new(limit: &BucketLimit, dynamic: bool) -> Self {
-        Self {
-            size_tokens: limit.size_tokens as f64,
-            fill_rate: limit.fill_rate,
-            debt_tokens: limit.fill_rate * limit.max_debt_ms as f64 / 1000.0,
-            renewed_after: limit.max_idle_ms.filter(|_| dynamic).map(Duration::from_millis),
-        }
-    }
-
-    /// Most tokens that it may grant within `span`.
-    fn bound_tokens(&self, span: Duration) -> f64 {
-        // Each renewal needs `renewed_after` without a request, which limits their number.
-        let renewals = self
-            .renewed_after
-            .map_or(0.0, |idle| (span.as_secs_f64() / idle.as_secs_f64().max(0.001)).floor());
-        (1.0 + renewals) * (self.size_tokens + self.debt_tokens)
-            + self.fill_rate * span.as_secs_f64()
-    }
-
-    /// Initial tokens plus those filled within `span`.
-    fn accrual_tokens(&self, span: Duration) -> f64 {
-        self.size_tokens + self.fill_rate * span.as_secs_f64()
-    }
-}
 
 /// Audited grants of one bucket.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -301,11 +171,5 @@ fn keep_worst(violated: &mut Vec<(f64, LedgerEntry)>) {
     violated.truncate(REPORTED_VIOLATIONS);
 }
 
-/// Reads a limits file.
-pub fn load_limits(path: &Path) -> Result<Limits, LoadError> {
-    limits::read(path).map(|parsed| parsed.limits)
-}
-
 #[cfg(test)]
-#[path = "books_tests.rs"]
 mod tests;

@@ -1,6 +1,9 @@
 //! Tests of the ledger and its audit.
 
-use tollgate_server::config::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
+use std::path::Path;
+
+use tollgate_server::config::model::{Bucket, FailurePolicy, Limits, Namespace, Unconfigured};
+use tollgate_server::domain::bucket::BucketLimit;
 
 use super::*;
 
@@ -15,7 +18,7 @@ fn same() -> LimitSource {
     LimitSource::Same(limit(10, 5.0, 1000))
 }
 
-fn ledger(entries: &[(&str, u64)]) -> Ledger {
+fn ledger_of(entries: &[(&str, u64)]) -> Ledger {
     let mut ledger = Ledger::default();
     for (bucket, tokens) in entries {
         ledger.grant(bucket, *tokens);
@@ -55,7 +58,7 @@ fn file() -> LimitSource {
 
 #[test]
 fn a_bucket_may_grant_exactly_its_bound() {
-    let audit = audit(&ledger(&[("n:a", 25)]), Some(&same()), SPAN, None);
+    let audit = audit(&ledger_of(&[("n:a", 25)]), Some(&same()), SPAN, None);
     assert!(audit.checked && audit.passed());
     let most = audit.most_loaded.expect("one bucket");
     assert_eq!((most.bound_tokens, most.granted_to_bound), (Some(25.0), Some(1.0)));
@@ -63,7 +66,7 @@ fn a_bucket_may_grant_exactly_its_bound() {
 
 #[test]
 fn one_token_more_is_a_violation_and_is_named() {
-    let ledger = ledger(&[("n:a", 25), ("n:b", 26), ("n:c", 3)]);
+    let ledger = ledger_of(&[("n:a", 25), ("n:b", 26), ("n:c", 3)]);
     let audit = audit(&ledger, Some(&same()), SPAN, None);
     assert!(!audit.passed());
     assert_eq!((audit.violations, audit.buckets, audit.granted_tokens), (1, 3, 54));
@@ -85,11 +88,11 @@ fn the_ten_worst_of_many_violations_are_named() {
 
 #[test]
 fn names_that_share_a_default_bucket_are_booked_together() {
-    let mut books = ledger(&[("shared:default", 13)]);
-    books.merge(ledger(&[("shared:default", 12), ("shared:a:b", 102)]));
-    assert!(audit(&books, Some(&file()), SPAN, None).passed());
-    books.grant("shared:default", 1);
-    let audit = audit(&books, Some(&file()), SPAN, None);
+    let mut ledger = ledger_of(&[("shared:default", 13)]);
+    ledger.merge(ledger_of(&[("shared:default", 12), ("shared:a:b", 102)]));
+    assert!(audit(&ledger, Some(&file()), SPAN, None).passed());
+    ledger.grant("shared:default", 1);
+    let audit = audit(&ledger, Some(&file()), SPAN, None);
     assert_eq!(audit.violations, 1);
     assert_eq!(audit.violated[0].bucket, "shared:default");
     assert_eq!(audit.violated[0].granted_tokens, 26);
@@ -97,7 +100,7 @@ fn names_that_share_a_default_bucket_are_booked_together() {
 
 #[test]
 fn numbers_become_names_and_add_up() {
-    let mut books = ledger(&[("n:b1", 5)]);
+    let mut ledger = ledger_of(&[("n:b1", 5)]);
     let mut other = Ledger::default();
     assert!(
         other.grant_by_number(1, 3, 7)
@@ -105,10 +108,10 @@ fn numbers_become_names_and_add_up() {
             && other.grant_by_number(2, 3, 1)
     );
     assert!(!other.grant_by_number(1, u64::MAX, 1), "too many for numbers");
-    books.merge(other.clone());
-    books.merge(other);
-    books.resolve_names(|key| format!("n:b{key}"));
-    let audit = audit(&books, Some(&same()), SPAN, None);
+    ledger.merge(other.clone());
+    ledger.merge(other);
+    ledger.resolve_names(|key| format!("n:b{key}"));
+    let audit = audit(&ledger, Some(&same()), SPAN, None);
     assert_eq!((audit.buckets, audit.granted_tokens), (2, 5 + 14 + 18));
     assert_eq!(audit.most_loaded.map(|entry| entry.bucket), Some("n:b1".to_owned()));
 }
@@ -116,18 +119,18 @@ fn numbers_become_names_and_add_up() {
 #[test]
 fn a_dynamic_bucket_may_be_full_again_after_each_idle_time() {
     // 4 at first, 4 more after each of two idle seconds, and 1 token/s.
-    let books = ledger(&[("dynamic:user", 14)]);
-    assert!(audit(&books, Some(&file()), SPAN, None).passed());
-    let books = ledger(&[("dynamic:user", 15)]);
-    assert!(!audit(&books, Some(&file()), SPAN, None).passed());
+    let ledger = ledger_of(&[("dynamic:user", 14)]);
+    assert!(audit(&ledger, Some(&file()), SPAN, None).passed());
+    let ledger = ledger_of(&[("dynamic:user", 15)]);
+    assert!(!audit(&ledger, Some(&file()), SPAN, None).passed());
     // A span below the idle time allows no renewal.
-    let books = ledger(&[("dynamic:user", 5)]);
-    assert!(!audit(&books, Some(&file()), Duration::from_millis(900), None).passed());
+    let ledger = ledger_of(&[("dynamic:user", 5)]);
+    assert!(!audit(&ledger, Some(&file()), Duration::from_millis(900), None).passed());
 }
 
 #[test]
 fn grant_by_unknown_bucket_is_a_violation() {
-    let audit = audit(&ledger(&[("bare:x", 1), ("shared:y", 1)]), Some(&file()), SPAN, None);
+    let audit = audit(&ledger_of(&[("bare:x", 1), ("shared:y", 1)]), Some(&file()), SPAN, None);
     assert_eq!(audit.violations, 1);
     assert_eq!(audit.violated[0].bucket, "bare:x");
     assert_eq!(audit.violated[0].bound_tokens, None);
@@ -135,12 +138,12 @@ fn grant_by_unknown_bucket_is_a_violation() {
 
 #[test]
 fn degraded_grants_are_kept_apart() {
-    let mut books = ledger(&[("n:a", 20)]);
+    let mut ledger = ledger_of(&[("n:a", 20)]);
     let mut other = Ledger::default();
     other.grant_degraded(1000);
     other.grant_degraded(1);
-    books.merge(other);
-    let audit = audit(&books, Some(&same()), SPAN, None);
+    ledger.merge(other);
+    let audit = audit(&ledger, Some(&same()), SPAN, None);
     assert!(audit.passed());
     assert_eq!((audit.degraded_grants, audit.degraded_tokens), (2, 1001));
     assert_eq!(audit.granted_tokens, 20);
@@ -148,7 +151,7 @@ fn degraded_grants_are_kept_apart() {
 
 #[test]
 fn without_limits_nothing_is_checked() {
-    let audit = audit(&ledger(&[("n:a", 1_000_000)]), None, SPAN, None);
+    let audit = audit(&ledger_of(&[("n:a", 1_000_000)]), None, SPAN, None);
     assert!(!audit.checked && audit.passed());
     assert_eq!((audit.most_loaded, audit.granted_tokens), (None, 1_000_000));
 }
@@ -158,7 +161,7 @@ fn a_saturated_bucket_must_deliver_what_it_accrues() {
     // 10 + 5 * 2 = 20 tokens accrue.
     let run = |granted, saturated| {
         let expectation = Some(Expectation { share: 0.99, request_span: SPAN, saturated });
-        audit(&ledger(&[("n:a", granted)]), Some(&same()), SPAN, expectation)
+        audit(&ledger_of(&[("n:a", granted)]), Some(&same()), SPAN, expectation)
     };
     assert!(run(20, true).passed());
     let short = run(19, true);

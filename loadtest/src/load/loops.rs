@@ -11,10 +11,10 @@ use tokio::task::{self, JoinSet};
 use tollgate_proto::quotaservice::AllowRequest;
 use tollgate_proto::quotaservice::allow_response::Status;
 
-use crate::driver::{Caller, Failure};
-use crate::keys::{Draw, Keys};
-use crate::pace::{Pacer, Schedule};
-use crate::tally::{Live, Tally, Window};
+use crate::load::driver::{Caller, Failure};
+use crate::load::keys::{Draw, Keys};
+use crate::load::pace::{Pacer, Schedule};
+use crate::load::tally::{LiveCounts, Tally, Window};
 
 /// Pause of a caller after a failure, so that a dead target does not cause a busy loop.
 const FAILURE_BACKOFF: Duration = Duration::from_millis(10);
@@ -68,13 +68,18 @@ type Completion = (Instant, Result<i64, Failure>);
 pub struct Worker {
     spec: Arc<RequestSpec>,
     window: Window,
-    live: Arc<Live>,
+    live: Arc<LiveCounts>,
     tally: RefCell<Tally>,
 }
 
 impl Worker {
     /// Counts into `tally`, and into `live` for the progress line.
-    pub fn new(spec: Arc<RequestSpec>, window: Window, live: Arc<Live>, tally: Tally) -> Self {
+    pub fn new(
+        spec: Arc<RequestSpec>,
+        window: Window,
+        live: Arc<LiveCounts>,
+        tally: Tally,
+    ) -> Self {
         Self { spec, window, live, tally: RefCell::new(tally) }
     }
 

@@ -9,7 +9,7 @@ use rand::rngs::SmallRng;
 use rand_distr::{Distribution as _, Exp};
 use tokio::sync::Notify;
 
-use crate::keys;
+use crate::load::keys;
 
 /// Arrival process of an open loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

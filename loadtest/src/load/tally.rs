@@ -7,8 +7,8 @@ use hdrhistogram::Histogram;
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
-use crate::books::Ledger;
-use crate::driver::Failure;
+use crate::audit::Ledger;
+use crate::load::driver::Failure;
 
 /// Largest recorded latency: one hour.
 pub(crate) const MAX_LATENCY_NS: u64 = 3_600_000_000_000;
@@ -40,7 +40,7 @@ impl Window {
 
 /// Counters for the progress line: written by one thread, read by another.
 #[derive(Debug, Default)]
-pub struct Live {
+pub struct LiveCounts {
     /// Decisions so far.
     pub decided: AtomicU64,
     /// Grants so far.
@@ -266,7 +266,7 @@ impl Tally {
     }
 }
 
-impl Live {
+impl LiveCounts {
     /// Counts a decision.
     pub fn decided(&self, granted: bool) {
         self.decided.fetch_add(1, Ordering::Relaxed);

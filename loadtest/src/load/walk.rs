@@ -51,7 +51,7 @@ impl Walk {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keys::rng;
+    use crate::load::keys::rng;
 
     #[test]
     fn steps_turn_back_at_both_ends() {

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
-use crate::tally::{Live, Window};
+use crate::load::tally::{LiveCounts, Window};
 
 /// How progress is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,27 +15,27 @@ pub enum Style {
     /// Not at all.
     Silent,
     /// As one line, overwritten each second.
-    Live,
+    LiveCounts,
     /// As one line per second.
     Lines,
 }
 
 impl Style {
-    /// `Lines` on request, else `Live` on a terminal, else `Silent`.
+    /// `Lines` on request, else `LiveCounts` on a terminal, else `Silent`.
     pub fn choose(lines: bool) -> Self {
         match lines {
             true => Self::Lines,
-            false if std::io::stderr().is_terminal() => Self::Live,
+            false if std::io::stderr().is_terminal() => Self::LiveCounts,
             false => Self::Silent,
         }
     }
 }
 
-/// Prints progress until `finished` disconnects. `granted` names the outcome that [`Live::granted`]
+/// Prints progress until `finished` disconnects. `granted` names the outcome that [`LiveCounts::granted`]
 /// counts.
 pub fn watch(
     finished: &Receiver<()>,
-    lives: &[Arc<Live>],
+    lives: &[Arc<LiveCounts>],
     window: Window,
     style: Style,
     granted: &str,
@@ -54,7 +54,7 @@ pub fn watch(
         }
         next += Duration::from_secs(1);
     }
-    if style == Style::Live {
+    if style == Style::LiveCounts {
         print(style, "");
     }
 }
@@ -62,7 +62,7 @@ pub fn watch(
 fn print(style: Style, line: &str) {
     // Ignores a closed stderr.
     let _ = match style {
-        Style::Live => write!(std::io::stderr(), "\r\x1b[K{line}"),
+        Style::LiveCounts => write!(std::io::stderr(), "\r\x1b[K{line}"),
         _ => writeln!(std::io::stderr(), "{line}"),
     };
 }
@@ -75,7 +75,7 @@ struct LiveTotals {
 }
 
 impl LiveTotals {
-    fn now(lives: &[Arc<Live>]) -> Self {
+    fn now(lives: &[Arc<LiveCounts>]) -> Self {
         lives.iter().fold(Self::default(), |sum, live| Self {
             decided: sum.decided + live.decided.load(Ordering::Relaxed),
             granted: sum.granted + live.granted.load(Ordering::Relaxed),

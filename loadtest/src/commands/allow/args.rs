@@ -9,11 +9,11 @@ use tollgate_server::domain::bucket::BucketLimit;
 use tollgate_server::service::limits::LoadError;
 
 use crate::args::{CredentialArgs, MAX_RUN, count, positive};
-use crate::books::{LimitSource, load_limits};
+use crate::audit::{LimitSource, load_limits};
 use crate::error::RunError;
-use crate::keys::{Keys, Pattern};
-use crate::load::RequestSpec;
-use crate::pace::Arrivals;
+use crate::load::keys::{Keys, Pattern};
+use crate::load::loops::RequestSpec;
+use crate::load::pace::Arrivals;
 
 /// Drives Allow requests, measures them, and checks that no bucket granted too much.
 ///

@@ -8,14 +8,14 @@ use std::time::Instant;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
 
-use crate::allow::args::AllowArgs;
-use crate::allow::report::Report;
-use crate::driver::Caller;
+use crate::commands::allow::args::AllowArgs;
+use crate::commands::allow::report::Report;
 use crate::error::RunError;
-use crate::load::{Worker, closed_loop, open_loop};
-use crate::pace::{Pacer, Schedule};
-use crate::progress::{self, Style};
-use crate::tally::{Live, Tally, Window};
+use crate::load::driver::Caller;
+use crate::load::loops::{Worker, closed_loop, open_loop};
+use crate::load::pace::{Pacer, Schedule};
+use crate::load::tally::{LiveCounts, Tally, Window};
+use crate::measurement::progress::{self, Style};
 
 pub mod args;
 pub mod report;
@@ -43,7 +43,7 @@ pub fn run(args: &AllowArgs) -> Result<Report, RunError> {
 /// last sending thread ends.
 pub(crate) fn drive<W>(
     args: &AllowArgs,
-    watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<Live>], Window) -> W,
+    watch: impl FnOnce(&mpsc::Receiver<()>, &[Arc<LiveCounts>], Window) -> W,
 ) -> Result<(Tally, W), RunError> {
     let request_spec = Arc::new(args.request_spec());
     let targets = args.credentials.targets(&args.target)?;
@@ -67,7 +67,7 @@ pub(crate) fn drive<W>(
     let mut lives = Vec::new();
     let mut parts = Vec::new();
     for (thread, (runtime, pacer, callers)) in (0..).zip(connected) {
-        let live = Arc::<Live>::default();
+        let live = Arc::<LiveCounts>::default();
         lives.push(Arc::clone(&live));
         let worker = Worker::new(Arc::clone(&request_spec), window, live, Tally::new(window)?);
         parts.push(SenderThread { thread, runtime, pacer, callers, worker });

@@ -6,11 +6,11 @@ use std::fmt;
 use serde::Serialize;
 use tollgate_proto::quotaservice::allow_response::Status;
 
-use crate::allow::args::AllowArgs;
-use crate::books::{self, Audit, Expectation, LedgerEntry, LimitSource};
-use crate::driver::Failure;
-use crate::figures::{self, Latency, bracketed, nonzero};
-use crate::tally::Tally;
+use crate::audit::{Audit, Expectation, LedgerEntry, LimitSource, Saturation, audit};
+use crate::commands::allow::args::AllowArgs;
+use crate::load::driver::Failure;
+use crate::load::tally::Tally;
+use crate::measurement::figures::{self, Latency, bracketed, nonzero};
 
 /// One run of `allow`. JSON always has every field: null, an empty list or 0 where it does not
 /// apply. Counts cover requests sent (open loop: due) in the measured time.
@@ -143,7 +143,7 @@ impl Report {
             request_span: tally.request_span(),
             saturated: tally.short_ever > 0,
         });
-        let audit = books::audit(&tally.ledger, source, tally.span(), expectation);
+        let audit = audit(&tally.ledger, source, tally.span(), expectation);
         let verdict = match tally.decided_ever {
             0 => Verdict::NothingDecided,
             _ if !audit.passed() => Verdict::BooksFailed,
@@ -206,7 +206,7 @@ impl fmt::Display for Report {
             writeln!(f, "schedule   {} late, {} shed, at most {lag} behind", self.late, self.shed)?;
         }
         writeln!(f, "latency    {}", self.latency)?;
-        books_text(&self.books, f)?;
+        audit_text(&self.books, f)?;
         match self.verdict {
             Verdict::NothingDecided => writeln!(f, "FAILED: not one request got a decision"),
             Verdict::BooksFailed => writeln!(f, "FAILED: the books don't balance"),
@@ -215,48 +215,52 @@ impl fmt::Display for Report {
     }
 }
 
-fn books_text(books: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn audit_text(audit: &Audit, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let summary = format!(
         "{} buckets granted {} tokens in {:.3} s",
-        books.buckets, books.granted_tokens, books.span_s
+        audit.buckets, audit.granted_tokens, audit.span_s
     );
-    if !books.checked {
+    if !audit.checked {
         writeln!(
             f,
             "books      NOT CHECKED (give --limits, or --size and --fill-rate): {summary}"
         )?;
-    } else if books.violations == 0 {
+    } else if audit.violations == 0 {
         writeln!(f, "books      kept: {summary}")?;
     } else {
-        writeln!(f, "books      VIOLATED by {} buckets: {summary}", books.violations)?;
+        writeln!(f, "books      VIOLATED by {} buckets: {summary}", audit.violations)?;
     }
-    for entry in &books.violated {
+    for entry in &audit.violated {
         writeln!(f, "           too much: {}", entry_text(entry))?;
     }
-    if let Some(entry) = books.most_loaded.as_ref().filter(|_| books.violations == 0) {
+    if let Some(entry) = audit.most_loaded.as_ref().filter(|_| audit.violations == 0) {
         writeln!(f, "           most loaded: {}", entry_text(entry))?;
     }
-    if books.degraded_grants > 0 {
+    if audit.degraded_grants > 0 {
         writeln!(
             f,
             "           left out: {} degraded grants of {} tokens, which no bound holds for",
-            books.degraded_grants, books.degraded_tokens
+            audit.degraded_grants, audit.degraded_tokens
         )?;
     }
-    if let Some(saturation) = &books.saturation {
-        let verdict = match (saturation.met, saturation.saturated) {
-            (true, _) => "met",
-            (false, true) => "NOT MET",
-            (false, false) => "NOT MET, the bucket was never short of tokens",
-        };
-        writeln!(
-            f,
-            "saturation {verdict}: {:.2} % of what accrued was granted, {:.2} % expected",
-            saturation.delivered * 100.0,
-            saturation.expected * 100.0
-        )?;
+    match &audit.saturation {
+        Some(saturation) => saturation_text(saturation, f),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+fn saturation_text(saturation: &Saturation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let verdict = match (saturation.met, saturation.saturated) {
+        (true, _) => "met",
+        (false, true) => "NOT MET",
+        (false, false) => "NOT MET, the bucket was never short of tokens",
+    };
+    writeln!(
+        f,
+        "saturation {verdict}: {:.2} % of what accrued was granted, {:.2} % expected",
+        saturation.delivered * 100.0,
+        saturation.expected * 100.0
+    )
 }
 
 fn entry_text(entry: &LedgerEntry) -> String {

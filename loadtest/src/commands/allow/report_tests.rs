@@ -6,7 +6,7 @@ use clap::Parser;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
 
 use super::*;
-use crate::tally::Window;
+use crate::load::tally::Window;
 
 #[derive(Parser)]
 struct Cli {

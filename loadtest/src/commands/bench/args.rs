@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use crate::args::{at_least_0, positive};
-use crate::bench::plan::{self, Point};
+use crate::commands::bench::plan::{self, Point};
 
 /// Measures nodes against an empty RPC and against one script call a request.
 ///

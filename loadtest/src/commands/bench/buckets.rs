@@ -8,10 +8,10 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use crate::bench::error::Error;
-use crate::bench::process::Server;
-use crate::driver::Caller;
-use crate::keys::{Keys, Pattern};
+use crate::commands::bench::error::Error;
+use crate::commands::bench::process::Server;
+use crate::load::driver::Caller;
+use crate::load::keys::{Keys, Pattern};
 
 /// Namespace of all buckets; 20 characters, like the bucket names.
 pub const NAMESPACE: &str = "TheBrain_userLogins_";

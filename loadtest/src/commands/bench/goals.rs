@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::bench::stats::{Round, Stat, Value};
+use crate::commands::bench::stats::{Round, Stat, Value};
 
 /// Acceptable range of a figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -149,7 +149,7 @@ pub fn outcomes(rounds: &[Round]) -> Vec<Outcome> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::plan;
+    use crate::commands::bench::plan;
 
     #[test]
     fn goals_hold_by_their_medians() {

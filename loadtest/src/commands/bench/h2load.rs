@@ -6,12 +6,12 @@ use std::process::Command;
 use prost::Message as _;
 use tollgate_proto::quotaservice::AllowRequest;
 
-use crate::bench::args::BenchArgs;
-use crate::bench::buckets::{HOT, NAMESPACE};
-use crate::bench::error::Error;
-use crate::bench::plan::Backend;
-use crate::bench::rig::Rig;
-use crate::bench::stats::Round;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::buckets::{HOT, NAMESPACE};
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Backend;
+use crate::commands::bench::rig::Rig;
+use crate::commands::bench::stats::Round;
 
 /// Records the request rate of h2load on the hot bucket of the node with Redis. Records nothing if
 /// h2load is not installed.

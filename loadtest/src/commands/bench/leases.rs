@@ -10,14 +10,14 @@ use tokio::runtime::Builder;
 use tokio::task::{JoinSet, LocalSet};
 use tollgate_proto::doorman::{GetCapacityRequest, Lease, ResourceRequest};
 
-use crate::bench::args::BenchArgs;
-use crate::bench::error::Error;
-use crate::bench::plan::Backend;
-use crate::bench::rig::{MEAN_WANTS, Rig, resource};
-use crate::bench::run::CpuUsage;
-use crate::bench::stats::Round;
-use crate::driver::{Failure, LeaseClient, lease_client};
-use crate::keys;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Backend;
+use crate::commands::bench::rig::{MEAN_WANTS, Rig, resource};
+use crate::commands::bench::run::CpuUsage;
+use crate::commands::bench::stats::Round;
+use crate::load::driver::{Failure, LeaseClient, lease_client};
+use crate::load::keys;
 
 /// Concurrent requests.
 const CONCURRENCY: u64 = 32;

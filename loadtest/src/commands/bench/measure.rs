@@ -1,12 +1,12 @@
 //! Measures one load of Allow requests.
 
-use crate::bench::args::BenchArgs;
-use crate::bench::error::Error;
-use crate::bench::plan::{Keys, Load};
-use crate::bench::rig::Rig;
-use crate::bench::run::{command_line, drive_measured};
-use crate::bench::stats::Round;
-use crate::figures::Latency;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::{Keys, Load};
+use crate::commands::bench::rig::Rig;
+use crate::commands::bench::run::{command_line, drive_measured};
+use crate::commands::bench::stats::Round;
+use crate::measurement::figures::Latency;
 
 /// Measures `load` and records its figures under its name.
 pub fn load(rig: &mut Rig, args: &BenchArgs, load: &Load, round: &mut Round) -> Result<(), Error> {

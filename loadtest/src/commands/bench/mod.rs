@@ -9,15 +9,15 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::bench::args::BenchArgs;
-use crate::bench::error::Error;
-use crate::bench::plan::Point;
-use crate::bench::report::Report;
-use crate::bench::rig::Rig;
-use crate::bench::scale::Clusters;
-use crate::bench::stats::Round;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Point;
+use crate::commands::bench::report::Report;
+use crate::commands::bench::rig::Rig;
+use crate::commands::bench::scale::Clusters;
+use crate::commands::bench::stats::Round;
 use crate::error::RunError;
-use crate::progress::log_line;
+use crate::measurement::progress::log_line;
 
 pub mod args;
 pub mod buckets;

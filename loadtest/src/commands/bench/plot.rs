@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use crate::bench::report::Report;
-use crate::scenario::svg::text;
+use crate::commands::bench::report::Report;
+use crate::commands::scenario::svg::text;
 
 const WIDTH: f64 = 960.0;
 const LEFT: f64 = 230.0;
@@ -89,8 +89,8 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-    use crate::bench::BenchArgs;
-    use crate::bench::stats::Round;
+    use crate::commands::bench::BenchArgs;
+    use crate::commands::bench::stats::Round;
 
     #[derive(Parser)]
     struct Cli {

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use redis::Connection;
 use tollgate_server::client::{Credentials, Target};
 
-use crate::bench::error::Error;
+use crate::commands::bench::error::Error;
 
 /// Time limit for a process to start serving.
 const START_TIMEOUT: Duration = Duration::from_secs(20);

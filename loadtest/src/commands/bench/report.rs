@@ -5,9 +5,9 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::bench::args::BenchArgs;
-use crate::bench::goals::{self, Outcome};
-use crate::bench::stats::{self, Round, Stat, Value};
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::goals::{self, Outcome};
+use crate::commands::bench::stats::{self, Round, Stat, Value};
 
 /// All results.
 #[derive(Clone, Debug, Serialize)]

@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use redis::Connection;
 use tempfile::TempDir;
 
-use crate::bench::args::BenchArgs;
-use crate::bench::buckets::{self, LIMITS};
-use crate::bench::error::Error;
-use crate::bench::plan::Backend;
-use crate::bench::process::{Redis, Server, info};
-use crate::bench::stats::Round;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::buckets::{self, LIMITS};
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Backend;
+use crate::commands::bench::process::{Redis, Server, info};
+use crate::commands::bench::stats::Round;
 
 /// Lease algorithm. The capacity is half of the wants.
 const LEASE_ALGORITHM: &str =

@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use clap::Parser;
 
-use crate::allow::args::AllowArgs;
-use crate::allow::drive;
-use crate::bench::args::BenchArgs;
-use crate::bench::buckets::{HOT, NAMESPACE, REFUSED, bucket_prefix};
-use crate::bench::error::Error;
-use crate::bench::plan::Keys;
-use crate::bench::process::{cpu_us, own_cpu_us, script_us};
-use crate::bench::stats::Round;
-use crate::tally::{Tally, Window};
+use crate::commands::allow::args::AllowArgs;
+use crate::commands::allow::drive;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::buckets::{HOT, NAMESPACE, REFUSED, bucket_prefix};
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Keys;
+use crate::commands::bench::process::{cpu_us, own_cpu_us, script_us};
+use crate::commands::bench::stats::Round;
+use crate::load::tally::{Tally, Window};
 
 /// Arguments of a run, parsed as from a command line.
 #[derive(Parser)]

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use redis::{Connection, cmd};
 
-use crate::bench::args::BenchArgs;
-use crate::bench::buckets::fill;
-use crate::bench::error::Error;
-use crate::bench::plan::Keys;
-use crate::bench::process::{Redis, Server, free_port, pause};
-use crate::bench::rig::Rig;
-use crate::bench::run::{command_line, drive_measured};
-use crate::bench::stats::Round;
-use crate::figures::Latency;
-use crate::progress::log_line;
+use crate::commands::bench::args::BenchArgs;
+use crate::commands::bench::buckets::fill;
+use crate::commands::bench::error::Error;
+use crate::commands::bench::plan::Keys;
+use crate::commands::bench::process::{Redis, Server, free_port, pause};
+use crate::commands::bench::rig::Rig;
+use crate::commands::bench::run::{command_line, drive_measured};
+use crate::commands::bench::stats::Round;
+use crate::measurement::figures::Latency;
+use crate::measurement::progress::log_line;
 
 const SLOTS: usize = 16384;
 

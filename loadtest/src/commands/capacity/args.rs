@@ -6,11 +6,11 @@ use clap::Args;
 use tollgate_server::client::Address;
 
 use crate::args::{CredentialArgs, MAX_RUN, at_least_0, count, positive};
-use crate::capacity::books::Books;
-use crate::capacity::fleet::FleetConfig;
+use crate::commands::capacity::fleet::FleetConfig;
+use crate::commands::capacity::lease_ledger::LeaseLedger;
 use crate::error::RunError;
-use crate::series::Settling;
-use crate::walk::Walk;
+use crate::load::walk::Walk;
+use crate::measurement::series::Settling;
 
 /// Lets many clients hold leases, and checks that they never have more than there is.
 ///
@@ -141,11 +141,11 @@ impl CapacityArgs {
         }
     }
 
-    pub(super) fn books(&self) -> Books {
-        let mut books = Books::new(self.resources as usize, self.capacity, self.warmup);
-        books.settling = self
+    pub(super) fn ledger(&self) -> LeaseLedger {
+        let mut ledger = LeaseLedger::new(self.resources as usize, self.capacity, self.warmup);
+        ledger.settling = self
             .jump_at
             .map(|at| Settling::new(self.warmup + at, self.converged_at, self.converged_for));
-        books
+        ledger
     }
 }

@@ -10,11 +10,11 @@ use tollgate_proto::doorman::{
 };
 use tollgate_server::client::capacity::match_answers;
 
-use crate::capacity::fleet::{DueRefresh, Fleet, Lease};
-use crate::capacity::tally::Tally;
-use crate::driver::{Failure, LeaseClient};
-use crate::pace::Pacer;
-use crate::tally::{Live, Window};
+use crate::commands::capacity::fleet::{DueRefresh, Fleet, Lease};
+use crate::commands::capacity::tally::Tally;
+use crate::load::driver::{Failure, LeaseClient};
+use crate::load::pace::Pacer;
+use crate::load::tally::{LiveCounts, Window};
 
 /// Requests sent before the loop yields, so that answers are processed.
 const SENDS_PER_YIELD: u32 = 16;
@@ -59,7 +59,7 @@ pub struct Driver {
     /// due time.
     pub closed_loop: bool,
     /// Counters of the progress line.
-    pub live: Arc<Live>,
+    pub live: Arc<LiveCounts>,
 }
 
 /// A finished request.

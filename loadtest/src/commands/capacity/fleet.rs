@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use rand::rngs::SmallRng;
 
-use crate::capacity::books::Books;
-use crate::keys;
-use crate::walk::Walk;
+use crate::commands::capacity::lease_ledger::LeaseLedger;
+use crate::load::keys;
+use crate::load::walk::Walk;
 
 /// Least delay of a client after a failure, so that a dead target does not cause a busy loop.
 const FAILURE_BACKOFF: Duration = Duration::from_millis(10);
@@ -92,19 +92,19 @@ pub struct Fleet {
     /// Leases that expired before they were refreshed.
     pub expired: u64,
     /// Ledger of all leases.
-    pub books: Books,
+    pub ledger: LeaseLedger,
 }
 
 impl Fleet {
-    /// A fleet without leases that records its leases in `books`.
-    pub fn new(config: FleetConfig, mut books: Books) -> Self {
+    /// A fleet without leases that records its leases in `ledger`.
+    pub fn new(config: FleetConfig, mut ledger: LeaseLedger) -> Self {
         let rows = config.clients * config.per_client;
         let refreshes = (0..config.clients).map(|client| {
             let share = client as f64 / config.clients as f64;
             Reverse((config.spread.mul_f64(share), client))
         });
         for row in 0..rows {
-            books.wants(Duration::ZERO, resource(&config, row), config.wants);
+            ledger.wants(Duration::ZERO, resource(&config, row), config.wants);
         }
         Self {
             walk: config.walk,
@@ -116,7 +116,7 @@ impl Fleet {
             check_times: vec![None; rows],
             in_flight: BTreeSet::new(),
             expired: 0,
-            books,
+            ledger,
             config,
         }
     }
@@ -138,7 +138,7 @@ impl Fleet {
             let (resource, before) = (resource(&self.config, row), self.wants[row]);
             let wants = self.walk.random(before, &mut self.rng);
             self.wants[row] = wants;
-            self.books.wants(now, resource, wants - before);
+            self.ledger.wants(now, resource, wants - before);
             items.push(Item { resource, wants, has: self.leases[row] });
         }
         Some(DueRefresh { client, due, items })
@@ -163,12 +163,12 @@ impl Fleet {
             let expiry = self.since_start(lease.expiry_s);
             if expiry > answered {
                 self.leases[row] = Some(*lease);
-                self.books.lease(resource, sent, answered, before, lease.capacity);
+                self.ledger.lease(resource, sent, answered, before, lease.capacity);
                 self.schedule_check(expiry, row);
             } else {
                 self.leases[row] = None;
                 self.expired += 1;
-                self.books.lease(resource, sent, answered, before, 0.0);
+                self.ledger.lease(resource, sent, answered, before, 0.0);
             }
             let refresh = Duration::from_secs(u64::try_from(lease.refresh_s).unwrap_or(0));
             interval = Some(interval.map_or(refresh, |least: Duration| least.min(refresh)));
@@ -202,7 +202,7 @@ impl Fleet {
         self.walk = self.walk.scaled(factor);
         for (row, wants) in self.wants.iter_mut().enumerate() {
             let before = std::mem::replace(wants, *wants * factor);
-            self.books.wants(now, resource(&self.config, row), *wants - before);
+            self.ledger.wants(now, resource(&self.config, row), *wants - before);
         }
     }
 
@@ -229,7 +229,7 @@ impl Fleet {
             } else {
                 self.leases[row] = None;
                 self.expired += 1;
-                self.books.expired(expiry, resource(&self.config, row), lease.capacity);
+                self.ledger.expired(expiry, resource(&self.config, row), lease.capacity);
             }
         }
     }
@@ -243,13 +243,13 @@ impl Fleet {
     pub fn close(&mut self, now: Duration) {
         self.expire(now);
         let until = self.in_flight.first().map_or(now, |(sent, _)| now.min(*sent));
-        self.books.close(until);
+        self.ledger.close(until);
     }
 
     /// Closes the ledger at the end, after all answers.
     pub fn finish(&mut self, end: Duration) {
         self.expire(end);
-        self.books.finish(end);
+        self.ledger.finish(end);
     }
 
     /// Clients with leases, and the resources of these.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::series::Settling;
+use crate::measurement::series::Settling;
 
 const EPOCH_S: i64 = 1_700_000_000;
 
@@ -22,7 +22,7 @@ fn config(clients: usize, resources: usize, per_client: usize) -> FleetConfig {
 }
 
 fn fleet(config: FleetConfig) -> Fleet {
-    Fleet::new(config, Books::new(config.resources, Some(100.0), Duration::ZERO))
+    Fleet::new(config, LeaseLedger::new(config.resources, Some(100.0), Duration::ZERO))
 }
 
 fn lease(expires: u64, capacity: f64) -> Lease {
@@ -63,7 +63,7 @@ fn clients_report_what_they_hold() {
     assert_eq!(refresh(&mut fleet, lease(60, 7.0)).items[0].has, None);
     assert_eq!(refresh(&mut fleet, lease(65, 8.0)).items[0].has, Some(lease(60, 7.0)));
     fleet.finish(s(10));
-    let mean = fleet.books.mean_has.mean().expect("time");
+    let mean = fleet.ledger.mean_has.mean().expect("time");
     assert!((mean - 7.5).abs() < 1e-9, "{mean}");
 }
 
@@ -91,7 +91,7 @@ fn a_lease_that_is_not_refreshed_is_dropped_when_it_expires() {
     fleet.failed(&due_refresh, s(10), s(10));
     fleet.finish(s(14));
     assert_eq!(fleet.expired, 1);
-    assert!((fleet.books.mean_has.mean().expect("time") - 5.0).abs() < 1e-9);
+    assert!((fleet.ledger.mean_has.mean().expect("time") - 5.0).abs() < 1e-9);
     assert_eq!(fleet.holders().count(), 0);
 }
 
@@ -112,7 +112,7 @@ fn refreshed_and_shortened_leases_expire_on_time() {
     fleet.answered(&due_refresh, s(67), s(67), &[Some(lease(60, 1.0))]);
     fleet.finish(s(80));
     assert_eq!((fleet.expired, fleet.holders().count()), (2, 0));
-    assert_eq!(fleet.books.worst(), None);
+    assert_eq!(fleet.ledger.worst(), None);
 }
 
 #[test]
@@ -146,13 +146,13 @@ fn books_stay_open_from_the_oldest_unanswered_request_on() {
     // Answered late: it held nothing until then, and the other lease had shrunk meanwhile.
     fleet.answered(&slow, s(0), s(9), &[Some(lease(60, 80.0))]);
     fleet.finish(s(10));
-    assert_eq!(fleet.books.worst(), None);
+    assert_eq!(fleet.ledger.worst(), None);
 }
 
 #[test]
 fn demand_jumps_at_once_and_leases_follow() {
     let mut fleet = fleet(FleetConfig { spread: s(2), ..config(2, 1, 1) });
-    fleet.books.settling = Some(Settling::new(s(10), 0.99, s(1)));
+    fleet.ledger.settling = Some(Settling::new(s(10), 0.99, s(1)));
     refresh(&mut fleet, lease(60, 10.0));
     refresh(&mut fleet, lease(60, 10.0));
     fleet.jump(s(10), 3.0);
@@ -162,7 +162,7 @@ fn demand_jumps_at_once_and_leases_follow() {
     }
     fleet.finish(s(20));
     // The clients refresh at 5, 6, 10 and 11 s.
-    let settled = fleet.books.settling.and_then(|settling| settling.after());
+    let settled = fleet.ledger.settling.and_then(|settling| settling.after());
     assert_eq!(settled, Some(s(1)));
 }
 

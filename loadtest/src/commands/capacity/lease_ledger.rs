@@ -10,7 +10,7 @@ use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashSet};
 use std::time::Duration;
 
-use crate::series::{Excess, Interval, Settling, TimeMean, utilisation};
+use crate::measurement::series::{Excess, Interval, Settling, TimeMean, utilisation};
 
 /// Totals of one resource.
 #[derive(Clone, Debug)]
@@ -56,7 +56,7 @@ pub struct WorstOvershoot {
 
 /// Wants and leases of all resources.
 #[derive(Clone, Debug)]
-pub struct Books {
+pub struct LeaseLedger {
     capacity: Option<f64>,
     accounts: Vec<Account>,
     pending: BinaryHeap<Change>,
@@ -74,7 +74,7 @@ pub struct Books {
     pub settling: Option<Settling>,
 }
 
-impl Books {
+impl LeaseLedger {
     /// An empty ledger for `resources` resources. `capacity` is that of each resource, if known.
     /// Means begin at `warm`.
     pub fn new(resources: usize, capacity: Option<f64>, warm: Duration) -> Self {
@@ -221,90 +221,90 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    fn books() -> Books {
-        let mut books = Books::new(2, Some(100.0), Duration::ZERO);
-        books.wants(ms(0), 0, 150.0);
-        books
+    fn ledger() -> LeaseLedger {
+        let mut ledger = LeaseLedger::new(2, Some(100.0), Duration::ZERO);
+        ledger.wants(ms(0), 0, 150.0);
+        ledger
     }
 
     #[test]
     fn decreases_count_from_request_and_increases_from_answer() {
-        let mut books = books();
-        books.lease(0, ms(0), ms(10), 0.0, 100.0);
+        let mut ledger = ledger();
+        ledger.lease(0, ms(0), ms(10), 0.0, 100.0);
         // The node shrank one lease and leased the rest before its first answer arrived.
-        books.lease(0, ms(50), ms(90), 100.0, 40.0);
-        books.lease(0, ms(60), ms(70), 0.0, 60.0);
-        books.finish(ms(100));
-        assert_eq!((books.overshoots(), books.worst()), (0, None));
+        ledger.lease(0, ms(50), ms(90), 100.0, 40.0);
+        ledger.lease(0, ms(60), ms(70), 0.0, 60.0);
+        ledger.finish(ms(100));
+        assert_eq!((ledger.overshoots(), ledger.worst()), (0, None));
         let expected = (40.0 * 100.0 + 20.0 * 40.0 + 30.0 * 100.0) / 100.0;
-        assert!((books.mean_has.mean().expect("time") - expected).abs() < 1e-9);
+        assert!((ledger.mean_has.mean().expect("time") - expected).abs() < 1e-9);
     }
 
     #[test]
     fn overshoots_have_resource_and_amount() {
-        let mut books = books();
-        books.lease(0, ms(0), ms(10), 0.0, 100.0);
-        books.lease(0, ms(20), ms(30), 0.0, 5.0);
-        books.expired(ms(40), 0, 5.0);
-        books.lease(1, ms(20), ms(50), 0.0, 100.0 + 1e-7);
-        books.lease(0, ms(60), ms(70), 0.0, 2.0);
-        books.finish(ms(100));
-        assert_eq!(books.overshoots(), 2);
-        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 105.0 }));
-        assert_eq!(books.overshot(), HashSet::from([0]));
+        let mut ledger = ledger();
+        ledger.lease(0, ms(0), ms(10), 0.0, 100.0);
+        ledger.lease(0, ms(20), ms(30), 0.0, 5.0);
+        ledger.expired(ms(40), 0, 5.0);
+        ledger.lease(1, ms(20), ms(50), 0.0, 100.0 + 1e-7);
+        ledger.lease(0, ms(60), ms(70), 0.0, 2.0);
+        ledger.finish(ms(100));
+        assert_eq!(ledger.overshoots(), 2);
+        assert_eq!(ledger.worst(), Some(WorstOvershoot { resource: 0, has: 105.0 }));
+        assert_eq!(ledger.overshot(), HashSet::from([0]));
     }
 
     #[test]
     fn changes_at_one_moment_are_one_change() {
-        let mut books = books();
-        books.lease(0, ms(0), ms(0), 0.0, 100.0);
-        books.lease(0, ms(50), ms(50), 0.0, 60.0);
-        books.lease(0, ms(50), ms(60), 100.0, 40.0);
-        books.finish(ms(100));
-        assert_eq!(books.overshoots(), 0);
+        let mut ledger = ledger();
+        ledger.lease(0, ms(0), ms(0), 0.0, 100.0);
+        ledger.lease(0, ms(50), ms(50), 0.0, 60.0);
+        ledger.lease(0, ms(50), ms(60), 100.0, 40.0);
+        ledger.finish(ms(100));
+        assert_eq!(ledger.overshoots(), 0);
     }
 
     #[test]
     fn without_a_capacity_only_the_wants_count() {
-        let mut books = Books::new(1, None, ms(0));
-        books.wants(ms(0), 0, 100.0);
-        books.lease(0, ms(0), ms(0), 0.0, 50.0);
-        books.lease(0, ms(50), ms(50), 50.0, 100.0);
-        books.finish(ms(100));
-        assert!((books.utilisation.mean().expect("time") - 0.75).abs() < 1e-9);
-        assert_eq!(books.worst(), None);
+        let mut ledger = LeaseLedger::new(1, None, ms(0));
+        ledger.wants(ms(0), 0, 100.0);
+        ledger.lease(0, ms(0), ms(0), 0.0, 50.0);
+        ledger.lease(0, ms(50), ms(50), 50.0, 100.0);
+        ledger.finish(ms(100));
+        assert!((ledger.utilisation.mean().expect("time") - 0.75).abs() < 1e-9);
+        assert_eq!(ledger.worst(), None);
     }
 
     #[test]
     fn the_target_is_what_each_resource_could_hand_out() {
-        let mut books = books();
+        let mut ledger = ledger();
         // The first resource wants more than its capacity, the second less.
-        books.wants(ms(0), 1, 20.0);
-        books.lease(0, ms(0), ms(0), 0.0, 90.0);
-        books.finish(ms(10));
-        assert!((books.utilisation.mean().expect("time") - 90.0 / 120.0).abs() < 1e-9);
-        assert!((books.mean_wants.mean().expect("time") - 170.0).abs() < 1e-9);
+        ledger.wants(ms(0), 1, 20.0);
+        ledger.lease(0, ms(0), ms(0), 0.0, 90.0);
+        ledger.finish(ms(10));
+        assert!((ledger.utilisation.mean().expect("time") - 90.0 / 120.0).abs() < 1e-9);
+        assert!((ledger.mean_wants.mean().expect("time") - 170.0).abs() < 1e-9);
     }
 
     #[test]
     fn close_applies_only_earlier_changes() {
-        let mut books = books();
-        books.lease(0, ms(20), ms(30), 0.0, 70.0);
-        books.close(ms(10));
+        let mut ledger = ledger();
+        ledger.lease(0, ms(20), ms(30), 0.0, 70.0);
+        ledger.close(ms(10));
         // Recorded later, for an earlier moment.
-        books.lease(0, ms(15), ms(16), 0.0, 50.0);
-        books.close(ms(40));
-        books.finish(ms(50));
-        assert_eq!(books.worst(), Some(WorstOvershoot { resource: 0, has: 120.0 }));
+        ledger.lease(0, ms(15), ms(16), 0.0, 50.0);
+        ledger.close(ms(40));
+        ledger.finish(ms(50));
+        assert_eq!(ledger.worst(), Some(WorstOvershoot { resource: 0, has: 120.0 }));
     }
 
     #[test]
     fn settling_follows_utilisation() {
-        let mut books = books();
-        books.settling = Some(Settling::new(ms(100), 0.99, ms(50)));
-        books.lease(0, ms(0), ms(0), 0.0, 50.0);
-        books.lease(0, ms(120), ms(130), 50.0, 100.0);
-        books.finish(ms(300));
-        assert_eq!(books.settling.and_then(|settling| settling.after()), Some(ms(30)));
+        let mut ledger = ledger();
+        ledger.settling = Some(Settling::new(ms(100), 0.99, ms(50)));
+        ledger.lease(0, ms(0), ms(0), 0.0, 50.0);
+        ledger.lease(0, ms(120), ms(130), 50.0, 100.0);
+        ledger.finish(ms(300));
+        assert_eq!(ledger.settling.and_then(|settling| settling.after()), Some(ms(30)));
     }
 }

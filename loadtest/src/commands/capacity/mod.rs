@@ -1,6 +1,6 @@
 //! `tollgate-loadtest capacity`: a run from connecting to the report.
 //!
-//! [`args`] has the arguments. [`fleet`] has the client state and [`books`] the lease ledger, both
+//! [`args`] has the arguments. [`fleet`] has the client state and [`lease_ledger`] the lease ledger, both
 //! without a clock. [`drive`] sends, [`tally`] counts, and [`report`] formats the result.
 
 use std::sync::{Arc, mpsc};
@@ -10,21 +10,21 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-use crate::capacity::args::CapacityArgs;
-use crate::capacity::drive::{Driver, Names};
-use crate::capacity::fleet::Fleet;
-use crate::capacity::report::Report;
-use crate::capacity::tally::Tally;
-use crate::driver::lease_client;
+use crate::commands::capacity::args::CapacityArgs;
+use crate::commands::capacity::drive::{Driver, Names};
+use crate::commands::capacity::fleet::Fleet;
+use crate::commands::capacity::report::Report;
+use crate::commands::capacity::tally::Tally;
 use crate::error::RunError;
-use crate::pace::Pacer;
-use crate::progress::{self, Style};
-use crate::tally::{Live, Window};
+use crate::load::driver::lease_client;
+use crate::load::pace::Pacer;
+use crate::load::tally::{LiveCounts, Window};
+use crate::measurement::progress::{self, Style};
 
 pub mod args;
-pub mod books;
 pub mod drive;
 pub mod fleet;
+pub mod lease_ledger;
 pub mod report;
 pub mod tally;
 
@@ -59,9 +59,9 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     });
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
-    let mut fleet = Fleet::new(args.fleet_config(spread, wall_clock_us()), args.books());
+    let mut fleet = Fleet::new(args.fleet_config(spread, wall_clock_us()), args.ledger());
     let mut tally = Tally::new(window)?;
-    let live = Arc::<Live>::default();
+    let live = Arc::<LiveCounts>::default();
     let driver = Driver {
         connections,
         names,

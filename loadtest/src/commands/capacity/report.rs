@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::capacity::args::CapacityArgs;
-use crate::capacity::drive::Names;
-use crate::capacity::fleet::Fleet;
-use crate::capacity::tally::Tally;
-use crate::driver::Failure;
-use crate::figures::{self, Latency, bracketed, nonzero};
-use crate::series::TOLERANCE;
+use crate::commands::capacity::args::CapacityArgs;
+use crate::commands::capacity::drive::Names;
+use crate::commands::capacity::fleet::Fleet;
+use crate::commands::capacity::tally::Tally;
+use crate::load::driver::Failure;
+use crate::measurement::figures::{self, Latency, bracketed, nonzero};
+use crate::measurement::series::TOLERANCE;
 
 /// One run of `capacity`. JSON always has every field: null, an empty object or 0 where it does not
 /// apply. Counts cover requests due in the measured time.
@@ -198,8 +198,8 @@ impl Report {
         tally: &Tally,
         released: (u64, u64),
     ) -> Self {
-        let books = &fleet.books;
-        let worst = books.worst().zip(args.capacity).map(|(worst, capacity)| {
+        let ledger = &fleet.ledger;
+        let worst = ledger.worst().zip(args.capacity).map(|(worst, capacity)| {
             Overshoot::new(names.resource(worst.resource), worst.has, capacity)
         });
         let verdict = match &worst {
@@ -222,10 +222,10 @@ impl Report {
             max_send_lag_us: tally.max_send_lag.as_nanos() as f64 / 1e3,
             latency: Latency::of(&tally.latency),
             leases: Leases {
-                utilisation: books.utilisation.mean(),
-                mean_wants: books.mean_wants.mean(),
-                mean_has: books.mean_has.mean(),
-                converged_after_s: books
+                utilisation: ledger.utilisation.mean(),
+                mean_wants: ledger.mean_wants.mean(),
+                mean_has: ledger.mean_has.mean(),
+                converged_after_s: ledger
                     .settling
                     .and_then(|settling| settling.after())
                     .as_ref()
@@ -234,8 +234,8 @@ impl Report {
                 degraded: tally.degraded,
                 expired: fleet.expired,
                 checked: args.capacity.is_some(),
-                overshoots: books.overshoots(),
-                resources_overshot: books.overshot().len() as u64,
+                overshoots: ledger.overshoots(),
+                resources_overshot: ledger.overshot().len() as u64,
                 worst,
             },
             released: released.0,

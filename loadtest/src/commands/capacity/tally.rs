@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use tollgate_proto::doorman::GetCapacityResponse;
 
-use crate::capacity::fleet::Lease;
-use crate::driver::Failure;
-use crate::tally::{MAX_LATENCY_NS, ON_TIME_TOLERANCE, Window};
+use crate::commands::capacity::fleet::Lease;
+use crate::load::driver::Failure;
+use crate::load::tally::{MAX_LATENCY_NS, ON_TIME_TOLERANCE, Window};
 
 /// Counters of a run. Unless noted otherwise they cover requests due in the measured time.
 #[derive(Clone, Debug)]

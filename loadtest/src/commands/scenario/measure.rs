@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use crate::scenario::plan::CAPACITY;
-use crate::series::{Excess, Interval, TimeMean, utilisation};
+use crate::commands::scenario::plan::CAPACITY;
+use crate::measurement::series::{Excess, Interval, TimeMean, utilisation};
 
 /// Sampling interval of doorman's simulation.
 pub const SAMPLE_EVERY: Duration = Duration::from_secs(5);
@@ -136,7 +136,7 @@ impl Measure {
 
     fn sample(&mut self, has: f64) {
         self.samples.taken += 1;
-        if has > CAPACITY * (1.0 + crate::series::TOLERANCE) {
+        if has > CAPACITY * (1.0 + crate::measurement::series::TOLERANCE) {
             self.samples.over += 1;
             self.samples.sum_over += has;
             self.samples.max = Some(self.samples.max.map_or(has, |max| max.max(has)));

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use clap::Args;
 
 use crate::args::{MAX_RUN, at_least_0};
+use crate::commands::scenario::plan::{Algorithm, Scenario};
+use crate::commands::scenario::report::Report;
+use crate::commands::scenario::tree::Tree;
 use crate::error::RunError;
-use crate::scenario::plan::{Algorithm, Scenario};
-use crate::scenario::report::Report;
-use crate::scenario::tree::Tree;
 
 pub mod measure;
 pub mod plan;

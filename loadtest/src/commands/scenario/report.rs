@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::scenario::ScenarioArgs;
-use crate::scenario::measure::{Measure, SAMPLE_EVERY};
-use crate::scenario::plan::{CAPACITY, Plan};
-use crate::scenario::sim::{Mishap, Outcome};
-use crate::scenario::svg::Plot;
+use crate::commands::scenario::ScenarioArgs;
+use crate::commands::scenario::measure::{Measure, SAMPLE_EVERY};
+use crate::commands::scenario::plan::{CAPACITY, Plan};
+use crate::commands::scenario::sim::{Mishap, Outcome};
+use crate::commands::scenario::svg::Plot;
 
 /// One simulation. JSON always has every field: null or 0 where it does not apply.
 #[derive(Clone, Debug, Serialize)]

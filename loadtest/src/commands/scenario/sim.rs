@@ -9,10 +9,10 @@ use rand::RngExt as _;
 use rand::rngs::SmallRng;
 use tollgate_server::service::parent::TICK;
 
-use crate::keys;
-use crate::scenario::measure::{Measure, Sums};
-use crate::scenario::plan::Plan;
-use crate::walk::Walk;
+use crate::commands::scenario::measure::{Measure, Sums};
+use crate::commands::scenario::plan::Plan;
+use crate::load::keys;
+use crate::load::walk::Walk;
 
 /// Interval between steps of a client's demand.
 const WALK_EVERY: Duration = Duration::from_secs(10);

@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::convert::Infallible;
 
 use super::*;
-use crate::scenario::plan::{CAPACITY, LEASE, Scenario};
+use crate::commands::scenario::plan::{CAPACITY, LEASE, Scenario};
 
 /// Clusters that share one pool on a first-come basis.
 struct Pool {

@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use crate::scenario::measure::{Column, Range};
-use crate::scenario::plan::CAPACITY;
+use crate::commands::scenario::measure::{Column, Range};
+use crate::commands::scenario::plan::CAPACITY;
 
 const WIDTH: f64 = 1280.0;
 const HEIGHT: f64 = 760.0;

@@ -17,8 +17,8 @@ use tollgate_server::service::parent::{Answers, Parent, ParentError, ParentReque
 use tollgate_server::service::{Error as Refusal, Shared};
 use tollgate_server::store::memory::MemoryStore;
 
-use crate::scenario::plan::{Algorithm, CAPACITY, LEASE, Plan};
-use crate::scenario::sim::{Clusters, Lease};
+use crate::commands::scenario::plan::{Algorithm, CAPACITY, LEASE, Plan};
+use crate::commands::scenario::sim::{Clusters, Lease};
 
 /// Start of all simulations, in seconds since the Unix epoch.
 const EPOCH_S: i64 = 1_700_000_000;
@@ -213,7 +213,7 @@ fn request(asked: &ParentRequest) -> Request<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scenario::plan::Scenario;
+    use crate::commands::scenario::plan::Scenario;
 
     const fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
