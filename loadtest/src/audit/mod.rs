@@ -112,36 +112,13 @@ pub fn audit(
     };
     let Some(source) = source else { return audit };
 
-    let mut most_loaded: Option<(f64, LedgerEntry, Option<Allowance>)> = None;
-    let mut violated = Vec::new();
+    let mut comparison = Comparison::default();
     for (bucket, &granted_tokens) in &ledger.granted {
-        let allowance = source.allowance(bucket);
-        let bound_tokens = allowance.map(|allowance| allowance.bound_tokens(span));
-        // A bucket that does not exist may grant nothing.
-        let ratio = bound_tokens.map_or(f64::INFINITY, |bound| granted_tokens as f64 / bound);
-        let leads = most_loaded.as_ref().is_none_or(|(most, ..)| ratio > *most);
-        if !leads && ratio <= 1.0 {
-            continue;
-        }
-        let entry = LedgerEntry {
-            bucket: bucket.to_string(),
-            granted_tokens,
-            bound_tokens,
-            granted_to_bound: bound_tokens.map(|_| ratio),
-        };
-        if ratio > 1.0 {
-            audit.violations += 1;
-            violated.push((ratio, entry.clone()));
-            // Truncated at intervals to bound memory if most buckets violate.
-            if violated.len() >= 1000 {
-                keep_worst(&mut violated);
-            }
-        }
-        if leads {
-            most_loaded = Some((ratio, entry, allowance));
-        }
+        comparison.add(bucket, granted_tokens, source.allowance(bucket), span);
     }
+    let Comparison { violations, mut violated, most_loaded } = comparison;
     keep_worst(&mut violated);
+    audit.violations = violations;
     audit.violated = violated.into_iter().map(|(_, entry)| entry).collect();
     audit.saturation = expectation.map(|expectation| {
         expectation.compare(most_loaded.as_ref().and_then(|(_, entry, allowance)| {
@@ -150,6 +127,50 @@ pub fn audit(
     });
     audit.most_loaded = most_loaded.map(|(_, entry, _)| entry);
     audit
+}
+
+/// The buckets compared so far. Each listed one has the granted share of its bound.
+#[derive(Default)]
+struct Comparison {
+    violations: u64,
+    /// Some of the violating buckets, the worst among them.
+    violated: Vec<(f64, LedgerEntry)>,
+    most_loaded: Option<(f64, LedgerEntry, Option<Allowance>)>,
+}
+
+impl Comparison {
+    fn add(
+        &mut self,
+        bucket: &str,
+        granted_tokens: u64,
+        allowance: Option<Allowance>,
+        span: Duration,
+    ) {
+        let bound_tokens = allowance.map(|allowance| allowance.bound_tokens(span));
+        // A bucket that does not exist may grant nothing.
+        let ratio = bound_tokens.map_or(f64::INFINITY, |bound| granted_tokens as f64 / bound);
+        let leads = self.most_loaded.as_ref().is_none_or(|(most, ..)| ratio > *most);
+        if !leads && ratio <= 1.0 {
+            return;
+        }
+        let entry = LedgerEntry {
+            bucket: bucket.to_owned(),
+            granted_tokens,
+            bound_tokens,
+            granted_to_bound: bound_tokens.map(|_| ratio),
+        };
+        if ratio > 1.0 {
+            self.violations += 1;
+            self.violated.push((ratio, entry.clone()));
+            // Truncated at intervals to bound memory if most buckets violate.
+            if self.violated.len() >= 1000 {
+                keep_worst(&mut self.violated);
+            }
+        }
+        if leads {
+            self.most_loaded = Some((ratio, entry, allowance));
+        }
+    }
 }
 
 impl Expectation {

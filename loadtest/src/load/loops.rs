@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{self, JoinSet};
 use tollgate_proto::quotaservice::AllowRequest;
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -188,13 +188,7 @@ pub async fn open_loop(
                 task::yield_now().await;
             }
         }
-        let slot = match Arc::clone(&slots).try_acquire_owned() {
-            Ok(slot) => Some(slot),
-            Err(_) => {
-                let freed = Arc::clone(&slots).acquire_owned();
-                tokio::time::timeout_at(end.into(), freed).await.ok().and_then(Result::ok)
-            }
-        };
+        let slot = acquire_until(&slots, end).await;
         let now = Instant::now();
         let (Some(slot), Some((index, caller))) =
             (slot.filter(|_| now < end + LATE_WAKE_GRACE), rotation.next())
@@ -213,4 +207,13 @@ pub async fn open_loop(
         while in_flight.try_join_next().is_some() {}
     }
     in_flight.join_all().await;
+}
+
+/// A free slot, once there is one; `None` if there is none until `end`.
+async fn acquire_until(slots: &Arc<Semaphore>, end: Instant) -> Option<OwnedSemaphorePermit> {
+    if let Ok(slot) = Arc::clone(slots).try_acquire_owned() {
+        return Some(slot);
+    }
+    let freed = Arc::clone(slots).acquire_owned();
+    tokio::time::timeout_at(end.into(), freed).await.ok().and_then(Result::ok)
 }

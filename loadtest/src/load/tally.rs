@@ -170,15 +170,15 @@ impl Tally {
         self.latency.saturating_record(u64::try_from(ns).unwrap_or(u64::MAX));
     }
 
-    /// Counts a decision that arrived at `ended`, for a request due at `due` for key number `key`
-    /// of `keys`.
+    /// Counts a decision that arrived at `ended`, for a request due at `due` for the key of that
+    /// number, out of so many.
     pub fn decided(
         &mut self,
         due: Instant,
         ended: Instant,
         answer: &AllowResponse,
         request: &AllowRequest,
-        (key, keys): (u64, u64),
+        key: (u64, u64),
     ) {
         let granted = answer.status == Status::Ok as i32;
         let waits = granted && answer.wait_millis > 0;
@@ -192,17 +192,8 @@ impl Tally {
         if granted && answer.degraded {
             self.ledger.grant_degraded(tokens);
         } else if granted {
-            // An empty bucket name in an answer means the requested bucket.
-            let by_requested_bucket =
-                answer.bucket.is_empty() || is_requested_bucket(&answer.bucket, request);
-            if !(by_requested_bucket && self.ledger.grant_by_number(key, keys, tokens)) {
-                match answer.bucket.as_str() {
-                    "" => self.ledger.grant(&requested_bucket(request), tokens),
-                    bucket => self.ledger.grant(bucket, tokens),
-                }
-            }
+            self.granted(&answer.bucket, request, key, tokens);
         }
-
         if ended >= self.window.measure_from && ended < self.window.end {
             self.decided_in_time += 1;
         }
@@ -219,6 +210,24 @@ impl Tally {
         counts.degraded += u64::from(answer.degraded);
         let status = usize::try_from(answer.status).unwrap_or(STATUSES).min(STATUSES - 1);
         counts.by_status[status] += 1;
+    }
+
+    /// Enters tokens granted by `bucket` into the ledger. An empty name means the requested bucket.
+    fn granted(
+        &mut self,
+        bucket: &str,
+        request: &AllowRequest,
+        (key, keys): (u64, u64),
+        tokens: u64,
+    ) {
+        let by_requested_bucket = bucket.is_empty() || is_requested_bucket(bucket, request);
+        if by_requested_bucket && self.ledger.grant_by_number(key, keys, tokens) {
+            return;
+        }
+        match bucket {
+            "" => self.ledger.grant(&requested_bucket(request), tokens),
+            bucket => self.ledger.grant(bucket, tokens),
+        }
     }
 
     /// Counts a request without a decision. Only a timeout is recorded as a latency: other failures

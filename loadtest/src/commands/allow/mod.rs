@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, LocalSet};
+use tollgate_server::client::Target;
 
 use crate::commands::allow::args::AllowArgs;
 use crate::commands::allow::report::Report;
@@ -48,29 +49,17 @@ pub(crate) fn drive<W>(
     let request_spec = Arc::new(args.request_spec());
     let targets = args.credentials.targets(&args.target)?;
     // Connects and does all other fallible work before the first request.
-    let mut connected = Vec::new();
-    for thread in 0..args.threads {
-        let runtime = Builder::new_current_thread().enable_all().build()?;
-        let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
-        let callers = runtime.block_on(async {
-            let mut callers = Vec::new();
-            for number in (thread..args.connections).step_by(args.threads as usize) {
-                let target = &targets[number as usize % targets.len()];
-                callers.push(Caller::dial(target, args.timeout).await);
-            }
-            callers
-        });
-        connected.push((runtime, pacer, callers));
-    }
+    let connected = (0..args.threads).map(|thread| Connected::new(args, thread, &targets));
+    let connected: Vec<Connected> = connected.collect::<Result<_, _>>()?;
 
     let window = Window::new(Instant::now(), args.warmup, args.duration);
     let mut lives = Vec::new();
     let mut parts = Vec::new();
-    for (thread, (runtime, pacer, callers)) in (0..).zip(connected) {
+    for connected in connected {
         let live = Arc::<LiveCounts>::default();
         lives.push(Arc::clone(&live));
         let worker = Worker::new(Arc::clone(&request_spec), window, live, Tally::new(window)?);
-        parts.push(SenderThread { thread, runtime, pacer, callers, worker });
+        parts.push(SenderThread { connected, worker });
     }
     thread::scope(|scope| {
         let (running, finished) = mpsc::channel::<()>();
@@ -97,18 +86,41 @@ pub(crate) fn drive<W>(
     })
 }
 
-/// State of one sending thread.
-struct SenderThread {
+/// What one sending thread needs before the first request.
+struct Connected {
     thread: u64,
     runtime: Runtime,
+    /// For an open loop.
     pacer: Option<Pacer>,
     callers: Vec<Caller>,
+}
+
+impl Connected {
+    fn new(args: &AllowArgs, thread: u64, targets: &[Target]) -> Result<Self, RunError> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let pacer = args.rate.map(|_| Pacer::start()).transpose()?;
+        let callers = runtime.block_on(async {
+            let mut callers = Vec::new();
+            for number in (thread..args.connections).step_by(args.threads as usize) {
+                let target = &targets[number as usize % targets.len()];
+                callers.push(Caller::dial(target, args.timeout).await);
+            }
+            callers
+        });
+        Ok(Self { thread, runtime, pacer, callers })
+    }
+}
+
+/// State of one sending thread.
+struct SenderThread {
+    connected: Connected,
     worker: Worker,
 }
 
 impl SenderThread {
     fn drive(self, args: &AllowArgs) -> Option<Tally> {
-        let Self { thread, runtime, pacer, callers, worker } = self;
+        let Self { connected, worker } = self;
+        let Connected { thread, runtime, pacer, callers } = connected;
         let worker = Rc::new(worker);
         let keys = worker.keys().clone();
         let draw = |stream| keys.draw(args.seed, stream);

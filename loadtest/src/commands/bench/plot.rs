@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::commands::bench::report::Report;
+use crate::commands::bench::stats::Stat;
 use crate::commands::scenario::svg::text;
 
 const WIDTH: f64 = 960.0;
@@ -52,6 +53,18 @@ pub fn svg(report: &Report) -> String {
     let subtitle = "128 requests under way, one thread; bars are medians, lines the lowest and the \
                     highest round";
     text(&mut svg, 24.0, 52.0, "start", " fill=\"#555\"", subtitle);
+    grid(&mut svg, foot);
+    for (number, (name, colour, stat)) in bars.iter().enumerate() {
+        let y = HEAD + ROW * number as f64;
+        text(&mut svg, LEFT - 10.0, y + BAR / 2.0 + 4.5, "end", "", name);
+        bar(&mut svg, y, colour, stat);
+    }
+    svg.push_str("</svg>\n");
+    svg
+}
+
+/// A vertical line and its label at each fifth; the line of the empty RPC is red.
+fn grid(svg: &mut String, foot: f64) {
     for fifth in 0..=(MAX_RATIO * 5.0).round() as u32 {
         let ratio = f64::from(fifth) / 5.0;
         let (x, colour) = (x(ratio), if fifth == 5 { "#c62828" } else { "#e5e5e5" });
@@ -60,28 +73,26 @@ pub fn svg(report: &Report) -> String {
             "<line x1=\"{x:.1}\" y1=\"{:.1}\" x2=\"{x:.1}\" y2=\"{foot:.1}\" stroke=\"{colour}\"/>",
             HEAD - 8.0
         );
-        text(&mut svg, x, foot + 20.0, "middle", "", &format!("{ratio:.1}"));
+        text(svg, x, foot + 20.0, "middle", "", &format!("{ratio:.1}"));
     }
-    for (number, (name, colour, stat)) in bars.iter().enumerate() {
-        let y = HEAD + ROW * number as f64;
-        let middle = y + BAR / 2.0;
-        text(&mut svg, LEFT - 10.0, middle + 4.5, "end", "", name);
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"{colour}\" \
-             fill-opacity=\"0.75\"/>\n\
-             <line x1=\"{:.1}\" y1=\"{middle:.1}\" x2=\"{:.1}\" y2=\"{middle:.1}\" \
-             stroke=\"#212121\" stroke-width=\"2\"/>",
-            x(stat.median) - LEFT,
-            x(stat.min),
-            x(stat.max)
-        );
-        let beyond = x(stat.max.max(stat.median)) + 8.0;
-        let value = format!("{:.2}", stat.median);
-        text(&mut svg, beyond, middle + 4.5, "start", " font-weight=\"bold\"", &value);
-    }
-    svg.push_str("</svg>\n");
-    svg
+}
+
+/// The bar of a median, with a line from the lowest to the highest round, and the median as text.
+fn bar(svg: &mut String, y: f64, colour: &str, stat: &Stat) {
+    let middle = y + BAR / 2.0;
+    let _ = writeln!(
+        svg,
+        "<rect x=\"{LEFT}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{BAR}\" fill=\"{colour}\" \
+         fill-opacity=\"0.75\"/>\n\
+         <line x1=\"{:.1}\" y1=\"{middle:.1}\" x2=\"{:.1}\" y2=\"{middle:.1}\" \
+         stroke=\"#212121\" stroke-width=\"2\"/>",
+        x(stat.median) - LEFT,
+        x(stat.min),
+        x(stat.max)
+    );
+    let beyond = x(stat.max.max(stat.median)) + 8.0;
+    let value = format!("{:.2}", stat.median);
+    text(svg, beyond, middle + 4.5, "start", " font-weight=\"bold\"", &value);
 }
 
 #[cfg(test)]

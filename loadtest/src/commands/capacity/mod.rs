@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
+use tollgate_server::client::Target;
 
 use crate::commands::capacity::args::CapacityArgs;
 use crate::commands::capacity::drive::{Driver, Names};
@@ -16,7 +17,7 @@ use crate::commands::capacity::fleet::Fleet;
 use crate::commands::capacity::report::Report;
 use crate::commands::capacity::tally::Tally;
 use crate::error::RunError;
-use crate::load::driver::lease_client;
+use crate::load::driver::{LeaseClient, lease_client};
 use crate::load::pace::Pacer;
 use crate::load::tally::{LiveCounts, Window};
 use crate::measurement::progress::{self, Style};
@@ -41,20 +42,8 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let pacer = Pacer::start()?;
     let (connections, spread) = runtime.block_on(async {
-        let mut connections = Vec::new();
-        for number in 0..args.connections as usize {
-            connections.push(lease_client(&targets[number % targets.len()], args.timeout).await);
-        }
-        let spread = match (args.refresh_every, connections.first_mut()) {
-            (Some(interval), _) => interval,
-            (None, Some(connection)) => {
-                let client = format!("{}-probe", names.clients);
-                // A failed probe does not abort the run: an outage at the start is measured like a
-                // later one.
-                drive::probe(connection, client, &resources).await.unwrap_or(DEFAULT_SPREAD)
-            }
-            (None, None) => DEFAULT_SPREAD,
-        };
+        let mut connections = connect(args, &targets).await;
+        let spread = first_spread(args, &names, &resources, &mut connections).await;
         (connections, spread)
     });
 
@@ -88,6 +77,33 @@ pub fn run(args: &CapacityArgs) -> Result<Report, RunError> {
         released
     });
     Ok(Report::new(args, &driver.names, &fleet, &tally, released))
+}
+
+async fn connect(args: &CapacityArgs, targets: &[Target]) -> Vec<LeaseClient> {
+    let mut connections = Vec::new();
+    for number in 0..args.connections as usize {
+        connections.push(lease_client(&targets[number % targets.len()], args.timeout).await);
+    }
+    connections
+}
+
+/// The interval over which the first requests are spread: the refresh interval.
+async fn first_spread(
+    args: &CapacityArgs,
+    names: &Names,
+    resources: &[String],
+    connections: &mut [LeaseClient],
+) -> Duration {
+    match (args.refresh_every, connections.first_mut()) {
+        (Some(interval), _) => interval,
+        (None, Some(connection)) => {
+            let client = format!("{}-probe", names.clients);
+            // A failed probe does not abort the run: an outage at the start is measured like a
+            // later one.
+            drive::probe(connection, client, resources).await.unwrap_or(DEFAULT_SPREAD)
+        }
+        (None, None) => DEFAULT_SPREAD,
+    }
 }
 
 #[expect(clippy::disallowed_methods, reason = "nodes tell expiries by the wall clock")]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::time::Duration;
 
 use serde::Serialize;
 
@@ -115,6 +114,26 @@ pub struct Leases {
     pub worst: Option<Overshoot>,
 }
 
+impl Leases {
+    fn new(fleet: &Fleet, tally: &Tally, checked: bool, worst: Option<Overshoot>) -> Self {
+        let ledger = &fleet.ledger;
+        let converged_after = ledger.settling.and_then(|settling| settling.after());
+        Self {
+            utilisation: ledger.utilisation.mean(),
+            mean_wants: ledger.mean_wants.mean(),
+            mean_has: ledger.mean_has.mean(),
+            converged_after_s: converged_after.map(|after| after.as_secs_f64()),
+            learning: tally.learning,
+            degraded: tally.degraded,
+            expired: fleet.expired,
+            checked,
+            overshoots: ledger.overshoots(),
+            resources_overshot: ledger.overshot().len() as u64,
+            worst,
+        }
+    }
+}
+
 /// Leases in excess of a capacity.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Overshoot {
@@ -198,8 +217,7 @@ impl Report {
         tally: &Tally,
         released: (u64, u64),
     ) -> Self {
-        let ledger = &fleet.ledger;
-        let worst = ledger.worst().zip(args.capacity).map(|(worst, capacity)| {
+        let worst = fleet.ledger.worst().zip(args.capacity).map(|(worst, capacity)| {
             Overshoot::new(names.resource(worst.resource), worst.has, capacity)
         });
         let verdict = match &worst {
@@ -221,23 +239,7 @@ impl Report {
             late: tally.late,
             max_send_lag_us: tally.max_send_lag.as_nanos() as f64 / 1e3,
             latency: Latency::of(&tally.latency),
-            leases: Leases {
-                utilisation: ledger.utilisation.mean(),
-                mean_wants: ledger.mean_wants.mean(),
-                mean_has: ledger.mean_has.mean(),
-                converged_after_s: ledger
-                    .settling
-                    .and_then(|settling| settling.after())
-                    .as_ref()
-                    .map(Duration::as_secs_f64),
-                learning: tally.learning,
-                degraded: tally.degraded,
-                expired: fleet.expired,
-                checked: args.capacity.is_some(),
-                overshoots: ledger.overshoots(),
-                resources_overshot: ledger.overshot().len() as u64,
-                worst,
-            },
+            leases: Leases::new(fleet, tally, args.capacity.is_some(), worst),
             released: released.0,
             release_errors: released.1,
             verdict,
