@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tollgate_server::service::limits::LoadError;
 
-use crate::scenario::tree;
+use crate::commands::scenario::tree;
 
 /// Why a run failed to start or finish.
 #[derive(Debug, thiserror::Error)]

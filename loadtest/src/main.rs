@@ -7,12 +7,12 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use serde::Serialize;
-use tollgate_loadtest::allow::{self, args::AllowArgs};
-use tollgate_loadtest::bench::{self, args::BenchArgs};
-use tollgate_loadtest::capacity::{self, args::CapacityArgs};
+use tollgate_loadtest::commands::allow::{self, args::AllowArgs};
+use tollgate_loadtest::commands::bench::{self, args::BenchArgs};
+use tollgate_loadtest::commands::capacity::{self, args::CapacityArgs};
+use tollgate_loadtest::commands::floor::{self, FloorArgs};
+use tollgate_loadtest::commands::scenario::{self, ScenarioArgs};
 use tollgate_loadtest::error::RunError;
-use tollgate_loadtest::floor::{self, FloorArgs};
-use tollgate_loadtest::scenario::{self, ScenarioArgs};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

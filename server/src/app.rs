@@ -131,8 +131,8 @@ impl Prepared {
         let limits = LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics));
         let limits = Arc::new(limits.map_err(Error::Limits)?);
         let parent = parent(&settings)?;
-        let door = doors::open(&settings.doors, &metrics)?;
-        doors::warn_if_open(&settings.doors, &listeners);
+        let door = doors::open(&settings.port_security, &metrics)?;
+        doors::warn_if_open(&settings.port_security, &listeners);
         doors::warn_if_keys_are_readable(&settings);
         let store = store.to_string();
         Ok(Self { settings, listeners, reload, store, metrics, limits, parent, door })

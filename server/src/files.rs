@@ -1,10 +1,10 @@
 //! Files that are reloaded when they change: limits, certificates, keys, tokens, access rules.
 //!
-//! [`Live`] polls files, and is what a node serves by. [`Reread`] looks at its files when their
-//! content is needed.
+//! [`Live`] polls its files, for the values that a node serves by. [`ReloadOnUse`] checks its files
+//! when their content is needed.
 //!
-//! Files are polled: that also detects changes behind symbolic links, by which Kubernetes swaps
-//! mounted files. A change is applied only when two polls in a row see equal stamps: a file that is
+//! Comparing metadata instead of watching for events also detects changes behind symbolic links, by
+//! which Kubernetes swaps mounted files. A polled change is applied only when two polls in a row see equal stamps: a file that is
 //! half written may be valid, and a certificate and its key are never replaced at once.
 
 use std::fs::{self, File};
@@ -13,13 +13,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 mod live;
-mod refused;
-mod reread;
+mod reload_failure;
+mod reload_on_use;
 mod watched;
 
 pub use live::{Live, Source};
-pub use refused::Refusal;
-pub use reread::Reread;
+pub use reload_failure::ReloadFailure;
+pub use reload_on_use::ReloadOnUse;
 
 /// The maximum size of a file.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;

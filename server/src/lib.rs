@@ -5,7 +5,7 @@
 //!
 //! | module | contents | may use |
 //! |---|---|---|
-//! | `cli` | arguments, exit codes | `app`, `transport`, `access`, `client`, `tls`, `service`, `config`, `files`, `settings`, `logging` |
+//! | `cli` | arguments, exit codes | `app`, `transport`, `access`, `client`, `tls`, `service`, `config`, `files`, `settings`, `logging`, `wall_clock` |
 //! | `app` | the composition root: starts, drains, stops | `transport`, `access`, `client`, `tls`, `service`, `store`, `store::memory`, `store::redis`, `config`, `files`, `settings`, `metrics`, `logging` |
 //! | `transport` | gRPC and HTTP: decode, call the service, encode | `service`, `store`, `domain`, `metrics`, `access`, `client`, `tls`, `files`, `logging` |
 //! | `access` | identity and permissions of callers | `config`, `domain`, `files`, `logging`, `metrics` |

@@ -3,12 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arc_swap::Guard as Loaded;
 use smallvec::SmallVec;
 
 use super::token::Tokens;
 use crate::config::LoadError;
-use crate::config::access::{Caller, parse};
+use crate::config::access::{CallerEntry, parse};
 use crate::files::{self, Live, Source};
 use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, LoadMetrics, Metrics};
@@ -21,20 +20,20 @@ pub(super) type CallerIndexes = SmallVec<[usize; 2]>;
 const MAX_CERTIFICATE_NAMES: usize = 64;
 
 /// Reads and validates an access file.
-pub fn read(path: &Path) -> Result<Vec<Caller>, LoadError> {
+pub fn read(path: &Path) -> Result<Vec<CallerEntry>, LoadError> {
     let text = files::read_text(path)?;
     parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
 }
 
 /// The callers of one version of the access file.
 pub struct Callers {
-    pub(super) all: Vec<Caller>,
+    pub(super) all: Vec<CallerEntry>,
     tokens: Tokens,
     anyone: Option<usize>,
 }
 
 impl Callers {
-    fn new(all: Vec<Caller>) -> Self {
+    fn new(all: Vec<CallerEntry>) -> Self {
         let indexed = || all.iter().enumerate();
         let tokens = Tokens::new(
             indexed()
@@ -51,7 +50,7 @@ impl Callers {
     /// All callers with a certificate glob that matches one of these certificate names.
     pub(super) fn by_names(&self, names: &[String]) -> CallerIndexes {
         let names = &names[..names.len().min(MAX_CERTIFICATE_NAMES)];
-        let matches = |caller: &Caller| {
+        let matches = |caller: &CallerEntry| {
             caller.certificates.iter().any(|glob| names.iter().any(|name| glob.matches(name)))
         };
         let indexed = self.all.iter().enumerate();
@@ -68,7 +67,7 @@ impl Callers {
 pub struct AccessFile(PathBuf);
 
 impl Source for AccessFile {
-    type Content = Vec<Caller>;
+    type Content = Vec<CallerEntry>;
     type Value = Callers;
     type Error = LoadError;
 
@@ -83,11 +82,11 @@ impl Source for AccessFile {
         matches!(error, LoadError::Unreadable(_))
     }
 
-    fn read(&self) -> Result<Vec<Caller>, LoadError> {
+    fn read(&self) -> Result<Vec<CallerEntry>, LoadError> {
         read(&self.0)
     }
 
-    fn prepare(&self, callers: Vec<Caller>, _previous: Option<&Callers>) -> Callers {
+    fn prepare(&self, callers: Vec<CallerEntry>, _previous: Option<&Callers>) -> Callers {
         Callers::new(callers)
     }
 
@@ -106,7 +105,7 @@ pub struct Access {
     pub(super) counts: AccessMetrics,
     pub(super) refusals: Repeating,
     /// Limits log lines about clusters that report more clients than their `lend` allows.
-    pub(super) beyond_lend: Repeating,
+    pub(super) lend_warnings: Repeating,
 }
 
 impl Access {
@@ -117,7 +116,7 @@ impl Access {
             file: Arc::new(file),
             counts: AccessMetrics::new(metrics),
             refusals: Repeating::default(),
-            beyond_lend: Repeating::default(),
+            lend_warnings: Repeating::default(),
         })
     }
 
@@ -126,7 +125,7 @@ impl Access {
         &self.file
     }
 
-    pub(super) fn current(&self) -> Loaded<Arc<Callers>> {
+    pub(super) fn current(&self) -> arc_swap::Guard<Arc<Callers>> {
         self.file.current()
     }
 }

@@ -5,11 +5,14 @@
 //! A request is refused before any lookup, and the refusal does not depend on what exists. So an
 //! answer never tells whether a bucket or a resource exists.
 
+mod caller;
+mod credentials;
 mod guard;
 mod live;
 mod token;
 
-pub use guard::{Caller, Guard, Refusal};
+pub use caller::{Caller, Refusal};
+pub use guard::Guard;
 pub use live::{Access, AccessFile, read};
 
 pub use crate::config::LoadError;

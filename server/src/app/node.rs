@@ -178,7 +178,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
     ) -> Result<PortWorkers, Error> {
         let Addresses { http: address, advertise, .. } = &self.addresses;
         let Bounds { load, timeouts, budget } = self.bounds.for_thread("http");
-        let hosts = doors::hosts(&self.settings.doors, *address, advertise);
+        let hosts = doors::hosts(&self.settings.port_security, *address, advertise);
         let admission = http::Admission { load, hosts, timeouts };
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();

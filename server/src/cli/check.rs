@@ -1,11 +1,12 @@
 //! `tollgate check`: validates a limits file or an access file.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use crate::access;
-use crate::config;
-use crate::service::limits::{self, LoadError};
+use crate::config::access::CallerEntry;
+use crate::config::{self, LoadError, Parsed};
+use crate::service::limits;
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -17,36 +18,28 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
-    if args.access {
-        return check_access(&args.file);
-    }
-    match limits::read(&args.file) {
-        Ok(parsed) => {
-            for notice in &parsed.notices {
-                eprintln!("{notice}");
-            }
-            super::print(&config::understood(&parsed.limits))?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(LoadError::Faulty { faults, .. }) => {
-            super::print(&format!("{faults}\n"))?;
-            Ok(ExitCode::FAILURE)
-        }
-        Err(error @ LoadError::Unreadable { .. }) => Err(error.to_string()),
-    }
+    let checked = match args.access {
+        true => access::read(&args.file).map(|callers| shown_callers(&callers)),
+        false => limits::read(&args.file).map(|parsed| shown_limits(&parsed)),
+    };
+    let (text, code) = match checked {
+        Ok(text) => (text, ExitCode::SUCCESS),
+        Err(LoadError::Faulty { faults, .. }) => (format!("{faults}\n"), ExitCode::FAILURE),
+        Err(error @ LoadError::Unreadable(_)) => return Err(error.to_string()),
+    };
+    super::print(&text)?;
+    Ok(code)
 }
 
-fn check_access(file: &Path) -> Result<ExitCode, String> {
-    match access::read(file) {
-        Ok(callers) => {
-            let lines = callers.iter().map(|caller| format!("{caller}\n"));
-            super::print(&lines.collect::<String>())?;
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(access::LoadError::Faulty { faults, .. }) => {
-            super::print(&format!("{faults}\n"))?;
-            Ok(ExitCode::FAILURE)
-        }
-        Err(error @ access::LoadError::Unreadable(_)) => Err(error.to_string()),
+/// One paragraph per caller.
+fn shown_callers(callers: &[CallerEntry]) -> String {
+    callers.iter().map(|caller| format!("{caller}\n")).collect()
+}
+
+/// The limits as YAML with all defaults. Prints the settings without effect to standard error.
+fn shown_limits(parsed: &Parsed) -> String {
+    for notice in &parsed.notices {
+        eprintln!("{notice}");
     }
+    config::to_yaml(&parsed.limits)
 }

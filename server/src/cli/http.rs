@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use http::uri::PathAndQuery;
 
-use super::secure::Secure;
-use super::why;
+use super::credentials::CredentialArgs;
+use super::tls_diagnosis;
 use crate::client::{Address, HttpResponse, Target};
 
 /// Flags of every command that uses HTTP.
@@ -21,7 +21,7 @@ pub(super) struct HttpArgs {
     )]
     http: Address,
     #[command(flatten)]
-    secure: Secure,
+    credentials: CredentialArgs,
 }
 
 impl HttpArgs {
@@ -38,13 +38,13 @@ impl HttpArgs {
         timeout: Duration,
         failed: impl FnOnce(&Address, io::Error) -> String,
     ) -> Result<HttpResponse, String> {
-        let target = self.secure.target(&self.http)?;
+        let target = self.credentials.target(&self.http)?;
         super::block_on(async {
             match target.get(path, timeout).await {
                 Ok(response) => Ok(response),
                 Err(error) => {
-                    let why = why(&target, &error).await;
-                    Err(why.unwrap_or_else(|| failed(target.address(), error)))
+                    let explanation = tls_explanation(&target, &error).await;
+                    Err(explanation.unwrap_or_else(|| failed(target.address(), error)))
                 }
             }
         })?
@@ -52,14 +52,14 @@ impl HttpArgs {
 }
 
 /// Explanation of a failed request if TLS is the cause, else `None`. May probe the node.
-async fn why(target: &Target, error: &io::Error) -> Option<String> {
+async fn tls_explanation(target: &Target, error: &io::Error) -> Option<String> {
     use io::ErrorKind as Kind;
-    if let Some(error) = why::find_tls_error(error) {
-        return Some(why::explain(target.address(), error));
+    if let Some(error) = tls_diagnosis::find_tls_error(error) {
+        return Some(tls_diagnosis::explain(target.address(), error));
     }
     match error.kind() {
         Kind::InvalidData | Kind::UnexpectedEof | Kind::ConnectionReset | Kind::BrokenPipe => {
-            why::diagnose(target).await
+            tls_diagnosis::diagnose(target).await
         }
         _ => None,
     }

@@ -12,20 +12,20 @@ use clap::{CommandFactory, Parser, Subcommand};
 mod allow;
 mod capacity;
 mod check;
+mod credentials;
 mod health;
 mod http;
 mod node;
-mod secure;
 mod serve;
 mod text;
+mod tls_diagnosis;
 mod token;
-mod why;
 
 #[derive(Parser)]
 #[command(
     name = "tollgate",
     version,
-    about = "A quota service: ask it for tokens before a call, and what you share stays up",
+    about = "A distributed rate limiter and capacity-lease service on Redis",
     after_help = "Examples:
   tollgate serve --limits config/limits.yaml
       Run one node with its state in memory, on 127.0.0.1:10990 (gRPC) and :10991 (HTTP)

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tonic::Status;
 
-use super::secure::Secure;
-use super::{text, why};
+use super::credentials::CredentialArgs;
+use super::{text, tls_diagnosis};
 use crate::client::{Address, AuthChannel, Target};
 use crate::settings::duration;
 
@@ -26,7 +26,7 @@ pub(super) struct NodeArgs {
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     timeout: Duration,
     #[command(flatten)]
-    secure: Secure,
+    credentials: CredentialArgs,
 }
 
 /// The node that a command calls.
@@ -39,7 +39,7 @@ pub(super) struct Node {
 impl NodeArgs {
     /// Loads the credentials. Blocks.
     pub(super) fn node(&self) -> Result<Node, String> {
-        Ok(Node { target: self.secure.target(&self.addr)?, timeout: self.timeout })
+        Ok(Node { target: self.credentials.target(&self.addr)?, timeout: self.timeout })
     }
 }
 
@@ -52,13 +52,15 @@ impl Node {
     /// Connects at once, so that an unreachable node is reported here, not by the first request.
     pub(super) async fn connect(&self) -> Result<AuthChannel, String> {
         let address = self.address();
-        self.target.connect(self.timeout).await.map_err(|error| match why::find_tls_error(&error) {
-            Some(error) => why::explain(address, error),
-            None if self.target.credentials().dialer().is_none() || is_refused(&error) => {
-                format!("no node answers at {address}: is `tollgate serve` running there?")
-            }
-            None => format!("the TLS connection to {address} failed: {}", cause(&error)),
-        })
+        self.target.connect(self.timeout).await.map_err(
+            |error| match tls_diagnosis::find_tls_error(&error) {
+                Some(error) => tls_diagnosis::explain(address, error),
+                None if self.target.credentials().dialer().is_none() || is_refused(&error) => {
+                    format!("no node answers at {address}: is `tollgate serve` running there?")
+                }
+                None => format!("the TLS connection to {address} failed: {}", cause(&error)),
+            },
+        )
     }
 
     /// Error text for a failed request for `what` ("decision", "lease"). After a connection error
@@ -67,9 +69,9 @@ impl Node {
         let (address, code) = (self.address(), status.code());
         // Without a source the node has answered, or nothing did in time.
         if let Some(error) = status.source() {
-            let why = match why::find_tls_error(error) {
-                Some(error) => Some(why::explain(address, error)),
-                None => why::diagnose(&self.target).await,
+            let why = match tls_diagnosis::find_tls_error(error) {
+                Some(error) => Some(tls_diagnosis::explain(address, error)),
+                None => tls_diagnosis::diagnose(&self.target).await,
             };
             if let Some(why) = why {
                 return format!("no {what}: {why}");

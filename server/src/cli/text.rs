@@ -1,7 +1,7 @@
 //! Formatting of numbers, times, tables and untrusted names for a terminal.
 
 use std::fmt::Write as _;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use crate::logging::is_unprintable;
 
@@ -10,13 +10,6 @@ const MAX_CALENDAR_S: i64 = 253_402_300_799;
 
 /// Table cell for a missing value.
 pub(super) const EMPTY_CELL: &str = "-";
-
-/// Seconds since the Unix epoch, by the clock of this machine.
-#[expect(clippy::disallowed_methods, reason = "a command is an edge")]
-pub(super) fn now_s() -> i64 {
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since_epoch.as_secs()).unwrap_or(i64::MAX)
-}
 
 /// A number in full precision: parsing it gives the same value.
 pub(super) fn number(value: f64) -> String {

@@ -37,7 +37,7 @@ impl Address {
 
     /// Whether a connection leaves the machine: the host is neither `localhost` nor a loopback or
     /// unspecified address.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn is_remote(&self) -> bool {
         match self.host().parse::<IpAddr>() {
             Ok(ip) => !ip.is_loopback() && !ip.is_unspecified(),
             Err(_) => !self.host().eq_ignore_ascii_case("localhost"),
@@ -166,14 +166,14 @@ mod tests {
 
     #[test]
     fn addresses_of_other_machines() {
-        let elsewhere = |text: &str| text.parse::<Address>().unwrap().is_elsewhere();
+        let is_remote = |text: &str| text.parse::<Address>().unwrap().is_remote();
         for local in ["127.0.0.1:1", "127.9.9.9:1", "[::1]:1", "LocalHost:1", "http://localhost:1"]
         {
-            assert!(!elsewhere(local), "{local}");
+            assert!(!is_remote(local), "{local}");
         }
-        assert!(!elsewhere("0.0.0.0:1") && !elsewhere("[::]:1"), "connects to loopback");
+        assert!(!is_remote("0.0.0.0:1") && !is_remote("[::]:1"), "connects to loopback");
         for remote in ["10.0.0.1:1", "[2001:db8::1]:1", "node.example:1", "localhost.example:1"] {
-            assert!(elsewhere(remote), "{remote}");
+            assert!(is_remote(remote), "{remote}");
         }
     }
 

@@ -9,10 +9,12 @@ mod fault;
 pub mod glob;
 pub mod model;
 mod namespaces;
+mod number;
 mod print;
 mod rate;
 mod read;
 mod resources;
+mod spelling;
 mod tree;
 mod validate;
 
@@ -20,7 +22,7 @@ use std::io;
 use std::path::PathBuf;
 
 pub use fault::{Fault, Faults, Notice};
-pub use print::understood;
+pub use print::to_yaml;
 
 use model::Limits;
 

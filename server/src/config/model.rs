@@ -30,19 +30,19 @@ pub struct Limits {
 pub struct Namespace {
     /// Configured buckets by name.
     pub buckets: HashMap<Box<str>, Bucket>,
-    /// What serves names without a configured bucket.
-    pub others: Others,
+    /// The bucket of names without a configured one.
+    pub unconfigured: Unconfigured,
     /// How requests are decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
 }
 
-/// What serves the names of a namespace that have no configured bucket.
+/// The bucket that serves the names of a namespace without a configured bucket.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Others {
+pub enum Unconfigured {
     /// The global default bucket, if there is one.
-    Nothing,
+    GlobalDefault,
     /// The namespace's default bucket, shared by all these names.
-    Shared(Bucket),
+    NamespaceDefault(Bucket),
     /// A dynamic bucket per name, made from a template.
     Dynamic {
         /// The definition of each dynamic bucket.
@@ -145,9 +145,9 @@ pub struct Algorithm {
     pub parameters: Vec<(Box<str>, Option<Box<str>>)>,
 }
 
-/// The bucket that serves a request.
+/// The bucket that serves a name, as [`Limits::find`] resolves it.
 #[derive(Clone, Copy, Debug)]
-pub struct Found<'a> {
+pub struct ResolvedBucket<'a> {
     /// The definition of the bucket.
     pub bucket: &'a Bucket,
     /// The kind of bucket.
@@ -159,14 +159,14 @@ pub struct Found<'a> {
 impl Namespace {
     /// Whether the number of dynamic buckets is limited.
     pub fn bounds_dynamic_buckets(&self) -> bool {
-        matches!(self.others, Others::Dynamic { max_buckets: Some(_), .. })
+        matches!(self.unconfigured, Unconfigured::Dynamic { max_buckets: Some(_), .. })
     }
 
     /// The definitions of its buckets that have the requested name: configured and dynamic ones.
     pub fn named_buckets(&self) -> impl Iterator<Item = &Bucket> {
-        let template = match &self.others {
-            Others::Dynamic { template, .. } => Some(template),
-            Others::Nothing | Others::Shared(_) => None,
+        let template = match &self.unconfigured {
+            Unconfigured::Dynamic { template, .. } => Some(template),
+            Unconfigured::GlobalDefault | Unconfigured::NamespaceDefault(_) => None,
         };
         self.buckets.values().chain(template)
     }
@@ -174,27 +174,28 @@ impl Namespace {
 
 impl Limits {
     /// The bucket that serves `name` in `namespace`; `None` if there is none.
-    pub fn find(&self, namespace: &str, name: &str) -> Option<Found<'_>> {
+    pub fn find(&self, namespace: &str, name: &str) -> Option<ResolvedBucket<'_>> {
         // The namespace's own policy applies even to the global default bucket.
         let global = |on_store_failure| {
             let bucket = self.global_default.as_ref()?;
-            Some(Found { bucket, kind: BucketKind::GlobalDefault, on_store_failure })
+            Some(ResolvedBucket { bucket, kind: BucketKind::GlobalDefault, on_store_failure })
         };
         let Some(owner) = self.namespaces.get(namespace) else {
             return global(self.on_store_failure);
         };
-        let found =
-            |bucket, kind| Some(Found { bucket, kind, on_store_failure: owner.on_store_failure });
+        let found = |bucket, kind| {
+            Some(ResolvedBucket { bucket, kind, on_store_failure: owner.on_store_failure })
+        };
         if let Some(bucket) = owner.buckets.get(name) {
             let bounded = owner.bounds_dynamic_buckets();
             return found(bucket, BucketKind::Configured { bounded });
         }
-        match &owner.others {
-            Others::Dynamic { template, max_buckets } => {
+        match &owner.unconfigured {
+            Unconfigured::Dynamic { template, max_buckets } => {
                 found(template, BucketKind::Dynamic { max_buckets: *max_buckets })
             }
-            Others::Shared(bucket) => found(bucket, BucketKind::NamespaceDefault),
-            Others::Nothing => global(owner.on_store_failure),
+            Unconfigured::NamespaceDefault(bucket) => found(bucket, BucketKind::NamespaceDefault),
+            Unconfigured::GlobalDefault => global(owner.on_store_failure),
         }
     }
 

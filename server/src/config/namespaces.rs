@@ -3,9 +3,10 @@
 use hashbrown::HashMap;
 
 use super::fault::{Path, quoted};
-use super::model::{Bucket, FailurePolicy, Namespace, Others};
+use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
+use super::number::number;
 use super::rate::with_unit;
-use super::read::{Entry, Fields, Keys, Reader, number};
+use super::read::{Entry, Fields, Keys, Reader};
 use super::tree::{Content, Node};
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
@@ -117,15 +118,19 @@ fn namespace(
         }
     }
     let on_store_failure = failure_policy(reader, &fields, path).unwrap_or(inherited);
-    Namespace { buckets, others: others(reader, &fields, path, indices), on_store_failure }
+    Namespace {
+        buckets,
+        unconfigured: unconfigured(reader, &fields, path, indices),
+        on_store_failure,
+    }
 }
 
-fn others(
+fn unconfigured(
     reader: &mut Reader,
     fields: &Fields<'_>,
     path: &Path<'_>,
     indices: &mut Indices,
-) -> Others {
+) -> Unconfigured {
     let mut read = |reader: &mut Reader, key, kind| {
         let entry: Entry<'_> = fields.get(key)?;
         Some((entry, bucket(reader, entry.value, &path.key(key), indices, kind)))
@@ -147,9 +152,9 @@ fn others(
         u64::try_from(most).ok().filter(|most| *most > 0)
     });
     match (template, shared) {
-        (Some((_, template)), _) => Others::Dynamic { template, max_buckets },
-        (None, Some((_, shared))) => Others::Shared(shared),
-        (None, None) => Others::Nothing,
+        (Some((_, template)), _) => Unconfigured::Dynamic { template, max_buckets },
+        (None, Some((_, shared))) => Unconfigured::NamespaceDefault(shared),
+        (None, None) => Unconfigured::GlobalDefault,
     }
 }
 
@@ -197,18 +202,9 @@ pub(super) fn bucket(
     let max_idle = whole(reader, "max_idle_millis", 1..=i64::MAX, Some("never"));
     let max_debt = whole(reader, "max_debt_millis", 0..=MAX_SPAN_MS, None);
     let max_tokens = whole(reader, "max_tokens_per_request", 1..=i64::MAX, Some("no limit"));
-    let fill_rate = fields
-        .get("fill_rate")
-        .and_then(|entry| fill_rate(reader, entry.value, &path.key(entry.key)));
-    let soft_limit = fields.get("soft_limit_percent").and_then(|entry| {
-        let expected = "a number above 0 and at most 100";
-        reader.number(entry.value, &path.key(entry.key), expected, |number| {
-            Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
-        })
-    });
-
+    let fill_rate = fill_rate(reader, &fields, path);
+    let soft_limit = soft_limit_percent(reader, &fields, path);
     let prefetch = whole(reader, "prefetch", 1..=MAX_SIZE, None);
-
     let rate = fill_rate.unwrap_or(default.fill_rate);
     let limit = BucketLimit {
         size_tokens: unsigned(size).unwrap_or(default.size_tokens),
@@ -231,6 +227,14 @@ pub(super) fn bucket(
         check_span(reader, &fields, path, &limit);
     }
     Bucket::new(indices.next(), limit)
+}
+
+fn soft_limit_percent(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+    let entry = fields.get("soft_limit_percent")?;
+    let expected = "a number above 0 and at most 100";
+    reader.number(entry.value, &path.key(entry.key), expected, |number| {
+        Some(number.value).filter(|percent| *percent > 0.0 && *percent <= 100.0)
+    })
 }
 
 /// Checks `prefetch`: at most half of the size, and not in a template.
@@ -263,7 +267,9 @@ fn unsigned(whole: Option<i64>) -> Option<u64> {
     whole.and_then(|whole| u64::try_from(whole).ok())
 }
 
-fn fill_rate(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<f64> {
+fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+    let entry = fields.get("fill_rate")?;
+    let (node, path) = (entry.value, &path.key(entry.key));
     let within = |rate: &f64| RATES.contains(rate);
     let bounds = "from 0.00000001 to 100000000 tokens a second";
     let Content::Scalar { text, .. } = &node.content else {

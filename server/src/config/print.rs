@@ -1,16 +1,17 @@
-//! Prints limits as YAML with all defaults filled in, for `tollgate check`. The output is a valid
+//! Writes limits as YAML with all defaults filled in, for `tollgate check`. The output is a valid
 //! limits file that loads as the same limits.
 
 use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::model::{
-    Algorithm, Bucket, FailurePolicy, Limits, MAX_RESOURCES, Namespace, Others, ResourceTemplate,
+    Algorithm, Bucket, FailurePolicy, Limits, MAX_RESOURCES, Namespace, ResourceTemplate,
+    Unconfigured,
 };
 
 /// The limits as YAML with all defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
-pub fn understood(limits: &Limits) -> String {
+pub fn to_yaml(limits: &Limits) -> String {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));
     if let Some(global) = &limits.global_default {
@@ -37,11 +38,13 @@ fn in_file_order<T>(named: &HashMap<Box<str>, T>, index: impl Fn(&T) -> usize) -
 
 /// The lowest index of the namespace's buckets; `usize::MAX` if it has none.
 fn first_index(owner: &Namespace) -> usize {
-    let others = match &owner.others {
-        Others::Nothing => None,
-        Others::Shared(bucket) | Others::Dynamic { template: bucket, .. } => Some(bucket),
+    let unconfigured = match &owner.unconfigured {
+        Unconfigured::GlobalDefault => None,
+        Unconfigured::NamespaceDefault(bucket) | Unconfigured::Dynamic { template: bucket, .. } => {
+            Some(bucket)
+        }
     };
-    let all = owner.buckets.values().chain(others);
+    let all = owner.buckets.values().chain(unconfigured);
     all.map(|bucket| bucket.index).min().unwrap_or(usize::MAX)
 }
 
@@ -59,10 +62,12 @@ fn namespace(owner: &Namespace) -> Mapping {
         }
         put(&mut fields, "buckets", buckets);
     }
-    match &owner.others {
-        Others::Nothing => {}
-        Others::Shared(shared) => put(&mut fields, "default_bucket", bucket(shared)),
-        Others::Dynamic { template, max_buckets } => {
+    match &owner.unconfigured {
+        Unconfigured::GlobalDefault => {}
+        Unconfigured::NamespaceDefault(shared) => {
+            put(&mut fields, "default_bucket", bucket(shared))
+        }
+        Unconfigured::Dynamic { template, max_buckets } => {
             put(&mut fields, "max_dynamic_buckets", max_buckets.unwrap_or(0));
             put(&mut fields, "dynamic_bucket_template", bucket(template));
         }

@@ -1,6 +1,6 @@
 //! Parses rates with a unit: `100/s`, `100/m`, `100/h`, `5000/d`.
 
-use super::read::number;
+use super::number::number;
 
 /// The names of each unit, and its length in seconds.
 const UNITS: [(&[&str], f64); 4] = [

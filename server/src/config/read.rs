@@ -5,6 +5,8 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use super::fault::{FaultCollector, Notice, Path, clip, quoted};
+use super::number::{Number, number};
+use super::spelling::nearest;
 use super::tree::{Content, Node};
 
 /// YAML's merge key: the mappings under it are merged into the mapping that contains it.
@@ -36,7 +38,7 @@ pub(super) struct Fields<'n> {
     /// The line where the mapping starts.
     pub(super) line: usize,
     /// Whether the node is not a mapping. Missing keys are then not reported.
-    pub(super) wrong: bool,
+    pub(super) not_a_mapping: bool,
     entries: Vec<Entry<'n>>,
 }
 
@@ -55,44 +57,6 @@ pub(super) struct Keys {
     pub(super) known: &'static [&'static str],
     /// Keys of older files, each with the reason why it has no effect.
     pub(super) ignored: &'static [(&'static str, &'static str)],
-}
-
-/// A number of YAML's core schema.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Number {
-    /// The nearest double. Infinite or NaN if written so; infinite if too large.
-    pub(super) value: f64,
-    /// The exact value if it is a whole number in range; else `None`.
-    pub(super) whole: Option<i128>,
-}
-
-/// Parses a number such as `100`, `-1`, `0x1f`, `0o17`, `1.5`, `.5`, `1e3`, `.inf`, `.nan`.
-pub(super) fn number(text: &str) -> Option<Number> {
-    let radix = |digits: &str, radix| {
-        let whole =
-            i128::from_str_radix(digits, radix).ok().filter(|_| !digits.starts_with(['+', '-']));
-        whole.map(|whole| Number { value: whole as f64, whole: Some(whole) })
-    };
-    if let Some(digits) = text.strip_prefix("0x") {
-        return radix(digits, 16);
-    }
-    if let Some(digits) = text.strip_prefix("0o") {
-        return radix(digits, 8);
-    }
-    if let Ok(whole) = text.parse::<i128>() {
-        return Some(Number { value: whole as f64, whole: Some(whole) });
-    }
-    let unsigned = text.strip_prefix(['+', '-']).unwrap_or(text);
-    let value = match unsigned {
-        ".inf" | ".Inf" | ".INF" if text.starts_with('-') => f64::NEG_INFINITY,
-        ".inf" | ".Inf" | ".INF" => f64::INFINITY,
-        ".nan" | ".NaN" | ".NAN" if text == unsigned => f64::NAN,
-        // Rust's parser also accepts "inf", "infinity" and "nan", which YAML does not.
-        _ if unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') => text.parse().ok()?,
-        _ => return None,
-    };
-    let exact = value.fract() == 0.0 && value.abs() <= 2_f64.powi(63);
-    Some(Number { value, whole: exact.then_some(value as i128) })
 }
 
 /// Describes a node, to follow "must be a whole number, ".
@@ -171,27 +135,29 @@ impl Reader {
                 entries.push(entry);
             }
         }
-        for entry in merged {
-            let path = path.key(MERGE_KEY);
-            let mut take = |reader: &mut Self, source: &'n Node<'n>, path: &Path<'_>| {
-                for entry in reader.entries(source, path, "a mapping or a list of mappings") {
-                    // Direct keys take precedence over merged ones, and earlier merges over later.
-                    first_lines.entry(entry.key).or_insert_with(|| {
-                        entries.push(entry);
-                        entry.line
-                    });
-                }
-            };
-            match &entry.value.content {
-                Content::Sequence(sources) => {
-                    for (index, source) in sources.iter().enumerate() {
-                        take(self, source, &path.item(index));
-                    }
-                }
-                _ => take(self, entry.value, &path),
+        for merge in merged {
+            for entry in self.merged_entries(merge.value, &path.key(MERGE_KEY)) {
+                // Direct keys take precedence over merged ones, and earlier merges over later.
+                first_lines.entry(entry.key).or_insert_with(|| {
+                    entries.push(entry);
+                    entry.line
+                });
             }
         }
         entries
+    }
+
+    /// The entries of the mappings under a merge key, in order.
+    fn merged_entries<'n>(&mut self, node: &'n Node<'n>, path: &Path<'_>) -> Vec<Entry<'n>> {
+        const EXPECTED: &str = "a mapping or a list of mappings";
+        let Content::Sequence(sources) = &node.content else {
+            return self.entries(node, path, EXPECTED);
+        };
+        let mut all = Vec::new();
+        for (index, source) in sources.iter().enumerate() {
+            all.extend(self.entries(source, &path.item(index), EXPECTED));
+        }
+        all
     }
 
     /// A mapping with the given keys. Empty for a null, and, with a fault, for anything that is not
@@ -214,20 +180,21 @@ impl Reader {
                     path: here.to_string(),
                     message: format!("is ignored: {reason}"),
                 }),
-                None => {
-                    let near = nearest(entry.key, keys.known.iter().copied());
-                    let advice = match near {
-                        Some(near) => format!("did you mean {near:?}?"),
-                        None => format!("the keys known here are {}", keys.known.join(", ")),
-                    };
-                    let message = format!("unknown key {}, {advice}", quoted(entry.key));
-                    let kind = near.unwrap_or_default();
-                    self.faults.add(entry.line, kind, here, message);
-                }
+                None => self.unknown_key(entry, &here, keys.known),
             }
         }
-        let wrong = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
-        Fields { line: node.line, wrong, entries }
+        let not_a_mapping = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
+        Fields { line: node.line, not_a_mapping, entries }
+    }
+
+    fn unknown_key(&mut self, entry: &Entry<'_>, path: &Path<'_>, known: &[&str]) {
+        let near = nearest(entry.key, known.iter().copied());
+        let advice = match near {
+            Some(near) => format!("did you mean {near:?}?"),
+            None => format!("the keys known here are {}", known.join(", ")),
+        };
+        let message = format!("unknown key {}, {advice}", quoted(entry.key));
+        self.faults.add(entry.line, near.unwrap_or_default(), path, message);
     }
 
     /// The items of a list. Empty for a null, and, with a fault, for anything that is not a list.
@@ -349,80 +316,5 @@ impl Reader {
         }
         self.fault(node.line, path, format!("must be {expected}"));
         None
-    }
-}
-
-/// The closest of `names` to the misspelt `word`; `None` if none is close. Ignores case, `_` and
-/// `-`, so that `fillRate` matches `fill_rate`. Allows one edit per three letters.
-fn nearest<'k>(word: &str, names: impl Iterator<Item = &'k str>) -> Option<&'k str> {
-    if word.len() > 64 {
-        return None;
-    }
-    let bare = |word: &str| word.replace(['_', '-'], "").to_lowercase();
-    let word = bare(word);
-    let max_distance = (word.chars().count() / 3).max(1);
-    names
-        .map(|name| (strsim::osa_distance(&word, &bare(name)), name))
-        .filter(|(distance, name)| *distance <= max_distance && *distance < name.len())
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, name)| name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parses_numbers_of_the_core_schema() {
-        let whole = [
-            ("0", 0),
-            ("-1", -1),
-            ("+5", 5),
-            ("007", 7),
-            ("0x1F", 31),
-            ("0o17", 15),
-            ("1e3", 1000),
-            ("100.0", 100),
-            ("5.", 5),
-            ("-0.0", 0),
-            ("9007199254740993", 9_007_199_254_740_993),
-            ("99999999999999999999", 99_999_999_999_999_999_999),
-        ];
-        for (text, expected) in whole {
-            assert_eq!(number(text).and_then(|n| n.whole), Some(expected), "{text}");
-        }
-        for (text, expected) in
-            [(".5", 0.5), ("1.5e-3", 0.0015), ("-.25", -0.25), ("1e400", f64::INFINITY)]
-        {
-            let number = number(text).expect(text);
-            assert_eq!((number.value, number.whole), (expected, None), "{text}");
-        }
-        assert_eq!(number("-.inf").map(|n| n.value), Some(f64::NEG_INFINITY));
-        assert!(number(".nan").is_some_and(|n| n.value.is_nan() && n.whole.is_none()));
-        for text in [
-            "", ".", "-", "1_000", "1,000", "inf", "nan", "NaN", "infinity", "-.nan", "1e", "0x",
-            "0x-1", "0x+1", "0b1", "ten", "1 000", "--1", "1.2.3", "0xg", "-0x1", "١",
-        ] {
-            assert_eq!(number(text), None, "{text:?}");
-        }
-    }
-
-    #[test]
-    fn nearest_names() {
-        let names = ["size", "fill_rate", "max_debt_millis", "max_idle_millis"];
-        let cases = [
-            ("fil_rate", Some("fill_rate")),
-            ("fillRate", Some("fill_rate")),
-            ("FILL-RATE", Some("fill_rate")),
-            ("sise", Some("size")),
-            ("max_dept_millis", Some("max_debt_millis")),
-            ("rate", None),
-            ("", None),
-            ("xyz", None),
-        ];
-        for (word, expected) in cases {
-            assert_eq!(nearest(word, names.into_iter()), expected, "{word}");
-        }
-        assert_eq!(nearest(&"size".repeat(1000), names.into_iter()), None);
     }
 }

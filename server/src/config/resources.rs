@@ -159,7 +159,7 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
         .filter(|entry| !entry.value.is_null())
         .and_then(|entry| reader.text(entry.value, &path.key(entry.key), "text"));
     let algorithm = match fields.get("algorithm") {
-        _ if fields.wrong => AlgorithmField::Invalid,
+        _ if fields.not_a_mapping => AlgorithmField::Invalid,
         None => AlgorithmField::Missing,
         Some(entry) if entry.value.is_null() => AlgorithmField::Missing,
         Some(entry) => match algorithm(reader, entry.value, &path.key(entry.key)) {
@@ -179,7 +179,7 @@ fn missing<T>(
     key: &str,
     expected: &str,
 ) -> Option<T> {
-    if !fields.wrong {
+    if !fields.not_a_mapping {
         reader.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
     }
     None

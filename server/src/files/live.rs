@@ -8,7 +8,7 @@ use std::time::Duration;
 use arc_swap::{ArcSwap, Guard};
 use tokio::task::spawn_blocking;
 
-use super::refused::{Refusal, Refused};
+use super::reload_failure::{LastReloadFailure, ReloadFailure};
 use super::watched::Watched;
 use crate::logging::Repeating;
 use crate::metrics::LoadMetrics;
@@ -59,7 +59,7 @@ pub struct Live<S: Source> {
     watched: Mutex<Watched>,
     metrics: LoadMetrics,
     failures: Repeating,
-    refused: Refused,
+    last_failure: LastReloadFailure,
 }
 
 impl<S: Source> Live<S> {
@@ -75,7 +75,7 @@ impl<S: Source> Live<S> {
             watched,
             metrics,
             failures: Repeating::default(),
-            refused: Refused::default(),
+            last_failure: LastReloadFailure::default(),
         })
     }
 
@@ -90,14 +90,14 @@ impl<S: Source> Live<S> {
     }
 
     /// Why the files' current version is not in use; `None` if it is.
-    pub fn refusal(&self) -> Option<Refusal> {
-        self.refused.get()
+    pub fn reload_failure(&self) -> Option<ReloadFailure> {
+        self.last_failure.get()
     }
 
     /// Loads the files again. If they are invalid, the current value stays in use. Blocks.
     pub fn reload(&self) -> Result<(), S::Error> {
         let mut watched = self.watched();
-        watched.take();
+        watched.mark_current();
         let read = self.source.read();
         watched.set_unreadable(read.as_ref().is_err_and(S::is_unreadable));
         self.replace(read)
@@ -128,7 +128,7 @@ impl<S: Source> Live<S> {
         let is_unreadable = read.as_ref().is_err_and(S::is_unreadable);
         let is_known = is_unreadable && watched.was_unreadable(&change);
         // If the files have changed during the read, they are still being written.
-        if watched.keep_if_current(change) {
+        if watched.mark_loaded_if_current(change) {
             watched.set_unreadable(is_unreadable);
             if !is_known {
                 // `replace` has logged any error.
@@ -140,7 +140,7 @@ impl<S: Source> Live<S> {
     fn replace(&self, read: Result<S::Content, S::Error>) -> Result<(), S::Error> {
         let content = read.inspect_err(|error| {
             self.metrics.failed();
-            self.refused.set(error);
+            self.last_failure.set(error);
             if let Some(held_back) = self.failures.pass() {
                 tracing::error!(%error, held_back, advice = S::ADVICE, "{}", S::REFUSED);
             }
@@ -149,7 +149,7 @@ impl<S: Source> Live<S> {
         self.current.store(Arc::clone(&value));
         // Count and log only after the swap: an observer may then rely on the new value.
         self.metrics.loaded();
-        self.refused.clear();
+        self.last_failure.clear();
         self.source.report(&value);
         Ok(())
     }
@@ -244,11 +244,11 @@ mod tests {
         let live = Number::live(&path, &Metrics::new());
         fs::write(&path, "one").unwrap();
         live.reload().unwrap_err();
-        assert!(live.refusal().is_some());
+        assert!(live.reload_failure().is_some());
         assert_eq!(**live.current(), 1);
         fs::write(&path, "2").unwrap();
         live.reload().unwrap();
-        assert_eq!((live.refusal(), **live.current()), (None, 2));
+        assert_eq!((live.reload_failure(), **live.current()), (None, 2));
     }
 
     #[test]
@@ -266,13 +266,16 @@ mod tests {
         live.source().broken.store(true, Ordering::Relaxed);
         fs::write(&path, "12").unwrap();
         poll(5);
-        assert_eq!((failures().as_str(), live.refusal().is_some()), ("1", true));
+        assert_eq!((failures().as_str(), live.reload_failure().is_some()), ("1", true));
         fs::write(&path, "123").unwrap();
         poll(5);
         assert_eq!((failures().as_str(), **live.current()), ("2", 1));
         live.source().broken.store(false, Ordering::Relaxed);
         poll(1);
-        assert_eq!((failures().as_str(), live.refusal(), **live.current()), ("2", None, 123));
+        assert_eq!(
+            (failures().as_str(), live.reload_failure(), **live.current()),
+            ("2", None, 123)
+        );
         fs::write(&path, "invalid").unwrap();
         poll(5);
         assert_eq!(failures(), "3");

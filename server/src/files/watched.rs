@@ -49,13 +49,13 @@ impl Watched {
     }
 
     /// Marks the files' current versions as loaded. Call it before reading them.
-    pub(super) fn take(&mut self) {
+    pub(super) fn mark_current(&mut self) {
         self.loaded = self.now();
         self.polled.clone_from(&self.loaded);
     }
 
     /// The files' current stamps if they differ from the loaded ones, even while a file is still
-    /// being written; else `None`. Call it before reading the files, and [`keep`](Self::keep)
+    /// being written; else `None`. Call it before reading the files, and [`mark_loaded`](Self::mark_loaded)
     /// after: then a change during the read counts as another change.
     pub(super) fn change(&self) -> Option<Change> {
         let now = self.now();
@@ -82,16 +82,16 @@ impl Watched {
     }
 
     /// Marks the files as loaded with the stamps of `change`.
-    pub(super) fn keep(&mut self, change: Change) {
+    pub(super) fn mark_loaded(&mut self, change: Change) {
         self.loaded = change.0;
     }
 
     /// Marks the files as loaded if they still have the stamps of `change`. Returns whether they
     /// have.
-    pub(super) fn keep_if_current(&mut self, change: Change) -> bool {
+    pub(super) fn mark_loaded_if_current(&mut self, change: Change) -> bool {
         let current = self.now() == change.0;
         if current {
-            self.keep(change);
+            self.mark_loaded(change);
         }
         current
     }
@@ -115,10 +115,10 @@ mod tests {
         fs::write(&key, "1").unwrap();
         assert!(watched.settled_change().is_none(), "changed again");
         let change = watched.settled_change().unwrap();
-        assert!(watched.keep_if_current(change));
+        assert!(watched.mark_loaded_if_current(change));
         assert!(watched.settled_change().is_none(), "already loaded");
         fs::remove_file(&key).unwrap();
-        watched.take();
+        watched.mark_current();
         assert!(watched.settled_change().is_none(), "marked as loaded");
     }
 
@@ -146,9 +146,9 @@ mod tests {
         let change = watched.change().unwrap();
         assert!(watched.change().is_some(), "not kept");
         fs::write(&path, "123").unwrap();
-        watched.keep(change);
+        watched.mark_loaded(change);
         let change = watched.change().unwrap();
-        watched.keep(change);
+        watched.mark_loaded(change);
         assert!(watched.change().is_none());
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::limits::Snapshot;
 use super::{Error, Fallback, ServiceState};
-use crate::config::model::{FailurePolicy, Found};
+use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, BucketKind, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{AllowOutcome, BucketMetrics};
@@ -154,7 +154,7 @@ fn store_request<'a>(
     query: &Query<'a>,
     (tokens, max_wait_ms): (u64, Option<u64>),
     caller: Option<CallerId>,
-    found: &Found<'a>,
+    found: &ResolvedBucket<'a>,
     snapshot: &'a Snapshot,
 ) -> BucketRequest<'a> {
     let limit = &found.bucket.limit;
@@ -178,7 +178,7 @@ fn store_request<'a>(
     }
 }
 
-fn bucket_name<'a>(found: &Found<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
+fn bucket_name<'a>(found: &ResolvedBucket<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     match found.kind {
         BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
@@ -206,7 +206,7 @@ fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
 fn answer_from(
     outcome: &Outcome,
     request: &BucketRequest<'_>,
-    found: &Found<'_>,
+    found: &ResolvedBucket<'_>,
     full_us: impl FnOnce() -> f64,
     meter: &BucketMetrics,
 ) -> Answer<'static> {
@@ -253,7 +253,7 @@ fn answer_from(
 /// Answers by the namespace's failure policy.
 fn answer_without_store(
     request: &BucketRequest<'_>,
-    found: &Found<'_>,
+    found: &ResolvedBucket<'_>,
     fallback: Option<&Fallback>,
     meter: &BucketMetrics,
 ) -> Answer<'static> {

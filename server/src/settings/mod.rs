@@ -12,7 +12,7 @@ mod security;
 mod store_url;
 
 pub use bounds::Bounds;
-pub use security::{Doors, ParentFiles, StoreFiles};
+pub use security::{ParentFiles, PortSecurity, StoreFiles};
 pub use store_url::StoreUrl;
 
 /// The command-line options of `tollgate serve`.
@@ -43,7 +43,7 @@ pub struct Settings {
         default_value = "memory:",
         hide_env_values = true
     )]
-    pub store: Unparsed,
+    pub store: UnparsedStoreUrl,
 
     /// Address of the gRPC port
     #[arg(
@@ -114,7 +114,7 @@ pub struct Settings {
 
     /// The node's certificates, and access control.
     #[command(flatten)]
-    pub doors: Doors,
+    pub port_security: PortSecurity,
 
     /// Credentials and certificates for the store.
     #[command(flatten)]
@@ -144,22 +144,22 @@ impl Settings {
 
 /// An option value that may contain a password. Never shown, not even if it is invalid.
 #[derive(Clone)]
-pub struct Unparsed(String);
+pub struct UnparsedStoreUrl(String);
 
-impl Unparsed {
+impl UnparsedStoreUrl {
     /// Parses the value as the URL of a store.
     pub fn parse(&self) -> Result<StoreUrl, String> {
         self.0.parse()
     }
 }
 
-impl From<&str> for Unparsed {
+impl From<&str> for UnparsedStoreUrl {
     fn from(text: &str) -> Self {
         Self(text.to_owned())
     }
 }
 
-impl fmt::Debug for Unparsed {
+impl fmt::Debug for UnparsedStoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
     }

@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::{Error, certificates, key, roots};
-use crate::files::Reread;
+use crate::files::ReloadOnUse;
 use crate::logging::Repeating;
 
 /// Time limit for connecting, including the TLS handshake.
@@ -35,7 +35,7 @@ pub struct Dialer(Arc<Inner>);
 
 struct Inner {
     server_name: Option<String>,
-    config: Reread<ClientConfig>,
+    config: ReloadOnUse<ClientConfig>,
     failures: Repeating,
 }
 
@@ -49,7 +49,7 @@ impl Dialer {
         let own = files.own.iter().flat_map(|(cert, key)| [cert.clone(), key.clone()]);
         let paths: Vec<PathBuf> = own.chain([files.ca.clone()]).collect();
         let paths = paths.iter().map(PathBuf::as_path);
-        let config = Reread::new::<Error>(paths, move || load(&files))?;
+        let config = ReloadOnUse::new::<Error>(paths, move || load(&files))?;
         Ok(Self(Arc::new(Inner { server_name, config, failures: Repeating::default() })))
     }
 

@@ -105,15 +105,15 @@ pub struct Certificates {
 }
 
 /// What the certificate files were loaded into.
-pub struct Loaded {
+pub struct LoadedCertificates {
     configs: Configs,
     /// The certificate's expiry, in seconds since the epoch.
     expiry_s: u64,
 }
 
 impl Source for Certificates {
-    type Content = Loaded;
-    type Value = Loaded;
+    type Content = LoadedCertificates;
+    type Value = LoadedCertificates;
     type Error = Error;
 
     const REFUSED: &'static str = "new certificate refused, the old one stays";
@@ -128,15 +128,19 @@ impl Source for Certificates {
         matches!(error, Error::Unreadable(_))
     }
 
-    fn read(&self) -> Result<Loaded, Error> {
+    fn read(&self) -> Result<LoadedCertificates, Error> {
         load(&self.files)
     }
 
-    fn prepare(&self, loaded: Loaded, _previous: Option<&Loaded>) -> Loaded {
+    fn prepare(
+        &self,
+        loaded: LoadedCertificates,
+        _previous: Option<&LoadedCertificates>,
+    ) -> LoadedCertificates {
         loaded
     }
 
-    fn report(&self, loaded: &Loaded) {
+    fn report(&self, loaded: &LoadedCertificates) {
         const DAY_S: u64 = 24 * 60 * 60;
         self.expiry.set(loaded.expiry_s as f64);
         let days = loaded.expiry_s.saturating_sub(wall_clock::now_s()) / DAY_S;
@@ -218,7 +222,7 @@ impl Acceptor {
     }
 }
 
-fn load(files: &ServerFiles) -> Result<Loaded, Error> {
+fn load(files: &ServerFiles) -> Result<LoadedCertificates, Error> {
     let chain = certificates(&files.cert)?;
     let expiry_s = chain.first().and_then(names::expiry_s);
     let expiry_s =
@@ -257,7 +261,7 @@ fn load(files: &ServerFiles) -> Result<Loaded, Error> {
         config.alpn_protocols = port.alpn_protocols();
         Arc::new(config)
     };
-    Ok(Loaded { configs: [Port::Grpc, Port::Http].map(for_port), expiry_s })
+    Ok(LoadedCertificates { configs: [Port::Grpc, Port::Http].map(for_port), expiry_s })
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Asking {
     /// The caller of a request with these headers.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Refusal> {
         match &self.guard {
-            None => Ok(Caller::ALLOWED),
+            None => Ok(Caller::UNRESTRICTED),
             Some(guard) => guard.lock().unwrap_or_else(PoisonError::into_inner).caller(headers),
         }
     }

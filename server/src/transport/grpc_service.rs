@@ -358,7 +358,7 @@ fn read_headers(
     // Health needs no identity: load balancers and orchestrators ask for it. `Method::at` rejects
     // all other paths below it.
     let caller = match path.starts_with(head::HEALTH) {
-        true => Caller::ALLOWED,
+        true => Caller::UNRESTRICTED,
         false => guard.caller(&parts.headers).map_err(access_denied)?,
     };
     let method = Method::at(path)?;
@@ -416,7 +416,7 @@ async fn call_router(
     *request.method_mut() = http::Method::POST;
     request.headers_mut().insert(CONTENT_TYPE, GRPC);
     if let Some(caller) = caller {
-        caller.put_on(request.extensions_mut());
+        caller.attach_to(request.extensions_mut());
     }
     match routes.clone().call(request).await {
         Ok(response) => response,

@@ -120,7 +120,7 @@ impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Response;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Response> {
-        Self::of(&parts.extensions).ok_or_else(|| access_denied(Refusal::Forbidden))
+        Self::attached_to(&parts.extensions).ok_or_else(|| access_denied(Refusal::Forbidden))
     }
 }
 

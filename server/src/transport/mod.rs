@@ -79,7 +79,7 @@ fn access_denied(refusal: Refusal) -> tonic::Status {
 /// The caller of a request from tonic's router. Rejects requests that carry no caller identity:
 /// they have bypassed the guard.
 fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
-    Caller::of(request.extensions()).ok_or_else(|| access_denied(Refusal::Forbidden))
+    Caller::attached_to(request.extensions()).ok_or_else(|| access_denied(Refusal::Forbidden))
 }
 
 fn response(answer: &Answer<'_>) -> AllowResponse {

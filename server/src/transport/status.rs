@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::aside::{PageHandle, page_channel};
 use super::door::Door;
-use crate::files::Refusal;
+use crate::files::ReloadFailure;
 use crate::logging::is_unprintable;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
@@ -140,10 +140,10 @@ async fn status<S: LeaseStore>(
         "nodes": nodes_seen,
         "outage": (about.down)().map(|down| outage(&down, now_s)),
         "files": {
-            "limits": file_state(limits.refusal()),
-            "access": about.door.access.as_ref().map(|access| file_state(access.file().refusal())),
+            "limits": file_state(limits.reload_failure()),
+            "access": about.door.access.as_ref().map(|access| file_state(access.file().reload_failure())),
             "tls": about.door.tls.as_ref().map(|tls| {
-                let mut value = file_state(tls.certificates().refusal());
+                let mut value = file_state(tls.certificates().reload_failure());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
             }),
@@ -175,8 +175,8 @@ fn outage(down: &Down, now_s: i64) -> Value {
 
 /// The state of a reloadable file. A refused file is not in use, and the node would not start with
 /// it.
-fn file_state(refusal: Option<Refusal>) -> Value {
-    json!({ "in_use": refusal.is_none(), "refused": refusal })
+fn file_state(failure: Option<ReloadFailure>) -> Value {
+    json!({ "in_use": failure.is_none(), "refused": failure })
 }
 
 /// One resource and its leases; `None` if it has none.

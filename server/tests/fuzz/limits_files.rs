@@ -8,14 +8,14 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
 use tollgate_server::config::glob::Glob;
-use tollgate_server::config::model::{Limits, Others};
-use tollgate_server::config::{parse, understood};
+use tollgate_server::config::model::{Limits, Unconfigured};
+use tollgate_server::config::{parse, to_yaml};
 use tollgate_server::domain::names::{check_bucket, check_namespace};
 
 /// Panics if `text` is a valid file whose printed form differs.
 fn round_trip(text: &str) -> Option<Limits> {
     let Ok(parsed) = parse(text) else { return None };
-    let printed = understood(&parsed.limits);
+    let printed = to_yaml(&parsed.limits);
     let again = parse(&printed).unwrap_or_else(|faults| panic!("{faults}\n{text:?}\n{printed}"));
     let mut limits = again.limits;
     assert_eq!(limits.version, crc32fast::hash(printed.as_bytes()));
@@ -28,11 +28,12 @@ fn round_trip(text: &str) -> Option<Limits> {
 fn assert_indexed(limits: &Limits) {
     let mut seen = vec![false; limits.bucket_count];
     let owned = limits.namespaces.values().flat_map(|owner| {
-        let others = match &owner.others {
-            Others::Nothing => None,
-            Others::Shared(bucket) | Others::Dynamic { template: bucket, .. } => Some(bucket),
+        let unconfigured = match &owner.unconfigured {
+            Unconfigured::GlobalDefault => None,
+            Unconfigured::NamespaceDefault(bucket)
+            | Unconfigured::Dynamic { template: bucket, .. } => Some(bucket),
         };
-        owner.buckets.values().chain(others)
+        owner.buckets.values().chain(unconfigured)
     });
     for bucket in limits.global_default.iter().chain(owned) {
         assert!(!std::mem::replace(&mut seen[bucket.index], true));
@@ -167,7 +168,7 @@ fn named(
 
 fn namespace() -> impl Strategy<Value = Value> {
     let buckets = named(name(|name| check_bucket(name).is_ok()), one_bucket(), 4);
-    let others = prop_oneof![
+    let unconfigured = prop_oneof![
         Just(Vec::new()),
         one_bucket().prop_map(|shared| vec![("default_bucket", Some(shared))]),
         (bucket(), prop::option::of(0_u64..1000)).prop_map(|(template, most)| vec![
@@ -175,7 +176,7 @@ fn namespace() -> impl Strategy<Value = Value> {
             ("dynamic_bucket_template", Some(template)),
         ]),
     ];
-    (prop::option::of(buckets), others, policy()).prop_map(|(buckets, mut fields, policy)| {
+    (prop::option::of(buckets), unconfigured, policy()).prop_map(|(buckets, mut fields, policy)| {
         fields.extend([("buckets", buckets), ("on_store_failure", policy)]);
         object(fields)
     })

@@ -8,7 +8,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use tollgate_server::config::{Parsed, parse, understood};
+use tollgate_server::config::{Parsed, parse, to_yaml};
 
 fn outcome_of_bad(text: &str) -> String {
     match parse(text) {
@@ -20,7 +20,7 @@ fn outcome_of_bad(text: &str) -> String {
 fn outcome_of_good(text: &str) -> String {
     match parse(text) {
         Ok(parsed) => {
-            let printed = understood(&parsed.limits);
+            let printed = to_yaml(&parsed.limits);
             assert_loads_again(&parsed, &printed);
             let notices: String =
                 parsed.notices.iter().map(|notice| format!("# {notice}\n")).collect();
@@ -89,5 +89,5 @@ fn the_sample_loads() {
     let text = fs::read_to_string(sample).expect("the sample");
     let parsed = parse(&text).unwrap_or_else(|faults| panic!("{faults}"));
     assert_eq!(parsed.notices, []);
-    assert_loads_again(&parsed, &understood(&parsed.limits));
+    assert_loads_again(&parsed, &to_yaml(&parsed.limits));
 }

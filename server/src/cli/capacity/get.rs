@@ -4,10 +4,10 @@ use std::process::ExitCode;
 
 use tollgate_proto::doorman::{GetCapacityResponse, Lease, ResourceRequest, ResourceResponse};
 
-use super::{ask, covers};
+use super::{ask, covers, epoch_s};
 use crate::cli;
 use crate::cli::node::NodeArgs;
-use crate::cli::text::{escaped, now_s, number, time_and_distance};
+use crate::cli::text::{escaped, number, time_and_distance};
 use crate::service::capacity::NO_BOUND;
 
 #[derive(clap::Args)]
@@ -62,7 +62,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         let json = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         cli::print(&(json + "\n"))?;
     } else {
-        let now_s = now_s();
+        let now_s = epoch_s();
         let texts: Vec<_> = response.iter().map(|answer| text(args.wants, answer, now_s)).collect();
         cli::print(&texts.concat())?;
     }
@@ -93,36 +93,32 @@ fn text(wants: f64, answer: &ResourceResponse, now_s: i64) -> String {
             if safe == NO_BOUND { "any amount".to_owned() } else { number(safe) }
         ));
     }
+    lines.extend(answer.learning_until.map(|until| learning_text(&has, until, now_s)));
     let degraded = answer.degraded();
-    if let Some(until) = answer.learning_until {
-        lines.push(format!(
-            "learning  until {}: the store is new, or has lost",
-            time_and_distance(until, now_s)
-        ));
-        lines.push(
-            "          its leases, and learns them from the clients; until then each gets"
-                .to_owned(),
-        );
-        lines.push(format!(
-            "          what it says it has (--has, --expires), here {has}; ask again after that"
-        ));
-        lines.push("          for a share".to_owned());
-    }
     if degraded {
-        lines.push(
-            "degraded  decided without the shared store, which does not answer: until it"
-                .to_owned(),
-        );
-        lines.push(
-            "          does, a client keeps what it says it has (--has, --expires) and gets no more"
-                .to_owned(),
-        );
+        lines.push(DEGRADED.to_owned());
     }
     if !covers(gets, wants) && answer.learning_until.is_none() && !degraded {
         let resource = escaped(&answer.resource_id);
         lines.push(format!("others    `tollgate capacity show {resource}` shows the holders"));
     }
     lines.join("\n") + "\n"
+}
+
+const DEGRADED: &str = "\
+degraded  decided without the shared store, which does not answer: until it
+          does, a client keeps what it says it has (--has, --expires) and gets no more";
+
+/// Explains a grant of `has` by a store that learns until `until`.
+fn learning_text(has: &str, until: i64, now_s: i64) -> String {
+    let until = time_and_distance(until, now_s);
+    format!(
+        "\
+learning  until {until}: the store is new, or has lost
+          its leases, and learns them from the clients; until then each gets
+          what it says it has (--has, --expires), here {has}; ask again after that
+          for a share"
+    )
 }
 
 /// Compares a grant with what was wanted: a one-word verdict and a sentence.

@@ -2,14 +2,15 @@
 
 use tokio::time::Instant;
 
+use super::epoch_s;
 use super::get::verdict;
-use crate::cli::text::{self, EMPTY_CELL, Table, escaped, number, remaining, rounded};
+use crate::cli::text::{EMPTY_CELL, Table, escaped, number, remaining, rounded};
 use crate::client::lease::{LeaseState, Leases, Now};
 use crate::service::capacity::NO_BOUND;
 
 /// Reads the clocks of this machine.
 pub(super) fn read_clocks() -> Now {
-    Now { at: Instant::now(), epoch_s: text::now_s() }
+    Now { at: Instant::now(), epoch_s: epoch_s() }
 }
 
 /// Says that a lease has expired.

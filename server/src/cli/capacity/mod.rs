@@ -15,6 +15,7 @@ use crate::cli;
 use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
 use crate::client::capacity::{LeaseClient, match_answers};
+use crate::wall_clock;
 
 mod command;
 mod get;
@@ -108,6 +109,11 @@ fn release(args: Release) -> Result<ExitCode, String> {
 fn released(request: &ReleaseCapacityRequest) -> String {
     let resources: Vec<_> = request.resource_id.iter().map(|id| escaped(id)).collect();
     format!("OK: {} holds nothing of {} now\n", escaped(&request.client_id), resources.join(", "))
+}
+
+/// Whole seconds since the Unix epoch, in the type of the expiry times of leases.
+fn epoch_s() -> i64 {
+    i64::try_from(wall_clock::now_s()).unwrap_or(i64::MAX)
 }
 
 async fn connect(node: &Node) -> Result<LeaseClient, String> {

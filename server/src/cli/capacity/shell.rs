@@ -20,7 +20,7 @@ use crate::cli;
 use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
 use crate::client::capacity::LeaseClient;
-use crate::client::lease::Leases;
+use crate::client::lease::{Leases, Now};
 
 const PROMPT: &str = "> ";
 
@@ -216,18 +216,35 @@ impl Shell {
                     }
                 }
                 Err(status) => {
-                    let mut new = false;
-                    for (resource, wants) in &wanted {
-                        new |= self.leases.on_failure(&id, resource, *wants, now);
-                    }
-                    if new {
-                        let error = self.node.error_text("lease", &status).await;
-                        changes
-                            .push(format!("{}: {error}; asking again every second", escaped(&id)));
-                    }
+                    changes.extend(self.refresh_failed(&id, &wanted, &status, now).await)
                 }
             }
         }
+        self.print_changes(&changes)
+    }
+
+    /// Records that the refreshes of one client have failed. Returns what to print, at the first
+    /// failure in a row.
+    async fn refresh_failed(
+        &mut self,
+        id: &str,
+        wanted: &[(String, f64)],
+        status: &Status,
+        now: Now,
+    ) -> Option<String> {
+        let mut is_first = false;
+        for (resource, wants) in wanted {
+            is_first |= self.leases.on_failure(id, resource, *wants, now);
+        }
+        if !is_first {
+            return None;
+        }
+        let error = self.node.error_text("lease", status).await;
+        Some(format!("{}: {error}; asking again every second", escaped(id)))
+    }
+
+    /// Prints changes that no command caused, if that is wanted.
+    fn print_changes(&self, changes: &[String]) -> Result<(), String> {
         if !self.follow || changes.is_empty() {
             return Ok(());
         }

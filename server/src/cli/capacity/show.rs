@@ -8,9 +8,10 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use super::epoch_s;
 use crate::cli;
 use crate::cli::http::HttpArgs;
-use crate::cli::text::{EMPTY_CELL, Table, escaped, now_s, remaining, rounded, time_and_distance};
+use crate::cli::text::{EMPTY_CELL, Table, escaped, remaining, rounded, time_and_distance};
 use crate::client::HttpResponse;
 use crate::logging::is_unprintable;
 use crate::settings::duration;
@@ -86,7 +87,7 @@ struct Holder {
 }
 
 #[derive(Deserialize)]
-struct Failure {
+struct ErrorBody {
     error: String,
 }
 
@@ -97,18 +98,19 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
             format!("no answer from {address}: {error}; is it the HTTP address of a node?")
         })?;
     let failed = |error: String| format!("{address}: {error}");
-    let nobody = response.status == 404 && args.resource.is_some() && failure(&response).is_some();
+    let nobody =
+        response.status == 404 && args.resource.is_some() && error_field(&response).is_some();
     if response.status != 200 && !nobody {
         return Err(failed(refusal(&response)));
     }
     let text = if args.json {
         parsed::<serde_json::Value>(&response).map(|_| escaped_json(&response.body))
     } else if nobody {
-        Ok(failure(&response).map(|error| error + "\n").unwrap_or_default())
+        Ok(error_field(&response).map(|error| error + "\n").unwrap_or_default())
     } else if args.resource.is_some() {
-        parsed(&response).map(|holders| holders_text(&holders, now_s()))
+        parsed(&response).map(|holders| holders_text(&holders, epoch_s()))
     } else {
-        parsed(&response).and_then(|status| status_text(&status, now_s()))
+        parsed(&response).and_then(|status| status_text(&status, epoch_s()))
     };
     cli::print(&text.map_err(failed)?)?;
     Ok(ExitCode::from(u8::from(nobody)))
@@ -131,12 +133,12 @@ fn parsed<T: DeserializeOwned>(response: &HttpResponse) -> Result<T, String> {
 }
 
 /// The `error` field of a JSON response; `None` if there is none.
-fn failure(response: &HttpResponse) -> Option<String> {
-    serde_json::from_str(&response.body).ok().map(|failure: Failure| escaped(&failure.error))
+fn error_field(response: &HttpResponse) -> Option<String> {
+    serde_json::from_str(&response.body).ok().map(|body: ErrorBody| escaped(&body.error))
 }
 
 fn refusal(response: &HttpResponse) -> String {
-    failure(response).unwrap_or_else(|| match response.status {
+    error_field(response).unwrap_or_else(|| match response.status {
         // HAProxy answers /debug with an HTML page of its own.
         404 | 403 => {
             "it does not show leases: --http must be the HTTP address of a node, not of a load \

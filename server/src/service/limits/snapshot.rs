@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::model::{Bucket, Limits, Namespace, Others, ResourceTemplate};
+use crate::config::model::{Bucket, Limits, Namespace, ResourceTemplate, Unconfigured};
 use crate::config::{self, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics};
@@ -190,10 +190,14 @@ fn definitions(limits: &Limits) -> Vec<Definition<'_>> {
         for (name, bucket) in &owner.buckets {
             define(bucket, namespace, name, false);
         }
-        match &owner.others {
-            Others::Nothing => {}
-            Others::Shared(bucket) => define(bucket, namespace, DEFAULT_BUCKET, false),
-            Others::Dynamic { template, .. } => define(template, namespace, DYNAMIC_TEMPLATE, true),
+        match &owner.unconfigured {
+            Unconfigured::GlobalDefault => {}
+            Unconfigured::NamespaceDefault(bucket) => {
+                define(bucket, namespace, DEFAULT_BUCKET, false)
+            }
+            Unconfigured::Dynamic { template, .. } => {
+                define(template, namespace, DYNAMIC_TEMPLATE, true)
+            }
         }
     }
     definitions.sort_by_key(|definition| definition.bucket.index);

@@ -11,7 +11,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use rustls_native_certs::load_native_certs;
 
-use crate::files::{self, Reread};
+use crate::files::{self, ReloadOnUse};
 
 /// Whom Redis knows who has a password but no name.
 const DEFAULT_USER: &str = "default";
@@ -73,7 +73,7 @@ impl LoginFiles {
         let user = settings.username().unwrap_or(DEFAULT_USER).to_owned();
         let password = settings.password().unwrap_or_default().to_owned();
         let paths = self.user.iter().chain(&self.password).map(PathBuf::as_path);
-        let read = Reread::new(paths, move || files.read_login(&user, &password));
+        let read = ReloadOnUse::new(paths, move || files.read_login(&user, &password));
         Ok(Some(Login(Arc::new(read.map_err(refused)?))))
     }
 
@@ -127,7 +127,7 @@ fn private_key(setting: &str, path: &Path) -> RedisResult<PrivateKeyDer<'static>
 
 /// Who logs in. Clones share the loaded files.
 #[derive(Clone)]
-pub(super) struct Login(Arc<Reread<(String, String)>>);
+pub(super) struct Login(Arc<ReloadOnUse<(String, String)>>);
 
 impl Login {
     /// The user and the password in the files. While the file system hangs, those read last.

@@ -51,7 +51,7 @@ impl Admission {
             return Err(error_response(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, &text));
         }
         if OPEN_PATHS.contains(&request.uri().path()) {
-            return Ok(Caller::ALLOWED);
+            return Ok(Caller::UNRESTRICTED);
         }
         if !self.hosts.allow(authority) {
             let text = "this node does not answer to that host name: --http-host adds names";
@@ -114,7 +114,7 @@ pub(super) async fn admit(
         }
         (Ok(caller), body) => {
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
-            caller.put_on(request.extensions_mut());
+            caller.attach_to(request.extensions_mut());
             match is_allow {
                 true => admission.run_allow(caller.index(), request, next).await,
                 false => next.run(request).await,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use tollgate_server::config::{parse, understood};
+use tollgate_server::config::{parse, to_yaml};
 
 /// Time limit for 64 KiB in an unoptimized build on a busy machine.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -14,7 +14,7 @@ fn any_limits_file() {
         let started = Instant::now();
         match parse(&text) {
             Ok(parsed) => {
-                let printed = understood(&parsed.limits);
+                let printed = to_yaml(&parsed.limits);
                 assert!(parse(&printed).is_ok(), "the printed limits can't be parsed");
             }
             Err(faults) => {
