@@ -9,7 +9,7 @@ use super::token::Tokens;
 use crate::config::LoadError;
 use crate::config::access::{CallerEntry, parse};
 use crate::files::{self, Live, Source};
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::{AccessMetrics, LoadMetrics, Metrics};
 
 /// Indexes of callers in [`Callers::all`]. Usually there is one.
@@ -103,9 +103,9 @@ impl Source for AccessFile {
 pub struct Access {
     file: Arc<Live<AccessFile>>,
     pub(super) counts: AccessMetrics,
-    pub(super) refusals: Repeating,
+    pub(super) refusals: LogThrottle,
     /// Limits log lines about clusters that report more clients than their `lend` allows.
-    pub(super) lend_warnings: Repeating,
+    pub(super) lend_warnings: LogThrottle,
 }
 
 impl Access {
@@ -115,8 +115,8 @@ impl Access {
         Ok(Self {
             file: Arc::new(file),
             counts: AccessMetrics::new(metrics),
-            refusals: Repeating::default(),
-            lend_warnings: Repeating::default(),
+            refusals: LogThrottle::default(),
+            lend_warnings: LogThrottle::default(),
         })
     }
 
@@ -132,39 +132,7 @@ impl Access {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
-
-    use tracing_subscriber::layer::SubscriberExt as _;
-
     use super::*;
-
-    /// Records the number of callers in use at each log event.
-    struct CallersAtEvent {
-        access: Arc<Access>,
-        counts: Arc<Mutex<Vec<usize>>>,
-    }
-
-    impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for CallersAtEvent {
-        fn on_event(&self, _: &tracing::Event<'_>, _: tracing_subscriber::layer::Context<'_, S>) {
-            self.counts.lock().unwrap().push(self.access.current().all.len());
-        }
-    }
-
-    #[test]
-    fn new_file_is_in_use_before_it_is_logged() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("access.yaml");
-        let caller = "{ name: x, certificates: ['cn:x'], namespaces: [shop] }";
-        std::fs::write(&path, format!("callers: [{caller}]")).unwrap();
-        let access = Arc::new(Access::load(&path, &Metrics::new()).unwrap());
-        std::fs::write(&path, "callers: []").unwrap();
-        let counts = Arc::new(Mutex::new(Vec::new()));
-        let layer = CallersAtEvent { access: Arc::clone(&access), counts: Arc::clone(&counts) };
-        let subscriber = tracing_subscriber::registry().with(layer);
-        tracing::subscriber::with_default(subscriber, || access.file.reload()).unwrap();
-        // Two events: the file is in use, and it has no callers.
-        assert_eq!(*counts.lock().unwrap(), [0, 0]);
-    }
 
     #[test]
     fn only_the_first_certificate_names_count() {

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use super::reload_failure::{LastReloadFailure, ReloadFailure};
 use super::watched::Watched;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::LoadMetrics;
 
 /// How often files are polled.
@@ -58,7 +58,7 @@ pub struct Live<S: Source> {
     /// Locked during a load, so that a slow load can't replace a newer one.
     watched: Mutex<Watched>,
     metrics: LoadMetrics,
-    failures: Repeating,
+    failures: LogThrottle,
     last_failure: LastReloadFailure,
 }
 
@@ -74,7 +74,7 @@ impl<S: Source> Live<S> {
             source,
             watched,
             metrics,
-            failures: Repeating::default(),
+            failures: LogThrottle::default(),
             last_failure: LastReloadFailure::default(),
         })
     }
@@ -104,7 +104,7 @@ impl<S: Source> Live<S> {
     }
 
     /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
+    pub async fn reload_in_background(self: &Arc<Self>) {
         let live = Arc::clone(self);
         // Errors and panics are logged where they occur.
         let _ = spawn_blocking(move || live.reload()).await;
@@ -165,6 +165,7 @@ mod tests {
     use std::io;
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{OnceLock, Weak};
 
     use super::super::read_text;
     use super::*;
@@ -176,12 +177,18 @@ mod tests {
         rewritten: AtomicBool,
         /// Every read fails.
         broken: AtomicBool,
+        /// Set by tests that look at `in_use_at_report`.
+        live: OnceLock<Weak<Live<Self>>>,
+        /// The number in use at each report of a new one.
+        in_use_at_report: Mutex<Vec<u32>>,
     }
 
     impl Number {
         fn live(path: &Path, metrics: &Metrics) -> Live<Self> {
             let (rewritten, broken) = (AtomicBool::new(false), AtomicBool::new(false));
-            let number = Self { path: path.to_owned(), rewritten, broken };
+            let (live, in_use_at_report) = (OnceLock::new(), Mutex::default());
+            let path = path.to_owned();
+            let number = Self { path, rewritten, broken, live, in_use_at_report };
             Live::new(number, LoadMetrics::limits(metrics)).unwrap()
         }
     }
@@ -216,7 +223,23 @@ mod tests {
             content
         }
 
-        fn report(&self, _value: &u32) {}
+        fn report(&self, _value: &u32) {
+            if let Some(live) = self.live.get().and_then(Weak::upgrade) {
+                self.in_use_at_report.lock().unwrap().push(**live.current());
+            }
+        }
+    }
+
+    #[test]
+    fn new_file_is_in_use_before_it_is_reported() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("number");
+        fs::write(&path, "1").unwrap();
+        let live = Arc::new(Number::live(&path, &Metrics::new()));
+        live.source().live.set(Arc::downgrade(&live)).unwrap();
+        fs::write(&path, "2").unwrap();
+        live.reload().unwrap();
+        assert_eq!(*live.source().in_use_at_report.lock().unwrap(), [2]);
     }
 
     #[test]
