@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Attacks nodes on loopback, each in every way of server/tests/abuse for so many seconds, with an
-# optimised build, and prints the table of docs/overload.md: scripts/abuse.sh [SECONDS]
-# Nothing else should run meanwhile: latencies are measured. Fails if a case fails, or if a row of
-# that table is missing.
+# Runs every attack of server/tests/abuse on nodes on loopback, in an optimised build, and prints the
+# table of docs/overload.md:
+#   scripts/abuse.sh [SECONDS]     how long each attack lasts; 10 by default
+# The machine should be idle otherwise, because latencies are measured. Fails if an attack fails, or
+# if a row of the table is missing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

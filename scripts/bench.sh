@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# What a decision costs, measured against an empty RPC: scripts/bench.sh [--write] [OPTION…]
+# Measures the cost of a decision, compared with an empty RPC:
+#   scripts/bench.sh [--write] [OPTION…]
 #
-# Installs what is missing on Debian or Ubuntu (as root, or through sudo), builds tollgate, and
-# starts all else itself: Redis, nodes, and what they are compared with. Takes about a quarter of
-# an hour, in which the machine should have nothing else to do. Writes a table in Markdown, all
-# figures as JSON, and a plot to target/bench/; with --write, into docs/ (performance.md,
-# performance.json, performance.svg). Options are those of `tollgate-loadtest bench`, such as
-# --rounds 1 or --only redis/.
+# Installs missing packages on Debian or Ubuntu (as root, or with sudo), builds tollgate, and starts
+# Redis, the nodes, and the servers that they are compared with. Takes about a quarter of an hour;
+# the machine should be idle otherwise. Writes a table in Markdown, all figures as JSON, and a plot
+# to target/bench/; with --write, to docs/ (performance.md, performance.json, performance.svg).
+# The options are those of `tollgate-loadtest bench`, such as --rounds 1 or --only redis/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,7 +46,7 @@ fi
 
 say "writing docs/performance.md, .json and .svg"
 cp "$out/performance.json" "$out/performance.svg" docs/
-# Only what lies between the two markers is replaced.
+# Replaces only the text between the two markers.
 awk -v table="$out/performance.md" '
   /^<!-- bench: end -->$/ { inside = 0 }
   !inside { print }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Checks what surrounds the program: the Compose file, the load balancer's configuration,
-# Prometheus' rules, the dashboard, the shell scripts. It needs no container engine and no
-# network, and starts nothing.
+# Checks the deployment files: the Compose file, the load balancer's configuration, the Prometheus
+# rules, the dashboard and the shell scripts. Needs no container engine and no network, and starts
+# no service.
 #
 #   scripts/check-deploy.sh
 #
@@ -25,7 +25,7 @@ fail() {
   failures=$((failures + 1))
 }
 
-# run WHAT COMMAND...: quiet when all is well, everything the command said when not.
+# run WHAT COMMAND...: prints the output of the command only if it fails.
 run() {
   local what=$1
   shift
@@ -42,7 +42,7 @@ run() {
 need() {
   command -v "$1" >/dev/null 2>&1 || fail "$1 is not installed (Debian package: $2)"
 }
-# haproxy lives where an ordinary user's PATH does not look.
+# haproxy is in a folder that is not on every user's PATH.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 need haproxy haproxy
 need openssl openssl
@@ -65,7 +65,7 @@ run "docker-compose.yml" "${compose[@]}" -f docker-compose.yml config -q
 
 # --- load balancer -------------------------------------------------------------------
 
-# As Compose sets it, but with numeric addresses: the names exist only in there.
+# The values of the Compose file, but with numeric addresses: its names resolve only in containers.
 check_haproxy() {
   local n
   export TOLLGATE_LB_GRPC=127.0.0.1:10990 TOLLGATE_LB_HTTP=127.0.0.1:10991
@@ -77,12 +77,12 @@ check_haproxy() {
     cat "$scratch/haproxy"
     return 1
   }
-  # A warning today is often an error in a newer version.
+  # A warning often becomes an error in a newer version.
   ! grep -F '[WARNING]' "$scratch/haproxy"
 }
 run "config/haproxy.cfg" check_haproxy
 
-# The same with all of its TLS.
+# The same with TLS on both sides.
 check_haproxy_tls() (
   openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=lb \
     -keyout "$scratch/lb.key" -out "$scratch/lb.crt" || return 1
@@ -93,7 +93,7 @@ check_haproxy_tls() (
 )
 run "config/haproxy.cfg with TLS" check_haproxy_tls
 
-# Every variable that the file wants, Compose sets.
+# Compose must set every variable that the file uses.
 step "variables of config/haproxy.cfg in docker-compose.yml"
 # shellcheck disable=SC2016 # the dollar is what is looked for
 while read -r name; do
@@ -108,7 +108,7 @@ run "tests of $RULES" promtool test rules config/prometheus/rules_test.yml
 
 # --- dashboards ----------------------------------------------------------------------
 
-# queries FILE: every query of a dashboard, one a line; Grafana's variables become values.
+# queries FILE: prints every query of a dashboard on a line, with values for Grafana's variables.
 # shellcheck disable=SC2016 # the dollar is what is looked for
 queries() {
   jq -r '[.. | objects | .expr? | strings] | .[]' "$1" |
@@ -130,8 +130,8 @@ done
 
 # --- metric names --------------------------------------------------------------------
 
-# What rules and dashboards ask for, the program must export. Names with a colon are
-# recorded by the rules: those must be recorded there.
+# The program must export every metric that rules and dashboards use, and the rules must record every
+# name with a colon.
 step "metric names"
 grep -ohE '[a-z_]*:?tollgate[a-z0-9_]*(:[a-z0-9_]+)*|tollgate:[a-z0-9_:]+' \
   <(sed 's/#.*//' "$RULES") "$DASHBOARDS"/*.json | sort -u >"$scratch/names"
@@ -143,9 +143,9 @@ while read -r name; do
     ;;
   tollgate_*)
     base=$name
-    # A histogram is exported under three names.
+    # A histogram has three exported names.
     [[ $name =~ ^(.*)_(bucket|sum|count)$ ]] && base=${BASH_REMATCH[1]}
-    # The names of rule groups and of files look alike.
+    # Names of rule groups and of files match the same pattern.
     if grep -qE "^ *- name: $name\$" "$RULES"; then continue; fi
     grep -qwF -e "$name" -e "$base" "$METRICS" || fail "$name is not in $METRICS"
     checked=$((checked + 1))

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs all of server/tests/transport/clients: the clients that the machine has, and grpc-js and grpc-go, which
-# this fetches and builds in a temporary folder. Prints the table of docs/compatibility.md.
+# Runs all tests of server/tests/transport/clients, with the installed clients and with grpc-js and
+# grpc-go, which it downloads and builds in a temporary folder. Prints the table of
+# docs/compatibility.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -23,7 +24,7 @@ TOLLGATE_GRPC_JS="$folder/grpc-js/driver.js" TOLLGATE_GRPC_GO="$folder/grpc-go-d
   TOLLGATE_REPORT="$folder/report" \
   cargo test --locked --package tollgate-server --test transport --no-fail-fast "$@" -- clients:: || result=$?
 
-# One row a scenario, one column a client.
+# One row per scenario, one column per client.
 jq --slurp --raw-output '
   (map(.client) | unique) as $clients
   | (["scenario"] + $clients | "| " + join(" | ") + " |"),

@@ -1,27 +1,27 @@
 #!/usr/bin/env bash
-# What takes too long for CI, to be run before an issue is resolved; 80 minutes at most if nothing
-# else is said:
+# Runs what takes too long for CI; run it before you close an issue. By default it takes at most 80
+# minutes:
 #   scripts/full.sh [OPTION…]
-#     --repeat N          times that the tests of order and time are run (20)
-#     --fuzz-seconds N    for how long the random tests draw fresh seeds (600)
-#     --soak-minutes N    for how long nodes are under load (10)
-#     --suite N           times that the whole suite is run as well (0)
-#     --busy N            busy loops that run all the while (0)
-#     --only PART…        these parts only: repeat fuzz refusals abuse clients h2spec soak reliability
+#     --repeat N          runs of each test of order and time (20)
+#     --fuzz-seconds N    duration of the random tests with fresh seeds (600)
+#     --soak-minutes N    duration of the load on nodes (10)
+#     --suite N           additional runs of the whole test suite (0)
+#     --busy N            busy loops that compete for the CPUs meanwhile (0)
+#     --only PART…        only these parts: repeat fuzz refusals abuse clients h2spec soak reliability
 #                         suite
 #
-#   repeat        the tests whose verdict depends on what comes first or how long it takes
+#   repeat        the tests whose verdict depends on an order or a duration
 #   fuzz          scripts/fuzz.sh
 #   refusals      100,000 refusals of each kind on one connection
 #   abuse         server/tests/abuse in an optimised build, with the cases that CI leaves out
-#   clients       scripts/clients.sh: clients that others have written
+#   clients       scripts/clients.sh: third-party clients
 #   h2spec        scripts/h2spec.sh: conformance of both ports
 #   soak          scripts/soak.sh
 #   reliability   scripts/reliability.sh
 #   suite         cargo test --workspace
 #
-# A part that fails does not stop the others. Each writes a log to target/full/. The end is a table,
-# and the exit code is 1 if a part failed.
+# A part that fails does not stop the others. Each part writes a log to target/full/. The output ends
+# with a table, and the exit code is 1 if a part has failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -62,7 +62,7 @@ done
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
 install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl
-# haproxy is in /usr/sbin, which is not on everyone's path.
+# haproxy is in /usr/sbin, which is not on every user's PATH.
 export PATH="$PATH:/usr/sbin"
 
 out="${CARGO_TARGET_DIR:-target}/full"
@@ -70,7 +70,7 @@ mkdir -p "$out"
 
 # --- parts -----------------------------------------------------------------------
 
-# A test binary and the names in it that are run; no name: all.
+# A test binary, and the names of its tests to run; without names, all of them.
 ordered=(
   "security node::a_changed_file_counts_at_once"
   "redis corrupt::servers::"
@@ -90,10 +90,10 @@ ordered=(
   "transport connections::"
 )
 
-# Whether at least one test ran: a filter that matches none is no error for cargo.
+# Whether at least one test ran: cargo succeeds even if a filter matches no test.
 any_ran() { grep -q '^test result: ok\. [1-9]' "$1"; }
 
-# Fails if any of the runs did, and says how many.
+# Fails if any run has failed, and prints how many.
 repeat() {
   local entry name filters run failed total=0
   for entry in "${ordered[@]}"; do
@@ -155,7 +155,7 @@ table=() failed=0 begun=$SECONDS
 for part in "${parts[@]}"; do
   log="$out/$part.log" started=$SECONDS
   printf '== %s, log in %s\n' "$part" "$log"
-  # Not in a condition: there `set -e` would not hold inside the part.
+  # Not in a condition: `set -e` would have no effect inside the part.
   set +e
   (
     set -e

@@ -1,21 +1,20 @@
 #!/usr/bin/env bash
-# Runs the random tests with fresh seeds, for as long as it is asked to:
-#   scripts/fuzz.sh [SECONDS]             600 unless said otherwise
-#   scripts/fuzz.sh --seed SEED [TEST…]   one round with that seed, of all tests or of those
+# Runs the random tests with fresh seeds:
+#   scripts/fuzz.sh [SECONDS]             for this long; 600 by default
+#   scripts/fuzz.sh --seed SEED [TEST…]   one round with this seed, of all tests or of these
 #
-# The tests that CI runs always draw the same cases. Here each round draws a new seed, and runs
-# every test below with it; the last round is cut short when the time is over. A test that fails is
-# told with the command that runs it again with the same cases, and its output is left in
-# target/fuzz/. Ends with 1 if any failed, and with 2 if the tests don't build.
+# In CI the tests always draw the same cases. Here each round draws a new seed and runs every test
+# below with it; the last round ends when the time is over. For a failed test the script prints the
+# command that repeats it with the same cases, and keeps its output in target/fuzz/. The exit code is
+# 1 if a test has failed, and 2 if the tests don't build.
 #
-# Keep what is found: a test adds the failing case to server/tests/fixtures
-# itself, or prints it in its smallest form, to be written down as a case of that test. Commit the
-# case with what mends it.
+# A test adds the failing case to server/tests/fixtures itself, or prints it in its smallest form so
+# that you can add it to the test. Commit the case together with the fix.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# The number of cases of each test in a round, so that none takes much longer than the others, and
-# the arguments of cargo that run it. The names before the colon are those for --seed.
+# Name (for --seed), number of cases in a round, and cargo arguments of each test. The numbers of
+# cases are chosen so that no test takes much longer than the others.
 tests=(
   "hostile:3000:-p tollgate-server --test fuzz hostile::"
   "replies:20000:-p tollgate-server --lib any_reply"
@@ -68,7 +67,7 @@ done
 
 started=$SECONDS failures=0 runs=0
 
-# Whether the time is over. A seed that was asked for is tried whole.
+# Whether the time is over. With --seed, a round is always completed.
 over() { [ -z "$seed" ] && ((SECONDS - started >= seconds)); }
 
 # run_one NAME CASES SEED CARGO-ARGUMENT…
@@ -76,12 +75,12 @@ run_one() {
   local name=$1 cases=$2 with=$3 log status=0 limit=()
   shift 3
   log="$out/$name-$with.log"
-  # The time that is left bounds the last test; to be cut short is no failure.
+  # The last test ends when the time is over, which is not a failure.
   [ -n "$seed" ] || limit=(timeout $((seconds - (SECONDS - started) + 1)))
   PROPTEST_RNG_SEED=$with PROPTEST_CASES=$cases \
     "${limit[@]}" cargo test --locked --quiet "$@" >"$log" 2>&1 || status=$?
   runs=$((runs + 1))
-  # A filter that matches no test is no error for cargo.
+  # cargo succeeds even if a filter matches no test.
   if [ "$status" = 0 ] && ! grep -q '^test result: ok\. [1-9]' "$log"; then
     echo "no test ran" >>"$log"
     status=1
@@ -99,7 +98,7 @@ round() {
   local with=$1 entry name cases arguments
   for entry in "${tests[@]}"; do
     over && return
-    # What is behind the second colon may have colons of its own.
+    # The text after the second colon may contain colons.
     IFS=: read -r name cases arguments <<<"$entry"
     [ ${#only[@]} = 0 ] || [[ " ${only[*]} " == *" $name "* ]] || continue
     # shellcheck disable=SC2086 # these are several words

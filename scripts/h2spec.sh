@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs h2spec against both ports of a node of its own, plaintext and over TLS. Fails if any test fails that
-# docs/compatibility.md does not explain. Needs Go, openssl and a built node (cargo build): scripts/h2spec.sh
+# Starts a node and runs h2spec against both of its ports, in plaintext and over TLS. Fails if a test
+# fails that docs/compatibility.md does not explain. Needs Go, openssl and a built node (cargo build).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -9,7 +9,8 @@ target="${CARGO_TARGET_DIR:-$PWD/target}"
 h2spec="$target/h2spec/h2spec"
 node="${TOLLGATE:-$target/debug/tollgate}"
 
-# Some of these fail now and then only. What may fail on each port: the section of h2spec and the number of the test in it.
+# The tests that may fail on each port, as section of h2spec and number in it. Some of them fail only
+# occasionally.
 declare -A explained=(
   [grpc]="generic/2/2 generic/2/3 http2/3.5/2 http2/5.1/2 http2/5.1.2/1 http2/6.4/2 http2/8.1/1 http2/8.1.2.6/1 http2/8.1.2.6/2"
   [http]="http2/3.5/2 http2/5.1/2 http2/6.4/2 http2/8.1/1 http2/8.1.2.6/1 http2/8.1.2.6/2"
@@ -30,7 +31,7 @@ namespaces:
       b: { size: 1000, fill_rate: 1000 }
 LIMITS
 
-# The port that the node says it serves.
+# The port that the node has logged.
 port() { sed -n "s/.*\"$1\":\"127\.0\.0\.1:\([0-9]*\)\".*\"message\":\"serving\".*/\1/p; s/.*\"message\":\"serving\".*\"$1\":\"127\.0\.0\.1:\([0-9]*\)\".*/\1/p" "$work/log" | head -1; }
 
 start() {
@@ -46,7 +47,7 @@ start() {
   exit 1
 }
 
-# The tests that failed, one a line, from h2spec's report in JUnit's format.
+# Prints the failed tests, one per line, from h2spec's report in JUnit format.
 failed() {
   python3 - "$1" <<'PYTHON'
 import sys

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# For the other scripts, which source it: installs what is missing, on Debian or Ubuntu, as root
-# or through sudo.
+# Sourced by the other scripts: installs missing packages on Debian or Ubuntu, as root or with sudo.
 
-# Of modules, the system's Python is asked first: the packages are for that one, and another may
-# come before it on the path. server/tests/leases/wire.rs takes the same one.
+# Whether a command, or a Python module, is installed. Modules are looked up in the system's Python
+# first: Debian's packages are for it, and another Python may precede it on the PATH.
+# server/tests/leases/wire.rs uses the same one.
 there() {
   case "$1" in
     import\ *) /usr/bin/python3 -c "$1" 2>/dev/null || python3 -c "$1" 2>/dev/null ;;
@@ -11,8 +11,8 @@ there() {
   esac
 }
 
-# install_missing WHAT:PACKAGE...: WHAT is a command, or a line of Python that imports modules; the
-# package has it.
+# install_missing WHAT:PACKAGE...: installs PACKAGE if WHAT is missing, a command or a line of Python
+# that imports modules.
 install_missing() {
   local pair missing=() as_root=()
   for pair in "$@"; do
@@ -25,11 +25,11 @@ install_missing() {
     exit 1
   }
   [ "$(id -u)" = 0 ] || as_root=(sudo)
-  # A mirror may fail for a moment, and another process may hold the lock.
+  # A mirror may fail temporarily, and another process may hold the lock.
   local patient=(-qq -o Acquire::Retries=5 -o DPkg::Lock::Timeout=300)
-  # An index that can't be renewed may still do: whether it does, the installation tells.
+  # If the update fails, the old package index may still be good enough for the installation.
   "${as_root[@]}" apt-get update "${patient[@]}" >&2 || echo "apt-get update failed" >&2
-  # RUNLEVEL=1 keeps the packages from starting their services: scripts start their own.
+  # RUNLEVEL=1 keeps packages from starting services: the scripts start their own.
   "${as_root[@]}" env RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive \
     apt-get install "${patient[@]}" -y --no-install-recommends "${missing[@]}" >&2
   for pair in "$@"; do

@@ -1,13 +1,12 @@
 #!/usr/bin/env bash
-# What each fault does to tollgate, as a table:
+# Prints the table of the effects of each fault on tollgate:
 #   scripts/reliability.sh [--write] [--from DIR | MODULE…]
 #
-# Runs the tests that write rows of the table (all, or those of modules such as redis::sentinel), and
-# prints it; with --write, also puts it into docs/reliability.md, which takes all of them. Each
-# test starts its own Redis and its own nodes. Takes some minutes, in which the machine should
-# have nothing else to do: the figures are of this machine, in an unoptimised build. With --from, no
-# test is run: the rows are those that tests have written to DIR, as in
-# TOLLGATE_REPORT=DIR scripts/test.sh.
+# Runs the tests that write rows of the table: all, or those of modules such as redis::sentinel. With
+# --write, it also puts the table into docs/reliability.md, which needs all rows. Each test starts its
+# own Redis and nodes. Takes some minutes; the machine should be idle otherwise, because the figures
+# are measured on it, in an unoptimised build. With --from, it runs no tests, and uses the rows that
+# tests have written to DIR, as in TOLLGATE_REPORT=DIR scripts/test.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -45,7 +44,7 @@ if [ -z "$rows" ]; then
 
   rows=$work/rows
   mkdir "$rows"
-  # One test at a time: they would measure one another. All of them, also where one fails.
+  # One test at a time, so that none disturbs the figures of another. A failure does not stop the rest.
   for module in "${modules[@]}"; do
     TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows cargo test --locked -p tollgate-server \
       --test "${module%%::*}" -- "${module#*::}::" --nocapture --test-threads 1 >&2 || failed=yes

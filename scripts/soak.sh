@@ -1,32 +1,34 @@
 #!/usr/bin/env bash
-# Three nodes on one Redis under mixed load for long, and whether what they hold stays flat:
-#   scripts/soak.sh [MINUTES]        10 unless said otherwise; hours do as well
+# Runs three nodes on one Redis under mixed load, and checks that their use of resources does not
+# grow:
+#   scripts/soak.sh [MINUTES]        10 by default; may be hours
 #
-# Some hundred requests a second: buckets of several kinds, leases whose holders come and go, wrong
-# requests, connections opened and closed, limits reloaded every half minute, and Redis killed and
-# started empty six times. Samples the memory, open files and threads of each node, its series of
-# metrics, and Redis' memory, every five seconds. Prints a table in Markdown and a verdict a line, and
-# ends with 1 where one is FAILS. All samples and logs are left in target/soak/.
+# The load is some hundred requests a second: buckets of several kinds, leases whose holders come and
+# go, invalid requests, new connections, a reload of the limits every half minute, and six restarts of
+# Redis without data. Every five seconds the script samples the memory, open files, threads and metric
+# series of each node, and the memory of Redis. It prints a table in Markdown with a verdict on each
+# line, and exits with 1 if a verdict is FAILS. All samples and logs are kept in target/soak/.
 #
-# No request fails, with one exception: leases can't be given back while Redis is away, which may
-# strike every holder of a round, once a restart. Of the decisions and of the lease requests
-# that were asked for, at least half are answered: a node or a load that stands still is not flat.
+# No request may fail, with one exception: leases can't be released while Redis is down, which may
+# affect every holder of a round, once per restart. At least half of the intended decisions and lease
+# requests must be answered: a node or a load that has stopped must not pass.
 #
-# Flat is: the last third of the run is not above the second one by more than a tolerance. The
-# first third is left out, as tables and pools grow to their size in it.
+# A value passes if the last third of the run does not exceed the second third by more than a
+# tolerance. The first third does not count, because tables and pools grow to their size in it.
 #
-#   memory of a node     median of the third, 5 % and 2 MiB: the allocator keeps what was freed, and
-#                        a median moves by that much between two thirds of which nothing is
-#                        different. In ten minutes a node has some 29,000 requests a third: a
-#                        leak of 130 bytes a request is found, in an hour one of 22, in a day
-#                        one of a byte. In runs of less than ten minutes 8 MiB instead of 2: buckets
-#                        in nodes' own memory, one for each key that is asked for, are not all there.
-#   open files           median, 6: connections that happen to be open. In runs of less than ten
-#                        minutes 20, as a restart is a good part of each third then. And when the
-#                        load has ended, none but those of before it and the pools' to Redis.
-#   threads              the most, none
-#   series of metrics    the most, none: no name that a caller makes up may become one
-#   memory of Redis      the most, 10 % and 1 MiB: each third has two restarts and all the load
+#   memory of a node     median; 5 % plus 2 MiB. The allocator keeps freed memory, so that the median
+#                        varies by this much between two equal thirds. In ten minutes a node gets
+#                        some 29,000 requests per third, which reveals a leak of 130 bytes per
+#                        request; an hour reveals one of 22 bytes, a day one of a byte. In runs of
+#                        less than ten minutes 8 MiB instead of 2: the buckets in the nodes' own
+#                        memory, one for each requested key, are not all created by then.
+#   open files           median; 6, for connections that happen to be open. In runs of less than ten
+#                        minutes 20, because a restart is then a large part of each third. After the
+#                        load has ended, only the files from before it and the connections to Redis
+#                        may be open.
+#   threads              maximum; 0
+#   series of metrics    maximum; 0, because no name that a caller invents may become a series
+#   memory of Redis      maximum; 10 % plus 1 MiB. Each third has two restarts and the whole load
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -58,13 +60,13 @@ mkdir -p "$out"
 started=() redis_pid=
 # shellcheck disable=SC2317 # the trap calls it
 finish() {
-  # Some have ended by themselves.
+  # Some processes have already ended.
   kill "${started[@]}" "$redis_pid" 2>/dev/null || true
   wait 2>/dev/null || true
 }
 trap finish EXIT
 
-# Writes the limits; some of them change each time.
+# Writes the limits file; some limits change each time.
 limits() {
   cat >"$out/limits.new" <<YAML
 global_default_bucket: { size: $((100 + $1 % 7)), fill_rate: 50 }
@@ -133,7 +135,7 @@ end=$((SECONDS + seconds))
 targets=()
 for address in "${grpc[@]}"; do targets+=(--target "$address"); done
 
-# Redis comes back empty, so what is granted is no business of this script.
+# Redis restarts without data, so the grants are not audited.
 asked=0
 steady() { # RATE OPTION...
   asked=$((asked + $1 * seconds))
@@ -148,7 +150,8 @@ steady 60 --namespace local --arrivals poisson
 steady 40 --namespace deny
 steady 20 --namespace nobody --keys uniform:100000
 
-# Holders that give their leases back, and others that just go. Each asks every two seconds.
+# Clients that release their leases at the end, and others that do not. Each refreshes every two
+# seconds.
 holders=60
 leases_asked=$(((seconds - 20) * holders / 2))
 churn() {
@@ -167,7 +170,7 @@ started+=($!)
 
 post() { curl -s -m 5 --data-binary "$2" "$1/v1/allow"; }
 
-# New connections, twenty each time, and wrong requests on both ports.
+# Twenty new connections in each round, and invalid requests on both ports.
 coming_and_going() {
   local round=0 node url
   while ((SECONDS < end - 5)); do
@@ -183,7 +186,7 @@ coming_and_going() {
       post "$url" "{\"namespace\":\"\",\"bucketName\":\"$(printf 'x%.0s' {1..2000})\"}"
       head -c 300000 /dev/zero | post "$url" @-
       curl -s -m 5 "$url/no/such/page/$round"
-      # Neither HTTP nor gRPC, and a caller that goes before it has said anything.
+      # Neither HTTP nor gRPC, and a connection that closes without a request.
       printf 'no protocol at all\r\n\r\n' >"/dev/tcp/${grpc[node]/://}"
       : >"/dev/tcp/${grpc[node]/://}"
     } >>"$out/wrong.log" 2>&1 || true
@@ -222,7 +225,7 @@ while ((SECONDS < end)); do
     reloads=$((now / 30))
     limits "$reloads"
   fi
-  # In the middle of each sixth, so that each third has two.
+  # In the middle of each sixth of the run, so that each third has two restarts.
   if ((now >= sixth * restarts + sixth / 2)); then
     restarts=$((restarts + 1))
     kill -9 "$redis_pid"

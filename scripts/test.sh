@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Everything that is checked of tollgate: formatting, lints, all tests, the deployment files, and
-# what a decision costs. Installs what is missing on Debian or Ubuntu (as root, or through sudo).
-# CI runs this, and so can you: scripts/test.sh
+# Runs all checks, here and in CI: formatting, lints, documentation, deployment files, all tests, and
+# the instructions of a decision. Installs missing packages on Debian or Ubuntu (as root, or with
+# sudo).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 say() { printf '\n== %s\n' "$*"; }
 
-# haproxy is in /usr/sbin, which is not on everyone's path.
+# haproxy is in /usr/sbin, which is not on every user's PATH.
 export PATH="$PATH:/usr/sbin"
 
 # shellcheck source=scripts/lib-install.sh

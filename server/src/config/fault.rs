@@ -138,8 +138,8 @@ fn write_line(f: &mut fmt::Formatter<'_>, line: usize, path: &str, message: &str
 /// A path in the file, as a chain of borrowed steps, so that a file without faults allocates no
 /// strings for paths.
 #[derive(Clone, Copy)]
-pub(super) struct Path<'p> {
-    parent: Option<&'p Path<'p>>,
+pub(super) struct YamlPath<'p> {
+    parent: Option<&'p YamlPath<'p>>,
     step: Step<'p>,
 }
 
@@ -150,13 +150,13 @@ enum Step<'p> {
     Item(usize),
 }
 
-impl Path<'_> {
+impl YamlPath<'_> {
     /// The file as a whole.
-    pub(super) const ROOT: Path<'static> = Path { parent: None, step: Step::Root };
+    pub(super) const ROOT: YamlPath<'static> = YamlPath { parent: None, step: Step::Root };
 
     /// The path of the value under `key` in a mapping at this path.
-    pub(super) fn key<'p>(&'p self, key: &'p str) -> Path<'p> {
-        Path { parent: Some(self), step: Step::Key(key) }
+    pub(super) fn key<'p>(&'p self, key: &'p str) -> YamlPath<'p> {
+        YamlPath { parent: Some(self), step: Step::Key(key) }
     }
 
     /// The last key in this path, also for an item of a list; empty for the file as a whole.
@@ -169,12 +169,12 @@ impl Path<'_> {
     }
 
     /// The path of an item in a list at this path; `index` counts from 0.
-    pub(super) fn item(&self, index: usize) -> Path<'_> {
-        Path { parent: Some(self), step: Step::Item(index) }
+    pub(super) fn item(&self, index: usize) -> YamlPath<'_> {
+        YamlPath { parent: Some(self), step: Step::Item(index) }
     }
 }
 
-impl fmt::Display for Path<'_> {
+impl fmt::Display for YamlPath<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(parent) = self.parent {
             parent.fmt(f)?;
@@ -229,15 +229,15 @@ mod tests {
 
     #[test]
     fn paths() {
-        let namespaces = Path::ROOT.key("namespaces");
+        let namespaces = YamlPath::ROOT.key("namespaces");
         let owner = namespaces.key("Pinky_TheBrain");
         assert_eq!(owner.key("size").to_string(), "namespaces.Pinky_TheBrain.size");
-        let resources = Path::ROOT.key("resources");
+        let resources = YamlPath::ROOT.key("resources");
         assert_eq!(resources.item(3).key("capacity").to_string(), "resources[3].capacity");
         assert_eq!(namespaces.key("a.b").to_string(), "namespaces.\"a.b\"");
         assert_eq!(namespaces.key("").to_string(), "namespaces.\"\"");
         assert_eq!(namespaces.key("2001:db8::1").to_string(), "namespaces.2001:db8::1");
-        assert_eq!(Path::ROOT.to_string(), "");
+        assert_eq!(YamlPath::ROOT.to_string(), "");
     }
 
     #[test]
@@ -248,6 +248,6 @@ mod tests {
         let echo = clip(&"x".repeat(1 << 20));
         assert_eq!(echo, format!("{}…", "x".repeat(40)));
         let long = "\u{7}".repeat(1 << 20);
-        assert!(Path::ROOT.key(&long).to_string().len() < 500);
+        assert!(YamlPath::ROOT.key(&long).to_string().len() < 500);
     }
 }

@@ -2,12 +2,12 @@
 
 use hashbrown::HashMap;
 
-use super::fault::{Path, quoted};
+use super::fault::{YamlPath, quoted};
 use super::model::{Bucket, FailurePolicy, Namespace, Unconfigured};
 use super::number::number;
 use super::rate::with_unit;
 use super::read::{Entry, Fields, Keys, Reader};
-use super::tree::{Content, Node};
+use super::tree::{Content, YamlNode};
 use crate::domain::bucket::{BucketLimit, MAX_SPAN_US, RATES};
 use crate::domain::names::{NameFault, check_bucket, check_namespace};
 
@@ -68,8 +68,8 @@ impl Indices {
 /// Reads all namespaces. `inherited` is the failure policy of those without their own.
 pub(super) fn namespaces(
     reader: &mut Reader,
-    node: &Node<'_>,
-    path: &Path<'_>,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
     inherited: FailurePolicy,
     indices: &mut Indices,
 ) -> HashMap<Box<str>, Namespace> {
@@ -87,7 +87,7 @@ pub(super) fn namespaces(
 fn check_name(
     reader: &mut Reader,
     entry: &Entry<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     check: impl Fn(&str) -> Result<(), NameFault>,
 ) {
     if let Err(fault) = check(entry.key) {
@@ -101,8 +101,8 @@ fn check_name(
 
 fn namespace(
     reader: &mut Reader,
-    node: &Node<'_>,
-    path: &Path<'_>,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
     inherited: FailurePolicy,
     indices: &mut Indices,
 ) -> Namespace {
@@ -128,7 +128,7 @@ fn namespace(
 fn unconfigured(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     indices: &mut Indices,
 ) -> Unconfigured {
     let mut read = |reader: &mut Reader, key, kind| {
@@ -162,7 +162,7 @@ fn unconfigured(
 pub(super) fn failure_policy(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
 ) -> Option<FailurePolicy> {
     let entry = fields.get("on_store_failure")?;
     let choices = [
@@ -185,8 +185,8 @@ pub(super) enum DefinitionKind {
 /// Reads the definition of a bucket. Invalid values are replaced by defaults.
 pub(super) fn bucket(
     reader: &mut Reader,
-    node: &Node<'_>,
-    path: &Path<'_>,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
     indices: &mut Indices,
     kind: DefinitionKind,
 ) -> Bucket {
@@ -229,7 +229,11 @@ pub(super) fn bucket(
     Bucket::new(indices.next(), limit)
 }
 
-fn soft_limit_percent(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+fn soft_limit_percent(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+) -> Option<f64> {
     let entry = fields.get("soft_limit_percent")?;
     let expected = "a number above 0 and at most 100";
     reader.number(entry.value, &path.key(entry.key), expected, |number| {
@@ -241,7 +245,7 @@ fn soft_limit_percent(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>)
 fn check_prefetch(
     reader: &mut Reader,
     entry: &Entry<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     limit: &BucketLimit,
     kind: DefinitionKind,
     size_valid: bool,
@@ -267,7 +271,7 @@ fn unsigned(whole: Option<i64>) -> Option<u64> {
     whole.and_then(|whole| u64::try_from(whole).ok())
 }
 
-fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<f64> {
     let entry = fields.get("fill_rate")?;
     let (node, path) = (entry.value, &path.key(entry.key));
     let within = |rate: &f64| RATES.contains(rate);
@@ -286,7 +290,7 @@ fn fill_rate(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Optio
 }
 
 /// Checks the fill time: states are stored as timestamps, which must be within [`MAX_SPAN_US`].
-fn check_span(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, limit: &BucketLimit) {
+fn check_span(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, limit: &BucketLimit) {
     if limit.terms().cap_us <= MAX_SPAN_US {
         return;
     }

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
-use super::fault::{FaultCollector, Notice, Path, clip, quoted};
+use super::fault::{FaultCollector, Notice, YamlPath, clip, quoted};
 use super::number::{Number, number};
 use super::spelling::nearest;
-use super::tree::{Content, Node};
+use super::tree::{Content, YamlNode};
 
 /// YAML's merge key: the mappings under it are merged into the mapping that contains it.
 const MERGE_KEY: &str = "<<";
@@ -29,7 +29,7 @@ pub(super) struct Entry<'n> {
     /// The line of the key.
     pub(super) line: usize,
     /// The value.
-    pub(super) value: &'n Node<'n>,
+    pub(super) value: &'n YamlNode<'n>,
 }
 
 /// The entries of a mapping with a fixed set of keys.
@@ -60,7 +60,7 @@ pub(super) struct Keys {
 }
 
 /// Describes a node, to follow "must be a whole number, ".
-fn but_found(node: &Node<'_>) -> String {
+fn but_found(node: &YamlNode<'_>) -> String {
     match &node.content {
         _ if node.is_null() => "but has no value".into(),
         Content::Sequence(_) => "not a list".into(),
@@ -79,24 +79,34 @@ fn is_bool(text: &str) -> bool {
 impl Reader {
     /// Adds a fault in the value of a known key.
     #[track_caller]
-    pub(super) fn fault(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
+    pub(super) fn fault(&mut self, line: usize, path: &YamlPath<'_>, message: impl Display) {
         self.faults.add(line, path.field(), path, message);
     }
 
     /// Adds a fault in a name or key chosen by the file's author, or in the value under it.
     #[track_caller]
-    pub(super) fn fault_of_name(&mut self, line: usize, path: &Path<'_>, message: impl Display) {
+    pub(super) fn fault_of_name(
+        &mut self,
+        line: usize,
+        path: &YamlPath<'_>,
+        message: impl Display,
+    ) {
         self.faults.add(line, "", path, message);
     }
 
     /// Adds a fault in an item of a list. Faults with equal messages are of one kind.
     #[track_caller]
-    pub(super) fn fault_of_item(&mut self, line: usize, path: &Path<'_>, message: &'static str) {
+    pub(super) fn fault_of_item(
+        &mut self,
+        line: usize,
+        path: &YamlPath<'_>,
+        message: &'static str,
+    ) {
         self.faults.add(line, message, path, message);
     }
 
     #[track_caller]
-    fn must_be(&mut self, node: &Node<'_>, path: &Path<'_>, expected: impl Display) {
+    fn must_be(&mut self, node: &YamlNode<'_>, path: &YamlPath<'_>, expected: impl Display) {
         self.fault(node.line, path, format!("must be {expected}, {}", but_found(node)));
     }
 
@@ -104,8 +114,8 @@ impl Reader {
     /// anything that is not a mapping.
     pub(super) fn entries<'n>(
         &mut self,
-        node: &'n Node<'n>,
-        path: &Path<'_>,
+        node: &'n YamlNode<'n>,
+        path: &YamlPath<'_>,
         expected: &str,
     ) -> Vec<Entry<'n>> {
         let Content::Mapping(pairs) = &node.content else {
@@ -148,7 +158,11 @@ impl Reader {
     }
 
     /// The entries of the mappings under a merge key, in order.
-    fn merged_entries<'n>(&mut self, node: &'n Node<'n>, path: &Path<'_>) -> Vec<Entry<'n>> {
+    fn merged_entries<'n>(
+        &mut self,
+        node: &'n YamlNode<'n>,
+        path: &YamlPath<'_>,
+    ) -> Vec<Entry<'n>> {
         const EXPECTED: &str = "a mapping or a list of mappings";
         let Content::Sequence(sources) = &node.content else {
             return self.entries(node, path, EXPECTED);
@@ -164,8 +178,8 @@ impl Reader {
     /// a mapping.
     pub(super) fn fields<'n>(
         &mut self,
-        node: &'n Node<'n>,
-        path: &Path<'_>,
+        node: &'n YamlNode<'n>,
+        path: &YamlPath<'_>,
         keys: &Keys,
     ) -> Fields<'n> {
         let entries = self.entries(node, path, keys.shape);
@@ -187,7 +201,7 @@ impl Reader {
         Fields { line: node.line, not_a_mapping, entries }
     }
 
-    fn unknown_key(&mut self, entry: &Entry<'_>, path: &Path<'_>, known: &[&str]) {
+    fn unknown_key(&mut self, entry: &Entry<'_>, path: &YamlPath<'_>, known: &[&str]) {
         let near = nearest(entry.key, known.iter().copied());
         let advice = match near {
             Some(near) => format!("did you mean {near:?}?"),
@@ -200,9 +214,9 @@ impl Reader {
     /// The items of a list. Empty for a null, and, with a fault, for anything that is not a list.
     pub(super) fn items<'n>(
         &mut self,
-        node: &'n Node<'n>,
-        path: &Path<'_>,
-    ) -> impl Iterator<Item = &'n Node<'n>> + use<'n> {
+        node: &'n YamlNode<'n>,
+        path: &YamlPath<'_>,
+    ) -> impl Iterator<Item = &'n YamlNode<'n>> + use<'n> {
         let items = match &node.content {
             Content::Sequence(items) => items.as_slice(),
             _ => {
@@ -219,8 +233,8 @@ impl Reader {
     /// describes the valid numbers.
     pub(super) fn number<T>(
         &mut self,
-        node: &Node<'_>,
-        path: &Path<'_>,
+        node: &YamlNode<'_>,
+        path: &YamlPath<'_>,
         expected: &str,
         accept: impl FnOnce(Number) -> Option<T>,
     ) -> Option<T> {
@@ -244,8 +258,8 @@ impl Reader {
     /// A whole number within `range`, or -1 if `minus_one` gives a meaning to it.
     pub(super) fn whole(
         &mut self,
-        node: &Node<'_>,
-        path: &Path<'_>,
+        node: &YamlNode<'_>,
+        path: &YamlPath<'_>,
         range: RangeInclusive<i64>,
         minus_one: Option<&str>,
     ) -> Option<i64> {
@@ -274,8 +288,8 @@ impl Reader {
     /// as line breaks.
     pub(super) fn text<'n>(
         &mut self,
-        node: &'n Node<'n>,
-        path: &Path<'_>,
+        node: &'n YamlNode<'n>,
+        path: &YamlPath<'_>,
         expected: &str,
     ) -> Option<&'n str> {
         let Content::Scalar { text, .. } = &node.content else {
@@ -298,8 +312,8 @@ impl Reader {
     /// One of a fixed set of words.
     pub(super) fn choice<T: Copy>(
         &mut self,
-        node: &Node<'_>,
-        path: &Path<'_>,
+        node: &YamlNode<'_>,
+        path: &YamlPath<'_>,
         choices: &[(&str, T)],
     ) -> Option<T> {
         let word = match &node.content {

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::fault::{Path, quoted};
+use super::fault::{YamlPath, quoted};
 use super::glob::{CATCH_ALL, Glob};
 use super::model::{Algorithm, MAX_RESOURCES, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
-use super::tree::Node;
+use super::tree::YamlNode;
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::NO_BOUND;
 use crate::domain::sharing::SharingAlgorithm;
@@ -72,8 +72,8 @@ enum AlgorithmField {
 /// Reads all templates, in the order of the file.
 pub(super) fn resources(
     reader: &mut Reader,
-    node: &Node<'_>,
-    path: &Path<'_>,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
 ) -> Vec<ResourceTemplate> {
     let drafts: Vec<_> = reader
         .items(node, path)
@@ -109,7 +109,7 @@ pub(super) fn resources(
 }
 
 /// Checks the rules across templates: unique globs, `*` last and with an algorithm.
-fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
+fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &YamlPath<'_>) {
     let mut first_lines = HashMap::new();
     let last = drafts.iter().rposition(|draft| !draft.is_catch_all());
     for (index, draft) in drafts.iter().enumerate() {
@@ -136,7 +136,7 @@ fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &Path<'_>) {
     }
 }
 
-fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Draft<'n> {
+fn template<'n>(reader: &mut Reader, node: &'n YamlNode<'n>, path: &YamlPath<'_>) -> Draft<'n> {
     let fields = reader.fields(node, path, &TEMPLATE_KEYS);
     let glob = match fields.get("identifier_glob") {
         Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
@@ -175,7 +175,7 @@ fn template<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Dra
 fn missing<T>(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     key: &str,
     expected: &str,
 ) -> Option<T> {
@@ -185,7 +185,7 @@ fn missing<T>(
     None
 }
 
-fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, key: &str) -> Option<f64> {
+fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, key: &str) -> Option<f64> {
     let entry = fields.get(key)?;
     reader.number(entry.value, &path.key(key), "a finite number of at least 0", |number| {
         // Adding 0 turns -0 into 0.
@@ -193,7 +193,7 @@ fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, key: &str) 
     })
 }
 
-fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<f64> {
+fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<f64> {
     let entry = fields.get("safe_capacity")?;
     let expected = "a finite number of at least 0, or -1 for no bound";
     reader.number(entry.value, &path.key(entry.key), expected, |number| {
@@ -202,7 +202,11 @@ fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> O
     })
 }
 
-fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<GlobField<'n>> {
+fn glob<'n>(
+    reader: &mut Reader,
+    node: &'n YamlNode<'n>,
+    path: &YamlPath<'_>,
+) -> Option<GlobField<'n>> {
     let text = reader.text(node, path, "a glob over resource names")?;
     match Glob::new(text) {
         Err(fault) => {
@@ -213,7 +217,7 @@ fn glob<'n>(reader: &mut Reader, node: &'n Node<'n>, path: &Path<'_>) -> Option<
     }
 }
 
-fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Algorithm> {
+fn algorithm(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Option<Algorithm> {
     let before = reader.faults.count();
     let fields = reader.fields(node, path, &ALGORITHM_KEYS);
     let kinds = SharingAlgorithm::ALL.map(|kind| (kind.name(), kind));
@@ -257,7 +261,7 @@ fn algorithm(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Option<Al
 fn seconds(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     key: &str,
     least: i64,
 ) -> Option<u64> {
@@ -268,7 +272,7 @@ fn seconds(
 
 type Parameter = (Box<str>, Option<Box<str>>);
 
-fn parameters(reader: &mut Reader, node: &Node<'_>, path: &Path<'_>) -> Vec<Parameter> {
+fn parameters(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<Parameter> {
     let mut all = Vec::new();
     for (index, item) in reader.items(node, path).enumerate() {
         let path = path.item(index);

@@ -19,7 +19,7 @@ const MAX_ALIASED: usize = 1_000_000;
 
 /// A value and its line.
 #[derive(Debug)]
-pub(super) struct Node<'a> {
+pub(super) struct YamlNode<'a> {
     /// Line in the file, from 1. For the value of an alias, the line of its anchor.
     pub(super) line: usize,
     /// The value.
@@ -42,12 +42,12 @@ pub(super) enum Content<'a> {
         plain: bool,
     },
     /// A list.
-    Sequence(Vec<Rc<Node<'a>>>),
+    Sequence(Vec<Rc<YamlNode<'a>>>),
     /// Keys and values, in the order of the file.
-    Mapping(Vec<(Rc<Node<'a>>, Rc<Node<'a>>)>),
+    Mapping(Vec<(Rc<YamlNode<'a>>, Rc<YamlNode<'a>>)>),
 }
 
-impl Node<'_> {
+impl YamlNode<'_> {
     /// Whether this is a null: `null`, `~`, or an absent value.
     pub(super) fn is_null(&self) -> bool {
         match &self.content {
@@ -61,7 +61,7 @@ impl Node<'_> {
 
 /// Parses the single document in `text`. Returns the tree with the faults that do not prevent
 /// parsing; `Err` is a fault that does.
-pub(super) fn read(text: &str) -> Result<(Rc<Node<'_>>, FaultCollector), Fault> {
+pub(super) fn read(text: &str) -> Result<(Rc<YamlNode<'_>>, FaultCollector), Fault> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut builder = Builder::default();
     for event in Parser::new_from_str(text) {
@@ -123,18 +123,18 @@ fn syntax_fault(error: &ScanError) -> Fault {
 
 /// A list or mapping whose end has not been read yet.
 struct OpenNode<'a> {
-    node: Node<'a>,
+    node: YamlNode<'a>,
     anchor: usize,
     /// In a mapping, the key whose value comes next.
-    key: Option<Rc<Node<'a>>>,
+    key: Option<Rc<YamlNode<'a>>>,
 }
 
 #[derive(Default)]
 struct Builder<'a> {
-    root: Option<Rc<Node<'a>>>,
+    root: Option<Rc<YamlNode<'a>>>,
     open: Vec<OpenNode<'a>>,
     /// Nodes with an anchor, by the parser's number of the anchor.
-    anchors: HashMap<usize, Rc<Node<'a>>>,
+    anchors: HashMap<usize, Rc<YamlNode<'a>>>,
     aliased: usize,
     faults: FaultCollector,
 }
@@ -155,13 +155,13 @@ impl<'a> Builder<'a> {
             _ => line,
         };
         let content = Content::Scalar { text, plain };
-        self.attach(Rc::new(Node { line, content, nodes: 1, height: 1 }), anchor);
+        self.attach(Rc::new(YamlNode { line, content, nodes: 1, height: 1 }), anchor);
         Ok(())
     }
 
     fn open(&mut self, line: usize, anchor: usize, content: Content<'a>) -> Result<(), Fault> {
         self.check_depth(line, 1)?;
-        let node = Node { line, content, nodes: 1, height: 1 };
+        let node = YamlNode { line, content, nodes: 1, height: 1 };
         self.open.push(OpenNode { node, anchor, key: None });
         Ok(())
     }
@@ -189,7 +189,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Adds a complete node to its parent. An `anchor` of 0 means no anchor.
-    fn attach(&mut self, node: Rc<Node<'a>>, anchor: usize) {
+    fn attach(&mut self, node: Rc<YamlNode<'a>>, anchor: usize) {
         if anchor != 0 {
             self.anchors.insert(anchor, Rc::clone(&node));
         }
@@ -255,7 +255,7 @@ mod tests {
 
     /// The tree as flow YAML, with the line before each node, and quotes around text that is not
     /// plain.
-    fn shown(node: &Node<'_>) -> String {
+    fn shown(node: &YamlNode<'_>) -> String {
         let line = node.line;
         match &node.content {
             Content::Scalar { text, plain: true } => format!("{line}:{text}"),

@@ -1,11 +1,11 @@
 //! Validation of the file's top level. `namespaces` and `resources` validate its two parts.
 
-use super::fault::Path;
+use super::fault::YamlPath;
 use super::model::Limits;
 use super::namespaces::{DefinitionKind, Indices, bucket, failure_policy, namespaces};
 use super::read::{Keys, Reader};
 use super::resources::resources;
-use super::tree::Node;
+use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
     shape: "a mapping of global_default_bucket, namespaces, resources and on_store_failure",
@@ -22,27 +22,27 @@ const KEYS: Keys = Keys {
 
 /// The limits in the tree, and a reader with the faults and notices. The limits are meaningful only
 /// if there are no faults.
-pub(super) fn validate(root: &Node<'_>) -> (Limits, Reader) {
+pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
     let mut reader = Reader::default();
-    let top = reader.fields(root, &Path::ROOT, &KEYS);
-    let on_store_failure = failure_policy(&mut reader, &top, &Path::ROOT).unwrap_or_default();
+    let top = reader.fields(root, &YamlPath::ROOT, &KEYS);
+    let on_store_failure = failure_policy(&mut reader, &top, &YamlPath::ROOT).unwrap_or_default();
     let mut indices = Indices::default();
     let global_default = top.get("global_default_bucket").map(|entry| {
-        let path = Path::ROOT.key(entry.key);
+        let path = YamlPath::ROOT.key(entry.key);
         bucket(&mut reader, entry.value, &path, &mut indices, DefinitionKind::Single)
     });
     let namespaces = top.get("namespaces").map(|entry| {
         namespaces(
             &mut reader,
             entry.value,
-            &Path::ROOT.key(entry.key),
+            &YamlPath::ROOT.key(entry.key),
             on_store_failure,
             &mut indices,
         )
     });
     let resources = top
         .get("resources")
-        .map(|entry| resources(&mut reader, entry.value, &Path::ROOT.key(entry.key)))
+        .map(|entry| resources(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
         .unwrap_or_default();
     let limits = Limits {
         global_default,

@@ -1,7 +1,8 @@
 //! `tollgate-loadtest capacity`: a run from connecting to the report.
 //!
-//! [`args`] has the arguments. [`fleet`] has the client state and [`lease_ledger`] the lease ledger, both
-//! without a clock. [`drive`] sends, [`tally`] counts, and [`report`] formats the result.
+//! [`args`] has the arguments. [`fleet`] has the state of the clients, and [`lease_ledger`] the sums
+//! of their wants and leases; neither reads a clock. [`drive`] sends, [`tally`] counts, and
+//! [`report`] formats the result.
 
 use std::sync::{Arc, mpsc};
 use std::thread;

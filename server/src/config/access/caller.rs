@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use super::entry::{CallerEntry, HASH_BYTES, Role, TokenHash};
-use crate::config::fault::{Path, quoted};
+use crate::config::fault::{YamlPath, quoted};
 use crate::config::glob::{self, Glob};
 use crate::config::read::{Entry, Fields, Keys, Reader};
-use crate::config::tree::Node;
+use crate::config::tree::YamlNode;
 use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::check_bucket;
 
@@ -55,8 +55,8 @@ pub(super) struct FirstLines {
 /// Reads one caller. `seen`: the unique values of the callers before it.
 pub(super) fn caller(
     reader: &mut Reader,
-    node: &Node<'_>,
-    path: &Path<'_>,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
     seen: &mut FirstLines,
 ) -> CallerEntry {
     let fields = reader.fields(node, path, &CALLER_KEYS);
@@ -104,7 +104,7 @@ pub(super) fn caller(
 fn name(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     seen: &mut FirstLines,
 ) -> Box<str> {
     let Some(entry) = fields.get("name") else {
@@ -128,7 +128,7 @@ fn name(
 fn choice<T: Copy>(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     key: &str,
     choices: &[(&str, T)],
 ) -> Option<T> {
@@ -137,7 +137,7 @@ fn choice<T: Copy>(
 }
 
 /// Checks that the caller has credentials, or is the one of requests without any.
-fn check_credentials(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) {
+fn check_credentials(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) {
     let credentials = ["token_sha256", "certificates", "anyone"];
     if !fields.not_a_mapping && credentials.iter().all(|key| fields.get(key).is_none()) {
         let message = "can't be told from others: give it token_sha256 or certificates";
@@ -149,7 +149,7 @@ fn check_credentials(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) 
 fn anyone(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     role: Role,
     seen: &mut FirstLines,
 ) -> bool {
@@ -170,7 +170,7 @@ fn anyone(
 fn tokens(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     seen: &mut FirstLines,
 ) -> Vec<TokenHash> {
     let Some(entry) = fields.get("token_sha256") else { return Vec::new() };
@@ -209,7 +209,7 @@ fn hash(text: &str) -> Option<TokenHash> {
 fn globs(
     reader: &mut Reader,
     entry: Option<Entry<'_>>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     read: impl Fn(&str) -> Result<Glob, &'static str>,
 ) -> Vec<Glob> {
     let Some(entry) = entry else { return Vec::new() };
@@ -242,7 +242,7 @@ fn certificate_glob(text: &str) -> Result<Glob, &'static str> {
 fn client_ids(
     reader: &mut Reader,
     fields: &Fields<'_>,
-    path: &Path<'_>,
+    path: &YamlPath<'_>,
     name: &str,
 ) -> Option<Glob> {
     let entry = fields.get("client_ids")?;
@@ -253,7 +253,7 @@ fn client_ids(
 }
 
 /// The most clients of a lower cluster for which a caller may request leases.
-fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32> {
+fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<u32> {
     let entry = fields.get("lend")?;
     let path = path.key(entry.key);
     let lend = reader.fields(entry.value, &path, &LEND_KEYS);
@@ -270,14 +270,14 @@ fn lend(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u32
 }
 
 /// The most resources that a caller may hold leases on at once.
-fn max_resources(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>) -> Option<u64> {
+fn max_resources(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<u64> {
     let entry = fields.get("max_resources")?;
     let most = reader.whole(entry.value, &path.key(entry.key), 1..=i64::MAX, None)?;
     u64::try_from(most).ok()
 }
 
 /// Checks that permissions are given, and only where they have an effect.
-fn check_permissions(reader: &mut Reader, fields: &Fields<'_>, path: &Path<'_>, role: Role) {
+fn check_permissions(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, role: Role) {
     let mut reject = |keys: &[&str], message: &str| {
         for entry in keys.iter().filter_map(|key| fields.get(key)) {
             reader.fault(entry.line, &path.key(entry.key), message);

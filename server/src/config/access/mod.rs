@@ -12,7 +12,7 @@ pub use entry::{CallerEntry, HASH_BYTES, Role, TokenHash};
 use caller::{FirstLines, caller};
 
 use super::Faults;
-use super::fault::Path;
+use super::fault::YamlPath;
 use super::read::{Keys, Reader};
 use super::tree;
 
@@ -29,11 +29,11 @@ const FILE_KEYS: Keys = Keys {
 pub fn parse(text: &str) -> Result<Vec<CallerEntry>, Faults> {
     let (root, faults) = tree::read(text).map_err(|fault| Faults(vec![fault]))?;
     let mut reader = Reader::default();
-    let top = reader.fields(&root, &Path::ROOT, &FILE_KEYS);
+    let top = reader.fields(&root, &YamlPath::ROOT, &FILE_KEYS);
     let mut callers = Vec::new();
     match top.get("callers") {
         Some(entry) => {
-            let path = Path::ROOT.key(entry.key);
+            let path = YamlPath::ROOT.key(entry.key);
             let mut first_lines = FirstLines::default();
             for (index, item) in reader.items(entry.value, &path).enumerate() {
                 callers.push(caller(&mut reader, item, &path.item(index), &mut first_lines));
@@ -43,7 +43,7 @@ pub fn parse(text: &str) -> Result<Vec<CallerEntry>, Faults> {
             }
         }
         None if !top.not_a_mapping => {
-            reader.fault(top.line, &Path::ROOT.key("callers"), "is missing: nobody could ask");
+            reader.fault(top.line, &YamlPath::ROOT.key("callers"), "is missing: nobody could ask");
         }
         None => {}
     }
