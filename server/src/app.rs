@@ -22,16 +22,16 @@ use crate::metrics::Metrics;
 use crate::service::limits::LiveLimits;
 use crate::settings::{Settings, StoreUrl};
 use crate::tls::{self, ClientFiles};
+use crate::transport::door::Door;
 use crate::transport::parent::ParentClient;
-use crate::transport::port_security::PortSecurity;
 
 mod accept;
 mod background;
 mod bounds;
+mod doors;
 mod health;
 mod heartbeat;
 mod node;
-mod security;
 mod stores;
 mod thread;
 mod workers;
@@ -116,7 +116,7 @@ struct Prepared {
     metrics: Arc<Metrics>,
     limits: Arc<LiveLimits>,
     parent: Option<Parent>,
-    security: PortSecurity,
+    door: Door,
 }
 
 impl Prepared {
@@ -131,11 +131,11 @@ impl Prepared {
         let limits = LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics));
         let limits = Arc::new(limits.map_err(Error::Limits)?);
         let parent = parent(&settings)?;
-        let security = security::open(&settings.port_security, &metrics)?;
-        security::warn_if_open(&settings.port_security, &listeners);
-        security::warn_if_keys_are_readable(&settings);
+        let door = doors::open(&settings.port_security, &metrics)?;
+        doors::warn_if_open(&settings.port_security, &listeners);
+        doors::warn_if_keys_are_readable(&settings);
         let store = store.to_string();
-        Ok(Self { settings, listeners, reload, store, metrics, limits, parent, security })
+        Ok(Self { settings, listeners, reload, store, metrics, limits, parent, door })
     }
 }
 
@@ -172,7 +172,7 @@ fn parent(settings: &Settings) -> Result<Option<Parent>, Error> {
     };
     let targets: Result<Vec<_>, String> = settings.parents.iter().map(target).collect();
     let targets = targets.map_err(|error| Error::Setting(format!("--parent: {error}")))?;
-    security::warn_if_token_in_the_clear(files, &targets);
+    doors::warn_if_token_in_the_clear(files, &targets);
     let client = ParentClient::new(&targets);
     Ok(Some(Parent { client, cluster }))
 }

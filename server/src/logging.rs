@@ -64,13 +64,13 @@ fn http2_layer<S: Subscriber + for<'a> LookupSpan<'a>>(
     counter: &'static AtomicU64,
 ) -> impl Layer<S> {
     let warnings = ["h2", "hyper", "hyper_util"].map(|library| (library, Level::WARN));
-    Http2Layer { counter, shown: LogThrottle::default() }
+    Http2Layer { counter, shown: Repeating::default() }
         .with_filter(Targets::new().with_targets(warnings))
 }
 
 struct Http2Layer {
     counter: &'static AtomicU64,
-    shown: LogThrottle,
+    shown: Repeating,
 }
 
 impl<S: Subscriber> Layer<S> for Http2Layer {
@@ -85,16 +85,16 @@ impl<S: Subscriber> Layer<S> for Http2Layer {
 }
 
 /// Maximum characters of an untrusted text in a log line.
-const MAX_SANITIZED: usize = 300;
+const MAX_SHOWN: usize = 300;
 
 /// Displays an untrusted text as part of a log line: control characters escaped, so that it stays
 /// on its line, and truncated.
-pub struct Sanitized<T>(pub T);
+pub struct Shown<T>(pub T);
 
-impl<T: fmt::Display> fmt::Display for Sanitized<T> {
+impl<T: fmt::Display> fmt::Display for Shown<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
-        let mut left = MAX_SANITIZED;
+        let mut left = MAX_SHOWN;
         for c in text.chars() {
             let plain = matches!(c, '"' | '\'' | '\\');
             let length = if plain { 1 } else { c.escape_debug().len() };
@@ -129,12 +129,12 @@ pub fn is_unprintable(c: char) -> bool {
 
 /// Limits a repeated log message to one line per second, and counts those suppressed.
 #[derive(Default)]
-pub struct LogThrottle {
+pub struct Repeating {
     held_back: AtomicU64,
     last: Mutex<Option<Instant>>,
 }
 
-impl LogThrottle {
+impl Repeating {
     /// `Some(n)`: write a line now; `n` lines were suppressed since the last one. `None`: suppress
     /// this line. Never blocks.
     pub fn pass(&self) -> Option<u64> {
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn untrusted_text_stays_on_its_line() {
-        let shown = |text: &str| Sanitized(text).to_string();
+        let shown = |text: &str| Shown(text).to_string();
         assert_eq!(
             shown("no \"quotes\" 'are' \\ changed: ключ"),
             "no \"quotes\" 'are' \\ changed: ключ"

@@ -1,16 +1,16 @@
-//! RequestLimit limits of a node, from its settings.
+//! Load limits of a node, from its settings.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::logging::LogThrottle;
+use crate::logging::Repeating;
 use crate::metrics::{BudgetMetrics, ConnectionMetrics, Metrics};
 use crate::settings::Settings;
 use crate::transport::budget::{Budget, DEFAULT_LIMIT};
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
-use crate::transport::load::{self, ConnectionSlots, RequestLimit};
+use crate::transport::load::{self, ConnectionSlots, Load};
 
 /// Default limit of requests in flight per thread. The store's queues have a lower limit, which
 /// refuses the callers with the most requests first; this is a backstop.
@@ -25,7 +25,7 @@ const OTHER_FILES: usize = 1024;
 /// Number of listening ports: gRPC and HTTP.
 const PORTS: usize = 2;
 
-/// RequestLimit limits for the threads and ports of a node.
+/// Load limits for the threads and ports of a node.
 pub(super) struct NodeBounds {
     in_flight: usize,
     connections: usize,
@@ -35,7 +35,7 @@ pub(super) struct NodeBounds {
     pub(super) budget: Budget,
     metrics: Arc<Metrics>,
     /// Rate limit of the log message about refused requests, shared by all threads.
-    log: Arc<LogThrottle>,
+    log: Arc<Repeating>,
 }
 
 impl NodeBounds {
@@ -62,14 +62,14 @@ impl NodeBounds {
     }
 
     /// The request slots of one thread.
-    pub(super) fn load(&self, transport: &'static str) -> RequestLimit {
-        RequestLimit::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
+    pub(super) fn load(&self, transport: &'static str) -> Load {
+        Load::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
     }
 
     /// The limits of one thread.
-    pub(super) fn for_thread(&self, transport: &'static str) -> load::ThreadLimits {
+    pub(super) fn for_thread(&self, transport: &'static str) -> load::Bounds {
         let (load, budget) = (self.load(transport), self.budget.clone());
-        load::ThreadLimits { load, timeouts: self.timeouts, budget }
+        load::Bounds { load, timeouts: self.timeouts, budget }
     }
 
     /// The connection slots of one port.

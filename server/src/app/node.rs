@@ -17,7 +17,7 @@ use super::bounds::NodeBounds;
 use super::health::{HealthPublisher, Readiness};
 use super::thread::stop_signal;
 use super::workers::{Opened, Workers};
-use super::{Error, Listeners, Prepared, security};
+use super::{Error, Listeners, Prepared, doors};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -28,9 +28,9 @@ use crate::store::clock::Clock;
 use crate::store::redis::Health;
 use crate::store::{LeaseStore, Store};
 use crate::tls::Port;
+use crate::transport::door::Door;
 use crate::transport::http_port::HttpPort;
-use crate::transport::load::ThreadLimits;
-use crate::transport::port_security::PortSecurity;
+use crate::transport::load::Bounds;
 use crate::transport::{grpc, http};
 
 /// Opens a bucket store and a lease store with connections on the current runtime.
@@ -53,8 +53,7 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     maintain: impl Future<Output = Error>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let Prepared { settings, listeners, reload, store, metrics, limits, parent, security } =
-        prepared;
+    let Prepared { settings, listeners, reload, store, metrics, limits, parent, door } = prepared;
     let Stores { open, leases, fallback } = stores;
     let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
     let has_parent = parent.is_some();
@@ -67,7 +66,7 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
         service_state: Arc::new(service_state),
         settings,
         metrics,
-        security,
+        door,
         open,
     };
     let renewal = parent.map(|parent| {
@@ -79,7 +78,7 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     let background = Background {
         metrics: Arc::clone(&node.metrics),
         limits,
-        security: node.security.clone(),
+        door: node.door.clone(),
         service_state: Arc::clone(&node.service_state),
         leases: leases.clone(),
         renewal,
@@ -106,7 +105,7 @@ struct Node<B, L> {
     addresses: Addresses,
     metrics: Arc<Metrics>,
     service_state: Arc<ServiceState>,
-    security: PortSecurity,
+    door: Door,
     bounds: NodeBounds,
     readiness: Readiness,
     open: OpenStores<B, L>,
@@ -127,7 +126,7 @@ impl Addresses {
         let http = listeners.http.local_addr().map_err(system_error)?;
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| grpc.to_string()).into();
-        security::warn_if_unspecified(&advertise);
+        doors::warn_if_unspecified(&advertise);
         Ok(Self { grpc, http, advertise })
     }
 }
@@ -138,9 +137,9 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         &self,
         store: String,
         health: Option<Arc<Health>>,
-    ) -> (http::NodeInfo, Box<http::StoreState>) {
+    ) -> (http::About, Box<http::StoreState>) {
         let outage = health.clone();
-        let about = http::NodeInfo {
+        let about = http::About {
             id: self.settings.node_id(),
             started: Instant::now(),
             grpc: self.addresses.grpc.to_string(),
@@ -150,7 +149,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             store,
             parents: self.settings.parents.clone(),
             down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
-            security: self.security.clone(),
+            door: self.door.clone(),
         };
         let state =
             move || health.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()));
@@ -178,8 +177,8 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         status: http::StatusHandle,
     ) -> Result<PortWorkers, Error> {
         let Addresses { http: address, advertise, .. } = &self.addresses;
-        let ThreadLimits { load, timeouts, budget } = self.bounds.for_thread("http");
-        let hosts = security::hosts(&self.settings.port_security, *address, advertise);
+        let Bounds { load, timeouts, budget } = self.bounds.for_thread("http");
+        let hosts = doors::hosts(&self.settings.port_security, *address, advertise);
         let admission = http::Admission { load, hosts, timeouts };
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();
@@ -198,7 +197,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             })
         };
         let slots = self.bounds.connection_slots("http");
-        workers.start(Port::Http, &self.security, slots, [("http".to_owned(), open)])
+        workers.start(Port::Http, &self.door, slots, [("http".to_owned(), open)])
     }
 
     fn start_grpc(
@@ -230,7 +229,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         };
         let slots = self.bounds.connection_slots("grpc");
         let threads = (0..self.settings.threads().get()).map(thread);
-        workers.start(Port::Grpc, &self.security, slots, threads)
+        workers.start(Port::Grpc, &self.door, slots, threads)
     }
 
     /// Opens the services of a thread, with store connections of its own.

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{Error, Stream, certificates, key, names, roots};
 use crate::files::{Live, Source};
-use crate::logging::LogThrottle;
+use crate::logging::Repeating;
 use crate::metrics::{AccessMetrics, Handshake, LoadMetrics, Metrics, TlsMetrics};
 use crate::wall_clock;
 
@@ -155,7 +155,7 @@ pub struct Acceptor {
     /// By [`Port::index`].
     handshakes: [Handshakes; 2],
     metrics: TlsMetrics,
-    failed_handshakes: LogThrottle,
+    failed_handshakes: Repeating,
 }
 
 impl Acceptor {
@@ -166,7 +166,7 @@ impl Acceptor {
             certificates: Arc::new(Live::new(certificates, LoadMetrics::tls(metrics))?),
             handshakes: Default::default(),
             metrics: TlsMetrics::new(metrics),
-            failed_handshakes: LogThrottle::default(),
+            failed_handshakes: Repeating::default(),
         })
     }
 

@@ -14,7 +14,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::capacity::CapacityApi;
 use super::grpc_service::GrpcService;
-use super::load::ThreadLimits;
+use super::load::Bounds;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
@@ -59,7 +59,7 @@ pub fn service<B: Store, L: LeaseStore>(
     latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
-    bounds: ThreadLimits,
+    bounds: Bounds,
 ) -> Result<GrpcService<B>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)

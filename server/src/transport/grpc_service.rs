@@ -28,8 +28,8 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::age;
-use super::budget::{Account, HeldBytes};
-use super::connection::{self, RequestBody, Responder, Timeouts};
+use super::budget::{Account, Held};
+use super::connection::{self, Answering, RequestBody, Timeouts};
 use super::load;
 use super::messages;
 use super::{access_denied, refusal};
@@ -72,7 +72,7 @@ pub struct GrpcService<S> {
     allow: AllowService<S>,
     latency: Histogram,
     router: Routes,
-    bounds: load::ThreadLimits,
+    bounds: load::Bounds,
 }
 
 /// The slot of a request that is being decided. Returned when dropped.
@@ -125,7 +125,7 @@ enum Reply {
     /// One message of `Allow`.
     Message(Bytes),
     /// The response of tonic's router, and the bytes reserved for it.
-    Routed(Response<tonic::body::Body>, HeldBytes),
+    Routed(Response<tonic::body::Body>, Held),
 }
 
 impl<S: Store> GrpcService<S> {
@@ -135,7 +135,7 @@ impl<S: Store> GrpcService<S> {
         allow: AllowService<S>,
         latency: Histogram,
         router: Routes,
-        bounds: load::ThreadLimits,
+        bounds: load::Bounds,
     ) -> Self {
         Self { allow, latency, router, bounds }
     }
@@ -158,7 +158,7 @@ impl<S: Store> GrpcService<S> {
             reflections: WatchCount::default(),
         });
         let answer =
-            |request, responder| Arc::clone(&self).answer(request, responder, &mut guard, &state);
+            |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &state);
         let timeouts = self.bounds.timeouts;
         let age = age::of_connection(timeouts.age, expires);
         connection::serve(io, Timeouts { age, ..timeouts }, stop, answer).await;
@@ -170,7 +170,7 @@ impl<S: Store> GrpcService<S> {
     fn answer(
         self: Arc<Self>,
         request: Request<RecvStream>,
-        responder: Responder,
+        answering: Answering,
         guard: &mut Guard,
         state: &Arc<ConnectionState>,
     ) -> Option<impl Future<Output = ()> + use<S>> {
@@ -179,7 +179,7 @@ impl<S: Store> GrpcService<S> {
         let call = match read_headers(&parts, guard, state) {
             Ok(call) => call,
             Err(status) => {
-                responder.headers(status.into_http());
+                answering.headers(status.into_http());
                 let rest: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(drain(body));
                 return Some(Either::Right(rest));
             }
@@ -190,14 +190,14 @@ impl<S: Store> GrpcService<S> {
         {
             // A refused request must cost next to nothing.
             let Some(slot) = self.take_slot(&call.caller) else {
-                responder.headers(self.bounds.load.turned_away());
+                answering.headers(self.bounds.load.turned_away());
                 return None;
             };
-            let answered = slot.answer_allow(call.head.limit, message, call.caller, responder);
+            let answered = slot.answer_allow(call.head.limit, message, call.caller, answering);
             return Some(Either::Left(answered));
         }
         let state = Arc::clone(state);
-        Some(Either::Right(Box::pin(self.answer_slow_path(call, body, responder, state))))
+        Some(Either::Right(Box::pin(self.answer_slow_path(call, body, answering, state))))
     }
 
     /// Takes a slot for a request of `caller`; `None` if the request is refused.
@@ -228,7 +228,7 @@ impl<S: Store> GrpcService<S> {
         self: Arc<Self>,
         call: Call,
         mut body: RequestBody,
-        mut responder: Responder,
+        mut answering: Answering,
         state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
@@ -236,7 +236,7 @@ impl<S: Store> GrpcService<S> {
                 &self.router,
                 call.head,
                 body,
-                responder,
+                answering,
                 self.bounds.timeouts.call,
                 &state.unfinished,
                 &state.incoming,
@@ -250,22 +250,22 @@ impl<S: Store> GrpcService<S> {
         let answer = {
             let answer = self.decide(&call, &mut body, &state);
             let answer = pin!(tokio::time::timeout(limit.min(timeouts), answer));
-            responder.unless_given_up(answer).await
+            answering.unless_given_up(answer).await
         };
         let Some(answer) = answer else { return };
         match answer.unwrap_or_else(|_| Err(deadline_exceeded().into_http())) {
-            Ok(Reply::Message(message)) => send_allowed(responder, message),
+            Ok(Reply::Message(message)) => send_allowed(answering, message),
             Ok(Reply::Routed(response, held)) => {
                 let left = total_limit.saturating_sub(began.elapsed());
                 // Another method is late only if its client does not read the answer. That client
                 // is cut off.
                 let late_trailers = (call.method == Method::Watch).then(late_trailers);
-                let sending = responder.body(response, held, left, late_trailers);
+                let sending = answering.body(response, held, left, late_trailers);
                 // What follows the message of a watch must not fill the connection's window.
                 tokio::join!(sending, drain(body));
             }
             Err(refusal) => {
-                responder.headers(refusal);
+                answering.headers(refusal);
                 drain(body).await;
             }
         }
@@ -291,7 +291,7 @@ impl<S: Store> GrpcService<S> {
                 }
                 held
             }
-            _ => state.outgoing.count(0),
+            _ => state.outgoing.hold(0),
         };
         let slot = match call.method.is_counted() {
             true => match self.take_slot(&call.caller) {
@@ -325,7 +325,7 @@ impl<S: Store> Slot<S> {
         limit: Option<Duration>,
         message: Bytes,
         caller: Caller,
-        mut responder: Responder,
+        mut answering: Answering,
     ) {
         let started = Instant::now();
         let mut allowed = pin!(self.0.allow(message, &caller));
@@ -338,12 +338,12 @@ impl<S: Store> Slot<S> {
                 }
             }
         });
-        let answer = responder.unless_given_up(answer);
+        let answer = answering.unless_given_up(answer);
         let Some(answer) = answer.await else { return };
         self.0.latency.record(started.elapsed().as_secs_f64());
         match answer {
-            Ok(message) => send_allowed(responder, message),
-            Err(status) => responder.headers(status.into_http()),
+            Ok(message) => send_allowed(answering, message),
+            Err(status) => answering.headers(status.into_http()),
         }
     }
 }
@@ -380,7 +380,7 @@ async fn read_request(
     call: &Call,
     body: &mut RequestBody,
     state: &ConnectionState,
-) -> Result<(Bytes, HeldBytes), Status> {
+) -> Result<(Bytes, Held), Status> {
     let (gzip, account) = (call.head.gzip, &state.incoming);
     let limits = match call.method {
         Method::Allow => MessageLimits::ALLOW,
@@ -424,10 +424,10 @@ async fn call_router(
     }
 }
 
-fn send_allowed(responder: Responder, message: Bytes) {
+fn send_allowed(answering: Answering, message: Bytes) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    responder.message(response, message, trailers(Ok(())));
+    answering.message(response, message, trailers(Ok(())));
 }
 
 fn deadline_exceeded() -> Status {

@@ -16,10 +16,10 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tollgate_proto::quotaservice::AllowRequest;
 
+use super::aside::{PageHandle, page_channel};
 use super::load::RETRY_S;
 use super::messages::query;
-use super::pages::{PageHandle, page_channel};
-pub use super::status::{NodeInfo, StoreState, pages as status_pages};
+pub use super::status::{About, StoreState, pages as status_pages};
 use super::status::{StatusPages, resource as resource_view};
 use super::{access_codes, http_status, response};
 use crate::access::{Caller, Refusal};
@@ -86,7 +86,7 @@ struct ApiState<B, L> {
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs an
-/// [`ConnectionContext`](super::port_security::ConnectionContext) as its `ConnectInfo`. `latency` records the time of token
+/// [`Asking`](super::door::Asking) as its `ConnectInfo`. `latency` records the time of token
 /// requests from the end of the request body to the response.
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,

@@ -32,12 +32,12 @@ use tokio_io_timeout::TimeoutStream;
 use tower_service::Service as _;
 
 use super::age;
-use super::budget::{Budget, HeldBytes};
+use super::budget::{Budget, Held};
 use super::closing;
-use super::connection::{self, RequestBody, Responder, STOPPING_HANDSHAKE, Timeouts};
+use super::connection::{self, Answering, RequestBody, STOPPING_HANDSHAKE, Timeouts};
+use super::door::Asking;
 use super::forward_write::forward_write;
 use super::http::{UnreadBody, overloaded};
-use super::port_security::ConnectionContext;
 use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
 
@@ -68,7 +68,7 @@ pub struct HttpPort {
 }
 
 impl HttpPort {
-    /// Serves `router`, whose requests get an [`ConnectionContext`] as `ConnectInfo`. While `draining` is set,
+    /// Serves `router`, whose requests get an [`Asking`] as `ConnectInfo`. While `draining` is set,
     /// every HTTP/1.1 response has `Connection: close`.
     pub fn new(
         router: Router,
@@ -88,7 +88,7 @@ impl HttpPort {
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
     ) {
-        let asking = ConnectionContext::new(guard, &self.budget);
+        let asking = Asking::new(guard, &self.budget);
         let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
         let first_timeout = self.timeouts.greeting.min(self.timeouts.idle);
         let detected = {
@@ -116,28 +116,24 @@ impl HttpPort {
     async fn serve_http2<S>(
         self,
         stream: PrefixedStream<S>,
-        asking: ConnectionContext,
+        asking: Asking,
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let (timeouts, router) = (self.timeouts, self.router);
-        let answer = |request: Request<RecvStream>, responder| {
+        let answer = |request: Request<RecvStream>, answering| {
             let mut request = request.map(|body| Body::new(RequestBody::new(body)));
             request.extensions_mut().insert(ConnectInfo(asking.clone()));
-            Some(answer_http2(router.clone(), request, responder, asking.clone(), timeouts))
+            Some(answer_http2(router.clone(), request, answering, asking.clone(), timeouts))
         };
         let age = age::of_connection(timeouts.age, expires);
         connection::serve(stream, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(
-        self,
-        stream: PrefixedStream<S>,
-        asking: ConnectionContext,
-        stop: impl Future,
-    ) where
+    async fn serve_http1<S>(self, stream: PrefixedStream<S>, asking: Asking, stop: impl Future)
+    where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
@@ -193,7 +189,7 @@ impl HttpPort {
     fn http1_response(
         &self,
         mut response: Response,
-        held: HeldBytes,
+        held: Held,
         unread: &AtomicBool,
     ) -> http::Response<ResponseBody> {
         if response.extensions().get::<UnreadBody>().is_some() {
@@ -223,15 +219,15 @@ async fn close_http1(
 async fn answer_http2(
     mut router: Router,
     request: Request<Body>,
-    mut responder: Responder,
-    asking: ConnectionContext,
+    mut answering: Answering,
+    asking: Asking,
     timeouts: Timeouts,
 ) {
     let answer = pin!(async {
         let Ok(response) = router.call(request).await;
         reserve(response, &asking, timeouts).await
     });
-    let Some((mut response, held)) = responder.unless_given_up(answer).await else { return };
+    let Some((mut response, held)) = answering.unless_given_up(answer).await else { return };
     // Over HTTP/1.1 hyper sets `Date`.
     #[expect(clippy::disallowed_methods, reason = "the header contains the wall-clock time")]
     let now = httpdate::fmt_http_date(SystemTime::now());
@@ -239,22 +235,17 @@ async fn answer_http2(
         response.headers_mut().insert(DATE, now);
     }
     // Resets the stream of a client that does not read its response in time.
-    responder.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
+    answering.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
 }
 
 /// Waits until the connection may buffer a long response, and counts the response. A connection
 /// with too many unread responses gets an error instead.
-async fn reserve(
-    response: Response,
-    asking: &ConnectionContext,
-    timeouts: Timeouts,
-) -> (Response, HeldBytes) {
+async fn reserve(response: Response, asking: &Asking, timeouts: Timeouts) -> (Response, Held) {
     let (bytes, account) = (body_bytes(&response), asking.answers());
-    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.wait_for_room()).await.is_err()
-    {
-        return (overloaded(), account.count(0));
+    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.room()).await.is_err() {
+        return (overloaded(), account.hold(0));
     }
-    (response, account.count(bytes))
+    (response, account.hold(bytes))
 }
 
 /// The length of a response body in bytes, as far as it is known.
@@ -265,7 +256,7 @@ fn body_bytes(response: &Response) -> usize {
 /// The body of a response over HTTP/1.1, counted in the budget until it is dropped.
 struct ResponseBody {
     body: Body,
-    _held: HeldBytes,
+    _held: Held,
 }
 
 impl http_body::Body for ResponseBody {

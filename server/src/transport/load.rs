@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::budget::Budget;
 use super::connection::Timeouts;
-use crate::logging::LogThrottle;
+use crate::logging::Repeating;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
 
@@ -25,9 +25,9 @@ const RETRY_MS: [u64; 4] = [100, 150, 200, 250];
 pub(super) const RETRY_S: u64 = 1;
 
 /// The limits and timeouts of one thread.
-pub struct ThreadLimits {
+pub struct Bounds {
     /// Limit on requests in flight.
-    pub load: RequestLimit,
+    pub load: Load,
     /// Timeouts of clients.
     pub timeouts: Timeouts,
     /// Limit on buffered bytes, of the whole node.
@@ -83,7 +83,7 @@ impl Company {
 }
 
 /// Limits the requests that one thread has in flight.
-pub struct RequestLimit {
+pub struct Load {
     max: usize,
     in_flight: AtomicUsize,
     /// Requests in flight of each caller, by its index in the access file. A reload may give an
@@ -93,11 +93,11 @@ pub struct RequestLimit {
     company: Company,
     retry_index: AtomicUsize,
     shed: Counter,
-    log: Arc<LogThrottle>,
+    log: Arc<Repeating>,
     refusal_headers: [HeaderMap; 4],
 }
 
-impl RequestLimit {
+impl Load {
     /// Allows up to `max` requests in flight. `shed` counts the refused ones.
     pub fn new(max: usize, shed: Counter) -> Self {
         let refusal_headers =
@@ -118,7 +118,7 @@ impl RequestLimit {
     }
 
     /// Uses `log` for refusals. All users of one log write at most one line a second together.
-    pub fn sharing_log(self, log: &Arc<LogThrottle>) -> Self {
+    pub fn sharing_log(self, log: &Arc<Repeating>) -> Self {
         Self { log: Arc::clone(log), ..self }
     }
 
@@ -196,7 +196,7 @@ pub(super) fn overloaded_further_on() -> Status {
 pub struct ConnectionSlots {
     free: Arc<Semaphore>,
     metrics: ConnectionMetrics,
-    log: Arc<LogThrottle>,
+    log: Arc<Repeating>,
 }
 
 /// The slot of one open connection. Dropping it frees the slot.
@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn requests_above_the_maximum_are_refused() {
-        let load = RequestLimit::new(2, Counter::noop());
+        let load = Load::new(2, Counter::noop());
         let begin = || load.begin(None);
         assert_eq!([begin(), begin(), begin()], [true, true, false]);
         load.end(None);
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn the_last_quarter_is_for_callers_below_their_share() {
-        let load = RequestLimit::new(100, Counter::noop());
+        let load = Load::new(100, Counter::noop());
         let taken = |index, tries: usize| (0..tries).filter(|_| load.begin(index)).count();
         assert_eq!(taken(Some(3), 1), 1);
         load.end(Some(3));
@@ -273,11 +273,11 @@ mod tests {
 
     #[test]
     fn every_caller_may_hold_one_slot() {
-        let load = RequestLimit::new(1, Counter::noop());
+        let load = Load::new(1, Counter::noop());
         assert!(load.begin(Some(0)));
         load.end(Some(0));
         assert!(load.begin(Some(0)));
-        let load = RequestLimit::new(4, Counter::noop());
+        let load = Load::new(4, Counter::noop());
         assert!(load.begin(Some(1)));
         load.end(Some(1));
         assert_eq!([(); 4].map(|()| load.begin(Some(0))), [true, true, true, false]);
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_single_caller_gets_all_slots() {
-        let load = RequestLimit::new(100, Counter::noop());
+        let load = Load::new(100, Counter::noop());
         assert_eq!((0..200).filter(|_| load.begin(Some(7))).count(), 100);
         assert!(!load.begin(Some(3)), "no slot is left");
         load.end(Some(7));
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn refusals_say_when_to_retry() {
-        let load = RequestLimit::new(0, Counter::noop());
+        let load = Load::new(0, Counter::noop());
         for ms in RETRY_MS.into_iter().chain(RETRY_MS) {
             let response = load.turned_away();
             let text = ms.to_string();

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::pages::{PageHandle, page_channel};
-use super::port_security::PortSecurity;
+use super::aside::{PageHandle, page_channel};
+use super::door::Door;
 use crate::files::ReloadFailure;
 use crate::logging::is_unprintable;
 use crate::service::Error;
@@ -26,7 +26,7 @@ const MAX_LEASES: usize = 1000;
 
 /// What the status pages show of the node.
 #[derive(Clone)]
-pub struct NodeInfo {
+pub struct About {
     /// The node's id.
     pub id: String,
     /// When it started.
@@ -46,11 +46,11 @@ pub struct NodeInfo {
     /// Returns the current outage of the store, if any.
     pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
     /// Certificates and access file, for their state.
-    pub security: PortSecurity,
+    pub door: Door,
 }
 
 /// A node without names, started now.
-impl Default for NodeInfo {
+impl Default for About {
     fn default() -> Self {
         let text = String::new;
         Self {
@@ -63,7 +63,7 @@ impl Default for NodeInfo {
             store: text(),
             parents: Vec::new(),
             down: Arc::new(|| None),
-            security: PortSecurity::default(),
+            door: Door::default(),
         }
     }
 }
@@ -83,7 +83,7 @@ pub struct StatusPages {
 
 /// The status pages, and the future that renders them for as long as it is polled.
 pub fn pages<S: LeaseStore>(
-    about: NodeInfo,
+    about: About,
     state: Box<StoreState>,
     leases: CapacityService<S>,
 ) -> (PageHandle<Arc<StatusPages>>, impl Future<Output = ()>) {
@@ -102,7 +102,7 @@ pub fn pages<S: LeaseStore>(
 }
 
 async fn status<S: LeaseStore>(
-    about: &NodeInfo,
+    about: &About,
     state: &StoreState,
     leases: &CapacityService<S>,
 ) -> Value {
@@ -141,8 +141,8 @@ async fn status<S: LeaseStore>(
         "outage": (about.down)().map(|down| outage(&down, now_s)),
         "files": {
             "limits": file_state(limits.reload_failure()),
-            "access": about.security.access.as_ref().map(|access| file_state(access.file().reload_failure())),
-            "tls": about.security.tls.as_ref().map(|tls| {
+            "access": about.door.access.as_ref().map(|access| file_state(access.file().reload_failure())),
+            "tls": about.door.tls.as_ref().map(|tls| {
                 let mut value = file_state(tls.certificates().reload_failure());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
@@ -155,7 +155,7 @@ async fn status<S: LeaseStore>(
 }
 
 /// All nodes in the store; only this one if the store registers no nodes.
-fn node_list(about: &NodeInfo, mut nodes: Vec<NodeView>) -> Vec<Value> {
+fn node_list(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
     if nodes.is_empty() {
         nodes.push(NodeView::of_this_build(about.id.clone()));
     }

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use super::super::budget::Budget;
 use super::super::connection::Timeouts;
-use super::super::load::RequestLimit;
+use super::super::load::Load;
 use super::super::messages::PREFIX;
 use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
@@ -60,8 +60,8 @@ fn grpc_service<S: Store>(
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
     let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, &metrics);
     let allow = AllowService::new(store, Arc::new(state));
-    let load = RequestLimit::new(1, metrics.shed("grpc"));
-    let bounds = load::ThreadLimits { load, timeouts, budget };
+    let load = Load::new(1, metrics.shed("grpc"));
+    let bounds = load::Bounds { load, timeouts, budget };
     Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, bounds))
 }
 
@@ -502,7 +502,7 @@ async fn the_wait_for_bytes_is_latency() {
     let budget = Budget::new(LIMIT, BudgetMetrics::noop());
     let (grpc_service, recorded) = measured(budget.clone());
     let mut sender = connected(&grpc_service).await;
-    let all = budget.account().count(LIMIT);
+    let all = budget.account().hold(LIMIT);
     let (response, mut body) = begin_call(&mut sender, LEASES);
     body.send_data(framed(&[0; 10_000]), true).expect("sent");
     wait_until(|| budget.used() > LIMIT).await;

@@ -17,8 +17,8 @@ use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, s
 use crate::access::Caller;
 use crate::service::Error;
 use crate::transport::connection::{MAX_HEADER_BYTES, Timeouts, header_bytes};
-use crate::transport::load::RequestLimit;
-use crate::transport::port_security::ConnectionContext;
+use crate::transport::door::Asking;
+use crate::transport::load::Load;
 
 /// How long the node reads a body that it discards.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub(in crate::transport) struct UnreadBody;
 /// Decides which requests are routed to a handler.
 pub struct Admission {
     /// Slots for token requests.
-    pub load: RequestLimit,
+    pub load: Load,
     /// The host names that requests may be addressed to.
     pub hosts: Hosts,
     /// Timeouts; `greeting` bounds the reading of a body.
@@ -41,7 +41,7 @@ pub struct Admission {
 impl Admission {
     /// The caller of this request, or the response if its headers are refused.
     #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-    fn caller(&self, request: &Request, asking: &ConnectionContext) -> Result<Caller, Response> {
+    fn caller(&self, request: &Request, asking: &Asking) -> Result<Caller, Response> {
         let authority = host::authority(request);
         let authority = authority.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))?;
         let path_bytes = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
@@ -78,7 +78,7 @@ impl Admission {
 /// Middleware: checks a request, reads its body into memory, and passes it on.
 pub(super) async fn admit(
     State(admission): State<Arc<Admission>>,
-    ConnectInfo(asking): ConnectInfo<ConnectionContext>,
+    ConnectInfo(asking): ConnectInfo<Asking>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -139,8 +139,8 @@ impl Admission {
     }
 }
 
-/// A slot of [`RequestLimit`], returned on drop.
-struct LoadSlot<'l>(&'l RequestLimit, Option<usize>);
+/// A slot of [`Load`], returned on drop.
+struct LoadSlot<'l>(&'l Load, Option<usize>);
 
 impl Drop for LoadSlot<'_> {
     fn drop(&mut self) {

@@ -16,11 +16,11 @@ use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
+use tollgate_server::transport::door::Asking;
 use tollgate_server::transport::http::{
-    Admission, Hosts, NodeInfo, Pages, metrics_page, router, status_pages,
+    About, Admission, Hosts, Pages, metrics_page, router, status_pages,
 };
-use tollgate_server::transport::load::RequestLimit;
-use tollgate_server::transport::port_security::ConnectionContext;
+use tollgate_server::transport::load::Load;
 use tower_service::Service as _;
 
 use super::LIMITS;
@@ -59,11 +59,11 @@ fn any_request_over_http() {
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let metrics = Arc::new(Metrics::new());
     let (status, make_status) =
-        status_pages(NodeInfo::default(), Box::new(|| (true, 1)), service.capacity.clone());
+        status_pages(About::default(), Box::new(|| (true, 1)), service.capacity.clone());
     let (metrics_page, make_metrics) = metrics_page(Arc::clone(&metrics));
     runtime.spawn(make_metrics);
     let admission = Admission {
-        load: RequestLimit::new(1, metrics.shed("http")),
+        load: Load::new(1, metrics.shed("http")),
         hosts: Hosts::default(),
         timeouts: DEFAULT_TIMEOUTS,
     };
@@ -71,7 +71,7 @@ fn any_request_over_http() {
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let port = router(service.allow, service.capacity, pages, took, ready, admission);
     let budget = Budget::unlimited();
-    let asking = ConnectionContext::new(Guard::http(None, None), &budget);
+    let asking = Asking::new(Guard::http(None, None), &budget);
     // The status page is rendered once a second, too seldom for this test.
     drop(make_status);
     let made = |path: &str| !path.starts_with("/debug/status");

@@ -23,7 +23,7 @@ use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc;
 use tollgate_server::transport::grpc_service::GrpcService;
-use tollgate_server::transport::load::{RequestLimit, ThreadLimits};
+use tollgate_server::transport::load::{Bounds, Load};
 use tonic::Code;
 use tonic_health::server::{HealthReporter, HealthService};
 
@@ -171,8 +171,8 @@ fn any_message() {
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let health = HealthService::from_health_reporter(HealthReporter::new());
     let metrics = Metrics::new();
-    let (took, load) = (metrics.rpc_duration("grpc"), RequestLimit::new(1, metrics.shed("grpc")));
-    let bounds = ThreadLimits { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
+    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(1, metrics.shed("grpc")));
+    let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
     let grpc_service =
         grpc::service(service.allow, service.capacity, took, "node:1".into(), health, bounds);
     let grpc_service = Arc::new(grpc_service.unwrap());

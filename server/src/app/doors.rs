@@ -10,13 +10,13 @@ use crate::access::Access;
 use crate::client::Target;
 use crate::files;
 use crate::metrics::Metrics;
-use crate::settings::{ParentFiles, PortSettings, Settings};
+use crate::settings::{ParentFiles, PortSecurity, Settings};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
+use crate::transport::door::Door;
 use crate::transport::http::Hosts;
-use crate::transport::port_security::PortSecurity;
 
 /// Loads the certificates and the access file.
-pub(super) fn open(settings: &PortSettings, metrics: &Metrics) -> Result<PortSecurity, Error> {
+pub(super) fn open(settings: &PortSecurity, metrics: &Metrics) -> Result<Door, Error> {
     let client_auth = match settings.tls_client_optional {
         true => ClientAuth::Optional,
         false => ClientAuth::Required,
@@ -33,16 +33,16 @@ pub(super) fn open(settings: &PortSettings, metrics: &Metrics) -> Result<PortSec
         Some(path) => Some(Arc::new(Access::load(path, metrics).map_err(Error::Access)?)),
         None => None,
     };
-    Ok(PortSecurity { tls, access })
+    Ok(Door { tls, access })
 }
 
 /// The host names that requests to the HTTP port at `address` may have.
-pub(super) fn hosts(settings: &PortSettings, address: SocketAddr, advertise: &str) -> Hosts {
+pub(super) fn hosts(settings: &PortSecurity, address: SocketAddr, advertise: &str) -> Hosts {
     Hosts::new(address.ip().is_loopback(), advertise, &settings.http_hosts)
 }
 
 /// Warns if the node listens on the network without TLS or without authentication.
-pub(super) fn warn_if_open(settings: &PortSettings, listeners: &Listeners) {
+pub(super) fn warn_if_open(settings: &PortSecurity, listeners: &Listeners) {
     let is_exposed = |listener: &TcpListener| {
         listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
     };

@@ -12,14 +12,14 @@ use crate::tls::{Acceptor, Port, Stream};
 
 /// TLS and access control of a node. Clones share both.
 #[derive(Clone, Default)]
-pub struct PortSecurity {
+pub struct Door {
     /// `None` if TLS is off.
     pub tls: Option<Arc<Acceptor>>,
     /// `None` without an access file: every caller may do everything.
     pub access: Option<Arc<Access>>,
 }
 
-impl PortSecurity {
+impl Door {
     /// Makes the handshake of a connection. `None` if it fails or takes more than ten seconds.
     pub async fn open(&self, stream: TcpStream, port: Port) -> Option<(Stream<TcpStream>, Guard)> {
         let (stream, names) = match &self.tls {
@@ -36,12 +36,12 @@ impl PortSecurity {
     }
 
     /// Rereads certificates and access file off the runtime's own threads. Logs the outcome.
-    pub async fn reload_in_background(&self) {
+    pub async fn reload_aside(&self) {
         if let Some(tls) = &self.tls {
-            tls.certificates().reload_in_background().await;
+            tls.certificates().reload_aside().await;
         }
         if let Some(access) = &self.access {
-            access.file().reload_in_background().await;
+            access.file().reload_aside().await;
         }
     }
 
@@ -64,14 +64,14 @@ impl PortSecurity {
 /// Context of one HTTP connection, shared by its requests: its guard and its accounts of buffered
 /// bytes. Clones belong to the same connection.
 #[derive(Clone)]
-pub struct ConnectionContext {
+pub struct Asking {
     /// `None` without an access file. In a mutex because requests over HTTP/2 are concurrent.
     guard: Option<Arc<Mutex<Guard>>>,
     bodies: Arc<Account>,
     answers: Arc<Account>,
 }
 
-impl ConnectionContext {
+impl Asking {
     /// The context of a connection whose callers `guard` identifies.
     pub fn new(guard: Guard, budget: &Budget) -> Self {
         let guard = (!guard.is_open()).then(|| Arc::new(Mutex::new(guard)));
