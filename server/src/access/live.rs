@@ -10,7 +10,7 @@ use super::token::Tokens;
 use crate::config::LoadError;
 use crate::config::access::{Caller, parse};
 use crate::files::{self, Live, Source};
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::{AccessMetrics, LoadMetrics, Metrics};
 
 /// Indexes of callers in [`Callers::all`]. Usually there is one.
@@ -104,9 +104,9 @@ impl Source for AccessFile {
 pub struct Access {
     file: Arc<Live<AccessFile>>,
     pub(super) counts: AccessMetrics,
-    pub(super) refusals: Repeating,
+    pub(super) refusals: LogThrottle,
     /// Limits log lines about clusters that report more clients than their `lend` allows.
-    pub(super) beyond_lend: Repeating,
+    pub(super) beyond_lend: LogThrottle,
 }
 
 impl Access {
@@ -116,8 +116,8 @@ impl Access {
         Ok(Self {
             file: Arc::new(file),
             counts: AccessMetrics::new(metrics),
-            refusals: Repeating::default(),
-            beyond_lend: Repeating::default(),
+            refusals: LogThrottle::default(),
+            beyond_lend: LogThrottle::default(),
         })
     }
 

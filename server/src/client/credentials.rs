@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 
 use crate::files::{self, Reread};
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::tls::{self, ClientFiles, Dialer};
 
-/// Least time between two looks at a token file, which cost a thread each.
-const LOOK: Duration = Duration::from_millis(500);
+/// Minimum time between two checks of a token file. Each check takes a blocking thread.
+const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// TLS and the bearer token of a client. The default is cleartext without a token. Clones share
 /// the loaded files.
@@ -82,20 +82,20 @@ impl fmt::Debug for Credentials {
 /// The `authorization` header with the token in a file.
 struct Token {
     file: Reread<HeaderValue>,
-    /// When the file was last looked at.
-    looked: Mutex<Instant>,
-    failures: Repeating,
+    /// When the file was last checked.
+    checked: Mutex<Instant>,
+    failures: LogThrottle,
 }
 
 impl Token {
     fn load(path: PathBuf) -> Result<Self, String> {
         let read_path = path.clone();
         let file = Reread::new::<String>([&*path], move || read(&read_path))?;
-        Ok(Self { file, looked: Mutex::new(Instant::now()), failures: Repeating::default() })
+        Ok(Self { file, checked: Mutex::new(Instant::now()), failures: LogThrottle::default() })
     }
 
     /// The header with the token in the file, or with the last valid one if the file became
-    /// unusable. Looks at the file once per [`LOOK`] at most.
+    /// unusable. Checks the file once per [`CHECK_INTERVAL`] at most.
     async fn header(&self) -> HeaderValue {
         if self.is_due()
             && let Err(error) = self.file.refresh().await
@@ -107,10 +107,10 @@ impl Token {
     }
 
     fn is_due(&self) -> bool {
-        let mut looked = self.looked.lock().unwrap_or_else(PoisonError::into_inner);
-        let due = looked.elapsed() >= LOOK;
+        let mut checked = self.checked.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = checked.elapsed() >= CHECK_INTERVAL;
         if due {
-            *looked = Instant::now();
+            *checked = Instant::now();
         }
         due
     }
@@ -146,11 +146,11 @@ mod tests {
         let shown = async || credentials.authorization().await.unwrap();
         assert_eq!(shown().await, "Bearer one");
         fs::write(&path, "second\n").unwrap();
-        // The last look must lie far enough back.
-        tokio::time::sleep(LOOK).await;
+        // The last check must lie far enough back.
+        tokio::time::sleep(CHECK_INTERVAL).await;
         assert_eq!(shown().await, "Bearer second");
         fs::write(&path, "not a token\n").unwrap();
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
         assert_eq!(shown().await, "Bearer second");
         assert!(shown().await.is_sensitive());
         assert_eq!(Credentials::default().authorization().await, None);

@@ -10,7 +10,7 @@ use tokio::task::spawn_blocking;
 
 use super::refused::{Refusal, Refused};
 use super::watched::Watched;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::LoadMetrics;
 
 /// How often files are polled.
@@ -58,7 +58,7 @@ pub struct Live<S: Source> {
     /// Locked during a load, so that a slow load can't replace a newer one.
     watched: Mutex<Watched>,
     metrics: LoadMetrics,
-    failures: Repeating,
+    failures: LogThrottle,
     refused: Refused,
 }
 
@@ -74,7 +74,7 @@ impl<S: Source> Live<S> {
             source,
             watched,
             metrics,
-            failures: Repeating::default(),
+            failures: LogThrottle::default(),
             refused: Refused::default(),
         })
     }
@@ -104,7 +104,7 @@ impl<S: Source> Live<S> {
     }
 
     /// Calls [`reload`](Self::reload) on a blocking thread. The result is only logged.
-    pub async fn reload_aside(self: &Arc<Self>) {
+    pub async fn reload_without_blocking(self: &Arc<Self>) {
         let live = Arc::clone(self);
         // Errors and panics are logged where they occur.
         let _ = spawn_blocking(move || live.reload()).await;

@@ -18,7 +18,7 @@ use metrics::Gauge;
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::{Band, Claim, MAX_BANDS, MAX_SUBCLIENTS, ParentLease};
 use crate::domain::time::Micros;
-use crate::logging::{Repeating, Shown};
+use crate::logging::{LogThrottle, Sanitized};
 use crate::store::{Demand, LeaseStore, StoreError};
 
 /// How often a node checks which leases are due for renewal.
@@ -124,7 +124,7 @@ pub struct Renewal<S> {
     cluster: String,
     /// State by resource. Empty unless this node is the renewer.
     resources: HashMap<String, RenewalState>,
-    failures: Repeating,
+    failures: LogThrottle,
     /// Whether the parent gave any lease in this round; `None` if no lease was asked for.
     answered: Option<bool>,
     /// Whether this node is the renewer and there is a resource to renew.
@@ -138,7 +138,7 @@ pub struct Renewal<S> {
 impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id. `cluster`: the id under which the parent knows this cluster.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        let (resources, failures, answered) = (HashMap::new(), Repeating::default(), None);
+        let (resources, failures, answered) = (HashMap::new(), LogThrottle::default(), None);
         let (wanted, missed, up) = (false, false, Gauge::noop());
         Self { store, node, cluster, resources, failures, answered, wanted, missed, up }
     }
@@ -388,7 +388,7 @@ impl<S: LeaseStore> Renewal<S> {
         if let Some((_, error)) = errors().find(|(_, error)| !error.refused) {
             if let Some(held_back) = self.failures.pass() {
                 tracing::warn!(
-                    error = %Shown(error), held_back,
+                    error = %Sanitized(error), held_back,
                     advice = "see that the parent runs, and that --parent names it",
                     "no lease from the parent: the last one holds until it expires"
                 );
@@ -397,7 +397,7 @@ impl<S: LeaseStore> Renewal<S> {
             && let Some(held_back) = self.failures.pass()
         {
             tracing::warn!(
-                error = %Shown(error), resource = %Shown(&request.resource), held_back,
+                error = %Sanitized(error), resource = %Sanitized(&request.resource), held_back,
                 advice = "see what the parent's access file allows this cluster, and what its \
                           clients want of the resource",
                 "the parent refuses a resource: it is asked for again every ten seconds"

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::aside::{PageHandle, page_channel};
-use super::door::Door;
+use super::page_renderer::{PageHandle, page_channel};
+use super::port_security::PortSecurity;
 use crate::files::Refusal;
 use crate::logging::is_unprintable;
 use crate::service::Error;
@@ -26,7 +26,7 @@ const MAX_LEASES: usize = 1000;
 
 /// What the status pages show of the node.
 #[derive(Clone)]
-pub struct About {
+pub struct NodeInfo {
     /// The node's id.
     pub id: String,
     /// When it started.
@@ -46,11 +46,11 @@ pub struct About {
     /// Returns the current outage of the store, if any.
     pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
     /// Certificates and access file, for their state.
-    pub door: Door,
+    pub security: PortSecurity,
 }
 
 /// A node without names, started now.
-impl Default for About {
+impl Default for NodeInfo {
     fn default() -> Self {
         let text = String::new;
         Self {
@@ -63,7 +63,7 @@ impl Default for About {
             store: text(),
             parents: Vec::new(),
             down: Arc::new(|| None),
-            door: Door::default(),
+            security: PortSecurity::default(),
         }
     }
 }
@@ -82,14 +82,14 @@ pub struct StatusPages {
 }
 
 /// The status pages, and the future that renders them for as long as it is polled.
-pub fn pages<S: LeaseStore>(
-    about: About,
+pub fn status_pages<S: LeaseStore>(
+    info: NodeInfo,
     state: Box<StoreState>,
     leases: CapacityService<S>,
 ) -> (PageHandle<Arc<StatusPages>>, impl Future<Output = ()>) {
     let (handle, renderer) = page_channel();
     let render = async move || {
-        let status = status(&about, &*state, &leases).await;
+        let status = status(&info, &*state, &leases).await;
         let now_s = leases.shared().now().as_secs();
         let write = move || StatusPages {
             json: status.to_string().into(),
@@ -102,7 +102,7 @@ pub fn pages<S: LeaseStore>(
 }
 
 async fn status<S: LeaseStore>(
-    about: &About,
+    info: &NodeInfo,
     state: &StoreState,
     leases: &CapacityService<S>,
 ) -> Value {
@@ -113,22 +113,22 @@ async fn status<S: LeaseStore>(
         Ok(resources) => (resources, None),
         Err(error) => (Listing { items: Vec::new(), left_out: 0 }, Some(error.to_string())),
     };
-    let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(about, nodes));
+    let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(info, nodes));
     let limits = leases.shared().limits();
     let snapshot = limits.current();
     let now_s = leases.shared().now().as_secs();
     json!({
         "node": {
-            "id": about.id,
+            "id": info.id,
             "version": env!("CARGO_PKG_VERSION"),
-            "uptime_s": about.started.elapsed().as_secs(),
-            "grpc": about.grpc,
-            "http": about.http,
-            "advertise": about.advertise,
-            "threads": about.threads,
-            "parents": about.parents,
+            "uptime_s": info.started.elapsed().as_secs(),
+            "grpc": info.grpc,
+            "http": info.http,
+            "advertise": info.advertise,
+            "threads": info.threads,
+            "parents": info.parents,
         },
-        "store": { "kind": about.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
+        "store": { "kind": info.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
         "limits": {
             "path": limits.path().display().to_string(),
             "version": snapshot.limits.version,
@@ -138,11 +138,11 @@ async fn status<S: LeaseStore>(
         },
         "now_s": now_s,
         "nodes": nodes_seen,
-        "outage": (about.down)().map(|down| outage(&down, now_s)),
+        "outage": (info.down)().map(|down| outage(&down, now_s)),
         "files": {
             "limits": file_state(limits.refusal()),
-            "access": about.door.access.as_ref().map(|access| file_state(access.file().refusal())),
-            "tls": about.door.tls.as_ref().map(|tls| {
+            "access": info.security.access.as_ref().map(|access| file_state(access.file().refusal())),
+            "tls": info.security.tls.as_ref().map(|tls| {
                 let mut value = file_state(tls.certificates().refusal());
                 value["certificate_expires_at_s"] = tls.expiry_s().into();
                 value
@@ -155,9 +155,9 @@ async fn status<S: LeaseStore>(
 }
 
 /// All nodes in the store; only this one if the store registers no nodes.
-fn node_list(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
+fn node_list(info: &NodeInfo, mut nodes: Vec<NodeView>) -> Vec<Value> {
     if nodes.is_empty() {
-        nodes.push(NodeView::of_this_build(about.id.clone()));
+        nodes.push(NodeView::of_this_build(info.id.clone()));
     }
     let node = |node: NodeView| json!({ "id": node.id, "version": node.version });
     nodes.into_iter().map(node).collect()
