@@ -19,7 +19,7 @@ use tollgate_proto::quotaservice::AllowRequest;
 use super::messages::query;
 use super::overload::RETRY_S;
 use super::page_renderer::{PageHandle, page_channel};
-pub use super::status::{NodeInfo, StoreState, status_pages};
+pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, status_pages};
 use super::status::{StatusPages, resource as resource_view};
 use super::{access_codes, http_status, response};
 use crate::access::{Caller, Refusal};
