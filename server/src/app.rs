@@ -22,16 +22,16 @@ use crate::metrics::Metrics;
 use crate::service::limits::LiveLimits;
 use crate::settings::{Settings, StoreUrl};
 use crate::tls::{self, ClientFiles};
-use crate::transport::door::Door;
 use crate::transport::parent::ParentClient;
+use crate::transport::port_security::PortSecurity;
 
 mod accept;
 mod background;
-mod bounds;
-mod doors;
 mod health;
 mod heartbeat;
 mod node;
+mod node_limits;
+mod security;
 mod stores;
 mod thread;
 mod workers;
@@ -94,7 +94,7 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
     reload: mpsc::Receiver<()>,
 ) -> Result<(), Error> {
-    bounds::raise_open_files(&settings);
+    node_limits::raise_open_files(&settings);
     let store =
         settings.store.parse().map_err(|error| Error::Setting(format!("--store: {error}")))?;
     let prepared = Prepared::load(settings, listeners, reload, &store)?;
@@ -116,7 +116,7 @@ struct Prepared {
     metrics: Arc<Metrics>,
     limits: Arc<LiveLimits>,
     parent: Option<Parent>,
-    door: Door,
+    security: PortSecurity,
 }
 
 impl Prepared {
@@ -131,11 +131,11 @@ impl Prepared {
         let limits = LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics));
         let limits = Arc::new(limits.map_err(Error::Limits)?);
         let parent = parent(&settings)?;
-        let door = doors::open(&settings.port_security, &metrics)?;
-        doors::warn_if_open(&settings.port_security, &listeners);
-        doors::warn_if_keys_are_readable(&settings);
+        let security = security::load(&settings.port_security, &metrics)?;
+        security::warn_if_open(&settings.port_security, &listeners);
+        security::warn_if_keys_are_readable(&settings);
         let store = store.to_string();
-        Ok(Self { settings, listeners, reload, store, metrics, limits, parent, door })
+        Ok(Self { settings, listeners, reload, store, metrics, limits, parent, security })
     }
 }
 
@@ -172,7 +172,7 @@ fn parent(settings: &Settings) -> Result<Option<Parent>, Error> {
     };
     let targets: Result<Vec<_>, String> = settings.parents.iter().map(target).collect();
     let targets = targets.map_err(|error| Error::Setting(format!("--parent: {error}")))?;
-    doors::warn_if_token_in_the_clear(files, &targets);
+    security::warn_if_token_in_the_clear(files, &targets);
     let client = ParentClient::new(&targets);
     Ok(Some(Parent { client, cluster }))
 }

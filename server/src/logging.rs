@@ -64,13 +64,13 @@ fn http2_layer<S: Subscriber + for<'a> LookupSpan<'a>>(
     counter: &'static AtomicU64,
 ) -> impl Layer<S> {
     let warnings = ["h2", "hyper", "hyper_util"].map(|library| (library, Level::WARN));
-    Http2Layer { counter, shown: Repeating::default() }
+    Http2Layer { counter, throttle: LogThrottle::default() }
         .with_filter(Targets::new().with_targets(warnings))
 }
 
 struct Http2Layer {
     counter: &'static AtomicU64,
-    shown: Repeating,
+    throttle: LogThrottle,
 }
 
 impl<S: Subscriber> Layer<S> for Http2Layer {
@@ -80,21 +80,21 @@ impl<S: Subscriber> Layer<S> for Http2Layer {
             return true;
         }
         self.counter.fetch_add(1, Ordering::Relaxed);
-        self.shown.pass().is_some()
+        self.throttle.pass().is_some()
     }
 }
 
 /// Maximum characters of an untrusted text in a log line.
-const MAX_SHOWN: usize = 300;
+const MAX_SANITIZED: usize = 300;
 
 /// Displays an untrusted text as part of a log line: control characters escaped, so that it stays
 /// on its line, and truncated.
-pub struct Shown<T>(pub T);
+pub struct Sanitized<T>(pub T);
 
-impl<T: fmt::Display> fmt::Display for Shown<T> {
+impl<T: fmt::Display> fmt::Display for Sanitized<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.0.to_string();
-        let mut left = MAX_SHOWN;
+        let mut left = MAX_SANITIZED;
         for c in text.chars() {
             let plain = matches!(c, '"' | '\'' | '\\');
             let length = if plain { 1 } else { c.escape_debug().len() };
@@ -129,12 +129,12 @@ pub fn is_unprintable(c: char) -> bool {
 
 /// Limits a repeated log message to one line per second, and counts those suppressed.
 #[derive(Default)]
-pub struct Repeating {
+pub struct LogThrottle {
     held_back: AtomicU64,
     last: Mutex<Option<Instant>>,
 }
 
-impl Repeating {
+impl LogThrottle {
     /// `Some(n)`: write a line now; `n` lines were suppressed since the last one. `None`: suppress
     /// this line. Never blocks.
     pub fn pass(&self) -> Option<u64> {
@@ -200,15 +200,18 @@ mod tests {
 
     #[test]
     fn untrusted_text_stays_on_its_line() {
-        let shown = |text: &str| Shown(text).to_string();
+        let sanitized = |text: &str| Sanitized(text).to_string();
         assert_eq!(
-            shown("no \"quotes\" 'are' \\ changed: ключ"),
+            sanitized("no \"quotes\" 'are' \\ changed: ключ"),
             "no \"quotes\" 'are' \\ changed: ключ"
         );
-        assert_eq!(shown("a\nb\r\0\u{1b}[31m"), "a\\nb\\r\\0\\u{1b}[31m");
-        assert_eq!(shown("\u{202e}\u{2066}\u{feff}\u{85}"), "\\u{202e}\\u{2066}\\u{feff}\\u{85}");
-        assert_eq!(shown(&"x".repeat(300)), "x".repeat(300));
-        assert_eq!(shown(&"x".repeat(301)), "x".repeat(300) + "…");
-        assert!(shown(&"\u{1}".repeat(10_000)).chars().count() <= 301);
+        assert_eq!(sanitized("a\nb\r\0\u{1b}[31m"), "a\\nb\\r\\0\\u{1b}[31m");
+        assert_eq!(
+            sanitized("\u{202e}\u{2066}\u{feff}\u{85}"),
+            "\\u{202e}\\u{2066}\\u{feff}\\u{85}"
+        );
+        assert_eq!(sanitized(&"x".repeat(300)), "x".repeat(300));
+        assert_eq!(sanitized(&"x".repeat(301)), "x".repeat(300) + "…");
+        assert!(sanitized(&"\u{1}".repeat(10_000)).chars().count() <= 301);
     }
 }

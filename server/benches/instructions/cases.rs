@@ -27,7 +27,7 @@ use tollgate_server::store::{BucketRequest, Store, StoreError, TokenAction, Verd
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc_service::GrpcService;
-use tollgate_server::transport::load::{Bounds, Load};
+use tollgate_server::transport::overload::{RequestLimit, ThreadLimits};
 use tonic::service::Routes;
 
 use super::Fallible;
@@ -284,9 +284,10 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> BucketRequest<'
 /// Serves one connection as a node does, but from memory to memory.
 async fn serve(store: MemoryStore) -> Fallible<SendRequest<Bytes>> {
     let (service, metrics, _) = service(store)?;
-    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(10_000, metrics.shed("grpc")));
-    let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
-    let grpc_service = Arc::new(GrpcService::new(service, took, Routes::default(), bounds));
+    let (took, requests) =
+        (metrics.rpc_duration("grpc"), RequestLimit::new(10_000, metrics.shed("grpc")));
+    let limits = ThreadLimits { requests, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
+    let grpc_service = Arc::new(GrpcService::new(service, took, Routes::default(), limits));
     let (near, far) = tokio::io::duplex(1 << 20);
     let guard = Guard::grpc(None, None);
     tokio::spawn(grpc_service.serve(far, std::future::pending(), guard, None));

@@ -14,8 +14,8 @@ use tokio::task::{JoinError, JoinSet};
 
 use super::thread::{self, stop_signal};
 use super::{Error, Listeners};
-use crate::logging::Repeating;
-use crate::transport::load::{ConnectionSlot, ConnectionSlots};
+use crate::logging::LogThrottle;
+use crate::transport::overload::{ConnectionSlot, ConnectionSlots};
 
 /// How long a gRPC client may take to send its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -80,7 +80,7 @@ impl AcceptThread {
 
 /// Accepts the connections of the HTTP port until `stopped` completes.
 async fn accept(listener: TcpListener, workers: PortWorkers, stopped: impl Future<Output = ()>) {
-    let (failures, mut dispatcher) = (Repeating::default(), Dispatcher::new(&workers));
+    let (failures, mut dispatcher) = (LogThrottle::default(), Dispatcher::new(&workers));
     let mut stopped = pin!(stopped);
     let last = loop {
         let accepted = tokio::select! {
@@ -104,7 +104,7 @@ async fn accept_after_first_byte(
     workers: PortWorkers,
     stopped: impl Future<Output = ()>,
 ) {
-    let (failures, mut dispatcher) = (Repeating::default(), Dispatcher::new(&workers));
+    let (failures, mut dispatcher) = (LogThrottle::default(), Dispatcher::new(&workers));
     let (mut waiting, mut stopped) = (JoinSet::new(), pin!(stopped));
     loop {
         let accepted = tokio::select! {
@@ -164,7 +164,7 @@ fn without_delay(stream: TcpStream) -> io::Result<TcpStream> {
 }
 
 /// The next connection; `None` after a failure and a pause.
-async fn next(listener: &TcpListener, failures: &Repeating) -> Option<TcpStream> {
+async fn next(listener: &TcpListener, failures: &LogThrottle) -> Option<TcpStream> {
     match listener.accept().await.and_then(|(stream, _)| without_delay(stream)) {
         Ok(stream) => Some(stream),
         Err(error) => {

@@ -13,8 +13,8 @@ use crate::service::capacity::CapacityService;
 use crate::service::limits::LiveLimits;
 use crate::service::parent::{Renewal, TICK};
 use crate::store::LeaseStore;
-use crate::transport::door::Door;
 use crate::transport::parent::ParentClient;
+use crate::transport::port_security::PortSecurity;
 
 /// Interval of metrics upkeep.
 const UPKEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,7 +26,7 @@ const GAUGE_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) struct Background<L> {
     pub(super) metrics: Arc<Metrics>,
     pub(super) limits: Arc<LiveLimits>,
-    pub(super) door: Door,
+    pub(super) security: PortSecurity,
     pub(super) service_state: Arc<ServiceState>,
     /// The leases whose gauges are updated.
     pub(super) leases: CapacityService<L>,
@@ -39,12 +39,12 @@ pub(super) struct Background<L> {
 impl<L: LeaseStore> Background<L> {
     /// Works until the future is dropped.
     pub(super) async fn run(self) -> Infallible {
-        let Self { metrics, limits, door, service_state, leases, renewal, reload } = self;
-        let watch = async { tokio::join!(limits.watch(), door.watch()) };
+        let Self { metrics, limits, security, service_state, leases, renewal, reload } = self;
+        let watch = async { tokio::join!(limits.watch(), security.watch()) };
         let (never, ..) = tokio::join!(
             upkeep(&metrics),
             watch,
-            reload_on_request(&limits, &door, reload),
+            reload_on_request(&limits, &security, reload),
             update_gauges(&leases),
             renew(&service_state, renewal),
         );
@@ -61,10 +61,14 @@ async fn upkeep(metrics: &Metrics) -> Infallible {
     }
 }
 
-async fn reload_on_request(limits: &Arc<LiveLimits>, door: &Door, mut reload: mpsc::Receiver<()>) {
+async fn reload_on_request(
+    limits: &Arc<LiveLimits>,
+    security: &PortSecurity,
+    mut reload: mpsc::Receiver<()>,
+) {
     while reload.recv().await.is_some() {
-        limits.reload_aside().await;
-        door.reload_aside().await;
+        limits.reload_in_background().await;
+        security.reload_in_background().await;
     }
 }
 

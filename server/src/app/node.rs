@@ -13,11 +13,11 @@ use tonic_health::server::{HealthReporter, HealthService};
 
 use super::accept::{AcceptThread, PortWorkers};
 use super::background::Background;
-use super::bounds::NodeBounds;
 use super::health::{HealthPublisher, Readiness};
+use super::node_limits::NodeLimits;
 use super::thread::stop_signal;
 use super::workers::{Opened, Workers};
-use super::{Error, Listeners, Prepared, doors};
+use super::{Error, Listeners, Prepared, security};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -28,9 +28,9 @@ use crate::store::clock::Clock;
 use crate::store::redis::Health;
 use crate::store::{LeaseStore, Store};
 use crate::tls::Port;
-use crate::transport::door::Door;
 use crate::transport::http_port::HttpPort;
-use crate::transport::load::Bounds;
+use crate::transport::overload::ThreadLimits;
+use crate::transport::port_security::PortSecurity;
 use crate::transport::{grpc, http};
 
 /// Opens a bucket store and a lease store with connections on the current runtime.
@@ -53,7 +53,8 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     maintain: impl Future<Output = Error>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let Prepared { settings, listeners, reload, store, metrics, limits, parent, door } = prepared;
+    let Prepared { settings, listeners, reload, store, metrics, limits, parent, security } =
+        prepared;
     let Stores { open, leases, fallback } = stores;
     let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
     let has_parent = parent.is_some();
@@ -61,12 +62,12 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
         ServiceState::new(Arc::clone(&limits), fallback, Clock::system(), has_parent, &metrics);
     let node = Node {
         addresses: Addresses::of(&listeners, &settings)?,
-        bounds: NodeBounds::new(&settings, &metrics),
+        node_limits: NodeLimits::new(&settings, &metrics),
         readiness: Readiness::new(Arc::clone(&limits), health.clone()),
         service_state: Arc::new(service_state),
         settings,
         metrics,
-        door,
+        security,
         open,
     };
     let renewal = parent.map(|parent| {
@@ -78,14 +79,14 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     let background = Background {
         metrics: Arc::clone(&node.metrics),
         limits,
-        door: node.door.clone(),
+        security: node.security.clone(),
         service_state: Arc::clone(&node.service_state),
         leases: leases.clone(),
         renewal,
         reload,
     };
-    let (about, state) = node.about(store, health);
-    let (status, render_status) = http::status_pages(about, state, leases);
+    let (info, state) = node.info(store, health);
+    let (status, render_status) = http::status_pages(info, state, leases);
     let reporter = HealthReporter::new();
     let health = HealthPublisher::new(reporter.clone(), node.readiness.clone());
     let threads = node.start_threads(listeners, status, &reporter)?;
@@ -105,8 +106,8 @@ struct Node<B, L> {
     addresses: Addresses,
     metrics: Arc<Metrics>,
     service_state: Arc<ServiceState>,
-    door: Door,
-    bounds: NodeBounds,
+    security: PortSecurity,
+    node_limits: NodeLimits,
     readiness: Readiness,
     open: OpenStores<B, L>,
 }
@@ -126,20 +127,20 @@ impl Addresses {
         let http = listeners.http.local_addr().map_err(system_error)?;
         let advertise: Arc<str> =
             settings.advertise.clone().unwrap_or_else(|| grpc.to_string()).into();
-        doors::warn_if_unspecified(&advertise);
+        security::warn_if_unspecified(&advertise);
         Ok(Self { grpc, http, advertise })
     }
 }
 
 impl<B: Store, L: LeaseStore> Node<B, L> {
     /// What the status page shows of the node, and of the store.
-    fn about(
+    fn info(
         &self,
         store: String,
         health: Option<Arc<Health>>,
-    ) -> (http::About, Box<http::StoreState>) {
+    ) -> (http::NodeInfo, Box<http::StoreState>) {
         let outage = health.clone();
-        let about = http::About {
+        let info = http::NodeInfo {
             id: self.settings.node_id(),
             started: Instant::now(),
             grpc: self.addresses.grpc.to_string(),
@@ -149,11 +150,11 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             store,
             parents: self.settings.parents.clone(),
             down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
-            door: self.door.clone(),
+            security: self.security.clone(),
         };
         let state =
             move || health.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()));
-        (about, Box::new(state))
+        (info, Box::new(state))
     }
 
     /// Starts the threads that serve, and then the one that accepts connections.
@@ -177,9 +178,9 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         status: http::StatusHandle,
     ) -> Result<PortWorkers, Error> {
         let Addresses { http: address, advertise, .. } = &self.addresses;
-        let Bounds { load, timeouts, budget } = self.bounds.for_thread("http");
-        let hosts = doors::hosts(&self.settings.port_security, *address, advertise);
-        let admission = http::Admission { load, hosts, timeouts };
+        let ThreadLimits { requests, timeouts, budget } = self.node_limits.for_thread("http");
+        let hosts = security::hosts(&self.settings.port_security, *address, advertise);
+        let admission = http::Admission { requests, hosts, timeouts };
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();
         let open = move || {
@@ -196,8 +197,8 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
                 port.serve(opened.stream, opened.guard, stop_signal(opened.stopped), opened.expires)
             })
         };
-        let slots = self.bounds.connection_slots("http");
-        workers.start(Port::Http, &self.door, slots, [("http".to_owned(), open)])
+        let slots = self.node_limits.connection_slots("http");
+        workers.start(Port::Http, &self.security, slots, [("http".to_owned(), open)])
     }
 
     fn start_grpc(
@@ -209,11 +210,11 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             let (services, reporter) = (self.services(), reporter.clone());
             let latency = self.metrics.rpc_duration("grpc");
             let advertise = Arc::clone(&self.addresses.advertise);
-            let bounds = self.bounds.for_thread("grpc");
+            let limits = self.node_limits.for_thread("grpc");
             let open = move || {
                 let (allow, leases) = services();
                 let health = HealthService::from_health_reporter(reporter);
-                let service = grpc::service(allow, leases, latency, advertise, health, bounds)
+                let service = grpc::service(allow, leases, latency, advertise, health, limits)
                     .map_err(|error| Error::Grpc(error.to_string()))?;
                 let service = Arc::new(service);
                 Ok(|opened: Opened| {
@@ -227,9 +228,9 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             };
             (format!("grpc-{number}"), open)
         };
-        let slots = self.bounds.connection_slots("grpc");
+        let slots = self.node_limits.connection_slots("grpc");
         let threads = (0..self.settings.threads().get()).map(thread);
-        workers.start(Port::Grpc, &self.door, slots, threads)
+        workers.start(Port::Grpc, &self.security, slots, threads)
     }
 
     /// Opens the services of a thread, with store connections of its own.

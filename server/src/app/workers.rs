@@ -14,8 +14,8 @@ use super::accept::{Accepted, PortWorkers};
 use super::thread::{self, stop_signal};
 use crate::access::Guard;
 use crate::tls::{Port, Stream};
-use crate::transport::door::Door;
-use crate::transport::load::{ConnectionSlot, ConnectionSlots};
+use crate::transport::overload::{ConnectionSlot, ConnectionSlots};
+use crate::transport::port_security::PortSecurity;
 
 /// Capacity of the channel of accepted connections to each serving thread.
 const ACCEPT_QUEUE: usize = 128;
@@ -34,7 +34,7 @@ impl Workers {
     pub(super) fn start<O, S, F>(
         &mut self,
         port: Port,
-        door: &Door,
+        security: &PortSecurity,
         slots: ConnectionSlots,
         threads: impl IntoIterator<Item = (String, O)>,
     ) -> Result<PortWorkers, Error>
@@ -47,7 +47,8 @@ impl Workers {
         let mut senders = Vec::new();
         for (name, open) in threads {
             let (sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
-            let worker = Worker { port, accepted, stopped: stopped.clone(), door: door.clone() };
+            let worker =
+                Worker { port, accepted, stopped: stopped.clone(), security: security.clone() };
             self.0.push(thread::start(name, async move || worker.serve(open()?).await)?);
             senders.push(sender);
         }
@@ -88,7 +89,7 @@ struct Worker {
     port: Port,
     accepted: mpsc::Receiver<Accepted>,
     stopped: watch::Receiver<bool>,
-    door: Door,
+    security: PortSecurity,
 }
 
 impl Worker {
@@ -100,21 +101,21 @@ impl Worker {
     {
         let mut connections = JoinSet::new();
         let mut stopped = pin!(stop_signal(self.stopped.clone()));
-        let (door, port) = (self.door, self.port);
+        let (security, port) = (self.security, self.port);
         let spawn = |connections: &mut JoinSet<()>, (accepted, slot)| {
             // Fails if the connection is already broken.
             let Ok(stream) = TcpStream::from_std(accepted) else { return };
-            let (server, door) = (server.clone(), door.clone());
+            let (server, security) = (server.clone(), security.clone());
             let stopped = self.stopped.clone();
             connections.spawn(async move {
-                let mut opening = pin!(door.open(stream, port));
+                let mut handshake = pin!(security.handshake(stream, port));
                 let opened = tokio::select! {
                     // Without TLS this is ready at once, even while the node is stopping.
                     biased;
-                    opened = &mut opening => opened,
+                    opened = &mut handshake => opened,
                     // A stopping node waits for open requests, but only briefly for handshakes.
                     () = stop_signal(stopped.clone()) => {
-                        tokio::time::timeout(LAST_HANDSHAKE, opening).await.ok().flatten()
+                        tokio::time::timeout(LAST_HANDSHAKE, handshake).await.ok().flatten()
                     }
                 };
                 if let Some((stream, guard)) = opened {
@@ -152,13 +153,13 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_that_ends_early_is_reported() {
-        let (metrics, door) = (Metrics::new(), Door::default());
+        let (metrics, security) = (Metrics::new(), PortSecurity::default());
         let mut workers = Workers::default();
         let mut ports = Vec::new();
         let mut start = |workers: &mut Workers, open: fn() -> Result<Server, Error>| {
             let slots = ConnectionSlots::new(1, ConnectionMetrics::new(&metrics, "grpc"));
             let threads = [("grpc".to_owned(), open)];
-            ports.push(workers.start(Port::Grpc, &door, slots, threads).expect("a thread"));
+            ports.push(workers.start(Port::Grpc, &security, slots, threads).expect("a thread"));
         };
         start(&mut workers, || Ok(|_| ready(())));
         start(&mut workers, || Err(Error::Grpc("no routes".to_owned())));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use http::HeaderValue;
 
 use crate::files::{self, ReloadOnUse};
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::tls::{self, ClientFiles, Dialer};
 
 /// Least time between two checks of a token file, each of which occupies a thread.
@@ -84,14 +84,14 @@ struct Token {
     file: ReloadOnUse<HeaderValue>,
     /// When the file was last checked for a change.
     last_check: Mutex<Instant>,
-    failures: Repeating,
+    failures: LogThrottle,
 }
 
 impl Token {
     fn load(path: PathBuf) -> Result<Self, String> {
         let read_path = path.clone();
         let file = ReloadOnUse::new::<String>([&*path], move || read(&read_path))?;
-        Ok(Self { file, last_check: Mutex::new(Instant::now()), failures: Repeating::default() })
+        Ok(Self { file, last_check: Mutex::new(Instant::now()), failures: LogThrottle::default() })
     }
 
     /// The header with the token in the file, or with the last valid one if the file became

@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use super::watched::Watched;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 
 /// How long a refresh waits for the file system before the current value is used. Together with the
 /// limit for a parent's answer, less than the time after which another node becomes the renewer.
@@ -25,7 +25,7 @@ pub struct ReloadOnUse<T> {
     watched: Arc<Mutex<Watched>>,
     /// Whether the last refresh took too long. It may still hold the lock.
     slow: AtomicBool,
-    warnings: Repeating,
+    warnings: LogThrottle,
 }
 
 struct Inner<T> {
@@ -48,7 +48,7 @@ impl<T: Send + Sync + 'static> ReloadOnUse<T> {
         let current = ArcSwap::from_pointee(read()?);
         let read = Box::new(move || read().map_err(|error| error.to_string()));
         let inner = Arc::new(Inner { files, read, current });
-        Ok(Self { inner, watched, slow: AtomicBool::new(false), warnings: Repeating::default() })
+        Ok(Self { inner, watched, slow: AtomicBool::new(false), warnings: LogThrottle::default() })
     }
 
     /// The last value loaded.

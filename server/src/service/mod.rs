@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::domain::time::Micros;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics};
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -60,7 +60,7 @@ pub struct ServiceState {
     unmatched_count: ResourceCount,
     caller_leases: CallerLeases,
     /// Limits log lines about resources refused because of `max_resources`.
-    refusals: Repeating,
+    refusals: LogThrottle,
 }
 
 impl ServiceState {
@@ -83,7 +83,7 @@ impl ServiceState {
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
             unmatched_count: ResourceCount::default(),
             caller_leases: CallerLeases::default(),
-            refusals: Repeating::default(),
+            refusals: LogThrottle::default(),
         }
     }
 

@@ -16,7 +16,7 @@ use metrics::Gauge;
 
 use crate::domain::lease::ParentLease;
 use crate::domain::time::Micros;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::store::{LeaseStore, StoreError};
 
 mod batch;
@@ -66,7 +66,7 @@ pub struct Renewal<S> {
     cluster: String,
     /// State by resource. Empty unless this node is the renewer.
     resources: HashMap<String, RenewalState>,
-    failures: Repeating,
+    failures: LogThrottle,
     /// Whether the parent gave any lease in this round; `None` if no lease was asked for.
     answered: Option<bool>,
     /// Whether this node is the renewer and there is a resource to renew.
@@ -80,7 +80,7 @@ pub struct Renewal<S> {
 impl<S: LeaseStore> Renewal<S> {
     /// `node`: this node's id. `cluster`: the id under which the parent knows this cluster.
     pub fn new(store: S, node: String, cluster: String) -> Self {
-        let (resources, failures, answered) = (HashMap::new(), Repeating::default(), None);
+        let (resources, failures, answered) = (HashMap::new(), LogThrottle::default(), None);
         let (wanted, missed, up) = (false, false, Gauge::noop());
         Self { store, node, cluster, resources, failures, answered, wanted, missed, up }
     }

@@ -12,7 +12,7 @@ mod security;
 mod store_url;
 
 pub use bounds::Bounds;
-pub use security::{ParentFiles, PortSecurity, StoreFiles};
+pub use security::{ParentFiles, PortSecuritySettings, StoreFiles};
 pub use store_url::StoreUrl;
 
 /// The command-line options of `tollgate serve`.
@@ -114,7 +114,7 @@ pub struct Settings {
 
     /// The node's certificates, and access control.
     #[command(flatten)]
-    pub port_security: PortSecurity,
+    pub port_security: PortSecuritySettings,
 
     /// Credentials and certificates for the store.
     #[command(flatten)]

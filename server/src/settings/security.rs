@@ -5,7 +5,7 @@ use std::path::PathBuf;
 /// The node's certificates, and access control.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "TLS and access")]
-pub struct PortSecurity {
+pub struct PortSecuritySettings {
     /// The node's certificate with its intermediate certificates (PEM): turns on TLS on both ports.
     /// Reloaded when it changes and on SIGHUP, as are the next two files
     #[arg(long, env = "TOLLGATE_TLS_CERT_FILE", value_name = "FILE", requires = "tls_key_file")]

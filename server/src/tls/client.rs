@@ -13,7 +13,7 @@ use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::{Error, certificates, key, roots};
 use crate::files::ReloadOnUse;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 
 /// Time limit for connecting, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub struct Dialer(Arc<Inner>);
 struct Inner {
     server_name: Option<String>,
     config: ReloadOnUse<ClientConfig>,
-    failures: Repeating,
+    failures: LogThrottle,
 }
 
 impl Dialer {
@@ -50,7 +50,7 @@ impl Dialer {
         let paths: Vec<PathBuf> = own.chain([files.ca.clone()]).collect();
         let paths = paths.iter().map(PathBuf::as_path);
         let config = ReloadOnUse::new::<Error>(paths, move || load(&files))?;
-        Ok(Self(Arc::new(Inner { server_name, config, failures: Repeating::default() })))
+        Ok(Self(Arc::new(Inner { server_name, config, failures: LogThrottle::default() })))
     }
 
     /// The TLS configuration, without ALPN protocols.

@@ -15,7 +15,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{Error, Stream, certificates, key, names, roots};
 use crate::files::{Live, Source};
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::{AccessMetrics, Handshake, LoadMetrics, Metrics, TlsMetrics};
 use crate::wall_clock;
 
@@ -155,7 +155,7 @@ pub struct Acceptor {
     /// By [`Port::index`].
     handshakes: [Handshakes; 2],
     metrics: TlsMetrics,
-    failed_handshakes: Repeating,
+    failed_handshakes: LogThrottle,
 }
 
 impl Acceptor {
@@ -166,7 +166,7 @@ impl Acceptor {
             certificates: Arc::new(Live::new(certificates, LoadMetrics::tls(metrics))?),
             handshakes: Default::default(),
             metrics: TlsMetrics::new(metrics),
-            failed_handshakes: Repeating::default(),
+            failed_handshakes: LogThrottle::default(),
         })
     }
 

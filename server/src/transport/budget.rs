@@ -90,19 +90,19 @@ impl Account {
 
     /// Waits until this connection may read another chunk. Waiters proceed in the order of their
     /// calls. Has no timeout.
-    pub async fn room(&self) {
-        self.room_for(0).await;
+    pub async fn wait_for_room(&self) {
+        self.wait_until_fits(0).await;
     }
 
     /// Waits until this connection may buffer `bytes` more, and counts them. Waits for, and counts,
     /// a quarter of the node's limit at most, so that a large reservation can succeed at all.
-    pub async fn reserve(self: &Arc<Self>, bytes: usize) -> Held {
+    pub async fn reserve(self: &Arc<Self>, bytes: usize) -> HeldBytes {
         let bytes = bytes.min(self.budget.0.limit / 4);
-        self.room_for(bytes).await;
-        self.hold(bytes)
+        self.wait_until_fits(bytes).await;
+        self.count(bytes)
     }
 
-    async fn room_for(&self, bytes: usize) {
+    async fn wait_until_fits(&self, bytes: usize) {
         if self.has_room(bytes) {
             return;
         }
@@ -116,20 +116,20 @@ impl Account {
     }
 
     /// Counts `bytes` until the result is dropped. Never waits: the bytes are buffered already.
-    pub fn hold(self: &Arc<Self>, bytes: usize) -> Held {
-        let mut held = Held { account: Arc::clone(self), bytes: 0 };
+    pub fn count(self: &Arc<Self>, bytes: usize) -> HeldBytes {
+        let mut held = HeldBytes { account: Arc::clone(self), bytes: 0 };
         held.set(bytes);
         held
     }
 }
 
 /// Bytes counted in an account until this is dropped.
-pub struct Held {
+pub struct HeldBytes {
     account: Arc<Account>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     /// Replaces the number of bytes counted.
     pub fn set(&mut self, bytes: usize) {
         let shared = &self.account.budget.0;
@@ -147,7 +147,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -166,8 +166,8 @@ mod tests {
     }
 
     /// Buffers chunks of 1 kB while there is room.
-    fn fill(account: &Arc<Account>) -> Held {
-        let mut held = account.hold(0);
+    fn fill(account: &Arc<Account>) -> HeldBytes {
+        let mut held = account.count(0);
         while account.has_room(0) {
             held.set(held.bytes + (1 << 10));
         }
@@ -198,10 +198,10 @@ mod tests {
     #[test]
     fn a_small_connection_always_has_room() {
         let budget = budget(100);
-        let _large = budget.account().hold(1000);
+        let _large = budget.account().count(1000);
         let small = budget.account();
         assert!(small.has_room(MIN_SHARE));
-        let _held = small.hold(MIN_SHARE);
+        let _held = small.count(MIN_SHARE);
         assert!(small.has_room(0));
         assert!(!small.has_room(1));
     }
@@ -219,10 +219,10 @@ mod tests {
     #[tokio::test]
     async fn waiters_proceed_in_order() {
         let budget = budget(100 << 10);
-        let (other, own) = (budget.account().hold(90 << 10), budget.account());
-        let _held = own.hold(20 << 10);
+        let (other, own) = (budget.account().count(90 << 10), budget.account());
+        let _held = own.count(20 << 10);
         let mut context = Context::from_waker(Waker::noop());
-        let (mut first, mut second) = (pin!(own.room()), pin!(own.room()));
+        let (mut first, mut second) = (pin!(own.wait_for_room()), pin!(own.wait_for_room()));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert!(second.as_mut().poll(&mut context).is_pending());
         drop(other);

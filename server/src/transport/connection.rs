@@ -25,11 +25,11 @@ use super::inbound::{Inbound, ResetFlag};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use super::resets::Allowance;
 
-mod answering;
 mod request_body;
+mod responder;
 
-pub use answering::{Answering, ResponseStream};
 pub use request_body::RequestBody;
+pub use responder::{Responder, ResponseStream};
 
 /// Timeouts of client connections.
 #[derive(Clone, Copy, Debug)]
@@ -135,12 +135,12 @@ enum End {
 /// Serves a connection until the client closes it, or until `stop` completes and all open requests
 /// are answered. `answer` handles one request, or returns `None` if it has already sent the
 /// response. The future that it returns is dropped when the connection ends. A reset of the
-/// request's own stream does not drop it: see [`Answering::unless_given_up`].
+/// request's own stream does not drop it: see [`Responder::unless_given_up`].
 pub async fn serve<F>(
     mut io: impl AsyncRead + AsyncWrite + Unpin,
     timeouts: Timeouts,
     stop: impl Future<Output = ()> + Send + 'static,
-    answer: impl FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    answer: impl FnMut(Request<RecvStream>, Responder) -> Option<F>,
 ) where
     F: Future<Output = ()>,
 {
@@ -192,7 +192,7 @@ where
 impl<S, A, F> Serving<S, A, F>
 where
     S: AsyncRead + AsyncWrite + Unpin,
-    A: FnMut(Request<RecvStream>, Answering) -> Option<F>,
+    A: FnMut(Request<RecvStream>, Responder) -> Option<F>,
     F: Future<Output = ()>,
 {
     fn new(
@@ -258,8 +258,8 @@ where
                         continue;
                     }
                     self.accepted += 1;
-                    let answering = Answering { respond, unsent: Arc::clone(&self.unsent) };
-                    if let Some(open_request) = (self.answer)(request, answering) {
+                    let responder = Responder { respond, unsent: Arc::clone(&self.unsent) };
+                    if let Some(open_request) = (self.answer)(request, responder) {
                         self.open_requests.push(open_request);
                     }
                 }

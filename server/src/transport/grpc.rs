@@ -14,7 +14,7 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::capacity::CapacityApi;
 use super::grpc_service::GrpcService;
-use super::load::Bounds;
+use super::overload::ThreadLimits;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::store::{LeaseStore, Store};
@@ -52,14 +52,14 @@ impl<H: Health> Health for OpenWatch<H> {
 }
 
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
-/// address that clients should dial. `bounds` limits one thread's load.
+/// address that clients should dial. `limits` are those of one thread.
 pub fn service<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
     latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
-    bounds: Bounds,
+    limits: ThreadLimits,
 ) -> Result<GrpcService<B>, tonic_reflection::server::Error> {
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(tollgate_proto::FILE_DESCRIPTOR_SET)
@@ -71,5 +71,5 @@ pub fn service<B: Store, L: LeaseStore>(
         .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();
-    Ok(GrpcService::new(service, latency, routes, bounds))
+    Ok(GrpcService::new(service, latency, routes, limits))
 }

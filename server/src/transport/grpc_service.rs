@@ -28,10 +28,10 @@ use tonic::service::Routes;
 use tower_service::Service as _;
 
 use super::age;
-use super::budget::{Account, Held};
-use super::connection::{self, Answering, RequestBody, Timeouts};
-use super::load;
+use super::budget::{Account, HeldBytes};
+use super::connection::{self, RequestBody, Responder, Timeouts};
 use super::messages;
+use super::overload::ThreadLimits;
 use super::{access_denied, refusal};
 use crate::access::{Caller, Guard};
 use crate::service::allow::AllowService;
@@ -72,7 +72,7 @@ pub struct GrpcService<S> {
     allow: AllowService<S>,
     latency: Histogram,
     router: Routes,
-    bounds: load::Bounds,
+    limits: ThreadLimits,
 }
 
 /// The slot of a request that is being decided. Returned when dropped.
@@ -80,7 +80,7 @@ struct Slot<S>(Arc<GrpcService<S>>, Option<usize>);
 
 impl<S> Drop for Slot<S> {
     fn drop(&mut self) {
-        self.0.bounds.load.end(self.1);
+        self.0.limits.requests.end(self.1);
     }
 }
 
@@ -125,19 +125,19 @@ enum Reply {
     /// One message of `Allow`.
     Message(Bytes),
     /// The response of tonic's router, and the bytes reserved for it.
-    Routed(Response<tonic::body::Body>, Held),
+    Routed(Response<tonic::body::Body>, HeldBytes),
 }
 
 impl<S: Store> GrpcService<S> {
     /// `latency` records the time from the end of a request to its answer. `router` answers every
-    /// method except `Allow`. `bounds` limits the load of this server.
+    /// method except `Allow`. `limits` applies to this server.
     pub fn new(
         allow: AllowService<S>,
         latency: Histogram,
         router: Routes,
-        bounds: load::Bounds,
+        limits: ThreadLimits,
     ) -> Self {
-        Self { allow, latency, router, bounds }
+        Self { allow, latency, router, limits }
     }
 
     /// Serves a connection until the client closes it, or until `stop` completes and all open
@@ -151,15 +151,15 @@ impl<S: Store> GrpcService<S> {
         expires: Option<Duration>,
     ) {
         let state = Arc::new(ConnectionState {
-            incoming: self.bounds.budget.account(),
-            outgoing: self.bounds.budget.account(),
+            incoming: self.limits.budget.account(),
+            outgoing: self.limits.budget.account(),
             unfinished: Semaphore::new(MAX_UNFINISHED),
             watches: WatchCount::default(),
             reflections: WatchCount::default(),
         });
         let answer =
-            |request, answering| Arc::clone(&self).answer(request, answering, &mut guard, &state);
-        let timeouts = self.bounds.timeouts;
+            |request, responder| Arc::clone(&self).answer(request, responder, &mut guard, &state);
+        let timeouts = self.limits.timeouts;
         let age = age::of_connection(timeouts.age, expires);
         connection::serve(io, Timeouts { age, ..timeouts }, stop, answer).await;
     }
@@ -170,7 +170,7 @@ impl<S: Store> GrpcService<S> {
     fn answer(
         self: Arc<Self>,
         request: Request<RecvStream>,
-        answering: Answering,
+        responder: Responder,
         guard: &mut Guard,
         state: &Arc<ConnectionState>,
     ) -> Option<impl Future<Output = ()> + use<S>> {
@@ -179,7 +179,7 @@ impl<S: Store> GrpcService<S> {
         let call = match read_headers(&parts, guard, state) {
             Ok(call) => call,
             Err(status) => {
-                answering.headers(status.into_http());
+                responder.headers(status.into_http());
                 let rest: Pin<Box<dyn Future<Output = ()> + Send>> = Box::pin(drain(body));
                 return Some(Either::Right(rest));
             }
@@ -190,20 +190,20 @@ impl<S: Store> GrpcService<S> {
         {
             // A refused request must cost next to nothing.
             let Some(slot) = self.take_slot(&call.caller) else {
-                answering.headers(self.bounds.load.turned_away());
+                responder.headers(self.limits.requests.refusal_response());
                 return None;
             };
-            let answered = slot.answer_allow(call.head.limit, message, call.caller, answering);
+            let answered = slot.answer_allow(call.head.limit, message, call.caller, responder);
             return Some(Either::Left(answered));
         }
         let state = Arc::clone(state);
-        Some(Either::Right(Box::pin(self.answer_slow_path(call, body, answering, state))))
+        Some(Either::Right(Box::pin(self.answer_slow_path(call, body, responder, state))))
     }
 
     /// Takes a slot for a request of `caller`; `None` if the request is refused.
     fn take_slot(self: &Arc<Self>, caller: &Caller) -> Option<Slot<S>> {
-        let index = caller.index();
-        self.bounds.load.begin(index).then(|| Slot(Arc::clone(self), index))
+        let place = caller.index();
+        self.limits.requests.begin(place).then(|| Slot(Arc::clone(self), place))
     }
 
     async fn allow(&self, message: Bytes, caller: &Caller) -> Result<Bytes, Status> {
@@ -228,7 +228,7 @@ impl<S: Store> GrpcService<S> {
         self: Arc<Self>,
         call: Call,
         mut body: RequestBody,
-        mut answering: Answering,
+        mut responder: Responder,
         state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
@@ -236,36 +236,36 @@ impl<S: Store> GrpcService<S> {
                 &self.router,
                 call.head,
                 body,
-                answering,
-                self.bounds.timeouts.call,
+                responder,
+                self.limits.timeouts.call,
                 &state.unfinished,
                 &state.incoming,
             );
             return reflect.await;
         }
-        let (began, timeouts) = (Instant::now(), self.bounds.timeouts.call);
+        let (began, timeouts) = (Instant::now(), self.limits.timeouts.call);
         let limit = call.head.limit.unwrap_or(Duration::MAX);
         // A health watch lasts as long as the connection, if the caller sets no deadline.
         let total_limit = if call.method == Method::Watch { limit } else { limit.min(timeouts) };
         let answer = {
             let answer = self.decide(&call, &mut body, &state);
             let answer = pin!(tokio::time::timeout(limit.min(timeouts), answer));
-            answering.unless_given_up(answer).await
+            responder.unless_given_up(answer).await
         };
         let Some(answer) = answer else { return };
         match answer.unwrap_or_else(|_| Err(deadline_exceeded().into_http())) {
-            Ok(Reply::Message(message)) => send_allowed(answering, message),
+            Ok(Reply::Message(message)) => send_allowed(responder, message),
             Ok(Reply::Routed(response, held)) => {
                 let left = total_limit.saturating_sub(began.elapsed());
                 // Another method is late only if its client does not read the answer. That client
                 // is cut off.
                 let late_trailers = (call.method == Method::Watch).then(late_trailers);
-                let sending = answering.body(response, held, left, late_trailers);
+                let sending = responder.body(response, held, left, late_trailers);
                 // What follows the message of a watch must not fill the connection's window.
                 tokio::join!(sending, drain(body));
             }
             Err(refusal) => {
-                answering.headers(refusal);
+                responder.headers(refusal);
                 drain(body).await;
             }
         }
@@ -291,12 +291,12 @@ impl<S: Store> GrpcService<S> {
                 }
                 held
             }
-            _ => state.outgoing.hold(0),
+            _ => state.outgoing.count(0),
         };
         let slot = match call.method.is_counted() {
             true => match self.take_slot(&call.caller) {
                 Some(slot) => Some(slot),
-                None => return Err(self.bounds.load.turned_away()),
+                None => return Err(self.limits.requests.refusal_response()),
             },
             false => None,
         };
@@ -325,7 +325,7 @@ impl<S: Store> Slot<S> {
         limit: Option<Duration>,
         message: Bytes,
         caller: Caller,
-        mut answering: Answering,
+        mut responder: Responder,
     ) {
         let started = Instant::now();
         let mut allowed = pin!(self.0.allow(message, &caller));
@@ -338,12 +338,12 @@ impl<S: Store> Slot<S> {
                 }
             }
         });
-        let answer = answering.unless_given_up(answer);
+        let answer = responder.unless_given_up(answer);
         let Some(answer) = answer.await else { return };
         self.0.latency.record(started.elapsed().as_secs_f64());
         match answer {
-            Ok(message) => send_allowed(answering, message),
-            Err(status) => answering.headers(status.into_http()),
+            Ok(message) => send_allowed(responder, message),
+            Err(status) => responder.headers(status.into_http()),
         }
     }
 }
@@ -380,7 +380,7 @@ async fn read_request(
     call: &Call,
     body: &mut RequestBody,
     state: &ConnectionState,
-) -> Result<(Bytes, Held), Status> {
+) -> Result<(Bytes, HeldBytes), Status> {
     let (gzip, account) = (call.head.gzip, &state.incoming);
     let limits = match call.method {
         Method::Allow => MessageLimits::ALLOW,
@@ -424,10 +424,10 @@ async fn call_router(
     }
 }
 
-fn send_allowed(answering: Answering, message: Bytes) {
+fn send_allowed(responder: Responder, message: Bytes) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    answering.message(response, message, trailers(Ok(())));
+    responder.message(response, message, trailers(Ok(())));
 }
 
 fn deadline_exceeded() -> Status {

@@ -16,10 +16,10 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use tollgate_proto::quotaservice::AllowRequest;
 
-use super::aside::{PageHandle, page_channel};
-use super::load::RETRY_S;
 use super::messages::query;
-pub use super::status::{About, StoreState, pages as status_pages};
+use super::overload::RETRY_S;
+use super::page_renderer::{PageHandle, page_channel};
+pub use super::status::{NodeInfo, QUERY_ESCAPES, StoreState, status_pages};
 use super::status::{StatusPages, resource as resource_view};
 use super::{access_codes, http_status, response};
 use crate::access::{Caller, Refusal};
@@ -31,11 +31,13 @@ use crate::store::{LeaseStore, Store};
 
 mod admission;
 mod body;
+mod connection_context;
 mod host;
 
 pub use admission::Admission;
 pub(super) use admission::UnreadBody;
 use admission::admit;
+pub use connection_context::ConnectionContext;
 pub use host::Hosts;
 
 /// Maximum request body, in bytes. A request with an invalid name of up to 1 MiB gets the same
@@ -85,9 +87,9 @@ struct ApiState<B, L> {
     ready: Box<Readiness>,
 }
 
-/// The routes of the HTTP port, behind `admission`. Each request needs an
-/// [`Asking`](super::door::Asking) as its `ConnectInfo`. `latency` records the time of token
-/// requests from the end of the request body to the response.
+/// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
+/// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
+/// to the response.
 pub fn router<B: Store, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,

@@ -32,12 +32,11 @@ use tokio_io_timeout::TimeoutStream;
 use tower_service::Service as _;
 
 use super::age;
-use super::budget::{Budget, Held};
+use super::budget::{Budget, HeldBytes};
 use super::closing;
-use super::connection::{self, Answering, RequestBody, STOPPING_HANDSHAKE, Timeouts};
-use super::door::Asking;
+use super::connection::{self, RequestBody, Responder, STOPPING_HANDSHAKE, Timeouts};
 use super::forward_write::forward_write;
-use super::http::{UnreadBody, overloaded};
+use super::http::{ConnectionContext, UnreadBody, overloaded};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use crate::access::Guard;
 
@@ -68,8 +67,8 @@ pub struct HttpPort {
 }
 
 impl HttpPort {
-    /// Serves `router`, whose requests get an [`Asking`] as `ConnectInfo`. While `draining` is set,
-    /// every HTTP/1.1 response has `Connection: close`.
+    /// Serves `router`, whose requests get a [`ConnectionContext`] as `ConnectInfo`. While
+    /// `draining` is set, every HTTP/1.1 response has `Connection: close`.
     pub fn new(
         router: Router,
         timeouts: Timeouts,
@@ -88,7 +87,7 @@ impl HttpPort {
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
     ) {
-        let asking = Asking::new(guard, &self.budget);
+        let connection_context = ConnectionContext::new(guard, &self.budget);
         let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
         let first_timeout = self.timeouts.greeting.min(self.timeouts.idle);
         let detected = {
@@ -107,33 +106,43 @@ impl HttpPort {
         match protocol {
             Protocol::Http1 => {
                 let stop = timeout(expires.unwrap_or(Duration::MAX), stop);
-                self.serve_http1(stream, asking, stop).await;
+                self.serve_http1(stream, connection_context, stop).await;
             }
-            Protocol::Http2 => self.serve_http2(stream, asking, stop, expires).await,
+            Protocol::Http2 => self.serve_http2(stream, connection_context, stop, expires).await,
         }
     }
 
     async fn serve_http2<S>(
         self,
         stream: PrefixedStream<S>,
-        asking: Asking,
+        connection_context: ConnectionContext,
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
     ) where
         S: AsyncRead + AsyncWrite + Unpin,
     {
         let (timeouts, router) = (self.timeouts, self.router);
-        let answer = |request: Request<RecvStream>, answering| {
+        let answer = |request: Request<RecvStream>, responder| {
             let mut request = request.map(|body| Body::new(RequestBody::new(body)));
-            request.extensions_mut().insert(ConnectInfo(asking.clone()));
-            Some(answer_http2(router.clone(), request, answering, asking.clone(), timeouts))
+            request.extensions_mut().insert(ConnectInfo(connection_context.clone()));
+            Some(answer_http2(
+                router.clone(),
+                request,
+                responder,
+                connection_context.clone(),
+                timeouts,
+            ))
         };
         let age = age::of_connection(timeouts.age, expires);
         connection::serve(stream, Timeouts { age, ..timeouts }, stop, answer).await;
     }
 
-    async fn serve_http1<S>(self, stream: PrefixedStream<S>, asking: Asking, stop: impl Future)
-    where
+    async fn serve_http1<S>(
+        self,
+        stream: PrefixedStream<S>,
+        connection_context: ConnectionContext,
+        stop: impl Future,
+    ) where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let mut stream = TimeoutStream::new(stream);
@@ -143,11 +152,11 @@ impl HttpPort {
         let (first_request, unread) = (Notify::new(), AtomicBool::new(false));
         let service = service_fn(|mut request: Request<Incoming>| {
             first_request.notify_one();
-            request.extensions_mut().insert(ConnectInfo(asking.clone()));
+            request.extensions_mut().insert(ConnectInfo(connection_context.clone()));
             let answer = self.router.clone().call(request);
             Box::pin(async {
                 let Ok(response) = answer.await;
-                let (response, held) = reserve(response, &asking, self.timeouts).await;
+                let (response, held) = reserve(response, &connection_context, self.timeouts).await;
                 Ok::<_, Infallible>(self.http1_response(response, held, &unread))
             })
         });
@@ -189,7 +198,7 @@ impl HttpPort {
     fn http1_response(
         &self,
         mut response: Response,
-        held: Held,
+        held: HeldBytes,
         unread: &AtomicBool,
     ) -> http::Response<ResponseBody> {
         if response.extensions().get::<UnreadBody>().is_some() {
@@ -219,15 +228,15 @@ async fn close_http1(
 async fn answer_http2(
     mut router: Router,
     request: Request<Body>,
-    mut answering: Answering,
-    asking: Asking,
+    mut responder: Responder,
+    connection_context: ConnectionContext,
     timeouts: Timeouts,
 ) {
     let answer = pin!(async {
         let Ok(response) = router.call(request).await;
-        reserve(response, &asking, timeouts).await
+        reserve(response, &connection_context, timeouts).await
     });
-    let Some((mut response, held)) = answering.unless_given_up(answer).await else { return };
+    let Some((mut response, held)) = responder.unless_given_up(answer).await else { return };
     // Over HTTP/1.1 hyper sets `Date`.
     #[expect(clippy::disallowed_methods, reason = "the header contains the wall-clock time")]
     let now = httpdate::fmt_http_date(SystemTime::now());
@@ -235,17 +244,22 @@ async fn answer_http2(
         response.headers_mut().insert(DATE, now);
     }
     // Resets the stream of a client that does not read its response in time.
-    answering.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
+    responder.body(response, held, timeouts.keepalive * SEND_INTERVALS, None).await;
 }
 
 /// Waits until the connection may buffer a long response, and counts the response. A connection
 /// with too many unread responses gets an error instead.
-async fn reserve(response: Response, asking: &Asking, timeouts: Timeouts) -> (Response, Held) {
-    let (bytes, account) = (body_bytes(&response), asking.answers());
-    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.room()).await.is_err() {
-        return (overloaded(), account.hold(0));
+async fn reserve(
+    response: Response,
+    connection_context: &ConnectionContext,
+    timeouts: Timeouts,
+) -> (Response, HeldBytes) {
+    let (bytes, account) = (body_bytes(&response), connection_context.answers());
+    if bytes > SMALL_RESPONSE && timeout(timeouts.greeting, account.wait_for_room()).await.is_err()
+    {
+        return (overloaded(), account.count(0));
     }
-    (response, account.hold(bytes))
+    (response, account.count(bytes))
 }
 
 /// The length of a response body in bytes, as far as it is known.
@@ -256,7 +270,7 @@ fn body_bytes(response: &Response) -> usize {
 /// The body of a response over HTTP/1.1, counted in the budget until it is dropped.
 struct ResponseBody {
     body: Body,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 impl http_body::Body for ResponseBody {

@@ -21,21 +21,21 @@ use crate::service::Error;
 use crate::service::allow::{Answer, Status};
 
 pub mod age;
-pub mod aside;
 pub mod budget;
 mod capacity;
 mod closing;
 pub mod connection;
-pub mod door;
 mod forward_write;
 pub mod grpc;
 pub mod grpc_service;
 pub mod http;
 pub mod http_port;
 mod inbound;
-pub mod load;
 mod messages;
+pub mod overload;
+pub mod page_renderer;
 pub mod parent;
+pub mod port_security;
 mod read_budget;
 mod resets;
 mod status;
@@ -50,7 +50,7 @@ fn grpc_code(error: &Error) -> tonic::Code {
 
 fn refusal(error: &Error) -> tonic::Status {
     if *error == Error::Overloaded {
-        return load::overloaded_further_on();
+        return overload::service_overloaded();
     }
     tonic::Status::new(grpc_code(error), error.to_string())
 }

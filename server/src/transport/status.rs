@@ -1,22 +1,26 @@
 //! `/debug/status`: the state of the node, its store and the resources in it, as HTML and as JSON.
-//! The page loads nothing from other hosts.
 
-use std::fmt::Write as _;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use serde_json::{Value, json};
 
-use super::aside::{PageHandle, page_channel};
-use super::door::Door;
+use super::page_renderer::{PageHandle, page_channel};
+use super::port_security::PortSecurity;
 use crate::files::ReloadFailure;
-use crate::logging::is_unprintable;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
 use crate::service::status::{NodeView, ResourceView};
 use crate::store::{Down, LeaseStore, LeaseView, Listing, StoreError};
+
+mod html;
+
+/// Characters to escape in the query of a URL: all but the unreserved ones of RFC 3986.
+pub const QUERY_ESCAPES: &AsciiSet =
+    &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Maximum resources listed.
 const MAX_RESOURCES: usize = 1000;
@@ -26,7 +30,7 @@ const MAX_LEASES: usize = 1000;
 
 /// What the status pages show of the node.
 #[derive(Clone)]
-pub struct About {
+pub struct NodeInfo {
     /// The node's id.
     pub id: String,
     /// When it started.
@@ -46,11 +50,11 @@ pub struct About {
     /// Returns the current outage of the store, if any.
     pub down: Arc<dyn Fn() -> Option<Down> + Send + Sync>,
     /// Certificates and access file, for their state.
-    pub door: Door,
+    pub security: PortSecurity,
 }
 
 /// A node without names, started now.
-impl Default for About {
+impl Default for NodeInfo {
     fn default() -> Self {
         let text = String::new;
         Self {
@@ -63,7 +67,7 @@ impl Default for About {
             store: text(),
             parents: Vec::new(),
             down: Arc::new(|| None),
-            door: Door::default(),
+            security: PortSecurity::default(),
         }
     }
 }
@@ -82,18 +86,18 @@ pub struct StatusPages {
 }
 
 /// The status pages, and the future that renders them for as long as it is polled.
-pub fn pages<S: LeaseStore>(
-    about: About,
+pub fn status_pages<S: LeaseStore>(
+    info: NodeInfo,
     state: Box<StoreState>,
     leases: CapacityService<S>,
 ) -> (PageHandle<Arc<StatusPages>>, impl Future<Output = ()>) {
     let (handle, renderer) = page_channel();
     let render = async move || {
-        let status = status(&about, &*state, &leases).await;
+        let status = status(&info, &*state, &leases).await;
         let now_s = leases.state().now().as_secs();
         let write = move || StatusPages {
             json: status.to_string().into(),
-            html: html_page(&status, now_s).into(),
+            html: html::page(&status, now_s).into(),
         };
         // A join error occurs only while the process exits.
         Arc::new(tokio::task::spawn_blocking(write).await.unwrap_or_default())
@@ -102,7 +106,7 @@ pub fn pages<S: LeaseStore>(
 }
 
 async fn status<S: LeaseStore>(
-    about: &About,
+    info: &NodeInfo,
     state: &StoreState,
     leases: &CapacityService<S>,
 ) -> Value {
@@ -113,22 +117,13 @@ async fn status<S: LeaseStore>(
         Ok(resources) => (resources, None),
         Err(error) => (Listing { items: Vec::new(), left_out: 0 }, Some(error.to_string())),
     };
-    let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(about, nodes));
+    let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(info, nodes));
     let limits = leases.state().limits();
     let snapshot = limits.current();
     let now_s = leases.state().now().as_secs();
     json!({
-        "node": {
-            "id": about.id,
-            "version": env!("CARGO_PKG_VERSION"),
-            "uptime_s": about.started.elapsed().as_secs(),
-            "grpc": about.grpc,
-            "http": about.http,
-            "advertise": about.advertise,
-            "threads": about.threads,
-            "parents": about.parents,
-        },
-        "store": { "kind": about.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
+        "node": node_json(info),
+        "store": { "kind": info.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
         "limits": {
             "path": limits.path().display().to_string(),
             "version": snapshot.limits.version,
@@ -138,26 +133,45 @@ async fn status<S: LeaseStore>(
         },
         "now_s": now_s,
         "nodes": nodes_seen,
-        "outage": (about.down)().map(|down| outage(&down, now_s)),
-        "files": {
-            "limits": file_state(limits.reload_failure()),
-            "access": about.door.access.as_ref().map(|access| file_state(access.file().reload_failure())),
-            "tls": about.door.tls.as_ref().map(|tls| {
-                let mut value = file_state(tls.certificates().reload_failure());
-                value["certificate_expires_at_s"] = tls.expiry_s().into();
-                value
-            }),
-        },
+        "outage": (info.down)().map(|down| outage(&down, now_s)),
+        "files": files_json(limits.reload_failure(), &info.security),
         "resources": resources.items.iter().map(resource_json).collect::<Vec<_>>(),
         "resources_left_out": resources.left_out,
         "resources_error": error,
     })
 }
 
+fn node_json(info: &NodeInfo) -> Value {
+    json!({
+        "id": info.id,
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": info.started.elapsed().as_secs(),
+        "grpc": info.grpc,
+        "http": info.http,
+        "advertise": info.advertise,
+        "threads": info.threads,
+        "parents": info.parents,
+    })
+}
+
+/// The states of the reloadable files. `refused_limits`: why the limits file is not in use.
+fn files_json(refused_limits: Option<ReloadFailure>, security: &PortSecurity) -> Value {
+    let tls = security.tls.as_ref().map(|tls| {
+        let mut value = file_state(tls.certificates().reload_failure());
+        value["certificate_expires_at_s"] = tls.expiry_s().into();
+        value
+    });
+    json!({
+        "limits": file_state(refused_limits),
+        "access": security.access.as_ref().map(|access| file_state(access.file().reload_failure())),
+        "tls": tls,
+    })
+}
+
 /// All nodes in the store; only this one if the store registers no nodes.
-fn node_list(about: &About, mut nodes: Vec<NodeView>) -> Vec<Value> {
+fn node_list(info: &NodeInfo, mut nodes: Vec<NodeView>) -> Vec<Value> {
     if nodes.is_empty() {
-        nodes.push(NodeView::of_this_build(about.id.clone()));
+        nodes.push(NodeView::of_this_build(info.id.clone()));
     }
     let node = |node: NodeView| json!({ "id": node.id, "version": node.version });
     nodes.into_iter().map(node).collect()
@@ -215,151 +229,4 @@ fn lease_json(lease: &LeaseView) -> Value {
         "subclients": lease.subclients as u64,
         "expires_at_s": lease.expiry_s,
     })
-}
-
-/// The status as an HTML page.
-fn html_page(status: &Value, now_s: i64) -> String {
-    let mut html = String::from(HEAD);
-    for (title, part) in [("Node", "node"), ("Store", "store"), ("Limits", "limits")] {
-        let _ = write!(html, "<section><h2>{title}</h2><dl>");
-        for (name, value) in status[part].as_object().into_iter().flatten() {
-            let _ = write!(html, "<dt>{}</dt><dd>{}</dd>", escape(name), escape(&cell(value)));
-        }
-        html.push_str("</dl></section>");
-    }
-    html.push_str("<h2>Resources</h2>");
-    if let Some(error) = status["resources_error"].as_str() {
-        let _ = write!(html, "<p class=bad>{}</p>", escape(error));
-    }
-    let resources = status["resources"].as_array().map_or(&[][..], Vec::as_slice);
-    if resources.is_empty() && status["resources_error"].is_null() {
-        html.push_str("<p>Nobody holds a lease.</p>");
-    } else {
-        table(&mut html, resources, now_s);
-    }
-    if let Some(more @ 1..) = status["resources_left_out"].as_u64() {
-        let _ = write!(html, "<p>and {more} more</p>");
-    }
-    html.push_str("<p><a href=\"status.json\">as JSON</a></p></main></html>");
-    html
-}
-
-const HEAD: &str = "<!doctype html><html lang=en><meta charset=utf-8>\
-    <meta name=viewport content=\"width=device-width\">\
-    <meta http-equiv=refresh content=5><title>tollgate</title><style>\
-    :root{color-scheme:light dark}body{font:14px/1.5 system-ui,sans-serif;margin:2rem}\
-    section{display:inline-block;vertical-align:top;margin-right:3rem}\
-    dl{display:grid;grid-template-columns:auto auto;gap:0 1rem}dt{opacity:.6}dd{margin:0}\
-    table{border-collapse:collapse}td,th{padding:.2rem .8rem;text-align:right}\
-    th{border-bottom:1px solid;opacity:.6}.l{text-align:left}\
-    tr:hover td{background:#8882}.bad{color:#c33}</style><main><h1>tollgate</h1>";
-
-fn table(html: &mut String, resources: &[Value], now_s: i64) {
-    html.push_str(
-        "<table><tr><th class=l>resource<th class=l>template<th class=l>algorithm<th>capacity\
-         <th>wants<th>has<th>clients<th>subclients<th>level<th class=l>learning</tr>",
-    );
-    for resource in resources {
-        html.push_str("<tr>");
-        let name = resource["resource"].as_str().unwrap_or_default();
-        let link = percent(name);
-        let _ =
-            write!(html, "<td class=l><a href=\"resource.json?id={link}\">{}</a>", escape(name));
-        for field in ["template", "algorithm"] {
-            let _ = write!(html, "<td class=l>{}", escape(&cell(&resource[field])));
-        }
-        for field in ["capacity", "wants", "has", "clients", "subclients", "level"] {
-            let _ = write!(html, "<td>{}", escape(&cell(&resource[field])));
-        }
-        let learning = match resource["learning_until_s"].as_i64() {
-            Some(until) => {
-                format!(
-                    "for {} s more: clients get what they say they have",
-                    (until - now_s).max(0)
-                )
-            }
-            None => "no".to_owned(),
-        };
-        let _ = write!(html, "<td class=l>{learning}</tr>");
-    }
-    html.push_str("</table>");
-}
-
-fn cell(value: &Value) -> String {
-    match value {
-        Value::Null => "–".to_owned(),
-        Value::String(text) => text.clone(),
-        Value::Number(number) => match number.as_f64() {
-            // Six decimals suffice for a reader.
-            Some(float) if number.is_f64() && float.fract() != 0.0 => {
-                let digits = format!("{float:.6}");
-                digits.trim_end_matches('0').trim_end_matches('.').to_owned()
-            }
-            Some(float) if number.is_f64() => format!("{float}"),
-            _ => number.to_string(),
-        },
-        Value::Array(values) => values.iter().map(cell).collect::<Vec<_>>().join(", "),
-        other => other.to_string(),
-    }
-}
-
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            '\'' => escaped.push_str("&#39;"),
-            c if is_unprintable(c) => escaped.push('\u{fffd}'),
-            c => escaped.push(c),
-        }
-    }
-    escaped
-}
-
-/// Percent-encodes a text for the query of a URL.
-fn percent(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            let _ = write!(encoded, "%{byte:02X}");
-        }
-    }
-    encoded
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_escaped() {
-        let resource = json!({ "resource": "<b>\"&'\u{7}", "template": "*", "level": 1.25,
-            "capacity": 2.0, "learning_until_s": 12 });
-        let status = json!({ "node": { "id": "<script>" }, "resources": [resource] });
-        let html = html_page(&status, 10);
-        assert!(!html.contains("<script>") && html.contains("&lt;script&gt;"), "{html}");
-        assert!(html.contains("&lt;b&gt;&quot;&amp;&#39;\u{fffd}</a>"), "{html}");
-        assert!(html.contains("id=%3Cb%3E%22%26%27%07\""), "{html}");
-        assert!(html.contains("<td>1.25") && html.contains("<td>2<"), "{html}");
-        assert!(html.contains("for 2 s more"), "{html}");
-    }
-
-    #[test]
-    fn bidirectional_controls_are_replaced() {
-        let name = "a\u{202e}b\u{2066}c\u{200f}d\u{feff}e";
-        let html = html_page(&json!({ "resources": [{ "resource": name }] }), 0);
-        assert!(html.contains("a\u{fffd}b\u{fffd}c\u{fffd}d\u{fffd}e</a>"), "{html}");
-    }
-
-    #[test]
-    fn the_page_loads_nothing_from_other_hosts() {
-        let html = html_page(&json!({ "resources": [] }), 0);
-        assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src="));
-        assert!(html.contains("Nobody holds a lease."));
-    }
 }

@@ -4,7 +4,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use http::uri::PathAndQuery;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
@@ -15,6 +14,7 @@ use crate::cli::text::{EMPTY_CELL, Table, escaped, remaining, rounded, time_and_
 use crate::client::HttpResponse;
 use crate::logging::is_unprintable;
 use crate::settings::duration;
+use crate::transport::http::QUERY_ESCAPES;
 
 #[derive(clap::Args)]
 #[command(after_help = "The columns: wants is what the clients want together, has what is leased \
@@ -33,9 +33,6 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
-
-/// Everything but the unreserved characters of RFC 3986.
-const UNRESERVED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The fields of `/debug/status.json` that are shown here.
 #[derive(Deserialize)]
@@ -121,7 +118,7 @@ fn path(resource: Option<&str>) -> Result<PathAndQuery, String> {
     let path = match resource {
         None => "/debug/status.json".to_owned(),
         Some(id) => {
-            let id = percent_encoding::utf8_percent_encode(id, UNRESERVED);
+            let id = percent_encoding::utf8_percent_encode(id, QUERY_ESCAPES);
             format!("/debug/resource.json?id={id}")
         }
     };

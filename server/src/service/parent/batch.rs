@@ -9,7 +9,7 @@ use super::protocol::{
 use super::{PAGE, RENEWER_TTL, Renewal, RenewalState};
 use crate::domain::lease::ParentLease;
 use crate::domain::time::Micros;
-use crate::logging::Shown;
+use crate::logging::Sanitized;
 use crate::store::{LeaseStore, StoreError};
 
 /// How long a freeze lasts if the node that asked the parent stops before the answer. Much longer
@@ -207,7 +207,7 @@ impl<S: LeaseStore> Renewal<S> {
         if let Some((_, error)) = errors().find(|(_, error)| !error.refused) {
             if let Some(held_back) = self.failures.pass() {
                 tracing::warn!(
-                    error = %Shown(error), held_back,
+                    error = %Sanitized(error), held_back,
                     advice = "see that the parent runs, and that --parent names it",
                     "no lease from the parent: the last one holds until it expires"
                 );
@@ -216,7 +216,7 @@ impl<S: LeaseStore> Renewal<S> {
             && let Some(held_back) = self.failures.pass()
         {
             tracing::warn!(
-                error = %Shown(error), resource = %Shown(&request.resource), held_back,
+                error = %Sanitized(error), resource = %Sanitized(&request.resource), held_back,
                 advice = "see what the parent's access file allows this cluster, and what its \
                           clients want of the resource",
                 "the parent refuses a resource: it is asked for again every ten seconds"

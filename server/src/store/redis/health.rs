@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use super::lane::Elsewhere;
 use super::queue::Company;
 use super::{NODE_TTL, advice};
-use crate::logging::{Repeating, Shown};
+use crate::logging::{LogThrottle, Sanitized};
 use crate::metrics::StoreMetrics;
 use crate::store::clock::Clock;
 use crate::store::members::Members;
@@ -31,8 +31,8 @@ pub struct Health {
     outage: Mutex<Outage>,
     /// The class of the last failure of a whole server, by its position in [`StoreError::ALL`].
     last_failure: AtomicUsize,
-    failures: Repeating,
-    recoveries: Repeating,
+    failures: LogThrottle,
+    recoveries: LogThrottle,
     metrics: StoreMetrics,
     members: Arc<Members>,
     over_tls: bool,
@@ -71,8 +71,8 @@ impl Health {
                 length: Duration::ZERO,
             }),
             last_failure: AtomicUsize::new(StoreError::ALL.len()),
-            failures: Repeating::default(),
-            recoveries: Repeating::default(),
+            failures: LogThrottle::default(),
+            recoveries: LogThrottle::default(),
             metrics,
             members: Arc::new(Members::new(Clock::system())),
             over_tls: false,
@@ -210,7 +210,7 @@ impl Health {
             let detail = detail.to_string();
             let advice = advice::of_all(&detail, self.over_tls, !self.ever_up());
             tracing::warn!(
-                detail = %Shown(detail), held_back, advice,
+                detail = %Sanitized(detail), held_back, advice,
                 "it is not known which server to ask: the failure policy decides"
             );
         }
@@ -268,7 +268,7 @@ impl ServerHealth {
         self.whole.count(StoreError::Refused, 1);
         if let Some(held_back) = self.whole.failures.pass() {
             tracing::warn!(
-                server = %self.name, detail = %Shown(detail), held_back,
+                server = %self.name, detail = %Sanitized(detail), held_back,
                 advice = "look at the key: something else may write to this Redis; give tollgate \
                           a database of its own",
                 "Redis refused one decision: the failure policy decides it"
@@ -303,7 +303,7 @@ impl ServerHealth {
                 _ => "the failure policy decides",
             };
             tracing::warn!(
-                server = %self.name, class = error.class(), detail = %Shown(detail), held_back, advice,
+                server = %self.name, class = error.class(), detail = %Sanitized(detail), held_back, advice,
                 "no answer from the store: {then}"
             );
         }

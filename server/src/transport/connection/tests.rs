@@ -25,7 +25,7 @@ use crate::metrics::BudgetMetrics;
 /// both ends.
 async fn connected<F: Future<Output = ()> + Send + 'static>(
     stop: impl Future<Output = ()> + Send + 'static,
-    answer: impl Fn(Request<RecvStream>, Answering) -> F + Send + Sync + 'static,
+    answer: impl Fn(Request<RecvStream>, Responder) -> F + Send + Sync + 'static,
 ) -> (SendRequest<Bytes>, JoinHandle<Result<(), h2::Error>>, JoinHandle<()>) {
     let (client_io, server_io) = tokio::io::duplex(1 << 16);
     let server = tokio::spawn(async move {
@@ -66,7 +66,7 @@ async fn wait_until(condition: impl Fn() -> bool) {
 
 #[tokio::test]
 async fn a_response_has_a_message_and_trailers() {
-    let (sender, ..) = connected(pending(), |request, answering| async move {
+    let (sender, ..) = connected(pending(), |request, responder| async move {
         let mut body = RequestBody::new(request.into_body());
         let mut message = Vec::new();
         while let Some(data) = body.data().await {
@@ -77,7 +77,7 @@ async fn a_response_has_a_message_and_trailers() {
         message.reverse();
         let mut trailers = HeaderMap::new();
         trailers.insert("after", "it".parse().expect("a value"));
-        answering.message(Response::new(()), message.into(), trailers);
+        responder.message(Response::new(()), message.into(), trailers);
     })
     .await;
     let mut sender = sender.ready().await.expect("ready");
@@ -94,13 +94,13 @@ async fn a_response_has_a_message_and_trailers() {
 async fn a_reset_cancels_only_its_own_request() {
     let (open_requests, go) = (Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
     let (count, go_signal) = (Arc::clone(&open_requests), Arc::clone(&go));
-    let (sender, ..) = connected(pending(), move |_, mut answering| {
+    let (sender, ..) = connected(pending(), move |_, mut responder| {
         let (count, go_signal) = (Arc::clone(&count), Arc::clone(&go_signal));
         async move {
             let guard = CountGuard::new(&count);
             let mut future = std::pin::pin!(go_signal.notified());
-            if answering.unless_given_up(future.as_mut()).await.is_some() {
-                answering.headers(Response::new(()));
+            if responder.unless_given_up(future.as_mut()).await.is_some() {
+                responder.headers(Response::new(()));
             }
             drop(guard);
         }
@@ -235,12 +235,12 @@ async fn a_stop_finishes_open_requests() {
         async move {
             let _ = stopped.await;
         },
-        move |_, answering| {
+        move |_, responder| {
             let (guard, signal) = (CountGuard::new(&count), Arc::clone(&signal));
             async move {
                 signal.notified().await;
                 drop(guard);
-                answering.headers(Response::new(()));
+                responder.headers(Response::new(()));
             }
         },
     )
@@ -306,11 +306,11 @@ async fn half_a_preface_times_out() {
 async fn streams_above_the_maximum_wait() {
     let accepted = Arc::new(AtomicUsize::new(0));
     let count = Arc::clone(&accepted);
-    let (mut sender, ..) = connected(pending(), move |_, mut answering| {
+    let (mut sender, ..) = connected(pending(), move |_, mut responder| {
         count.fetch_add(1, Ordering::Relaxed);
         async move {
             let never = std::pin::pin!(pending::<()>());
-            answering.unless_given_up(never).await;
+            responder.unless_given_up(never).await;
         }
     })
     .await;
@@ -353,10 +353,10 @@ impl Body for Large {
 
 #[tokio::test]
 async fn a_large_body_follows_flow_control() {
-    let (mut sender, ..) = connected(pending(), |_, answering| async {
+    let (mut sender, ..) = connected(pending(), |_, responder| async {
         let budget = Budget::new(1 << 20, BudgetMetrics::noop());
-        let held = budget.account().hold(0);
-        answering.body(Response::new(Large(11)), held, Duration::MAX, None).await;
+        let held = budget.account().count(0);
+        responder.body(Response::new(Large(11)), held, Duration::MAX, None).await;
     })
     .await;
     let (response, _) = sender.send_request(request(), true).expect("sent");
@@ -387,13 +387,13 @@ async fn http_1_is_refused() {
 async fn serve_beside_open_request(window: u32) -> JoinHandle<()> {
     let (client_io, server_io) = tokio::io::duplex(1 << 16);
     let mut first = true;
-    let server = tokio::spawn(serve(server_io, SHORT_TIMEOUTS, pending(), move |_, answering| {
+    let server = tokio::spawn(serve(server_io, SHORT_TIMEOUTS, pending(), move |_, responder| {
         let stays_open = std::mem::replace(&mut first, false);
         Some(async move {
             if stays_open {
                 pending::<()>().await;
             }
-            answering.message(Response::new(()), "a message".into(), HeaderMap::new());
+            responder.message(Response::new(()), "a message".into(), HeaderMap::new());
         })
     }));
     let mut builder = client::Builder::new();
@@ -470,7 +470,7 @@ async fn the_maximum_age_leaves_open_requests_a_grace_period() {
         let go = Arc::new(Notify::new());
         let signal = Arc::clone(&go);
         let server = tokio::spawn(async move {
-            serve(server_io, timeouts, pending(), |_, to: Answering| {
+            serve(server_io, timeouts, pending(), |_, to: Responder| {
                 let signal = Arc::clone(&signal);
                 Some(async move {
                     signal.notified().await;
@@ -501,7 +501,7 @@ async fn the_maximum_age_leaves_open_requests_a_grace_period() {
 /// `rounds`. Returns the error codes of the GOAWAY frames received.
 async fn goaways_after_resets(rounds: u32, resets: u32, accepted: u32) -> Vec<u32> {
     let (mut client_io, server_io) = tokio::io::duplex(1 << 16);
-    let server = tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, pending(), |_, to: Answering| {
+    let server = tokio::spawn(serve(server_io, DEFAULT_TIMEOUTS, pending(), |_, to: Responder| {
         to.headers(Response::new(()));
         None::<std::future::Ready<()>>
     }));

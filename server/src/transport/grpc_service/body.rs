@@ -10,7 +10,7 @@ use futures_util::future::FutureExt as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::Status;
 
-use super::super::budget::{Account, Held};
+use super::super::budget::{Account, HeldBytes};
 use super::super::connection::RequestBody;
 use super::super::messages::PREFIX;
 
@@ -94,8 +94,8 @@ pub(super) async fn read_message(
     limits: MessageLimits,
     account: &Arc<Account>,
     unfinished: Option<&Semaphore>,
-) -> Result<(Bytes, Held), Status> {
-    let mut held = account.hold(0);
+) -> Result<(Bytes, HeldBytes), Status> {
+    let mut held = account.count(0);
     let message = match ready_message(body) {
         Some(message) => message,
         None => {
@@ -131,7 +131,7 @@ async fn read_frames(
     body: &mut RequestBody,
     limits: MessageLimits,
     account: &Arc<Account>,
-    held: &mut Held,
+    held: &mut HeldBytes,
 ) -> Result<Bytes, Status> {
     let (mut buffer, mut length) = (BytesMut::new(), 0);
     while let Some(data) = body.data().await {
@@ -157,7 +157,7 @@ async fn read_frames(
             body.release();
             break;
         }
-        account.room().await;
+        account.wait_for_room().await;
         body.release();
     }
     if length > buffer.len()

@@ -16,8 +16,8 @@ use tonic::{Code, Status};
 use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
 use tonic_reflection::pb::v1::{ErrorResponse, ServerReflectionRequest, ServerReflectionResponse};
 
-use super::super::budget::{Account, Held};
-use super::super::connection::{Answering, RequestBody};
+use super::super::budget::{Account, HeldBytes};
+use super::super::connection::{RequestBody, Responder};
 use super::super::messages::PREFIX;
 use super::body::{
     MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
@@ -32,15 +32,15 @@ pub(super) async fn reflect(
     routes: &Routes,
     head: CallHeaders,
     body: RequestBody,
-    answering: Answering,
+    responder: Responder,
     send_timeout: Duration,
     unfinished: &Semaphore,
     account: &Arc<Account>,
 ) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    let Some(mut stream) = answering.begin(response) else { return };
-    let held = account.hold(0);
+    let Some(mut stream) = responder.begin(response) else { return };
+    let held = account.count(0);
     let mut messages =
         Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, account, held };
     let answer_all = async {
@@ -67,7 +67,7 @@ struct Messages<'a> {
     buffer: BytesMut,
     unfinished: &'a Semaphore,
     account: &'a Account,
-    held: Held,
+    held: HeldBytes,
 }
 
 impl Messages<'_> {
@@ -107,7 +107,7 @@ impl Messages<'_> {
             Some(Ok(data)) => {
                 self.buffer.extend_from_slice(&data);
                 self.held.set(self.buffer.len());
-                self.account.room().await;
+                self.account.wait_for_room().await;
                 self.body.release();
                 Ok(true)
             }

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 
 use super::super::budget::Budget;
 use super::super::connection::Timeouts;
-use super::super::load::Load;
 use super::super::messages::PREFIX;
+use super::super::overload::RequestLimit;
 use super::head::{ALLOW, CHECK, HEALTH, WATCH};
 use super::*;
 use crate::access::Access;
@@ -58,11 +58,11 @@ fn grpc_service<S: Store>(
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let metrics = Arc::new(Metrics::new());
     let limits = LiveLimits::load(limits.into(), Arc::clone(&metrics)).expect("limits");
-    let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, &metrics);
-    let allow = AllowService::new(store, Arc::new(state));
-    let load = Load::new(1, metrics.shed("grpc"));
-    let bounds = load::Bounds { load, timeouts, budget };
-    Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, bounds))
+    let shared = ServiceState::new(Arc::new(limits), None, Clock::system(), false, &metrics);
+    let allow = AllowService::new(store, Arc::new(shared));
+    let requests = RequestLimit::new(1, metrics.shed("grpc"));
+    let limits = ThreadLimits { requests, timeouts, budget };
+    Arc::new(GrpcService::new(allow, metrics.rpc_duration("grpc"), router, limits))
 }
 
 /// A `GrpcService` without a limit on buffered bytes, and a client of it.
@@ -193,7 +193,7 @@ async fn refuse_calls(call: &RefusedCall) {
     let (waiting, mut body) = begin_call(&mut sender, ALLOW);
     body.send_data(allow_request(), true).expect("sent");
     settle().await;
-    assert!(!grpc_service.bounds.load.begin(None), "the waiting call holds the only slot");
+    assert!(!grpc_service.limits.requests.begin(None), "the waiting call holds the only slot");
     let mut left_open = Vec::new();
     for number in 0..refusals() {
         sender = sender.ready().await.expect("the connection is open");
@@ -422,7 +422,7 @@ async fn unknown_health_methods_are_refused() {
     let (mut sender, grpc_service) =
         client(Silent, router.into(), connection::DEFAULT_TIMEOUTS).await;
     // All slots are taken. Health needs none.
-    assert!(grpc_service.bounds.load.begin(None));
+    assert!(grpc_service.limits.requests.begin(None));
     for path in ["List", "check", "Watch/", ""] {
         let (headers, _) = call_health(&mut sender, &format!("{HEALTH}{path}"), true).await;
         assert_eq!(headers[GRPC_STATUS], "12", "{path}");
@@ -502,7 +502,7 @@ async fn the_wait_for_bytes_is_latency() {
     let budget = Budget::new(LIMIT, BudgetMetrics::noop());
     let (grpc_service, recorded) = measured(budget.clone());
     let mut sender = connected(&grpc_service).await;
-    let all = budget.account().hold(LIMIT);
+    let all = budget.account().count(LIMIT);
     let (response, mut body) = begin_call(&mut sender, LEASES);
     body.send_data(framed(&[0; 10_000]), true).expect("sent");
     wait_until(|| budget.used() > LIMIT).await;

@@ -12,13 +12,13 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use super::body::{self, BodyError, ReadBody, ReadLimits};
+use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
 use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::service::Error;
 use crate::transport::connection::{MAX_HEADER_BYTES, Timeouts, header_bytes};
-use crate::transport::door::Asking;
-use crate::transport::load::Load;
+use crate::transport::overload::RequestLimit;
 
 /// How long the node reads a body that it discards.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ pub(in crate::transport) struct UnreadBody;
 /// Decides which requests are routed to a handler.
 pub struct Admission {
     /// Slots for token requests.
-    pub load: Load,
+    pub requests: RequestLimit,
     /// The host names that requests may be addressed to.
     pub hosts: Hosts,
     /// Timeouts; `greeting` bounds the reading of a body.
@@ -41,7 +41,7 @@ pub struct Admission {
 impl Admission {
     /// The caller of this request, or the response if its headers are refused.
     #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-    fn caller(&self, request: &Request, asking: &Asking) -> Result<Caller, Response> {
+    fn caller(&self, request: &Request, context: &ConnectionContext) -> Result<Caller, Response> {
         let authority = host::authority(request);
         let authority = authority.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))?;
         let path_bytes = request.uri().path_and_query().map_or(0, |path| path.as_str().len());
@@ -62,7 +62,7 @@ impl Admission {
             let text = "a page of another site may not ask: see Origin and Sec-Fetch-Site";
             return Err(error_response(StatusCode::FORBIDDEN, text));
         }
-        let caller = asking.caller(headers).map_err(access_denied)?;
+        let caller = context.caller(headers).map_err(access_denied)?;
         if is_allow_request(request) {
             if let Some(refusal) = encoding_refusal(headers) {
                 return Err(refusal);
@@ -78,11 +78,11 @@ impl Admission {
 /// Middleware: checks a request, reads its body into memory, and passes it on.
 pub(super) async fn admit(
     State(admission): State<Arc<Admission>>,
-    ConnectInfo(asking): ConnectInfo<Asking>,
+    ConnectInfo(context): ConnectInfo<ConnectionContext>,
     request: Request,
     next: Next,
 ) -> Response {
-    let caller = admission.caller(&request, &asking);
+    let caller = admission.caller(&request, &context);
     let is_allow = is_allow_request(&request);
     let (mut head, body) = request.into_parts();
     let keep_body = is_allow && caller.is_ok();
@@ -102,9 +102,9 @@ pub(super) async fn admit(
         head.uri = Uri::from_static(ALLOW_PATH);
     }
     let read = if expects_continue {
-        ReadBody::nothing(asking.bodies())
+        ReadBody::nothing(context.bodies())
     } else {
-        body::read(body, limits, asking.bodies()).await
+        body::read(body, limits, context.bodies()).await
     };
     let ended = read.ended;
     let mut response = match (caller, read.body) {
@@ -130,19 +130,19 @@ pub(super) async fn admit(
 impl Admission {
     /// Runs a token request if the thread and the caller have a free slot. `index` is the caller's
     /// index in the access file.
-    async fn run_allow(&self, index: Option<usize>, request: Request, next: Next) -> Response {
-        if !self.load.begin(index) {
+    async fn run_allow(&self, place: Option<usize>, request: Request, next: Next) -> Response {
+        if !self.requests.begin(place) {
             return service_error(&Error::Overloaded);
         }
-        let _slot = LoadSlot(&self.load, index);
+        let _slot = RequestSlot(&self.requests, place);
         next.run(request).await
     }
 }
 
 /// A slot of [`Load`], returned on drop.
-struct LoadSlot<'l>(&'l Load, Option<usize>);
+struct RequestSlot<'l>(&'l RequestLimit, Option<usize>);
 
-impl Drop for LoadSlot<'_> {
+impl Drop for RequestSlot<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
     }

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use http::Version;
 use http_body_util::BodyExt as _;
 
-use crate::transport::budget::{Account, Held};
+use crate::transport::budget::{Account, HeldBytes};
 
 /// Maximum bytes of a body that are read and discarded over HTTP/1.1. Beyond that, the response
 /// closes the connection.
@@ -42,7 +42,7 @@ impl fmt::Display for BodyError {
 pub(super) struct ReadBody {
     pub(super) body: Result<Bytes, BodyError>,
     /// Counts the body's bytes in the connection's account until the request is done.
-    pub(super) _held: Held,
+    pub(super) _held: HeldBytes,
     /// The whole body has arrived, so the connection can carry another request.
     pub(super) ended: bool,
 }
@@ -50,7 +50,7 @@ pub(super) struct ReadBody {
 impl ReadBody {
     /// An unread body.
     pub(super) fn nothing(account: &Arc<Account>) -> Self {
-        Self { body: Ok(Bytes::new()), _held: account.hold(0), ended: false }
+        Self { body: Ok(Bytes::new()), _held: account.count(0), ended: false }
     }
 }
 
@@ -67,7 +67,7 @@ pub(super) struct ReadLimits {
 /// Reads a body to its end, or until it exceeds `limits`. After each chunk, pauses while `account`
 /// has no room; the chunk's bytes return to the client's flow-control window with the next read.
 pub(super) async fn read(mut body: Body, limits: ReadLimits, account: &Arc<Account>) -> ReadBody {
-    let mut held = account.hold(0);
+    let mut held = account.count(0);
     let collecting = collect(&mut body, limits, account, &mut held);
     let collected = tokio::time::timeout(limits.timeout, collecting).await;
     let body = collected.unwrap_or(Err(ReadError { reason: BodyError::TooSlow, ended: false }));
@@ -84,7 +84,7 @@ async fn collect(
     body: &mut Body,
     limits: ReadLimits,
     account: &Account,
-    held: &mut Held,
+    held: &mut HeldBytes,
 ) -> Result<Bytes, ReadError> {
     let max_discarded =
         if limits.version == Version::HTTP_2 { MAX_DISCARDED_HTTP2 } else { MAX_DISCARDED_HTTP1 };
@@ -118,7 +118,7 @@ async fn collect(
         if body.is_end_stream() {
             break;
         }
-        account.room().await;
+        account.wait_for_room().await;
     }
     match length > limits.max_bytes {
         true => Err(ReadError { reason: BodyError::TooLong, ended: true }),

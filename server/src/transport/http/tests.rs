@@ -16,8 +16,7 @@ use crate::store::memory::MemoryStore;
 use crate::store::{BucketRequest, Outcomes};
 use crate::transport::budget::Budget;
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
-use crate::transport::door::Asking;
-use crate::transport::load::Load;
+use crate::transport::overload::RequestLimit;
 
 const BODY: &str = r#"{"namespace":"payments","bucketName":"refunds"}"#;
 
@@ -51,14 +50,17 @@ impl http_body::Body for PendingBody {
 fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let limits = LiveLimits::load(limits.into(), Arc::clone(metrics)).expect("limits");
-    let state = ServiceState::new(Arc::new(limits), None, Clock::system(), false, metrics);
-    let state = Arc::new(state);
-    let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&state));
-    let (status, _) = status_pages(About::default(), Box::new(|| (true, 1)), leases.clone());
+    let shared = ServiceState::new(Arc::new(limits), None, Clock::system(), false, metrics);
+    let shared = Arc::new(shared);
+    let leases = CapacityService::new(MemoryStore::new(), Arc::clone(&shared));
+    let (status, _) = status_pages(NodeInfo::default(), Box::new(|| (true, 1)), leases.clone());
     let pages = Pages { metrics: metrics_page(Arc::clone(metrics)).0, status };
-    let admission =
-        Admission { load: Load::new(1, metrics.shed("http")), hosts: Hosts::default(), timeouts };
-    let allow = AllowService::new(store, state);
+    let admission = Admission {
+        requests: RequestLimit::new(1, metrics.shed("http")),
+        hosts: Hosts::default(),
+        timeouts,
+    };
+    let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     router(allow, leases, pages, latency, ready, admission)
 }
@@ -67,8 +69,8 @@ fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
 async fn ask(http_router: &mut Router, body: Body) -> StatusCode {
     let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
     let mut request = request.expect("a request");
-    let asking = Asking::new(Guard::http(None, None), &Budget::unlimited());
-    request.extensions_mut().insert(ConnectInfo(asking));
+    let context = ConnectionContext::new(Guard::http(None, None), &Budget::unlimited());
+    request.extensions_mut().insert(ConnectInfo(context));
     let answer = tokio::time::timeout(Duration::from_secs(10), http_router.call(request));
     let Ok(answer) = answer.await.expect("an answer");
     answer.status()

@@ -16,11 +16,11 @@ use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
-use tollgate_server::transport::door::Asking;
+use tollgate_server::transport::http::ConnectionContext;
 use tollgate_server::transport::http::{
-    About, Admission, Hosts, Pages, metrics_page, router, status_pages,
+    Admission, Hosts, NodeInfo, Pages, metrics_page, router, status_pages,
 };
-use tollgate_server::transport::load::Load;
+use tollgate_server::transport::overload::RequestLimit;
 use tower_service::Service as _;
 
 use super::LIMITS;
@@ -59,11 +59,11 @@ fn any_request_over_http() {
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let metrics = Arc::new(Metrics::new());
     let (status, make_status) =
-        status_pages(About::default(), Box::new(|| (true, 1)), service.capacity.clone());
+        status_pages(NodeInfo::default(), Box::new(|| (true, 1)), service.capacity.clone());
     let (metrics_page, make_metrics) = metrics_page(Arc::clone(&metrics));
     runtime.spawn(make_metrics);
     let admission = Admission {
-        load: Load::new(1, metrics.shed("http")),
+        requests: RequestLimit::new(1, metrics.shed("http")),
         hosts: Hosts::default(),
         timeouts: DEFAULT_TIMEOUTS,
     };
@@ -71,7 +71,7 @@ fn any_request_over_http() {
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let port = router(service.allow, service.capacity, pages, took, ready, admission);
     let budget = Budget::unlimited();
-    let asking = Asking::new(Guard::http(None, None), &budget);
+    let context = ConnectionContext::new(Guard::http(None, None), &budget);
     // The status page is rendered once a second, too seldom for this test.
     drop(make_status);
     let made = |path: &str| !path.starts_with("/debug/status");
@@ -80,7 +80,7 @@ fn any_request_over_http() {
         let Some(mut request) = request(input).filter(|one| made(one.uri().path())) else {
             return;
         };
-        request.extensions_mut().insert(ConnectInfo(asking.clone()));
+        request.extensions_mut().insert(ConnectInfo(context.clone()));
         let allow = request.uri().path() == "/v1/allow" && request.method() == Method::POST;
         let (status, body) = runtime.block_on(async {
             let Ok(answer) = port.clone().call(request).await;

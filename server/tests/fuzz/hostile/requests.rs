@@ -23,7 +23,7 @@ use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc;
 use tollgate_server::transport::grpc_service::GrpcService;
-use tollgate_server::transport::load::{Bounds, Load};
+use tollgate_server::transport::overload::{RequestLimit, ThreadLimits};
 use tonic::Code;
 use tonic_health::server::{HealthReporter, HealthService};
 
@@ -171,10 +171,11 @@ fn any_message() {
     let service = Service::new(MemoryStore::with_clock(clock.clone()), clock.clone(), LIMITS);
     let health = HealthService::from_health_reporter(HealthReporter::new());
     let metrics = Metrics::new();
-    let (took, load) = (metrics.rpc_duration("grpc"), Load::new(1, metrics.shed("grpc")));
-    let bounds = Bounds { load, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
+    let (took, requests) =
+        (metrics.rpc_duration("grpc"), RequestLimit::new(1, metrics.shed("grpc")));
+    let limits = ThreadLimits { requests, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
     let grpc_service =
-        grpc::service(service.allow, service.capacity, took, "node:1".into(), health, bounds);
+        grpc::service(service.allow, service.capacity, took, "node:1".into(), health, limits);
     let grpc_service = Arc::new(grpc_service.unwrap());
     let sender = runtime.block_on(serve(grpc_service));
     testkit::fuzz::run("requests", &[], |input| {

@@ -1,16 +1,16 @@
-//! Load limits of a node, from its settings.
+//! Overload limits of a node, from its settings.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::{BudgetMetrics, ConnectionMetrics, Metrics};
 use crate::settings::Settings;
 use crate::transport::budget::{Budget, DEFAULT_LIMIT};
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
-use crate::transport::load::{self, ConnectionSlots, Load};
+use crate::transport::overload::{ConnectionSlots, RequestLimit, ThreadLimits};
 
 /// Default limit of requests in flight per thread. The store's queues have a lower limit, which
 /// refuses the callers with the most requests first; this is a backstop.
@@ -25,8 +25,8 @@ const OTHER_FILES: usize = 1024;
 /// Number of listening ports: gRPC and HTTP.
 const PORTS: usize = 2;
 
-/// Load limits for the threads and ports of a node.
-pub(super) struct NodeBounds {
+/// Overload limits for the threads and ports of a node.
+pub(super) struct NodeLimits {
     in_flight: usize,
     connections: usize,
     /// Timeouts of client connections.
@@ -35,10 +35,10 @@ pub(super) struct NodeBounds {
     pub(super) budget: Budget,
     metrics: Arc<Metrics>,
     /// Rate limit of the log message about refused requests, shared by all threads.
-    log: Arc<Repeating>,
+    log: Arc<LogThrottle>,
 }
 
-impl NodeBounds {
+impl NodeLimits {
     pub(super) fn new(settings: &Settings, metrics: &Arc<Metrics>) -> Self {
         let bounds = &settings.bounds;
         let threads = settings.threads().get();
@@ -61,15 +61,15 @@ impl NodeBounds {
         }
     }
 
-    /// The request slots of one thread.
-    pub(super) fn load(&self, transport: &'static str) -> Load {
-        Load::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
+    /// The limit on requests in flight of one thread.
+    pub(super) fn request_limit(&self, transport: &'static str) -> RequestLimit {
+        RequestLimit::new(self.in_flight, self.metrics.shed(transport)).sharing_log(&self.log)
     }
 
     /// The limits of one thread.
-    pub(super) fn for_thread(&self, transport: &'static str) -> load::Bounds {
-        let (load, budget) = (self.load(transport), self.budget.clone());
-        load::Bounds { load, timeouts: self.timeouts, budget }
+    pub(super) fn for_thread(&self, transport: &'static str) -> ThreadLimits {
+        let (requests, budget) = (self.request_limit(transport), self.budget.clone());
+        ThreadLimits { requests, timeouts: self.timeouts, budget }
     }
 
     /// The connection slots of one port.
@@ -127,13 +127,13 @@ mod tests {
         }
         let args = ["tollgate", "--limits", "x", "--store-timeout", "60s"];
         let settings = Args::try_parse_from(args).expect("settings").settings;
-        let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
-        assert_eq!(bounds.timeouts.call, Duration::from_secs(150));
-        assert_eq!(bounds.timeouts.idle, Duration::from_secs(75));
-        assert_eq!(bounds.timeouts.age, Some(Duration::from_secs(3600)));
+        let limits = NodeLimits::new(&settings, &Arc::new(Metrics::new()));
+        assert_eq!(limits.timeouts.call, Duration::from_secs(150));
+        assert_eq!(limits.timeouts.idle, Duration::from_secs(75));
+        assert_eq!(limits.timeouts.age, Some(Duration::from_secs(3600)));
         let args = ["tollgate", "--limits", "x", "--max-connection-age", "0"];
         let settings = Args::try_parse_from(args).expect("settings").settings;
-        let bounds = NodeBounds::new(&settings, &Arc::new(Metrics::new()));
-        assert_eq!(bounds.timeouts.age, None);
+        let limits = NodeLimits::new(&settings, &Arc::new(Metrics::new()));
+        assert_eq!(limits.timeouts.age, None);
     }
 }

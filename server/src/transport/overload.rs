@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::budget::Budget;
 use super::connection::Timeouts;
-use crate::logging::Repeating;
+use crate::logging::LogThrottle;
 use crate::metrics::ConnectionMetrics;
 use crate::service::Error;
 
@@ -25,9 +25,9 @@ const RETRY_MS: [u64; 4] = [100, 150, 200, 250];
 pub(super) const RETRY_S: u64 = 1;
 
 /// The limits and timeouts of one thread.
-pub struct Bounds {
+pub struct ThreadLimits {
     /// Limit on requests in flight.
-    pub load: Load,
+    pub requests: RequestLimit,
     /// Timeouts of clients.
     pub timeouts: Timeouts,
     /// Limit on buffered bytes, of the whole node.
@@ -83,7 +83,7 @@ impl Company {
 }
 
 /// Limits the requests that one thread has in flight.
-pub struct Load {
+pub struct RequestLimit {
     max: usize,
     in_flight: AtomicUsize,
     /// Requests in flight of each caller, by its index in the access file. A reload may give an
@@ -93,11 +93,11 @@ pub struct Load {
     company: Company,
     retry_index: AtomicUsize,
     shed: Counter,
-    log: Arc<Repeating>,
+    log: Arc<LogThrottle>,
     refusal_headers: [HeaderMap; 4],
 }
 
-impl Load {
+impl RequestLimit {
     /// Allows up to `max` requests in flight. `shed` counts the refused ones.
     pub fn new(max: usize, shed: Counter) -> Self {
         let refusal_headers =
@@ -118,7 +118,7 @@ impl Load {
     }
 
     /// Uses `log` for refusals. All users of one log write at most one line a second together.
-    pub fn sharing_log(self, log: &Arc<Repeating>) -> Self {
+    pub fn sharing_log(self, log: &Arc<LogThrottle>) -> Self {
         Self { log: Arc::clone(log), ..self }
     }
 
@@ -167,7 +167,7 @@ impl Load {
     }
 
     /// The response to a refused gRPC request.
-    pub(super) fn turned_away(&self) -> Response<()> {
+    pub(super) fn refusal_response(&self) -> Response<()> {
         let next = self.retry_index.fetch_add(1, Ordering::Relaxed);
         let mut response = Response::new(());
         response.headers_mut().clone_from(&self.refusal_headers[next % RETRY_MS.len()]);
@@ -186,7 +186,7 @@ fn overloaded(retry_ms: u64) -> Status {
 }
 
 /// The status of a request that is refused after it was admitted, by the service.
-pub(super) fn overloaded_further_on() -> Status {
+pub(super) fn service_overloaded() -> Status {
     static RETRY_INDEX: AtomicUsize = AtomicUsize::new(0);
     overloaded(RETRY_MS[RETRY_INDEX.fetch_add(1, Ordering::Relaxed) % RETRY_MS.len()])
 }
@@ -196,7 +196,7 @@ pub(super) fn overloaded_further_on() -> Status {
 pub struct ConnectionSlots {
     free: Arc<Semaphore>,
     metrics: ConnectionMetrics,
-    log: Arc<Repeating>,
+    log: Arc<LogThrottle>,
 }
 
 /// The slot of one open connection. Dropping it frees the slot.
@@ -249,23 +249,23 @@ mod tests {
 
     #[test]
     fn requests_above_the_maximum_are_refused() {
-        let load = Load::new(2, Counter::noop());
-        let begin = || load.begin(None);
+        let requests = RequestLimit::new(2, Counter::noop());
+        let begin = || requests.begin(None);
         assert_eq!([begin(), begin(), begin()], [true, true, false]);
-        load.end(None);
+        requests.end(None);
         assert_eq!([begin(), begin()], [true, false]);
     }
 
     #[test]
     fn the_last_quarter_is_for_callers_below_their_share() {
-        let load = Load::new(100, Counter::noop());
-        let taken = |index, tries: usize| (0..tries).filter(|_| load.begin(index)).count();
+        let requests = RequestLimit::new(100, Counter::noop());
+        let taken = |place, tries: usize| (0..tries).filter(|_| requests.begin(place)).count();
         assert_eq!(taken(Some(3), 1), 1);
-        load.end(Some(3));
+        requests.end(Some(3));
         assert_eq!(taken(Some(7), 200), 75, "any caller may take free slots");
         assert_eq!(taken(Some(3), 10), 10);
         assert_eq!(taken(None, 5), 5, "a caller without a name is not bounded");
-        load.end(Some(7));
+        requests.end(Some(7));
         assert_eq!(taken(Some(7), 5), 0, "it still holds more than its share");
         assert_eq!(taken(Some(3), 200), 11);
         assert_eq!(taken(None, 1), 0);
@@ -273,32 +273,32 @@ mod tests {
 
     #[test]
     fn every_caller_may_hold_one_slot() {
-        let load = Load::new(1, Counter::noop());
-        assert!(load.begin(Some(0)));
-        load.end(Some(0));
-        assert!(load.begin(Some(0)));
-        let load = Load::new(4, Counter::noop());
-        assert!(load.begin(Some(1)));
-        load.end(Some(1));
-        assert_eq!([(); 4].map(|()| load.begin(Some(0))), [true, true, true, false]);
-        assert!(load.begin(Some(1)));
+        let requests = RequestLimit::new(1, Counter::noop());
+        assert!(requests.begin(Some(0)));
+        requests.end(Some(0));
+        assert!(requests.begin(Some(0)));
+        let requests = RequestLimit::new(4, Counter::noop());
+        assert!(requests.begin(Some(1)));
+        requests.end(Some(1));
+        assert_eq!([(); 4].map(|()| requests.begin(Some(0))), [true, true, true, false]);
+        assert!(requests.begin(Some(1)));
     }
 
     #[test]
     fn a_single_caller_gets_all_slots() {
-        let load = Load::new(100, Counter::noop());
-        assert_eq!((0..200).filter(|_| load.begin(Some(7))).count(), 100);
-        assert!(!load.begin(Some(3)), "no slot is left");
-        load.end(Some(7));
-        assert!(!load.begin(Some(7)), "the next one is for the other caller");
-        assert!(load.begin(Some(3)));
+        let requests = RequestLimit::new(100, Counter::noop());
+        assert_eq!((0..200).filter(|_| requests.begin(Some(7))).count(), 100);
+        assert!(!requests.begin(Some(3)), "no slot is left");
+        requests.end(Some(7));
+        assert!(!requests.begin(Some(7)), "the next one is for the other caller");
+        assert!(requests.begin(Some(3)));
     }
 
     #[test]
     fn refusals_say_when_to_retry() {
-        let load = Load::new(0, Counter::noop());
+        let requests = RequestLimit::new(0, Counter::noop());
         for ms in RETRY_MS.into_iter().chain(RETRY_MS) {
-            let response = load.turned_away();
+            let response = requests.refusal_response();
             let text = ms.to_string();
             assert_eq!(response.headers()["grpc-retry-pushback-ms"], text.as_str());
             let status = Status::from_header_map(response.headers()).expect("a status");

@@ -10,13 +10,16 @@ use crate::access::Access;
 use crate::client::Target;
 use crate::files;
 use crate::metrics::Metrics;
-use crate::settings::{ParentFiles, PortSecurity, Settings};
+use crate::settings::{ParentFiles, PortSecuritySettings, Settings};
 use crate::tls::{Acceptor, ClientAuth, ServerFiles};
-use crate::transport::door::Door;
 use crate::transport::http::Hosts;
+use crate::transport::port_security::PortSecurity;
 
 /// Loads the certificates and the access file.
-pub(super) fn open(settings: &PortSecurity, metrics: &Metrics) -> Result<Door, Error> {
+pub(super) fn load(
+    settings: &PortSecuritySettings,
+    metrics: &Metrics,
+) -> Result<PortSecurity, Error> {
     let client_auth = match settings.tls_client_optional {
         true => ClientAuth::Optional,
         false => ClientAuth::Required,
@@ -33,16 +36,20 @@ pub(super) fn open(settings: &PortSecurity, metrics: &Metrics) -> Result<Door, E
         Some(path) => Some(Arc::new(Access::load(path, metrics).map_err(Error::Access)?)),
         None => None,
     };
-    Ok(Door { tls, access })
+    Ok(PortSecurity { tls, access })
 }
 
 /// The host names that requests to the HTTP port at `address` may have.
-pub(super) fn hosts(settings: &PortSecurity, address: SocketAddr, advertise: &str) -> Hosts {
+pub(super) fn hosts(
+    settings: &PortSecuritySettings,
+    address: SocketAddr,
+    advertise: &str,
+) -> Hosts {
     Hosts::new(address.ip().is_loopback(), advertise, &settings.http_hosts)
 }
 
 /// Warns if the node listens on the network without TLS or without authentication.
-pub(super) fn warn_if_open(settings: &PortSecurity, listeners: &Listeners) {
+pub(super) fn warn_if_open(settings: &PortSecuritySettings, listeners: &Listeners) {
     let is_exposed = |listener: &TcpListener| {
         listener.local_addr().is_ok_and(|address| !address.ip().is_loopback())
     };

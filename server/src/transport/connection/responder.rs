@@ -14,10 +14,10 @@ use http_body::Body;
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
-use super::super::budget::Held;
+use super::super::budget::HeldBytes;
 
 /// Sends the response of one request.
-pub struct Answering {
+pub struct Responder {
     pub(super) respond: SendResponse<Bytes>,
     /// A clone per open request and per response that is not sent yet.
     pub(super) unsent: Arc<()>,
@@ -35,7 +35,7 @@ impl AsRef<[u8]> for TrackedMessage {
     }
 }
 
-impl Answering {
+impl Responder {
     /// Waits for `future`; `None` if the client resets the stream first.
     pub async fn unless_given_up<T>(
         &mut self,
@@ -76,7 +76,7 @@ impl Answering {
     pub async fn body<B>(
         mut self,
         response: Response<B>,
-        mut held: Held,
+        mut held: HeldBytes,
         limit: Duration,
         late_trailers: Option<http::HeaderMap>,
     ) where
@@ -124,7 +124,7 @@ struct BodyError;
 async fn send_body<B>(
     body: &mut B,
     stream: &mut SendStream<Bytes>,
-    held: &mut Held,
+    held: &mut HeldBytes,
 ) -> Result<(), BodyError>
 where
     B: Body<Data = Bytes> + Unpin,
