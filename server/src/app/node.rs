@@ -1,5 +1,6 @@
 //! A node on its stores: serves until it is told to stop, then drains.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -17,7 +18,7 @@ use super::health::{HealthPublisher, Readiness};
 use super::node_limits::NodeLimits;
 use super::thread::stop_signal;
 use super::workers::{Opened, Workers};
-use super::{Error, Listeners, Prepared, security};
+use super::{Error, Listeners, Parent, Prepared, security};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
@@ -30,6 +31,7 @@ use crate::store::{LeaseStore, Store};
 use crate::tls::Port;
 use crate::transport::http_port::HttpPort;
 use crate::transport::overload::ThreadLimits;
+use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
 use crate::transport::{grpc, http};
 
@@ -70,10 +72,7 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
         security,
         open,
     };
-    let renewal = parent.map(|parent| {
-        let renewal = Renewal::new(leases.clone(), node.settings.node_id(), parent.cluster);
-        (renewal.gauged_by(node.metrics.parent_up()), parent.client)
-    });
+    let renewal = parent.map(|parent| node.renewal(parent, leases.clone()));
     // The leases of background work: gauges and the status page.
     let leases = CapacityService::new(leases, Arc::clone(&node.service_state));
     let background = Background {
@@ -90,14 +89,21 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
     let reporter = HealthReporter::new();
     let health = HealthPublisher::new(reporter.clone(), node.readiness.clone());
     let threads = node.start_threads(listeners, status, &reporter)?;
-    let background = async {
-        let rest = async { tokio::join!(background.run(), render_status) };
-        tokio::select! {
-            error = maintain => error,
-            (never, ()) = rest => match never {},
-        }
-    };
+    let background = run_background(maintain, background.run(), render_status);
     node.serve(threads, health, background, shutdown).await
+}
+
+/// Does all background work. Completes with the error of `maintain`.
+async fn run_background(
+    maintain: impl Future<Output = Error>,
+    background: impl Future<Output = Infallible>,
+    render_status: impl Future<Output = ()>,
+) -> Error {
+    let rest = async { tokio::join!(background, render_status) };
+    tokio::select! {
+        error = maintain => error,
+        (never, ()) = rest => match never {},
+    }
 }
 
 /// What the threads of a node serve with.
@@ -133,6 +139,12 @@ impl Addresses {
 }
 
 impl<B: Store, L: LeaseStore> Node<B, L> {
+    /// Renews the leases of this cluster from its parent.
+    fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
+        let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
+        (renewal.gauged_by(self.metrics.parent_up()), parent.client)
+    }
+
     /// What the status page shows of the node, and of the store.
     fn info(
         &self,

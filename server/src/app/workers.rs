@@ -108,20 +108,7 @@ impl Worker {
             let (server, security) = (server.clone(), security.clone());
             let stopped = self.stopped.clone();
             connections.spawn(async move {
-                let mut handshake = pin!(security.handshake(stream, port));
-                let opened = tokio::select! {
-                    // Without TLS this is ready at once, even while the node is stopping.
-                    biased;
-                    opened = &mut handshake => opened,
-                    // A stopping node waits for open requests, but only briefly for handshakes.
-                    () = stop_signal(stopped.clone()) => {
-                        tokio::time::timeout(LAST_HANDSHAKE, handshake).await.ok().flatten()
-                    }
-                };
-                if let Some((stream, guard)) = opened {
-                    let expires = stream.expires_in();
-                    server(Opened { stream, guard, expires, stopped }).await;
-                }
+                serve_connection(stream, port, &security, server, stopped).await;
                 drop::<ConnectionSlot>(slot);
             });
         };
@@ -139,6 +126,33 @@ impl Worker {
         }
         while connections.join_next().await.is_some() {}
         Ok(())
+    }
+}
+
+/// Makes the handshake of a connection, and serves it with `server`.
+async fn serve_connection<S, F>(
+    stream: TcpStream,
+    port: Port,
+    security: &PortSecurity,
+    server: S,
+    stopped: watch::Receiver<bool>,
+) where
+    S: FnOnce(Opened) -> F,
+    F: Future<Output = ()>,
+{
+    let mut handshake = pin!(security.handshake(stream, port));
+    let opened = tokio::select! {
+        // Without TLS this is ready at once, even while the node is stopping.
+        biased;
+        opened = &mut handshake => opened,
+        // A stopping node waits for open requests, but only briefly for handshakes.
+        () = stop_signal(stopped.clone()) => {
+            tokio::time::timeout(LAST_HANDSHAKE, handshake).await.ok().flatten()
+        }
+    };
+    if let Some((stream, guard)) = opened {
+        let expires = stream.expires_in();
+        server(Opened { stream, guard, expires, stopped }).await;
     }
 }
 

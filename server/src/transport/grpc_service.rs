@@ -202,8 +202,8 @@ impl<S: Store> GrpcService<S> {
 
     /// Takes a slot for a request of `caller`; `None` if the request is refused.
     fn take_slot(self: &Arc<Self>, caller: &Caller) -> Option<Slot<S>> {
-        let place = caller.index();
-        self.limits.requests.begin(place).then(|| Slot(Arc::clone(self), place))
+        let index = caller.index();
+        self.limits.requests.begin(index).then(|| Slot(Arc::clone(self), index))
     }
 
     async fn allow(&self, message: Bytes, caller: &Caller) -> Result<Bytes, Status> {

@@ -259,7 +259,7 @@ mod tests {
     #[test]
     fn the_last_quarter_is_for_callers_below_their_share() {
         let requests = RequestLimit::new(100, Counter::noop());
-        let taken = |place, tries: usize| (0..tries).filter(|_| requests.begin(place)).count();
+        let taken = |index, tries: usize| (0..tries).filter(|_| requests.begin(index)).count();
         assert_eq!(taken(Some(3), 1), 1);
         requests.end(Some(3));
         assert_eq!(taken(Some(7), 200), 75, "any caller may take free slots");
@@ -312,9 +312,9 @@ mod tests {
     fn dropped_connections_free_their_place() {
         let (open, refused) = (Gauge::noop(), Counter::noop());
         let places = ConnectionSlots::new(1, ConnectionMetrics { open, refused });
-        let place = places.take().expect("a place");
+        let index = places.take().expect("a index");
         assert!(places.take().is_none());
-        drop(place);
+        drop(index);
         assert!(places.take().is_some());
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
@@ -86,22 +87,14 @@ pub(super) async fn admit(
     let is_allow = is_allow_request(&request);
     let (mut head, body) = request.into_parts();
     let keep_body = is_allow && caller.is_ok();
-    let limits = ReadLimits {
-        max_bytes: if keep_body { BODY_LIMIT } else { 0 },
-        timeout: if keep_body { admission.timeouts.greeting } else { DISCARD_TIMEOUT },
-        version: head.version,
-    };
-    // Polling the body would send `100 Continue`.
-    let expects_continue = caller.is_err()
-        && head.version == Version::HTTP_11
-        && head.headers.contains_key(EXPECT)
-        && !body.is_end_stream();
+    let limits = admission.read_limits(keep_body, head.version);
+    let leave_unread = caller.is_err() && expects_continue(&head, &body);
     // Handlers need no headers, and the body may take seconds.
     head.headers = HeaderMap::new();
     if is_allow || caller.is_err() {
         head.uri = Uri::from_static(ALLOW_PATH);
     }
-    let read = if expects_continue {
+    let read = if leave_unread {
         ReadBody::nothing(context.bodies())
     } else {
         body::read(body, limits, context.bodies()).await
@@ -128,24 +121,37 @@ pub(super) async fn admit(
 }
 
 impl Admission {
+    fn read_limits(&self, keep_body: bool, version: Version) -> ReadLimits {
+        let (max_bytes, timeout) = match keep_body {
+            true => (BODY_LIMIT, self.timeouts.greeting),
+            false => (0, DISCARD_TIMEOUT),
+        };
+        ReadLimits { max_bytes, timeout, version }
+    }
+
     /// Runs a token request if the thread and the caller have a free slot. `index` is the caller's
     /// index in the access file.
-    async fn run_allow(&self, place: Option<usize>, request: Request, next: Next) -> Response {
-        if !self.requests.begin(place) {
+    async fn run_allow(&self, index: Option<usize>, request: Request, next: Next) -> Response {
+        if !self.requests.begin(index) {
             return service_error(&Error::Overloaded);
         }
-        let _slot = RequestSlot(&self.requests, place);
+        let _slot = RequestSlot(&self.requests, index);
         next.run(request).await
     }
 }
 
-/// A slot of [`Load`], returned on drop.
+/// A slot of [`RequestLimit`], returned on drop.
 struct RequestSlot<'l>(&'l RequestLimit, Option<usize>);
 
 impl Drop for RequestSlot<'_> {
     fn drop(&mut self) {
         self.0.end(self.1);
     }
+}
+
+/// Whether the client waits for `100 Continue`, which polling its body would send.
+fn expects_continue(head: &Parts, body: &Body) -> bool {
+    head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
 }
 
 fn is_allow_request(request: &Request) -> bool {

@@ -92,28 +92,22 @@ async fn collect(
     if body.size_hint().lower() > max_read as u64 {
         return Err(ReadError { reason: BodyError::TooLong, ended: false });
     }
-    let (mut first, mut all, mut length) = (Bytes::new(), BytesMut::new(), 0);
+    let (mut chunks, mut length) = (Chunks::default(), 0);
     while let Some(frame) = body.frame().await {
         let frame =
             frame.map_err(|error| ReadError { reason: BodyError::Broken(error), ended: false })?;
         // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
-        let before = length;
         length += data.len();
         if length > max_read {
             return Err(ReadError { reason: BodyError::TooLong, ended: false });
         }
-        held.set(if length > limits.max_bytes { 0 } else { length });
         if length > limits.max_bytes {
-            (first, all) = (Bytes::new(), BytesMut::new());
-        } else if before == 0 {
-            // Most bodies arrive as one chunk, which is not copied.
-            first = data;
+            held.set(0);
+            chunks = Chunks::default();
         } else {
-            if all.is_empty() {
-                all.extend_from_slice(&std::mem::take(&mut first));
-            }
-            all.extend_from_slice(&data);
+            held.set(length);
+            chunks.push(data);
         }
         if body.is_end_stream() {
             break;
@@ -122,7 +116,32 @@ async fn collect(
     }
     match length > limits.max_bytes {
         true => Err(ReadError { reason: BodyError::TooLong, ended: true }),
-        false if all.is_empty() => Ok(first),
-        false => Ok(all.freeze()),
+        false => Ok(chunks.joined()),
+    }
+}
+
+/// The chunks of a body. Most bodies arrive as one chunk, which is not copied.
+#[derive(Default)]
+struct Chunks {
+    /// The only chunk; empty once there are more.
+    first: Bytes,
+    /// All chunks, if there are several.
+    all: BytesMut,
+}
+
+impl Chunks {
+    fn push(&mut self, data: Bytes) {
+        if self.first.is_empty() && self.all.is_empty() {
+            self.first = data;
+            return;
+        }
+        if self.all.is_empty() {
+            self.all.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.all.extend_from_slice(&data);
+    }
+
+    fn joined(self) -> Bytes {
+        if self.all.is_empty() { self.first } else { self.all.freeze() }
     }
 }

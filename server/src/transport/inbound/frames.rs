@@ -109,19 +109,8 @@ impl Frames {
                     }
                     read += length;
                 }
-                HEADERS => match Block::parse(&bytes[read..]) {
-                    Ok(Some(block)) => match self.translate(&block, &mut bytes[read..]) {
-                        Ok(None) => {
-                            self.opened = self.opened.max(block.stream);
-                            self.skip = block.length;
-                        }
-                        Ok(Some(length)) => {
-                            self.opened = self.opened.max(block.stream);
-                            bytes.copy_within(read..read + length, written);
-                            (read, written) = (read + block.length, written + length);
-                        }
-                        Err(Malformed) => self.pass_through()?,
-                    },
+                HEADERS => match self.take_block(bytes, read, written) {
+                    Ok(Some(positions)) => (read, written) = positions,
                     Ok(None) => break false,
                     Err(Malformed) => self.pass_through()?,
                 },
@@ -140,6 +129,26 @@ impl Frames {
     /// Whether a RST_STREAM frame is well-formed and its stream is a client's, but not opened.
     fn is_unopened(&self, header: &FrameHeader) -> bool {
         header.length == RST_LENGTH && header.stream % 2 == 1 && header.stream > self.opened
+    }
+
+    /// Translates the header block at `read`, and moves it to `written` if it changes. Returns the
+    /// positions after it; those before it if it stays as it is, to be passed on by `skip`. `None`
+    /// if the block is incomplete.
+    fn take_block(
+        &mut self,
+        bytes: &mut [u8],
+        read: usize,
+        written: usize,
+    ) -> Result<Option<(usize, usize)>, Malformed> {
+        let Some(block) = Block::parse(&bytes[read..])? else { return Ok(None) };
+        let translated = self.translate(&block, &mut bytes[read..])?;
+        self.opened = self.opened.max(block.stream);
+        let Some(length) = translated else {
+            self.skip = block.length;
+            return Ok(Some((read, written)));
+        };
+        bytes.copy_within(read..read + length, written);
+        Ok(Some((read + block.length, written + length)))
     }
 
     /// Translates a header block, and rewrites its frames if it changes. Returns the new length of

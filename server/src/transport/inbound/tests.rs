@@ -265,7 +265,7 @@ fn frames(request: &TestRequest, block: &[u8], stream: u32, out: &mut Vec<u8>) {
     frame(0, 1, stream, &[1; 20], out);
 }
 
-fn test_request() -> impl Strategy<Value = TestRequest> {
+fn authority() -> impl Strategy<Value = Option<Vec<u8>>> {
     let authorities = select(vec![
         "node",
         "node:1",
@@ -281,29 +281,38 @@ fn test_request() -> impl Strategy<Value = TestRequest> {
         "other",
         "a,b",
     ]);
-    let authority = prop_oneof![
+    prop_oneof![
         1 => Just(None),
         9 => authorities.prop_map(|text| Some(text.as_bytes().to_vec())),
         1 => prop::collection::vec(any::<u8>(), 0..300).prop_map(Some),
-    ];
+    ]
+}
+
+fn fields() -> impl Strategy<Value = Vec<(String, String)>> {
     let names = select(vec!["te", "content-type", "user-agent", "x-a", "x-b"]);
     let values = select(vec!["trailers"]);
     let field = (names, values, "[ -~]{0,40}").prop_map(|(name, fixed, value)| {
         let value = if name == "te" { fixed.to_owned() } else { value.trim().to_owned() };
         (name.to_owned(), value)
     });
-    let style = (0..6_u8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
+    let count = prop_oneof![9 => 0..6_usize, 1 => 30..60_usize];
+    count.prop_flat_map(move |count| prop::collection::vec(field.clone(), count))
+}
+
+fn style() -> impl Strategy<Value = Style> {
+    (0..6_u8, any::<bool>(), any::<bool>(), any::<bool>()).prop_map(
         |(kind, name_by_index, name_encoded, value_encoded)| Style {
             kind,
             name_by_index,
             name_encoded,
             value_encoded,
         },
-    );
-    let count = prop_oneof![9 => 0..6_usize, 1 => 30..60_usize];
-    let fields = count.prop_flat_map(move |count| prop::collection::vec(field.clone(), count));
+    )
+}
+
+fn test_request() -> impl Strategy<Value = TestRequest> {
     (
-        (authority, "/[a-z]{0,20}", fields, prop::collection::vec(style, 1..9)),
+        (authority(), "/[a-z]{0,20}", fields(), prop::collection::vec(style(), 1..9)),
         (
             prop::option::weighted(0.1, select(vec![0, 40, 100, 1000, 4096])),
             prop::option::weighted(0.3, any::<u8>()),
