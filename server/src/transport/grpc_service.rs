@@ -86,7 +86,7 @@ enum Reply {
 
 impl<S: Store> GrpcService<S> {
     /// `latency` records the time from the end of a request to its answer. `router` answers every
-    /// method except `Allow`. `limits` applies to this server.
+    /// method except `Allow`. `limits` are those of its thread.
     pub fn new(
         allow: AllowService<S>,
         latency: Histogram,
