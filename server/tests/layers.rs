@@ -129,6 +129,7 @@ fn sources(krate: &str) -> Vec<Source> {
             // Files of tests are only compiled for tests.
             if file.ends_with(".rs")
                 && !file.ends_with("tests.rs")
+                && !file.contains("/tests/")
                 && module != ["lib"]
                 && module != ["main"]
             {

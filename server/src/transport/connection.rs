@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt as _};
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
-use h2::server::{Builder, Connection};
+use h2::server::Connection;
 use h2::{Ping, PingPong, Reason, RecvStream};
-use http::{HeaderMap, HeaderName, HeaderValue, Request};
+use http::Request;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::unconstrained;
 use tokio::time::timeout;
@@ -25,92 +25,21 @@ use super::inbound::{Inbound, ResetFlag};
 use super::read_budget::{BudgetedStream, ReadBudget};
 use super::resets::Allowance;
 
+mod handshake;
+mod headers;
 mod request_body;
 mod responder;
+mod timeouts;
 
+pub(super) use handshake::STOPPING_HANDSHAKE;
+use handshake::handshake;
+pub(super) use headers::{MAX_HEADER_BYTES, header_bytes};
 pub use request_body::RequestBody;
 pub use responder::{Responder, ResponseStream};
-
-/// Timeouts of client connections.
-#[derive(Clone, Copy, Debug)]
-pub struct Timeouts {
-    /// For the handshake: the HTTP/2 preface and SETTINGS, or the first HTTP/1.1 header. Also for
-    /// the body of an HTTP request.
-    pub greeting: Duration,
-    /// Interval between HTTP/2 keepalive PINGs.
-    pub keepalive: Duration,
-    /// For the answer to a keepalive PING. Over HTTP/1.1: for a client to take more of an answer.
-    pub answer: Duration,
-    /// Between two requests over HTTP/1.1, which has no PING.
-    pub idle: Duration,
-    /// For every gRPC call except `Allow`, to the end of its response.
-    pub call: Duration,
-    /// Maximum age of a connection, with the jitter of [`super::age::of_connection`]. `None`: no
-    /// maximum.
-    pub age: Option<Duration>,
-    /// How long a connection at its maximum age may take to answer its open requests.
-    pub grace: Duration,
-}
-
-/// The default timeouts.
-pub const DEFAULT_TIMEOUTS: Timeouts = Timeouts {
-    greeting: Duration::from_secs(10),
-    keepalive: Duration::from_secs(30),
-    answer: Duration::from_secs(10),
-    idle: Duration::from_secs(75),
-    call: Duration::from_secs(30),
-    age: None,
-    grace: Duration::from_secs(30),
-};
-
-/// Handshake timeout while the node is stopping.
-pub(super) const STOPPING_HANDSHAKE: Duration = Duration::from_secs(1);
+pub use timeouts::{DEFAULT_TIMEOUTS, Timeouts};
 
 /// How long a client may take to read the last frames and close the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// Concurrent streams per connection, as announced in SETTINGS. h2 refuses the streams that a
-/// client opens above this before it has read the SETTINGS; client libraries retry them.
-pub(super) const MAX_STREAMS: u32 = 200;
-
-/// Streams that a client may reset before they are accepted: more than the reads of one turn can
-/// contain. [`Allowance`] limits the rate of resets.
-const MAX_PENDING_RESETS: usize = 1024;
-
-/// Flow-control window in bytes, of each stream and of the connection. h2 buffers these bytes
-/// outside of the node's budget. HTTP/2 allows no smaller window for a connection.
-const FLOW_WINDOW: u32 = (64 << 10) - 1;
-
-/// Bytes by which unread DATA frames may in total fall short of 256 bytes each: room for two small
-/// frames per stream, because some clients end a request with a separate frame.
-const DATA_FRAME_BUDGET: usize = 2 * 256 * MAX_STREAMS as usize;
-
-/// Streams reset by the node that h2 remembers, and for how long. h2 ignores DATA for a remembered
-/// stream. It counts DATA for a forgotten one as a client error, and closes the connection after
-/// 1,024 of these.
-const MAX_RESET_STREAMS: usize = MAX_STREAMS as usize;
-const RESET_STREAM_DURATION: Duration = Duration::from_secs(5);
-
-/// Maximum size of a request's headers, in bytes.
-pub(super) const MAX_HEADER_BYTES: u32 = 16 << 10;
-
-/// Bytes that a header takes beside its name and value (RFC 9113, 6.5.2).
-const HEADER_OVERHEAD: usize = 32;
-
-/// The size of `headers` in bytes, as HTTP/2 counts it.
-pub(super) fn header_bytes(headers: &HeaderMap) -> usize {
-    let bytes = |(name, value): (&HeaderName, &HeaderValue)| {
-        name.as_str().len() + value.len() + HEADER_OVERHEAD
-    };
-    headers.iter().map(bytes).sum()
-}
-
-/// Maximum size of headers that h2 accepts, in bytes. h2 answers longer ones with a bare 431, which
-/// gRPC libraries can't explain. Headers between the two limits are refused with a status text.
-const MAX_H2_HEADER_BYTES: u32 = 64 << 10;
-
-/// Maximum bytes of a response that are queued for sending.
-const MAX_SEND_BUFFER: usize = 400 << 10;
 
 /// An event of a connection that is not a request.
 enum Event {
@@ -284,7 +213,7 @@ where
     fn answer_all(&mut self, context: &mut Context<'_>) -> bool {
         let mut answered = false;
         // tokio's cooperative budget is meant for a task with one request. There are at most
-        // MAX_STREAMS here.
+        // `MAX_STREAMS` here.
         let answer_all = poll_fn(|context| {
             while let Poll::Ready(Some(())) = self.open_requests.poll_next_unpin(context) {
                 answered = true;
@@ -326,35 +255,6 @@ where
         }
         self.stalled_at = has_unsent.then_some(self.accepted);
         ControlFlow::Continue(())
-    }
-}
-
-/// Performs the HTTP/2 handshake; `None` if it fails or times out. A client that connects while the
-/// node is stopping gets a GOAWAY.
-async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: S,
-    timeouts: Timeouts,
-    mut stop: impl Future<Output = ()> + Unpin,
-) -> Option<Connection<S, Bytes>> {
-    let mut builder = Builder::new();
-    builder
-        .initial_window_size(FLOW_WINDOW)
-        .initial_connection_window_size(FLOW_WINDOW)
-        .max_concurrent_streams(MAX_STREAMS)
-        .max_header_list_size(MAX_H2_HEADER_BYTES)
-        .max_send_buffer_size(MAX_SEND_BUFFER)
-        .data_frame_budget(DATA_FRAME_BUDGET)
-        .max_concurrent_reset_streams(MAX_RESET_STREAMS)
-        .reset_stream_duration(RESET_STREAM_DURATION)
-        .max_pending_accept_reset_streams(MAX_PENDING_RESETS);
-    let mut handshake = pin!(timeout(timeouts.greeting, builder.handshake(stream)));
-    tokio::select! {
-        done = &mut handshake => done.ok()?.ok(),
-        () = &mut stop => {
-            let mut connection = timeout(STOPPING_HANDSHAKE, handshake).await.ok()?.ok()?.ok()?;
-            connection.graceful_shutdown();
-            Some(connection)
-        }
     }
 }
 

@@ -15,20 +15,16 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::future::Either;
 use h2::RecvStream;
-use http::header::CONTENT_TYPE;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
-use http_body_util::Full;
+use http::{Request, Response};
 use metrics::Histogram;
 use prost::Message as _;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
 use tollgate_proto::quotaservice::AllowRequest;
 use tonic::Status;
 use tonic::service::Routes;
-use tower_service::Service as _;
 
 use super::age;
-use super::budget::{Account, HeldBytes};
+use super::budget::HeldBytes;
 use super::connection::{self, RequestBody, Responder, Timeouts};
 use super::messages;
 use super::overload::ThreadLimits;
@@ -39,33 +35,29 @@ use crate::service::fair_queue;
 use crate::store::Store;
 
 mod body;
+mod call;
 mod head;
 mod reflection;
+mod response;
+mod router;
 
-use body::{MessageLimits, drain, read_message, ready_message, without_prefix};
-use head::{CallHeaders, Method};
-
-/// Health watches per connection, and as many calls of reflection: enough for every service and
-/// caller behind it. A load balancer that needs more watches should use `Check`.
-const MAX_WATCHES: usize = 16;
-
-/// Unfinished messages to health and reflection, per connection.
-const MAX_UNFINISHED: usize = 16;
+use body::{drain, ready_message, without_prefix};
+use call::{Call, ConnectionState, read_headers, read_request};
+use head::Method;
+use reflection::reflect;
+use response::{deadline_exceeded, late_trailers, send_allowed};
+use router::call_router;
 
 /// Maximum parts of a lease request, as [`messages::count_parts`] counts them: many times the parts
 /// of a sensible request of the maximum size.
 const MAX_PARTS: usize = 100_000;
 
-/// Lease requests longer than this, in bytes, wait for a turn of their thread before they are
-/// decoded, and again before the answer is encoded: a million bytes take some milliseconds.
-const LONG_REQUEST: usize = 8 << 10;
-
 /// Memory that a part takes, in bytes: decoded, while it is decided, and in the answer.
 const PART_BYTES: usize = 320;
 
-const GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
-const OK: HeaderValue = HeaderValue::from_static("0");
+/// Lease requests longer than this, in bytes, wait for a turn of their thread before they are
+/// decoded, and again before the answer is encoded: a million bytes take some milliseconds.
+const LONG_REQUEST: usize = 8 << 10;
 
 /// The gRPC server of one worker thread.
 pub struct GrpcService<S> {
@@ -84,42 +76,6 @@ impl<S> Drop for Slot<S> {
     }
 }
 
-/// What the requests of one connection share.
-struct ConnectionState {
-    /// Bytes of requests that are incomplete or being decided.
-    incoming: Arc<Account>,
-    /// Bytes of decisions in progress and of unsent answers.
-    outgoing: Arc<Account>,
-    unfinished: Semaphore,
-    watches: WatchCount,
-    reflections: WatchCount,
-}
-
-/// Counts the calls of one connection that last as long as their client wants.
-#[derive(Default)]
-struct WatchCount(Arc<()>);
-
-/// Such a call, counted until it is dropped.
-struct WatchSlot(#[expect(dead_code, reason = "it is counted")] Arc<()>);
-
-impl WatchCount {
-    fn add(&self) -> Result<WatchSlot, Status> {
-        if Arc::strong_count(&self.0) > MAX_WATCHES {
-            let text = format!("this connection has {MAX_WATCHES} calls to this method already");
-            return Err(Status::resource_exhausted(text));
-        }
-        Ok(WatchSlot(Arc::clone(&self.0)))
-    }
-}
-
-/// A call, as its headers describe it.
-struct Call {
-    method: Method,
-    head: CallHeaders,
-    caller: Caller,
-    _watch: Option<WatchSlot>,
-}
-
 /// The reply to a call.
 enum Reply {
     /// One message of `Allow`.
@@ -130,7 +86,7 @@ enum Reply {
 
 impl<S: Store> GrpcService<S> {
     /// `latency` records the time from the end of a request to its answer. `router` answers every
-    /// method except `Allow`. `limits` applies to this server.
+    /// method except `Allow`. `limits` are those of its thread.
     pub fn new(
         allow: AllowService<S>,
         latency: Histogram,
@@ -150,13 +106,7 @@ impl<S: Store> GrpcService<S> {
         mut guard: Guard,
         expires: Option<Duration>,
     ) {
-        let state = Arc::new(ConnectionState {
-            incoming: self.limits.budget.account(),
-            outgoing: self.limits.budget.account(),
-            unfinished: Semaphore::new(MAX_UNFINISHED),
-            watches: WatchCount::default(),
-            reflections: WatchCount::default(),
-        });
+        let state = Arc::new(ConnectionState::new(&self.limits.budget));
         let answer =
             |request, responder| Arc::clone(&self).answer(request, responder, &mut guard, &state);
         let timeouts = self.limits.timeouts;
@@ -232,16 +182,8 @@ impl<S: Store> GrpcService<S> {
         state: Arc<ConnectionState>,
     ) {
         if call.method == Method::Reflection {
-            let reflect = reflection::reflect(
-                &self.router,
-                call.head,
-                body,
-                responder,
-                self.limits.timeouts.call,
-                &state.unfinished,
-                &state.incoming,
-            );
-            return reflect.await;
+            let send_timeout = self.limits.timeouts.call;
+            return reflect(&self.router, call.head, body, responder, send_timeout, &state).await;
         }
         let (began, timeouts) = (Instant::now(), self.limits.timeouts.call);
         let limit = call.head.limit.unwrap_or(Duration::MAX);
@@ -348,52 +290,6 @@ impl<S: Store> Slot<S> {
     }
 }
 
-/// Reads the method, caller and options of a call. An error says why the call is refused.
-fn read_headers(
-    parts: &http::request::Parts,
-    guard: &mut Guard,
-    state: &ConnectionState,
-) -> Result<Call, Status> {
-    let path = parts.uri.path();
-    // Health needs no identity: load balancers and orchestrators ask for it. `Method::at` rejects
-    // all other paths below it.
-    let caller = match path.starts_with(head::HEALTH) {
-        true => Caller::UNRESTRICTED,
-        false => guard.caller(&parts.headers).map_err(access_denied)?,
-    };
-    let method = Method::at(path)?;
-    if let Method::Lease(_) = method {
-        // Lease requests are long: buffer none for a caller that may lease nothing.
-        caller.may_lease_any().map_err(access_denied)?;
-    }
-    let head = CallHeaders::read(&parts.headers)?;
-    let watch = match method {
-        Method::Watch => Some(state.watches.add()?),
-        Method::Reflection => Some(state.reflections.add()?),
-        _ => None,
-    };
-    Ok(Call { method, head, caller, _watch: watch })
-}
-
-/// Reads the message of a call: decompressed, with its gRPC prefix.
-async fn read_request(
-    call: &Call,
-    body: &mut RequestBody,
-    state: &ConnectionState,
-) -> Result<(Bytes, HeldBytes), Status> {
-    let (gzip, account) = (call.head.gzip, &state.incoming);
-    let limits = match call.method {
-        Method::Allow => MessageLimits::ALLOW,
-        Method::Lease(_) | Method::Discovery => MessageLimits::LEASES,
-        Method::Watch => MessageLimits::WATCH,
-        Method::Check | Method::Reflection => MessageLimits::SMALL,
-    };
-    let unfinished = (!call.method.is_counted()).then_some(&state.unfinished);
-    let (message, held) = read_message(body, gzip, limits, account, unfinished).await?;
-    without_prefix(message.clone())?;
-    Ok((message, held))
-}
-
 /// Memory that a lease request takes until it is answered, in bytes.
 fn lease_bytes(message: &[u8]) -> Result<usize, Status> {
     let parts = messages::count_parts(&message[messages::PREFIX..]);
@@ -402,52 +298,6 @@ fn lease_bytes(message: &[u8]) -> Result<usize, Status> {
         return Err(Status::invalid_argument(text));
     }
     Ok(2 * message.len() + parts * PART_BYTES)
-}
-
-/// Calls tonic's router with a message that has its gRPC prefix.
-async fn call_router(
-    routes: &Routes,
-    method: Method,
-    message: Bytes,
-    caller: Option<&Caller>,
-) -> Response<tonic::body::Body> {
-    let mut request = Request::new(Full::new(message));
-    *request.uri_mut() = Uri::from_static(method.path());
-    *request.method_mut() = http::Method::POST;
-    request.headers_mut().insert(CONTENT_TYPE, GRPC);
-    if let Some(caller) = caller {
-        caller.attach_to(request.extensions_mut());
-    }
-    match routes.clone().call(request).await {
-        Ok(response) => response,
-        Err(never) => match never {},
-    }
-}
-
-fn send_allowed(responder: Responder, message: Bytes) {
-    let mut response = Response::new(());
-    response.headers_mut().insert(CONTENT_TYPE, GRPC);
-    responder.message(response, message, trailers(Ok(())));
-}
-
-fn deadline_exceeded() -> Status {
-    Status::deadline_exceeded("the deadline of the request has passed")
-}
-
-/// The trailers of a response whose deadline passes.
-fn late_trailers() -> HeaderMap {
-    trailers(Err(deadline_exceeded()))
-}
-
-/// The trailers of a response that ends with this status.
-fn trailers(ended: Result<(), Status>) -> HeaderMap {
-    let mut trailers = HeaderMap::with_capacity(1);
-    match ended {
-        Ok(()) => drop(trailers.insert(GRPC_STATUS, OK)),
-        // Fails only for values that are no valid header, which a status never has.
-        Err(status) => drop(status.add_header(&mut trailers)),
-    }
-    trailers
 }
 
 #[cfg(test)]

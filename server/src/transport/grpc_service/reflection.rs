@@ -2,7 +2,6 @@
 //! messages are the same; an error as the answer to one request instead of the end of the stream;
 //! and limits on unfinished messages.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
@@ -22,27 +21,33 @@ use super::super::messages::PREFIX;
 use super::body::{
     MessageLimits, decompressed, drain, message_length, too_long, unfinished_slot, without_prefix,
 };
+use super::call::ConnectionState;
 use super::head::{CallHeaders, Method};
-use super::{GRPC, call_router, deadline_exceeded, trailers};
+use super::response::{GRPC, deadline_exceeded, trailers};
+use super::router::call_router;
 
 /// Answers requests until the client ends the call, its deadline passes, or it takes longer than
-/// `send_timeout` to read an answer. `unfinished` limits the unfinished messages of the connection,
-/// and `account` counts the bytes read but not answered.
+/// `send_timeout` to read an answer. `state` limits the unfinished messages of the connection, and
+/// counts the bytes read but not answered.
 pub(super) async fn reflect(
     routes: &Routes,
     head: CallHeaders,
     body: RequestBody,
     responder: Responder,
     send_timeout: Duration,
-    unfinished: &Semaphore,
-    account: &Arc<Account>,
+    state: &ConnectionState,
 ) {
     let mut response = Response::new(());
     response.headers_mut().insert(CONTENT_TYPE, GRPC);
     let Some(mut stream) = responder.begin(response) else { return };
-    let held = account.count(0);
-    let mut messages =
-        Messages { body, gzip: head.gzip, buffer: BytesMut::new(), unfinished, account, held };
+    let mut messages = Messages {
+        body,
+        gzip: head.gzip,
+        buffer: BytesMut::new(),
+        unfinished: &state.unfinished,
+        account: &state.incoming,
+        held: state.incoming.count(0),
+    };
     let answer_all = async {
         while let Some(message) = messages.next().await? {
             let answer = answer_message(routes, message).await?;

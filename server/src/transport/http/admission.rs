@@ -140,7 +140,7 @@ impl Admission {
     }
 }
 
-/// A slot of [`RequestLimit`], returned on drop.
+/// A slot of a [`RequestLimit`], returned on drop.
 struct RequestSlot<'l>(&'l RequestLimit, Option<usize>);
 
 impl Drop for RequestSlot<'_> {
