@@ -23,9 +23,6 @@ command -v cargo >/dev/null || {
   exit 1
 }
 
-# What incremental builds keep for the next one makes the first build slower.
-[ -d "${CARGO_TARGET_DIR:-target}/debug" ] || export CARGO_INCREMENTAL=0
-
 say "formatting"
 cargo fmt --all --check
 
