@@ -88,6 +88,7 @@ ordered=(
   "leases outage::"
   "redis topology::"
   "transport connections::"
+  "cluster balancer::"
 )
 
 # Whether at least one test ran: cargo succeeds even if a filter matches no test.
