@@ -32,7 +32,7 @@ pub fn request(namespace: &str, bucket: &str, tokens: i64) -> AllowRequest {
     }
 }
 
-/// An expected response with only status and bucket set.
+/// The response to a refused request: no tokens, only status and bucket.
 pub fn refused(status: Status, bucket: &str) -> AllowResponse {
     AllowResponse { status: status.into(), bucket: bucket.to_owned(), ..AllowResponse::default() }
 }

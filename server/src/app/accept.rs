@@ -20,11 +20,11 @@ use crate::transport::overload::{ConnectionSlot, ConnectionSlots};
 /// How long a gRPC client may take to send its first byte.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Listen backlog of tokio's `TcpListener::bind`.
+/// The most connections that wait to be accepted, as tokio's `TcpListener::bind` sets it.
 const BACKLOG: usize = 1024;
 
 /// How long a gRPC client may take to send its first byte once the node is stopping.
-const LAST_FIRST_BYTE: Duration = Duration::from_secs(1);
+const FIRST_BYTE_TIMEOUT_ON_STOP: Duration = Duration::from_secs(1);
 
 /// An accepted connection and its slot among the port's connections.
 pub(super) type Accepted = (std::net::TcpStream, ConnectionSlot);
@@ -51,7 +51,7 @@ impl AcceptThread {
         http: PortWorkers,
         stopped: watch::Receiver<bool>,
     ) -> Result<Self, Error> {
-        let system_error = |error| Error::System("a bound address", error);
+        let system_error = |error| Error::System("the listening sockets", error);
         let grpc_listener = listeners.grpc.into_std().map_err(system_error)?;
         let http_listener = listeners.http.into_std().map_err(system_error)?;
         let accepting = async move {
@@ -97,8 +97,8 @@ async fn accept(listener: TcpListener, workers: PortWorkers, stopped: impl Futur
 }
 
 /// Accepts the connections of the gRPC port until `stopped` completes. Hands each over when its
-/// first byte arrives: before that, a stopping node can simply close it, while a worker would wait
-/// for its preface. Connections that send a byte soon after the stop are handed over to get GOAWAY.
+/// first byte arrives. Until then a stopping node can close it, as it has sent no request; a worker
+/// would first wait for its HTTP/2 preface. Connections that send a byte soon after the stop are handed over to get GOAWAY.
 async fn accept_after_first_byte(
     listener: TcpListener,
     workers: PortWorkers,
@@ -129,7 +129,7 @@ async fn accept_after_first_byte(
             dispatcher.hand_over_result(result).await;
         }
     };
-    let _ = tokio::time::timeout(LAST_FIRST_BYTE, last).await;
+    let _ = tokio::time::timeout(FIRST_BYTE_TIMEOUT_ON_STOP, last).await;
 }
 
 /// Waits for the first byte of a connection, and returns the connection.
@@ -180,8 +180,8 @@ async fn next(listener: &TcpListener, failures: &LogThrottle) -> Option<TcpStrea
     }
 }
 
-/// Takes a slot for a connection. If none is free, closes the connection at once: if it waited, a
-/// load balancer would take it for a slow one.
+/// Takes a slot for a connection. If none is free, closes the connection at once: if it
+/// waited, a load balancer would see a slow node rather than a full one.
 fn take_slot(stream: TcpStream, slots: &ConnectionSlots) -> Option<(TcpStream, ConnectionSlot)> {
     match slots.take() {
         Some(slot) => Some((stream, slot)),

@@ -128,7 +128,7 @@ struct Addresses {
 
 impl Addresses {
     fn of(listeners: &Listeners, settings: &Settings) -> Result<Self, Error> {
-        let system_error = |error| Error::System("a bound address", error);
+        let system_error = |error| Error::System("the listening sockets", error);
         let grpc = listeners.grpc.local_addr().map_err(system_error)?;
         let http = listeners.http.local_addr().map_err(system_error)?;
         let advertise: Arc<str> =
@@ -142,7 +142,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
     /// Renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
-        (renewal.gauged_by(self.metrics.parent_up()), parent.client)
+        (renewal.with_gauge(self.metrics.parent_up()), parent.client)
     }
 
     /// What the status page shows of the node, and of the store.

@@ -1,5 +1,6 @@
-//! Writes limits as YAML with all defaults filled in, for `tollgate check`. The output is a valid
-//! limits file that loads as the same limits.
+//! Writes limits as YAML with defaults filled in, for `tollgate check`. The output is a valid
+//! limits file that loads as the same limits. Optional keys that are not set, or have a default
+//! that changes nothing, are left out.
 
 use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
@@ -9,7 +10,7 @@ use super::model::{
     Unconfigured,
 };
 
-/// The limits as YAML with all defaults filled in, in the order of the file. Namespaces without
+/// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
 pub fn to_yaml(limits: &Limits) -> String {
     let mut top = Mapping::new();

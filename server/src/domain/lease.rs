@@ -2,9 +2,9 @@
 //!
 //! A decision takes amortised O(log n) time for n holders. The sums of [`super::sharing`] are kept
 //! up to date. Holders are indexed by wants per subclient and by expiry. When the threshold moves,
-//! only the holders that it passes change sides. Each decision makes a bounded number of threshold
-//! moves and removals of expired leases. The next decisions do the rest; until then, grants are
-//! smaller than the exact share, never larger.
+//! only the holders that it passes change sides. Each decision moves a bounded number of groups of
+//! holders, and removes a bounded number of expired leases. The next decisions do the rest; until
+//! then, grants are smaller than the exact share, never larger.
 //!
 //! `lua/lease.lua` implements the same algorithm in Redis.
 
@@ -30,11 +30,12 @@ pub const DROP_LIMIT: usize = 1000;
 /// The most groups of holders with equal wants that one decision moves across the threshold.
 pub const CROSS_LIMIT: usize = 256;
 
-/// The least number of groups that each decision of a batch may move across the threshold.
+/// The smallest value of `crossings`, however many decisions a batch has.
 const MIN_CROSSINGS: usize = 32;
 
 /// Bounds on the maintenance work of one decision: removing expired leases and moving the
-/// threshold. The decisions of one batch share the bounds of a single decision.
+/// threshold. The decisions of one batch share the bound on drops, and each may move at least
+/// `MIN_CROSSINGS` groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WorkLimits {
     /// The most expired leases to remove.
@@ -59,10 +60,11 @@ impl WorkLimits {
 #[derive(Debug)]
 pub struct Resource {
     holders: Roster,
-    /// Holders with equal wants per subclient change sides together.
+    /// Holders by wants per subclient. Those with equal values cross the threshold together.
     by_wants: WantsIndex,
     /// The sums over all holders, by priority.
     bands: SmallMap<i64, Side>,
+    /// The sums below and above the threshold.
     split: Split,
     /// Wants per subclient up to `low` are below the threshold, from `high` on above it. No holder
     /// is in between.
@@ -73,7 +75,8 @@ pub struct Resource {
     born: Micros,
     parent: Option<ParentLease>,
     freeze: Option<Freeze>,
-    /// The number of the latest freeze.
+    /// The number of the latest freeze, kept after its end: an answer with another number is
+    /// ignored.
     freeze_number: Option<u64>,
 }
 
@@ -196,6 +199,7 @@ impl Resource {
             };
         }
         if effective.algorithm == SharingAlgorithm::NoAlgorithm {
+            // Without the bound on wants that `bands` has.
             return request.bands.iter().map(|band| band.wants).sum();
         }
         let (wants, subclients) = (wants(bands), subclients(bands));

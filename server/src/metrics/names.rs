@@ -1,4 +1,4 @@
-//! The names, units and help texts of all metrics.
+//! The names (with their units), the help texts and the histogram bounds of all metrics.
 
 pub(super) const DECISIONS: &str = "tollgate_decisions_total";
 pub(super) const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
@@ -73,8 +73,8 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
     (PREFETCH_SERVED, "Requests for tokens served from prefetched tokens, by bucket."),
     (
         PREFETCH_TOKENS,
-        "Prefetched tokens, by bucket and fate: taken from the store, then served to callers, \
-         given_back to the store, or lost, because they expired or the store did not answer.",
+        "Prefetched tokens, by bucket and fate. taken: from the store; served: to callers; \
+         given_back: to the store; lost: they expired, or the store did not answer.",
     ),
     (LEASES, "Requests for a lease that were answered, by template, algorithm and outcome."),
     (UNMATCHED, "Requests for a lease on a resource that no template matches."),
@@ -207,5 +207,4 @@ pub(super) const HISTOGRAMS: [(&str, &str); 3] = [
 pub(super) const DURATION_BOUNDS_S: [f64; 14] =
     [5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
 /// Histogram bounds for decisions per batch.
-pub(super) const BATCH_BOUNDS: [f64; 10] =
-    [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+pub(super) const BATCH_BOUNDS: [f64; 8] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];

@@ -19,9 +19,9 @@ pub struct Bounds {
     #[arg(long, env = "TOLLGATE_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// Bytes of requests and responses buffered on both ports together; above it, the server reads
-    /// more slowly from clients, starting with those that buffer most [default: 134217728, which is
-    /// 128 MiB]
+    /// Maximum number of bytes of requests and responses buffered on both ports together; beyond
+    /// it, the server stops reading from clients, starting with those that buffer most [default:
+    /// 134217728, which is 128 MiB]
     #[arg(long, env = "TOLLGATE_MAX_BUFFERED_BYTES", value_name = "BYTES", value_parser = buffered)]
     pub max_buffered_bytes: Option<usize>,
 
@@ -63,10 +63,10 @@ fn connection_time(text: &str) -> Result<Duration, String> {
 
 /// Parses the buffer budget in bytes. The minimum leaves room for a few of the largest requests.
 fn buffered(text: &str) -> Result<usize, String> {
-    const LEAST: usize = 4 << 20;
+    const MIN: usize = 4 << 20;
     match text.parse() {
-        Ok(bytes) if bytes >= LEAST => Ok(bytes),
-        Ok(_) => Err(format!("must be {LEAST} (4 MiB) at least")),
+        Ok(bytes) if bytes >= MIN => Ok(bytes),
+        Ok(_) => Err(format!("must be at least {MIN} (4 MiB)")),
         Err(error) => Err(error.to_string()),
     }
 }

@@ -75,9 +75,9 @@ impl HttpPort {
         let detected = {
             let mut detecting = pin!(detect_protocol(&mut stream));
             tokio::select! {
-                detected = timeout(self.first_timeout(), &mut detecting) => detected,
+                detected = timeout(self.detection_timeout(), &mut detecting) => detected,
                 () = &mut stop => {
-                    // The first request may be in transit.
+                    // The first request may be in transit. `stop` must not be polled again.
                     stop = Box::pin(std::future::ready(()));
                     timeout(STOPPING_HANDSHAKE, detecting).await
                 }
@@ -94,8 +94,8 @@ impl HttpPort {
         }
     }
 
-    /// How long a client may take until its first request.
-    fn first_timeout(&self) -> Duration {
+    /// How long a client may take to send as much as shows the protocol.
+    fn detection_timeout(&self) -> Duration {
         self.timeouts.greeting.min(self.timeouts.idle)
     }
 

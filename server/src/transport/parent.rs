@@ -13,7 +13,7 @@ use crate::client::capacity::{Mismatch, match_answers};
 use crate::client::{Address, AuthChannel, Target, answer_within};
 use crate::domain::lease::{BOUNDLESS, Claim, NO_BOUND, ParentLease};
 use crate::domain::sharing::SharingAlgorithm;
-use crate::service::parent::{ANSWER, Answers, Parent, ParentError, ParentRequest};
+use crate::service::parent::{ANSWER_TIMEOUT, Answers, Parent, ParentError, ParentRequest};
 
 /// Client of a parent. Its addresses are nodes of the parent, or a load balancer in front of them.
 pub struct ParentClient {
@@ -25,7 +25,7 @@ pub struct ParentClient {
 impl ParentClient {
     /// Connects lazily to `parents`, at least one.
     pub fn new(parents: &[Target]) -> Self {
-        let channel = |parent: &Target| (parent.address().clone(), parent.channel(ANSWER));
+        let channel = |parent: &Target| (parent.address().clone(), parent.channel(ANSWER_TIMEOUT));
         Self { channels: parents.iter().map(channel).collect(), next: AtomicUsize::new(0) }
     }
 }
@@ -40,7 +40,8 @@ impl Parent for ParentClient {
             resource: requests.iter().map(wire_request).collect(),
         };
         let mut client = CapacityClient::new(channel.clone());
-        let result = match answer_within(ANSWER, client.get_server_capacity(request)).await {
+        let result = match answer_within(ANSWER_TIMEOUT, client.get_server_capacity(request)).await
+        {
             Ok(response) => answers(address, requests, &response),
             Err(status) => Err(call_error(address, &status)),
         };

@@ -56,7 +56,7 @@ fn bad_settings_are_named() {
         ("--drain-timeout", "", "like 50ms, 2s or 1m"),
         ("--max-in-flight", "0", "zero"),
         ("--max-connections", "0", "zero"),
-        ("--max-buffered-bytes", "4194303", "must be 4194304 (4 MiB) at least"),
+        ("--max-buffered-bytes", "4194303", "must be at least 4194304 (4 MiB)"),
         ("--max-buffered-bytes", "128MB", "invalid digit"),
         ("--keepalive", "99ms", "must be from 100ms to one day"),
         ("--keepalive-timeout", "25h", "must be from 100ms to one day"),

@@ -1,4 +1,5 @@
-//! The measurements of a round and their order: compared measurements are adjacent.
+//! The measurements of a round, in their order. A round makes each once, and goals compare figures of
+//! the same round.
 
 use std::fmt;
 
@@ -105,8 +106,8 @@ const CONCURRENCY: [(u32, u32); 4] = [(4, 32), (16, 32), (4, 2), (1, 1)];
 /// Shares of the peak rate at which latency is measured.
 const PEAK_SHARES: [f64; 2] = [0.5, 0.8];
 
-/// The closed loops, and whether they run at every concurrency. All run at the first, 128, which
-/// the goals refer to.
+/// The closed loops, and whether they run at every concurrency. All run at the first, 128, to
+/// which most goals refer.
 const LOADS: [(Backend, Keys, bool); 8] = [
     (Backend::Empty, Keys::Hot, true),
     (Backend::Embedded, Keys::Uniform, false),
@@ -163,7 +164,8 @@ pub fn select(parts: &[String]) -> Vec<Point> {
     all.into_iter().zip(wanted).filter_map(|(point, wanted)| wanted.then_some(point)).collect()
 }
 
-/// Whether `name` contains `part`, without cutting a number at its end short.
+/// Whether `name` contains `part`. A number at the end of `part` matches only a whole number:
+/// `redis/hot/8` does not match `redis/hot/80%`.
 fn matches_part(name: &str, part: &str) -> bool {
     name.match_indices(part).any(|(at, _)| {
         let next = name[at + part.len()..].chars().next();

@@ -25,10 +25,10 @@ mod show;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "A lease is capacity until it expires: who holds one limits itself to that, \
-and asks again
-every refresh interval. With PROPORTIONAL_SHARE and FAIR_SHARE, what is leased of a resource stays
-within its capacity, once its store has learned what older leases there are.
+    after_help = "A lease gives a client some capacity until it expires. The client stays within \
+it, and asks
+again every refresh interval. With PROPORTIONAL_SHARE and FAIR_SHARE, the sum of the leases on a
+resource does not exceed its capacity, once the store has learned the older leases.
 
 Examples:
   tollgate capacity get app-1 db.users 100
@@ -44,8 +44,8 @@ Examples:
   tollgate capacity shell
       Keep the leases of several clients refreshed; `help` lists the commands
 
-Exit codes: 0 done, or a lease of more than 0, or nothing wanted; 1 wanted and got 0, or nobody
-holds a lease on what `show` was asked for; 2 there was no answer."
+Exit codes: 0 success; 1 `get` wanted capacity and got 0, or `show RESOURCE` found no lease;
+2 no answer."
 )]
 pub(super) struct Args {
     #[command(subcommand)]
@@ -54,7 +54,7 @@ pub(super) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Ask for capacity once; exit 0 when it gets some (or wants none), 1 when it gets none
+    /// Ask for capacity once; exit 0 if the client gets some or wants none, 1 if it gets none
     Get(get::Args),
     /// Release leases
     Release(Release),
@@ -89,7 +89,7 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
 
 fn release(args: Release) -> Result<ExitCode, String> {
     let request = ReleaseCapacityRequest { client_id: args.client, resource_id: args.resource };
-    let text = released(&request);
+    let text = released_text(&request);
     let node = args.node.node()?;
     let response = cli::block_on(async {
         match connect(&node).await?.release(request).await {
@@ -106,7 +106,7 @@ fn release(args: Release) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn released(request: &ReleaseCapacityRequest) -> String {
+fn released_text(request: &ReleaseCapacityRequest) -> String {
     let resources: Vec<_> = request.resource_id.iter().map(|id| escaped(id)).collect();
     format!("OK: {} holds nothing of {} now\n", escaped(&request.client_id), resources.join(", "))
 }

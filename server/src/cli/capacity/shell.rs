@@ -15,7 +15,7 @@ use tonic::{Code, Status};
 
 use super::command::{Command, HELP, parse};
 use super::leases::{expired_line, read_clocks, status_line, table};
-use super::{ask, released};
+use super::{ask, released_text};
 use crate::cli;
 use crate::cli::node::{Node, NodeArgs};
 use crate::cli::text::escaped;
@@ -168,7 +168,7 @@ impl Shell {
         }
         let request =
             ReleaseCapacityRequest { client_id: client.to_owned(), resource_id: resources.clone() };
-        let text = released(&request);
+        let text = released_text(&request);
         if let Err(status) = self.client.release(request).await {
             return Err(self.node.error_text("release", &status).await);
         }

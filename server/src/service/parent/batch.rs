@@ -6,7 +6,7 @@ use super::protocol::{
     Answers, Parent, ParentError, ParentRequest, clamp_times, is_learning, lease_after,
     parent_request,
 };
-use super::{PAGE, RENEWER_TTL, Renewal, RenewalState};
+use super::{MAX_BATCH, RENEWER_TTL, Renewal, RenewalState};
 use crate::domain::lease::ParentLease;
 use crate::domain::time::Micros;
 use crate::logging::Sanitized;
@@ -177,7 +177,7 @@ impl<S: LeaseStore> Renewal<S> {
             None => RETRY_US,
         };
         let batch_limit = match lease {
-            Some(_) => PAGE,
+            Some(_) => MAX_BATCH,
             None if denied => (batch_size / 2).max(1),
             None => self.batch_limit(resource),
         };

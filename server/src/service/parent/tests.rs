@@ -99,12 +99,12 @@ async fn refused_resources_are_retried_alone() {
 
     let (up, parent) = (Arc::new(AtomicU64::new(2.0_f64.to_bits())), RefusesOdd::default());
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
-        .gauged_by(Gauge::from_arc(Arc::clone(&up)));
+        .with_gauge(Gauge::from_arc(Arc::clone(&up)));
     let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
     let mut rounds = 0;
     loop {
         renewal.round(&parent, clock.now()).await;
-        let max_requests = MAX_REDUCED_BATCHES + RESOURCES.div_ceil(PAGE);
+        let max_requests = MAX_REDUCED_BATCHES + RESOURCES.div_ceil(MAX_BATCH);
         assert!(parent.take_requests() <= max_requests, "round {rounds}");
         clock.advance(TICK.as_micros() as i64);
         rounds += 1;
@@ -166,7 +166,7 @@ async fn gauge_is_0_while_an_unreachable_parent_is_needed() {
     assert!(store.lease(&[LeaseRequest::new("r", rules, request)]).await[0].is_ok());
     let up = Arc::new(AtomicU64::new(2.0_f64.to_bits()));
     let mut renewal = Renewal::new(store.clone(), "node".to_owned(), "south".to_owned())
-        .gauged_by(Gauge::from_arc(Arc::clone(&up)));
+        .with_gauge(Gauge::from_arc(Arc::clone(&up)));
     let is_up = || f64::from_bits(up.load(Ordering::Relaxed));
     for _ in 0..20 {
         renewal.round(&Unreachable, clock.now()).await;

@@ -62,7 +62,7 @@ impl HttpPort {
             })
         });
         let mut connection = self.http1_builder().serve_connection(stream, service);
-        let mut no_first_request = pin!(none_within(self.first_timeout(), &first_request));
+        let mut no_first_request = pin!(none_within(self.detection_timeout(), &first_request));
         let mut stop = pin!(stop.fuse());
         let served = poll_fn(|context| {
             read_budget.refill(context);
