@@ -8,7 +8,7 @@ use super::http::{HttpResponse, http};
 /// Labels by name.
 pub type Labels = BTreeMap<String, String>;
 
-/// All series at one moment.
+/// All series at one moment, with their values.
 pub struct Scrape(BTreeMap<(String, Labels), f64>);
 
 impl Scrape {
@@ -23,7 +23,8 @@ impl Scrape {
         Self::parse(&response.body)
     }
 
-    /// Parses rendered metrics; panics on text that Prometheus would reject.
+    /// Parses rendered metrics; panics on a series that it can't read, and on one that is there
+    /// twice.
     pub fn parse(text: &str) -> Self {
         let mut all = BTreeMap::new();
         for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
@@ -59,7 +60,7 @@ impl Scrape {
         self.sum("tollgate_decisions_total", &[("outcome", outcome)])
     }
 
-    /// All series.
+    /// The names and labels of all series.
     pub fn series(&self) -> Vec<&(String, Labels)> {
         self.0.keys().collect()
     }

@@ -1,4 +1,4 @@
-//! A node on its stores: serves until it is told to stop, then drains.
+//! Runs a node with opened stores: serves until it is told to stop, then drains.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -73,19 +73,19 @@ pub(super) async fn run<B: Store, L: LeaseStore>(
         open,
     };
     let renewal = parent.map(|parent| node.renewal(parent, leases.clone()));
-    // The leases of background work: gauges and the status page.
-    let leases = CapacityService::new(leases, Arc::clone(&node.service_state));
+    // For the gauges and the status page.
+    let lease_service = CapacityService::new(leases, Arc::clone(&node.service_state));
     let background = Background {
         metrics: Arc::clone(&node.metrics),
         limits,
         security: node.security.clone(),
         service_state: Arc::clone(&node.service_state),
-        leases: leases.clone(),
+        leases: lease_service.clone(),
         renewal,
         reload,
     };
     let (info, state) = node.info(store, health);
-    let (status, render_status) = http::status_pages(info, state, leases);
+    let (status, render_status) = http::status_pages(info, state, lease_service);
     let reporter = HealthReporter::new();
     let health = HealthPublisher::new(reporter.clone(), node.readiness.clone());
     let threads = node.start_threads(listeners, status, &reporter)?;
@@ -106,7 +106,7 @@ async fn run_background(
     }
 }
 
-/// What the threads of a node serve with.
+/// What all serving threads of a node share.
 struct Node<B, L> {
     settings: Settings,
     addresses: Addresses,
@@ -139,7 +139,7 @@ impl Addresses {
 }
 
 impl<B: Store, L: LeaseStore> Node<B, L> {
-    /// Renews the leases of this cluster from its parent.
+    /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
         (renewal.with_gauge(self.metrics.parent_up()), parent.client)
@@ -151,7 +151,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         store: String,
         health: Option<Arc<Health>>,
     ) -> (http::NodeInfo, Box<http::StoreState>) {
-        let outage = health.clone();
+        let store_health = health.clone();
         let info = http::NodeInfo {
             id: self.settings.node_id(),
             started: Instant::now(),
@@ -161,9 +161,10 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             threads: self.settings.threads().get(),
             store,
             parents: self.settings.parents.clone(),
-            down: Arc::new(move || outage.as_ref().and_then(|health| health.down())),
+            down: Arc::new(move || store_health.as_ref().and_then(|health| health.down())),
             security: self.security.clone(),
         };
+        // Without Redis, the store always decides, and there is one node.
         let state =
             move || health.as_ref().map_or((true, 1), |health| (health.is_up(), health.nodes()));
         (info, Box::new(state))
@@ -275,7 +276,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             () = shutdown => Ok(()),
             () = health.follow() => Ok(()),
             error = &mut background => {
-                tracing::error!(%error, "the node can not go on");
+                tracing::error!(%error, "the node stops");
                 Err(error)
             }
             error = threads.gone() => Err(error),
@@ -300,7 +301,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
         let Settings { drain_delay, drain_timeout, .. } = self.settings;
         tracing::info!(
             ?drain_delay,
-            "stopping: health says no, and after the delay new connections are refused"
+            "stopping: the node reports not ready; after the delay it refuses new connections"
         );
         self.readiness.draining().store(true, Ordering::Relaxed);
         health.publish().await;
@@ -316,7 +317,7 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
 struct Threads {
     accept: AcceptThread,
     workers: Workers,
-    /// Closes the listeners, and then stops the workers.
+    /// `true` closes the listeners, and then stops the workers.
     stop: watch::Sender<bool>,
 }
 
@@ -325,17 +326,17 @@ impl Threads {
     async fn gone(&mut self) -> Error {
         tokio::select! {
             error = self.accept.gone() => {
-                tracing::error!(%error, "the node can not go on");
+                tracing::error!(%error, "the node stops");
                 error
             }
             error = self.workers.ended_early() => {
-                tracing::error!(%error, "a thread that serves is gone: the node can not go on");
+                tracing::error!(%error, "a serving thread has ended: the node stops");
                 error
             }
         }
     }
 
-    /// Waits until all requests in flight are answered.
+    /// Waits until all requests in flight are answered, at most for `limit`.
     async fn finished(&mut self, limit: Duration) -> Result<(), Error> {
         if let Ok(ended) = tokio::time::timeout(limit, self.workers.ended()).await {
             tracing::info!("stopped");

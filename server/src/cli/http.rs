@@ -1,4 +1,4 @@
-//! HTTP requests of a command to its node, and the error texts when they fail.
+//! HTTP requests of a command to its node. If TLS is the cause of a failure, the error says so.
 
 use std::io;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::client::{Address, HttpResponse, Target};
 /// Flags of every command that uses HTTP.
 #[derive(clap::Args)]
 pub(super) struct HttpArgs {
+    // The variable of `serve --http-listen`, so that a command beside a node finds it.
     /// The node's HTTP address. 0.0.0.0 and :: stand for the loopback address
     #[arg(
         long,
@@ -31,7 +32,7 @@ impl HttpArgs {
     }
 
     /// Sends `GET path`. `timeout` applies to the connection attempt of each address, then to the
-    /// whole response. `failed` is the error text if TLS is not the cause of a failure.
+    /// TLS handshake and the response together. `failed` makes the error text if TLS is not the cause.
     pub(super) fn get(
         &self,
         path: PathAndQuery,

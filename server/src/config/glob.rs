@@ -56,7 +56,7 @@ const EMPTY_CLASS: &str = "has a [] with nothing in it: write \\] for the charac
 const REVERSED_RANGE: &str = "has a range that ends before it starts";
 
 impl Glob {
-    /// Parses a glob over resource names. On error, `{glob} {error}` is a sentence.
+    /// Parses a glob over resource names. The error is the rest of a sentence that begins with the glob.
     pub fn new(glob: &str) -> Result<Self, &'static str> {
         Self::with_separator(glob, '/')
     }
@@ -107,9 +107,9 @@ impl Glob {
         let Pattern::Pieces(pieces) = &self.pattern else { return true };
         let (mut at, mut rest) = (0, name.chars());
         // The latest `*`: the index of the piece after it, and the text that it has not consumed.
-        // Backtracking to the latest `*` is enough. If the pieces between two `*` can match further
-        // to the right than at their first match, no separator lies between the two positions, as
-        // only a literal matches a separator. The later `*` can then consume that text instead.
+        // Backtracking to the latest `*` is enough. Suppose the pieces between two `*` match at a
+        // first place and at a later one. The first `*` would have to consume the text between both
+        // places, so that text has no separator. The second `*` can consume it instead.
         let mut star: Option<(usize, Chars<'_>)> = None;
         loop {
             if let Some(Piece::AnyText) = pieces.get(at) {
@@ -153,7 +153,8 @@ impl Piece {
 fn class(chars: &mut Peekable<Chars<'_>>) -> Result<Piece, &'static str> {
     let negated = chars.next_if(|c| matches!(c, '!' | '^')).is_some();
     let mut ranges: Vec<(char, char)> = Vec::new();
-    // Whether the last of `ranges` is a single character, from which a `-` makes a range.
+    // Whether the last of `ranges` is a single character, which a following `-` turns into
+    // the start of a range.
     let mut single = false;
     loop {
         let (c, escaped) = member(chars)?;

@@ -5,21 +5,22 @@ use std::collections::VecDeque;
 
 use super::time::Micros;
 
-/// Lifetime of a prefetched token, in µs. After a longer wait, no node holds a token taken before
-/// the wait began.
+/// How long a node may hold a token, in µs, counted from the sending of the refill. Older tokens are
+/// dropped, and not given back.
 pub const HELD_US: i64 = 1_000_000;
 
 /// How long a node count from a heartbeat stays valid, in µs: two and a half heartbeat intervals.
 pub const FRESH_US: i64 = 2_500_000;
 
 /// How long a node must send heartbeats before it may prefetch, in µs. By then, no other node uses
-/// a node count that excludes it or holds tokens prefetched under an older count.
-pub const QUIET_US: i64 = 4_000_000;
+/// a node count that excludes it, and all tokens taken under such a count have expired.
+pub const STARTUP_WAIT_US: i64 = 4_000_000;
 
-/// How long a node is still counted after its last heartbeat, in µs.
+/// How long a higher node count stays in use after the last heartbeat that reported it, in µs. As
+/// long as a node counts as alive after its last heartbeat (`NODE_TTL` in `store/redis`).
 pub const COUNTED_US: i64 = 5_000_000;
 
-const _: () = assert!(FRESH_US + HELD_US < QUIET_US && FRESH_US + HELD_US < COUNTED_US);
+const _: () = assert!(FRESH_US + HELD_US < STARTUP_WAIT_US && FRESH_US + HELD_US < COUNTED_US);
 
 /// The node count that one node has learned from the replies to its heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,7 +52,7 @@ impl NodeCount {
         let Some(before) = before else { return updated };
         let since = if now.0 - before.last.0 <= FRESH_US { before.since } else { now };
         // Lower the count late, never early: a store that has lost its data counts only the nodes
-        // that have sent a heartbeat since.
+        // that have sent a heartbeat since the loss.
         if nodes < before.nodes && now.0 - before.counted_at.0 < COUNTED_US {
             Self { nodes: before.nodes, counted_at: before.counted_at, since, ..updated }
         } else {
@@ -63,7 +64,7 @@ impl NodeCount {
     pub fn view(node_count: Option<&Self>, now: Micros) -> ClusterView {
         match node_count.filter(|node_count| now.0 - node_count.last.0 <= FRESH_US) {
             Some(node_count) => {
-                let may_prefetch = now.0 - node_count.since.0 >= QUIET_US;
+                let may_prefetch = now.0 - node_count.since.0 >= STARTUP_WAIT_US;
                 ClusterView { now, nodes: node_count.nodes, may_prefetch }
             }
             None => ClusterView { now, nodes: u32::MAX, may_prefetch: false },
@@ -119,7 +120,7 @@ pub struct Stash {
 }
 
 impl Stash {
-    /// An empty stash. The first refill starts [`QUIET_US`] later at the earliest, so that all
+    /// An empty stash. The first refill starts [`STARTUP_WAIT_US`] later at the earliest, so that all
     /// nodes have loaded the limits that allow prefetch.
     pub fn new(now: Micros) -> Self {
         Self {
@@ -131,7 +132,7 @@ impl Stash {
             this_window: (0, 0),
             last_window: (0, 0),
             refilling: false,
-            not_before: Micros(now.0 + QUIET_US),
+            not_before: Micros(now.0 + STARTUP_WAIT_US),
         }
     }
 
@@ -169,12 +170,12 @@ impl Stash {
         self.this_window = (requests.saturating_add(1), demand.saturating_add(tokens));
     }
 
-    /// Starts a refill: the number of tokens to take, so that at most `most` are held. `None` if
+    /// Starts a refill: the number of tokens to take, so that at most `max_held` are held. `None` if
     /// none is due, or until [`Stash::refilled`] has ended the last one.
-    pub fn refill(&mut self, most: u64, now: Micros) -> Option<u64> {
+    pub fn refill(&mut self, max_held: u64, now: Micros) -> Option<u64> {
         let requests = self.this_window.0.max(self.last_window.0);
         let tokens = self.this_window.1.max(self.last_window.1);
-        let target = most.min(tokens.saturating_mul(TARGET_WINDOWS));
+        let target = max_held.min(tokens.saturating_mul(TARGET_WINDOWS));
         let due = !self.refilling
             && now >= self.not_before
             && requests >= HOT_REQUESTS
@@ -224,21 +225,21 @@ impl Stash {
     /// Removes unused tokens that should go back to the store, and returns how many.
     pub fn spare(&mut self, now: Micros) -> u64 {
         if now.0 - self.last_request.0 >= IDLE_US {
-            return self.empty(now);
+            return self.take_all(now);
         }
         self.expire(now);
         self.remove_older(RETURN_AGE_US, now)
     }
 
     /// Removes all tokens that have not expired, to give them back, and returns how many.
-    pub fn empty(&mut self, now: Micros) -> u64 {
+    pub fn take_all(&mut self, now: Micros) -> u64 {
         self.expire(now);
         self.lots.clear();
         std::mem::take(&mut self.held)
     }
 
     /// Tokens lost since the last call: expired, or in a refill that got no answer.
-    pub fn lost(&mut self) -> u64 {
+    pub fn take_lost(&mut self) -> u64 {
         std::mem::take(&mut self.lost)
     }
 
@@ -249,7 +250,7 @@ impl Stash {
 }
 
 /// Splits a refill into requests that are each granted in full or refused: half of `tokens`, then
-/// half of the rest, down to a sixteenth. A few requests so take nearly all available tokens.
+/// half of the rest, down to a sixteenth. So a few requests take nearly all available tokens.
 pub fn parts(tokens: u64) -> impl Iterator<Item = u64> {
     let least = (tokens / 16).max(1);
     let mut left = tokens;

@@ -51,7 +51,7 @@ fn make_hot(stash: &mut Stash, ms: i64) -> Micros {
 
 /// A stash that may refill at once.
 fn ready() -> Stash {
-    Stash::new(Micros(at(0).0 - QUIET_US))
+    Stash::new(Micros(at(0).0 - STARTUP_WAIT_US))
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn serves_held_tokens_and_refills_below_half() {
     assert_eq!(stash.refill(100, now), Some(51));
     stash.refilled(51, Some(51), now, now);
     assert_eq!(stash.serve(100, now), Some(100));
-    assert_eq!((stash.held(), stash.lost()), (0, 0));
+    assert_eq!((stash.held(), stash.take_lost()), (0, 0));
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn refills_pause_after_a_shortage_or_a_failure() {
     let now = make_hot(&mut stash, 20);
     assert_eq!(stash.refill(100, now), Some(100));
     stash.refilled(100, None, now, now);
-    assert_eq!((stash.held(), stash.lost()), (0, 100), "whether they were taken is unknown");
+    assert_eq!((stash.held(), stash.take_lost()), (0, 100), "whether they were taken is unknown");
     let now = make_hot(&mut stash, 200);
     assert_eq!(stash.refill(100, now), None);
     let now = make_hot(&mut stash, 300);
@@ -130,9 +130,9 @@ fn unused_tokens_go_back_and_expired_tokens_are_lost() {
     // No upkeep ran, as when the process was suspended.
     let mut stopped = filled();
     assert_eq!(stopped.serve(1, at(1010)), None);
-    assert_eq!((stopped.lost(), stopped.lost()), (100, 0));
+    assert_eq!((stopped.take_lost(), stopped.take_lost()), (100, 0));
     let mut stopped = filled();
-    assert_eq!((stopped.empty(at(1010)), stopped.lost()), (0, 100));
+    assert_eq!((stopped.take_all(at(1010)), stopped.take_lost()), (0, 100));
     let mut served = filled();
     assert_eq!(served.serve(1, at(1009)), Some(100));
 }

@@ -17,9 +17,9 @@ pub enum LeaseOutcome {
     /// The client got a part of what it wants.
     Part,
     Nothing,
-    /// The client got what it reported to hold, in learning mode.
+    /// The client got at most what it reported to hold, in learning mode.
     Learning,
-    /// The client got what it reported to hold, because the store is unreachable.
+    /// The client got at most what it reported to hold, because the store did not answer.
     Degraded,
 }
 
@@ -36,14 +36,17 @@ pub struct ResourceGauges {
     pub wants: f64,
     pub has: f64,
     pub subclients: f64,
+    /// The number of resources in learning mode.
     pub learning: f64,
+    /// When the last of them leaves it, in s since the epoch; 0 if there is none.
     pub learning_until_s: f64,
 }
 
-/// The metrics of one resource template.
+/// The metrics of one resource template, or of all resources without one.
 pub struct CapacityMetrics {
     outcomes: [Counter; 5],
     gauges: [Gauge; 7],
+    /// Counts requests if no template matches; else does nothing.
     unmatched: Counter,
     /// Requests for new resources refused because of `max_resources`.
     pub refused: Counter,
@@ -55,8 +58,8 @@ impl CapacityMetrics {
         Self::with_unmatched(metrics, template, algorithm, Counter::noop())
     }
 
-    /// Registers the metrics of resources that no template matches. They are not counted as
-    /// unmatched if their capacity comes from a parent.
+    /// Registers the metrics of resources that no template matches. Requests for these
+    /// are not counted as unmatched if a parent gives their capacity.
     pub fn unmatched(metrics: &Metrics, from_parent: bool) -> Self {
         let counter = metrics.counter(UNMATCHED, &[]);
         Self::with_unmatched(metrics, "", "", if from_parent { Counter::noop() } else { counter })
@@ -87,15 +90,16 @@ impl CapacityMetrics {
     }
 
     /// Sets the gauges.
-    pub fn gauge(&self, now: &ResourceGauges) {
+    pub fn gauge(&self, values: &ResourceGauges) {
+        // In the order of `gauges`.
         let values = [
-            now.resources,
-            now.capacity,
-            now.wants,
-            now.has,
-            now.subclients,
-            now.learning,
-            now.learning_until_s,
+            values.resources,
+            values.capacity,
+            values.wants,
+            values.has,
+            values.subclients,
+            values.learning,
+            values.learning_until_s,
         ];
         for (gauge, value) in self.gauges.iter().zip(values) {
             gauge.set(value);

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 #[command(next_help_heading = "TLS and access")]
 pub struct PortSecuritySettings {
     /// The node's certificate with its intermediate certificates (PEM): turns on TLS on both ports.
-    /// Reloaded when it changes and on SIGHUP, as are the next two files
+    /// Reloaded when it changes and on SIGHUP, like --tls-key-file and --tls-client-ca-file
     #[arg(long, env = "TOLLGATE_TLS_CERT_FILE", value_name = "FILE", requires = "tls_key_file")]
     pub tls_cert_file: Option<PathBuf>,
 
@@ -72,7 +72,7 @@ pub struct StoreFiles {
     )]
     pub store_cert_file: Option<PathBuf>,
 
-    /// The private key of that certificate (PEM)
+    /// The private key of --store-cert-file (PEM)
     #[arg(
         long,
         env = "TOLLGATE_STORE_KEY_FILE",
@@ -99,7 +99,7 @@ pub struct ParentFiles {
     )]
     pub parent_cert_file: Option<PathBuf>,
 
-    /// The private key of that certificate (PEM)
+    /// The private key of --parent-cert-file (PEM)
     #[arg(
         long,
         env = "TOLLGATE_PARENT_KEY_FILE",

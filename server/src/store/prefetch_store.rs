@@ -131,7 +131,7 @@ impl PrefetchedTokens {
         let mut returned = None;
         if !shard.get(&key).is_some_and(|entry| entry.has_limits_of(request, prefetch)) {
             let old = shard.remove(&key);
-            returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.empty(view.now)));
+            returned = old.and_then(|mut old| old.remove_tokens(|stash| stash.take_all(view.now)));
             let entry = Entry::new(request, prefetch, key.to_key(), view);
             shard.insert(Arc::clone(&entry.bucket.key), entry);
         }
@@ -182,7 +182,7 @@ impl PrefetchedTokens {
             Some(entry) => {
                 entry.stash.refilled(refill.tokens, taken, refill.view.now, now);
                 entry.store_balance_us = store_balance_us;
-                entry.metrics.lost.increment(entry.stash.lost());
+                entry.metrics.lost.increment(entry.stash.take_lost());
                 None
             }
             None => {
@@ -228,7 +228,7 @@ impl Entry {
     /// Removes tokens with `remove`, to be given back.
     fn remove_tokens(&mut self, remove: impl Fn(&mut Stash) -> u64) -> Option<Return> {
         let tokens = remove(&mut self.stash);
-        self.metrics.lost.increment(self.stash.lost());
+        self.metrics.lost.increment(self.stash.take_lost());
         let (bucket, metrics) = (self.bucket.clone(), Arc::clone(&self.metrics));
         (tokens > 0).then(|| Return { bucket, tokens, metrics })
     }
@@ -282,7 +282,7 @@ impl<S: Store> PrefetchStore<S> {
         self.end();
         self.prefetched.closed.store(true, Ordering::Relaxed);
         let now = self.prefetched.members.view().now;
-        self.give_back(self.prefetched.collect(|stash| stash.empty(now))).await;
+        self.give_back(self.prefetched.collect(|stash| stash.take_all(now))).await;
     }
 
     /// Serves requests from prefetched tokens, and starts the refills and returns that are due.

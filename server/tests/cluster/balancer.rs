@@ -1,6 +1,6 @@
 //! HAProxy (Debian's package) with the `config/haproxy.cfg` of Docker Compose, in front of three
-//! nodes: it distributes requests rather than connections, a killed node fails only its requests in
-//! flight, and a node that drains fails none.
+//! nodes: it distributes requests rather than connections, a killed node fails its requests in flight
+//! and those sent before the balancer has noticed, and a node that drains fails none.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ fn one_connection_is_spread_over_all_nodes() {
 }
 
 #[test]
-fn a_killed_node_fails_only_what_it_was_working_on() {
+fn a_killed_node_fails_calls_only_until_the_balancer_has_noticed() {
     let _machine = reserve_half();
     let mut cluster = Cluster::start(LIMITS, &[]);
     let balancer = HaProxy::start(&cluster);
@@ -85,7 +85,7 @@ fn a_killed_node_fails_only_what_it_was_working_on() {
         assert!(sample.sent <= noticed, "sent {:?} after", sample.sent.duration_since(killed));
         assert!(late <= Duration::from_secs(1), "{late:?}");
     }
-    // Each caller has one request in flight.
+    // Each caller loses at most the request in flight, and one more.
     assert!(failed.len() <= 2 * plan.callers);
     // Every caller is served again within a second.
     for caller in 0..plan.callers {
@@ -124,7 +124,7 @@ fn a_node_that_drains_loses_nothing() {
 }
 
 #[test]
-fn the_http_frontend() {
+fn the_http_frontend_serves_allow_but_no_pages() {
     let _machine = reserve_half();
     let cluster = Cluster::start(LIMITS, &[]);
     let balancer = HaProxy::start(&cluster);
@@ -133,7 +133,7 @@ fn the_http_frontend() {
     assert_eq!(response.status, 200, "{response:?}");
     let answer = response.json();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
-    // Each request would show another node.
+    // Each request would reach another node.
     for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
         assert_eq!(http(balancer.http, "GET", path, b"").status, 404, "{path}");
     }

@@ -1,4 +1,4 @@
-//! Validates requests for leases, and converts their wants into the store's form.
+//! Validates requests for leases, and converts their wants into bands.
 
 use std::collections::HashSet;
 
@@ -15,7 +15,8 @@ pub const MAX_RESOURCES: usize = 10_000;
 /// The maximum number of characters of a name that an error text quotes.
 const MAX_QUOTED_CHARS: usize = 100;
 
-/// The wants in the store's form: one band per priority, each with at least one client.
+/// The wants as bands: one per priority, each with at least one subclient. Entries without clients
+/// and wants are dropped.
 pub(super) fn bands(request: &CapacityRequest<'_>) -> Result<SmallVec<[Band; 1]>, Error> {
     let mut bands = SmallVec::<[Band; 1]>::new();
     let asked = request.wants.iter().filter(|wants| wants.clients > 0 || wants.wants > 0.0);
@@ -45,14 +46,14 @@ pub(super) fn bands(request: &CapacityRequest<'_>) -> Result<SmallVec<[Band; 1]>
     if bands.is_empty() {
         bands.push(Band { priority: 0, subclients: 1, wants: 0.0 });
     }
-    limit_clients(&mut bands, request.most_clients.min(MAX_SUBCLIENTS) as usize);
+    limit_subclients(&mut bands, request.most_clients.min(MAX_SUBCLIENTS) as usize);
     Ok(bands)
 }
 
-/// Reduces the number of clients in all bands together to `max`, starting with the last band. Each
-/// band keeps at least one client. If there are more than `max` bands, the wants of the excess
+/// Reduces the number of subclients in all bands together to `max`, starting with the last band. Each
+/// band keeps at least one. If there are more than `max` bands, the wants of the excess
 /// bands are added to the last band kept, so the sum of wants stays the same.
-fn limit_clients(bands: &mut SmallVec<[Band; 1]>, max: usize) {
+fn limit_subclients(bands: &mut SmallVec<[Band; 1]>, max: usize) {
     let kept = bands.len().min(max.max(1));
     let excess_wants: f64 = bands[kept..].iter().map(|band| band.wants).sum();
     bands.truncate(kept);
@@ -138,8 +139,7 @@ pub(super) fn check_request(
     for wants in &request.wants {
         amount("wants", wants.wants)?;
         if wants.clients < 0 {
-            let field = if matches!(holder, Holder::Server(_)) { "num_clients" } else { "clients" };
-            let text = format!("{field} of resource {} is {}", quoted(resource), wants.clients);
+            let text = format!("num_clients of resource {} is {}", quoted(resource), wants.clients);
             return Err(Error::Invalid(text + ", less than 0"));
         }
     }
@@ -152,8 +152,8 @@ pub(super) fn check_request(
         (_, None) | (Holder::Server(_), Some(Claim::UNKNOWN)) => {}
         (_, Some(has)) => amount("has.capacity", has.capacity)?,
     }
-    // Fail for too many priorities before any resource of the call is decided. Up to MAX_BANDS
-    // entries can't have too many.
+    // `bands` fails if there are too many priorities. The whole request is refused before the store
+    // decides about any of its resources.
     if request.wants.len() > MAX_BANDS {
         bands(request)?;
     }

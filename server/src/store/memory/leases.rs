@@ -53,7 +53,8 @@ impl Resources {
         }
     }
 
-    /// Drops all expired leases, in slices. A decision drops only those of its own resource.
+    /// Drops all expired leases, in slices. Needed because a decision drops only
+    /// those of its own resource.
     pub(super) async fn sweep(&self, now: Micros) {
         for shard in &self.shards {
             let names: Vec<Box<str>> = lock(shard).keys().cloned().collect();
@@ -61,7 +62,7 @@ impl Resources {
                 let mut dropped = 0;
                 for name in names {
                     loop {
-                        let count = drop_some(&mut lock(shard), name, now);
+                        let count = sweep_resource(&mut lock(shard), name, now);
                         dropped += count;
                         if dropped >= SWEEP_LIMIT {
                             yield_now().await;
@@ -133,7 +134,7 @@ impl Resources {
 
 /// Drops up to [`SWEEP_LIMIT`] expired leases of a resource, and the resource if no leases are
 /// left. Returns the number of leases dropped.
-fn drop_some(shard: &mut Shard, name: &str, now: Micros) -> usize {
+fn sweep_resource(shard: &mut Shard, name: &str, now: Micros) -> usize {
     let Some(resource) = shard.get_mut(name) else { return 0 };
     let dropped = resource.drop_some(now.as_secs(), SWEEP_LIMIT);
     if resource.is_empty() {
@@ -214,6 +215,7 @@ impl LeaseStore for MemoryStore {
         let now = self.now();
         let mut shard = lock(self.0.resources.shard(resource));
         let Some(found) = shard.get_mut(resource) else { return Ok(None) };
+        // After a full count there may be more.
         while found.drop_expired(now.as_secs()) == DROP_LIMIT {}
         if found.is_empty() {
             shard.remove(resource);
@@ -223,10 +225,10 @@ impl LeaseStore for MemoryStore {
         let has = found.freeze(Micros(now.0.saturating_add(time.as_micros() as i64)), number);
         let bands = found
             .bands()
-            .map(|(priority, side)| Band {
+            .map(|(priority, sums)| Band {
                 priority,
-                subclients: side.subclients as u32,
-                wants: side.wants.value().max(0.0),
+                subclients: sums.subclients as u32,
+                wants: sums.wants.value().max(0.0),
             })
             .collect();
         Ok(Some(Demand { has, bands, parent: found.totals().parent, number }))

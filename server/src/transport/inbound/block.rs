@@ -1,9 +1,10 @@
-//! Removes an invalid `:authority` from header blocks (RFC 7541), which h2 would refuse.
+//! Removes an invalid `:authority` from header blocks (RFC 7541), which h2 would refuse. The module
+//! `inbound` says why.
 //!
 //! An entry that is removed from a block is missing in h2's dynamic table, while the client's table
 //! has it. So indices are translated: an entry's index in h2's table is its index in the client's
-//! table minus the number of newer entries that are missing. h2's table has every other entry of
-//! the client's table, because its entries take less room.
+//! table minus the number of newer entries that are missing. h2's table has all other entries: it
+//! holds fewer of them in the same size limit, so it evicts none of them earlier.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -20,7 +21,7 @@ const AUTHORITY_ENCODED: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7
 /// The index of `:authority` with an empty value in the static table.
 const AUTHORITY_INDEX: usize = 1;
 
-/// Indexed fields of one byte, except `:authority` of the static table.
+/// The first bytes of indexed fields of one byte, without that of the static `:authority`, 0x81.
 const ONE_BYTE_INDEXED: RangeInclusive<u8> = 0x82..=0xfe;
 
 /// The index of the newest entry of the dynamic table.
@@ -41,7 +42,7 @@ struct AuthorityEntry {
     number: u64,
     /// Whether h2's table lacks it.
     missing: bool,
-    /// Number of older entries that h2's table never got.
+    /// Number of older entries that were removed.
     missing_before: u64,
 }
 
@@ -53,11 +54,11 @@ pub(super) struct Table {
     /// Entries named `:authority`, oldest first. May contain entries that the client's table has
     /// evicted.
     authorities: VecDeque<AuthorityEntry>,
-    /// Number of entries that h2's table never got.
+    /// Number of entries that were removed.
     missing: u64,
 }
 
-/// The change to one representation.
+/// What happens to one field of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Edit {
     Keep,
@@ -81,8 +82,8 @@ impl Table {
         self.missing > 0
     }
 
-    /// Translates `block` into `out`, which is never longer; `false`, with `out` unused, if h2 is
-    /// to read the block unchanged.
+    /// Translates `block` into `out`, which is never longer. Returns `false` if the block stays
+    /// unchanged; `out` is then unused.
     pub(super) fn translate(&mut self, block: &[u8], out: &mut Vec<u8>) -> Result<bool, Malformed> {
         out.clear();
         let mut reader = Reader { block, at: 0 };
@@ -149,7 +150,10 @@ impl Table {
             0 => reader.string()?.is_authority(),
             AUTHORITY_INDEX => true,
             2..FIRST_DYNAMIC_INDEX => false,
-            _ if self.number(index).is_some_and(|number| self.authority(number).is_some()) => {
+            _ if self
+                .insertion_number(index)
+                .is_some_and(|number| self.authority(number).is_some()) =>
+            {
                 if self.differs() {
                     // A missing entry has no index in h2's table, but the static table has the same
                     // name.
@@ -191,8 +195,9 @@ impl Table {
         }
     }
 
-    /// The number of the entry at `index` of the client's table.
-    fn number(&self, index: usize) -> Option<u64> {
+    /// How many entries were inserted before the entry at `index` of the client's table; `None` if
+    /// there is no such entry.
+    fn insertion_number(&self, index: usize) -> Option<u64> {
         self.inserted.checked_sub(1 + (index - FIRST_DYNAMIC_INDEX) as u64)
     }
 
@@ -202,7 +207,7 @@ impl Table {
     }
 
     fn translate_index(&self, index: usize) -> Result<Translated, Malformed> {
-        let number = self.number(index).ok_or(Malformed)?;
+        let number = self.insertion_number(index).ok_or(Malformed)?;
         if !self.differs() {
             return Ok(Translated::Index(index));
         }
