@@ -28,7 +28,10 @@ pub(super) fn load(
         Some((cert, key)) => {
             let client_ca = settings.tls_client_ca_file.clone().map(|path| (path, client_auth));
             let acceptor = Acceptor::load(ServerFiles { cert, key, client_ca }, metrics);
-            Some(Arc::new(acceptor.map_err(|error| Error::Tls("--tls-cert-file", error))?))
+            Some(Arc::new(
+                acceptor
+                    .map_err(|error| Error::Tls("--tls-cert-file and --tls-key-file", error))?,
+            ))
         }
         None => None,
     };

@@ -10,6 +10,7 @@ use super::http::HttpArgs;
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(clap::Args)]
+#[command(after_help = "Exit codes: 0 the node is ready; 1 it is not ready; 2 no answer.")]
 pub(super) struct Args {
     #[command(flatten)]
     http: HttpArgs,

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 
 use super::page_renderer::{PageHandle, page_channel};
 use super::port_security::PortSecurity;
+use crate::domain::time::Micros;
 use crate::files::ReloadFailure;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
@@ -120,7 +121,7 @@ async fn status<S: LeaseStore>(
     let nodes_seen = leases.nodes().await.ok().map(|nodes| node_list(info, nodes));
     let limits = leases.state().limits();
     let snapshot = limits.current();
-    let now_s = leases.state().now().as_secs();
+    let now = leases.state().now();
     json!({
         "node": node_json(info),
         "store": { "kind": info.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
@@ -131,9 +132,9 @@ async fn status<S: LeaseStore>(
             "buckets": snapshot.limits.bucket_count,
             "templates": snapshot.limits.resources.len(),
         },
-        "now_s": now_s,
+        "now_s": now.as_secs(),
         "nodes": nodes_seen,
-        "outage": (info.down)().map(|down| outage(&down, now_s)),
+        "outage": (info.down)().map(|down| outage(&down, now)),
         "files": files_json(limits.reload_failure(), &info.security),
         "resources": resources.items.iter().map(resource_json).collect::<Vec<_>>(),
         "resources_left_out": resources.left_out,
@@ -177,13 +178,13 @@ fn node_list(info: &NodeInfo, mut nodes: Vec<NodeView>) -> Vec<Value> {
     nodes.into_iter().map(node).collect()
 }
 
-fn outage(down: &Down, now_s: i64) -> Value {
-    let lasting_s = down.lasting.as_secs();
+fn outage(down: &Down, now: Micros) -> Value {
+    let lasting_us = i64::try_from(down.lasting.as_micros()).unwrap_or(i64::MAX);
     json!({
         "error": down.error.map(|error| error.to_string()),
         "class": down.error.map(StoreError::class),
-        "since_s": now_s.saturating_sub_unsigned(lasting_s),
-        "lasting_s": lasting_s,
+        "since_s": Micros(now.0.saturating_sub(lasting_us)).as_secs(),
+        "lasting_s": down.lasting.as_secs(),
     })
 }
 
