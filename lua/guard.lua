@@ -1,16 +1,18 @@
--- What stands behind every script, so that none ever raises: the script is the body of `run`, and
--- this follows it.
+-- Follows the text of the scripts lease, parent, heartbeat, layouts and renewal, which is the body of
+-- `run`. Handles corrupt stored values, so that these scripts need not check each value before they
+-- use it, which would make every call slower. allow.lua and register.lua check what they read.
 --
--- Where a script meets something stored that it can't work with, it fails, and is run once more
--- with `true` for its `...`: then it goes on as if that were absent. To look at everything before
--- it is used would cost all decisions what only this one costs now. A script that has no use for
--- such arguments as it got fails again, and the reply is an error; as it is for all that Redis
--- says no to for other reasons: those words are passed on as they are.
+-- If the script fails because of a stored value, it is run once more, with `true` for its `...`. It
+-- then treats the corrupt value as absent. What the first attempt wrote stays. So a script must do the
+-- same when it runs again after a part of it: it checks before it writes, or writes absolute values.
+-- If it fails again, the reply is an error. Errors that Redis returns for other reasons, such as OOM,
+-- are passed on unchanged.
 
 local done, reply = pcall(run)
 if done then return reply end
 
--- Redis' own words begin with a code in capitals, Lua's with a place, a script's with neither.
+-- Errors of Redis begin with a code in capitals, those of Lua with a place in the script, and those
+-- that a script raises itself with neither.
 local function coded(failure)
   return string.find(failure, '^%u+ ')
 end

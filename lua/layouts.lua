@@ -1,29 +1,30 @@
--- Tells for how long states may still be about that were stored in another way than today:
--- under other keys, or to expire by other limits. Mirrors nothing in the domain: the embedded
--- store forgets with its node.
+-- Records the layouts in which a node stores states: the limits by which they expire. Replies for
+-- how long states in another layout may still exist. Mirrors nothing in the domain: the embedded
+-- store has the states of one node only.
 --
--- Atomic, so that of two nodes with different limits each hears of the other.
+-- Atomic, so that of two nodes with different limits at least one learns of the other.
 --
--- KEYS[1]  the layouts: a hash from what they are of (8 bytes) to what they are (8 bytes), the
---          longest life of a state in µs and until when older states may be about, in µs (two
---          doubles). The field 'f' says until when what is not there was never in use, either.
--- ARGV[1]  when the oldest server of the store was born, in µs since the epoch; 0: not known
+-- KEYS[1]  the layouts: a hash. Field: a hash of the bucket (8 bytes). Value: a hash of the layout
+--          (8 bytes), the longest life of a state, and the time until which states in another
+--          layout may exist (two doubles, µs). Field 'f': a time in µs. Until then the store is
+--          newer than any state, so an unrecorded bucket has none.
+-- ARGV[1]  the birth of the oldest server of the store, in µs since the epoch; 0: unknown
 -- ARGV[2]  the layouts of a node: 8 bytes, 8 bytes and a double each, as above
 --
--- Reply: a packed double for each: for how many µs still; and one more, only if it is not 0: how
--- many values were replaced that no node can have written.
+-- Reply: a packed double for each: the remaining time in µs. If corrupt values were replaced, one
+-- more: their number.
 
--- A store so young has no states of which nobody has told, in µs.
+-- In µs: within this time after its birth, a store has only states in recorded layouts.
 local NEWBORN = 30000000
--- In seconds; what is forgotten counts as changed.
+-- In seconds. A layout whose record has expired counts as changed.
 local KEPT = 2592000
--- No life is longer than this, in µs, nor does one end later: 30 years.
+-- The longest life of a state, in µs: 30 years. A larger value is corrupt.
 local LONGEST = 1000000000000000
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local born, strange = tonumber(ARGV[1]), 0
--- What is called so is no hash: see lua/guard.lua.
+-- The key is not a hash: see lua/guard.lua.
 if ... then
   redis.call('DEL', KEYS[1])
   strange = 1
@@ -44,22 +45,22 @@ end
 
 local left = {}
 for at = 1, #ARGV[2], 24 do
-  local of, is = string.sub(ARGV[2], at, at + 7), string.sub(ARGV[2], at + 8, at + 15)
+  local bucket, settings = string.sub(ARGV[2], at, at + 7), string.sub(ARGV[2], at + 8, at + 15)
   local life = struct.unpack('<d', ARGV[2], at + 16)
-  local known = redis.call('HGET', KEYS[1], of)
+  local known = redis.call('HGET', KEYS[1], bucket)
   local ends = fresh and 0 or now + life
   if known then
     local old_life, old_ends = -1, 0
     if #known == 24 then old_life, old_ends = struct.unpack('<dd', known, 9) end
     if not (old_life >= 0 and old_life <= LONGEST and old_ends <= now + LONGEST) then
       strange = strange + 1
-    elseif string.sub(known, 1, 8) ~= is then
+    elseif string.sub(known, 1, 8) ~= settings then
       ends = math.max(old_ends, now + math.max(life, old_life))
     else
       ends = old_ends
     end
   end
-  redis.call('HSET', KEYS[1], of, is .. struct.pack('<dd', life, ends))
+  redis.call('HSET', KEYS[1], bucket, settings .. struct.pack('<dd', life, ends))
   left[#left + 1] = struct.pack('<d', math.max(ends - now, 0))
 end
 redis.call('EXPIRE', KEYS[1], KEPT)

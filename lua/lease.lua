@@ -1,81 +1,84 @@
--- Decides one request for a lease on a resource, or takes a lease back. Mirrors
--- domain/lease.rs and domain/sharing.rs, which say what is decided and why.
+-- Decides one request for a lease on a resource, releases a lease, or only drops expired leases.
+-- Mirrors domain/lease.rs and domain/sharing.rs, which explain the decision.
 --
--- Atomic, as what one holder gets depends on what all others have at that moment.
+-- Atomic, because the share of one holder depends on what all others have at that moment.
 --
 -- KEYS[1]  holders: a hash (see below)
 -- KEYS[2]  by wants: a sorted set of the holders by wants per subclient
--- KEYS[3]  by expiry: a sorted set of the holders by when their leases expire, in seconds
--- KEYS[4]  upstream: a hash that is there only in a cluster with a parent (see below)
---          Where fewer are declared, the others are in ARGV: while Redis Cluster moves a
---          slot, it refuses a call that declares several keys of which one is not there. Only the
---          first is declared to the server that a slot goes to, which is asked when the old one has
---          none of them any more; and the fourth only where there is a parent.
+-- KEYS[3]  by expiry: a sorted set of the holders by the expiry of their leases, in s
+-- KEYS[4]  upstream: a hash, only in a cluster with a parent (see below)
+--          Keys that are not declared are in ARGV: while Redis Cluster moves a slot, it refuses a
+--          call that declares several keys of which one does not exist. So the new owner of the
+--          slot, which is asked once the old one has none of the keys, gets only the first one
+--          declared; and the fourth is declared only if there is a parent.
 -- ARGV[1]  14 packed doubles:
---          1 operation: 0 ask, 1 release,      7 claimed capacity; inf: all it was leased
---            2 only drop what has expired      8 claimed expiry in seconds; 0: no claim
---          2 rule: 0 NO_ALGORITHM, 1 STATIC,   9 learn for so many microseconds more
---            2 PROPORTIONAL_SHARE,            10 1: the capacity is the parent's lease
---            3 FAIR_SHARE, 4 the parent's     11 the time in microseconds; 0: Redis' own
---          3 capacity
---          4 seconds from grant to expiry   12 the birth, if ARGV[5] is new only because the server
---          5 seconds to learn after birth      has given away the slot of the one before; or 0
---          6 what the holder wants, before  13 the birth, as last known; or 0
---            any bound                      14 1: a resource that is not there is not made
--- ARGV[2]  the holder: a client's id, or \254 and the id of a cluster of servers; '' to drop
--- ARGV[3]  what it wants: for each priority 8 opaque bytes, a 4-byte count of subclients and
---          a double
+--            1 operation: 0 ask, 1 release, 2 only drop expired leases
+--            2 rule: 0 NO_ALGORITHM, 1 STATIC, 2 PROPORTIONAL_SHARE, 3 FAIR_SHARE, 4 the parent's
+--            3 capacity
+--            4 length of a lease, in s
+--            5 length of learning mode after the birth, in s; 0: none
+--            6 what the holder wants in total, before any bound
+--            7 claimed capacity; inf: all that it was leased (Claim::UNKNOWN)
+--            8 expiry of the claim, in s; 0: no claim
+--            9 minimum remaining time of learning mode, in µs
+--           10 1: the parent's lease determines the capacity
+--           11 the time in µs, for tests; 0: the server's own
+--           12 the birth under the server's former key, if ARGV[5] is a new key; else 0
+--           13 the last known birth; 0: unknown
+--           14 1: do not create the resource
+-- ARGV[2]  the holder: a client's id, or \254 and the id of a lower cluster; '' to drop
+-- ARGV[3]  its wants: for each priority 8 opaque bytes, the number of subclients (4 bytes) and the
+--          wants (a double)
 -- ARGV[4]  the resource's name
--- ARGV[5]  the key that has the birth: since when this store has had its state, in microseconds
--- ARGV[6]  the key that has the resources: a sorted set of all by when their keys expire, in
---          seconds
+-- ARGV[5]  the key of the birth: since when this store has had its state, in µs
+-- ARGV[6]  the key of the register of resources: a sorted set by the expiry of their keys, in s
 -- ARGV[7…] keys that are not declared
--- ARGV[#]  how many expired leases the call may drop. It bounds all work that is done for others,
---          so that the calls of one round trip take no longer together than one alone.
--- ARGV[5] and ARGV[6] belong to the server and not to the resource, so that they share no hash tag with
--- it, and are no KEYS. Their slot may be under way to another server, with them: then the birth is
--- what was last known, and the resource is put among the others at the next opportunity. Where they
--- are '', the server has no slot yet.
+-- ARGV[#]  the most bands of expired leases that the call may drop. Also scales the other bounds on
+--          maintenance work, which the calls of one round trip share. See WorkLimits::shared_by.
+-- ARGV[5] and ARGV[6] belong to the Redis server, not to the resource, and have another hash tag: so
+-- they are not in KEYS. While their slot is being moved, the last known birth counts, and a later call
+-- registers the resource. If they are '', the server has no slot yet.
 --
--- The field '' of the holders (no id is empty) has the sums: 16 packed doubles, named where
--- they are unpacked. A holder's value: what it has (double), the expiry in seconds (4 bytes),
--- then as ARGV[3].
--- The field '' of upstream has the parent's lease, as lua/parent.lua writes it; those named by
--- a priority's 8 bytes have what is wanted with that priority: hi, lo, subclients, as doubles.
+-- Holders: the field '' (no id is empty) has the sums: 16 packed doubles, named where they are
+-- unpacked. The value of a holder: what it has (a double), the expiry in s (4 bytes), then its wants
+-- as in ARGV[3].
+-- Upstream: the field '' has the parent's lease, as lua/parent.lua writes it. The fields named by the
+-- 8 bytes of a priority have the wants with that priority: hi, lo, subclients, as doubles. The field
+-- 'n' has the number of the last freeze.
 --
--- Reply to ask: 7 packed doubles: has, expiry in seconds, learning until in microseconds
--- (0: not learning), capacity, rule, seconds of the parent's refresh interval (-1: none),
--- subclients; and an eighth, only where something was replaced that no node can have written, or
--- was left of what has been evicted, or the resource was made: 1 the record of the resource, 2 the
--- register of resources, 4 the birth, 8 the resource was made, or their sum. The reply is '' where
--- the resource is not there and is not to be made. Reply to the others: 1 if there was a lease to release, 0 if not.
+-- Reply to ask: 7 packed doubles: has, expiry in s, end of learning mode in µs (0: not learning),
+-- capacity, algorithm, the parent's refresh interval in s (-1: no parent), subclients. An eighth
+-- follows unless it is 0: the sum of 1 (the record of the resource was corrupt or partly evicted, and
+-- replaced), 2 (the register of resources was corrupt), 4 (the birth was corrupt) and 8 (the resource
+-- is new). The reply is '' if the resource does not exist and must not be created. Reply to release:
+-- 1 if the holder had a lease, else 0. Reply to drop: 0.
 --
--- A record whose parts make no sense, each or together, is dropped as a whole by the next who asks:
--- nobody knows any more what is leased, so the resource learns it from its clients, as if the store
--- had been born at that moment. Who does anything else leaves it to that one.
+-- A corrupt record is dropped as a whole by the next request for a lease: it is unknown then what is
+-- leased, so the resource learns it from its clients, as after the birth of the store. Release and
+-- drop only mark the record as corrupt.
 
--- Of bands; nearly all leases have one. WorkLimits::shared_by
+-- Bands of expired leases to drop; nearly all leases have one band.
 local DROP_LIMIT = tonumber(ARGV[#ARGV])
 local DROP_PAGE = 100
 local SWEEP_LIMIT = math.min(300, DROP_LIMIT)
--- Of places in the order by wants, and of what has to be read of servers to pass them.
+-- Groups of holders with equal wants to move across the threshold, and lower clusters to read for it.
 local CROSS_LIMIT = math.max(32, math.ceil(DROP_LIMIT * 256 / 1000))
--- So many bytes of a server's wants count as much as a place.
+-- This many bytes of a lower cluster's wants count as one more group.
 local CROSS_BYTES = 240
 local PAGE = 32
 local REGISTER_LIMIT = math.min(100, DROP_LIMIT)
 local SERVER = 254
--- No time that is stored is further away, in seconds: the longest lease is four years.
+-- A stored time further from now than this, in s, is corrupt: the longest lease is four years.
 local FAR = 1000000000
--- No clock that steps back makes the past seem to come by more than this, in µs: an hour.
+-- A past time further in the future than this, in µs, is corrupt: clocks step back by less.
 local AHEAD = 3600000000
--- No resource has as many holders.
+-- More than the number of holders that any resource has.
 local MANY = 10000000000
--- What no node can have written; see lua/guard.lua.
-local STRANGE = 'what is stored about this resource makes no sense'
+-- The error about a corrupt record; see lua/guard.lua.
+local CORRUPT = 'what is stored about this resource makes no sense'
 
--- Nearly all holders are plain clients, with one priority each. What they need is written
--- out here; what only others need is in functions, made where they are needed.
+-- Nearly all holders are plain clients with one priority, so their code is inline. To create a
+-- function that uses locals around it costs as much as a command: see allow.lua.
 
 local again = ...
 local call, min, max = redis.call, math.min, math.max
@@ -100,7 +103,7 @@ local function add(hi, lo, x)
   return high, err - (high - sum)
 end
 
--- Removes keys one by one: a command with several is refused while they are on their way.
+-- Removes keys one by one: a command with several keys is refused while their slot is being moved.
 local function forget_all()
   call('UNLINK', holders)
   call('UNLINK', by_wants)
@@ -108,10 +111,11 @@ local function forget_all()
   redis.pcall('UNLINK', upstream)
 end
 
--- What was replaced; nil: nothing.
-local strange
+-- The eighth number of the reply; nil if it is left out.
+local findings
 if again then
   if op > 0 then
+    -- Marks the record as corrupt: '' can't be unpacked.
     redis.pcall('HSET', holders, '', '')
     return 0
   end
@@ -125,7 +129,7 @@ if again then
     return { err = 'ERR these are no arguments of this script' }
   end
   forget_all()
-  strange = 1
+  findings = 1
 end
 
 local found = call('HMGET', holders, '', id)
@@ -133,39 +137,40 @@ local record = op < 2 and found[2]
 
 -- Above and below the threshold: wants (hi, lo) and subclients; all leases (hi, lo); the
 -- threshold is between low and high; holders; when the next lease may expire; when the keys
--- expire; birth; 1: wants are summed up by priority, too; how many count no more (see below).
+-- expire; birth; 1: wants are summed up by priority, too; the number of ghosts (see below).
 local above, above_lo, above_n = 0, 0, 0
 local below, below_lo, below_n = 0, 0, 0
 local has, has_lo = 0, 0
 local low, high = -math.huge, math.huge
-local count, due, ttl, born, banded, ghosts = 0, math.huge, 0, 0, from_parent, 0
--- A sum of leases that all have gone may be off by this much, and no more. Those of wants may: a
--- Redis that evicts keys may have taken the order by wants, and what is leased is known anyway.
+local count, due, keys_until, born, banded, ghosts = 0, math.huge, 0, 0, from_parent, 0
+-- Rounding makes the sum of all leases at most this negative. The sums of wants have no such bound:
+-- they go wrong if Redis evicts the order by wants. The leases are known even then.
 local least = -0.001 * max(capacity, 1)
 if found[1] then
-  above, above_lo, above_n, below, below_lo, below_n, has, has_lo, low, high, count, due, ttl,
+  above, above_lo, above_n, below, below_lo, below_n, has, has_lo, low, high, count, due, keys_until,
     born, banded, ghosts = unpacked('<dddddddddddddddd', found[1])
-  -- NaN is neither less nor more than anything, and infinity less itself is NaN.
+  -- Comparisons with NaN are false, and infinity minus infinity is NaN.
   local all = above + above_lo + below + below_lo + has_lo
   if not (all - all == 0 and has >= least and has < math.huge and low <= high and above_n >= 0
     and below_n >= 0 and count >= 0 and ghosts >= 0 and count + ghosts <= MANY
-    and (above_n + below_n + count + ghosts) % 1 == 0 and ttl >= 0 and ttl <= now_s + FAR
+    and (above_n + below_n + count + ghosts) % 1 == 0 and keys_until >= 0
+    and keys_until <= now_s + FAR
     and (due <= now_s + FAR or due == math.huge) and born >= 0 and born <= now + AHEAD) then
-    error(STRANGE, 0)
+    error(CORRUPT, 0)
   end
-  -- Where the order by expiry is not of all holders, a Redis that evicts keys has taken it, and
-  -- those who were in it and ask no more would never expire. What is left is worth nothing then.
-  -- It is asked seldom, when a lease may have expired.
+  -- If the order by expiry lacks holders, Redis has evicted it, and the leases of silent holders would
+  -- never expire: the record is corrupt. Checked only when a lease may have expired, to save a
+  -- command.
   if (due <= now_s or ghosts > 0 or op == 0 and due == math.huge)
     and call('ZCARD', by_expiry) ~= count + ghosts then
-    error(STRANGE, 0)
+    error(CORRUPT, 0)
   end
 elseif op > 0 then
   return 0
 elseif existing_only == 1 and not again then
   return ''
 else
-  if not again then strange = 8 end
+  if not again then findings = 8 end
   local known = ARGV[5] ~= '' and redis.pcall('GET', ARGV[5])
   if ARGV[5] == '' or type(known) == 'table' then
     born = last_known > 0 and last_known or now
@@ -176,17 +181,17 @@ else
     else
       born = inherited > 0 and inherited or now
       call('SET', ARGV[5], string.format('%.0f', born))
-      if known then strange = (strange or 0) + 4 end
+      if known then findings = (findings or 0) + 4 end
     end
   end
-  -- Clients may hold what has just been dropped, however old the store is.
+  -- Clients may still hold the leases of the dropped record, however old the store is.
   if again then born = now end
-  -- A Redis that evicts keys may have left these.
+  -- Redis may have evicted the record and kept these.
   call('UNLINK', by_wants)
   call('UNLINK', by_expiry)
 end
 
--- What a holder's bands (from byte `at` on) add up to.
+-- The sums of a holder's bands, from byte `at` on.
 local function demand(bytes, at)
   local wants, n = 0, 0
   for offset = at + 8, #bytes, 20 do
@@ -199,7 +204,7 @@ end
 local note_bands, write_bands
 if banded == 1 then
   local bands, unseen = {}, false
-  -- Notes what becomes of the bands of a holder; sign is 1 or -1.
+  -- Adds (sign 1) or subtracts (-1) a holder's bands.
   function note_bands(bytes, at, sign)
     for offset = at, #bytes, 20 do
       local name = string.sub(bytes, offset, offset + 7)
@@ -210,7 +215,7 @@ if banded == 1 then
         if value then
           band = {unpacked('<ddd', value)}
           local all = band[1] + band[2] + band[3]
-          if all - all ~= 0 then error(STRANGE, 0) end
+          if all - all ~= 0 then error(CORRUPT, 0) end
         else
           band, unseen = {0, 0, 0}, true
         end
@@ -230,24 +235,24 @@ if banded == 1 then
     for name, band in pairs(bands) do
       if band[3] <= 0 then call('HDEL', upstream, name) end
     end
-    -- The first one has made the hash, which a Redis that evicts keys may also have lost.
-    if unseen then call('EXPIREAT', upstream, ttl) end
+    -- HSET may have created the hash, which then has no expiry: it was new, or evicted.
+    if unseen then call('EXPIREAT', upstream, keys_until) end
   end
 end
 
--- Those whose leases have expired leave the sums, and the holder itself does until it is put
--- back. To take many out of the sorted sets takes longer than to take them out of the sums: as
--- long as not all have been, the first `ghosts` by expiry count no more, but are still there.
+-- Subtracts expired leases from the sums, and the holder's own lease until it is added again. To
+-- delete them from the sorted sets takes longer, so that may lag behind: the first `ghosts` entries by
+-- expiry are subtracted, but not yet deleted.
 local gone = {}
 if due <= now_s or ghosts > 0 then
-  local expired = call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts
-  expired = min(max(expired, 0), DROP_LIMIT)
+  local dropped = call('ZCOUNT', by_expiry, '-inf', now_s) - ghosts
+  dropped = min(max(dropped, 0), DROP_LIMIT)
   local ids, swept = nil, 0
-  if expired > 0 then
-    ids = call('ZRANGE', by_expiry, ghosts, ghosts + expired - 1)
+  if dropped > 0 then
+    ids = call('ZRANGE', by_expiry, ghosts, ghosts + dropped - 1)
     local bands, at = 0, 0
-    while bands < DROP_LIMIT and at < expired do
-      local page = call('HMGET', holders, unpack(ids, at + 1, min(at + DROP_PAGE, expired)))
+    while bands < DROP_LIMIT and at < dropped do
+      local page = call('HMGET', holders, unpack(ids, at + 1, min(at + DROP_PAGE, dropped)))
       for i = 1, #page do
         local bytes = page[i]
         at = at + 1
@@ -256,14 +261,15 @@ if due <= now_s or ghosts > 0 then
         if bands >= DROP_LIMIT then break end
       end
     end
-    for i = at + 1, expired do ids[i] = nil end
-    expired = at
-    ghosts = ghosts + expired
+    for i = at + 1, dropped do ids[i] = nil end
+    dropped = at
+    ghosts = ghosts + dropped
   end
-  local place = record and call('ZRANK', by_expiry, id)
-  if place and place < ghosts then record = false else place = nil end
-  if ghosts > 0 and expired <= SWEEP_LIMIT then
-    if expired < ghosts then
+  local rank = record and call('ZRANK', by_expiry, id)
+  if rank and rank < ghosts then record = false else rank = nil end
+  -- Deletes ghosts only in calls that have dropped few leases.
+  if ghosts > 0 and dropped <= SWEEP_LIMIT then
+    if dropped < ghosts then
       ids = call('ZRANGE', by_expiry, 0, min(ghosts, SWEEP_LIMIT) - 1)
     end
     swept = #ids
@@ -272,7 +278,7 @@ if due <= now_s or ghosts > 0 then
     call('ZREMRANGEBYRANK', by_expiry, 0, swept - 1)
     ghosts = ghosts - swept
   end
-  if place and place >= swept and op == 0 then
+  if rank and rank >= swept and op == 0 then
     call('ZREM', by_expiry, id)
     ghosts = ghosts - 1
   end
@@ -291,8 +297,8 @@ for i = 1, #gone do
   local bytes = gone[i]
   local held, expiry, _, n, wants = unpacked('<dI4dI4d', bytes)
   if #bytes > 32 then wants, n = demand(bytes, 13) end
-  if not (held >= 0 and wants >= 0 and n > 0) then error(STRANGE, 0) end
-  -- Sum::add, twice.
+  if not (held >= 0 and wants >= 0 and n > 0) then error(CORRUPT, 0) end
+  -- Sum::add, inlined: this loop runs for every lease that is dropped.
   local sum = has - held
   local part = sum - has
   local err = (has - (sum - part)) + (-held - part) + has_lo
@@ -317,10 +323,10 @@ for i = 1, #gone do
   if i > expired then old_has, old_expiry, old_wants, old_n = held, expiry, wants, n end
 end
 count = count - #gone
--- More cannot have gone than there was.
-if not (count >= 0 and has >= least) then error(STRANGE, 0) end
+-- Fewer than no leases are left: the record is corrupt.
+if not (count >= 0 and has >= least) then error(CORRUPT, 0) end
 if count == 0 then
-  -- Nothing is left to be wrong by.
+  -- No other lease is left, so the exact sum is 0.
   has, has_lo = 0, 0
   if ghosts > 0 or found[1] and not record then
     above, above_lo, above_n, below, below_lo, below_n = 0, 0, 0, 0, 0, 0
@@ -329,8 +335,8 @@ if count == 0 then
     call('UNLINK', by_expiry)
     ghosts, due, old_expiry, old_wants = 0, math.huge, nil, nil
   end
-  -- What has become empty is made anew, without an expiry.
-  if not old_wants then ttl = 0 end
+  -- Redis has deleted the empty keys: new ones have no expiry yet.
+  if not old_wants then keys_until = 0 end
 end
 
 if op > 0 then
@@ -344,13 +350,13 @@ if op > 0 then
     redis.pcall('ZREM', ARGV[6], ARGV[4])
   else
     call('HSET', holders, '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
-      below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
+      below_n, has, has_lo, low, high, count, due, keys_until, born, banded, ghosts))
     if write_bands then write_bands() end
   end
   return record and 1 or 0
 end
 
--- What there is to share, and by which rule.
+-- Resource::effective_rules
 local parent_refresh, last_expiry, most_held = -1, math.huge, capacity
 if from_parent == 1 then
   local lease = call('HGET', upstream, '')
@@ -361,7 +367,7 @@ if from_parent == 1 then
     if not (all - all == 0 and leased >= 0 and safe >= 0 and kind >= 0 and kind <= 3
       and length >= 1 and length <= FAR and expiry <= now_s + FAR and frozen >= 0
       and refresh >= 0 and refresh <= FAR and frozen_until <= now + AHEAD) then
-      error(STRANGE, 0)
+      error(CORRUPT, 0)
     end
     parent_refresh = refresh
     if rule == 4 then rule, lease_s, learning_s = kind, length, min(learning_s, length) end
@@ -407,7 +413,7 @@ if old_wants ~= wants or old_n ~= n then call('ZADD', by_wants, ratio, id) end
 count = count + 1
 if note_bands then note_bands(asked, 1, 1) end
 local all_n = above_n + below_n + n
--- Where nobody is between, the threshold may go to either side of this one.
+-- No holder is between low and high, so the threshold may be on either side of this holder.
 if ratio > low and ratio < high then
   if above_n > 0 and ratio <= level(below, below_lo, above_n + n, all_n) then
     low = ratio
@@ -430,17 +436,18 @@ if shares then
   total, total_lo = add(above, above_lo, below)
   total = add(total, total_lo, below_lo)
 end
--- Nobody crosses the threshold while there are some who count no more: any threshold will do.
+-- Not while there are ghosts, as the order by wants still has them. With a wrong threshold, grants
+-- are smaller than the exact share, never larger.
 if total > capacity and ghosts == 0 then
   local target = level(below, below_lo, above_n, all_n)
   if target >= high or target < low then
-    -- Moves the threshold past as many holders as the level is past, or as one decision may.
+    -- Moves the threshold to the level, past at most CROSS_LIMIT groups.
     local function cross(up)
       local moved, size = 0, 2
-      -- What the holders of one place in the order want, and their subclients; `members` is nil
-      -- if they have not all been read. Nil if that is more to read than one decision may: then
-      -- the next begins with this place. A place that alone is too much, of more than some 250
-      -- servers that want exactly the same, is never crossed, which errs on the side of less.
+      -- The wants and subclients of one group: the holders with equal wants per subclient.
+      -- `members` is nil if they have not all been read. Returns nil if reading them exceeds
+      -- CROSS_LIMIT: the next decision begins with this group. A group that exceeds it alone is
+      -- not moved, so that grants are smaller than the exact share, never larger.
       local function place(text, number, members)
         local servers, plain = {}, 0
         if members then
@@ -452,7 +459,7 @@ if total > capacity and ghosts == 0 then
             end
           end
         else
-          -- Servers sort after all clients of the same place.
+          -- Lower clusters sort after all clients of the same group.
           plain = call('ZCOUNT', by_wants, text, text)
           local offset, more = 0, true
           while more do
@@ -523,7 +530,8 @@ if total > capacity and ghosts == 0 then
             hi, lo, m = place(text, number, members)
           end
           if not hi then return end
-          -- The last ones stay: while all want more than there is, somebody does.
+          -- The last group stays above: the total wants exceed the capacity, so some group must,
+          -- whatever rounding does to the level.
           if up and m >= above_n then return end
           if not up then hi, lo, m = -hi, -lo, -m end
           below, below_lo = add(below, below_lo, hi)
@@ -538,7 +546,6 @@ if total > capacity and ghosts == 0 then
           if up then low = number else high = number end
           moved = moved + 1
           if at > #page and not whole then
-            -- The next page begins behind this place.
             local open = '(' .. text
             local next
             if up then
@@ -601,29 +608,30 @@ else
   granted = max(min(granted, (capacity - has) - has_lo), 0)
 end
 
--- Whatever was not a number has come to this.
+-- Any NaN or infinity in the values read has reached these sums.
 local all = above + below + has + granted
-if all - all ~= 0 then error(STRANGE, 0) end
+if all - all ~= 0 then error(CORRUPT, 0) end
 
--- A cluster keeps what it has leased out until its clients have given it back.
+-- A lower cluster keeps what it has leased to its own clients until they return it.
 local kept = granted
 if string.byte(id) == SERVER then kept = max(kept, min(claimed, old_has)) end
 kept = min(kept, most)
 local expiry = min(last_expiry, now_s + lease_s)
--- What is learned before the parent has leased anything ends when it would have.
+-- Until the parent has leased anything, a learned lease expires no later than claimed.
 if from_parent == 1 and parent_refresh < 0 and learning > 0 and granted > 0 then
   expiry = min(expiry, claim_expiry)
 end
 has, has_lo = add(has, has_lo, kept)
 if ghosts > 0 then
-  -- Behind those that count no more, also after the clock has stepped back.
+  -- Must sort after all ghosts, even if the clock has stepped back.
   call('ZADD', by_expiry, max(expiry, due + 1), id)
 else
   if old_expiry ~= expiry then call('ZADD', by_expiry, expiry, id) end
   due = min(due, expiry)
 end
--- The keys outlive every lease, and are told so once a lease length; so is the server's register.
-local fresh, listed = expiry > ttl, false
+-- The keys must outlive all leases. They expire a lease length later than needed, so that EXPIREAT
+-- and the entry in the register of resources are written only about once per lease length.
+local fresh, listed = expiry > keys_until, false
 local last = expiry + lease_s
 if fresh then
   if ARGV[6] ~= '' then
@@ -631,15 +639,15 @@ if fresh then
     if type(added) == 'table' and string.find(added.err, '^WRONGTYPE ') then
       call('DEL', ARGV[6])
       added = call('ZADD', ARGV[6], last, ARGV[4])
-      strange = (strange or 0) + 2
+      findings = (findings or 0) + 2
     end
     listed = type(added) == 'number'
   end
-  ttl = listed and last or expiry
+  keys_until = listed and last or expiry
 end
 call('HSET', holders, id, pack('<dI4', kept, expiry) .. asked,
   '', pack('<dddddddddddddddd', above, above_lo, above_n, below, below_lo,
-    below_n, has, has_lo, low, high, count, due, ttl, born, banded, ghosts))
+    below_n, has, has_lo, low, high, count, due, keys_until, born, banded, ghosts))
 if write_bands then write_bands() end
 if fresh then
   call('EXPIREAT', holders, last)
@@ -653,4 +661,4 @@ if listed then
   if #past > 0 then call('ZREM', ARGV[6], unpack(past)) end
 end
 local reply = pack('<ddddddd', granted, expiry, learning, capacity, rule, parent_refresh, all_n)
-return strange and reply .. pack('<d', strange) or reply
+return findings and reply .. pack('<d', findings) or reply

@@ -1,20 +1,19 @@
 -- Makes one node the one that renews leases from the parent. Mirrors nothing in the domain:
 -- the embedded store has one node.
 --
--- Atomic, so that of two nodes that find nobody there only one goes on.
+-- Atomic, so that only one of two nodes becomes the one that renews.
 --
--- KEYS[1]  the node that renews
+-- KEYS[1]  the id of the node that renews
 -- ARGV[1]  this node's id
--- ARGV[2]  milliseconds after which another may take over
+-- ARGV[2]  ms after which another node may take over
 --
--- Reply: 1 if it is this node, 0 if it is another; 2 if it is this node, and what was there was
--- not written by any.
+-- Reply: 1 if this node renews, 0 if another does; 2 if this node renews, and the key was corrupt.
 
--- No node's turn takes longer than an hour, in milliseconds.
+-- The longest time until another node may take over, in ms: an hour. A longer one is corrupt.
 local LONGEST = 3600000
 
 local node, strange = false, ...
--- What is no text at all fails here: see lua/guard.lua.
+-- Fails if the key is not a string: see lua/guard.lua.
 if not strange then node = redis.call('GET', KEYS[1]) end
 if node and node ~= ARGV[1] then
   local left = redis.call('PTTL', KEYS[1])

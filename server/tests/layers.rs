@@ -17,13 +17,6 @@ const OPENERS: [&str; 2] = ["MemoryStore::new", "Connector::new"];
 const NOT_IN_THE_DOMAIN: [&str; 9] =
     ["tonic", "redis", "serde", "tokio", "axum", "SystemTime", "Instant", "std::fs", "std::net"];
 
-/// Imports that close a circle, to be removed when `store/redis` is rebuilt: file, imported file.
-const KNOWN_CIRCLES: [(&str, &str); 3] = [
-    ("server/src/store/redis/health.rs", "server/src/store/redis/lane.rs"),
-    ("server/src/store/redis/pace.rs", "server/src/store/redis/lane.rs"),
-    ("server/src/store/redis/servers.rs", "server/src/store/redis/connector.rs"),
-];
-
 /// The parts of a path such as `crate::store::redis`.
 type ModulePath = Vec<String>;
 
@@ -234,7 +227,7 @@ fn no_file_imports_another_in_a_circle() {
     }
 }
 
-/// The files that each file imports, without the known circles. A file may use what the file of its
+/// The files that each file imports. A file may use what the file of its
 /// own folder defines: that file and its folder are one module.
 fn imports(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
     let by_module: BTreeMap<&[String], &str> =
@@ -243,8 +236,7 @@ fn imports(sources: &[Source]) -> BTreeMap<String, BTreeSet<String>> {
         let module = (1..=name.len()).rev().map(|end| &name[..end]);
         let module = module.into_iter().find(|module| by_module.contains_key(module))?;
         let file = by_module[module];
-        let is_known = KNOWN_CIRCLES.contains(&(&source.file, file));
-        (!source.module.starts_with(module) && !is_known).then(|| file.to_owned())
+        (!source.module.starts_with(module)).then(|| file.to_owned())
     };
     let of =
         |source: &Source| source.names().iter().filter_map(|name| imported(source, name)).collect();

@@ -61,12 +61,18 @@ impl Redis {
             .expect("redis-server is installed by scripts/test.sh");
         let started = Instant::now();
         while started.elapsed() < Duration::from_secs(10) {
-            let answers = redis::Client::open(self.url())
-                .and_then(|client| client.get_connection_with_timeout(Duration::from_secs(1)))
-                .is_ok();
-            if answers {
-                self.child = Some(child);
-                return true;
+            let connection = redis::Client::open(self.url())
+                .and_then(|client| client.get_connection_with_timeout(Duration::from_secs(1)));
+            if let Ok(mut connection) = connection {
+                // Another test may have taken the port: then its server answers.
+                let is_own = process_id(&mut connection).is_none_or(|id| id == child.id());
+                if is_own {
+                    self.child = Some(child);
+                    return true;
+                }
+                let _ = child.kill();
+                child.wait().unwrap();
+                return false;
             }
             // Another process may have taken the port.
             if child.try_wait().unwrap().is_some() {
@@ -117,6 +123,13 @@ impl Redis {
         assert!(self.child.is_none(), "it still runs");
         assert!(self.spawn(), "redis-server does not start again on port {}", self.port);
     }
+}
+
+/// The process id of a server; `None` if it does not tell, for instance without a login.
+fn process_id(connection: &mut redis::Connection) -> Option<u32> {
+    let info: String = redis::cmd("INFO").arg("server").query(connection).ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("process_id:"))?;
+    line.trim().parse().ok()
 }
 
 impl Drop for Redis {

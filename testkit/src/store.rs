@@ -93,10 +93,10 @@ pub async fn connector(url: &str, metrics: &Metrics) -> Connector {
         }
     };
     tokio::select! {
-        () = connector.tend("test") => {}
+        () = connector.run("test") => {}
         () = up => {}
     }
-    connector.leave("test").await;
+    connector.deregister("test").await;
     connector
 }
 

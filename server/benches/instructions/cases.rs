@@ -163,7 +163,7 @@ async fn redis(url: &str) -> Fallible<(RedisStore, Arc<Health>)> {
     let classes = StoreError::ALL.map(StoreError::class);
     let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
     let connector = Connector::new(Servers::single(url)?, TIMEOUT, Arc::clone(&health));
-    connector.greet("instructions").await;
+    connector.register("instructions").await;
     Ok((connector.open(), health))
 }
 
@@ -276,7 +276,6 @@ fn question<'a>(name: &'a str, tokens: u64, terms: &'a Terms) -> BucketRequest<'
         tokens,
         action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
-        moved: false,
         rewrite: false,
     }
 }

@@ -10,7 +10,7 @@ use super::{Error, thread};
 use crate::store::redis::Connector;
 
 /// Timeout for deregistering the node.
-const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Handle of the heartbeat thread, which runs until [`stop`](Self::stop).
 pub(super) struct Heartbeat {
@@ -30,17 +30,17 @@ impl Heartbeat {
         let (stop, stopped) = oneshot::channel();
         let beat = async move {
             let heartbeats = async {
-                connector.greet(&id).await;
+                connector.register(&id).await;
                 // Fails if nothing awaits `registered`.
                 let _ = registered.send(());
-                connector.tend(&id).await;
+                connector.run(&id).await;
             };
             tokio::select! {
                 () = heartbeats => {}
                 _ = stopped => {}
             }
             // Without this, the other nodes notice when the registration expires.
-            let _ = tokio::time::timeout(LEAVE_TIMEOUT, connector.leave(&id)).await;
+            let _ = tokio::time::timeout(DEREGISTER_TIMEOUT, connector.deregister(&id)).await;
         };
         let ended = thread::start("heartbeat".to_owned(), || beat)?;
         Ok(Self { registered: Some(is_registered), stop: Some(stop), ended: Some(ended) })

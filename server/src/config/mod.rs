@@ -93,12 +93,11 @@ namespaces:
     fn lookup_order_of_bucket_names() {
         use FailurePolicy::{Allow, Deny};
         let limits = parse(FILE).expect("a valid file").limits;
-        let bounded = BucketKind::Configured { bounded: true };
-        let configured = BucketKind::Configured { bounded: false };
+        let configured = BucketKind::Configured;
         let cases = [
             ("shared", "a", 2, configured, Deny),
             ("shared", "b", 3, BucketKind::NamespaceDefault, Deny),
-            ("dynamic", "a", 5, bounded, Allow),
+            ("dynamic", "a", 5, configured, Allow),
             ("dynamic", "b", 4, BucketKind::Dynamic { max_buckets: Some(7) }, Allow),
             ("unbounded", "a", 7, configured, Deny),
             ("unbounded", "b", 6, BucketKind::Dynamic { max_buckets: None }, Deny),

@@ -156,22 +156,6 @@ pub struct ResolvedBucket<'a> {
     pub on_store_failure: FailurePolicy,
 }
 
-impl Namespace {
-    /// Whether the number of dynamic buckets is limited.
-    pub fn bounds_dynamic_buckets(&self) -> bool {
-        matches!(self.unconfigured, Unconfigured::Dynamic { max_buckets: Some(_), .. })
-    }
-
-    /// The definitions of its buckets that have the requested name: configured and dynamic ones.
-    pub fn named_buckets(&self) -> impl Iterator<Item = &Bucket> {
-        let template = match &self.unconfigured {
-            Unconfigured::Dynamic { template, .. } => Some(template),
-            Unconfigured::GlobalDefault | Unconfigured::NamespaceDefault(_) => None,
-        };
-        self.buckets.values().chain(template)
-    }
-}
-
 impl Limits {
     /// The bucket that serves `name` in `namespace`; `None` if there is none.
     pub fn find(&self, namespace: &str, name: &str) -> Option<ResolvedBucket<'_>> {
@@ -187,8 +171,7 @@ impl Limits {
             Some(ResolvedBucket { bucket, kind, on_store_failure: owner.on_store_failure })
         };
         if let Some(bucket) = owner.buckets.get(name) {
-            let bounded = owner.bounds_dynamic_buckets();
-            return found(bucket, BucketKind::Configured { bounded });
+            return found(bucket, BucketKind::Configured);
         }
         match &owner.unconfigured {
             Unconfigured::Dynamic { template, max_buckets } => {

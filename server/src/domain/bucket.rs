@@ -427,8 +427,9 @@ fn fill(terms: &Terms, now: Micros) -> Change {
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, charge: &Charge) -> bool {
-    -accrued_us - SLACK_US <= charge.max_wait_us
-        && charge.cost_us - accrued_us - SLACK_US <= terms.max_debt_us
+    // The longest wait and the longest debt, as the least balance that they allow.
+    let least_us = (-charge.max_wait_us).max(charge.cost_us - terms.max_debt_us);
+    accrued_us >= least_us - SLACK_US
 }
 
 /// The wait of a grant that found this balance, in whole milliseconds, rounded up.
@@ -455,10 +456,7 @@ fn ceil_ms(us: f64) -> i64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BucketKind {
     /// A bucket configured under the requested name.
-    Configured {
-        /// Whether the namespace limits the number of its dynamic buckets.
-        bounded: bool,
-    },
+    Configured,
     /// A dynamic bucket with the requested name.
     Dynamic {
         /// The most dynamic buckets in the namespace at once; `None`: no limit.

@@ -6,8 +6,8 @@ use metrics::{Counter, Gauge};
 
 use super::Metrics;
 use super::names::{
-    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, DYNAMIC_REMOVED, PREFETCH_SERVED,
-    PREFETCH_TOKENS, SOFT_LIMITED, TOKENS_GRANTED,
+    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS,
+    SOFT_LIMITED, TOKENS_GRANTED,
 };
 
 /// The outcome of a request for tokens.
@@ -48,9 +48,7 @@ pub struct BucketMetrics {
     pub degraded: Counter,
     /// Dynamic buckets created.
     pub created: Counter,
-    /// Idle dynamic buckets removed.
-    pub removed: Counter,
-    /// Dynamic buckets of the namespace.
+    /// Dynamic buckets registered in the namespace.
     pub live: Gauge,
     /// The prefetch of the bucket; `None` for a bucket without it.
     pub prefetch: Option<Arc<PrefetchMetrics>>,
@@ -75,7 +73,6 @@ impl BucketMetrics {
             soft_limited: metrics.counter(SOFT_LIMITED, &labels),
             degraded: metrics.counter(DEGRADED, &labels),
             created: dynamic_counter(DYNAMIC_CREATED),
-            removed: dynamic_counter(DYNAMIC_REMOVED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
             prefetch: None,
         }

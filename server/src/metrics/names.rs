@@ -5,7 +5,6 @@ pub(super) const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
 pub(super) const SOFT_LIMITED: &str = "tollgate_soft_limited_total";
 pub(super) const DEGRADED: &str = "tollgate_degraded_decisions_total";
 pub(super) const DYNAMIC_CREATED: &str = "tollgate_dynamic_buckets_created_total";
-pub(super) const DYNAMIC_REMOVED: &str = "tollgate_dynamic_buckets_removed_total";
 pub(super) const DYNAMIC_LIVE: &str = "tollgate_dynamic_buckets";
 pub(super) const PREFETCH_SERVED: &str = "tollgate_prefetch_served_total";
 pub(super) const PREFETCH_TOKENS: &str = "tollgate_prefetch_tokens_total";
@@ -51,7 +50,7 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 25] = [
+pub(super) const COUNTERS: [(&str, &str); 24] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
@@ -64,11 +63,6 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
         DYNAMIC_CREATED,
         "Dynamic buckets created, by namespace. In a namespace without a limit on their number, \
          each use of a bucket that was full counts.",
-    ),
-    (
-        DYNAMIC_REMOVED,
-        "Idle dynamic buckets removed, by namespace. Counted only in namespaces that limit their \
-         number.",
     ),
     (PREFETCH_SERVED, "Requests for tokens served from prefetched tokens, by bucket."),
     (
@@ -122,8 +116,9 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
 pub(super) const GAUGES: [(&str, &str); 22] = [
     (
         DYNAMIC_LIVE,
-        "Dynamic buckets that exist, by namespace, as of the namespace's last decision. Always 0 \
-         in namespaces that do not limit their number.",
+        "Dynamic buckets that count towards max_dynamic_buckets, by namespace, as of the last new \
+         name. Buckets that are full again or idle count until a new name needs their place. \
+         Always 0 in namespaces without a bound.",
     ),
     (RESOURCES, "Resources with at least one lease, by template and algorithm."),
     (

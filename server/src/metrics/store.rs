@@ -10,8 +10,6 @@ use super::names::{BATCH, NODES_ALIVE, ROUND_TRIP, STORE_CORRUPT, STORE_ERRORS, 
 /// The kind of a corrupt value in the store: one that no node can have written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Corrupt {
-    /// A bucket, or the register of a namespace's dynamic buckets.
-    Bucket,
     /// The leases on a resource.
     Resource,
     /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the
@@ -20,13 +18,13 @@ pub enum Corrupt {
 }
 
 impl Corrupt {
-    const LABELS: [&str; 3] = ["bucket", "resource", "server"];
+    const LABELS: [&str; 2] = ["resource", "server"];
 }
 
 /// The metrics of the store.
 #[derive(Clone)]
 pub struct StoreMetrics {
-    corrupt: [Counter; 3],
+    corrupt: [Counter; 2],
     round_trip_allow: Histogram,
     round_trip_lease: Histogram,
     round_trip_heartbeat: Histogram,
@@ -79,7 +77,7 @@ impl StoreMetrics {
     }
 
     /// Counts requests that the store did not answer. `class` is the index of the class of error.
-    pub fn errors(&self, class: usize, questions: usize) {
-        self.errors[class].increment(questions as u64);
+    pub fn errors(&self, class: usize, requests: usize) {
+        self.errors[class].increment(requests as u64);
     }
 }

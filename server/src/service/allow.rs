@@ -173,14 +173,13 @@ fn store_request<'a>(
         },
         prefetch: prefetch_metrics
             .map(|metrics| Prefetch { tokens: limit.prefetch_tokens, metrics }),
-        moved: snapshot.may_have_moved(found.bucket),
-        rewrite: snapshot.may_have_old_expiries(found.bucket),
+        rewrite: snapshot.may_have_other_layouts(found.bucket),
     }
 }
 
 fn bucket_name<'a>(found: &ResolvedBucket<'_>, query: &Query<'a>) -> (&'a str, Cow<'a, str>) {
     match found.kind {
-        BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
+        BucketKind::Configured | BucketKind::Dynamic { .. } => {
             (query.namespace, Cow::Borrowed(query.bucket))
         }
         BucketKind::NamespaceDefault => (query.namespace, Cow::Borrowed(DEFAULT_BUCKET)),
@@ -192,9 +191,6 @@ fn bucket_name<'a>(found: &ResolvedBucket<'_>, query: &Query<'a>) -> (&'a str, C
 fn count_dynamic(outcome: &Outcome, meter: &BucketMetrics) {
     if outcome.created {
         meter.created.increment(1);
-    }
-    if outcome.removed > 0 {
-        meter.removed.increment(u64::from(outcome.removed));
     }
     if let Some(live) = outcome.live {
         meter.live.set(live);

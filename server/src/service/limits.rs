@@ -121,7 +121,8 @@ impl LiveLimits {
 
     /// Reports the layouts of `snapshot`; returns whether the store answered.
     async fn try_report_layouts(&self, snapshot: &Snapshot, store: &impl Layouts) -> bool {
-        let layouts: Vec<Layout> = snapshot.layouts.iter().map(|(layout, _)| *layout).collect();
+        let layouts: Vec<Layout> =
+            snapshot.layouts.iter().map(|(layout, _)| layout.clone()).collect();
         let Ok(remaining) = store.record_layouts(&layouts).await else { return false };
         for ((_, window), remaining) in snapshot.layouts.iter().zip(remaining) {
             window.close_after(remaining);

@@ -9,17 +9,28 @@ use super::BucketRequest;
 use crate::domain::bucket::BucketKind;
 
 /// The key of one bucket.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(PartialEq, Eq)]
 pub(super) struct Key {
-    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default.
-    pub(super) kind: u8,
-    pub(super) namespace: Box<str>,
-    pub(super) name: Box<str>,
+    kind: u8,
+    /// The namespace, and then the name.
+    names: Box<str>,
+    namespace_len: usize,
+}
+
+impl Key {
+    pub(super) fn namespace(&self) -> &str {
+        &self.names[..self.namespace_len]
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.names[self.namespace_len..]
+    }
 }
 
 /// A [`Key`] with borrowed names, for lookups without allocation.
-#[derive(Clone, Copy, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct KeyRef<'a> {
+    /// `b`: a configured or dynamic bucket; `d`: a namespace's default; `g`: the global default.
     kind: u8,
     namespace: &'a str,
     name: &'a str,
@@ -33,30 +44,34 @@ impl Hash for Key {
 
 impl Equivalent<Arc<Key>> for KeyRef<'_> {
     fn equivalent(&self, key: &Arc<Key>) -> bool {
-        self.kind == key.kind && *self.namespace == *key.namespace && *self.name == *key.name
+        *self == KeyRef::from(&**key)
     }
 }
 
 impl<'a> From<&'a Key> for KeyRef<'a> {
     fn from(key: &'a Key) -> Self {
-        Self { kind: key.kind, namespace: &key.namespace, name: &key.name }
+        Self { kind: key.kind, namespace: key.namespace(), name: key.name() }
     }
 }
 
 impl<'a> KeyRef<'a> {
     pub(super) fn of(request: &BucketRequest<'a>) -> Self {
-        match request.kind {
-            BucketKind::Configured { .. } | BucketKind::Dynamic { .. } => {
-                Self { kind: b'b', namespace: request.namespace, name: request.name }
+        Self::new(request.kind, request.namespace, request.name)
+    }
+
+    /// The key of the bucket that serves `name` in `namespace`.
+    pub(super) fn new(kind: BucketKind, namespace: &'a str, name: &'a str) -> Self {
+        match kind {
+            BucketKind::Configured | BucketKind::Dynamic { .. } => {
+                Self { kind: b'b', namespace, name }
             }
-            BucketKind::NamespaceDefault => {
-                Self { kind: b'd', namespace: request.namespace, name: "" }
-            }
+            BucketKind::NamespaceDefault => Self { kind: b'd', namespace, name: "" },
             BucketKind::GlobalDefault => Self { kind: b'g', namespace: "", name: "" },
         }
     }
 
     pub(super) fn to_key(self) -> Key {
-        Key { kind: self.kind, namespace: self.namespace.into(), name: self.name.into() }
+        let names = [self.namespace, self.name].concat().into();
+        Key { kind: self.kind, names, namespace_len: self.namespace.len() }
     }
 }

@@ -51,10 +51,8 @@ pub struct BucketRequest<'a> {
     /// How the bucket is prefetched; `None`: not at all. Used only by
     /// [`prefetch_store::PrefetchStore`].
     pub prefetch: Option<Prefetch<'a>>,
-    /// Whether the store may still hold this bucket's state in the namespace's other layout. The
-    /// layout changes when the namespace starts or stops to bound its dynamic buckets.
-    pub moved: bool,
-    /// Whether the store may still hold a state whose expiry was computed from other limits.
+    /// Whether the store may still hold a state that was written under other circumstances: its
+    /// expiry was computed from other limits, or its namespace's register does not have it.
     pub rewrite: bool,
 }
 
@@ -100,6 +98,11 @@ impl BucketRequest<'_> {
         self.rewrite || self.idle_us().is_some_and(|idle_us| (idle_us as f64) < life_us)
     }
 
+    /// Whether the bucket has to be registered in its namespace although it may have a state.
+    fn enrolls(&self) -> bool {
+        self.rewrite && matches!(self.kind, BucketKind::Dynamic { max_buckets: Some(_) })
+    }
+
     /// How long after its last use the bucket is removed, in µs; `None`: never. Only dynamic
     /// buckets are removed.
     fn idle_us(&self) -> Option<i64> {
@@ -112,22 +115,24 @@ impl BucketRequest<'_> {
     }
 }
 
-/// How the states of one bucket, or of all buckets of a namespace, are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How the states of one bucket, or of all dynamic buckets of a namespace, are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// A hash of the bucket's or the namespace's name.
-    pub of: u64,
-    /// A hash of the settings that determine the keys of states and their expiry.
-    pub is: u64,
+    /// A hash of the bucket's name.
+    pub bucket_hash: u64,
+    /// A hash of the settings that determine the expiry of states.
+    pub settings_hash: u64,
     /// The longest time that a state may exist after the last grant.
     pub life: Duration,
+    /// The namespace, if it bounds its dynamic buckets and these are such buckets.
+    pub registered_in: Option<Arc<str>>,
 }
 
-/// A store that outlives its nodes, and so may hold states in a layout that its current nodes don't
-/// use.
+/// A store that outlives its nodes, and so may hold states that were written under other
+/// circumstances: with another expiry, or without being registered in their namespace.
 pub trait Layouts {
     /// Records the layouts that this node uses. Returns how long states in other layouts may still
-    /// exist, for each of `layouts`.
+    /// exist, for each of `layouts`. The loss of a register changes the layout of its buckets.
     fn record_layouts(
         &self,
         layouts: &[Layout],
@@ -152,12 +157,10 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// The bucket's balance before the request, in µs of accrual; negative: debt.
     pub accrued_us: f64,
-    /// Whether this decision brought a dynamic bucket into use: it was full before, or, in a
-    /// namespace that bounds them, was not counted yet.
+    /// Whether this decision brought a dynamic bucket into use: it was full before.
     pub created: bool,
-    /// How many idle dynamic buckets this decision removed.
-    pub removed: u32,
-    /// The namespace's number of dynamic buckets; `None` if it does not bound them.
+    /// How many dynamic buckets count towards the namespace's bound; `None` if the decision did not
+    /// need to know.
     pub live: Option<u32>,
 }
 
@@ -174,7 +177,7 @@ pub enum StoreError {
     #[error("the store refused")]
     Refused,
     /// This node's queue of requests to the store is full. The request was not sent.
-    #[error("too many questions wait for the store")]
+    #[error("too many requests wait for the store")]
     Overloaded,
 }
 
@@ -210,8 +213,9 @@ pub trait Store: Clone + Send + Sync + 'static {
     /// Decides up to [`MAX_REQUESTS_PER_CALL`] requests, each atomically, within the store's
     /// deadline.
     ///
-    /// Requests to one bucket are decided in the order of `requests`, except that after Redis has
-    /// lost its scripts a request may be decided after a later one.
+    /// Requests to one bucket are decided in the order of `requests`, with two exceptions. Equal ones
+    /// may be decided together with the first of them: one, five and one token as one, one and five.
+    /// And after Redis has lost its scripts, a request may be decided after a later one.
     fn decide(&self, requests: &[BucketRequest<'_>]) -> impl Future<Output = Outcomes> + Send;
 
     /// The bucket's maximum balance, in µs of accrual: that of its terms, minus what nodes may hold

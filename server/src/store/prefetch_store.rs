@@ -66,19 +66,17 @@ impl Bucket {
         terms: &'a Terms,
         tokens: u64,
         action: TokenAction,
-        moved: bool,
     ) -> BucketRequest<'a> {
         BucketRequest {
             caller: None,
-            namespace: &self.key.namespace,
-            name: &self.key.name,
+            namespace: self.key.namespace(),
+            name: self.key.name(),
             kind: self.kind,
             terms,
             max_idle_ms: None,
             tokens,
             action,
             prefetch: None,
-            moved,
             rewrite: true,
         }
     }
@@ -97,7 +95,6 @@ struct Refill {
     /// The bucket's terms without what nodes may hold.
     terms: Terms,
     tokens: u64,
-    moved: bool,
     view: ClusterView,
     metrics: Arc<PrefetchMetrics>,
 }
@@ -146,7 +143,6 @@ impl PrefetchedTokens {
                 verdict: Verdict::Granted,
                 accrued_us: request.terms.cost_us(held) + entry.store_balance_us.max(0.0),
                 created: false,
-                removed: 0,
                 live: None,
             }
         });
@@ -157,7 +153,6 @@ impl PrefetchedTokens {
             bucket: entry.bucket.clone(),
             terms: request.terms.beside_prefetch(prefetch.tokens, view.nodes),
             tokens,
-            moved: request.moved,
             view,
             metrics: Arc::clone(&entry.metrics),
         });
@@ -332,7 +327,7 @@ impl<S: Store> PrefetchStore<S> {
             .iter()
             .zip(&terms)
             .map(|(returned, terms)| {
-                returned.bucket.request(terms, returned.tokens, TokenAction::GiveBack, false)
+                returned.bucket.request(terms, returned.tokens, TokenAction::GiveBack)
             })
             .collect();
         let outcomes = self.store.decide(&requests).await;
@@ -349,9 +344,8 @@ impl<S: Store> PrefetchStore<S> {
         let store = self.clone();
         tokio::spawn(async move {
             let mut guard = RefillGuard { prefetched: &store.prefetched, refill: Some(&refill) };
-            let Refill { bucket, terms, tokens, moved, .. } = &refill;
-            let request =
-                |tokens| bucket.request(terms, tokens, TokenAction::TakeAvailable, *moved);
+            let Refill { bucket, terms, tokens, .. } = &refill;
+            let request = |tokens| bucket.request(terms, tokens, TokenAction::TakeAvailable);
             let requests: SmallVec<[BucketRequest<'_>; 8]> = parts(*tokens).map(request).collect();
             let outcomes = store.store.decide(&requests).await;
             let (taken, store_balance_us) = sum(&requests, &outcomes);

@@ -44,7 +44,7 @@ async fn store(url: &str) -> RedisStore {
     let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
     let connector = Connector::new(Servers::single(&url).unwrap(), TIMEOUT, Arc::clone(&health));
     let tended = connector.clone();
-    tokio::spawn(async move { tended.tend("test").await });
+    tokio::spawn(async move { tended.run("test").await });
     while !health.is_up() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

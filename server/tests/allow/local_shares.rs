@@ -161,14 +161,14 @@ async fn dead_nodes_are_forgotten() {
     };
     let connector = connector(&redis.url(), &Metrics::new()).await;
     for number in 0..DEAD {
-        connector.greet(&format!("short-lived-{number}")).await;
+        connector.register(&format!("short-lived-{number}")).await;
     }
-    let greeted = Instant::now();
+    let registered = Instant::now();
     eventually("most nodes are counted", 3 * SECOND, || alive(&node) as usize > DEAD / 2);
     assert!(known(&mut inside) <= DEAD + 1);
     // The next heartbeat removes them; a busy machine may delay it.
     eventually("they are forgotten", 8 * SECOND, || known(&mut inside) == 1);
-    println!("{DEAD} nodes forgotten {:.1?} after the last heartbeat", greeted.elapsed());
+    println!("{DEAD} nodes forgotten {:.1?} after the last heartbeat", registered.elapsed());
     eventually("and not counted", 2 * SECOND, || alive(&node) == 1.0);
     let lives: i64 = redis::cmd("PTTL").arg("n").query(&mut inside).unwrap();
     assert!((1..=5000).contains(&lives), "{lives} ms");

@@ -137,7 +137,7 @@ fn dynamic_buckets_are_bounded_exactly() {
     const NAMES: usize = 1000;
     let _machine = reserve_half();
     let cluster = Cluster::start(
-        "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1 } } }",
+        "namespaces: { ns: { max_dynamic_buckets: 100, dynamic_bucket_template: { size: 10, fill_rate: 1/h } } }",
         &PATIENT,
     );
     // Several callers request each name at about the same time, at all nodes.
@@ -161,7 +161,7 @@ fn dynamic_buckets_are_bounded_exactly() {
     assert_eq!(all(Status::Ok), BOUND);
     assert_eq!(all(Status::RejectedTooManyBuckets), NAMES - BOUND);
     let mut inside = cluster.redis.connection();
-    let register: usize = redis::cmd("ZCARD").arg("r{ns}").query(&mut inside).unwrap();
+    let register: usize = redis::cmd("ZCARD").arg("i{ns}").query(&mut inside).unwrap();
     assert_eq!(register, BOUND);
     let created = cluster.sum("tollgate_dynamic_buckets_created_total", &[("namespace", "ns")]);
     assert_eq!(created as usize, BOUND);

@@ -10,13 +10,16 @@ use testkit::http::{allow, is_shared_grant};
 use testkit::load::StallDetector;
 use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{LimitsFile, Node, Redis, START, Service, command_stats, eventually};
+use testkit::{
+    LimitsFile, Node, PollLimit, Redis, START, Service, TEST_TIMEOUT, command_stats, eventually,
+};
+use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::allow::Query;
 use tollgate_server::settings::StoreUrl;
-use tollgate_server::store::StoreError;
 use tollgate_server::store::redis::{Connector, Health, Servers, slot};
+use tollgate_server::store::{BucketRequest, Store as _, StoreError, TokenAction};
 
 const LIMITS: &str = "
 global_default_bucket: { size: 1000, fill_rate: 1000 }
@@ -47,7 +50,7 @@ fn start_with(url: &str, args: &[&str]) -> (LimitsFile, Node) {
 }
 
 #[test]
-fn the_keys_of_a_decision_are_in_one_slot() {
+fn a_decision_without_a_register_has_keys_of_one_slot() {
     let _machine = reserve_quarter();
     let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
     let mut inside = redis.connection();
@@ -57,7 +60,7 @@ fn the_keys_of_a_decision_are_in_one_slot() {
         info.contains("cluster_state:ok")
     });
     let (_limits, node) = start(&redis.url());
-    for name in EVERYWHERE {
+    for name in EVERYWHERE.iter().filter(|name| **name != "together x") {
         assert!(shared(&node, name), "{name}");
     }
 }
@@ -67,9 +70,14 @@ fn a_forbidden_command_is_not_retried() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    let rights = ["on", ">secret", "~*", "+@all", "-zmscore"];
+    let rights = ["on", ">secret", "~*", "+@all", "-zscore"];
     redis::cmd("ACL").arg("SETUSER").arg("limited").arg(&rights).exec(&mut inside).unwrap();
     let (_limits, node) = start(&redis.url().replace("://", "://limited:secret@"));
+    // Looking a name up is necessary in a full register only.
+    for number in 0..10 {
+        let name = format!("user-{number}");
+        redis::cmd("ZADD").arg("i{together}").arg(1).arg(name).exec(&mut inside).unwrap();
+    }
     redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut inside).unwrap();
     assert!(!shared(&node, "together x"), "reading the register is forbidden");
     assert_eq!(command_stats(&mut inside, "evalsha").calls, 1);
@@ -82,10 +90,10 @@ fn foreign_values_are_replaced() {
     let redis = Redis::start();
     let mut inside = redis.connection();
     let (_limits, node) = start(&redis.url());
-    for key in ["b{spread:own}", "m{together}x", "d{shared}", "g"] {
+    for key in ["b{spread:own}", "b{together:x}", "d{shared}", "g"] {
         redis::cmd("SET").arg(key).arg("no state").exec(&mut inside).unwrap();
     }
-    for key in ["b{spread:x}", "m{together}own", "r{together}"] {
+    for key in ["b{spread:x}", "b{together:own}", "i{together}"] {
         redis::cmd("DEL").arg(key).exec(&mut inside).unwrap();
         redis::cmd("RPUSH").arg(key).arg("no").arg("state").exec(&mut inside).unwrap();
     }
@@ -120,8 +128,9 @@ fn connections_that_died_idle_cost_no_decision() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let mut inside = redis.connection();
-    // Two lanes each for gRPC, HTTP and background tasks, and the heartbeat's connection.
-    const CONNECTIONS: usize = 7;
+    // Two lanes each for gRPC, HTTP and background tasks, and one connection each of the heartbeat,
+    // of the kill switch, and of the key of browsers' sessions.
+    const CONNECTIONS: usize = 9;
     let (_limits, node) = start_with(&redis.url(), &["--threads", "1"]);
     assert!(shared(&node, "spread x"));
     let clients = |inside: &mut redis::Connection| -> Vec<String> {
@@ -136,8 +145,8 @@ fn connections_that_died_idle_cost_no_decision() {
         before.len() == CONNECTIONS
     });
     redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
-    // No requests are sent meanwhile.
-    eventually("the connections are replaced", Duration::from_secs(3), || {
+    // No requests are sent meanwhile. The key of sessions is looked at every other second.
+    eventually("the connections are replaced", Duration::from_secs(5), || {
         let now = clients(&mut inside);
         now.len() == CONNECTIONS && now.iter().all(|id| !before.contains(id))
     });
@@ -174,18 +183,13 @@ fn a_slow_network_does_not_make_health_flap() {
 async fn a_stalled_node_does_not_count_the_store_as_down() {
     const TIMEOUT: Duration = Duration::from_millis(50);
     let redis = Redis::start();
-    let Ok(StoreUrl::Redis(url)) = redis.url().parse() else { panic!("{}", redis.url()) };
-    let classes = StoreError::ALL.map(StoreError::class);
-    let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
-    let connector = Connector::new(Servers::single(&url).unwrap(), TIMEOUT, Arc::clone(&health));
-    connector.greet("test").await;
-    assert!(health.is_up());
+    let (connector, health) = store_with_health(&redis.url(), TIMEOUT, &Metrics::new()).await;
     let service = Arc::new(Service::new(connector.open(), ManualClock::new(START), LIMITS));
     let query = Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
     // The first decision connects and loads the script.
     let mut ready = false;
     for _ in 0..50 {
-        connector.greet("test").await;
+        connector.register("test").await;
         ready = service.allow.allow(&query).await.is_ok_and(|answer| !answer.degraded);
         if ready {
             break;
@@ -207,6 +211,143 @@ async fn a_stalled_node_does_not_count_the_store_as_down() {
         assert!(health.is_up());
     }
     println!("{degraded} of 30 decisions were degraded");
+}
+
+/// Connects a store with this timeout through `url`, and its health. Its lanes have no connection.
+pub(crate) async fn store_with_health(
+    url: &str,
+    timeout: Duration,
+    metrics: &Metrics,
+) -> (Connector, Arc<Health>) {
+    let Ok(StoreUrl::Redis(url)) = url.parse() else { panic!("{url}") };
+    let classes = StoreError::ALL.map(StoreError::class);
+    let health = Arc::new(Health::new(StoreMetrics::new(metrics, classes)));
+    let connector = Connector::new(Servers::single(&url).unwrap(), timeout, Arc::clone(&health));
+    connector.register("test").await;
+    assert!(health.is_up());
+    (connector, health)
+}
+
+/// A bucket that does not gain a token during a test.
+const SLOW: &str = "global_default_bucket: { size: 1000, fill_rate: 1/d }";
+
+const ONE_TOKEN: Query<'_> =
+    Query { namespace: "nowhere", bucket: "x", tokens: 1, max_wait_ms: None };
+
+/// Its lane connects for longer than the caller waits.
+#[tokio::test]
+async fn a_caller_that_got_another_answer_takes_no_tokens() {
+    let redis = Redis::start();
+    let proxy = FaultProxy::to(redis.port());
+    let (connector, _) =
+        store_with_health(&proxy.url(), Duration::from_millis(200), &Metrics::new()).await;
+    let service = Service::new(connector.open(), ManualClock::new(START), SLOW);
+    proxy.set(Fault::NoReplies);
+    assert!(service.allow.allow(&ONE_TOKEN).await.unwrap().degraded);
+    proxy.set(Fault::Nothing);
+    let mut answer = service.allow.allow(&ONE_TOKEN).await.unwrap();
+    let mut limit = PollLimit::new(Duration::from_secs(10));
+    while answer.degraded {
+        limit.check("decisions are shared");
+        connector.register("test").await;
+        answer = service.allow.allow(&ONE_TOKEN).await.unwrap();
+    }
+    assert!((answer.tokens_available - 999.0).abs() < 0.1, "{}", answer.tokens_available);
+}
+
+/// One slow reply says nothing about the server; silence towards all connections does.
+#[tokio::test]
+async fn a_short_stall_does_not_count_the_store_as_down() {
+    const TIMEOUT: Duration = Duration::from_secs(1);
+    let redis = Redis::start();
+    let proxy = FaultProxy::to(redis.port());
+    let (connector, health) = store_with_health(&proxy.url(), TIMEOUT, &Metrics::new()).await;
+    let service = Service::new(connector.open(), ManualClock::new(START), SLOW);
+    assert!(!service.allow.allow(&ONE_TOKEN).await.unwrap().degraded);
+    for _ in 0..2 {
+        proxy.set(Fault::NoReplies);
+        assert!(service.allow.allow(&ONE_TOKEN).await.unwrap().degraded, "one timeout");
+        proxy.set(Fault::Nothing);
+        assert!(health.is_up());
+        while service.allow.allow(&ONE_TOKEN).await.unwrap().degraded {
+            assert!(health.is_up());
+        }
+    }
+    proxy.set(Fault::NoReplies);
+    let mut limit = PollLimit::new(Duration::from_secs(10));
+    while health.is_up() {
+        limit.check("the store counts as down");
+        assert!(service.allow.allow(&ONE_TOKEN).await.unwrap().degraded);
+    }
+}
+
+#[test]
+fn a_renamed_command_is_a_fault_of_the_server() {
+    let _machine = reserve_quarter();
+    let redis = Redis::start_with(&["--rename-command", "EVALSHA", "RENAMED"]);
+    let limits = LimitsFile::new(LIMITS);
+    let node = Node::start(&limits.path(), &["--store", &redis.url()]);
+    let said = |logged: &[serde_json::Value], text: &str| {
+        let has =
+            |line: &&serde_json::Value| line["message"].as_str().is_some_and(|m| m.contains(text));
+        logged.iter().filter(has).count()
+    };
+    // Such a line is logged once a second at most, and read a moment after it was written.
+    let mut logged = Vec::new();
+    eventually("the fault is logged", TEST_TIMEOUT, || {
+        assert!(!shared(&node, "nowhere x"));
+        logged.extend(node.logged());
+        said(&logged, "no answer from the store") > 0
+    });
+    assert_eq!(said(&logged, "refused one decision"), 0, "{logged:#?}");
+}
+
+/// Each request of a refused call is counted, and a heartbeat finds that the server still refuses.
+#[tokio::test]
+async fn a_server_that_forbids_scripts_stays_down() {
+    let redis = Redis::start();
+    let mut inside = redis.connection();
+    let mut set_rights = |rights: &[&str]| {
+        redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
+    };
+    set_rights(&["on", ">secret", "~*", "+@all"]);
+    let metrics = Metrics::new();
+    let url = redis.url().replace("://", "://limited:secret@");
+    let (connector, health) = store_with_health(&url, TEST_TIMEOUT, &metrics).await;
+    let (store, terms) = (connector.open(), BucketLimit::default().terms());
+    let requests = ["a", "b", "c"].map(|name| BucketRequest {
+        caller: None,
+        namespace: "ns",
+        name,
+        kind: BucketKind::Configured,
+        terms: &terms,
+        max_idle_ms: None,
+        tokens: 1,
+        action: TokenAction::TakeAvailable,
+        prefetch: None,
+        rewrite: false,
+    });
+    let all_are = async |expected: Result<(), StoreError>| {
+        let outcomes = store.decide(&requests).await;
+        assert!(outcomes.iter().all(|one| one.map(drop) == expected), "{outcomes:?}");
+    };
+    let refused = || {
+        let scrape = Scrape::parse(&metrics.render());
+        scrape.sum("tollgate_store_errors_total", &[("class", "refused")])
+    };
+    all_are(Ok(())).await;
+    set_rights(&["-evalsha"]);
+    all_are(Err(StoreError::Refused)).await;
+    assert_eq!(refused(), 3.0);
+    for heartbeat in 1..=3 {
+        connector.register("test").await;
+        assert!(!health.is_up());
+        assert_eq!(refused(), 3.0 + f64::from(heartbeat));
+    }
+    all_are(Err(StoreError::Unreachable)).await;
+    set_rights(&["+evalsha"]);
+    connector.register("test").await;
+    all_are(Ok(())).await;
 }
 
 fn is_back(line: &serde_json::Value) -> bool {

@@ -6,6 +6,8 @@
 mod cluster;
 mod corrupt;
 mod faults;
+mod places;
+mod registers;
 mod sentinel;
 mod tls;
 mod topology;

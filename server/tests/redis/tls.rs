@@ -334,7 +334,7 @@ fn tls_faults_are_logged_with_advice() {
     let strange = other.client("strange", &["cn:node"]);
     let strange =
         ["--store-cert-file", text(&strange.cert), "--store-key-file", text(&strange.key)];
-    let signer = "name who has signed Redis' certificate with --store-ca-file";
+    let signer = "set --store-ca-file to the CA that signed Redis' certificate";
     let cases: [(String, Vec<&str>, [&str; 2]); 9] = [
         (
             at("rediss", secure.port),
@@ -349,30 +349,29 @@ fn tls_faults_are_logged_with_advice() {
         (
             at("rediss", misnamed.port),
             trusting.to_vec(),
-            ["redis.example", "call Redis in --store by a name that is in its certificate"],
+            ["redis.example", "use a host name in --store that Redis' certificate covers"],
         ),
         (
             at("redis", secure.port),
             Vec::new(),
-            ["class=\"unreachable\"", "see that this port of Redis speaks no TLS"],
+            ["class=\"unreachable\"", "see that this port does not use TLS"],
         ),
-        (at("redis-cluster", secure.port), Vec::new(), ["", "speak no TLS at these ports"]),
-        (
-            at("rediss-cluster", free_port()),
-            trusting.to_vec(),
-            ["", "and speak TLS at these ports"],
-        ),
+        (at("redis-cluster", secure.port), Vec::new(), ["", "do not use TLS at these ports"]),
+        (at("rediss-cluster", free_port()), trusting.to_vec(), ["", "and use TLS at these ports"]),
         // Redis' answer to a handshake depends on its random bytes.
         (plain.url().replace("redis://", "rediss://"), trusting.to_vec(), ["", "port for TLS"]),
         (
             at("rediss", asking.port),
             trusting.to_vec(),
-            ["CertificateRequired", "with --store-cert-file and --store-key-file: it wants one"],
+            [
+                "CertificateRequired",
+                "set --store-cert-file and --store-key-file, and restart the node",
+            ],
         ),
         (
             at("rediss", asking.port),
             [&trusting[..], &strange].concat(),
-            ["received fatal alert", "signed by who is in its tls-ca-cert-file"],
+            ["received fatal alert", "signed by a CA in Redis' tls-ca-cert-file"],
         ),
     ];
     let nodes: Vec<_> = cases

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::config::model::{Bucket, Limits, Namespace, ResourceTemplate, Unconfigured};
+use crate::config::model::{Bucket, Limits, ResourceTemplate, Unconfigured};
 use crate::config::{self, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics};
@@ -28,16 +28,8 @@ pub struct Snapshot {
     capacity_meters: Vec<CapacityMetrics>,
     /// By template index.
     resource_counts: Vec<Arc<ResourceCount>>,
-    /// By namespace: open while the store may still hold bucket states in the namespace's other
-    /// layout. The layout depends on whether the namespace bounds its dynamic buckets.
-    layout_windows: HashMap<Box<str>, Arc<Window>>,
-    /// The windows of `layout_windows` by bucket index, for fast lookup.
-    bucket_layout_windows: Vec<Arc<Window>>,
-    /// By bucket index: open while the store may still hold states whose expiry was computed from
-    /// other limits.
-    expiry_windows: Vec<Arc<Window>>,
-    /// The layouts to report to the store. Each window is open while the store may still hold
-    /// states in another layout.
+    /// By bucket index: the layout to report to the store, and a window that is open while the store
+    /// may still hold states in another layout.
     pub(super) layouts: Vec<(Layout, Arc<Window>)>,
     /// The buckets and templates that have metrics under these limits.
     pub(super) defined: Defined,
@@ -51,8 +43,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    fn new(length_us: f64) -> Arc<Self> {
-        Arc::new(Self { began: Instant::now(), until_us: AtomicU64::new(length_us as u64) })
+    fn new(length_us: f64) -> Self {
+        Self { began: Instant::now(), until_us: AtomicU64::new(length_us as u64) }
     }
 
     fn is_open(&self) -> bool {
@@ -81,53 +73,38 @@ impl Snapshot {
     /// `previous`: the snapshot that this one replaces; `None` at the start of the node.
     pub(super) fn new(parsed: config::Parsed, previous: Option<&Self>, metrics: &Metrics) -> Self {
         let config::Parsed { limits, notices } = parsed;
-        let layout_windows: HashMap<_, _> = limits
-            .namespaces
-            .iter()
-            .map(|(name, owner)| (name.clone(), layout_window(name, owner, previous)))
-            .collect();
         let definitions = definitions(&limits);
-        let closed = Window::new(0.0);
-        let layout_window_of = |definition: &Definition<'_>| {
-            Arc::clone(layout_windows.get(definition.namespace).unwrap_or(&closed))
+        let known: HashMap<u64, &(Layout, Arc<Window>)> = previous
+            .map(|previous| {
+                previous.layouts.iter().map(|known| (known.0.bucket_hash, known)).collect()
+            })
+            .unwrap_or_default();
+        let layout = |definition: &Definition<'_>| {
+            let layout = definition.layout();
+            let window = match known.get(&layout.bucket_hash) {
+                // What the store has said of an unchanged layout still holds.
+                Some((same, window)) if *same == layout => Arc::clone(window),
+                // Until the store has said otherwise, there may be states in another layout.
+                _ => Arc::new(Window::new(definition.bucket.terms.longest_life_us())),
+            };
+            (layout, window)
         };
-        // Other limits may have given states an earlier expiry than these limits need.
-        let expiry_windows: Vec<_> = definitions
-            .iter()
-            .map(|definition| Window::new(definition.bucket.terms.longest_life_us()))
-            .collect();
-        let namespace_layouts = limits.namespaces.iter().map(|(name, owner)| {
-            (namespace_layout(name, owner), Arc::clone(&layout_windows[name]))
-        });
-        let bucket_layouts = definitions
-            .iter()
-            .zip(&expiry_windows)
-            .map(|(definition, window)| (definition.layout(), Arc::clone(window)));
         Self {
-            layouts: namespace_layouts.chain(bucket_layouts).collect(),
-            bucket_layout_windows: definitions.iter().map(layout_window_of).collect(),
+            layouts: definitions.iter().map(layout).collect(),
             meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
             capacity_meters: capacity_meters(&limits.resources, metrics),
             resource_counts: resource_counts(&limits.resources, previous),
             defined: defined(&definitions, &limits.resources),
             notices,
-            layout_windows,
-            expiry_windows,
             limits,
         }
     }
 
-    /// Whether the store may still hold states of `bucket` in the layout that its namespace had
-    /// before; see [`crate::store::BucketRequest::moved`]. `bucket` must belong to this snapshot.
-    pub fn may_have_moved(&self, bucket: &Bucket) -> bool {
-        self.bucket_layout_windows[bucket.index].is_open()
-    }
-
-    /// Whether the store may still hold states of `bucket` whose expiry was computed from other
-    /// limits; see [`crate::store::BucketRequest::rewrite`]. A node that has just started assumes
-    /// so. `bucket` must belong to this snapshot.
-    pub fn may_have_old_expiries(&self, bucket: &Bucket) -> bool {
-        self.expiry_windows[bucket.index].is_open()
+    /// Whether the store may still hold states of `bucket` in another layout; see
+    /// [`crate::store::BucketRequest::rewrite`]. A node that has just started assumes so. `bucket`
+    /// must belong to this snapshot.
+    pub fn may_have_other_layouts(&self, bucket: &Bucket) -> bool {
+        self.layouts[bucket.index].1.is_open()
     }
 
     /// The metrics of `bucket`, which must belong to this snapshot.
@@ -154,6 +131,8 @@ struct Definition<'a> {
     name: &'a str,
     /// Whether it is a template of dynamic buckets.
     is_template: bool,
+    /// Whether the number of these dynamic buckets is bounded.
+    is_bounded: bool,
 }
 
 impl Definition<'_> {
@@ -162,9 +141,10 @@ impl Definition<'_> {
         let terms = &self.bucket.terms;
         let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
         Layout {
-            of: hash((self.namespace, self.name)),
-            is: hash((times, self.bucket.limit.max_idle_ms)),
+            bucket_hash: hash((self.namespace, self.name)),
+            settings_hash: hash((times, self.bucket.limit.max_idle_ms)),
             life: Duration::from_micros(terms.longest_life_us() as u64),
+            registered_in: self.is_bounded.then(|| self.namespace.into()),
         }
     }
 
@@ -180,37 +160,28 @@ impl Definition<'_> {
 /// All definitions, by bucket index.
 fn definitions(limits: &Limits) -> Vec<Definition<'_>> {
     let mut definitions = Vec::new();
-    let mut define = |bucket, namespace, name, is_template| {
-        definitions.push(Definition { bucket, namespace, name, is_template });
+    let mut define = |bucket, namespace, name, is_template, is_bounded| {
+        definitions.push(Definition { bucket, namespace, name, is_template, is_bounded });
     };
     if let Some(bucket) = &limits.global_default {
-        define(bucket, "", GLOBAL_DEFAULT_BUCKET, false);
+        define(bucket, "", GLOBAL_DEFAULT_BUCKET, false, false);
     }
     for (namespace, owner) in &limits.namespaces {
         for (name, bucket) in &owner.buckets {
-            define(bucket, namespace, name, false);
+            define(bucket, namespace, name, false, false);
         }
         match &owner.unconfigured {
             Unconfigured::GlobalDefault => {}
             Unconfigured::NamespaceDefault(bucket) => {
-                define(bucket, namespace, DEFAULT_BUCKET, false)
+                define(bucket, namespace, DEFAULT_BUCKET, false, false)
             }
-            Unconfigured::Dynamic { template, .. } => {
-                define(template, namespace, DYNAMIC_TEMPLATE, true)
+            Unconfigured::Dynamic { template, max_buckets } => {
+                define(template, namespace, DYNAMIC_TEMPLATE, true, max_buckets.is_some())
             }
         }
     }
     definitions.sort_by_key(|definition| definition.bucket.index);
     definitions
-}
-
-/// How the bucket states of a namespace are stored.
-fn namespace_layout(name: &str, owner: &Namespace) -> Layout {
-    Layout {
-        of: hash(("namespace", name)),
-        is: hash(owner.bounds_dynamic_buckets()),
-        life: Duration::from_micros(longest_life_us(owner.named_buckets()) as u64),
-    }
 }
 
 /// The metrics of each template.
@@ -251,24 +222,6 @@ fn resource_count(template: &ResourceTemplate, previous: Option<&Snapshot>) -> A
         Some(Arc::clone(&previous.resource_counts[index]))
     });
     kept.unwrap_or_default()
-}
-
-/// The window in which states of the namespace may still exist in its other layout. A new window
-/// closes when every state from before must have expired.
-fn layout_window(name: &str, owner: &Namespace, previous: Option<&Snapshot>) -> Arc<Window> {
-    let old = previous.and_then(|previous| previous.limits.namespaces.get(name));
-    if let (Some(old), Some(previous)) = (old, previous)
-        && old.bounds_dynamic_buckets() == owner.bounds_dynamic_buckets()
-        && let Some(window) = previous.layout_windows.get(name)
-    {
-        return Arc::clone(window);
-    }
-    let both = old.into_iter().chain([owner]);
-    Window::new(longest_life_us(both.flat_map(Namespace::named_buckets)))
-}
-
-fn longest_life_us<'a>(buckets: impl Iterator<Item = &'a Bucket>) -> f64 {
-    buckets.map(|bucket| bucket.terms.longest_life_us()).fold(0.0, f64::max)
 }
 
 /// A hash that is equal on all nodes of one build. If another build computes another hash, that

@@ -3,66 +3,56 @@
 //!
 //! | key | what | hash tag |
 //! |---|---|---|
-//! | `b{ns:bucket}` | a bucket's state, where the namespace does not bound its dynamic buckets | the whole name, so that they spread over all slots |
-//! | `m{ns}bucket` | a bucket's state, where it does | the namespace: one slot, so that the bound is exact |
-//! | `r{ns}` | that namespace's register of dynamic buckets | the namespace |
+//! | `b{ns:bucket}` | the state of a configured or dynamic bucket | the whole name, so that they spread over all slots |
+//! | `i{ns}` | the register of a namespace that bounds its dynamic buckets | the namespace |
 //! | `d{ns}` | the namespace's default bucket | the namespace |
 //! | `g` | the global default bucket | – |
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
-//! | `w{resource}` | its holders by what they want | the resource |
-//! | `e{resource}` | its holders by when their leases expire | the resource |
-//! | `p{resource}` | where there is a parent: its lease, and what is wanted by priority | the resource |
-//! | `x` | how nodes store states, and since when | – |
-//! | `t` | where there is a parent: the node that renews leases | – |
-//! | `l` | the resources that somebody holds a lease on | none, or the server's |
-//! | `o` | since when the store has had its state | none, or the server's |
-//! | `n` | the nodes that are alive | none, or the server's |
+//! | `w{resource}` | its holders by their wants | the resource |
+//! | `e{resource}` | its holders by the expiry of their leases | the resource |
+//! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
+//! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
+//! | `t` | with a parent: the node that renews leases | – |
+//! | `l` | the resources with at least one lease | none, or the server's |
+//! | `o` | the birth of the store: since when it has had its state | none, or the server's |
+//! | `n` | the live nodes | none, or the server's |
 //!
-//! In a cluster each server has the last three for itself (`l{tag}`, …), under a tag that the
-//! highest of its slots is hashed from: each may lose its memory alone, and what is about all
-//! of its resources or nodes must not wait for another.
+//! In a cluster each server has its own copy of the last three (`l{tag}`, …), with a tag that hashes
+//! to the highest of its slots: one server may lose its memory while the others keep theirs, and
+//! what is asked about its resources or nodes must not wait for another server.
 //!
-//! Two names never make the same key, nor can a name move a key out of its slot: inside the
-//! braces `%`, `{` and `}` are written `%25`, `%7B` and `%7D`, and a namespace has no `:`.
-//! A namespace that begins to bound its dynamic buckets, or ceases to, changes its layout. For as
-//! long as a state from before can live, decisions are told what stands under the other key (the
-//! twin, read in a call of its own: it is in another slot), and the lower balance counts.
+//! Different names have different keys, and no name can move a key to another slot: inside the
+//! braces `%`, `{` and `}` are escaped as `%25`, `%7B` and `%7D`, and a namespace has no `:`. Names in a
+//! register are escaped in the same way.
 //!
-//! Letters are all that separates tollgate's keys from others', for the sake of memory: give
-//! it a Redis, or at least a database, of its own.
+//! Keys have no longer prefix, to save memory: give tollgate a Redis, or at least a database, of its
+//! own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 
 use crate::domain::bucket::BucketKind;
 
-/// The keys of one decision, in the order of `lua/allow.lua`. They share a hash tag.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Keys {
-    pub(super) state: Vec<u8>,
-    pub(super) register: Option<Vec<u8>>,
-}
-
-/// The keys that a server has for itself.
+/// The keys of which each server has its own copy.
 #[derive(Clone, Debug)]
-pub(super) struct ServerKeys {
-    /// The nodes that are alive.
+pub(crate) struct ServerKeys {
+    /// The live nodes.
     pub(super) nodes: Box<str>,
-    /// Since when the store has had its state.
+    /// The birth of the store.
     pub(super) birth: Box<str>,
-    /// The resources that somebody holds a lease on.
+    /// The resources with at least one lease.
     pub(super) resources: Box<str>,
-    /// What the node knows of the birth.
-    pub(super) known: Arc<Birth>,
+    /// The birth as this node last saw it.
+    pub(super) birth_seen: Arc<Birth>,
 }
 
-/// When a server was born, in µs, as far as a node knows.
+/// The birth of a server, in µs since the epoch, as this node knows it.
 #[derive(Debug, Default)]
 pub(super) struct Birth {
-    /// As it said last; 0: it has not said yet.
+    /// The server's last answer; 0: none yet.
     last: AtomicI64,
-    /// If its key is a new one because the server has given away the slot of the one before, and
-    /// has not been told yet; else 0.
+    /// The birth under the server's former key, until the server has it under its new one; else 0.
+    /// The key changes when the server gives away the slot of its tag.
     inherited: AtomicI64,
 }
 
@@ -80,7 +70,7 @@ impl Birth {
         self.inherited.load(Ordering::Relaxed)
     }
 
-    /// The server has said it.
+    /// Records the server's answer.
     pub(super) fn told(&self, born: i64) {
         self.last.store(born, Ordering::Relaxed);
         self.inherited.store(0, Ordering::Relaxed);
@@ -88,23 +78,28 @@ impl Birth {
 }
 
 impl ServerKeys {
-    /// `tag`: what hashes to that server; empty where there is but one.
-    pub(super) fn new(tag: &str, known: Birth) -> Self {
+    /// `tag`: hashes to the server; empty without a cluster.
+    pub(super) fn new(tag: &str, birth_seen: Birth) -> Self {
         let key = |letter: &str| match tag {
             "" => letter.into(),
             tag => format!("{letter}{{{tag}}}").into(),
         };
-        Self { nodes: key("n"), birth: key("o"), resources: key("l"), known: known.into() }
+        Self {
+            nodes: key("n"),
+            birth: key("o"),
+            resources: key("l"),
+            birth_seen: birth_seen.into(),
+        }
     }
 
-    /// Of a server that has no slot yet, and so no room for any.
-    pub(super) fn none(known: Birth) -> Self {
+    /// The keys of a server that has no slot yet: none.
+    pub(super) fn none(birth_seen: Birth) -> Self {
         let none = Box::<str>::default;
-        Self { nodes: none(), birth: none(), resources: none(), known: known.into() }
+        Self { nodes: none(), birth: none(), resources: none(), birth_seen: birth_seen.into() }
     }
 }
 
-/// How nodes store states.
+/// The layouts in which nodes store states.
 pub(super) const LAYOUTS: &str = "x";
 
 /// The node that renews leases from the parent.
@@ -120,55 +115,42 @@ pub(super) struct ResourceKeys {
 
 impl ResourceKeys {
     pub(super) fn new(resource: &str) -> Self {
-        let key = |letter| tagged(letter, resource, None, "");
+        let key = |letter| tagged(letter, resource, None);
         Self { holders: key(b'h'), by_wants: key(b'w'), by_expiry: key(b'e'), upstream: key(b'p') }
     }
 }
 
-impl Keys {
-    pub(super) fn new(kind: BucketKind, namespace: &str, name: &str) -> Self {
-        match kind {
-            BucketKind::GlobalDefault => Self { state: b"g".to_vec(), register: None },
-            BucketKind::NamespaceDefault => {
-                Self { state: tagged(b'd', namespace, None, ""), register: None }
-            }
-            _ if bounded(kind) => Self {
-                state: together(namespace, name),
-                register: Some(tagged(b'r', namespace, None, "")),
-            },
-            _ => Self { state: spread(namespace, name), register: None },
-        }
-    }
-}
-
-/// A bucket's key under the layout that its namespace does not have now, if it has a name. It
-/// is in another slot, so it can't be part of the decision.
-pub(super) fn twin(kind: BucketKind, namespace: &str, name: &str) -> Option<Vec<u8>> {
+/// The key of a bucket's state.
+pub(super) fn state(kind: BucketKind, namespace: &str, name: &str) -> Vec<u8> {
     match kind {
-        BucketKind::GlobalDefault | BucketKind::NamespaceDefault => None,
-        _ if bounded(kind) => Some(spread(namespace, name)),
-        _ => Some(together(namespace, name)),
+        BucketKind::GlobalDefault => b"g".to_vec(),
+        BucketKind::NamespaceDefault => tagged(b'd', namespace, None),
+        BucketKind::Configured | BucketKind::Dynamic { .. } => tagged(b'b', namespace, Some(name)),
     }
 }
 
-fn bounded(kind: BucketKind) -> bool {
-    matches!(
-        kind,
-        BucketKind::Configured { bounded: true } | BucketKind::Dynamic { max_buckets: Some(_) }
-    )
+/// The register of a namespace's dynamic buckets.
+pub(super) fn register(namespace: &str) -> Vec<u8> {
+    tagged(b'i', namespace, None)
 }
 
-fn spread(namespace: &str, name: &str) -> Vec<u8> {
-    tagged(b'b', namespace, Some(name), "")
+/// A bucket's name as it is in the register of its namespace.
+pub(super) fn registered_name(name: &str) -> Vec<u8> {
+    let mut escaped = Vec::with_capacity(name.len());
+    escape(name, &mut escaped);
+    escaped
 }
 
-fn together(namespace: &str, name: &str) -> Vec<u8> {
-    tagged(b'm', namespace, None, name)
+/// The key of a bucket's state, by the bucket's name in the register of its namespace.
+pub(super) fn registered_state(namespace: &str, registered_name: &[u8]) -> Vec<u8> {
+    let mut key = tagged(b'b', namespace, Some(""));
+    key.pop();
+    [&key, registered_name, b"}"].concat()
 }
 
-fn tagged(letter: u8, namespace: &str, name: Option<&str>, after: &str) -> Vec<u8> {
+fn tagged(letter: u8, namespace: &str, name: Option<&str>) -> Vec<u8> {
     let name_len = name.map_or(0, |name| name.len() + 1);
-    let mut key = Vec::with_capacity(3 + namespace.len() + name_len + after.len());
+    let mut key = Vec::with_capacity(3 + namespace.len() + name_len);
     key.extend([letter, b'{']);
     escape(namespace, &mut key);
     if let Some(name) = name {
@@ -176,7 +158,6 @@ fn tagged(letter: u8, namespace: &str, name: Option<&str>, after: &str) -> Vec<u
         escape(name, &mut key);
     }
     key.push(b'}');
-    key.extend(after.as_bytes());
     key
 }
 
@@ -197,8 +178,7 @@ mod tests {
 
     use super::*;
 
-    const SPREAD: BucketKind = BucketKind::Dynamic { max_buckets: None };
-    const TOGETHER: BucketKind = BucketKind::Dynamic { max_buckets: Some(1) };
+    const DYNAMIC: BucketKind = BucketKind::Dynamic { max_buckets: None };
 
     /// What Redis Cluster hashes: from the first `{` to the next `}`, if anything is between.
     fn tag(key: &[u8]) -> &[u8] {
@@ -211,17 +191,15 @@ mod tests {
 
     #[test]
     fn schema() {
-        let keys = |kind| Keys::new(kind, "ns", "a:b}");
-        let text = |key: Option<Vec<u8>>| String::from_utf8(key.unwrap()).unwrap();
-        let twin = |kind| text(twin(kind, "ns", "a:b}"));
-        assert_eq!(text(Some(keys(SPREAD).state)), "b{ns:a:b%7D}");
-        assert_eq!(keys(SPREAD).register, None);
-        assert_eq!(twin(SPREAD), "m{ns}a:b}");
-        assert_eq!(text(Some(keys(TOGETHER).state)), "m{ns}a:b}");
-        assert_eq!(text(keys(TOGETHER).register), "r{ns}");
-        assert_eq!(twin(TOGETHER), "b{ns:a:b%7D}");
-        assert_eq!(text(Some(keys(BucketKind::NamespaceDefault).state)), "d{ns}");
-        assert_eq!(text(Some(keys(BucketKind::GlobalDefault).state)), "g");
+        let text = |key: Vec<u8>| String::from_utf8(key).unwrap();
+        let key = |kind| text(state(kind, "ns", "a:b}"));
+        assert_eq!(key(DYNAMIC), "b{ns:a:b%7D}");
+        assert_eq!(key(BucketKind::Dynamic { max_buckets: Some(1) }), "b{ns:a:b%7D}");
+        assert_eq!(key(BucketKind::Configured), "b{ns:a:b%7D}");
+        assert_eq!(key(BucketKind::NamespaceDefault), "d{ns}");
+        assert_eq!(key(BucketKind::GlobalDefault), "g");
+        assert_eq!(text(register("ns")), "i{ns}");
+        assert_eq!(text(registered_name("a:b}")), "a:b%7D");
     }
 
     /// Text of every kind of byte that text has, and of what means something in a key.
@@ -239,16 +217,13 @@ mod tests {
 
     /// All the keys that come of some names: each with what it is about.
     fn all_keys(namespace: &str, bucket: &str, resource: &str) -> Vec<(Vec<u8>, String)> {
-        let bounded = Keys::new(TOGETHER, namespace, bucket);
-        let default = Keys::new(BucketKind::NamespaceDefault, namespace, bucket).state;
         let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(resource);
-        let pair = format!("{namespace:?} {bucket:?}");
+        let key = |kind| state(kind, namespace, bucket);
         let mut all = vec![
-            (Keys::new(SPREAD, namespace, bucket).state, format!("spread {pair}")),
-            (bounded.state, format!("together {pair}")),
-            (bounded.register.unwrap(), format!("register {namespace:?}")),
-            (default, format!("default {namespace:?}")),
-            (Keys::new(BucketKind::GlobalDefault, namespace, bucket).state, "global".to_owned()),
+            (key(DYNAMIC), format!("bucket {namespace:?} {bucket:?}")),
+            (register(namespace), format!("register {namespace:?}")),
+            (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
+            (key(BucketKind::GlobalDefault), "global".to_owned()),
         ];
         for (letter, key) in
             ["h", "w", "e", "p"].iter().zip([holders, by_wants, by_expiry, upstream])
@@ -297,10 +272,14 @@ mod tests {
             for key in [holders, by_wants, by_expiry, upstream] {
                 prop_assert_eq!(tag(&key), escaped(&bucket));
             }
-            let bounded = Keys::new(TOGETHER, &ns, &bucket);
-            prop_assert_eq!(tag(&bounded.state), escaped(&ns));
-            let register = bounded.register.unwrap();
+            let register = register(&ns);
             prop_assert_eq!(tag(&register), escaped(&ns));
+            let key = state(DYNAMIC, &ns, &bucket);
+            prop_assert_eq!(tag(&key), &key[2..key.len() - 1]);
+            // Register and name give the key again, here and in lua/allow.lua.
+            let name = registered_name(&bucket);
+            prop_assert_eq!(&registered_state(&ns, &name), &key);
+            prop_assert_eq!(&key[register.len()..key.len() - 1], name);
         }
 
         #[test]
@@ -309,22 +288,7 @@ mod tests {
             other_ns in "[a%{}]{1,3}", other_bucket in "[a:%{}]{1,4}",
         ) {
             prop_assume!((&ns, &bucket) != (&other_ns, &other_bucket));
-            for kind in [SPREAD, TOGETHER] {
-                let key = Keys::new(kind, &ns, &bucket);
-                let other = Keys::new(kind, &other_ns, &other_bucket);
-                prop_assert_ne!(&key.state, &other.state);
-                prop_assert_ne!(twin(kind, &ns, &bucket), twin(kind, &other_ns, &other_bucket));
-            }
-        }
-
-        #[test]
-        fn one_slot_for_a_bounded_namespace(ns in "[a%{}]{1,4}", bucket in "[a:%{}]{1,4}") {
-            let keys = Keys::new(TOGETHER, &ns, &bucket);
-            let register = keys.register.unwrap();
-            prop_assert_eq!(tag(&keys.state), tag(&register));
-            // An unbounded one spreads by the whole name, braces or not.
-            let spread = Keys::new(SPREAD, &ns, &bucket).state;
-            prop_assert_eq!(tag(&spread), &spread[2..spread.len() - 1]);
+            prop_assert_ne!(state(DYNAMIC, &ns, &bucket), state(DYNAMIC, &other_ns, &other_bucket));
         }
     }
 }

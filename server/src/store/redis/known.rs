@@ -1,66 +1,78 @@
-//! Which names have been asked for before. Names that nobody has seen share one place in a queue
-//! (see `queue`), so that inventing names gains nothing; a name that is asked for again has a place
-//! of its own.
+//! A table of recently used names. In a queue, all new names of a group count as one owner, so
+//! that a client gains nothing from inventing names (see `queue`), and a name that the table has
+//! counts on its own. `registers` has another one, of the buckets that it has registered again.
 //!
-//! A fixed table, so that invented names cost no memory. A name keeps its slot for a while after
-//! its last use: a flood of new names can't drive out those in use.
+//! The table has a fixed size, so that invented names use no memory. A name keeps its entry for a
+//! while after its last use, so that a flood of new names does not evict the names in use.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Slots in the table: 128 kB a store.
-const SLOTS: usize = 16_384;
+/// The number of entries in the table: 128 KiB for each thread's store.
+const ENTRIES: usize = 16_384;
 
-/// A slot is kept for so many seconds after the first use of a name, …
+/// How long an entry is reserved for its name after the first use, in s.
 const NEW_S: u32 = 10;
 
-/// … and after each later use.
+/// How long an entry is reserved for its name after each later use, in s.
 const KEPT_S: u32 = 600;
 
-/// Names that were asked for lately, by hash.
+/// Recently used names, by hash.
 pub(super) struct KnownNames {
-    /// Pairs of slots. The upper half is a part of the name's hash, the lower half the second until
-    /// which no other name takes the slot.
-    slots: Box<[[AtomicU64; 2]]>,
-    began: Instant,
+    /// Entries in pairs: a name may have either entry of its pair. The upper half of an entry is
+    /// the upper half of the name's hash. The lower half is the time until which the entry is
+    /// reserved for the name, in s since `created`, plus 1; 0 if the entry is empty.
+    pairs: Box<[[AtomicU64; 2]]>,
+    created: Instant,
 }
 
 impl KnownNames {
     pub(super) fn new() -> Self {
-        let slots = (0..SLOTS / 2).map(|_| Default::default()).collect();
-        Self { slots, began: Instant::now() }
+        let pairs = (0..ENTRIES / 2).map(|_| Default::default()).collect();
+        Self { pairs, created: Instant::now() }
     }
 
-    /// Notes that a name is asked for at `now`, and tells whether it was before.
+    /// Whether the table has a name.
+    pub(super) fn has(&self, hash: u64) -> bool {
+        let pair = &self.pairs[hash as usize % self.pairs.len()];
+        let upper_hash = hash >> 32 << 32;
+        pair.iter()
+            .map(|entry| entry.load(Ordering::Relaxed))
+            .any(|value| value as u32 > 0 && value >> 32 << 32 == upper_hash)
+    }
+
+    /// Records that a name is used at `now`. Returns whether the table had it already.
     pub(super) fn note(&self, hash: u64, now: Instant) -> bool {
-        let pair = &self.slots[hash as usize % self.slots.len()];
-        let tag = hash >> 32 << 32;
-        // 0 is before every second, so that an empty slot is free.
-        let now_s = seconds(now.duration_since(self.began)).saturating_add(1);
+        let pair = &self.pairs[hash as usize % self.pairs.len()];
+        let upper_hash = hash >> 32 << 32;
+        // Starts at 1, so that an empty entry, whose time is 0, is free.
+        let now_s = seconds(now.duration_since(self.created)).saturating_add(1);
         let mut free = None;
-        for slot in pair {
-            let value = slot.load(Ordering::Relaxed);
+        for entry in pair {
+            let value = entry.load(Ordering::Relaxed);
             let until_s = value as u32;
-            if until_s > 0 && value >> 32 << 32 == tag {
-                let until = tag | u64::from(now_s.saturating_add(KEPT_S));
-                if value != until {
-                    slot.store(until, Ordering::Relaxed);
+            if until_s > 0 && value >> 32 << 32 == upper_hash {
+                let renewed = upper_hash | u64::from(now_s.saturating_add(KEPT_S));
+                // At most one write a second for each name.
+                if value != renewed {
+                    entry.store(renewed, Ordering::Relaxed);
                 }
                 return true;
             }
             if until_s < now_s {
-                free = Some(slot);
+                free = Some(entry);
             }
         }
-        if let Some(slot) = free {
-            slot.store(tag | u64::from(now_s.saturating_add(NEW_S)), Ordering::Relaxed);
+        if let Some(entry) = free {
+            entry.store(upper_hash | u64::from(now_s.saturating_add(NEW_S)), Ordering::Relaxed);
         }
         false
     }
 }
 
+/// Whole seconds of a duration.
 fn seconds(time: Duration) -> u32 {
     u32::try_from(time.as_secs()).unwrap_or(u32::MAX)
 }
@@ -69,7 +81,7 @@ fn seconds(time: Duration) -> u32 {
 mod tests {
     use super::*;
 
-    /// Hashes that differ from each other in both halves.
+    /// The hash of a test's name. Different numbers give hashes that differ in both halves.
     fn hash(number: u64) -> u64 {
         (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -79,11 +91,14 @@ mod tests {
         let (known, now) = (KnownNames::new(), Instant::now());
         assert!(!known.note(hash(1), now));
         assert!(known.note(hash(1), now) && !known.note(hash(2), now));
-        assert!(known.note(hash(1), now + Duration::from_secs(5000)), "nobody has needed its slot");
+        assert!(
+            known.note(hash(1), now + Duration::from_secs(5000)),
+            "no other name has needed its entry"
+        );
     }
 
     #[test]
-    fn a_flood_of_new_names_does_not_drive_out_those_in_use() {
+    fn a_flood_of_new_names_does_not_evict_names_in_use() {
         let (known, began) = (KnownNames::new(), Instant::now());
         assert!(!known.note(hash(0), began));
         for minute in 0..20 {
@@ -96,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_become_free_again() {
+    fn entries_become_free_again() {
         let (known, began) = (KnownNames::new(), Instant::now());
         assert!((0..100_000).filter(|n| known.note(hash(*n), began)).count() < 10);
         let late = 100_000..101_000;

@@ -1,5 +1,5 @@
-//! Leases in Redis: the calls of `lua/lease.lua` and `lua/parent.lua`. What goes to them and what
-//! they reply is in `packed`.
+//! Leases in Redis: the calls of `lua/lease.lua` and `lua/parent.lua`. `packed` encodes their
+//! arguments and decodes their replies.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::keys::{RENEWAL, ResourceKeys, ServerKeys};
-use super::lane::Manner;
-use super::queue::Owner;
-use super::script::{self, Scripted};
-use super::{RedisStore, SHARED, StoreError, To};
+use super::lanes::job::SendMode;
+use super::wire::script::{self, Scripted};
+use super::{RedisStore, SHARED, StoreError, Target};
 use crate::domain::lease::{Holder, ParentLease, Totals};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::{Corrupt, StoreMetrics};
+use crate::store::redis::owner::Owner;
 use crate::store::{
     Cursor, Demand, Grants, LeaseRequest, LeaseStore, LeaseView, Listing, MAX_REQUESTS_PER_CALL,
     Page, freeze_number,
@@ -26,17 +26,18 @@ mod packed;
 #[cfg(test)]
 pub(super) use packed::read_anything;
 use packed::{
-    bytes, demand, encode_bands, field, grant, no_more, packed, parent_lease, rule, totals, view,
+    algorithm_number, bytes, demand, encode_bands, ghosts, grant, holder_field, packed,
+    parent_lease, totals, view,
 };
 
-/// The number on the wire to the scripts of "by the parent's rule".
-const PARENTS_RULE: f64 = 4.0;
+/// The number that the scripts have for "the parent's algorithm".
+const PARENTS_ALGORITHM: f64 = 4.0;
 
-/// What `lua/parent.lua` replies where what is stored makes no sense.
+/// The reply of `lua/parent.lua` if the stored state is corrupt.
 const CORRUPT: i64 = 2;
 
-/// The groups that requests for leases, what is given back, and lists are counted for. No namespace
-/// has a space in its name.
+/// Groups of owners in the queues: of lease requests, of releases, and of lists. They differ from all
+/// namespaces, which have no space in their names.
 const LEASES: &str = "leases of";
 const RELEASES: &str = "given back";
 const LISTS: &str = "lists of resources";
@@ -44,93 +45,119 @@ const LISTS: &str = "lists of resources";
 /// About how many names of resources one command reads.
 const NAMES_PAGE: usize = 500;
 
-/// Holders of one resource that one command reads.
+/// The most holders of a resource that one command reads.
 const PAGE: usize = 128;
 
-/// What the script is to do.
+/// The operation of a call.
 #[derive(Clone, Copy)]
 enum Operation {
     Ask,
     Release,
+    /// Drops expired leases only.
     Drop,
 }
 
-/// A call of `lua/lease.lua`, at that time (`None`: Redis' own). The lane adds the last argument:
-/// how much work the call may do for others.
-fn call(
+/// The numbers of a request, as `lua/lease.lua` describes them. All zero for other operations.
+#[derive(Clone, Copy, Default)]
+struct Numbers {
+    algorithm: f64,
+    capacity: f64,
+    lease_s: f64,
+    learning_s: f64,
+    wants: f64,
+    claimed: f64,
+    claim_expiry_s: f64,
+    learn_for_us: f64,
+    existing_only: bool,
+}
+
+/// A call of `lua/lease.lua` at the time `now` (`None`: the server's own). The lane adds the last
+/// argument: how many expired leases of others the call may drop.
+struct LeaseCall<'a> {
     operation: Operation,
-    resource: &str,
-    (numbers, existing_only): ([f64; 8], bool),
-    holder: &[u8],
-    bands: &[u8],
+    resource: &'a str,
+    numbers: Numbers,
+    /// See [`holder_field`].
+    holder: &'a [u8],
+    /// See [`encode_bands`].
+    bands: &'a [u8],
     from_parent: bool,
-    (now, to): (Option<Micros>, To<'_>),
-) -> Cmd {
-    let keys = ResourceKeys::new(resource);
-    let [rule, capacity, lease, learning, wants, claimed, claim_expiry, learn_for] = numbers;
-    let numbers = packed([
-        operation as u8 as f64,
-        rule,
-        capacity,
-        lease,
-        learning,
-        wants,
-        claimed,
-        claim_expiry,
-        learn_for,
-        f64::from(u8::from(from_parent)),
-        now.map_or(0.0, |now| now.0 as f64),
-        to.server.known.inherited() as f64,
-        to.server.known.last() as f64,
-        f64::from(u8::from(existing_only)),
-    ]);
-    let declared = match to.manner {
-        Manner::Asking => 1,
-        _ if from_parent => 4,
-        _ => 3,
-    };
-    let keys = [keys.holders, keys.by_wants, keys.by_expiry, keys.upstream];
-    let mut cmd = Scripted::Lease.call(declared);
-    cmd.arg(&keys[..declared]);
-    cmd.arg(numbers).arg(holder).arg(bands).arg(resource);
-    cmd.arg(&*to.server.birth).arg(&*to.server.resources);
-    cmd.arg(&keys[declared..]);
-    cmd
-}
-
-fn ask(ask: &LeaseRequest<'_>, now: Option<Micros>, to: To<'_>) -> Cmd {
-    let (rules, request) = (&ask.rules, &ask.holder_request);
-    let (claimed, claim_expiry) =
-        request.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
-    let numbers = [
-        rules.algorithm.map_or(PARENTS_RULE, rule),
-        rules.capacity,
-        rules.lease_s as f64,
-        rules.learning_s as f64,
-        request.bands.iter().map(|band| band.wants).sum(),
-        claimed,
-        claim_expiry,
-        request.learn_for_us as f64,
-    ];
-    let bands = encode_bands(request.bands);
-    let holder = field(request.holder);
-    let numbers = (numbers, ask.existing_only);
-    call(Operation::Ask, ask.resource, numbers, &holder, &bands, rules.from_parent, (now, to))
-}
-
-/// A call that needs no numbers.
-fn other(
-    operation: Operation,
-    resource: &str,
-    holder: &[u8],
     now: Option<Micros>,
-    to: To<'_>,
-) -> Cmd {
-    call(operation, resource, ([0.0; 8], false), holder, b"", false, (now, to))
 }
 
-/// What a command that reads several replies; where something of another type stands, there is
-/// nothing.
+impl<'a> LeaseCall<'a> {
+    /// A call that needs no numbers.
+    fn without_numbers(
+        operation: Operation,
+        resource: &'a str,
+        holder: &'a [u8],
+        now: Option<Micros>,
+    ) -> Self {
+        let numbers = Numbers::default();
+        Self { operation, resource, numbers, holder, bands: b"", from_parent: false, now }
+    }
+
+    fn cmd(&self, target: Target<'_>) -> Cmd {
+        let (numbers, server) = (&self.numbers, target.server);
+        let numbers = packed([
+            self.operation as u8 as f64,
+            numbers.algorithm,
+            numbers.capacity,
+            numbers.lease_s,
+            numbers.learning_s,
+            numbers.wants,
+            numbers.claimed,
+            numbers.claim_expiry_s,
+            numbers.learn_for_us,
+            f64::from(u8::from(self.from_parent)),
+            self.now.map_or(0.0, |now| now.0 as f64),
+            server.birth_seen.inherited() as f64,
+            server.birth_seen.last() as f64,
+            f64::from(u8::from(numbers.existing_only)),
+        ]);
+        let declared = match target.mode {
+            SendMode::Asking => 1,
+            _ if self.from_parent => 4,
+            _ => 3,
+        };
+        let keys = ResourceKeys::new(self.resource);
+        let keys = [keys.holders, keys.by_wants, keys.by_expiry, keys.upstream];
+        let mut cmd = Scripted::Lease.call(declared);
+        cmd.arg(&keys[..declared]);
+        cmd.arg(numbers).arg(self.holder).arg(self.bands).arg(self.resource);
+        cmd.arg(&*server.birth).arg(&*server.resources);
+        cmd.arg(&keys[declared..]);
+        cmd
+    }
+}
+
+fn ask(ask: &LeaseRequest<'_>, now: Option<Micros>, target: Target<'_>) -> Cmd {
+    let (rules, request) = (&ask.rules, &ask.holder_request);
+    let (claimed, claim_expiry_s) =
+        request.claim.map_or((0.0, 0.0), |claim| (claim.capacity, claim.expiry_s as f64));
+    let call = LeaseCall {
+        operation: Operation::Ask,
+        resource: ask.resource,
+        numbers: Numbers {
+            algorithm: rules.algorithm.map_or(PARENTS_ALGORITHM, algorithm_number),
+            capacity: rules.capacity,
+            lease_s: rules.lease_s as f64,
+            learning_s: rules.learning_s as f64,
+            wants: request.bands.iter().map(|band| band.wants).sum(),
+            claimed,
+            claim_expiry_s,
+            learn_for_us: request.learn_for_us as f64,
+            existing_only: ask.existing_only,
+        },
+        holder: &holder_field(request.holder),
+        bands: &encode_bands(request.bands),
+        from_parent: rules.from_parent,
+        now,
+    };
+    call.cmd(target)
+}
+
+/// The items of a list reply; none if the key does not exist.
 fn list(reply: Value) -> Result<Vec<Value>, StoreError> {
     match reply {
         Value::Array(items) => Ok(items),
@@ -160,16 +187,16 @@ impl RedisStore {
         routes.slot(&ResourceKeys::new(resource).holders)
     }
 
-    /// Whom requests are counted for: a caller of the template, or where the caller has no name, the
-    /// first resource of the call. All new resources of a template count as one.
-    fn owners(&self, asks: &[LeaseRequest<'_>]) -> SmallVec<[Owner; 4]> {
+    /// The owners of requests in the queues: a caller within the template, or for an unnamed caller
+    /// the first resource of the call. All new resources of a template count as one owner.
+    fn note_owners(&self, asks: &[LeaseRequest<'_>]) -> SmallVec<[Owner; 4]> {
         let now = Instant::now();
         let first = asks.first().map_or("", |ask| ask.resource);
         let owner = |ask: &LeaseRequest<'_>| {
             let group = self.0.hash((LEASES, ask.template));
             let member = match ask.caller {
                 Some(caller) => caller.number(),
-                None => match self.0.member((LEASES, ask.resource), now) {
+                None => match self.0.note_member((LEASES, ask.resource), now) {
                     SHARED => SHARED,
                     _ => self.0.hash((LEASES, first)),
                 },
@@ -179,14 +206,14 @@ impl RedisStore {
         asks.iter().map(owner).collect()
     }
 
-    /// What one command replies that is about a resource, or about another key in that slot.
+    /// The reply to one command about keys in a slot.
     async fn value(
         &self,
         slot: u16,
         script: Option<Scripted>,
-        cmd: impl Fn(To<'_>) -> Cmd,
+        cmd: impl Fn(Target<'_>) -> Cmd,
     ) -> Result<Value, StoreError> {
-        let mut replies = self.0.values(&[slot], script, |_, to| cmd(to)).await;
+        let mut replies = self.0.values(&[slot], script, |_, target| cmd(target)).await;
         replies.pop().unwrap_or(Err(StoreError::Unreachable))
     }
 
@@ -203,21 +230,17 @@ impl RedisStore {
         cmd.arg(self.manual_now().map_or(0, |now| now.0)).arg(&number.to_le_bytes());
         self.value(self.slot(resource), Some(Scripted::Parent), |_| cmd.clone()).await
     }
-}
 
-impl RedisStore {
-    /// Some names of resources of one server, in no order.
+    /// Some resource names of one server, unordered.
     async fn names_page(&self, from: Cursor) -> Result<Page<String>, StoreError> {
         let servers = self.0.router.routes(&self.0.connector).one_of_each();
-        // What lists is to be no flood to those who ask.
+        // All lists are one owner, so that they can't crowd out requests.
         let owner = Owner { group: self.0.hash(LISTS), member: SHARED };
         let Some(&slot) = servers.get(from.part) else {
-            let none =
-                if from.part == 0 { Err(StoreError::Unreachable) } else { Ok((vec![], None)) };
-            return none;
+            return if from.part == 0 { Err(StoreError::Unreachable) } else { Ok((vec![], None)) };
         };
-        let scan = |_: usize, to: To<'_>| {
-            let mut scan = cmd("ZSCAN", &*to.server.resources);
+        let scan = |_: usize, target: Target<'_>| {
+            let mut scan = cmd("ZSCAN", &*target.server.resources);
             scan.arg(from.at).arg("COUNT").arg(NAMES_PAGE);
             scan
         };
@@ -240,12 +263,12 @@ impl RedisStore {
         Ok((names, (next.part < servers.len()).then_some(next)))
     }
 
-    /// What resources are like. One may have lost its last holder since its name was read.
+    /// The totals of resources. Leaves out those that have lost their last holder meanwhile.
     async fn totals_of(&self, names: &[String]) -> Result<Vec<(String, Totals)>, StoreError> {
         let owner = Owner { group: self.0.hash(LISTS), member: SHARED };
         let mut items = Vec::with_capacity(names.len());
         for page in names.chunks(MAX_REQUESTS_PER_CALL / 2) {
-            let read = |at: usize, _: To<'_>| {
+            let read = |at: usize, _: Target<'_>| {
                 let keys = ResourceKeys::new(&page[at / 2]);
                 let key = if at.is_multiple_of(2) { keys.holders } else { keys.upstream };
                 let mut get = cmd("HGET", key);
@@ -272,8 +295,8 @@ impl LeaseStore for RedisStore {
     async fn lease(&self, asks: &[LeaseRequest<'_>]) -> Grants {
         let now = self.manual_now();
         let slots: SmallVec<[u16; 4]> = asks.iter().map(|one| self.slot(one.resource)).collect();
-        let cmd = |at: usize, to: To<'_>| ask(&asks[at], now, to);
-        let owners = self.owners(asks);
+        let cmd = |at: usize, target: Target<'_>| ask(&asks[at], now, target);
+        let owners = self.note_owners(asks);
         let replies = self.0.values_of(|at| owners[at], &slots, Some(Scripted::Lease), cmd).await;
         let read = |reply: Result<Value, StoreError>| {
             let (grant, corrupt) = grant(&reply?).ok_or(StoreError::Refused)?;
@@ -284,10 +307,12 @@ impl LeaseStore for RedisStore {
     }
 
     async fn release(&self, holder: Holder<'_>, resources: &[&str]) -> Result<(), StoreError> {
-        let (now, holder) = (self.manual_now(), field(holder));
+        let (now, holder) = (self.manual_now(), holder_field(holder));
         for page in resources.chunks(MAX_REQUESTS_PER_CALL) {
             let slots: Vec<u16> = page.iter().map(|resource| self.slot(resource)).collect();
-            let cmd = |at: usize, to: To<'_>| other(Operation::Release, page[at], &holder, now, to);
+            let cmd = |at: usize, target: Target<'_>| {
+                LeaseCall::without_numbers(Operation::Release, page[at], &holder, now).cmd(target)
+            };
             let owner = Owner { group: self.0.hash(RELEASES), member: self.0.hash(&holder) };
             let replies = self.0.values_of(|_| owner, &slots, Some(Scripted::Lease), cmd).await;
             for reply in replies {
@@ -298,12 +323,12 @@ impl LeaseStore for RedisStore {
     }
 
     async fn resource_names(&self, most: usize) -> Result<Listing<String>, StoreError> {
-        // In the order of names: in that of their ages it would be others each time.
+        // The first ones by name, so that each call lists the same ones.
         let (mut first, mut next) = (BTreeSet::new(), Some(Cursor::default()));
         while let Some(from) = next {
             let (names, after) = self.names_page(from).await?;
             for name in names {
-                // A slot that has moved may have left the names of its resources behind.
+                // After a slot has moved, two servers may list its resources: a set drops duplicates.
                 let last = first.last().filter(|_| first.len() >= most);
                 if last.is_none_or(|last| name < *last) {
                     first.insert(name);
@@ -318,7 +343,7 @@ impl LeaseStore for RedisStore {
         let counts = self.0.of_each(|server| cmd("ZCARD", &*server.resources)).await?;
         let all = counts.iter().map(count).sum::<i64>() as u64;
         let left_out = all.saturating_sub(first.len() as u64);
-        // Of one that was told of twice, there is no other.
+        // Duplicates count twice in `all`.
         let left_out = if first.len() < most { 0 } else { left_out };
         Ok(Listing { items: first.into_iter().collect(), left_out })
     }
@@ -352,7 +377,7 @@ impl LeaseStore for RedisStore {
         let Some(totals) = totals(sums) else { return Ok(None) };
         let totals = Totals { parent: bytes(parent).and_then(parent_lease), ..totals };
         let mut ids = cmd("ZRANGE", &keys.by_expiry);
-        let first = no_more(sums);
+        let first = ghosts(sums);
         ids.arg(first).arg(first.saturating_add(most).saturating_sub(1));
         let ids = list(self.value(slot, None, |_| ids.clone()).await?)?;
         let ids: Vec<&[u8]> = ids.iter().filter_map(bytes).collect();
@@ -373,7 +398,7 @@ impl LeaseStore for RedisStore {
     async fn born(&self) -> Result<Option<Micros>, StoreError> {
         let number = |reply: &Value| std::str::from_utf8(bytes(reply)?).ok()?.parse().ok();
         let replies = self.0.of_each(|server| cmd("GET", &*server.birth)).await?;
-        // What one server has forgotten, the store has.
+        // If one server has lost its state, the store counts as born then.
         Ok(replies.iter().filter_map(number).max().map(Micros))
     }
 
@@ -392,7 +417,7 @@ impl LeaseStore for RedisStore {
     }
 
     async fn take_renewal(&self, node: &str, time: Duration) -> Result<bool, StoreError> {
-        // One that is held already is prolonged, in one step with looking whose it is.
+        // The script checks and extends in one step.
         let take = script::renewal(node, time.as_millis() as u64);
         let slot = self.0.router.routes(&self.0.connector).slot(RENEWAL.as_bytes());
         match self.value(slot, None, |_| take.clone()).await? {
@@ -407,13 +432,13 @@ impl LeaseStore for RedisStore {
 
     async fn freeze(&self, resource: &str, time: Duration) -> Result<Option<Demand>, StoreError> {
         let now = self.manual_now();
-        let drop = |to: To<'_>| other(Operation::Drop, resource, b"", now, to);
-        self.value(self.slot(resource), Some(Scripted::Lease), drop).await?;
+        let drop = LeaseCall::without_numbers(Operation::Drop, resource, b"", now);
+        self.value(self.slot(resource), Some(Scripted::Lease), |target| drop.cmd(target)).await?;
         let (time, number) = (time.as_micros().to_string(), freeze_number());
         match self.parent(resource, "freeze", time.as_bytes(), number).await? {
             Value::Nil => Ok(None),
-            // Somebody may hold leases that the store knows nothing of any more. That the parent
-            // has heard of none must not make it take the cluster's back.
+            // The cluster's clients may hold leases that the store has lost, so the parent must not
+            // take the cluster's own lease back.
             Value::Int(CORRUPT) => Ok(Some(Demand { number, ..Demand::default() })),
             reply => demand(&reply, number).map(Some).ok_or(StoreError::Refused),
         }
@@ -433,7 +458,7 @@ impl LeaseStore for RedisStore {
             lease.expiry_s as f64,
             lease.refresh_s as f64,
             lease.safe_capacity,
-            rule(lease.algorithm),
+            algorithm_number(lease.algorithm),
             lease.lease_s as f64,
         ]);
         self.parent(resource, "thaw", &lease, number).await.map(|_| ())

@@ -1,71 +1,62 @@
 //! Buckets and leases in Redis: every decision is one atomic run of `lua/allow.lua` or
 //! `lua/lease.lua`, on the time of the server that holds the bucket or the resource.
 //!
-//! `servers` knows where the servers are and `topology` which has what; `connector` is what a
-//! node's runtimes share, `routes` the way from a key to its server's lanes. A `lane` is one
-//! connection with its `queue`, bounded by its `pace`; a `batch` is what it sends, and `known` tells
-//! the queue which names are new. `keys` has the
-//! key schema, `script` the calls and replies, `leases` those for leases, `health` what happens
-//! when there is no answer, and `replies`, a test, what none of our scripts replies.
+//! A decision goes the way `registers` (a place for a new dynamic bucket) → `sending` (redirects) →
+//! `cluster` (the server that has the key) → `lanes` (the queues and connections to it) → `wire`
+//! (encodes calls and decodes replies). `connecting` opens connections, `health` tracks which servers
+//! answer, `keys` has the key schema, `owner` and `known` attribute waiting jobs to callers. `leases`
+//! has the calls for leases. `replies`, a test, reads replies of any kind.
 
-use std::hash::{BuildHasher as _, Hash};
+use std::hash::{BuildHasher as _, DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hashbrown::DefaultHashBuilder;
-use redis::{Cmd, Value};
+use hashbrown::{DefaultHashBuilder, HashMap};
 use smallvec::SmallVec;
-use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::{BucketRequest, Layout, Layouts, Outcome, Outcomes, Store, StoreError};
+use super::{
+    BucketRequest, Layout, Layouts, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Store, StoreError,
+};
 use crate::domain::bucket::BucketKind;
-use crate::domain::time::ManualClock;
+use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::Corrupt;
 
-mod advice;
-mod batch;
-mod connection;
-mod connector;
-mod handover;
+mod cluster;
+mod connecting;
 mod health;
 mod keys;
 mod known;
-mod lane;
+mod lanes;
 mod leases;
-mod login;
-mod pace;
-mod queue;
-mod routes;
-mod script;
-mod servers;
-mod topology;
+mod owner;
+mod registers;
+mod sending;
+mod wire;
 
-use batch::Question;
-pub use connector::Connector;
-use connector::Shard;
+pub use cluster::connector::Connector;
+use cluster::routes::{Router, Routes};
+pub use cluster::servers::{DiscoveryError, Servers};
+pub use cluster::topology::{Master, SLOTS, Topology, slot, tag};
+pub use connecting::login::{LoginFiles, wrong_setting};
 pub use health::Health;
 use keys::ServerKeys;
 use known::KnownNames;
-use lane::{Elsewhere, Failure, Job, Manner, What};
-pub use login::{LoginFiles, wrong_setting};
-use queue::Owner;
-use routes::{Lanes, Router, Routes};
-use script::Scripted;
-pub use servers::{Servers, Unknown};
-pub use topology::{Master, SLOTS, Topology, slot, tag};
+use lanes::job::SendMode;
+use owner::Owner;
+use registers::Registers;
+use sending::{PendingJob, SendPlan, Sent, Target, bucket_job, out_of_time};
+use wire::batch::{EncodedRequest, Registration};
+use wire::script;
 
-/// A node that has been silent for so long counts as gone.
+/// A node that has sent no heartbeat for this long counts as gone.
 const NODE_TTL: Duration = Duration::from_secs(5);
 
-/// How many layouts one call tells of.
+/// The most layouts in one call.
 const LAYOUTS_PAGE: usize = 250;
 
-/// The member of a group that is everybody who has no place of his own.
+/// The member of a group that several share: all new names, the names of a default bucket, lists.
 const SHARED: u64 = 0;
-
-/// How long to wait for a key that is partly on one server and partly on another.
-const SPLIT: Duration = Duration::from_millis(1);
 
 /// Buckets and leases in Redis. Clones share their connections.
 #[derive(Clone)]
@@ -76,14 +67,20 @@ struct Inner {
     router: Router,
     hasher: DefaultHashBuilder,
     known: KnownNames,
+    registers: Registers,
+    /// The time of a test; `None`: the servers' own.
     clock: Option<ManualClock>,
 }
 
-/// What a caller waits for, and from where.
-type Sent<T> = Result<(Arc<Lanes>, oneshot::Receiver<Result<T, Failure>>), StoreError>;
-
-/// A job, and what its answer comes by.
-type Asked<T> = (Job, oneshot::Receiver<Result<T, Failure>>);
+/// What the store knows of a request to a bucket until it has the outcome.
+#[derive(Clone, Copy)]
+struct BucketCall<'a> {
+    request: &'a BucketRequest<'a>,
+    owner: Owner,
+    /// The slot of the bucket's state.
+    slot: u16,
+    deadline: Instant,
+}
 
 impl RedisStore {
     fn new(connector: Connector, clock: Option<ManualClock>) -> Self {
@@ -92,355 +89,277 @@ impl RedisStore {
             connector,
             hasher: DefaultHashBuilder::default(),
             known: KnownNames::new(),
+            registers: Registers::new(),
             clock,
         }))
     }
 }
 
 impl Store for RedisStore {
-    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
+    async fn decide(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
         let inner = &*self.0;
-        let mut outcomes = Outcomes::with_capacity(asks.len());
-        match asks {
-            // Nearly always. All else is put away in a box, so that what is kept for each request
-            // under way stays small.
-            [ask] if !ask.moved => outcomes.push(inner.decide_one(ask).await),
-            _ => outcomes = Box::pin(inner.decide_all(asks)).await,
+        match requests {
+            [request] => {
+                let mut outcomes = Outcomes::new();
+                outcomes.push(inner.decide_one(request).await);
+                outcomes
+            }
+            // Rare, so boxed: the future of each request stays small.
+            _ => Box::pin(inner.decide_all(requests)).await,
         }
-        outcomes
     }
 }
 
 impl Layouts for RedisStore {
     async fn record_layouts(&self, layouts: &[Layout]) -> Result<Vec<Duration>, StoreError> {
         let inner = &*self.0;
-        let slot = inner.router.routes(&inner.connector).slot(keys::LAYOUTS.as_bytes());
-        let mut settled = Vec::with_capacity(layouts.len());
+        let routes = inner.router.routes(&inner.connector);
+        let namespaces = layouts.iter().filter_map(|layout| layout.registered_in.as_deref());
+        // A queue has room for so many.
+        for page in namespaces.collect::<Vec<_>>().chunks(MAX_REQUESTS_PER_CALL) {
+            inner.keep_registers(&routes, page).await?;
+        }
+        let layouts = layouts.iter().map(|layout| shared_layout(&routes, layout));
+        let layouts = layouts.collect::<Result<Vec<_>, _>>()?;
+        let mut left = Vec::with_capacity(layouts.len());
         for page in layouts.chunks(LAYOUTS_PAGE) {
-            let born = inner.connector.oldest_birth();
-            let cmd = |_: usize, _: To<'_>| script::layouts(page, born);
-            match inner.values(&[slot], None, cmd).await.pop() {
-                Some(Ok(reply)) => {
-                    let (left, corrupt) =
-                        script::settled(&reply, page.len()).ok_or(StoreError::Refused)?;
-                    inner.connector.health().metrics().corrupt(Corrupt::Server, corrupt);
-                    settled.extend(left);
-                }
-                Some(Err(error)) => return Err(error),
-                None => return Err(StoreError::Refused),
-            }
+            left.extend(inner.record_layouts_page(&routes, page).await?);
         }
-        Ok(settled)
+        Ok(left)
     }
 }
 
-/// For each question the state found under its namespace's other layout, or why that is not
-/// known; empty: none was looked for.
-#[derive(Default)]
-struct Twins(Vec<Result<Option<Vec<u8>>, StoreError>>);
-
-impl Twins {
-    fn of(&self, at: usize) -> Result<Option<Vec<u8>>, StoreError> {
-        self.0.get(at).cloned().unwrap_or(Ok(None))
-    }
+/// A layout as the nodes share it: a hash of the bucket, a hash of the layout, and the longest life of
+/// a state. The register is a part of the layout: when it is lost, buckets are registered again.
+fn shared_layout(routes: &Routes, layout: &Layout) -> Result<(u64, u64, Duration), StoreError> {
+    let register = layout.registered_in.as_deref();
+    let register = register.map(|namespace| routes.register_id(namespace)).transpose()?;
+    Ok((layout.bucket_hash, shared_hash((layout.settings_hash, register)), layout.life))
 }
 
-fn bucket(question: Question, manner: Manner) -> Asked<Outcome> {
-    let (reply, answer) = oneshot::channel();
-    (Job { what: What::Bucket { question: Box::new(question), reply }, manner }, answer)
+/// A hash that is stored in Redis, where nodes compare it. Equal on all nodes that were built with
+/// the same release of Rust; where it is not, states are rewritten for longer than they need be.
+fn shared_hash(value: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
-fn command(cmd: Cmd, owner: Owner, script: Option<Scripted>, manner: Manner) -> Asked<Value> {
-    let (reply, answer) = oneshot::channel();
-    (Job { what: What::Command { cmd, owner, script, reply }, manner }, answer)
-}
-
-/// What a server answers up to the deadline, or where else to ask.
-async fn answered<T>(
-    lanes: &Lanes,
-    answer: oneshot::Receiver<Result<T, Failure>>,
-    deadline: Instant,
-) -> Result<Result<T, Elsewhere>, StoreError> {
-    match tokio::time::timeout_at(deadline, answer).await {
-        Ok(Ok(Ok(answer))) => Ok(Ok(answer)),
-        Ok(Ok(Err(Failure::Store(error)))) => Err(error),
-        Ok(Ok(Err(Failure::Elsewhere(elsewhere)))) => Ok(Err(elsewhere)),
-        Ok(Err(_)) => Err(StoreError::Unreachable),
-        Err(_) => {
-            lanes.shard.health.late(1);
-            Err(StoreError::Timeout)
-        }
-    }
-}
-
-/// Where a command goes, and how.
-#[derive(Clone, Copy)]
-struct To<'a> {
-    server: &'a ServerKeys,
-    manner: Manner,
-}
-
-/// Where the questions of one call go: as of which topology, and whether those to one server
-/// must stay in their order.
-struct Way {
-    routes: Arc<Routes>,
-    in_order: bool,
-}
-
+/// Decisions on buckets.
 impl Inner {
-    fn way(&self, in_order: bool) -> Way {
-        Way { routes: self.router.routes(&self.connector), in_order }
-    }
-
-    /// Whom a question is counted for: a caller of the namespace, or where the caller has no name,
-    /// the bucket. All new dynamic buckets count as one, as do the names that share a default bucket.
-    fn owner(&self, ask: &BucketRequest<'_>, now: Instant) -> Owner {
-        let namespace = if ask.kind == BucketKind::GlobalDefault { "" } else { ask.namespace };
-        let group = self.hash(namespace);
-        let member = match (ask.caller, ask.kind) {
-            (Some(caller), _) => caller.number(),
-            (None, BucketKind::GlobalDefault | BucketKind::NamespaceDefault) => SHARED,
-            (None, BucketKind::Configured { .. }) => self.hash(ask.name),
-            (None, BucketKind::Dynamic { .. }) => self.member((ask.namespace, ask.name), now),
-        };
-        Owner { group, member }
-    }
-
-    /// The member of a group that stands for a name: itself, or all new ones.
-    fn member(&self, name: impl Hash, now: Instant) -> u64 {
-        let hash = self.hash(name);
-        if self.known.note(hash, now) { hash } else { SHARED }
-    }
-
-    fn hash(&self, name: impl Hash) -> u64 {
-        self.hasher.hash_one(name)
-    }
-
-    fn question(&self, ask: &BucketRequest<'_>, owner: Owner, twin: Option<Vec<u8>>) -> Question {
-        let now = self.clock.as_ref().map(ManualClock::now);
-        let mut question = Question::new(ask, owner, now);
-        question.twin = twin;
-        question
-    }
-
-    /// Sends something to the server that has a slot, unless that is known not to answer.
-    fn send<T>(&self, way: &Way, slot: u16, job: impl FnOnce(&ServerKeys) -> Asked<T>) -> Sent<T> {
-        let Some(lanes) = way.routes.lanes(slot) else {
-            self.connector.health().nowhere(1, &format_args!("nobody has slot {slot}"));
-            return Err(StoreError::Unreachable);
-        };
-        if !lanes.shard.health.is_up() {
-            return Err(StoreError::Unreachable);
-        }
-        let (job, answer) = job(&lanes.shard.keys);
-        lanes.push(job, way.in_order);
-        Ok((Arc::clone(lanes), answer))
-    }
-
-    async fn decide_one(&self, ask: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
+    async fn decide_one(&self, request: &BucketRequest<'_>) -> Result<Outcome, StoreError> {
         let now = Instant::now();
-        let deadline = now + self.connector.timeout();
-        let way = self.way(false);
-        let question = self.question(ask, self.owner(ask, now), None);
-        let slot = way.routes.slot(&question.keys.state);
-        let sent = self.send(&way, slot, |_| bucket(question, Manner::Together));
-        // The owner is found out once more, so that it need not be kept for each request under way.
-        let again = |_: &Shard, manner| {
-            bucket(self.question(ask, self.owner(ask, Instant::now()), None), manner)
-        };
-        self.follow(&way, slot, sent, deadline, again).await
+        let plan = self.plan(false);
+        let (call, sent) = self.send_request(&plan, request, self.note_owner(request, now), now);
+        self.outcome(&plan, &call, sent).await
     }
 
-    async fn decide_all(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
+    async fn decide_all(&self, requests: &[BucketRequest<'_>]) -> Outcomes {
         let now = Instant::now();
-        let deadline = now + self.connector.timeout();
-        let owners: SmallVec<[Owner; 1]> = asks.iter().map(|ask| self.owner(ask, now)).collect();
-        let twins = match asks.iter().any(|ask| ask.moved) {
-            true => self.twins(asks, &owners).await,
-            false => Twins::default(),
-        };
-        let way = self.way(asks.len() > 1);
-        let mut waiting: SmallVec<[_; 1]> = SmallVec::with_capacity(asks.len());
-        for (at, ask) in asks.iter().enumerate() {
-            waiting.push(twins.of(at).map(|twin| {
-                let question = self.question(ask, owners[at], twin);
-                let slot = way.routes.slot(&question.keys.state);
-                (slot, self.send(&way, slot, |_| bucket(question, Manner::Together)))
-            }));
-        }
-        let mut outcomes = Outcomes::with_capacity(asks.len());
-        for (at, (ask, sent)) in asks.iter().zip(waiting).enumerate() {
-            outcomes.push(match sent {
-                Err(error) => Err(error),
-                Ok((slot, sent)) => {
-                    let again = |_: &Shard, manner| {
-                        let twin = twins.of(at).ok().flatten();
-                        bucket(self.question(ask, owners[at], twin), manner)
-                    };
-                    self.follow(&way, slot, sent, deadline, again).await
-                }
-            });
+        let plan = self.plan(true);
+        let owners = self.note_owners(requests, now);
+        let both = requests.iter().zip(owners);
+        let send = |(request, owner)| self.send_request(&plan, request, owner, now);
+        let waiting: SmallVec<[_; 1]> = both.map(send).collect();
+        let mut outcomes = Outcomes::with_capacity(requests.len());
+        for (call, sent) in waiting {
+            outcomes.push(self.outcome(&plan, &call, sent).await);
         }
         outcomes
     }
 
-    /// Waits for an answer, wherever in a cluster it comes from, up to the deadline. `again`
-    /// makes the same question anew for a server.
-    async fn follow<T>(
+    /// Sends a request that came at `now`.
+    fn send_request<'a>(
         &self,
-        way: &Way,
-        slot: u16,
-        sent: Sent<T>,
-        deadline: Instant,
-        again: impl Fn(&Shard, Manner) -> Asked<T>,
-    ) -> Result<T, StoreError> {
-        let (lanes, answer) = sent?;
-        match answered(&lanes, answer, deadline).await? {
-            Ok(answer) => Ok(answer),
-            Err(elsewhere) => {
-                Box::pin(self.pursue(way, slot, lanes, elsewhere, deadline, again)).await
-            }
-        }
-    }
-
-    /// The same from the first server on that did not have it.
-    async fn pursue<T>(
-        &self,
-        way: &Way,
-        slot: u16,
-        mut lanes: Arc<Lanes>,
-        mut elsewhere: Elsewhere,
-        deadline: Instant,
-        again: impl Fn(&Shard, Manner) -> Asked<T>,
-    ) -> Result<T, StoreError> {
-        let (mut manner, mut seen) = (Manner::Together, way.routes.version());
-        loop {
-            // Out of time while it was on its way is as good as no answer.
-            if Instant::now() >= deadline {
-                lanes.shard.health.late(1);
-                return Err(StoreError::Timeout);
-            }
-            let before = std::mem::replace(&mut manner, Manner::Alone);
-            let next = match elsewhere {
-                // Alone it hears where to go.
-                Elsewhere::Unknown if before == Manner::Together => lanes,
-                Elsewhere::Unknown => {
-                    // It goes on for others' sake where it takes longer than this one may.
-                    let refreshed = self.connector.refresh_aside(seen);
-                    if tokio::time::timeout_at(deadline, refreshed).await.is_err() {
-                        lanes.shard.health.late(1);
-                        return Err(StoreError::Timeout);
-                    }
-                    let routes = self.router.routes(&self.connector);
-                    seen = routes.version();
-                    routes.lanes(slot).cloned().ok_or(StoreError::Unreachable)?
-                }
-                Elsewhere::Moved(address) => {
-                    // Whoever comes next is to know; this one knows already.
-                    self.connector.refresh_soon(seen);
-                    self.router.lanes_at(&self.connector, &lanes, &address, slot)?
-                }
-                Elsewhere::Asked(address) => {
-                    manner = Manner::Asking;
-                    self.router.lanes_at(&self.connector, &lanes, &address, slot)?
-                }
-                Elsewhere::Split => {
-                    manner = before;
-                    tokio::time::sleep(SPLIT).await;
-                    lanes
-                }
-            };
-            let (job, answer) = again(&next.shard, manner);
-            next.push(job, way.in_order);
-            elsewhere = match answered(&next, answer, deadline).await? {
-                Ok(answer) => return Ok(answer),
-                Err(elsewhere) => elsewhere,
-            };
-            lanes = next;
-        }
-    }
-
-    /// Sends commands in one batch a server, and gives back what they reply. `cmd` makes one by
-    /// its position, for the server that has the slot at that position. They are nobody's.
-    async fn values(
-        &self,
-        slots: &[u16],
-        script: Option<Scripted>,
-        cmd: impl Fn(usize, To<'_>) -> Cmd,
-    ) -> SmallVec<[Result<Value, StoreError>; 1]> {
-        self.values_of(|_| Owner::default(), slots, script, cmd).await
-    }
-
-    /// The same; `owner` tells whose each of them is.
-    async fn values_of(
-        &self,
-        owner: impl Fn(usize) -> Owner,
-        slots: &[u16],
-        script: Option<Scripted>,
-        cmd: impl Fn(usize, To<'_>) -> Cmd,
-    ) -> SmallVec<[Result<Value, StoreError>; 1]> {
-        let deadline = Instant::now() + self.connector.timeout();
-        let way = self.way(false);
-        let send = |(at, &slot): (usize, &u16)| {
-            let job = |server: &ServerKeys| {
-                let manner = Manner::Together;
-                command(cmd(at, To { server, manner }), owner(at), script, manner)
-            };
-            self.send(&way, slot, job)
+        plan: &SendPlan,
+        request: &'a BucketRequest<'a>,
+        owner: Owner,
+        now: Instant,
+    ) -> (BucketCall<'a>, Sent<Outcome>) {
+        let key = keys::state(request.kind, request.namespace, request.name);
+        let call = BucketCall {
+            request,
+            owner,
+            slot: plan.routes.slot(&key),
+            deadline: now + self.connector.timeout(),
         };
-        let waiting: SmallVec<[_; 1]> = slots.iter().enumerate().map(send).collect();
-        let mut values = SmallVec::with_capacity(slots.len());
-        for ((at, &slot), sent) in slots.iter().enumerate().zip(waiting) {
-            let again = |shard: &Shard, manner| {
-                let to = To { server: &shard.keys, manner };
-                command(cmd(at, to), owner(at), script, manner)
-            };
-            values.push(self.follow(&way, slot, sent, deadline, again).await);
-        }
-        values
+        let registration = self.registration(&plan.routes, &call);
+        let encoded = self.encoded(&call, key, registration);
+        let sent = self.send(plan, call.slot, |_, mode| bucket_job(encoded, mode, call.deadline));
+        (call, sent)
     }
 
-    /// One command of each server, and what they reply; all of them, or none.
-    async fn of_each(&self, cmd: impl Fn(&ServerKeys) -> Cmd) -> Result<Vec<Value>, StoreError> {
-        let slots = self.router.routes(&self.connector).one_of_each();
-        let replies = self.values(&slots, None, |_, to| cmd(to.server)).await;
-        if replies.is_empty() {
-            return Err(StoreError::Unreachable);
+    /// The outcome of a request that was sent.
+    async fn outcome(
+        &self,
+        plan: &SendPlan,
+        call: &BucketCall<'_>,
+        sent: Sent<Outcome>,
+    ) -> Result<Outcome, StoreError> {
+        let job = |_: &ServerKeys, mode| self.job_again(plan, call, mode, None);
+        let outcome = self.await_answer(plan, call.slot, sent, call.deadline, job).await?;
+        // Rare, so boxed: the future of each request stays small.
+        if registers::has_no_place(&outcome) {
+            let decided = timeout_at(call.deadline, Box::pin(self.decide_new(call, outcome))).await;
+            return decided.unwrap_or_else(|_| Err(self.late(plan, call)));
         }
-        replies.into_iter().collect()
+        if call.request.enrolls() {
+            // The decision stands. If this fails, the next request tries again.
+            let enrolled = Box::pin(self.enroll(&plan.routes, call, &outcome));
+            let _ = timeout_at(call.deadline, enrolled).await;
+        }
+        Ok(outcome)
     }
 
-    /// Looks up what stands under the other layout of namespaces that have changed theirs. That
-    /// is in another slot, so it can't be part of the decision.
-    async fn twins(&self, asks: &[BucketRequest<'_>], owners: &[Owner]) -> Twins {
-        let routes = self.router.routes(&self.connector);
-        let (mut cmds, mut slots, mut whose) = (Vec::new(), Vec::new(), Vec::new());
-        for (at, ask) in asks.iter().enumerate() {
-            if ask.moved
-                && let Some((key, reads)) = script::twin(ask)
-            {
-                slots.extend([routes.slot(&key); 2]);
-                cmds.extend(reads);
-                whose.push(at);
-            }
-        }
-        // Two for each.
-        let owner = |at: usize| owners[whose[at / 2]];
-        let found = self.values_of(owner, &slots, None, |at, _| cmds[at].clone()).await;
+    /// The error of a request whose time is up, which counts against the server of its bucket.
+    fn late(&self, plan: &SendPlan, call: &BucketCall<'_>) -> StoreError {
+        plan.routes.lanes(call.slot).map_or(StoreError::Timeout, |lanes| out_of_time(lanes))
+    }
+
+    /// Sends a request again: there may be room in the register of its bucket now, or the bucket has
+    /// a place there `until` a time.
+    async fn decide_again(
+        &self,
+        call: &BucketCall<'_>,
+        until: Option<Micros>,
+    ) -> Result<Outcome, StoreError> {
+        let plan = self.plan(false);
+        let job = |_: &ServerKeys, mode| self.job_again(&plan, call, mode, until);
+        let sent = self.send(&plan, call.slot, job);
+        self.await_answer(&plan, call.slot, sent, call.deadline, job).await
+    }
+
+    /// The job of a request that is sent again, to another server or in another mode.
+    fn job_again(
+        &self,
+        plan: &SendPlan,
+        call: &BucketCall<'_>,
+        mode: SendMode,
+        until: Option<Micros>,
+    ) -> PendingJob<Outcome> {
+        let request = call.request;
+        let registration = match until {
+            Some(until) => Registration::Until(until),
+            None => match self.registration(&plan.routes, call) {
+                // A call that declares its keys has room for those of one slot only.
+                Registration::Here { .. } if mode != SendMode::Together => Registration::Missing,
+                registration => registration,
+            },
+        };
+        let key = keys::state(request.kind, request.namespace, request.name);
+        bucket_job(self.encoded(call, key, registration), mode, call.deadline)
+    }
+
+    fn encoded(
+        &self,
+        call: &BucketCall<'_>,
+        key: Vec<u8>,
+        registration: Registration,
+    ) -> EncodedRequest {
         let now = self.clock.as_ref().map(ManualClock::now);
-        let mut twins = vec![Ok(None); asks.len()];
-        for (at, pair) in whose.into_iter().zip(found.chunks_exact(2)) {
-            twins[at] = match pair {
-                [Ok(state), Ok(expires)] => {
-                    Ok(script::twin_state(state, expires, now).map(<[u8]>::to_vec))
-                }
-                [Err(error), _] | [_, Err(error)] => Err(*error),
-                _ => Ok(None),
-            };
-        }
-        Twins(twins)
+        EncodedRequest::new(call.request, key, registration, call.owner, now)
+    }
+
+    /// The owner of a request in the queues: a caller within the namespace, or for an unnamed caller
+    /// the bucket. All new dynamic buckets count as one owner, as do names that share a default bucket.
+    ///
+    /// Records that the name is used, so it is called once for each bucket of a call: a second time the
+    /// name would no longer be new.
+    fn note_owner(&self, request: &BucketRequest<'_>, now: Instant) -> Owner {
+        let is_global = request.kind == BucketKind::GlobalDefault;
+        let group = self.hash(if is_global { "" } else { request.namespace });
+        let member = match (request.caller, request.kind) {
+            (Some(caller), _) => caller.number(),
+            (None, BucketKind::GlobalDefault | BucketKind::NamespaceDefault) => SHARED,
+            (None, BucketKind::Configured) => self.hash(request.name),
+            (None, BucketKind::Dynamic { .. }) => {
+                self.note_member((request.namespace, request.name), now)
+            }
+        };
+        Owner { group, member }
+    }
+
+    /// The owners of the requests of one call. All requests to one bucket have the same owner, so that
+    /// they keep their order in the queue.
+    fn note_owners(&self, requests: &[BucketRequest<'_>], now: Instant) -> Vec<Owner> {
+        let mut noted = HashMap::with_capacity(requests.len());
+        let owner = |request: &BucketRequest<'_>| {
+            let bucket = self.hash((request.caller, request.namespace, request.name));
+            *noted.entry(bucket).or_insert_with(|| self.note_owner(request, now))
+        };
+        requests.iter().map(owner).collect()
+    }
+
+    /// The member of a group for a name: its own if the name was used lately, else that of all new
+    /// names. Records that the name is used.
+    fn note_member(&self, name: impl Hash, now: Instant) -> u64 {
+        let hash = self.hash(name);
+        if self.known.note(hash, now) { hash } else { SHARED }
+    }
+
+    /// A hash that differs between processes, so that nobody can find names with equal ones.
+    fn hash(&self, name: impl Hash) -> u64 {
+        self.hasher.hash_one(name)
+    }
+}
+
+/// Layouts of states.
+impl Inner {
+    /// Records some layouts, in one call: for each, how long states in another one may still exist.
+    async fn record_layouts_page(
+        &self,
+        routes: &Routes,
+        page: &[(u64, u64, Duration)],
+    ) -> Result<Vec<Duration>, StoreError> {
+        let slot = routes.slot(keys::LAYOUTS.as_bytes());
+        let born = self.connector.oldest_birth();
+        let reply = self.values(&[slot], None, |_, _| script::layouts(page, born)).await.pop();
+        let reply = reply.ok_or(StoreError::Refused)??;
+        let (left, corrupt) =
+            script::read_layouts_reply(&reply, page.len()).ok_or(StoreError::Refused)?;
+        self.connector.health().metrics().corrupt(Corrupt::Server, corrupt);
+        Ok(left)
     }
 }
 
 #[cfg(test)]
 mod replies;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::bucket::BucketLimit;
+    use crate::metrics::{Metrics, StoreMetrics};
+    use crate::store::TokenAction;
+
+    #[tokio::test]
+    async fn requests_of_one_call_to_a_new_bucket_have_one_owner() {
+        let classes = StoreError::ALL.map(StoreError::class);
+        let health = Arc::new(Health::new(StoreMetrics::new(&Metrics::new(), classes)));
+        // Nothing listens there.
+        let servers = Servers::single("redis://127.0.0.1:1").expect("a URL");
+        let store = Connector::new(servers, Duration::from_millis(50), health).open();
+        let terms = BucketLimit::default().terms();
+        let ask = |name| BucketRequest {
+            caller: None,
+            namespace: "ns",
+            name,
+            kind: BucketKind::Dynamic { max_buckets: None },
+            terms: &terms,
+            max_idle_ms: None,
+            tokens: 1,
+            action: TokenAction::TakeAvailable,
+            prefetch: None,
+            rewrite: false,
+        };
+        let note = |names: &[&'static str]| {
+            let requests: Vec<_> = names.iter().map(|name| ask(*name)).collect();
+            store.0.note_owners(&requests, Instant::now())
+        };
+        let first = note(&["new", "other", "new"]);
+        assert_eq!([first[0], first[2]], [first[1]; 2], "all new names count as one owner");
+        let second = note(&["new", "other", "new"]);
+        assert_eq!(second[0], second[2]);
+        assert_ne!(second[0], second[1], "they are known");
+    }
+}

@@ -3,22 +3,22 @@
 //!
 //! An input is a reply as on the wire.
 
-use redis::Value;
 use testkit::fuzz;
 
-use super::batch::{Batch, Declared, Question};
-use super::queue::Owner;
-use super::{leases, script};
+use super::owner::Owner;
+use super::wire::batch::{Batch, Declared, EncodedRequest, Registration};
+use super::wire::script;
+use super::{keys, leases, registers};
 use crate::domain::bucket::{BucketKind, BucketLimit};
 use crate::store::{BucketRequest, TokenAction};
 
-/// Questions of each kind, several to one bucket.
+/// Requests of each kind, several to one bucket.
 fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<BucketRequest<'a>> {
     let kinds = [
         BucketKind::GlobalDefault,
-        BucketKind::Configured { bounded: false },
-        BucketKind::Configured { bounded: false },
-        BucketKind::Configured { bounded: true },
+        BucketKind::Configured,
+        BucketKind::Configured,
+        BucketKind::Configured,
         BucketKind::Dynamic { max_buckets: Some(3) },
     ];
     let ask = |kind| BucketRequest {
@@ -31,43 +31,46 @@ fn asks<'a>(terms: &'a crate::domain::bucket::Terms) -> Vec<BucketRequest<'a>> {
         tokens: 1,
         action: TokenAction::Take { max_wait_ms: 1000 },
         prefetch: None,
-        moved: false,
         rewrite: false,
     };
     kinds.map(ask).to_vec()
 }
 
+fn encoded(request: &BucketRequest<'_>) -> EncodedRequest {
+    let registration = match request.kind {
+        BucketKind::Dynamic { max_buckets: Some(bound) } => {
+            Registration::Here { key: keys::register(request.namespace), bound, enroll: true }
+        }
+        _ => Registration::NotNeeded,
+    };
+    let key = keys::state(request.kind, request.namespace, request.name);
+    EncodedRequest::new(request, key, registration, Owner::INTERNAL, None)
+}
+
 #[test]
 fn any_reply() {
     let terms = BucketLimit::default().terms();
-    let questions: Vec<Question> =
-        asks(&terms).iter().map(|ask| Question::new(ask, Owner::default(), None)).collect();
-    let questions: Vec<&Question> = questions.iter().collect();
-    let batch = Batch::new(&questions, Declared::All);
+    let requests: Vec<EncodedRequest> = asks(&terms).iter().map(|ask| encoded(ask)).collect();
+    let batch = Batch::new(&requests, Declared::All);
     fuzz::run("replies", &[], |input| {
         let Ok(reply) = redis::parse_redis_value(input) else { return };
-        if let Some(outcomes) = batch.outcomes(&reply, &questions) {
-            let mut answered: Vec<usize> = outcomes.each.iter().map(|(at, _)| *at).collect();
-            answered.sort_unstable();
-            assert_eq!(answered, (0..questions.len()).collect::<Vec<_>>(), "each of them once");
-            let met = outcomes.each.iter().filter_map(|(_, outcome)| outcome.as_ref());
-            assert!(met.clone().all(|outcome| outcome.accrued_us.is_finite()), "{reply:?}");
+        if let Some(outcomes) = batch.outcomes(&reply, &requests) {
+            assert_eq!(outcomes.len(), requests.len());
+            let mut found = outcomes.iter().flatten();
+            assert!(found.all(|outcome| outcome.accrued_us.is_finite()), "{reply:?}");
         }
         leases::read_anything(&reply);
-        if let Some(heard) = script::Heard::read(&reply) {
+        if let Some(heard) = script::HeartbeatReply::read(&reply) {
             assert!(heard.born >= 0);
         }
         for layouts in [0, 1, 5] {
-            if let Some((left, _)) = script::settled(&reply, layouts) {
+            if let Some((left, _)) = script::read_layouts_reply(&reply, layouts) {
                 assert_eq!(left.len(), layouts);
                 assert!(
                     left.iter().all(|left| std::time::Instant::now().checked_add(*left).is_some())
                 );
             }
         }
-        let parts = if let Value::Array(parts) = &reply { parts.as_slice() } else { &[] };
-        if let [state, expires, ..] = parts {
-            script::twin_state(state, expires, None);
-        }
+        registers::read_anything(&reply);
     });
 }

@@ -264,7 +264,7 @@ async fn returns_are_split_into_pages() {
                     caller: None,
                     namespace: "ns",
                     name,
-                    kind: BucketKind::Configured { bounded: false },
+                    kind: BucketKind::Configured,
                     terms: &terms,
                     max_idle_ms: None,
                     tokens: 1,
@@ -273,7 +273,6 @@ async fn returns_are_split_into_pages() {
                         tokens: limit.prefetch_tokens,
                         metrics: &prefetch_metrics,
                     }),
-                    moved: false,
                     rewrite: false,
                 };
                 store.decide(&[ask]).await.pop().unwrap().unwrap();

@@ -144,7 +144,7 @@ impl World {
             caller: None,
             namespace: "ns",
             name: "b",
-            kind: BucketKind::Configured { bounded: false },
+            kind: BucketKind::Configured,
             terms: &self.terms,
             max_idle_ms: None,
             tokens,
@@ -153,7 +153,6 @@ impl World {
                 tokens: self.limit.prefetch_tokens,
                 metrics: &self.prefetch_metrics,
             }),
-            moved: false,
             rewrite: false,
         };
         let outcome = self.nodes[node].store.decide(&[ask]).await.pop().unwrap().unwrap();
@@ -201,14 +200,13 @@ impl World {
             caller: None,
             namespace: "ns",
             name: "b",
-            kind: BucketKind::Configured { bounded: false },
+            kind: BucketKind::Configured,
             terms: &self.terms,
             max_idle_ms: None,
             // Never granted, so nothing changes.
             tokens: u64::MAX / 2,
             action: TokenAction::TakeAvailable,
             prefetch: None,
-            moved: false,
             rewrite: false,
         };
         let outcome = self.shared.decide(&[ask]).await.pop().unwrap().unwrap();

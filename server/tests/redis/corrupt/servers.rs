@@ -52,7 +52,7 @@ fn heartbeats_continue() {
         nodes.put(inside, "n");
         birth.put(inside, "o");
         let before = counted();
-        runtime.block_on(connector.greet("one"));
+        runtime.block_on(connector.register("one"));
         let after = counted();
         prop_assert_eq!(after[1], before[1], "no errors");
         let replaced = after[0] - before[0];
@@ -76,11 +76,11 @@ fn heartbeats_continue() {
         let recent = now.0 * 1_000_000 - 10_000_000;
         prop_assert_eq!(range(recent, "+inf"), range(i64::MIN, "+inf"));
         prop_assert_eq!(range((now.0 + 10) * 1_000_000, "+inf"), 0);
-        runtime.block_on(connector.greet("one"));
+        runtime.block_on(connector.register("one"));
         prop_assert_eq!(counted(), after, "counted once");
 
         nodes.put(inside, "l");
-        runtime.block_on(connector.greet("one"));
+        runtime.block_on(connector.register("one"));
         let expected = f64::from(!has_valid_type("l", &nodes));
         prop_assert_eq!(counted()[0] - after[0], expected, "the register of resources");
         Ok(())
@@ -97,13 +97,18 @@ fn layouts_are_replaced() {
         let corrupted = &mut *corrupted.borrow_mut();
         corrupted.reset();
         value.put(&mut corrupted.inside, "x");
-        let layout = |of| Layout { of, is: of, life: LIFE };
+        let layout = |hash| Layout {
+            bucket_hash: hash,
+            settings_hash: hash,
+            life: LIFE,
+            registered_in: None,
+        };
         let told: Vec<Layout> = (0..known.len() as u64).map(layout).collect();
         if has_valid_type("x", &value) {
             for (layout, value) in told.iter().zip(&known) {
                 let mut set = redis::cmd("HSET");
                 set.arg("x")
-                    .arg(&layout.of.to_le_bytes())
+                    .arg(&layout.bucket_hash.to_le_bytes())
                     .arg(value)
                     .exec(&mut corrupted.inside)
                     .unwrap();

@@ -1,5 +1,5 @@
-//! What `lua/lease.lua` and `lua/parent.lua` take and reply, as bytes. Those scripts describe the
-//! layout.
+//! Encodes the arguments of `lua/lease.lua` and `lua/parent.lua`, and decodes their replies. The
+//! scripts describe the formats.
 
 use redis::Value;
 use smallvec::SmallVec;
@@ -11,17 +11,18 @@ use crate::domain::time::Micros;
 use crate::metrics::Corrupt;
 use crate::store::{Demand, LeaseView};
 
-/// What marks a cluster of servers among the holders: no client's id begins so.
+/// First byte of a holder that is a lower cluster: no client id begins with it, as it is not UTF-8.
 const SERVER: u8 = 254;
 
-/// No resource has as many holders.
+/// More than the number of holders that any resource has.
 const MANY: usize = 10_000_000_000;
 
+/// Numbers as the scripts read them: doubles, little-endian.
 pub(super) fn packed<const N: usize>(numbers: [f64; N]) -> Vec<u8> {
     numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }
 
-pub(super) fn unpacked<const N: usize>(bytes: &[u8]) -> Option<[f64; N]> {
+fn unpacked<const N: usize>(bytes: &[u8]) -> Option<[f64; N]> {
     let mut numbers = [0.0; N];
     for (number, bytes) in numbers.iter_mut().zip(bytes.chunks_exact(8)) {
         *number = f64::from_le_bytes(bytes.try_into().ok()?);
@@ -29,18 +30,20 @@ pub(super) fn unpacked<const N: usize>(bytes: &[u8]) -> Option<[f64; N]> {
     (bytes.len() >= 8 * N).then_some(numbers)
 }
 
-pub(super) fn field(holder: Holder<'_>) -> Vec<u8> {
+/// The field of a holder in the hash of a resource's leases.
+pub(super) fn holder_field(holder: Holder<'_>) -> Vec<u8> {
     match holder {
         Holder::Client(id) => id.as_bytes().to_vec(),
         Holder::Server(id) => [&[SERVER], id.as_bytes()].concat(),
     }
 }
 
-pub(super) fn rule(algorithm: SharingAlgorithm) -> f64 {
+/// The number that the scripts have for an algorithm.
+pub(super) fn algorithm_number(algorithm: SharingAlgorithm) -> f64 {
     SharingAlgorithm::ALL.iter().position(|&one| one == algorithm).unwrap_or_default() as f64
 }
 
-pub(super) fn algorithm(number: f64) -> Option<SharingAlgorithm> {
+fn algorithm(number: f64) -> Option<SharingAlgorithm> {
     SharingAlgorithm::ALL.get(number as usize).copied()
 }
 
@@ -55,15 +58,14 @@ pub(super) fn encode_bands(bands: &[Band]) -> Vec<u8> {
     bands.iter().flat_map(encode).collect()
 }
 
-/// What `lua/lease.lua` replies to a request, and what it has replaced that no node can have
-/// written.
+/// The reply of `lua/lease.lua` to a request, and the kinds of corrupt values that it has replaced.
 pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
     let Value::BulkString(bytes) = reply else { return None };
     if bytes.is_empty() {
         let grant = Grant { presence: Presence::Refused, ..Grant::default() };
         return Some((grant, SmallVec::new()));
     }
-    let [has, expiry, learning, capacity, rule, refresh, subclients] = unpacked(bytes)?;
+    let [has, expiry, learning, capacity, number, refresh, subclients] = unpacked(bytes)?;
     if [has, capacity, subclients].iter().any(|number| !(number.is_finite() && *number >= 0.0)) {
         return None;
     }
@@ -75,7 +77,7 @@ pub(super) fn grant(reply: &Value) -> Option<(Grant, SmallVec<[Corrupt; 3]>)> {
         expiry_s: expiry as i64,
         learning_until: (learning > 0.0).then_some(Micros(learning as i64)),
         capacity,
-        algorithm: algorithm(rule),
+        algorithm: algorithm(number),
         parent_refresh_s: (refresh >= 0.0).then_some(refresh as i64),
         subclients,
         presence: if replaced as u8 & 8 != 0 { Presence::Created } else { Presence::Known },
@@ -89,7 +91,7 @@ pub(super) fn totals(sums: &[u8]) -> Option<Totals> {
     let side = |parts, subclients| Side { wants: Sum::from_parts(parts), subclients };
     let split =
         Split { below: side([below, below_lo], below_n), above: side([above, above_lo], above_n) };
-    // Numbers that are finite each may add up to more than there is.
+    // Sums of finite numbers may overflow.
     if ![split.wants(), split.subclients(), has].iter().all(|number| number.is_finite()) {
         return None;
     }
@@ -102,14 +104,14 @@ pub(super) fn totals(sums: &[u8]) -> Option<Totals> {
     })
 }
 
-/// How many by expiry have left the sums, but are still there. Whatever is stored, Redis can count
-/// on from there.
-pub(super) fn no_more(sums: &[u8]) -> usize {
+/// The number of holders that are still in the list by expiry, but not in the sums any more. Bounded,
+/// so that indexes computed from a corrupt value don't overflow.
+pub(super) fn ghosts(sums: &[u8]) -> usize {
     unpacked::<16>(sums).map_or(0, |[.., ghosts]| (ghosts as usize).min(MANY))
 }
 
 pub(super) fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
-    let [capacity, expiry, refresh, safe_capacity, rule, length] = unpacked(bytes)?;
+    let [capacity, expiry, refresh, safe_capacity, number, length] = unpacked(bytes)?;
     if !(capacity.is_finite() && safe_capacity.is_finite()) {
         return None;
     }
@@ -118,7 +120,7 @@ pub(super) fn parent_lease(bytes: &[u8]) -> Option<ParentLease> {
         expiry_s: expiry as i64,
         refresh_s: refresh as i64,
         safe_capacity,
-        algorithm: algorithm(rule)?,
+        algorithm: algorithm(number)?,
         lease_s: length as i64,
     })
 }
@@ -204,7 +206,7 @@ pub(in super::super) fn read_anything(reply: &Value) {
         if let Some(lease) = parent_lease(bytes) {
             assert!(lease.capacity.is_finite() && lease.safe_capacity.is_finite());
         }
-        assert!(no_more(bytes) <= MANY);
+        assert!(ghosts(bytes) <= MANY);
         if let Some(view) = view(bytes, bytes) {
             assert!(!view.server || bytes[0] == SERVER);
         }

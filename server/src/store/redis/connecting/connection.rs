@@ -1,5 +1,5 @@
-//! A connection to one server of the store: over TCP, TLS or a Unix socket, by the client library
-//! once it stands. It breaks where the server replies without end.
+//! Connections to the servers of the store, over TCP, TLS or a Unix socket. This module opens the
+//! stream, and the client library uses it. A connection fails if a reply is too long.
 
 use std::io;
 use std::pin::Pin;
@@ -19,36 +19,39 @@ use tokio_rustls::TlsConnector;
 
 use super::login::Login;
 
-/// How long making a connection may take. Decisions don't wait for it: they have their own,
+/// The time limit for making a connection. Decisions do not wait that long: they have their own,
 /// shorter deadline.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The maximum size of the replies to what was sent in one go, in bytes. The longest real reply is
-/// a list of 1000 ids of up to 1 KiB; one batch may ask for several. Small nested values take up to
-/// 40 times their size in memory.
-const LONGEST_REPLY: usize = 4 << 20;
+/// The time limit for making a connection for decisions, in decision timeouts. A server that is fast
+/// enough for decisions answers at least this number of round trips in that time.
+pub(crate) const CONNECT_ROUND_TRIPS: u32 = 4;
 
-/// How servers are connected to, beside what their URLs say.
+/// The maximum number of bytes to read between two writes, so that faulty replies can't use up the
+/// memory. The longest proper reply is a list of 1000 ids of up to 1 KiB; one round trip may have
+/// several. Small nested values take up to 40 times their size in memory.
+const MAX_REPLY: usize = 4 << 20;
+
+/// Login and TLS settings that are not in the URLs of the servers.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Access {
-    /// Who logs in; `None`: as the URL says.
-    pub(super) login: Option<Login>,
-    /// Whom to trust and what to show; `None`: no server is asked over TLS.
-    pub(super) tls: Option<Arc<ClientConfig>>,
+pub(crate) struct Access {
+    /// User and password from files; `None`: those in the URL.
+    pub(crate) login: Option<Login>,
+    /// The CA certificates and this node's certificate; `None` if no connection uses TLS.
+    pub(crate) tls: Option<Arc<ClientConfig>>,
 }
 
-/// One server, and how it is connected to.
+/// The address and URL settings of a server, with login and TLS settings.
 #[derive(Clone)]
-pub(super) struct Address {
-    pub(super) server: ConnectionInfo,
-    pub(super) access: Access,
+pub(crate) struct Address {
+    pub(crate) server: ConnectionInfo,
+    pub(crate) access: Access,
 }
 
-/// A connection that has logged in. It is closed when it is dropped, also if a reply has not come
-/// yet.
-pub(super) struct Connection {
-    pub(super) redis: MultiplexedConnection,
-    /// Reads and writes it.
+/// A connection that has logged in. Closed when dropped, even if replies are outstanding.
+pub(crate) struct Connection {
+    pub(crate) redis: MultiplexedConnection,
+    /// The task that reads and writes the stream.
     driver: AbortHandle,
 }
 
@@ -59,9 +62,9 @@ impl Drop for Connection {
 }
 
 impl Address {
-    /// Connects and logs in, on the current runtime; a connection that takes longer than a second
-    /// is given up with [`io::ErrorKind::TimedOut`].
-    pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
+    /// Connects and logs in. The current thread drives the connection. Fails with
+    /// [`io::ErrorKind::TimedOut`] after 1 s.
+    pub(crate) async fn connect(&self) -> Result<Connection, RedisError> {
         let late =
             |_| io::Error::new(io::ErrorKind::TimedOut, format!("after {CONNECT_TIMEOUT:?}"));
         tokio::time::timeout(CONNECT_TIMEOUT, self.access.connect(&self.server))
@@ -71,21 +74,23 @@ impl Address {
 }
 
 impl Access {
-    /// Connects to a server and logs in, on the current runtime, for as long as that takes.
-    pub(super) async fn connect(&self, server: &ConnectionInfo) -> Result<Connection, RedisError> {
-        let stream = Bounded { stream: self.stream(server.addr()).await?, replied: 0 };
+    /// Connects to a server and logs in, without a time limit. The current thread drives the
+    /// connection.
+    pub(crate) async fn connect(&self, server: &ConnectionInfo) -> Result<Connection, RedisError> {
+        let stream = Bounded { stream: self.stream(server.addr()).await?, read: 0 };
         let mut settings = server.redis_settings().clone();
         if let Some(login) = &self.login {
             let (user, password) = login.read().await?;
             settings = settings.set_username(user).set_password(password);
         }
-        // Deadlines are the caller's.
+        // The callers set time limits.
         let config = AsyncConnectionConfig::new().set_response_timeout(None);
         let (redis, driver) =
             MultiplexedConnection::new_with_config(&settings, stream, config).await?;
         Ok(Connection { redis, driver: tokio::spawn(driver).abort_handle() })
     }
 
+    /// Opens the stream to an address.
     async fn stream(&self, address: &ConnectionAddr) -> Result<Stream, RedisError> {
         Ok(match address {
             ConnectionAddr::Tcp(host, port) => Box::pin(tcp(host, *port).await?),
@@ -108,7 +113,8 @@ impl Access {
     }
 }
 
-/// A host may have several addresses, of which some lead nowhere.
+/// Connects to all addresses of a host at once, because some may be unreachable. Returns the first
+/// connection that succeeds.
 async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses = lookup_host((host, port)).await?;
     let attempts: Vec<_> = addresses.map(|address| Box::pin(TcpStream::connect(address))).collect();
@@ -116,22 +122,22 @@ async fn tcp(host: &str, port: u16) -> io::Result<TcpStream> {
         return Err(io::Error::new(io::ErrorKind::NotFound, "the host has no address"));
     }
     let (stream, _) = select_ok(attempts).await?;
-    // A batch must not wait for the acknowledgement of the one before.
+    // With Nagle's algorithm, a batch could wait for the acknowledgement of the previous one.
     stream.set_nodelay(true)?;
     Ok(stream)
 }
 
-fn invalid(what: &'static str) -> RedisError {
-    RedisError::from((ErrorKind::InvalidClientConfig, what))
+fn invalid(detail: &'static str) -> RedisError {
+    RedisError::from((ErrorKind::InvalidClientConfig, detail))
 }
 
 type Stream = Pin<Box<dyn AsyncStream + Send + Sync>>;
 
-/// A stream of which no more can be read than [`LONGEST_REPLY`] until something is sent again.
+/// A stream that fails when more than [`MAX_REPLY`] bytes are read between two writes.
 struct Bounded<S> {
     stream: S,
-    /// Bytes that have come since something was sent.
-    replied: usize,
+    /// The bytes read since the last write.
+    read: usize,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
@@ -142,9 +148,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
     ) -> Poll<io::Result<()>> {
         let before = buffer.filled().len();
         ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        self.replied += buffer.filled().len() - before;
-        if self.replied > LONGEST_REPLY {
-            let text = format!("a reply of more than {LONGEST_REPLY} bytes");
+        self.read += buffer.filled().len() - before;
+        if self.read > MAX_REPLY {
+            let text = format!("a reply of more than {MAX_REPLY} bytes");
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
         }
         Poll::Ready(Ok(()))
@@ -158,7 +164,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        self.replied = 0;
+        self.read = 0;
         Poll::Ready(Ok(written))
     }
 
@@ -171,28 +177,29 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
     }
 }
 
-/// Connections to one server for what is not urgent. They are kept from one question to the next.
-pub(super) struct Spares {
+/// Makes connections to one server for requests that are not urgent, and keeps idle ones.
+pub(crate) struct Spares {
     address: Address,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Spares {
-    pub(super) fn new(address: Address) -> Self {
+    pub(crate) fn new(address: Address) -> Self {
         Self { address, idle: Mutex::default() }
     }
 
-    /// One that idles, which may have died of it.
-    pub(super) fn idle(&self) -> Option<Connection> {
+    /// Takes an idle connection, which may have been closed meanwhile.
+    pub(crate) fn idle(&self) -> Option<Connection> {
         self.lock().pop()
     }
 
-    pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
+    /// Makes a new connection; see [`Address::connect`].
+    pub(crate) async fn connect(&self) -> Result<Connection, RedisError> {
         self.address.connect().await
     }
 
-    /// Keeps one that works, and waits for no reply.
-    pub(super) fn keep(&self, connection: Connection) {
+    /// Keeps a connection for the next request. It must work, and have no outstanding reply.
+    pub(crate) fn keep(&self, connection: Connection) {
         self.lock().push(connection);
     }
 
@@ -208,37 +215,37 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_reply_without_end_is_given_up_and_long_ones_are_not() {
+    async fn an_endless_reply_fails_and_long_ones_do_not() {
         let (near, mut far) = tokio::io::duplex(1 << 16);
-        let mut stream = Bounded { stream: near, replied: 0 };
+        let mut stream = Bounded { stream: near, read: 0 };
         let server = tokio::spawn(async move {
-            let page = vec![b'x'; LONGEST_REPLY];
+            let page = vec![b'x'; MAX_REPLY];
             for _ in 0..3 {
                 far.read_u8().await.expect("asked");
                 far.write_all(&page).await.expect("read");
             }
-            // It breaks when there is nobody who reads.
+            // Ends when the other end is closed.
             while far.write_all(b"x").await.is_ok() {}
         });
         for _ in 0..3 {
             stream.write_u8(b'?').await.expect("asked");
-            let mut page = vec![0; LONGEST_REPLY];
+            let mut page = vec![0; MAX_REPLY];
             stream.read_exact(&mut page).await.expect("a page");
         }
-        let error = stream.read_u8().await.expect_err("more than was asked for");
+        let error = stream.read_u8().await.expect_err("one byte too many");
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         drop(stream);
-        server.await.expect("it ends");
+        server.await.expect("the server ends");
     }
 
-    /// Nothing else would break it: the reply goes on for as long as it is read.
+    /// The server sends one reply for as long as it is read.
     #[tokio::test]
-    async fn who_waits_for_a_reply_without_end_hears_of_it() {
+    async fn a_request_with_an_endless_reply_fails() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let url = format!("redis://{}", listener.local_addr().expect("bound"));
         let server = tokio::spawn(async move {
             let (mut stream, _) = listener.accept().await.expect("a connection");
-            // The library says first who it is, in two commands.
+            // The client library sends two commands when it connects.
             stream.write_all(b"+OK\r\n+OK\r\n$99999999999\r\n").await.expect("sent");
             let garbage = vec![b'x'; 1 << 16];
             while stream.write_all(&garbage).await.is_ok() {}

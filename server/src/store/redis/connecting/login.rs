@@ -1,5 +1,5 @@
-//! User and password from files. If the files have changed, they are read again for the next
-//! connection; open connections stay logged in.
+//! User, password and certificates from files. If the files of the login have changed, the next
+//! connection reads them again. Open connections stay logged in.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,35 +13,36 @@ use rustls_native_certs::load_native_certs;
 
 use crate::files::{self, ReloadOnUse};
 
-/// Whom Redis knows who has a password but no name.
+/// The user of a login that has only a password.
 const DEFAULT_USER: &str = "default";
 
-/// Files that say more than a store's URL about how to connect to it.
+/// Files with the login and the certificates for connections to the store.
 #[derive(Clone, Debug, Default)]
 pub struct LoginFiles {
     /// The user; `None`: the one in the URL.
     pub user: Option<PathBuf>,
     /// The password; `None`: the one in the URL.
     pub password: Option<PathBuf>,
-    /// Who signs the servers' certificates; `None`: whom the system trusts.
+    /// The CA certificates that sign the servers' certificates; `None`: those of the system.
     pub ca: Option<PathBuf>,
-    /// The certificate to show, and its key.
+    /// This node's client certificate, and its key.
     pub own: Option<(PathBuf, PathBuf)>,
 }
 
 impl LoginFiles {
-    /// What connections over TLS begin with: whom to trust, and what to show.
-    pub(super) fn tls(&self) -> RedisResult<ClientConfig> {
+    /// The TLS settings: the CA certificates, and this node's certificate. Fails if a file can't be
+    /// used, or if the system's certificates are to be used and there are none.
+    pub(crate) fn tls(&self) -> RedisResult<ClientConfig> {
         let mut roots = RootCertStore::empty();
         match &self.ca {
             None => {
                 let system = load_native_certs();
                 let (usable, _) = roots.add_parsable_certificates(system.certs);
-                // Without any, no server could ever be trusted.
+                // Without a CA certificate, the handshake with every server would fail.
                 if usable == 0 {
-                    let why = system.errors.first().map(|error| format!(" ({error})"));
-                    let why = why.unwrap_or_default();
-                    let text = format!("name one, as the system trusts no certificate{why}");
+                    let cause = system.errors.first().map(|error| format!(" ({error})"));
+                    let cause = cause.unwrap_or_default();
+                    let text = format!("name one, as the system trusts no certificate{cause}");
                     return Err(unusable("--store-ca-file", text));
                 }
             }
@@ -63,25 +64,28 @@ impl LoginFiles {
         builder.with_client_auth_cert(chain, key).map_err(|error| unusable(setting, error))
     }
 
-    /// Who logs in at a server that is connected to like this; `None`: as its URL says.
-    pub(super) fn login(&self, like: &ConnectionInfo) -> RedisResult<Option<Login>> {
+    /// The login at a server; `None` if there are no files, so that the login is that of the URL.
+    /// If there is a file for only one of user and password, the other one is that of `server`.
+    /// Fails if a file can't be read.
+    pub(crate) fn login(&self, server: &ConnectionInfo) -> RedisResult<Option<Login>> {
         if self.user.is_none() && self.password.is_none() {
             return Ok(None);
         }
-        let settings = like.redis_settings();
+        let settings = server.redis_settings();
         let files = self.clone();
         let user = settings.username().unwrap_or(DEFAULT_USER).to_owned();
         let password = settings.password().unwrap_or_default().to_owned();
         let paths = self.user.iter().chain(&self.password).map(PathBuf::as_path);
         let read = ReloadOnUse::new(paths, move || files.read_login(&user, &password));
-        Ok(Some(Login(Arc::new(read.map_err(refused)?))))
+        Ok(Some(Login(Arc::new(read.map_err(file_error)?))))
     }
 
-    /// The user and the password; these ones where there is no file. The error names the setting.
+    /// Reads the user and the password. `user` and `password` are the values of those that have no
+    /// file. An error text begins with the name of the setting.
     fn read_login(&self, user: &str, password: &str) -> Result<(String, String), String> {
-        let read = |setting, file: &Option<PathBuf>, otherwise: &str| match file {
+        let read = |setting, file: &Option<PathBuf>, default: &str| match file {
             Some(path) => files::read_secret(path).map_err(|error| format!("{setting}: {error}")),
-            None => Ok(otherwise.to_owned()),
+            None => Ok(default.to_owned()),
         };
         let user = read("--store-user-file", &self.user, user)?;
         let password = read("--store-password-file", &self.password, password)?;
@@ -89,20 +93,21 @@ impl LoginFiles {
     }
 }
 
-/// What an error about a file begins with.
-pub(super) const UNUSABLE: &str = "a file can't be used";
+/// The beginning of the text of errors about files.
+pub(crate) const UNUSABLE: &str = "a file can't be used";
 
-/// The file that a setting names can't be used. `why` says nothing of what is in it.
-fn unusable(setting: &str, why: impl std::fmt::Display) -> RedisError {
-    refused(format!("{setting}: {why}"))
+/// The error that the file of a setting can't be used. `cause` must not contain secrets.
+fn unusable(setting: &str, cause: impl std::fmt::Display) -> RedisError {
+    file_error(format!("{setting}: {cause}"))
 }
 
-/// The error about a file. `detail` names the setting.
-fn refused(detail: String) -> RedisError {
+/// The error that a file can't be used. `detail` begins with the name of the setting.
+fn file_error(detail: String) -> RedisError {
     RedisError::from((ErrorKind::InvalidClientConfig, UNUSABLE, detail))
 }
 
-/// What is wrong with settings of the store: with one of the files, or else with `--store`.
+/// The error text for invalid settings of the store. It begins with the setting: that of the file
+/// if the error is about one, else `--store`.
 pub fn wrong_setting(error: &RedisError) -> String {
     match error.detail() {
         Some(detail) if error.to_string().starts_with(UNUSABLE) => detail.to_owned(),
@@ -110,29 +115,32 @@ pub fn wrong_setting(error: &RedisError) -> String {
     }
 }
 
+/// Reads certificates from a file. Fails if it has none, because an empty list of CA certificates
+/// would only show as failed handshakes.
 fn certificates(setting: &str, path: &Path) -> RedisResult<Vec<CertificateDer<'static>>> {
     let pem = files::read(path).map_err(|error| unusable(setting, error))?;
-    // Of a file without any, nobody would hear: nobody would be trusted.
     match CertificateDer::pem_slice_iter(&pem).collect::<Result<Vec<_>, _>>() {
         Ok(all) if !all.is_empty() => Ok(all),
         _ => Err(unusable(setting, format!("there is no certificate in {}", path.display()))),
     }
 }
 
+/// Reads the first private key in a file.
 fn private_key(setting: &str, path: &Path) -> RedisResult<PrivateKeyDer<'static>> {
     let pem = files::read(path).map_err(|error| unusable(setting, error))?;
     PrivateKeyDer::from_pem_slice(&pem)
         .map_err(|_| unusable(setting, format!("there is no private key in {}", path.display())))
 }
 
-/// Who logs in. Clones share the loaded files.
+/// The login at the servers of the store, from files. Clones share the loaded files.
 #[derive(Clone)]
-pub(super) struct Login(Arc<ReloadOnUse<(String, String)>>);
+pub(crate) struct Login(Arc<ReloadOnUse<(String, String)>>);
 
 impl Login {
-    /// The user and the password in the files. While the file system hangs, those read last.
-    pub(super) async fn read(&self) -> RedisResult<(String, String)> {
-        self.0.refresh().await.map_err(refused)?;
+    /// Returns the user and the password. Reads the files again if they have changed. While the
+    /// file system hangs, returns those read last.
+    pub(crate) async fn read(&self) -> RedisResult<(String, String)> {
+        self.0.refresh().await.map_err(file_error)?;
         Ok((*self.0.current()).clone())
     }
 }
@@ -155,7 +163,7 @@ mod tests {
 
     use super::*;
 
-    /// A FIFO hangs on open until somebody opens it for writing.
+    /// To open a FIFO for reading blocks until it is opened for writing.
     #[tokio::test]
     async fn hanging_file_keeps_the_last_login() {
         let dir = tempfile::tempdir().unwrap();
@@ -166,7 +174,7 @@ mod tests {
         let login = files.login(&server).unwrap().unwrap();
         mkfifoat(CWD, &fifo, Mode::RWXU).unwrap();
         fs::rename(&fifo, &path).unwrap();
-        // Ends the read in any case: a test that fails while a thread is blocked would hang.
+        // Unblocks the read in any case: a test that fails while a thread is blocked would hang.
         let (done, waiting) = mpsc::channel::<()>();
         let writer = spawn_blocking(move || {
             let _ = waiting.recv_timeout(Duration::from_secs(5));

@@ -1,0 +1,2 @@
+pub(super) mod batch;
+pub(super) mod script;

@@ -1,0 +1,239 @@
+//! The scripts, and the commands that call them; short commands of other modules; the decoding of
+//! replies that no other module decodes.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use redis::{Arg, Cmd, Script, Value};
+
+use crate::store::redis::keys::{self, ServerKeys};
+
+/// A script as Redis gets it: with `lua/guard.lua` around it. Its lines keep their numbers.
+macro_rules! guarded {
+    ($($file:literal),+) => {
+        concat!(
+            "local function run(...) ",
+            $(include_str!(concat!("../../../../../lua/", $file)), "\n",)+
+            "end\n",
+            include_str!("../../../../../lua/guard.lua")
+        )
+    };
+}
+
+const HEARTBEAT_TEXT: &str = guarded!("heartbeat.lua");
+const LAYOUTS_TEXT: &str = guarded!("layouts.lua");
+const RENEWAL_TEXT: &str = guarded!("renewal.lua");
+
+const ALLOW_TEXT: &str = include_str!("../../../../../lua/allow.lua");
+const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
+const LEASE_TEXT: &str = guarded!("lease.lua");
+const PARENT_TEXT: &str = guarded!("parent.lua");
+
+static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
+static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
+static REGISTER: LazyLock<Script> = LazyLock::new(|| Script::new(REGISTER_TEXT));
+static LEASE: LazyLock<Script> = LazyLock::new(|| Script::new(LEASE_TEXT));
+static PARENT: LazyLock<Script> = LazyLock::new(|| Script::new(PARENT_TEXT));
+
+/// The longest time for which states in a layout may exist, in µs: some 60 years.
+const LONGEST_LEFT_US: f64 = 2e15;
+
+/// A script that is called by its hash.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scripted {
+    /// `lua/allow.lua`
+    Allow,
+    /// `lua/register.lua`
+    Register,
+    /// `lua/lease.lua`
+    Lease,
+    /// `lua/parent.lua`
+    Parent,
+    /// `lua/heartbeat.lua`
+    Heartbeat,
+}
+
+impl Scripted {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Allow, Self::Register, Self::Lease, Self::Parent, Self::Heartbeat];
+
+    fn hash(self) -> &'static str {
+        match self {
+            Self::Allow => ALLOW.get_hash(),
+            Self::Register => REGISTER.get_hash(),
+            Self::Lease => LEASE.get_hash(),
+            Self::Parent => PARENT.get_hash(),
+            Self::Heartbeat => HEARTBEAT.get_hash(),
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Self::Allow => ALLOW_TEXT,
+            Self::Register => REGISTER_TEXT,
+            Self::Lease => LEASE_TEXT,
+            Self::Parent => PARENT_TEXT,
+            Self::Heartbeat => HEARTBEAT_TEXT,
+        }
+    }
+
+    /// Whether the script has `lua/guard.lua`.
+    pub(crate) fn is_guarded(self) -> bool {
+        !matches!(self, Self::Allow | Self::Register)
+    }
+
+    /// A call, up to the number of keys.
+    pub(crate) fn call(self, keys: usize) -> Cmd {
+        let mut cmd = redis::cmd("EVALSHA");
+        cmd.arg(self.hash()).arg(keys);
+        cmd
+    }
+
+    /// A [`call`](Self::call) with the script's text instead of its hash, for a server that may not
+    /// have the script.
+    pub(crate) fn with_text(self, call: &Cmd) -> Cmd {
+        let mut cmd = redis::cmd("EVAL");
+        cmd.arg(self.text());
+        for arg in call.args_iter().skip(2) {
+            if let Arg::Simple(bytes) = arg {
+                cmd.arg(bytes);
+            }
+        }
+        cmd
+    }
+
+    /// Loads the script, so that EVALSHA finds it.
+    pub(crate) fn load(self) -> Cmd {
+        let mut cmd = redis::cmd("SCRIPT");
+        cmd.arg("LOAD").arg(self.text());
+        cmd
+    }
+}
+
+/// Reads the `count` names in a register with the lowest scores.
+pub(crate) fn lowest_scores(register: &[u8], count: usize) -> Cmd {
+    let mut cmd = redis::cmd("ZRANGE");
+    cmd.arg(register).arg(0).arg(count - 1).arg("WITHSCORES");
+    cmd
+}
+
+/// The reply to [`lowest_scores`]: names, each with its score as text. `None` for any other reply;
+/// nil, the reply of a key of another type, has no names.
+pub(crate) fn scored_names(reply: Value) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
+    let parts = match reply {
+        Value::Array(parts) => parts,
+        Value::Nil => return Some(Vec::new()),
+        _ => return None,
+    };
+    let text = |part| match part {
+        Value::BulkString(text) => Some(text),
+        _ => None,
+    };
+    let mut texts = parts.into_iter().map(text);
+    let mut names = Vec::new();
+    while let Some(name) = texts.next() {
+        names.push((name?, texts.next()??));
+    }
+    Some(names)
+}
+
+/// Reads when a key expires, in ms: -1 if never, -2 if it does not exist.
+pub(crate) fn expiry(key: &[u8]) -> Cmd {
+    let mut cmd = redis::cmd("PEXPIRETIME");
+    cmd.arg(key);
+    cmd
+}
+
+/// Lets a key expire after `time`.
+pub(crate) fn expire(key: &[u8], time: Duration) -> Cmd {
+    let mut cmd = redis::cmd("EXPIRE");
+    cmd.arg(key).arg(time.as_secs());
+    cmd
+}
+
+/// What a heartbeat says of its node.
+#[derive(Clone, Debug)]
+pub(crate) struct Announcement {
+    /// The name under which the node registers.
+    pub(crate) name: Arc<str>,
+    /// When the registration expires; 0 deregisters the node.
+    pub(crate) ttl: Duration,
+}
+
+/// Registers or deregisters a node.
+pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
+    let mut cmd = Scripted::Heartbeat.call(1);
+    cmd.arg(&*keys.nodes);
+    cmd.arg(&*node.name).arg(node.ttl.as_micros() as u64);
+    cmd.arg(&*keys.birth).arg(keys.birth_seen.inherited()).arg(&*keys.resources);
+    cmd
+}
+
+/// A server's reply to a [`heartbeat`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeartbeatReply {
+    /// The number of live nodes that it knows.
+    pub(crate) nodes: u32,
+    /// Its birth, in µs since the epoch; 0: unknown.
+    pub(crate) born: i64,
+    /// The number of corrupt values that it has replaced.
+    pub(crate) corrupt: u64,
+}
+
+impl HeartbeatReply {
+    /// `None` if the script can't have made the reply.
+    pub(crate) fn read(reply: &Value) -> Option<Self> {
+        let Value::Array(parts) = reply else { return None };
+        let (nodes, born, corrupt) = match parts.as_slice() {
+            [Value::Int(nodes), Value::BulkString(born)] => (nodes, born, 0),
+            [Value::Int(nodes), Value::BulkString(born), Value::Int(corrupt)] => {
+                (nodes, born, u64::try_from(*corrupt).ok()?)
+            }
+            _ => return None,
+        };
+        Some(Self {
+            nodes: u32::try_from(*nodes).ok()?,
+            born: std::str::from_utf8(born).ok()?.parse().ok().filter(|born| *born >= 0)?,
+            corrupt,
+        })
+    }
+}
+
+/// Makes `node` the one that renews leases from the parent for `ttl_ms` ms, unless another one is.
+/// Reply: 1 if it is now, 0 if another one is, 2 if a corrupt value was replaced.
+pub(crate) fn renewal(node: &str, ttl_ms: u64) -> Cmd {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(RENEWAL_TEXT).arg(1).arg(keys::RENEWAL).arg(node).arg(ttl_ms);
+    cmd
+}
+
+/// The reply to [`layouts`]: for each layout, how long states in another one may still exist, and the
+/// number of corrupt values that were replaced. `None` if the script can't have made the reply.
+pub(crate) fn read_layouts_reply(reply: &Value, layouts: usize) -> Option<(Vec<Duration>, u64)> {
+    let Value::BulkString(bytes) = reply else { return None };
+    let (numbers, []) = bytes.as_chunks::<8>() else { return None };
+    let mut numbers = numbers.iter().map(|bytes| f64::from_le_bytes(*bytes));
+    let left = numbers.by_ref().take(layouts).map(|left_us| {
+        let known = (0.0..=LONGEST_LEFT_US).contains(&left_us);
+        known.then(|| Duration::from_micros(left_us as u64))
+    });
+    let left: Vec<Duration> = left.collect::<Option<_>>()?;
+    let corrupt = numbers.next().map_or(0, |corrupt| corrupt as u64);
+    (left.len() == layouts && numbers.next().is_none()).then_some((left, corrupt))
+}
+
+/// Records the layouts in which a node stores states. Each has a hash of the bucket, a hash of the
+/// layout, and the longest life of a state. `born`: birth of the oldest server, in µs since the epoch.
+pub(crate) fn layouts(layouts: &[(u64, u64, Duration)], born: i64) -> Cmd {
+    let encode = |&(bucket_hash, settings_hash, life): &(u64, u64, Duration)| {
+        let mut bytes = [0; 24];
+        bytes[..8].copy_from_slice(&bucket_hash.to_le_bytes());
+        bytes[8..16].copy_from_slice(&settings_hash.to_le_bytes());
+        bytes[16..].copy_from_slice(&(life.as_micros() as f64).to_le_bytes());
+        bytes
+    };
+    let told: Vec<u8> = layouts.iter().flat_map(encode).collect();
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(LAYOUTS_TEXT).arg(1).arg(keys::LAYOUTS).arg(born).arg(told);
+    cmd
+}
