@@ -145,7 +145,7 @@ fn connections_that_died_idle_cost_no_decision() {
     });
     redis::cmd("CLIENT").arg("KILL").arg("TYPE").arg("normal").exec(&mut inside).unwrap();
     // No requests are sent meanwhile.
-    eventually("the connections are replaced", Duration::from_secs(5), || {
+    eventually("the connections are replaced", Duration::from_secs(3), || {
         let now = clients(&mut inside);
         now.len() == CONNECTIONS && now.iter().all(|id| !before.contains(id))
     });

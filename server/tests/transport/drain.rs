@@ -415,7 +415,7 @@ fn a_node_that_waits_for_its_store_at_the_start_can_be_stopped() {
         .unwrap();
     eventually("the heartbeat hangs", TEST_TIMEOUT, || {
         let list: String = redis::cmd("CLIENT").arg("LIST").query(&mut inside).unwrap();
-        list.contains("cmd=eval ")
+        list.contains("cmd=eval")
     });
     let signalled = Instant::now();
     signal(node.id(), "TERM");

@@ -189,7 +189,6 @@ namespaces:
     let few = [("namespace", "few")];
     assert_eq!(scrape.get("tollgate_dynamic_buckets_created_total", &few), Some(2.0));
     assert_eq!(scrape.get("tollgate_dynamic_buckets", &few), Some(2.0));
-    assert_eq!(scrape.get("tollgate_dynamic_buckets_removed_total", &few), Some(0.0));
     for (transport, count) in [("grpc", 13.0), ("http", 1.0)] {
         let labels = [("transport", transport)];
         let counted = scrape.get("tollgate_rpc_duration_seconds_count", &labels);
