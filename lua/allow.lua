@@ -18,7 +18,7 @@
 --            grid       µs, a power of two: see "Expiry"
 --            life       µs after its balance was zero for which a state is needed: cap, or more
 --                       where nodes hold tokens of the bucket themselves
---            flags      REWRITE 1: see "Expiry"; ENROLL 2: see "Registers"
+--            flags      REWRITE 1: see "Expiry"; ENROLL 2, only with REWRITE: see "Registers"
 --            register   the index of the namespace's register among the keys; 0: the namespace has
 --                       one, but not in this call; -1: it needs none
 --            bound      with a register, the most names in it; with -1, the time in µs until
@@ -203,6 +203,8 @@ while at <= length do
             if foreign then call('DEL', keys[register]) end
             names = foreign and 0 or false
           end
+          -- Some of those that are to be added may be there already.
+          if names and added_to[register] then names = names + #added_to[register] / 2 end
           names_in[register] = names
         end
         if names == bound then
@@ -300,7 +302,7 @@ while at <= length do
           call('DEL', keys[index])
           written, value = true, false
         end
-      elseif changed or value and (rewrite or enroll) then
+      elseif changed or value and rewrite then
         if changed and full then
           since, part = since_zero(cap)
           full_at_before, carried = nil, false

@@ -54,8 +54,13 @@ for i = 1, #seen do
     end
   else
     local left_ms = score - now_ms
-    local is_waiting = score % 1 ~= 0 and left_ms > 0 and left_ms <= UNUSED_KEPT
-    if not is_waiting then gone[#gone + 1] = seen[i] end
+    if score % 1 == 0 or left_ms > UNUSED_KEPT then
+      gone[#gone + 1] = seen[i]
+    elseif left_ms <= 0 then
+      -- Its time to get a state is over, but it may have got one since the node looked. A node that
+      -- sees the new score has looked later than that.
+      scored[#scored + 1], scored[#scored + 2] = string.format('%.0f', now_ms), seen[i]
+    end
   end
 end
 if #gone > 0 then changed = changed + call('ZREM', register, unpack(gone)) end

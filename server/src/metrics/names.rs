@@ -61,8 +61,7 @@ pub(super) const COUNTERS: [(&str, &str); 24] = [
     ),
     (
         DYNAMIC_CREATED,
-        "Dynamic buckets created, by namespace. In a namespace without a limit on their number, \
-         each use of a bucket that was full counts.",
+        "Dynamic buckets created, by namespace: each use of a bucket that was full counts.",
     ),
     (PREFETCH_SERVED, "Requests for tokens served from prefetched tokens, by bucket."),
     (

@@ -391,7 +391,7 @@ fn bounded_namespaces_of_0_1_0_begin_full() {
         assert!(is_shared_grant(&answer), "{number}: {answer}");
     }
     assert_eq!(allow(node.http, "ns", "one-more")["status"], "REJECTED_TOO_MANY_BUCKETS");
-    // Nothing touches the old keys; they expire by themselves.
+    // Nothing touches the old keys.
     assert_eq!(
         redis::cmd("EXISTS").arg("m{ns}user").arg("r{ns}").query::<u32>(&mut inside).unwrap(),
         2

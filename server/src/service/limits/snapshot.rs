@@ -131,8 +131,9 @@ struct Definition<'a> {
     name: &'a str,
     /// Whether it is a template of dynamic buckets.
     is_template: bool,
-    /// Whether the number of these dynamic buckets is bounded.
-    is_bounded: bool,
+    /// For a template whose dynamic buckets are bounded: a hash of the names that are configured, and
+    /// so don't count. A name that is no longer configured has to be registered.
+    bounded_beside: Option<u64>,
 }
 
 impl Definition<'_> {
@@ -142,9 +143,9 @@ impl Definition<'_> {
         let times = [terms.life_us, terms.grid_us].map(f64::to_bits);
         Layout {
             bucket_hash: hash((self.namespace, self.name)),
-            settings_hash: hash((times, self.bucket.limit.max_idle_ms)),
+            settings_hash: hash((times, self.bucket.limit.max_idle_ms, self.bounded_beside)),
             life: Duration::from_micros(terms.longest_life_us() as u64),
-            registered_in: self.is_bounded.then(|| self.namespace.into()),
+            registered_in: self.bounded_beside.map(|_| self.namespace.into()),
         }
     }
 
@@ -160,23 +161,25 @@ impl Definition<'_> {
 /// All definitions, by bucket index.
 fn definitions(limits: &Limits) -> Vec<Definition<'_>> {
     let mut definitions = Vec::new();
-    let mut define = |bucket, namespace, name, is_template, is_bounded| {
-        definitions.push(Definition { bucket, namespace, name, is_template, is_bounded });
+    let mut define = |bucket, namespace, name, is_template, bounded_beside| {
+        definitions.push(Definition { bucket, namespace, name, is_template, bounded_beside });
     };
     if let Some(bucket) = &limits.global_default {
-        define(bucket, "", GLOBAL_DEFAULT_BUCKET, false, false);
+        define(bucket, "", GLOBAL_DEFAULT_BUCKET, false, None);
     }
     for (namespace, owner) in &limits.namespaces {
         for (name, bucket) in &owner.buckets {
-            define(bucket, namespace, name, false, false);
+            define(bucket, namespace, name, false, None);
         }
         match &owner.unconfigured {
             Unconfigured::GlobalDefault => {}
             Unconfigured::NamespaceDefault(bucket) => {
-                define(bucket, namespace, DEFAULT_BUCKET, false, false)
+                define(bucket, namespace, DEFAULT_BUCKET, false, None)
             }
             Unconfigured::Dynamic { template, max_buckets } => {
-                define(template, namespace, DYNAMIC_TEMPLATE, true, max_buckets.is_some())
+                // Combined so that the order does not matter.
+                let names = || owner.buckets.keys().fold(0, |all, name| all ^ hash(name));
+                define(template, namespace, DYNAMIC_TEMPLATE, true, max_buckets.map(|_| names()))
             }
         }
     }

@@ -63,7 +63,7 @@ impl Drop for Place {
 pub(super) enum Found {
     /// No state: the bucket is full.
     Nothing,
-    /// A state from before the namespace was bounded.
+    /// A state from before the namespace was bounded, or of a bucket that was configured then.
     State,
     /// A state with a place.
     Place,

@@ -117,24 +117,32 @@ impl Layouts for RedisStore {
         let namespaces = layouts.iter().filter_map(|layout| layout.registered_in.as_deref());
         // A queue has room for so many.
         for page in namespaces.collect::<Vec<_>>().chunks(MAX_REQUESTS_PER_CALL) {
-            inner.keep_registers(&routes, page).await?;
+            inner.keep_registers(&routes, page).await;
         }
-        let layouts = layouts.iter().map(|layout| shared_layout(&routes, layout));
-        let layouts = layouts.collect::<Result<Vec<_>, _>>()?;
-        let mut left = Vec::with_capacity(layouts.len());
-        for page in layouts.chunks(LAYOUTS_PAGE) {
+        let shared = layouts.iter().map(|layout| shared_layout(&routes, layout));
+        let shared: Vec<_> = shared.collect();
+        let known: Vec<_> = shared.iter().flatten().copied().collect();
+        let mut left = Vec::with_capacity(known.len());
+        for page in known.chunks(LAYOUTS_PAGE) {
             left.extend(inner.record_layouts_page(&routes, page).await?);
         }
-        Ok(left)
+        // If the server of a register is unknown or down, nothing is known of the layout.
+        let mut left = left.into_iter();
+        let left_of = |(layout, shared): (&Layout, &Option<_>)| match shared {
+            Some(_) => left.next().unwrap_or(layout.life),
+            None => layout.life,
+        };
+        Ok(layouts.iter().zip(&shared).map(left_of).collect())
     }
 }
 
 /// A layout as the nodes share it: a hash of the bucket, a hash of the layout, and the longest life of
-/// a state. The register is a part of the layout: when it is lost, buckets are registered again.
-fn shared_layout(routes: &Routes, layout: &Layout) -> Result<(u64, u64, Duration), StoreError> {
+/// a state. The register is a part of the layout: when it is lost, buckets are registered again. `None`
+/// if it is not known who has the register.
+fn shared_layout(routes: &Routes, layout: &Layout) -> Option<(u64, u64, Duration)> {
     let register = layout.registered_in.as_deref();
-    let register = register.map(|namespace| routes.register_id(namespace)).transpose()?;
-    Ok((layout.bucket_hash, shared_hash((layout.settings_hash, register)), layout.life))
+    let register = register.map(|namespace| routes.register_id(namespace)).transpose().ok()?;
+    Some((layout.bucket_hash, shared_hash((layout.settings_hash, register)), layout.life))
 }
 
 /// A hash that is stored in Redis, where nodes compare it. Equal on all nodes that were built with
@@ -241,7 +249,7 @@ impl Inner {
         let registration = match until {
             Some(until) => Registration::Until(until),
             None => match self.registration(&plan.routes, call) {
-                // A call that declares its keys has room for those of one slot only.
+                // A call that declares its keys can have those of one slot only.
                 Registration::Here { .. } if mode != SendMode::Together => Registration::Missing,
                 registration => registration,
             },

@@ -161,14 +161,16 @@ impl Inner {
         }
         let rooms_made = || self.registers.with(register, |state| state.rooms_made);
         let mut seen = rooms_made();
+        // On the server of the bucket, the call of `lua/allow.lua` has asked the register.
+        let mut has_asked = self.is_registered_here(call);
         while Instant::now() < call.deadline {
-            // On the server of the bucket, the call of `lua/allow.lua` has asked.
             if !self.is_registered_here(call) {
-                let answer = self.call_register_script(call, bound as f64, &[]).await?;
+                let answer = self.call_register_script(call, Some(bound), &[]).await?;
                 if answer.placed {
                     return self.decide_placed(answer, call).await;
                 }
             }
+            has_asked = true;
             match self.make_room(call, bound, seen).await? {
                 Room::Full => break,
                 Room::Placed(answer) => return self.decide_placed(answer, call).await,
@@ -182,7 +184,8 @@ impl Inner {
                 }
             }
         }
-        Ok(refused)
+        // Without an answer of the register, there may be room.
+        if has_asked { Ok(refused) } else { Err(self.late(&self.plan(false), call)) }
     }
 
     /// Decides for a bucket that has got its place.
@@ -227,13 +230,13 @@ impl Inner {
         loop {
             let names = self.lowest_names(call).await?;
             let names = self.with_expiries(call, names).await?;
-            let answer = self.call_register_script(call, bound as f64, &names).await?;
+            let answer = self.call_register_script(call, Some(bound), &names).await?;
             if answer.placed {
                 self.registers.with(register, |state| state.rooms_made += 1);
                 return Ok(Room::Placed(answer));
             }
-            // Until a look finds nothing to change, and that all states may still exist.
-            if answer.changed == 0 && names.first().is_none_or(|name| name.is_later(answer.now)) {
+            // Until a look finds nothing to change.
+            if answer.changed == 0 {
                 break;
             }
         }
@@ -259,7 +262,7 @@ impl Inner {
         // A call that had the register, and so tells the number of its names, has registered the
         // bucket if it has a state.
         if outcome.live.is_none() {
-            self.call_register_script(call, -1.0, &[]).await?;
+            self.call_register_script(call, None, &[]).await?;
         }
         if let Some(name) = self.enrolled_name(routes, call.request) {
             self.registers.enrolled.note(name, Instant::now());
@@ -279,24 +282,19 @@ impl Inner {
     }
 
     /// Keeps the registers of namespaces for another [`KEPT`], so that only those of namespaces that
-    /// no node serves any more expire.
-    pub(super) async fn keep_registers(
-        &self,
-        routes: &Routes,
-        namespaces: &[&str],
-    ) -> Result<(), StoreError> {
+    /// no node serves any more expire. If a server gives no answer, the next call tries again.
+    pub(super) async fn keep_registers(&self, routes: &Routes, namespaces: &[&str]) {
         let keys: Vec<_> = namespaces.iter().map(|namespace| keys::register(namespace)).collect();
         let slots: Vec<u16> = keys.iter().map(|key| routes.slot(key)).collect();
-        let kept = self.values(&slots, None, |at, _| script::expire(&keys[at], KEPT)).await;
-        kept.into_iter().try_for_each(|reply| reply.map(drop))
+        self.values(&slots, None, |at, _| script::expire(&keys[at], KEPT)).await;
     }
 
-    /// One call of `lua/register.lua`: asks for a place among `bound`, and tells what was `seen` of
-    /// names with low scores.
+    /// One call of `lua/register.lua`: asks for a place among `bound` (`None`: for a bucket with a
+    /// state, which gets one in any case), and tells what was `seen` of names with low scores.
     async fn call_register_script(
         &self,
         call: &BucketCall<'_>,
-        bound: f64,
+        bound: Option<u64>,
         seen: &[Seen],
     ) -> Result<Answer, StoreError> {
         let key = keys::register(call.request.namespace);
@@ -305,7 +303,7 @@ impl Inner {
         let now = self.clock.as_ref().map_or(Micros(0), ManualClock::now);
         let cmd = |_: usize, _: Target<'_>| {
             let mut cmd = Scripted::Register.call(1);
-            cmd.arg(&key).arg(now.0).arg(&name).arg(bound);
+            cmd.arg(&key).arg(now.0).arg(&name).arg(bound.map_or(-1.0, |bound| bound as f64));
             for Seen { name, score, expires_ms } in seen {
                 cmd.arg(name).arg(score);
                 match expires_ms {
@@ -332,7 +330,8 @@ impl Inner {
         script::scored_names(reply.ok_or(StoreError::Refused)??).ok_or(StoreError::Refused)
     }
 
-    /// Finds out when the states of registered names expire.
+    /// Finds out when the states of registered names expire. Leaves names out whose server gives no
+    /// answer: they keep their places.
     async fn with_expiries(
         &self,
         call: &BucketCall<'_>,
@@ -348,7 +347,8 @@ impl Inner {
         let now = self.clock.as_ref().map(ManualClock::now);
         let mut seen = Vec::with_capacity(names.len());
         for ((name, score), expiry) in names.into_iter().zip(expiries) {
-            let Value::Int(expires_ms) = expiry? else { return Err(StoreError::Refused) };
+            let Ok(expiry) = expiry else { continue };
+            let Value::Int(expires_ms) = expiry else { return Err(StoreError::Refused) };
             // States always expire. A key that does not is not one.
             let exists = expires_ms >= 0 && now.is_none_or(|now| now.as_millis() <= expires_ms);
             seen.push(Seen { name, score, expires_ms: exists.then_some(expires_ms) });
@@ -359,17 +359,6 @@ impl Inner {
 
 fn is_same_server(routes: &Routes, a: u16, b: u16) -> bool {
     matches!((routes.lanes(a), routes.lanes(b)), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
-}
-
-impl Seen {
-    fn score_ms(&self) -> Option<f64> {
-        std::str::from_utf8(&self.score).ok()?.parse().ok()
-    }
-
-    /// Whether its state may still exist at `now`, by its score.
-    fn is_later(&self, now: Micros) -> bool {
-        self.score_ms().is_some_and(|score_ms| score_ms >= now.as_millis() as f64)
-    }
 }
 
 impl Answer {

@@ -78,8 +78,7 @@ fn share_work(calls: &mut [Call]) {
 fn declared(mode: SendMode, is_cluster: bool) -> Declared {
     match mode {
         SendMode::Together if is_cluster => Declared::None,
-        SendMode::Together | SendMode::Alone => Declared::All,
-        SendMode::Asking => Declared::First,
+        SendMode::Together | SendMode::Alone | SendMode::Asking => Declared::All,
     }
 }
 

@@ -128,11 +128,8 @@ impl AsRef<Self> for EncodedRequest {
 /// Which keys of a call are declared to the server.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Declared {
-    /// All keys: there is one server, or all keys are in one slot.
+    /// All keys: there is one server, or there is one key.
     All,
-    /// The first key. The slot is being moved to this server, which refuses a call that declares
-    /// several keys of which it does not have all.
-    First,
     /// None: the keys may be in several slots.
     None,
 }
@@ -176,7 +173,6 @@ impl Batch {
         let all = keys.len() + registers.len();
         let (declared, undeclared) = match declared {
             Declared::All => (all, 0),
-            Declared::First => (1, all),
             Declared::None => (0, all),
         };
 
