@@ -136,7 +136,7 @@ async fn a_sweep_yields_to_other_tasks() {
     assert!(turns >= COUNT / 200, "{turns} turns");
 }
 
-/// The register of a bounded namespace costs what docs/performance.md says: 123 bytes a name.
+/// The register of a bounded namespace costs what the README says.
 #[tokio::test]
 async fn the_register_of_a_bounded_namespace() {
     const COUNT: usize = 10_000;

@@ -386,6 +386,19 @@ async fn the_kind_of_bucket_may_change<S: Store>(s: &Service<S>) {
     granted(&ask(s, "a", 1).await, 1, 0, 9.0);
 }
 
+async fn a_bucket_that_is_no_longer_configured_counts<S: Store>(s: &Service<S>) {
+    let limits = |buckets: &str| {
+        format!(
+            "namespaces: {{ ns: {{ {buckets} max_dynamic_buckets: 1, dynamic_bucket_template: {{ size: 10, fill_rate: 1/h }} }} }}"
+        )
+    };
+    s.set_limits(&limits("buckets: { a: { size: 10, fill_rate: 1/h } },"));
+    granted(&ask(s, "a", 1).await, 1, 0, 9.0);
+    s.set_limits(&limits(""));
+    granted(&ask(s, "a", 1).await, 1, 0, 8.0);
+    assert_eq!(ask(s, "b", 1).await.status, Status::TooManyBuckets);
+}
+
 async fn a_clock_that_steps_back<S: Store>(s: &Service<S>) {
     s.set_limits("namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 10, max_debt_millis: 2000, max_tokens_per_request: -1, wait_timeout_millis: 0 } } } }");
     granted(&ask(s, "b", 15).await, 15, 0, -5.0);
@@ -525,6 +538,7 @@ testkit::scenarios!(
     a_change_of_limits_carries_the_balance_over,
     a_larger_size_refills_nothing,
     the_kind_of_bucket_may_change,
+    a_bucket_that_is_no_longer_configured_counts,
     a_clock_that_steps_back,
     soft_limits,
     callers_that_take_tokens_in_advance_or_afterwards,

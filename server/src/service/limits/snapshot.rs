@@ -234,3 +234,43 @@ fn hash(value: impl Hash) -> u64 {
     value.hash(&mut hasher);
     hasher.finish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(namespace: &str, previous: Option<&Snapshot>) -> Snapshot {
+        let text = format!("namespaces: {{ ns: {{ {namespace} }} }}");
+        Snapshot::new(config::parse(&text).expect("good limits"), previous, &Metrics::new())
+    }
+
+    fn is_open(snapshot: &Snapshot, name: &str) -> bool {
+        let found = snapshot.limits.find("ns", name).expect("a bucket");
+        snapshot.may_have_other_layouts(found.bucket)
+    }
+
+    fn close_all(snapshot: &Snapshot) {
+        snapshot.layouts.iter().for_each(|(_, window)| window.close_after(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_change_elsewhere_leaves_the_window_of_a_bucket_closed() {
+        let first = snapshot("buckets: { a: {}, b: { size: 10 } }", None);
+        assert!(is_open(&first, "a") && is_open(&first, "b"));
+        close_all(&first);
+        let second = snapshot("buckets: { a: {}, b: { size: 20 } }", Some(&first));
+        assert!(!is_open(&second, "a") && is_open(&second, "b"));
+    }
+
+    /// Such a bucket may have a state, but is in no register.
+    #[test]
+    fn a_bucket_that_is_no_longer_configured_opens_the_window_of_the_template() {
+        const BOUNDED: &str = "max_dynamic_buckets: 5, dynamic_bucket_template: {}";
+        let first = snapshot(&format!("buckets: {{ a: {{}}, b: {{}} }}, {BOUNDED}"), None);
+        close_all(&first);
+        let same = snapshot(&format!("buckets: {{ b: {{}}, a: {{}} }}, {BOUNDED}"), Some(&first));
+        assert!(!is_open(&same, "x"));
+        let fewer = snapshot(&format!("buckets: {{ b: {{}} }}, {BOUNDED}"), Some(&same));
+        assert!(is_open(&fewer, "a") && !is_open(&fewer, "b"));
+    }
+}
