@@ -132,9 +132,10 @@ suite() {
   done
 }
 
-# The flood needs an optimised build. In the other builds, this test tells too little.
+# The test with a flood needs an optimised build.
 slow() {
   scripts/run-tests.py --ignored --except a_flood_of
+  scripts/run-tests.py --alone --only "tollgate-server allow "
   scripts/run-tests.py --alone --only "tollgate-server cluster "
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log"

@@ -9,7 +9,7 @@
     --repeat N      runs of each test (1)
     --jobs N        tests that run at a time (RUST_TEST_THREADS of .cargo/config.toml)
     --slowest N     length of the list of the slowest tests (20)
-    --timeout S     seconds after which a test counts as hung (240)
+    --timeout S     seconds after which a test counts as hung (300)
     --only TEXT     only tests whose name contains TEXT
     --except TEXT   no tests whose name contains TEXT
 
@@ -90,10 +90,16 @@ def binaries():
     with tempfile.TemporaryDirectory() as scratch:
         notes = os.path.join(scratch, "notes")
         runner = json.dumps([sys.executable, os.path.abspath(__file__), "--record", notes])
-        subprocess.run(
+        # The builds of scripts/test.sh, as scripts/lib-build.sh sets them.
+        wrapper = os.path.join(ROOT, "scripts", "rustc-with-lints.sh")
+        os.environ.setdefault("RUSTC_WORKSPACE_WRAPPER", wrapper)
+        os.environ.setdefault("CLIPPY_ARGS", "-Dwarnings__CLIPPY_HACKERY__")
+        built = subprocess.run(
             ["cargo", "test", "--workspace", "--locked", "--lib", "--bins", "--tests"]
             + ["--quiet", "--config", f"target.'cfg(all())'.runner={runner}"],
-            cwd=ROOT, check=True)
+            cwd=ROOT, check=False)
+        if built.returncode != 0:
+            stop("the tests do not build")
         with open(notes, encoding="utf-8") as file:
             entries = [json.loads(line) for line in file]
     return [binary_of(entry) for entry in entries]
@@ -278,7 +284,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--slowest", type=int, default=20)
-    parser.add_argument("--timeout", type=int, default=240)
+    parser.add_argument("--timeout", type=int, default=300)
     parser.add_argument("--only", default="")
     parser.add_argument("--except", dest="unwanted", default="")
     return parser.parse_args()
@@ -306,7 +312,13 @@ def is_wanted(options, name):
     return options.only in name and not (options.unwanted and options.unwanted in name)
 
 
+def interrupt(_number, _frame):
+    raise KeyboardInterrupt
+
+
 def main():
+    # Tests are in sessions of their own: they must be stopped, too.
+    signal.signal(signal.SIGTERM, interrupt)
     options = arguments()
     found = binaries()
     chosen = choose(options, found)
@@ -351,9 +363,11 @@ def main():
         show_output(result)
     for result in red:
         print(f"\n{result.verdict} {full_name(result.test)}", end="")
+    for result in flaky:
+        print(f"\nkept in {keep(result)}", end="")
     print(f"\n{len(results) - len(red)} passed, {len(red)} failed, {skipped} skipped")
     for result in flaky:
-        print(f"FLAKY {full_name(result.test)}, output in {keep(result)}")
+        print(f"FLAKY {full_name(result.test)}")
     return 1 if red else 0
 
 
