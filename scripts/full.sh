@@ -128,15 +128,15 @@ suite() {
   local run
   for run in $(seq "$suite"); do
     echo "run $run of $suite"
-    scripts/run-tests.py || return 1
+    scripts/run-tests.py --no-rerun || return 1
   done
 }
 
 # The test with a flood needs an optimised build.
 slow() {
-  scripts/run-tests.py --ignored --except a_flood_of
-  scripts/run-tests.py --alone --only "tollgate-server allow "
-  scripts/run-tests.py --alone --only "tollgate-server cluster "
+  scripts/run-tests.py --no-rerun --ignored --except a_flood_of
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server allow "
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster "
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log"
   any_ran "$out/flood-run.log"
@@ -152,7 +152,7 @@ run_part() {
   slow) slow ;;
   instructions) scripts/instructions.sh ;;
   docs) docs ;;
-  clock) scripts/run-tests.py --clock --repeat $(((repeat + 3) / 4)) ;;
+  clock) scripts/run-tests.py --no-rerun --clock --repeat $(((repeat + 3) / 4)) ;;
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;
   refusals) refusals ;;

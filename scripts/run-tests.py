@@ -6,6 +6,7 @@
     --ignored       only the ignored tests that scripts/full.sh runs
     --clock         only the tests of scripts/clock-tests.txt
     --alone         each test runs alone, and judges its figures
+    --no-rerun      a failed test is red at once
     --repeat N      runs of each test (1)
     --jobs N        tests that run at a time (RUST_TEST_THREADS of .cargo/config.toml)
     --slowest N     length of the list of the slowest tests (20)
@@ -281,6 +282,7 @@ def arguments():
     parser.add_argument("--ignored", action="store_true")
     parser.add_argument("--clock", action="store_true")
     parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--no-rerun", action="store_true")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--slowest", type=int, default=20)
@@ -336,36 +338,47 @@ def main():
         results.append(result)
         show(result)
 
-    started = time.monotonic()
     together.sort(key=times.key)
-    print(f"{len(together)} tests, {jobs} at a time", flush=True)
-    runner.several(together, jobs, done)
-    between = time.monotonic()
-    print(f"{between - started:.0f} seconds\n{len(apart)} tests, one after the other", flush=True)
-    runner.several(apart, 1, done, alone=True)
-    print(f"{time.monotonic() - between:.0f} seconds", flush=True)
+    run_all(runner, together, jobs, False, done)
+    run_all(runner, apart, 1, True, done)
     times.save([result for result in results if result.verdict == "ok"])
 
     failed = [result for result in results if result.verdict != "ok"]
-    flaky = []
-    if len(failed) <= MOST_RERUNS:
-        for result in [result for result in failed if result.verdict == "FAILED"]:
-            again = []
-            runner.several([result.test] * 2, 1, again.append, alone=result.test in apart)
-            passed = sum(r.verdict == "ok" for r in again)
-            print(f"run again: {full_name(result.test)} passed {passed} of 2 times", flush=True)
-            if passed == 2:
-                flaky.append(result)
-    red = [result for result in failed if result not in flaky]
-
+    is_broken = len(failed) > MOST_RERUNS or options.no_rerun
+    flaky = [] if is_broken else [result for result in failed if is_flaky(runner, result, apart)]
     show_times(results, options.slowest)
+    return report(results, failed, flaky, skipped)
+
+
+def run_all(runner, tests, jobs, alone, done):
+    started = time.monotonic()
+    print(f"{len(tests)} tests, {jobs} at a time", flush=True)
+    runner.several(tests, jobs, done, alone)
+    print(f"{time.monotonic() - started:.0f} seconds", flush=True)
+
+
+def is_flaky(runner, failed, apart):
+    """Runs a failed test again, twice."""
+    if failed.verdict == "HUNG":
+        return False
+    again = []
+    runner.several([failed.test] * 2, 1, again.append, alone=failed.test in apart)
+    passed = sum(result.verdict == "ok" for result in again)
+    print(f"run again: {full_name(failed.test)} passed {passed} of 2 times", flush=True)
+    return passed == len(again)
+
+
+def report(results, failed, flaky, skipped):
+    """Prints failures and the verdict, and returns the exit code."""
+    red = [result for result in failed if result not in flaky]
     for result in failed:
         show_output(result)
+    print()
     for result in red:
-        print(f"\n{result.verdict} {full_name(result.test)}", end="")
+        print(f"{result.verdict} {full_name(result.test)}")
     for result in flaky:
-        print(f"\nkept in {keep(result)}", end="")
-    print(f"\n{len(results) - len(red)} passed, {len(red)} failed, {skipped} skipped")
+        print(f"kept in {keep(result)}")
+    print(f"{len(results) - len(red)} passed, {len(red)} failed, {skipped} skipped")
     for result in flaky:
         print(f"FLAKY {full_name(result.test)}")
     return 1 if red else 0
