@@ -15,7 +15,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 result=0
-TOLLGATE_ABUSE_SECONDS="${1:-10}" TOLLGATE_REPORT="$folder" \
+TOLLGATE_ABUSE_SECONDS="${1:-10}" TOLLGATE_REPORT="$folder" TOLLGATE_ALONE=1 \
   cargo test --release --locked --package tollgate-server --test abuse --no-fail-fast \
   -- --test-threads 1 --nocapture >&2 || result=$?
 

@@ -1,16 +1,21 @@
 #!/usr/bin/env bash
-# Runs what takes too long for CI; run it before you close an issue. By default it takes at most 80
-# minutes:
+# Runs what takes too long for CI; run it before you close an issue. By default it takes up to two
+# hours:
 #   scripts/full.sh [OPTION…]
 #     --repeat N          runs of each test of order and time (20)
 #     --fuzz-seconds N    duration of the random tests with fresh seeds (600)
 #     --soak-minutes N    duration of the load on nodes (10)
 #     --suite N           additional runs of the whole test suite (0)
 #     --busy N            busy loops that compete for the CPUs meanwhile (0)
-#     --only PART…        only these parts: repeat fuzz refusals abuse clients h2spec soak reliability
-#                         suite
+#     --only PART…        only these parts: slow instructions docs clock repeat fuzz refusals abuse
+#                         clients h2spec soak reliability suite
 #
-#   repeat        the tests whose verdict depends on an order or a duration
+#   slow          the tests that scripts/test.sh leaves out because they wait, or measure memory or
+#                 a rate; and tests of several nodes, whose figures are judged here
+#   instructions  scripts/instructions.sh
+#   docs          the documentation, as `cargo doc` makes it, and the examples in it
+#   clock         the tests of scripts/clock-tests.txt, which judge durations, several times
+#   repeat        the tests whose verdict depends on an order
 #   fuzz          scripts/fuzz.sh
 #   refusals      100,000 refusals of each kind on one connection
 #   abuse         server/tests/abuse in an optimised build, with the cases that CI leaves out
@@ -18,7 +23,7 @@
 #   h2spec        scripts/h2spec.sh: conformance of both ports
 #   soak          scripts/soak.sh
 #   reliability   scripts/reliability.sh
-#   suite         cargo test --workspace
+#   suite         scripts/run-tests.py, the tests of scripts/test.sh
 #
 # A part that fails does not stop the others. Each part writes a log to target/full/. The output ends
 # with a table, and the exit code is 1 if a part has failed.
@@ -26,7 +31,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 repeat=20 fuzz_seconds=600 soak_minutes=10 suite=0 busy=0
-parts=(repeat fuzz refusals abuse clients h2spec soak reliability)
+parts=(slow instructions docs clock repeat fuzz refusals abuse clients h2spec soak reliability)
 known=" ${parts[*]} suite "
 
 usage() {
@@ -61,7 +66,7 @@ done
 
 # shellcheck source=scripts/lib-install.sh
 . scripts/lib-install.sh
-install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl
+install_missing redis-server:redis-server haproxy:haproxy jq:jq curl:curl valgrind:valgrind
 # haproxy is in /usr/sbin, which is not on every user's PATH.
 export PATH="$PATH:/usr/sbin"
 
@@ -123,12 +128,31 @@ suite() {
   local run
   for run in $(seq "$suite"); do
     echo "run $run of $suite"
-    cargo test --workspace --locked --no-fail-fast || return 1
+    scripts/run-tests.py --no-rerun || return 1
   done
+}
+
+# The test with a flood needs an optimised build.
+slow() {
+  scripts/run-tests.py --no-rerun --ignored --except a_flood_of
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server allow "
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster "
+  cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
+    2>&1 | tee "$out/flood-run.log"
+  any_ran "$out/flood-run.log"
+}
+
+docs() {
+  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+  cargo test --workspace --doc --locked
 }
 
 run_part() {
   case $1 in
+  slow) slow ;;
+  instructions) scripts/instructions.sh ;;
+  docs) docs ;;
+  clock) scripts/run-tests.py --no-rerun --clock --repeat $(((repeat + 3) / 4)) ;;
   repeat) repeat ;;
   fuzz) scripts/fuzz.sh "$fuzz_seconds" ;;
   refusals) refusals ;;

@@ -6,7 +6,7 @@
 # --write, it also puts the table into docs/reliability.md, which needs all rows. Each test starts its
 # own Redis and nodes. Takes some minutes; the machine should be idle otherwise, because the figures
 # are measured on it, in an unoptimised build. With --from, it runs no tests, and uses the rows that
-# tests have written to DIR, as in TOLLGATE_REPORT=DIR scripts/test.sh.
+# tests have written to DIR, the value of TOLLGATE_REPORT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -46,8 +46,9 @@ if [ -z "$rows" ]; then
   mkdir "$rows"
   # One test at a time, so that none disturbs the figures of another. A failure does not stop the rest.
   for module in "${modules[@]}"; do
-    TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows cargo test --locked -p tollgate-server \
-      --test "${module%%::*}" -- "${module#*::}::" --nocapture --test-threads 1 >&2 || failed=yes
+    TOLLGATE_ALONE=1 TOLLGATE_STRICT=1 TOLLGATE_REPORT=$rows \
+      cargo test --locked -p tollgate-server --test "${module%%::*}" -- "${module#*::}::" \
+      --include-ignored --nocapture --test-threads 1 >&2 || failed=yes
   done
 fi
 

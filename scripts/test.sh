@@ -1,9 +1,22 @@
 #!/usr/bin/env bash
-# Runs all checks, here and in CI: formatting, lints, documentation, deployment files, all tests, and
-# the instructions of a decision. Installs missing packages on Debian or Ubuntu (as root, or with
-# sudo).
+# Runs all checks, here and in CI: formatting, lints, documentation, deployment files, the
+# instructions of a decision, and tests. Installs missing packages on Debian or Ubuntu (as root, or
+# with sudo).
+#   scripts/test.sh           all
+#   scripts/test.sh --quick   before each commit: formatting, lints, unit tests, and the scenarios of
+#                             token buckets on each store
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+quick=
+case "$*" in
+'') ;;
+--quick) quick=yes ;;
+*)
+  echo "usage: scripts/test.sh [--quick]" >&2
+  exit 2
+  ;;
+esac
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -26,8 +39,15 @@ command -v cargo >/dev/null || {
 say "formatting"
 cargo fmt --all --check
 
-say "lints"
-cargo clippy --workspace --all-targets --locked -- -D warnings
+say "lints and builds"
+# shellcheck source=scripts/lib-build.sh
+. scripts/lib-build.sh
+cargo test --workspace --all-targets --locked --no-run --quiet
+
+if [ -n "$quick" ]; then
+  say "tests"
+  exec scripts/run-tests.py --quick --slowest 5
+fi
 
 say "dependencies"
 if command -v cargo-deny >/dev/null; then
@@ -37,13 +57,13 @@ else
 fi
 
 say "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+RUSTDOC=$PWD/scripts/rustdoc-without-tests.sh cargo test --workspace --doc --locked --quiet
 
 say "deployment files"
 scripts/check-deploy.sh
 
-say "tests"
-cargo test --workspace --locked --no-fail-fast
-
 say "instructions of a decision"
-scripts/instructions.sh
+cargo test --workspace --bench instructions --locked --quiet -- "embedded store, hot"
+
+say "tests"
+exec scripts/run-tests.py

@@ -1,35 +1,52 @@
 //! Nodes that share one Redis; three by default.
 
+use std::fs::File;
 use std::net::SocketAddr;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
 
 use super::metrics::Scrape;
 use super::{LimitsFile, Node, Redis, eventually, runtime};
 
-/// Quarters of the machine that are free. Tests that would disturb each other reserve some.
-static FREE_QUARTERS: Mutex<usize> = Mutex::new(4);
-static QUARTERS_FREED: Condvar = Condvar::new();
+/// Locked files stand for the quarters of the machine. Tests that would disturb each other reserve
+/// some of them, also from test processes that run at the same time. The system releases the locks
+/// of a process that ends.
+const QUARTERS: usize = 4;
 
-/// A reservation of the machine within this test binary; released when dropped.
+/// Interval between two attempts to lock a quarter that other tests have.
+const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+
+/// A reservation of the machine among the tests of one build directory; released when dropped.
 pub struct Machine {
-    quarters: usize,
+    _quarters: Vec<File>,
 }
 
 impl Machine {
     fn take(quarters: usize) -> Self {
-        let free = FREE_QUARTERS.lock().unwrap_or_else(PoisonError::into_inner);
-        let free = QUARTERS_FREED.wait_while(free, |free| *free < quarters);
-        *free.unwrap_or_else(PoisonError::into_inner) -= quarters;
-        Self { quarters }
+        // Only one test at a time collects quarters, so that none waits for one that another
+        // collector has, and the first to come is the first to be served.
+        let turn = lock_file("turn");
+        flock(&turn, FlockOperation::LockExclusive).unwrap();
+        let mut free: Vec<File> = (0..QUARTERS).map(|n| lock_file(&format!("{n}"))).collect();
+        let mut taken = Vec::new();
+        while taken.len() < quarters {
+            let lock = |file: &mut File| flock(file, FlockOperation::NonBlockingLockExclusive);
+            match free.iter_mut().position(|file| lock(file).is_ok()) {
+                Some(at) => taken.push(free.swap_remove(at)),
+                None => thread::sleep(RETRY_INTERVAL),
+            }
+        }
+        Self { _quarters: taken }
     }
 }
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        *FREE_QUARTERS.lock().unwrap_or_else(PoisonError::into_inner) += self.quarters;
-        QUARTERS_FREED.notify_all();
-    }
+/// A file beside the running test binary.
+fn lock_file(name: &str) -> File {
+    let test = std::env::current_exe().unwrap();
+    let path = test.with_file_name(format!("reserved-{name}.lock"));
+    File::options().create(true).truncate(false).write(true).open(path).unwrap()
 }
 
 /// Reserves the whole machine, for a test that measures speed or loads all CPUs.
@@ -45,6 +62,12 @@ pub fn reserve_half() -> Machine {
 /// Reserves a quarter of the machine, for a test that mostly waits: four of these run at a time.
 pub fn reserve_quarter() -> Machine {
     Machine::take(1)
+}
+
+/// Whether a test may judge durations, rates and shares of the CPU: only if nothing else runs beside
+/// it. `scripts/run-tests.py` sets the variable for the tests of `scripts/clock-tests.txt`.
+pub fn runs_alone() -> bool {
+    std::env::var_os("TOLLGATE_ALONE").is_some()
 }
 
 /// Runs an asynchronous test on this thread, with a quarter of the machine reserved.

@@ -14,6 +14,8 @@ use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse, allow_response::Status};
 use tonic::transport::{Channel, Endpoint};
 
+use super::cluster::runs_alone;
+
 /// Configuration of a load.
 #[derive(Clone, Copy)]
 pub struct Plan {
@@ -220,7 +222,8 @@ impl GrantAudit {
     }
 
     /// Asserts the upper bound. Returns an error if less than the share `least` of the lower bound
-    /// was granted, which also happens if callers get too little CPU time to ask for it.
+    /// was granted, which also happens if callers get too little CPU time to ask for it: beside
+    /// other tests, half of that share is enough.
     pub fn check(&self, what: &str, least: f64) -> Result<(), String> {
         println!(
             "{what}: {} tokens granted of at most {:.1}, {:.2} % of the {:.1} owed",
@@ -230,6 +233,7 @@ impl GrantAudit {
             self.lower_bound
         );
         assert!(self.granted as f64 <= self.upper_bound, "{what}: too much");
+        let least = if runs_alone() { least } else { least / 2.0 };
         if self.share() < least {
             return Err(format!("{what}: {:.4} of what was owed, not {least}", self.share()));
         }

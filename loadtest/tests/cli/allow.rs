@@ -142,7 +142,7 @@ fn a_dead_target_fails_the_run() {
 fn an_answer_that_comes_too_late_runs_into_the_timeout() {
     let server = Server::start(Some((0, Duration::from_millis(180))), generous());
     let run = server
-        .load("--warmup 0s --duration 300ms --connections 1 --in-flight 3 --timeout 100ms --json");
+        .load("--warmup 0s --duration 1s --connections 1 --in-flight 3 --timeout 100ms --json");
     assert_eq!(run.code, 0, "{run:?}");
     let report = run.json();
     assert!(report["errors_by_code"]["DEADLINE_EXCEEDED"].as_u64().unwrap() >= 3, "{report}");

@@ -30,10 +30,15 @@ type Fallible<T> = Result<T, Box<dyn error::Error + Send + Sync>>;
 const USAGE: &str = "usage: instructions [--write] [--keep DIR] [CASE…]
   --write     takes the counts for what is expected from here on
   --keep DIR  leaves callgrind's files there, for callgrind_annotate
-  CASE        part of a case's name; none: all cases";
+  CASE        part of a case's name; none: all cases
+In a build with debug assertions, as for the tests, counts-of-tests.json has what is expected.";
 
-/// What is expected.
-const EXPECTED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions/counts.json");
+/// What is expected of this build.
+const EXPECTED: &str = if cfg!(debug_assertions) {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions/counts-of-tests.json")
+} else {
+    concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions/counts.json")
+};
 
 /// Which variants of memcpy and the like the C library takes goes by the processor; these are
 /// what all have.

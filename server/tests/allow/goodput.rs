@@ -125,6 +125,7 @@ async fn measure_capacity(service: &Arc<Service<RedisStore>>) -> f64 {
 }
 
 #[tokio::test]
+#[ignore = "judges a rate: scripts/full.sh --only slow"]
 async fn goodput_at_twice_the_capacity_stays_near_the_peak() {
     let redis = Redis::start();
     let network = FaultProxy::to(redis.port());

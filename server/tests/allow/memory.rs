@@ -43,6 +43,7 @@ fn info(connection: &mut redis::Connection, field: &str) -> u64 {
 }
 
 #[tokio::test]
+#[ignore = "measures memory, and waits: scripts/full.sh --only slow"]
 async fn many_buckets_in_redis() {
     let redis = Redis::start();
     let mut inside = redis.connection();

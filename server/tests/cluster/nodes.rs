@@ -43,6 +43,7 @@ fn rate(samples: &[Sample]) -> f64 {
 }
 
 #[test]
+#[ignore = "judges a rate: scripts/full.sh --only slow"]
 fn one_bucket_over_three_nodes() {
     let _machine = reserve_half();
     up_to_three_times(|| {

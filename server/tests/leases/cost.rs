@@ -175,6 +175,7 @@ fn a_decision_in_memory_costs_the_same_for_many_clients() {
 }
 
 #[test]
+#[ignore = "measures durations: scripts/full.sh --only slow"]
 fn a_decision_in_redis_costs_the_same_for_many_clients() {
     let _machine = reserve_machine();
     let redis = Redis::start();
@@ -289,6 +290,7 @@ async fn until_fast_enough(part: impl AsyncFn() -> Result<(), String>) {
 }
 
 #[test]
+#[ignore = "measures durations: scripts/full.sh --only slow"]
 fn no_script_runs_for_long() {
     let _machine = reserve_machine();
     println!(

@@ -102,6 +102,7 @@ fn come_and_go(node: SocketAddr, opener: usize) -> usize {
 }
 
 #[test]
+#[ignore = "judges memory and a rate: scripts/full.sh --only slow"]
 fn idle_and_short_lived_connections() {
     let limits = LimitsFile::new(LIMITS);
     let idle = idle();
