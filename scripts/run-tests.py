@@ -22,8 +22,8 @@ test to judge its figures. The others run several at a time.
 
 A failed test runs again twice, alone, after all others. If it passes both times, it is flaky: the
 exit code is 0, the last lines of the output name the test, and target/flaky has the output of the
-failure. Otherwise the exit code is 1. A test that hangs does not run again, and neither do failed
-tests if there are many.
+failure. Otherwise the exit code is 1. A test that hangs does not run again, and neither do the other
+failed tests once three have failed again.
 """
 import argparse
 import collections
@@ -43,8 +43,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CLOCK_TESTS = os.path.join(ROOT, "scripts", "clock-tests.txt")
 TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR", "target"))
 
-# With more failures than this, something is broken, and running them again would only take time.
-MOST_RERUNS = 10
+# Once so many tests have failed again, something is broken, and further runs would only take time.
+ENOUGH_RED = 3
 
 # In a quick run, besides the unit tests.
 QUICK = re.compile(r"tollgate-server allow scenarios::on_\w+$|tollgate-server layers ")
@@ -344,8 +344,7 @@ def main():
     times.save([result for result in results if result.verdict == "ok"])
 
     failed = [result for result in results if result.verdict != "ok"]
-    is_broken = len(failed) > MOST_RERUNS or options.no_rerun
-    flaky = [] if is_broken else [result for result in failed if is_flaky(runner, result, apart)]
+    flaky = [] if options.no_rerun else flaky_ones(runner, failed, apart)
     show_times(results, options.slowest)
     return report(results, failed, flaky, skipped)
 
@@ -357,14 +356,23 @@ def run_all(runner, tests, jobs, alone, done):
     print(f"{time.monotonic() - started:.0f} seconds", flush=True)
 
 
-def is_flaky(runner, failed, apart):
-    """Runs a failed test again, twice."""
-    if failed.verdict == "HUNG":
-        return False
+def flaky_ones(runner, failed, apart):
+    """Those of the failed tests that pass twice when they run again."""
+    flaky, red = [], 0
+    for result in failed:
+        if red == ENOUGH_RED:
+            break
+        is_flaky = result.verdict == "FAILED" and passes_twice(runner, result.test, apart)
+        red += not is_flaky
+        flaky += [result] if is_flaky else []
+    return flaky
+
+
+def passes_twice(runner, test, apart):
     again = []
-    runner.several([failed.test] * 2, 1, again.append, alone=failed.test in apart)
+    runner.several([test] * 2, 1, again.append, alone=test in apart)
     passed = sum(result.verdict == "ok" for result in again)
-    print(f"run again: {full_name(failed.test)} passed {passed} of 2 times", flush=True)
+    print(f"run again: {full_name(test)} passed {passed} of 2 times", flush=True)
     return passed == len(again)
 
 

@@ -241,8 +241,12 @@ impl GrantAudit {
     }
 }
 
-/// Percentile of `durations`; `part` is from 0 to 1.
+/// Percentile of `durations`, or the longest duration that there is if `durations` is empty; `part`
+/// is from 0 to 1.
 pub fn percentile(durations: &mut [Duration], part: f64) -> Duration {
+    if durations.is_empty() {
+        return Duration::MAX;
+    }
     durations.sort_unstable();
     let at = (durations.len() as f64 * part).ceil() as usize;
     durations[at.clamp(1, durations.len()) - 1]
