@@ -10,7 +10,7 @@
     --repeat N      runs of each test (1)
     --jobs N        tests that run at a time (RUST_TEST_THREADS of .cargo/config.toml)
     --slowest N     length of the list of the slowest tests (20)
-    --timeout S     seconds after which a test counts as hung (300)
+    --timeout S     seconds after which a test counts as hung (600)
     --only TEXT     only tests whose name contains TEXT
     --except TEXT   no tests whose name contains TEXT
 
@@ -46,9 +46,8 @@ TARGET = os.path.join(ROOT, os.environ.get("CARGO_TARGET_DIR", "target"))
 # Once so many tests have failed again, something is broken, and further runs would only take time.
 ENOUGH_RED = 3
 
-# In a quick run, besides the unit tests.
+# The tests that --quick runs besides the unit tests.
 QUICK = re.compile(r"tollgate-server allow scenarios::on_\w+$|tollgate-server layers ")
-
 
 
 @dataclasses.dataclass(eq=False)
@@ -79,7 +78,7 @@ def stop(message):
 
 
 def record(path, command):
-    """Notes how cargo starts a test binary: see `binaries`."""
+    """Records how cargo starts a test binary: see `binaries`."""
     entry = {"command": command, "folder": os.getcwd(), "environment": dict(os.environ)}
     with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps(entry) + "\n")
@@ -286,7 +285,7 @@ def arguments():
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=0)
     parser.add_argument("--slowest", type=int, default=20)
-    parser.add_argument("--timeout", type=int, default=300)
+    parser.add_argument("--timeout", type=int, default=600)
     parser.add_argument("--only", default="")
     parser.add_argument("--except", dest="unwanted", default="")
     return parser.parse_args()
@@ -303,6 +302,8 @@ def choose(options, found):
     ignored = {test for binary in found for test in tests_of(binary, "--ignored")}
     tests = [test for binary in found for test in tests_of(binary) if test not in ignored]
     if options.quick:
+        if not any(QUICK.match(full_name(test)) for test in tests):
+            stop("the tests of --quick do not exist")
         tests = [test for test in tests if test.binary.is_unit or QUICK.match(full_name(test))]
     if options.alone:
         return [], tests
@@ -330,7 +331,7 @@ def main():
         for tests in chosen
     ]
     if not together and not apart:
-        stop("no test is called so")
+        stop("no test name matches --only and --except")
     jobs = options.jobs or int(found[0].environment.get("RUST_TEST_THREADS", os.cpu_count()))
     runner, times, results = Runner(options.timeout), Times(), []
 

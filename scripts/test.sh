@@ -5,15 +5,17 @@
 #   scripts/test.sh           all
 #   scripts/test.sh --quick   before each commit: formatting, lints, unit tests, and the scenarios of
 #                             token buckets on each store
+#   scripts/test.sh --write-counts   writes counts-of-tests.json of server/benches/instructions
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-quick=
+quick='' write=''
 case "$*" in
 '') ;;
 --quick) quick=yes ;;
+--write-counts) write=yes ;;
 *)
-  echo "usage: scripts/test.sh [--quick]" >&2
+  echo "usage: scripts/test.sh [--quick | --write-counts]" >&2
   exit 2
   ;;
 esac
@@ -44,6 +46,15 @@ say "lints and builds"
 . scripts/lib-build.sh
 cargo test --workspace --all-targets --locked --no-run --quiet
 
+count() {
+  cargo test --workspace --bench instructions --locked --quiet -- "embedded store, hot" "$@"
+}
+
+if [ -n "$write" ]; then
+  count --write
+  exit
+fi
+
 if [ -n "$quick" ]; then
   say "tests"
   exec scripts/run-tests.py --quick --slowest 5
@@ -63,7 +74,7 @@ say "deployment files"
 scripts/check-deploy.sh
 
 say "instructions of a decision"
-cargo test --workspace --bench instructions --locked --quiet -- "embedded store, hot"
+count
 
 say "tests"
 exec scripts/run-tests.py

@@ -130,7 +130,10 @@ pub fn signal(pid: u32, name: &str) {
     assert!(sent.unwrap().success());
 }
 
-/// A port that was free at the time of the call.
+/// A port on which nobody listens, and which the system gives to no other test.
+pub const DEAD_PORT: u16 = 1;
+
+/// A port that was free at the time of the call. Another test may get it: see [`DEAD_PORT`].
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }

@@ -28,10 +28,17 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 type Fallible<T> = Result<T, Box<dyn error::Error + Send + Sync>>;
 
 const USAGE: &str = "usage: instructions [--write] [--keep DIR] [CASE…]
-  --write     takes the counts for what is expected from here on
+  --write     writes the counts as the expected ones
   --keep DIR  leaves callgrind's files there, for callgrind_annotate
   CASE        part of a case's name; none: all cases
 In a build with debug assertions, as for the tests, counts-of-tests.json has what is expected.";
+
+/// What writes the counts of this build as the expected ones.
+const WRITE: &str = if cfg!(debug_assertions) {
+    "scripts/test.sh --write-counts"
+} else {
+    "scripts/instructions.sh --write"
+};
 
 /// What is expected of this build.
 const EXPECTED: &str = if cfg!(debug_assertions) {
@@ -91,6 +98,9 @@ fn check(args: &[String]) -> Fallible<bool> {
     }
     let asked = |case: &Case| named.is_empty() || named.iter().any(|n| case.name().contains(n));
     let cases: Vec<Case> = Case::ALL.into_iter().filter(asked).collect();
+    if cases.is_empty() {
+        return Err(USAGE.into());
+    }
     if let Some(dir) = &keep {
         fs::create_dir_all(dir)?;
     }
@@ -115,7 +125,7 @@ fn check(args: &[String]) -> Fallible<bool> {
         println!("Redis {version} is not held to the counts of {}", expected.redis_version);
     }
     if !well && !write {
-        println!("if it is meant to be so: scripts/instructions.sh --write");
+        println!("if it is meant to be so, write the counts down: {WRITE}");
     }
     Ok(well || write)
 }

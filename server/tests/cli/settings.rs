@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use testkit::command::{BackgroundCommand, command, run, tollgate_with};
-use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Redis, TEST_TIMEOUT, eventually};
 
 const SECRET: &str = "hunter2";
 
@@ -203,7 +203,7 @@ fn a_running_node_never_shows_the_password() {
         .query(&mut redis.connection())
         .unwrap();
     let host = redis.url().replace("redis://", "");
-    let nobody = free_port();
+    let nobody = DEAD_PORT;
     for (url, shown, until) in [
         (
             format!("redis://:hunter2@{host}/0"),
@@ -362,7 +362,7 @@ fn the_environment_is_obeyed() {
 #[test]
 fn the_log_level_filters_messages() {
     let limits = limits();
-    let store = format!("redis://127.0.0.1:{}", free_port());
+    let store = format!("redis://127.0.0.1:{DEAD_PORT}");
     let node =
         BackgroundCommand::start(serve(&limits).args(["--log-level", "warn", "--store", &store]));
     node.wait_for_output("no answer from the store");

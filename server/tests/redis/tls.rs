@@ -14,7 +14,7 @@ use testkit::cluster::reserve_quarter;
 use testkit::command::{BackgroundCommand, command, tollgate};
 use testkit::http::{HttpResponse, http};
 use testkit::sentinel::Sentinels;
-use testkit::{LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Redis, TEST_TIMEOUT, eventually, free_port};
 
 const LIMITS: &str = "on_store_failure: local
 namespaces: { ns: { buckets: { b: { size: 10, fill_rate: 1/d } } } }";
@@ -357,7 +357,7 @@ fn tls_faults_are_logged_with_advice() {
             ["class=\"unreachable\"", "see that this port does not use TLS"],
         ),
         (at("redis-cluster", secure.port), Vec::new(), ["", "do not use TLS at these ports"]),
-        (at("rediss-cluster", free_port()), trusting.to_vec(), ["", "and use TLS at these ports"]),
+        (at("rediss-cluster", DEAD_PORT), trusting.to_vec(), ["", "and use TLS at these ports"]),
         // Redis' answer to a handshake depends on its random bytes.
         (plain.url().replace("redis://", "rediss://"), trusting.to_vec(), ["", "port for TLS"]),
         (

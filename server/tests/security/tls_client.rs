@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use testkit::certs::{Ca, Pair, text};
 use testkit::command::tollgate;
-use testkit::{LimitsFile, Node, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Node};
 
 const LIMITS: &str = "global_default_bucket: {}";
 
@@ -85,7 +85,7 @@ fn a_certificate_of_the_client_that_is_missing_or_not_taken() {
 fn an_unreachable_node_is_not_mistaken_for_one_without_tls() {
     let ca = Ca::new();
     let root = ca.file();
-    let nobody = SocketAddr::from(([127, 0, 0, 1], free_port())).to_string();
+    let nobody = SocketAddr::from(([127, 0, 0, 1], DEAD_PORT)).to_string();
     let done = tollgate(&["allow", "a", "b", "--addr", &nobody, "--ca-file", text(&root)]);
     let expected =
         format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");

@@ -1,6 +1,6 @@
 //! Many connections: the memory of an idle one, and the effect of idle and of short-lived
 //! connections on other callers. With more connections than in CI:
-//! `TOLLGATE_IDLE_CONNECTIONS=10000 cargo test --locked -p tollgate-server --test transport connections:: -- --nocapture`
+//! `TOLLGATE_IDLE_CONNECTIONS=10000 cargo test --locked -p tollgate-server --test transport connections:: -- --include-ignored --nocapture`
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -11,7 +11,7 @@ use std::thread;
 
 use fake::{Answer, Fake};
 use testkit::command::{CommandOutput, tollgate, tollgate_with};
-use testkit::{free_port, now_s};
+use testkit::{DEAD_PORT, now_s};
 use tonic::Status;
 
 /// Asserts exit code and output.
@@ -181,7 +181,7 @@ fn failed_requests() {
     let expected = expected.replace("lease", "release");
     assert_output(&node.capacity(&["release", "a", "r"]), 2, "", &expected);
 
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{DEAD_PORT}");
     let expected =
         format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     for args in [&["get", "a", "r", "1"][..], &["release", "a", "r"], &["shell"]] {
