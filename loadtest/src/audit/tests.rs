@@ -29,6 +29,7 @@ fn ledger_of(entries: &[(&str, u64)]) -> Ledger {
 fn file() -> LimitSource {
     let bucket = |index, limit| Bucket::new(index, limit);
     let namespace = |buckets: Vec<(&str, Bucket)>, unconfigured| Namespace {
+        enforce: true,
         buckets: buckets.into_iter().map(|(name, bucket)| (name.into(), bucket)).collect(),
         unconfigured,
         on_store_failure: FailurePolicy::Local,

@@ -60,6 +60,8 @@ pub struct Counts {
     pub granted_after_wait: u64,
     /// Granted past the bucket's soft limit.
     pub soft_limited: u64,
+    /// Granted only because the limit is not enforced.
+    pub shadow: u64,
     /// Tokens of all grants.
     pub granted_tokens: u64,
     /// Decisions made without the shared store.
@@ -90,6 +92,7 @@ impl Counts {
         self.granted += other.granted;
         self.granted_after_wait += other.granted_after_wait;
         self.soft_limited += other.soft_limited;
+        self.shadow += other.shadow;
         self.granted_tokens += other.granted_tokens;
         self.degraded += other.degraded;
         self.late += other.late;
@@ -186,12 +189,13 @@ impl Tally {
 
         self.last_answer = self.last_answer.max(ended);
         self.decided_ever += 1;
-        if waits || answer.status == Status::RejectedTimeout as i32 {
+        if waits || answer.shadow || answer.status == Status::RejectedTimeout as i32 {
             self.short_ever += 1;
         }
         if granted && answer.degraded {
             self.ledger.grant_degraded(tokens);
-        } else if granted {
+        } else if granted && !answer.shadow {
+            // A limit in shadow bounds nothing.
             self.granted(&answer.bucket, request, key, tokens);
         }
         if ended >= self.window.measure_from && ended < self.window.end {
@@ -206,6 +210,7 @@ impl Tally {
         counts.granted += u64::from(granted);
         counts.granted_after_wait += u64::from(waits);
         counts.soft_limited += u64::from(granted && answer.soft_limited);
+        counts.shadow += u64::from(answer.shadow);
         counts.granted_tokens += tokens;
         counts.degraded += u64::from(answer.degraded);
         let status = usize::try_from(answer.status).unwrap_or(STATUSES).min(STATUSES - 1);

@@ -87,6 +87,9 @@ fn text(response: &AllowResponse) -> String {
     if response.soft_limited {
         lines.push("past the soft limit".to_owned());
     }
+    if response.shadow {
+        lines.push("granted only because the limit is not enforced".to_owned());
+    }
     if response.degraded {
         lines.push("decided without the shared store".to_owned());
     }

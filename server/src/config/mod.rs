@@ -90,6 +90,18 @@ namespaces:
 ";
 
     #[test]
+    fn what_is_in_shadow_refuses_nothing_without_the_store() {
+        let refuses =
+            |text: &str| parse(text).expect("a valid file").limits.refuses_without_store();
+        assert!(refuses("on_store_failure: deny"));
+        assert!(!refuses("{ on_store_failure: deny, enforce: false }"));
+        let namespace = |enforce| {
+            format!("namespaces: {{ a: {{ on_store_failure: deny, enforce: {enforce} }} }}")
+        };
+        assert!(refuses(&namespace(true)) && !refuses(&namespace(false)));
+    }
+
+    #[test]
     fn lookup_order_of_bucket_names() {
         use FailurePolicy::{Allow, Deny};
         let limits = parse(FILE).expect("a valid file").limits;

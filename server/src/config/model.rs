@@ -9,7 +9,7 @@ use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::sharing::SharingAlgorithm;
 
 /// The contents of one limits file, validated and with defaults filled in.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Limits {
     /// The bucket for all names that no other bucket serves.
     pub global_default: Option<Bucket>,
@@ -19,6 +19,8 @@ pub struct Limits {
     pub resources: Resources,
     /// The policy of namespaces without their own, and of those not in the file.
     pub on_store_failure: FailurePolicy,
+    /// Whether any bucket is enforced; if not, all are in shadow.
+    pub enforce: bool,
     /// Number of bucket definitions; [`Bucket::index`] is below this.
     pub bucket_count: usize,
     /// CRC-32 of the file's bytes: equal on all nodes that have loaded the same file.
@@ -34,6 +36,8 @@ pub struct Namespace {
     pub unconfigured: Unconfigured,
     /// How requests are decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
+    /// Whether the limits on names of this namespace are enforced, if the file enforces any.
+    pub enforce: bool,
 }
 
 /// The bucket that serves the names of a namespace without a configured bucket.
@@ -62,12 +66,14 @@ pub struct Bucket {
     pub limit: BucketLimit,
     /// The limits in the units of the arithmetic.
     pub terms: Terms,
+    /// Whether the limits are enforced, if file and namespace enforce theirs.
+    pub enforce: bool,
 }
 
 impl Bucket {
     /// A definition with its terms computed from `limit`.
     pub fn new(index: usize, limit: BucketLimit) -> Self {
-        Self { index, terms: limit.terms(), limit }
+        Self { index, terms: limit.terms(), limit, enforce: true }
     }
 }
 
@@ -154,22 +160,36 @@ pub struct ResolvedBucket<'a> {
     pub kind: BucketKind,
     /// How the request is decided while the shared store is unreachable.
     pub on_store_failure: FailurePolicy,
+    /// Whether the limits are enforced; if not, they are in shadow.
+    pub enforced: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            global_default: None,
+            namespaces: HashMap::new(),
+            resources: Resources::default(),
+            on_store_failure: FailurePolicy::default(),
+            enforce: true,
+            bucket_count: 0,
+            version: 0,
+        }
+    }
 }
 
 impl Limits {
     /// The bucket that serves `name` in `namespace`; `None` if there is none.
-    pub fn find(&self, namespace: &str, name: &str) -> Option<ResolvedBucket<'_>> {
-        // The namespace's own policy applies even to the global default bucket.
-        let global = |on_store_failure| {
-            let bucket = self.global_default.as_ref()?;
-            Some(ResolvedBucket { bucket, kind: BucketKind::GlobalDefault, on_store_failure })
+    pub fn find<'a>(&'a self, namespace: &str, name: &str) -> Option<ResolvedBucket<'a>> {
+        let owner = self.namespaces.get(namespace);
+        // The namespace's own policy and shadow apply even to the global default bucket.
+        let on_store_failure = owner.map_or(self.on_store_failure, |owner| owner.on_store_failure);
+        let found = |bucket: &'a Bucket, kind| {
+            let enforced = self.enforces(owner) && bucket.enforce;
+            Some(ResolvedBucket { bucket, kind, on_store_failure, enforced })
         };
-        let Some(owner) = self.namespaces.get(namespace) else {
-            return global(self.on_store_failure);
-        };
-        let found = |bucket, kind| {
-            Some(ResolvedBucket { bucket, kind, on_store_failure: owner.on_store_failure })
-        };
+        let global = || found(self.global_default.as_ref()?, BucketKind::GlobalDefault);
+        let Some(owner) = owner else { return global() };
         if let Some(bucket) = owner.buckets.get(name) {
             return found(bucket, BucketKind::Configured);
         }
@@ -178,8 +198,17 @@ impl Limits {
                 found(template, BucketKind::Dynamic { max_buckets: *max_buckets })
             }
             Unconfigured::NamespaceDefault(bucket) => found(bucket, BucketKind::NamespaceDefault),
-            Unconfigured::GlobalDefault => global(owner.on_store_failure),
+            Unconfigured::GlobalDefault => global(),
         }
+    }
+
+    /// Whether limits on names of `namespace` that no bucket serves are enforced.
+    pub fn enforces_namespace(&self, namespace: &str) -> bool {
+        self.enforces(self.namespaces.get(namespace))
+    }
+
+    fn enforces(&self, owner: Option<&Namespace>) -> bool {
+        self.enforce && owner.is_none_or(|owner| owner.enforce)
     }
 
     /// The template of `resource`, and its position in [`Limits::resources`]: the template whose
@@ -192,9 +221,11 @@ impl Limits {
         exact.or_else(first).map(|position| (position, &templates[position]))
     }
 
-    /// Whether any namespace refuses requests while the shared store is unreachable.
+    /// Whether any namespace refuses requests while the shared store is unreachable. One in shadow
+    /// refuses none.
     pub fn refuses_without_store(&self) -> bool {
-        self.on_store_failure == FailurePolicy::Deny
-            || self.namespaces.values().any(|owner| owner.on_store_failure == FailurePolicy::Deny)
+        let refuses = |policy, owner| policy == FailurePolicy::Deny && self.enforces(owner);
+        refuses(self.on_store_failure, None)
+            || self.namespaces.values().any(|owner| refuses(owner.on_store_failure, Some(owner)))
     }
 }

@@ -27,6 +27,7 @@ const NAMESPACE_KEYS: Keys = Keys {
         "dynamic_bucket_template",
         "max_dynamic_buckets",
         "on_store_failure",
+        "enforce",
     ],
     ignored: &[("name", "a namespace's name is the key it stands under")],
 };
@@ -42,6 +43,7 @@ const BUCKET_KEYS: Keys = Keys {
         "max_tokens_per_request",
         "soft_limit_percent",
         "prefetch",
+        "enforce",
     ],
     ignored: &[
         ("name", "a bucket's name is the key it stands under"),
@@ -122,6 +124,7 @@ fn namespace(
         buckets,
         unconfigured: unconfigured(reader, &fields, path, indices),
         on_store_failure,
+        enforce: enforce(reader, &fields, path),
     }
 }
 
@@ -171,6 +174,15 @@ pub(super) fn failure_policy(
         ("deny", FailurePolicy::Deny),
     ];
     reader.choice(entry.value, &path.key(entry.key), &choices)
+}
+
+/// Reads `enforce`; true if it is missing or invalid.
+pub(super) fn enforce(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> bool {
+    let choices = [("true", true), ("false", false)];
+    let entry = fields.get("enforce");
+    entry
+        .and_then(|entry| reader.choice(entry.value, &path.key(entry.key), &choices))
+        .unwrap_or(true)
 }
 
 /// Whether a definition is for one bucket or a template.
@@ -226,7 +238,8 @@ pub(super) fn bucket(
     if span_fields.iter().all(|(key, valid)| *valid || fields.get(key).is_none()) {
         check_span(reader, &fields, path, &limit);
     }
-    Bucket::new(indices.next(), limit)
+    let enforce = enforce(reader, &fields, path);
+    Bucket { enforce, ..Bucket::new(indices.next(), limit) }
 }
 
 fn soft_limit_percent(

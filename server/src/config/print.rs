@@ -15,6 +15,7 @@ use super::model::{
 pub fn to_yaml(limits: &Limits) -> String {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));
+    put_shadow(&mut top, limits.enforce);
     if let Some(global) = &limits.global_default {
         put(&mut top, "global_default_bucket", bucket(global));
     }
@@ -53,9 +54,17 @@ fn put(mapping: &mut Mapping, key: &str, value: impl Into<Value>) {
     mapping.insert(key.into(), value.into());
 }
 
+/// Adds `enforce: false` to what is in shadow.
+fn put_shadow(mapping: &mut Mapping, enforce: bool) {
+    if !enforce {
+        put(mapping, "enforce", false);
+    }
+}
+
 fn namespace(owner: &Namespace) -> Mapping {
     let mut fields = Mapping::new();
     put(&mut fields, "on_store_failure", failure_policy(owner.on_store_failure));
+    put_shadow(&mut fields, owner.enforce);
     if !owner.buckets.is_empty() {
         let mut buckets = Mapping::new();
         for (name, definition) in in_file_order(&owner.buckets, |bucket| bucket.index) {
@@ -91,6 +100,7 @@ fn bucket(bucket: &Bucket) -> Mapping {
     if limit.prefetch_tokens > 0 {
         put(&mut fields, "prefetch", limit.prefetch_tokens);
     }
+    put_shadow(&mut fields, bucket.enforce);
     fields
 }
 

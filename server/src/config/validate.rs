@@ -2,14 +2,14 @@
 
 use super::fault::YamlPath;
 use super::model::Limits;
-use super::namespaces::{DefinitionKind, Indices, bucket, failure_policy, namespaces};
+use super::namespaces::{DefinitionKind, Indices, bucket, enforce, failure_policy, namespaces};
 use super::read::{Keys, Reader};
 use super::resources::resources;
 use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
-    shape: "a mapping of global_default_bucket, namespaces, resources and on_store_failure",
-    known: &["global_default_bucket", "namespaces", "resources", "on_store_failure"],
+    shape: "a mapping of global_default_bucket, namespaces, resources, on_store_failure and enforce",
+    known: &["global_default_bucket", "namespaces", "resources", "on_store_failure", "enforce"],
     ignored: &[
         ("version", "the version of a limits file is the CRC-32 of its bytes"),
         ("user", "who changed a file is for its version control to know"),
@@ -26,6 +26,7 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
     let mut reader = Reader::default();
     let top = reader.fields(root, &YamlPath::ROOT, &KEYS);
     let on_store_failure = failure_policy(&mut reader, &top, &YamlPath::ROOT).unwrap_or_default();
+    let enforce = enforce(&mut reader, &top, &YamlPath::ROOT);
     let mut indices = Indices::default();
     let global_default = top.get("global_default_bucket").map(|entry| {
         let path = YamlPath::ROOT.key(entry.key);
@@ -49,6 +50,7 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         namespaces: namespaces.unwrap_or_default(),
         resources: resources.into(),
         on_store_failure,
+        enforce,
         bucket_count: indices.count(),
         version: 0,
     };

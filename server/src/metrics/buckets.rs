@@ -6,7 +6,7 @@ use metrics::{Counter, Gauge};
 
 use super::Metrics;
 use super::names::{
-    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS,
+    DECISIONS, DEGRADED, DYNAMIC_CREATED, DYNAMIC_LIVE, PREFETCH_SERVED, PREFETCH_TOKENS, SHADOWED,
     SOFT_LIMITED, TOKENS_GRANTED,
 };
 
@@ -46,6 +46,9 @@ pub struct BucketMetrics {
     pub soft_limited: Counter,
     /// Requests decided by the failure policy.
     pub degraded: Counter,
+    /// By outcome: requests granted at once only because the limit is not enforced. Handles that do
+    /// nothing for a bucket that is always enforced.
+    shadowed: [Counter; 8],
     /// Dynamic buckets created.
     pub created: Counter,
     /// Dynamic buckets registered in the namespace.
@@ -72,6 +75,7 @@ impl BucketMetrics {
             tokens_after_wait: tokens("true"),
             soft_limited: metrics.counter(SOFT_LIMITED, &labels),
             degraded: metrics.counter(DEGRADED, &labels),
+            shadowed: AllowOutcome::ALL.map(|_| Counter::noop()),
             created: dynamic_counter(DYNAMIC_CREATED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
             prefetch: None,
@@ -83,6 +87,23 @@ impl BucketMetrics {
     pub fn with_prefetch(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
         let prefetch = Some(Arc::new(PrefetchMetrics::new(metrics, namespace, bucket)));
         Self { prefetch, ..self }
+    }
+
+    /// Registers the metrics of requests in shadow, too.
+    #[must_use]
+    pub fn with_shadow(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        let shadowed = AllowOutcome::ALL.map(|(outcome, word)| match outcome {
+            AllowOutcome::Granted | AllowOutcome::Invalid => Counter::noop(),
+            _ => metrics.counter(SHADOWED, &[labels[0], labels[1], ("outcome", word)]),
+        });
+        Self { shadowed, ..self }
+    }
+
+    /// Counts a request that was granted at once only because the limit is not enforced. `outcome` is
+    /// what the limit says.
+    pub fn count_shadowed(&self, outcome: AllowOutcome) {
+        self.shadowed[outcome as usize].increment(1);
     }
 
     /// Counts a request with its outcome and the tokens granted.

@@ -3,6 +3,7 @@
 pub(super) const DECISIONS: &str = "tollgate_decisions_total";
 pub(super) const TOKENS_GRANTED: &str = "tollgate_tokens_granted_total";
 pub(super) const SOFT_LIMITED: &str = "tollgate_soft_limited_total";
+pub(super) const SHADOWED: &str = "tollgate_shadowed_decisions_total";
 pub(super) const DEGRADED: &str = "tollgate_degraded_decisions_total";
 pub(super) const DYNAMIC_CREATED: &str = "tollgate_dynamic_buckets_created_total";
 pub(super) const DYNAMIC_LIVE: &str = "tollgate_dynamic_buckets";
@@ -50,10 +51,15 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 24] = [
+pub(super) const COUNTERS: [(&str, &str); 25] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
+    (
+        SHADOWED,
+        "Requests that were granted at once only because the limit is not enforced, by bucket and \
+         by the outcome that enforcing would have had. tollgate_decisions_total counts them, too.",
+    ),
     (
         DEGRADED,
         "Requests for tokens decided by the namespace's failure policy, because the store did not \

@@ -64,6 +64,11 @@ pub struct Answer<'a> {
     pub soft_limited: bool,
     /// Whether the answer was decided without the shared store.
     pub degraded: bool,
+    /// Whether the request was granted at once only because the limit is not enforced.
+    pub shadow: bool,
+    /// The size in tokens, and the tokens a second, of the bucket that served the request, as
+    /// configured; 0 without one.
+    pub limit: (u64, f64),
 }
 
 impl Answer<'_> {
@@ -77,7 +82,27 @@ impl Answer<'_> {
             bucket: None,
             soft_limited: false,
             degraded: false,
+            shadow: false,
+            limit: (0, 0.0),
         }
+    }
+
+    /// The answer under a limit that is not enforced: grants `tokens` at once. The store has taken
+    /// tokens as if the limit were enforced.
+    fn in_shadow(self, tokens: u64, meter: &BucketMetrics) -> Self {
+        let outcome = match self.status {
+            Status::Ok if self.wait_ms == 0 => return self,
+            Status::Ok => AllowOutcome::GrantedAfterWait,
+            Status::Timeout => AllowOutcome::Timeout,
+            Status::NoBucket => AllowOutcome::NoBucket,
+            Status::TooManyBuckets => AllowOutcome::TooManyBuckets,
+            Status::TooManyTokens => AllowOutcome::TooManyTokens,
+            Status::Invalid => AllowOutcome::Invalid,
+            Status::ServerError => AllowOutcome::ServerError,
+        };
+        meter.count_shadowed(outcome);
+        let (status, tokens_granted) = (Status::Ok, tokens_on_wire(tokens));
+        Self { status, tokens_granted, wait_ms: 0, retry_after_ms: 0, shadow: true, ..self }
     }
 }
 
@@ -112,31 +137,48 @@ impl<S: Store> AllowService<S> {
         };
         let snapshot = self.state.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
-            self.state.unserved.count(AllowOutcome::NoBucket, 0);
-            return Ok(Answer::refused(Status::NoBucket));
+            let meter = &self.state.unserved;
+            meter.count(AllowOutcome::NoBucket, 0);
+            let answer = Answer::refused(Status::NoBucket);
+            return Ok(match snapshot.limits.enforces_namespace(query.namespace) {
+                true => answer,
+                false => answer.in_shadow(tokens, meter),
+            });
         };
         let meter = snapshot.meter(found.bucket);
         let limit = &found.bucket.limit;
-        if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
+        let answer = if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
             meter.count(AllowOutcome::TooManyTokens, 0);
-            let bucket = Some(bucket_name(&found, query));
-            return Ok(Answer { bucket, ..Answer::refused(Status::TooManyTokens) });
-        }
+            Answer::refused(Status::TooManyTokens)
+        } else {
+            let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
+            self.decide(&request, &found, meter).await?
+        };
+        let answer = if found.enforced { answer } else { answer.in_shadow(tokens, meter) };
+        let limit = (limit.size_tokens, limit.fill_rate);
+        Ok(Answer { bucket: Some(bucket_name(&found, query)), limit, ..answer })
+    }
 
-        let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
-        let outcome = self.store.decide(&[request]).await.pop();
-        let answer = match outcome {
+    /// Lets the store decide, or the failure policy if the store does not answer.
+    async fn decide(
+        &self,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+        meter: &BucketMetrics,
+    ) -> Result<Answer<'static>, Error> {
+        match self.store.decide(std::slice::from_ref(request)).await.pop() {
             Some(Ok(outcome)) => {
                 count_dynamic(&outcome, meter);
-                answer_from(&outcome, &request, &found, || self.store.full_us(&request), meter)
+                let full_us = || self.store.full_us(request);
+                Ok(answer_from(&outcome, request, found, full_us, meter))
             }
             // The store works, so the failure policy must not apply.
-            Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
+            Some(Err(StoreError::Overloaded)) => Err(Error::Overloaded),
             Some(Err(_)) | None => {
-                answer_without_store(&request, &found, self.state.fallback.as_ref(), meter)
+                let fallback = self.state.fallback.as_ref();
+                Ok(answer_without_store(request, found, fallback, meter))
             }
-        };
-        Ok(Answer { bucket: Some(bucket_name(&found, query)), ..answer })
+        }
     }
 }
 
@@ -236,7 +278,7 @@ fn answer_from(
                 meter.soft_limited.increment(1);
             }
             Answer {
-                tokens_granted: tokens_granted(request),
+                tokens_granted: tokens_on_wire(request.tokens),
                 wait_ms,
                 tokens_available,
                 soft_limited,
@@ -270,7 +312,7 @@ fn answer_without_store(
         (FailurePolicy::Allow, _) => {
             // This grant has no upper bound, so cap what is counted: the counter must not wrap.
             meter.count(AllowOutcome::Granted, request.tokens.min(u64::from(u32::MAX)));
-            Answer { tokens_granted: tokens_granted(request), ..Answer::refused(Status::Ok) }
+            Answer { tokens_granted: tokens_on_wire(request.tokens), ..Answer::refused(Status::Ok) }
         }
         (FailurePolicy::Deny | FailurePolicy::Local, _) => {
             meter.count(AllowOutcome::ServerError, 0);
@@ -280,7 +322,7 @@ fn answer_without_store(
     Answer { degraded: true, ..answer }
 }
 
-/// The tokens of a granted request, in the type of the wire format.
-fn tokens_granted(request: &BucketRequest<'_>) -> i64 {
-    i64::try_from(request.tokens).unwrap_or(i64::MAX)
+/// Tokens in the type of the wire format.
+fn tokens_on_wire(tokens: u64) -> i64 {
+    i64::try_from(tokens).unwrap_or(i64::MAX)
 }

@@ -79,7 +79,7 @@ impl ServiceState {
             clock,
             from_parent,
             local_renewals: LocalRenewals::default(),
-            unserved: BucketMetrics::new(metrics, "", "", false),
+            unserved: BucketMetrics::new(metrics, "", "", false).with_shadow(metrics, "", ""),
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
             unmatched_count: ResourceCount::default(),
             caller_leases: CallerLeases::default(),

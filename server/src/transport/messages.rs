@@ -159,6 +159,18 @@ fn write(answer: &Answer<'_>, to: &mut impl Sink) {
     if answer.degraded {
         to.put(&[0xa0, 0x01, 1]);
     }
+    if answer.shadow {
+        to.put(&[0xa8, 0x01, 1]);
+    }
+    let (size, fill_rate) = answer.limit;
+    if size != 0 {
+        to.put(&[0xb8, 0x01]);
+        to.varint(size);
+    }
+    if fill_rate != 0.0 {
+        to.put(&[0xc1, 0x01]);
+        to.put(&fill_rate.to_le_bytes());
+    }
 }
 
 #[cfg(test)]
@@ -206,8 +218,9 @@ mod tests {
         (
             (prop::sample::select(statuses.to_vec()), number(), number(), number()),
             (any::<f64>(), bucket, any::<bool>(), any::<bool>()),
+            (any::<bool>(), 0..=i64::MAX as u64, prop_oneof![any::<f64>(), Just(0.0)]),
         )
-            .prop_map(|(numbers, flags)| Answer {
+            .prop_map(|(numbers, flags, limit)| Answer {
                 status: numbers.0,
                 tokens_granted: numbers.1,
                 wait_ms: numbers.2,
@@ -216,6 +229,8 @@ mod tests {
                 bucket: flags.1.map(|(namespace, name)| (namespace, Cow::Owned(name))),
                 soft_limited: flags.2,
                 degraded: flags.3,
+                shadow: limit.0,
+                limit: (limit.1, limit.2),
             })
     }
 

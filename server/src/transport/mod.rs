@@ -96,6 +96,9 @@ fn response(answer: &Answer<'_>) -> AllowResponse {
             .unwrap_or_default(),
         soft_limited: answer.soft_limited,
         degraded: answer.degraded,
+        shadow: answer.shadow,
+        size: i64::try_from(answer.limit.0).unwrap_or(i64::MAX),
+        fill_rate: answer.limit.1,
     }
 }
 

@@ -427,6 +427,72 @@ async fn soft_limits<S: Store>(s: &Service<S>) {
     assert!(!ask(s, "b", 1).await.soft_limited);
 }
 
+/// A bucket in shadow takes tokens exactly as its enforced twin does, and lets everything through.
+async fn shadow<S: Store>(s: &Service<S>) {
+    const LIMIT: &str = "size: 10, fill_rate: 10, wait_timeout_millis: 500, max_debt_millis: 900";
+    s.set_limits(&format!(
+        "namespaces:
+  ns:
+    buckets: {{ twin: {{ {LIMIT} }}, shadow: {{ {LIMIT}, enforce: false }} }}
+  quiet:
+    enforce: false
+    max_dynamic_buckets: 1
+    dynamic_bucket_template: {{ size: 5, fill_rate: 1, max_idle_millis: -1 }}
+  rest: {{ enforce: false, buckets: {{ other: {{}} }} }}
+"
+    ));
+    // A fixed sequence of requests and pauses.
+    let (mut random, mut held_back) = (12_u64, 0);
+    for step in 0..300 {
+        random =
+            random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        let tokens = 1 + (random >> 33) as i64 % 12;
+        s.clock.advance((random >> 40) as i64 % 700_000);
+        let (twin, shadow) = (ask(s, "twin", tokens).await, ask(s, "shadow", tokens).await);
+        let is_held_back = twin.status != Status::Ok || twin.wait_ms > 0;
+        held_back += usize::from(is_held_back);
+        assert!(!twin.shadow);
+        assert_eq!((shadow.status, shadow.tokens_granted), (Status::Ok, tokens), "step {step}");
+        assert_eq!((shadow.wait_ms, shadow.retry_after_ms), (0, 0), "step {step}");
+        assert_eq!(shadow.shadow, is_held_back, "step {step}: {twin:?}");
+        assert_eq!(shadow.tokens_available, twin.tokens_available, "step {step}");
+        assert_eq!((shadow.limit, twin.limit), ((10, 10.0), (10, 10.0)));
+    }
+    assert!((50..250).contains(&held_back), "{held_back}");
+    let page = s.metrics.render();
+    let count = |bucket: &str| {
+        let series =
+            format!("tollgate_shadowed_decisions_total{{namespace=\"ns\",bucket=\"{bucket}\",");
+        let found = page.lines().filter(|line| line.starts_with(&series));
+        found.map(|line| line.rsplit(' ').next()?.parse::<usize>().ok()).sum::<Option<usize>>()
+    };
+    assert_eq!((count("shadow"), count("twin")), (Some(held_back), Some(0)));
+    // Every refusal but that of a malformed request.
+    assert_eq!(ask(s, "quiet|a", 1).await.status, Status::Ok);
+    for name in ["quiet|b", "rest|nobody"] {
+        let answer = ask(s, name, 1).await;
+        assert_eq!((answer.status, answer.tokens_granted, answer.shadow), (Status::Ok, 1, true));
+    }
+    assert!(ask(s, "quiet|a", 6).await.shadow, "too many tokens in one request");
+    assert_eq!(ask(s, "rest|nobody", -1).await.status, Status::Invalid);
+    // A namespace in shadow, of which the enforced global default bucket serves a name.
+    s.set_limits(
+        "global_default_bucket: { size: 1, fill_rate: 1/h, wait_timeout_millis: 0 }
+namespaces: { rest: { enforce: false } }
+",
+    );
+    granted(&ask(s, "rest|a", 1).await, 1, 0, 0.0);
+    let answer = ask(s, "rest|a", 2).await;
+    assert_eq!((answer.status, answer.shadow), (Status::Ok, true), "too many tokens");
+    assert_eq!(ask(s, "other|a", 2).await.status, Status::TooManyTokens);
+    // The document as a whole.
+    s.set_limits(&format!(
+        "enforce: false\nnamespaces: {{ ns: {{ buckets: {{ twin: {{ {LIMIT} }} }} }} }}\n"
+    ));
+    assert!(ask(s, "twin", 12).await.shadow && ask(s, "nobody", 1).await.shadow);
+    assert!(ask(s, "elsewhere|b", 1).await.shadow);
+}
+
 async fn callers_that_take_tokens_in_advance_or_afterwards<S: Store>(s: &Service<S>) {
     // A caller takes ten at once, to use one by one.
     s.set_limits("namespaces: { ns: { buckets: { calls: { size: 20, fill_rate: 10 }, millis: { size: 1000, fill_rate: 1000, max_tokens_per_request: -1 } } } }");
@@ -541,6 +607,7 @@ testkit::scenarios!(
     a_bucket_that_is_no_longer_configured_counts,
     a_clock_that_steps_back,
     soft_limits,
+    shadow,
     callers_that_take_tokens_in_advance_or_afterwards,
     invalid_requests,
     nothing_is_lost_to_rounding,

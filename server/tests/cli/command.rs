@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 use testkit::command::{CommandOutput, tollgate, tollgate_with};
-use testkit::{LimitsFile, Node, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Node};
 
 /// Asserts exit code and output.
 #[track_caller]
@@ -185,7 +185,7 @@ fn allow_prints_the_decision() {
     assert_output(&done, 1, "REJECTED_NO_BUCKET\n", "");
 
     let done = allow("other", &["--json"]);
-    let json = r#"{"status":"REJECTED_NO_BUCKET","tokensGranted":"0","waitMillis":"0","retryAfterMillis":"0","tokensAvailable":0.0,"bucket":"","softLimited":false,"degraded":false}"#;
+    let json = r#"{"status":"REJECTED_NO_BUCKET","tokensGranted":"0","waitMillis":"0","retryAfterMillis":"0","tokensAvailable":0.0,"bucket":"","softLimited":false,"degraded":false,"shadow":false,"size":"0","fillRate":0.0}"#;
     assert_output(&done, 1, &format!("{json}\n"), "");
     let done = allow("soft", &["--tokens", "1", "--json"]);
     let answer: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
@@ -196,7 +196,7 @@ fn allow_prints_the_decision() {
 #[test]
 fn allow_without_the_store_says_so() {
     let limits = LimitsFile::new("on_store_failure: deny\nglobal_default_bucket: {}");
-    let store = format!("redis://127.0.0.1:{}", free_port());
+    let store = format!("redis://127.0.0.1:{DEAD_PORT}");
     let node = Node::start(&limits.path(), &["--store", &store]);
     let expected = "REJECTED_SERVER_ERROR\nbucket     :global default bucket\n\
                     decided without the shared store\n";
@@ -214,7 +214,7 @@ fn allow_without_the_store_says_so() {
 
 #[test]
 fn allow_that_gets_no_answer() {
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{DEAD_PORT}");
     let expected =
         format!("tollgate: no node answers at {nobody}: is `tollgate serve` running there?\n");
     assert_output(&tollgate(&["allow", "ns", "b", "--addr", &nobody]), 2, "", &expected);
@@ -265,7 +265,7 @@ fn health() {
         "",
     );
 
-    let nobody = format!("127.0.0.1:{}", free_port());
+    let nobody = format!("127.0.0.1:{DEAD_PORT}");
     let expected = format!("tollgate: {nobody}: Connection refused (os error 111)\n");
     assert_output(&tollgate(&["health", "--http", &nobody]), 2, "", &expected);
     assert_eq!(tollgate(&["health", "--http", "nowhere"]).code, 2);

@@ -431,7 +431,7 @@ fn many_faults_on_a_line_are_reported_as_one() {
     );
     let first = faults.to_string();
     let first = first.lines().next().expect("a line");
-    assert!(first.ends_with("prefetch; and 77 more of this kind on this line"), "{first}");
+    assert!(first.ends_with("enforce; and 77 more of this kind on this line"), "{first}");
     // The same if aliases repeat a line.
     let aliases = vec!["*a"; 1000].join(", ");
     let text = format!(

@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use prost::bytes::{Buf, BufMut};
 use prost::{Message, bytes::Bytes};
-use testkit::grpc::{capacity_client, channel, client, lease, refused, request};
+use testkit::grpc::{self, capacity_client, channel, client, lease, request};
 use testkit::http::get;
 use testkit::metrics::Scrape;
-use testkit::{LimitsFile, Node, TEST_TIMEOUT, free_port};
+use testkit::{DEAD_PORT, LimitsFile, Node, TEST_TIMEOUT};
 use tokio_stream::StreamExt;
 use tollgate_proto::doorman::{GetServerCapacityRequest, ServerCapacityResourceRequest};
 use tollgate_proto::quotaservice::allow_response::Status;
@@ -50,8 +50,26 @@ fn is(answer: &AllowResponse, available: f64, expected: &AllowResponse) {
     assert_eq!(*answer, AllowResponse { tokens_available, ..expected.clone() });
 }
 
+/// Size and rate of each bucket of these tests.
+fn limit(bucket: &str) -> (i64, f64) {
+    match bucket {
+        "" => (0, 0.0),
+        "ns:slow" => (1, 1.0 / 3600.0),
+        "refusing:b" | "granting:b" | "trying:b" => (100, 50.0),
+        _ => (10, 1.0 / 86400.0),
+    }
+}
+
+fn refused(status: Status, bucket: &str) -> AllowResponse {
+    let (size, fill_rate) = limit(bucket);
+    AllowResponse { size, fill_rate, ..grpc::refused(status, bucket) }
+}
+
 fn granted(tokens: i64, bucket: &str) -> AllowResponse {
+    let (size, fill_rate) = limit(bucket);
     AllowResponse {
+        size,
+        fill_rate,
         status: Status::Ok.into(),
         tokens_granted: tokens,
         bucket: bucket.to_owned(),
@@ -109,9 +127,10 @@ async fn without_the_store_the_policy_answers() {
         "namespaces:
   refusing: { on_store_failure: deny, buckets: { b: {} } }
   granting: { on_store_failure: allow, buckets: { b: {} } }
+  trying: { on_store_failure: deny, enforce: false, buckets: { b: {} } }
   deciding: { on_store_failure: local, buckets: { b: { size: 10, fill_rate: 1/d } } }",
     );
-    let store = format!("redis://127.0.0.1:{}", free_port());
+    let store = format!("redis://127.0.0.1:{DEAD_PORT}");
     let node = Node::start(&limits.path(), &["--store", &store]);
     let mut client = client(&node).await;
     let mut allow = async |request| client.allow(request).await.unwrap().into_inner();
@@ -122,12 +141,17 @@ async fn without_the_store_the_policy_answers() {
         allow(request("granting", "b", 7)).await,
         AllowResponse { degraded: true, ..granted(7, "granting:b") }
     );
+    assert_eq!(
+        allow(request("trying", "b", 7)).await,
+        AllowResponse { degraded: true, shadow: true, ..granted(7, "trying:b") }
+    );
     let local = AllowResponse { degraded: true, ..granted(1, "deciding:b") };
     is(&allow(request("deciding", "b", 1)).await, 9.0, &local);
 
     let scrape = Scrape::of(node.http);
     assert_eq!(scrape.decisions("refusing", "b", "server_error"), Some(1.0));
-    for namespace in ["refusing", "granting", "deciding"] {
+    assert_eq!(scrape.decisions("trying", "b", "server_error"), Some(1.0));
+    for namespace in ["refusing", "granting", "trying", "deciding"] {
         let labels = [("namespace", namespace), ("bucket", "b")];
         assert_eq!(scrape.get("tollgate_degraded_decisions_total", &labels), Some(1.0));
     }

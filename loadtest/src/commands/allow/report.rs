@@ -28,6 +28,8 @@ pub struct Report {
     pub granted_after_wait: u64,
     /// Requests granted past the soft limit of their bucket; included in `granted`.
     pub soft_limited: u64,
+    /// Granted only because the limit is not enforced; not in the books.
+    pub shadow: u64,
     /// Tokens of all grants.
     pub granted_tokens: u64,
     /// Requests refused.
@@ -158,6 +160,7 @@ impl Report {
             granted: counts.granted,
             granted_after_wait: counts.granted_after_wait,
             soft_limited: counts.soft_limited,
+            shadow: counts.shadow,
             granted_tokens: counts.granted_tokens,
             refused: counts.decided - counts.granted,
             refused_by_status: nonzero(&counts.by_status[1..], |index| status_name(index + 1)),
@@ -200,6 +203,9 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "refused    {}{}", self.refused, bracketed(&self.refused_by_status))?;
         writeln!(f, "degraded   {}", self.degraded)?;
+        if self.shadow > 0 {
+            writeln!(f, "shadow     {} granted only because of enforce: false", self.shadow)?;
+        }
         writeln!(f, "errors     {}{}", self.errors, bracketed(&self.errors_by_code))?;
         if load.rate_per_s.is_some() {
             let lag = figures::time_text(Some(self.max_send_lag_us));

@@ -81,6 +81,7 @@ fn outcomes_are_counted_separately() {
     log.decided(1100, 10, &answer(Status::Ok, 7, 20));
     log.decided(1200, 10, &AllowResponse { degraded: true, ..answer(Status::Ok, 9, 0) });
     log.decided(1300, 10, &AllowResponse { soft_limited: true, ..answer(Status::Ok, 1, 0) });
+    log.decided(1350, 10, &AllowResponse { shadow: true, ..answer(Status::Ok, 100, 0) });
     log.decided(1400, 10, &answer(Status::RejectedTimeout, 0, 0));
     log.decided(1500, 10, &answer(Status::RejectedNoBucket, 0, 0));
     log.decided(1600, 10, &AllowResponse { status: 99, ..Default::default() });
@@ -89,14 +90,15 @@ fn outcomes_are_counted_separately() {
     log.0.sent(due, due + Duration::from_micros(1100));
     log.0.shed(due, log.1.end);
     let report = Report::new(&args("--rate 5"), None, &log.0);
-    assert_eq!((report.requests, report.granted, report.granted_after_wait), (8, 4, 1));
-    assert_eq!((report.granted_tokens, report.degraded, report.soft_limited), (22, 1, 1));
+    assert_eq!((report.requests, report.granted, report.granted_after_wait), (9, 5, 1));
+    assert_eq!((report.granted_tokens, report.degraded, report.soft_limited), (122, 1, 1));
+    assert_eq!(report.shadow, 1);
     assert_eq!((report.refused, report.late, report.shed), (3, 1, 1));
     assert_eq!(report.max_send_lag_us, 1100.0);
     let refused = [("REJECTED_NO_BUCKET", 1), ("REJECTED_TIMEOUT", 1), ("UNKNOWN_STATUS", 1)];
     assert_eq!(report.refused_by_status, refused.into());
-    // 7 decisions in 10 s. The ledger includes the warm-up, but no degraded grants.
-    assert_eq!(report.requests_per_s, 0.7);
+    // 8 decisions in 10 s. The ledger includes the warm-up, but no grants that no limit bounds.
+    assert_eq!(report.requests_per_s, 0.8);
     assert_eq!((report.books.granted_tokens, report.books.degraded_tokens), (63, 9));
     assert!((report.books.span_s - 1.60001).abs() < 1e-9);
 }
@@ -130,8 +132,8 @@ fn json_has_every_field_under_its_documented_name() {
     assert_eq!(
         fields(&json),
         "books degraded errors errors_by_code granted granted_after_wait granted_tokens late \
-         latency load max_send_lag_us refused refused_by_status requests requests_per_s shed \
-         soft_limited verdict"
+         latency load max_send_lag_us refused refused_by_status requests requests_per_s shadow \
+         shed soft_limited verdict"
     );
     assert_eq!(
         fields(&json["load"]),

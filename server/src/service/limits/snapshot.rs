@@ -131,6 +131,8 @@ struct Definition<'a> {
     name: &'a str,
     /// Whether it is a template of dynamic buckets.
     is_template: bool,
+    /// Whether requests may be in shadow.
+    in_shadow: bool,
     /// For a template whose dynamic buckets are bounded: a hash of the names that are configured, and
     /// so don't count. A name that is no longer configured has to be registered.
     bounded_beside: Option<u64>,
@@ -150,19 +152,32 @@ impl Definition<'_> {
     }
 
     fn meter(&self, metrics: &Metrics) -> BucketMetrics {
-        let meter = BucketMetrics::new(metrics, self.namespace, self.name, self.is_template);
-        match self.bucket.limit.prefetch_tokens {
-            0 => meter,
-            _ => meter.with_prefetch(metrics, self.namespace, self.name),
+        let mut meter = BucketMetrics::new(metrics, self.namespace, self.name, self.is_template);
+        if self.in_shadow {
+            meter = meter.with_shadow(metrics, self.namespace, self.name);
         }
+        if self.bucket.limit.prefetch_tokens > 0 {
+            meter = meter.with_prefetch(metrics, self.namespace, self.name);
+        }
+        meter
     }
 }
 
 /// All definitions, by bucket index.
-fn definitions(limits: &Limits) -> Vec<Definition<'_>> {
+fn definitions<'a>(limits: &'a Limits) -> Vec<Definition<'a>> {
     let mut definitions = Vec::new();
-    let mut define = |bucket, namespace, name, is_template, bounded_beside| {
-        definitions.push(Definition { bucket, namespace, name, is_template, bounded_beside });
+    let mut define = |bucket: &'a Bucket, namespace, name, is_template, bounded_beside| {
+        // The global default bucket may serve names of a namespace in shadow.
+        let in_shadow =
+            !bucket.enforce || !limits.enforces_namespace(namespace) || namespace.is_empty();
+        definitions.push(Definition {
+            bucket,
+            namespace,
+            name,
+            is_template,
+            in_shadow,
+            bounded_beside,
+        });
     };
     if let Some(bucket) = &limits.global_default {
         define(bucket, "", GLOBAL_DEFAULT_BUCKET, false, None);
