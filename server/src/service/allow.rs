@@ -89,6 +89,7 @@ impl Answer<'_> {
 
     /// The answer under a limit that is not enforced: grants `tokens` at once. The store has taken
     /// tokens as if the limit were enforced.
+    #[cold]
     fn in_shadow(self, tokens: u64, meter: &BucketMetrics) -> Self {
         let outcome = match self.status {
             Status::Ok if self.wait_ms == 0 => return self,
@@ -152,33 +153,22 @@ impl<S: Store> AllowService<S> {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
-            self.decide(&request, &found, meter).await?
+            match self.store.decide(&[request]).await.pop() {
+                Some(Ok(outcome)) => {
+                    count_dynamic(&outcome, meter);
+                    let full_us = || self.store.full_us(&request);
+                    answer_from(&outcome, &request, &found, full_us, meter)
+                }
+                // The store works, so the failure policy must not apply.
+                Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
+                Some(Err(_)) | None => {
+                    answer_without_store(&request, &found, self.state.fallback.as_ref(), meter)
+                }
+            }
         };
         let answer = if found.enforced { answer } else { answer.in_shadow(tokens, meter) };
         let limit = (limit.size_tokens, limit.fill_rate);
         Ok(Answer { bucket: Some(bucket_name(&found, query)), limit, ..answer })
-    }
-
-    /// Lets the store decide, or the failure policy if the store does not answer.
-    async fn decide(
-        &self,
-        request: &BucketRequest<'_>,
-        found: &ResolvedBucket<'_>,
-        meter: &BucketMetrics,
-    ) -> Result<Answer<'static>, Error> {
-        match self.store.decide(std::slice::from_ref(request)).await.pop() {
-            Some(Ok(outcome)) => {
-                count_dynamic(&outcome, meter);
-                let full_us = || self.store.full_us(request);
-                Ok(answer_from(&outcome, request, found, full_us, meter))
-            }
-            // The store works, so the failure policy must not apply.
-            Some(Err(StoreError::Overloaded)) => Err(Error::Overloaded),
-            Some(Err(_)) | None => {
-                let fallback = self.state.fallback.as_ref();
-                Ok(answer_without_store(request, found, fallback, meter))
-            }
-        }
     }
 }
 
