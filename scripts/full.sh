@@ -138,6 +138,7 @@ slow() {
   scripts/run-tests.py --no-rerun --ignored --except a_flood_of || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server allow " || failed=1
   scripts/run-tests.py --no-rerun --alone --only "tollgate-server cluster " || failed=1
+  scripts/run-tests.py --no-rerun --alone --only "tollgate-server redis " || failed=1
   cargo test --release --locked -p tollgate-server --test allow a_flood_of -- --ignored \
     2>&1 | tee "$out/flood-run.log" || failed=1
   any_ran "$out/flood-run.log" || failed=1

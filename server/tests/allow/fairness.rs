@@ -364,7 +364,7 @@ fn a_flood_of_one_namespace_leaves_another_its_latency() {
     let _machine = reserve_machine();
     let (redis, limits) = (Redis::start(), LimitsFile::new(PLENTY));
     let node = Node::start(&limits.path(), &["--store", &redis.url()]);
-    // Takes longer than a new node looks up states of the other layout.
+    // Takes longer than a new node assumes that there are states of other limits.
     quiet(&node);
     for attempt in 1..=ATTEMPTS {
         let (mut alone, mut flooded) = (Vec::new(), Vec::new());

@@ -212,8 +212,8 @@ fn run_attempt() -> Observation {
     let load = Load::start(&grpc, CALLERS, move |caller, count| {
         Some(request("counted", &asked[(caller * 7 + count) % asked.len()], 1))
     });
-    // A node that has just started looks up states of the other layout, which are in one slot,
-    // until the store reports that there are none.
+    // A node that has just started registers buckets again, until the store reports that there is
+    // no need: the register is in one slot.
     load.run_for(3 * SECOND);
     let replica = cluster.replica_of(dead).unwrap();
     let probe = slot(counted(&names[0]).as_bytes());

@@ -7,21 +7,17 @@ use futures_util::future::join_all;
 use testkit::cluster::reserve_quarter;
 use testkit::fault_proxy::{Fault, FaultProxy};
 use testkit::redis_cluster::RedisCluster;
-use testkit::{Redis, Servers, connector};
+use testkit::{Redis, Servers};
 use tollgate_server::domain::bucket::{BucketKind, Terms};
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::redis::{RedisStore, slot};
 use tollgate_server::store::{BucketRequest, Outcome, Store as _, StoreError, Verdict};
 
 use crate::faults::store_with_health;
-use crate::registers::{Bounded, register_only, registered, slow};
+use crate::registers::{Bounded, open, register_only, registered, slow};
 
 /// How long the store of a slow network waits for answers.
 const TIMEOUT: Duration = Duration::from_secs(1);
-
-async fn store(url: &str) -> RedisStore {
-    connector(url, &Metrics::new()).await.open()
-}
 
 fn node(store: &RedisStore, bound: u64) -> Bounded<'_> {
     Bounded { store, bound, max_idle_ms: None, rewrite: false }
@@ -61,8 +57,8 @@ async fn a_call_whose_register_cant_be_read_takes_tokens_once() {
         redis::cmd("ACL").arg("SETUSER").arg("limited").arg(rights).exec(&mut inside).unwrap();
     };
     set_rights(&["on", ">secret", "~*", "+@all"]);
-    let (all, terms) = (store(&redis.store_url()).await, slow());
-    let limited = store(&redis.url().replace("://", "://limited:secret@")).await;
+    let (all, terms) = (open(&redis.store_url()).await, slow());
+    let limited = open(&redis.url().replace("://", "://limited:secret@")).await;
     assert_eq!(node(&all, 5).take("old", &terms, 100).await, Verdict::Granted);
 
     // Heartbeats need it, too.
@@ -90,7 +86,7 @@ fn names_beside_register(cluster: &RedisCluster) -> [String; 3] {
 async fn a_call_whose_register_moves_takes_tokens_once() {
     let _machine = reserve_quarter();
     let cluster = RedisCluster::start_with(3, 0);
-    let (store, terms) = (store(&cluster.store_url()).await, slow());
+    let (store, terms) = (open(&cluster.store_url()).await, slow());
     let names = names_beside_register(&cluster);
     let [own, new, old] = names.each_ref().map(String::as_str);
     assert_eq!(node(&store, 5).take(old, &terms, 100).await, Verdict::Granted);
@@ -116,7 +112,7 @@ async fn a_call_whose_register_moves_takes_tokens_once() {
 async fn a_refused_request_leaves_the_register_where_it_is() {
     let _machine = reserve_quarter();
     let cluster = RedisCluster::start_with(3, 0);
-    let (store, terms) = (store(&cluster.store_url()).await, slow());
+    let (store, terms) = (open(&cluster.store_url()).await, slow());
     let names = names_beside_register(&cluster);
     // The lane connects, and the server loads the script.
     tokens(&store, &terms, &names[2]).await;
@@ -140,7 +136,7 @@ async fn a_refused_request_leaves_the_register_where_it_is() {
 async fn a_refused_request_does_not_give_away_the_place_of_another_node() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
-    let stores = [store(&redis.store_url()).await, store(&redis.store_url()).await];
+    let stores = [open(&redis.store_url()).await, open(&redis.store_url()).await];
     let [one, other] = stores.each_ref().map(|store| node(store, 1));
     let terms = slow();
     register_only(&mut [redis.connection()], "x", 1);
@@ -154,7 +150,7 @@ async fn a_refused_request_does_not_give_away_the_place_of_another_node() {
 async fn room_is_found_behind_a_thousand_outdated_scores() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
-    let (store, terms) = (store(&redis.store_url()).await, slow());
+    let (store, terms) = (open(&redis.store_url()).await, slow());
     let node = node(&store, 1000);
     let names: Vec<String> = (0..1000).map(|number| format!("user-{number}")).collect();
     for names in names.chunks(100) {

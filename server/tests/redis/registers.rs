@@ -34,6 +34,11 @@ pub(crate) fn slow() -> Terms {
         .terms()
 }
 
+/// A store as one node has it.
+pub(crate) async fn open(url: &str) -> RedisStore {
+    connector(url, &Metrics::new()).await.open()
+}
+
 /// A node's decisions on one namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Bounded<'a> {
@@ -144,9 +149,7 @@ fn select_tokens() -> impl Strategy<Value = u64> {
 /// the bound allows, and at the end of each that there can be as many.
 fn the_bound_is_exact(servers: &impl Servers, cases: u32) {
     let runtime = runtime();
-    let stores = [0, 1].map(|_| {
-        runtime.block_on(async { connector(&servers.store_url(), &Metrics::new()).await.open() })
-    });
+    let stores = [0, 1].map(|_| runtime.block_on(open(&servers.store_url())));
     // States expire by the time of Redis.
     let pause = |ms: u64| {
         runtime.block_on(async { tokio::time::sleep(Duration::from_millis(ms)).await });
@@ -290,8 +293,7 @@ fn a_bucket_is_registered_again_whose_register_was_taken_for_full() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let runtime = runtime();
-    let store =
-        runtime.block_on(async { connector(&redis.store_url(), &Metrics::new()).await.open() });
+    let store = runtime.block_on(open(&redis.store_url()));
     let mut inside = redis.connection();
     let terms = slow();
     let node = Bounded { store: &store, bound: 2, max_idle_ms: None, rewrite: false };
@@ -319,8 +321,7 @@ fn names_with_a_place_in_a_full_register_are_decided_in_one_call() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let runtime = runtime();
-    let store =
-        runtime.block_on(async { connector(&redis.store_url(), &Metrics::new()).await.open() });
+    let store = runtime.block_on(open(&redis.store_url()));
     let mut inside = redis.connection();
     let terms = slow();
     let node = Bounded { store: &store, bound: 3, max_idle_ms: None, rewrite: false };
@@ -348,8 +349,7 @@ fn a_register_of_enrolled_buckets_expires() {
     let _machine = reserve_quarter();
     let redis = Redis::start();
     let runtime = runtime();
-    let store =
-        runtime.block_on(async { connector(&redis.store_url(), &Metrics::new()).await.open() });
+    let store = runtime.block_on(open(&redis.store_url()));
     let mut inside = redis.connection();
     let terms = slow();
     let node = Bounded { store: &store, bound: 3, max_idle_ms: None, rewrite: false };
