@@ -29,6 +29,12 @@ pub enum Refusal {
          in the node's access file"
     )]
     MayNotLend,
+    /// Without an access file, the request does not come from the node's own machine.
+    #[error(
+        "this node has no access file, so it takes changes only from its own machine, by a loopback \
+         address and not through a proxy: see --access"
+    )]
+    NotLocal,
 }
 
 /// The callers of the access file that a request's credentials match.
@@ -41,27 +47,55 @@ pub(super) struct Identity {
     transport: usize,
 }
 
-/// The caller of a request, with its rights. `None`: may do everything.
-pub struct Caller(Option<Arc<Identity>>);
+/// The caller of a request, with its rights.
+pub struct Caller(Rights);
 
-/// The request extension for [`Caller::UNRESTRICTED`]. A zero-sized type needs no allocation.
+enum Rights {
+    /// Those in the access file.
+    Listed(Arc<Identity>),
+    /// Everything.
+    All,
+    /// Everything but changes.
+    NoChanges,
+}
+
+/// The request extensions for callers without an identity. Zero-sized types need no allocation.
 #[derive(Clone)]
 struct Unrestricted;
+
+#[derive(Clone)]
+struct FromOutside;
 
 impl Caller {
     /// A caller that may do everything: for nodes without an access file, and for endpoints that
     /// need no credentials.
-    pub const UNRESTRICTED: Self = Self(None);
+    pub const UNRESTRICTED: Self = Self(Rights::All);
+
+    /// A caller that may do everything but make changes: for nodes without an access file, and requests
+    /// that do not come from the node's own machine.
+    pub const FROM_OUTSIDE: Self = Self(Rights::NoChanges);
 
     /// A caller with the rights of the matching callers of the access file.
     pub(super) fn identified(identity: Arc<Identity>) -> Self {
-        Self(Some(identity))
+        Self(Rights::Listed(identity))
+    }
+
+    fn identity(&self) -> Option<&Arc<Identity>> {
+        match &self.0 {
+            Rights::Listed(identity) => Some(identity),
+            Rights::All | Rights::NoChanges => None,
+        }
+    }
+
+    /// The name in the access file of a caller that matches the credentials, for the log.
+    pub fn name(&self) -> Option<&str> {
+        self.identity()?.all().next().map(|caller| &*caller.name)
     }
 
     /// The caller's id and its index in the access file. `None` for an unidentified caller, and for
     /// one marked `shared`, which forwards the requests of many.
     fn own_name(&self) -> Option<(CallerId, usize)> {
-        let identity = self.0.as_ref()?;
+        let identity = self.identity()?;
         identity.named.filter(|&(_, index)| !identity.callers.all[index].shared)
     }
 
@@ -73,17 +107,19 @@ impl Caller {
     /// Stores this caller in a request's extensions.
     pub fn attach_to(&self, request: &mut Extensions) {
         match &self.0 {
-            Some(identity) => drop(request.insert(Arc::clone(identity))),
-            None => drop(request.insert(Unrestricted)),
+            Rights::Listed(identity) => drop(request.insert(Arc::clone(identity))),
+            Rights::All => drop(request.insert(Unrestricted)),
+            Rights::NoChanges => drop(request.insert(FromOutside)),
         }
     }
 
     /// The caller stored by [`attach_to`](Self::attach_to); `None` if none was stored.
     pub fn attached_to(request: &Extensions) -> Option<Self> {
-        match request.get::<Arc<Identity>>() {
-            Some(identity) => Some(Self(Some(Arc::clone(identity)))),
-            None => request.get::<Unrestricted>().map(|Unrestricted| Self::UNRESTRICTED),
+        if let Some(identity) = request.get::<Arc<Identity>>() {
+            return Some(Self::identified(Arc::clone(identity)));
         }
+        let unrestricted = request.get::<Unrestricted>().map(|Unrestricted| Self::UNRESTRICTED);
+        unrestricted.or_else(|| request.get::<FromOutside>().map(|FromOutside| Self::FROM_OUTSIDE))
     }
 
     /// The caller's id; `None` for unidentified and shared callers.
@@ -93,7 +129,7 @@ impl Caller {
 
     /// The maximum number of resources that the caller may hold leases on; `None`: unbounded.
     pub fn max_resources(&self) -> Option<u64> {
-        let identity = self.0.as_ref()?;
+        let identity = self.identity()?;
         identity.named.and_then(|(_, index)| identity.callers.all[index].max_resources)
     }
 
@@ -116,7 +152,7 @@ impl Caller {
         id: &str,
         mut resources: impl Iterator<Item = &'r str>,
     ) -> Result<(), Refusal> {
-        if self.0.is_none() {
+        if self.identity().is_none() {
             return Ok(());
         }
         // An empty list needs the right to lease, too.
@@ -128,7 +164,7 @@ impl Caller {
     /// The number of clients for which the caller may lease `resource` as the lower cluster `id`.
     /// Call it after [`Self::may_lease`]. If `clients` is more, a warning is logged.
     pub fn may_lend(&self, id: &str, resource: &str, clients: i64) -> Result<u32, Refusal> {
-        let Some(identity) = &self.0 else { return Ok(MAX_SUBCLIENTS) };
+        let Some(identity) = self.identity() else { return Ok(MAX_SUBCLIENTS) };
         let allowed = identity.all().filter_map(|caller| match caller.role {
             Role::Administer => Some(MAX_SUBCLIENTS),
             Role::Ask if leases(caller, id, resource) => caller.lend,
@@ -159,6 +195,26 @@ impl Caller {
         self.check(Role::Observe, |caller| any(&caller.resources, resource, MAX_ID_BYTES))
     }
 
+    /// Checks that the caller may look at the buckets of `namespace`: as who may take their tokens, or
+    /// see everything.
+    pub fn may_look_in(&self, namespace: &str) -> Result<(), Refusal> {
+        let sees_all = |identity: &Arc<Identity>| {
+            identity.all().any(|caller| caller.role == Role::Observe && caller.everything)
+        };
+        match self.identity().is_some_and(sees_all) {
+            true => Ok(()),
+            false => self.may_ask_in(namespace),
+        }
+    }
+
+    /// Checks that the caller may make changes.
+    pub fn may_administer(&self) -> Result<(), Refusal> {
+        match self.0 {
+            Rights::NoChanges => Err(Refusal::NotLocal),
+            Rights::All | Rights::Listed(_) => self.check(Role::Administer, |_| true),
+        }
+    }
+
     /// Checks that the caller may see pages that show all namespaces and resources.
     pub fn may_see_all(&self) -> Result<(), Refusal> {
         self.check(Role::Observe, |caller| caller.everything)
@@ -166,7 +222,7 @@ impl Caller {
 
     /// Checks that a matching caller has `role` and fulfils `in_scope`, or is an administrator.
     fn check(&self, role: Role, in_scope: impl Fn(&CallerEntry) -> bool) -> Result<(), Refusal> {
-        let Some(identity) = &self.0 else { return Ok(()) };
+        let Some(identity) = self.identity() else { return Ok(()) };
         let is_admin = |caller: &CallerEntry| caller.role == Role::Administer;
         let has_role = |caller: &&CallerEntry| caller.role == role || is_admin(caller);
         if identity.all().filter(has_role).any(|caller| is_admin(caller) || in_scope(caller)) {

@@ -25,9 +25,10 @@ use crate::service::capacity::CapacityService;
 use crate::service::parent::Renewal;
 use crate::service::{Fallback, ServiceState};
 use crate::settings::Settings;
+use crate::store::LeaseStore;
 use crate::store::clock::Clock;
+use crate::store::look::Looks;
 use crate::store::redis::Health;
-use crate::store::{LeaseStore, Store};
 use crate::tls::Port;
 use crate::transport::http_port::HttpPort;
 use crate::transport::overload::ThreadLimits;
@@ -49,7 +50,7 @@ pub(super) struct Stores<B, L> {
 
 /// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
 /// work; the node stops if it completes.
-pub(super) async fn run<B: Store, L: LeaseStore>(
+pub(super) async fn run<B: Looks, L: LeaseStore>(
     prepared: Prepared,
     stores: Stores<B, L>,
     maintain: impl Future<Output = Error>,
@@ -138,7 +139,7 @@ impl Addresses {
     }
 }
 
-impl<B: Store, L: LeaseStore> Node<B, L> {
+impl<B: Looks, L: LeaseStore> Node<B, L> {
     /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
@@ -207,7 +208,8 @@ impl<B: Store, L: LeaseStore> Node<B, L> {
             let router = http::router(allow, leases, pages, latency, ready, admission);
             let port = HttpPort::new(router, timeouts, budget, draining);
             Ok(|opened: Opened| {
-                port.serve(opened.stream, opened.guard, stop_signal(opened.stopped), opened.expires)
+                let Opened { stream, guard, peer, expires, stopped } = opened;
+                port.serve(stream, guard, peer, stop_signal(stopped), expires)
             })
         };
         let slots = self.node_limits.connection_slots("http");

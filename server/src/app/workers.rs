@@ -1,6 +1,7 @@
 //! Worker threads, which serve connections: several for gRPC, one for HTTP.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -78,6 +79,8 @@ impl Workers {
 pub(super) struct Opened {
     pub(super) stream: Stream<TcpStream>,
     pub(super) guard: Guard,
+    /// The address of the client.
+    pub(super) peer: IpAddr,
     /// The time until the client's certificate expires.
     pub(super) expires: Option<Duration>,
     /// `true` when the node stops.
@@ -140,6 +143,8 @@ async fn serve_connection<S, F>(
     S: FnOnce(Opened) -> F,
     F: Future<Output = ()>,
 {
+    // Fails if the connection is already broken.
+    let Ok(peer) = stream.peer_addr() else { return };
     let mut handshake = pin!(security.handshake(stream, port));
     let opened = tokio::select! {
         // Without TLS this is ready at once, even while the node is stopping.
@@ -152,7 +157,7 @@ async fn serve_connection<S, F>(
     };
     if let Some((stream, guard)) = opened {
         let expires = stream.expires_in();
-        server(Opened { stream, guard, expires, stopped }).await;
+        server(Opened { stream, guard, peer: peer.ip(), expires, stopped }).await;
     }
 }
 

@@ -3,11 +3,16 @@
 use std::io;
 use std::time::Duration;
 
+use http::Method;
 use http::uri::PathAndQuery;
+use hyper::body::Bytes;
+use serde::Deserialize;
 
 use super::credentials::CredentialArgs;
+use super::text::escaped;
 use super::tls_diagnosis;
 use crate::client::{Address, HttpResponse, Target};
+use crate::logging::is_unprintable;
 
 /// Flags of every command that uses HTTP.
 #[derive(clap::Args)]
@@ -31,17 +36,29 @@ impl HttpArgs {
         &self.http
     }
 
-    /// Sends `GET path`. `timeout` applies to the connection attempt of each address, then to the
-    /// TLS handshake and the response together. `failed` makes the error text if TLS is not the cause.
+    /// Sends `GET path`; see [`send`](Self::send).
     pub(super) fn get(
         &self,
         path: PathAndQuery,
         timeout: Duration,
         failed: impl FnOnce(&Address, io::Error) -> String,
     ) -> Result<HttpResponse, String> {
+        self.send(Method::GET, path, Bytes::new(), timeout, failed)
+    }
+
+    /// Sends a request. `timeout` applies to the connection attempt of each address, then to the TLS
+    /// handshake and the response together. `failed` makes the error text if TLS is not the cause.
+    pub(super) fn send(
+        &self,
+        method: Method,
+        path: PathAndQuery,
+        body: Bytes,
+        timeout: Duration,
+        failed: impl FnOnce(&Address, io::Error) -> String,
+    ) -> Result<HttpResponse, String> {
         let target = self.credentials.target(&self.http)?;
         super::block_on(async {
-            match target.get(path, timeout).await {
+            match target.send(method, path, body, timeout).await {
                 Ok(response) => Ok(response),
                 Err(error) => {
                     let explanation = tls_explanation(&target, &error).await;
@@ -50,6 +67,29 @@ impl HttpArgs {
             }
         })?
     }
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: String,
+}
+
+/// The `error` field of a JSON response; `None` if there is none.
+pub(super) fn error_field(response: &HttpResponse) -> Option<String> {
+    serde_json::from_str(&response.body).ok().map(|body: ErrorBody| escaped(&body.error))
+}
+
+/// Escapes characters that are unsafe on a terminal. In valid JSON they occur only inside strings.
+pub(super) fn escaped_json(json: &str) -> String {
+    let mut text = String::with_capacity(json.len() + 1);
+    for c in json.trim_end().chars() {
+        if is_unprintable(c) && !matches!(c, '\n' | '\r' | '\t') {
+            text += &format!("\\u{:04x}", u32::from(c));
+        } else {
+            text.push(c);
+        }
+    }
+    text + "\n"
 }
 
 /// Explanation of a failed request if TLS is the cause, else `None`. May probe the node.

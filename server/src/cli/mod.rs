@@ -10,9 +10,12 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 mod allow;
+mod api;
+mod bucket;
 mod capacity;
 mod check;
 mod credentials;
+mod explain;
 mod health;
 mod http;
 mod node;
@@ -35,6 +38,10 @@ mod token;
       Print all faults of a limits file, or the limits with every default
   tollgate allow Pinky_TheBrain UserService_getUser --tokens 5
       Ask for five tokens, and print the answer
+  tollgate bucket show Pinky_TheBrain UserService_getUser
+      Show which bucket serves a name, its limit and its tokens; takes none
+  tollgate explain Pinky_TheBrain UserService_getUser --tokens 5
+      Show what a request would be answered now, and why
   tollgate capacity get app-1 db.users 100
       Ask for a lease on a share of what db.users can take
   tollgate capacity show
@@ -53,6 +60,10 @@ enum Command {
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
+    /// Show what a bucket stands at, and fill it up
+    Bucket(bucket::Args),
+    /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
+    Explain(explain::Args),
     /// Ask a node for leases on shared capacity, and show their holders
     Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
@@ -72,6 +83,8 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
+        Command::Bucket(args) => bucket::run(args),
+        Command::Explain(args) => explain::run(&args),
         Command::Capacity(args) => capacity::run(args),
         Command::Health(args) => health::run(&args),
         Command::Token(args) => token::run(&args),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONNECTION, HOST};
 use http::uri::PathAndQuery;
-use http::{HeaderValue, Request, Response};
-use http_body_util::{BodyExt as _, Empty, Limited};
+use http::{HeaderValue, Method, Request, Response};
+use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -29,14 +29,20 @@ pub struct HttpResponse {
 }
 
 impl Target {
-    /// Sends `GET path`. `limit` applies to the connection attempt of each address, then to the
+    /// Sends a request. `limit` applies to the connection attempt of each address, then to the
     /// TLS handshake and the response together.
     ///
     /// Errors: `InvalidData` for an answer that is not HTTP, not UTF-8 or too long, `UnexpectedEof`
     /// for an incomplete one, `TimedOut`, or what the connection failed with. The sources of an
     /// error include that of TLS.
-    pub async fn get(&self, path: PathAndQuery, limit: Duration) -> io::Result<HttpResponse> {
-        let request = self.request(path).await.map_err(io::Error::other)?;
+    pub async fn send(
+        &self,
+        method: Method,
+        path: PathAndQuery,
+        body: Bytes,
+        limit: Duration,
+    ) -> io::Result<HttpResponse> {
+        let request = self.request(method, path, body).await.map_err(io::Error::other)?;
         let stream = self.address.connect(limit).await?;
         let response = async {
             match self.credentials.dialer() {
@@ -50,21 +56,28 @@ impl Target {
         timeout(limit, response).await?
     }
 
-    async fn request(&self, path: PathAndQuery) -> http::Result<Request<Empty<Bytes>>> {
-        let mut request = Request::get(path.as_str())
+    async fn request(
+        &self,
+        method: Method,
+        path: PathAndQuery,
+        body: Bytes,
+    ) -> http::Result<Request<Full<Bytes>>> {
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path.as_str())
             .header(HOST, self.address.to_string())
             .header(CONNECTION, HeaderValue::from_static("close"));
         if let Some(value) = self.credentials.authorization().await {
             request = request.header(AUTHORIZATION, value);
         }
-        request.body(Empty::new())
+        request.body(Full::new(body))
     }
 }
 
 /// Sends the request on the connection `stream`, and receives the response.
 async fn exchange(
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    request: Request<Empty<Bytes>>,
+    request: Request<Full<Bytes>>,
 ) -> io::Result<HttpResponse> {
     let (mut sender, connection) =
         http1::handshake(TokioIo::new(stream)).await.map_err(io_error)?;
@@ -125,6 +138,11 @@ mod tests {
         Target::new(address, Credentials::default()).unwrap()
     }
 
+    async fn get(target: &Target, path: &'static str, limit: Duration) -> io::Result<HttpResponse> {
+        let path = PathAndQuery::from_static(path);
+        target.send(Method::GET, path, Bytes::new(), limit).await
+    }
+
     /// The result of a GET against a server that sends `answer`, and the request it received.
     async fn answered(answer: &'static [u8]) -> (io::Result<HttpResponse>, String) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -138,7 +156,7 @@ mod tests {
             stream.write_all(answer).await.unwrap();
             String::from_utf8(received).unwrap()
         };
-        tokio::join!(target.get(PathAndQuery::from_static("/a?b=%20"), LIMIT), server)
+        tokio::join!(get(&target, "/a?b=%20", LIMIT), server)
     }
 
     #[tokio::test]
@@ -164,8 +182,8 @@ mod tests {
             assert_eq!(error.kind(), kind, "{answer:?}: {error}");
         }
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let path = PathAndQuery::from_static("/");
-        let error = target(&silent).get(path, Duration::from_millis(20)).await.unwrap_err();
+        let limit = Duration::from_millis(20);
+        let error = get(&target(&silent), "/", limit).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 }

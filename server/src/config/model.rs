@@ -89,6 +89,17 @@ pub enum FailurePolicy {
     Deny,
 }
 
+impl FailurePolicy {
+    /// The policy's name in the file.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Allow => "allow",
+            Self::Deny => "deny",
+        }
+    }
+}
+
 /// The resource templates, in the order of the file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Resources {
@@ -162,6 +173,13 @@ pub struct ResolvedBucket<'a> {
     pub on_store_failure: FailurePolicy,
     /// Whether the limits are enforced; if not, they are in shadow.
     pub enforced: bool,
+}
+
+impl ResolvedBucket<'_> {
+    /// Whether one request may not take so many tokens.
+    pub fn takes_too_many(&self, tokens: u64) -> bool {
+        self.bucket.limit.max_tokens_per_request.is_some_and(|max| tokens > max)
+    }
 }
 
 impl Default for Limits {

@@ -6,15 +6,14 @@ use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::model::{
-    Algorithm, Bucket, FailurePolicy, Limits, MAX_RESOURCES, Namespace, ResourceTemplate,
-    Unconfigured,
+    Algorithm, Bucket, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Unconfigured,
 };
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
 pub fn to_yaml(limits: &Limits) -> String {
     let mut top = Mapping::new();
-    put(&mut top, "on_store_failure", failure_policy(limits.on_store_failure));
+    put(&mut top, "on_store_failure", limits.on_store_failure.word());
     put_shadow(&mut top, limits.enforce);
     if let Some(global) = &limits.global_default {
         put(&mut top, "global_default_bucket", bucket(global));
@@ -63,7 +62,7 @@ fn put_shadow(mapping: &mut Mapping, enforce: bool) {
 
 fn namespace(owner: &Namespace) -> Mapping {
     let mut fields = Mapping::new();
-    put(&mut fields, "on_store_failure", failure_policy(owner.on_store_failure));
+    put(&mut fields, "on_store_failure", owner.on_store_failure.word());
     put_shadow(&mut fields, owner.enforce);
     if !owner.buckets.is_empty() {
         let mut buckets = Mapping::new();
@@ -139,14 +138,6 @@ fn algorithm(algorithm: &Algorithm) -> Mapping {
         put(&mut fields, "parameters", parameters.collect::<Vec<_>>());
     }
     fields
-}
-
-fn failure_policy(policy: FailurePolicy) -> &'static str {
-    match policy {
-        FailurePolicy::Local => "local",
-        FailurePolicy::Allow => "allow",
-        FailurePolicy::Deny => "deny",
-    }
 }
 
 fn or_minus_one(number: Option<u64>) -> Value {

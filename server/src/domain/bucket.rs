@@ -388,6 +388,11 @@ impl Balance {
     }
 }
 
+/// The balance at `now`, in µs of accrual; negative: debt. A `state` of `None` is a full bucket.
+pub fn balance_us(state: Option<&State>, terms: &Terms, now: Micros) -> f64 {
+    Balance::of(state, terms, now).accrued_us
+}
+
 /// Decides one request at `now`. A `state` of `None` is a full bucket.
 pub fn decide(state: Option<&State>, terms: &Terms, charge: &Charge, now: Micros) -> Decision {
     let Balance { accrued_us, restated, carried, full } = Balance::of(state, terms, now);
@@ -427,9 +432,7 @@ fn fill(terms: &Terms, now: Micros) -> Change {
 }
 
 fn allowed(accrued_us: f64, terms: &Terms, charge: &Charge) -> bool {
-    // The longest wait and the longest debt, as the least balance that they allow.
-    let least_us = (-charge.max_wait_us).max(charge.cost_us - terms.max_debt_us);
-    accrued_us >= least_us - SLACK_US
+    is_wait_allowed(accrued_us, charge) && is_debt_allowed(accrued_us, terms, charge)
 }
 
 /// The wait of a grant that found this balance, in whole milliseconds, rounded up.
@@ -446,6 +449,21 @@ pub fn retry_after_ms(accrued_us: f64, terms: &Terms, charge: &Charge) -> i64 {
     let until_wait = -accrued_us - charge.max_wait_us;
     let until_debt = charge.cost_us - accrued_us - terms.max_debt_us;
     ceil_ms(until_wait.max(until_debt) - SLACK_US).max(1)
+}
+
+/// Whether a wait by this balance is within the limit of a request.
+pub fn is_wait_allowed(accrued_us: f64, charge: &Charge) -> bool {
+    accrued_us >= -charge.max_wait_us - SLACK_US
+}
+
+/// Whether the debt that a grant leaves is within the limit.
+pub fn is_debt_allowed(accrued_us: f64, terms: &Terms, charge: &Charge) -> bool {
+    accrued_us >= charge.cost_us - terms.max_debt_us - SLACK_US
+}
+
+/// Time until the bucket is full if no request comes, in whole milliseconds, rounded up.
+pub fn full_in_ms(accrued_us: f64, terms: &Terms) -> i64 {
+    ceil_ms((terms.cap_us - accrued_us).max(0.0))
 }
 
 fn ceil_ms(us: f64) -> i64 {

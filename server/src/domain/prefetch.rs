@@ -247,6 +247,12 @@ impl Stash {
     pub fn held(&self) -> u64 {
         self.held
     }
+
+    /// The number of tokens held that have not expired at `now`. Changes nothing.
+    pub fn usable(&self, now: Micros) -> u64 {
+        let usable = self.lots.iter().filter(|lot| now.0 - lot.taken.0 < HELD_US);
+        usable.map(|lot| lot.tokens).sum()
+    }
 }
 
 /// Splits a refill into requests that are each granted in full or refused: half of `tokens`, then

@@ -12,6 +12,12 @@ use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET
 use crate::metrics::{AllowOutcome, BucketMetrics};
 use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
+mod explain;
+mod look;
+
+pub use explain::{Effect, Explanation, Step};
+pub use look::{Balance, BucketView, FillError, Filled, ServedBy};
+
 /// A caller's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Query<'a> {
@@ -71,7 +77,7 @@ pub struct Answer<'a> {
     pub limit: (u64, f64),
 }
 
-impl Answer<'_> {
+impl<'a> Answer<'a> {
     fn refused(status: Status) -> Self {
         Self {
             status,
@@ -87,12 +93,17 @@ impl Answer<'_> {
         }
     }
 
-    /// The answer under a limit that is not enforced: grants `tokens` at once. The store has taken
-    /// tokens as if the limit were enforced.
-    #[cold]
-    fn in_shadow(self, tokens: u64, meter: &BucketMetrics) -> Self {
-        let outcome = match self.status {
-            Status::Ok if self.wait_ms == 0 => return self,
+    /// The answer with the bucket that served the request.
+    fn of_bucket(self, found: &ResolvedBucket<'_>, query: &Query<'a>) -> Self {
+        let limit = &found.bucket.limit;
+        let limit = (limit.size_tokens, limit.fill_rate);
+        Self { bucket: Some(bucket_name(found, query)), limit, ..self }
+    }
+
+    /// The outcome for metrics.
+    fn outcome(&self) -> AllowOutcome {
+        match self.status {
+            Status::Ok if self.wait_ms == 0 => AllowOutcome::Granted,
             Status::Ok => AllowOutcome::GrantedAfterWait,
             Status::Timeout => AllowOutcome::Timeout,
             Status::NoBucket => AllowOutcome::NoBucket,
@@ -100,10 +111,42 @@ impl Answer<'_> {
             Status::TooManyTokens => AllowOutcome::TooManyTokens,
             Status::Invalid => AllowOutcome::Invalid,
             Status::ServerError => AllowOutcome::ServerError,
-        };
-        meter.count_shadowed(outcome);
+        }
+    }
+
+    /// Counts the answer to a request for `tokens`, before shadow is applied.
+    fn count(&self, tokens: u64, meter: &BucketMetrics) {
+        // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
+        let most = if self.degraded { u64::from(u32::MAX) } else { u64::MAX };
+        meter.count(self.outcome(), tokens.min(most));
+        if self.soft_limited {
+            meter.soft_limited.increment(1);
+        }
+        if self.degraded {
+            meter.degraded.increment(1);
+        }
+    }
+
+    /// The answer under a limit that is not enforced: grants `tokens` at once. The store has taken
+    /// tokens as if the limit were enforced.
+    #[cold]
+    fn in_shadow(self, tokens: u64) -> Self {
+        if self.outcome() == AllowOutcome::Granted {
+            return self;
+        }
         let (status, tokens_granted) = (Status::Ok, tokens_on_wire(tokens));
         Self { status, tokens_granted, wait_ms: 0, retry_after_ms: 0, shadow: true, ..self }
+    }
+
+    /// [`in_shadow`](Self::in_shadow), counted.
+    #[cold]
+    fn shadowed(self, tokens: u64, meter: &BucketMetrics) -> Self {
+        let outcome = self.outcome();
+        let answer = self.in_shadow(tokens);
+        if answer.shadow {
+            meter.count_shadowed(outcome);
+        }
+        answer
     }
 }
 
@@ -139,36 +182,48 @@ impl<S: Store> AllowService<S> {
         let snapshot = self.state.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
             let meter = &self.state.unserved;
-            meter.count(AllowOutcome::NoBucket, 0);
             let answer = Answer::refused(Status::NoBucket);
+            answer.count(tokens, meter);
             return Ok(match snapshot.limits.enforces_namespace(query.namespace) {
                 true => answer,
-                false => answer.in_shadow(tokens, meter),
+                false => answer.shadowed(tokens, meter),
             });
         };
         let meter = snapshot.meter(found.bucket);
-        let limit = &found.bucket.limit;
-        let answer = if limit.max_tokens_per_request.is_some_and(|max| tokens > max) {
-            meter.count(AllowOutcome::TooManyTokens, 0);
+        let answer = if found.takes_too_many(tokens) {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
             match self.store.decide(&[request]).await.pop() {
                 Some(Ok(outcome)) => {
                     count_dynamic(&outcome, meter);
-                    let full_us = || self.store.full_us(&request);
-                    answer_from(&outcome, &request, &found, full_us, meter)
+                    answer_from(&outcome, &request, &found, || self.store.full_us(&request))
                 }
                 // The store works, so the failure policy must not apply.
                 Some(Err(StoreError::Overloaded)) => return Err(Error::Overloaded),
                 Some(Err(_)) | None => {
-                    answer_without_store(&request, &found, self.state.fallback.as_ref(), meter)
+                    answer_without_store(&request, &found, self.state.fallback.as_ref())
                 }
             }
         };
-        let answer = if found.enforced { answer } else { answer.in_shadow(tokens, meter) };
-        let limit = (limit.size_tokens, limit.fill_rate);
-        Ok(Answer { bucket: Some(bucket_name(&found, query)), limit, ..answer })
+        answer.count(tokens, meter);
+        let answer = if found.enforced { answer } else { answer.shadowed(tokens, meter) };
+        Ok(answer.of_bucket(&found, query))
+    }
+}
+
+/// Why a request is malformed; `None` if it is not.
+fn fault(query: &Query<'_>) -> Option<String> {
+    if let Err(fault) = names::check_namespace(query.namespace) {
+        return Some(format!("the name of the namespace {fault}"));
+    }
+    if let Err(fault) = names::check_bucket(query.bucket) {
+        return Some(format!("the name of the bucket {fault}"));
+    }
+    match (query.tokens < 0, query.max_wait_ms.is_some_and(|ms| ms < 0)) {
+        (true, _) => Some("the number of tokens is negative".to_owned()),
+        (false, true) => Some("the longest wait is negative".to_owned()),
+        (false, false) => None,
     }
 }
 
@@ -236,37 +291,24 @@ fn answer_from(
     request: &BucketRequest<'_>,
     found: &ResolvedBucket<'_>,
     full_us: impl FnOnce() -> f64,
-    meter: &BucketMetrics,
 ) -> Answer<'static> {
     let (terms, accrued_us) = (request.terms, outcome.accrued_us);
     match outcome.verdict {
-        Verdict::TooManyBuckets => {
-            meter.count(AllowOutcome::TooManyBuckets, 0);
-            Answer::refused(Status::TooManyBuckets)
-        }
-        Verdict::Refused => {
-            meter.count(AllowOutcome::Timeout, 0);
-            Answer {
-                retry_after_ms: bucket::retry_after_ms(
-                    accrued_us,
-                    &Terms { cap_us: full_us(), ..*terms },
-                    &request.charge(),
-                ),
-                tokens_available: terms.tokens(accrued_us),
-                ..Answer::refused(Status::Timeout)
-            }
-        }
+        Verdict::TooManyBuckets => Answer::refused(Status::TooManyBuckets),
+        Verdict::Refused => Answer {
+            retry_after_ms: bucket::retry_after_ms(
+                accrued_us,
+                &Terms { cap_us: full_us(), ..*terms },
+                &request.charge(),
+            ),
+            tokens_available: terms.tokens(accrued_us),
+            ..Answer::refused(Status::Timeout)
+        },
         Verdict::Granted => {
             let wait_ms = bucket::wait_ms(accrued_us);
             let tokens_available = terms.tokens(accrued_us - terms.cost_us(request.tokens));
             let soft_limited =
                 found.bucket.limit.past_soft_limit(tokens_available, || terms.tokens(full_us()));
-            let counted_as =
-                if wait_ms > 0 { AllowOutcome::GrantedAfterWait } else { AllowOutcome::Granted };
-            meter.count(counted_as, request.tokens);
-            if soft_limited {
-                meter.soft_limited.increment(1);
-            }
             Answer {
                 tokens_granted: tokens_on_wire(request.tokens),
                 wait_ms,
@@ -283,31 +325,17 @@ fn answer_without_store(
     request: &BucketRequest<'_>,
     found: &ResolvedBucket<'_>,
     fallback: Option<&Fallback>,
-    meter: &BucketMetrics,
 ) -> Answer<'static> {
-    meter.degraded.increment(1);
     let answer = match (found.on_store_failure, fallback) {
         (FailurePolicy::Local, Some(fallback)) => {
-            let nodes = fallback.health.nodes();
-            let terms: Terms = request.terms.share(nodes);
+            let terms: Terms = request.terms.share(fallback.health.nodes());
             let request = BucketRequest { terms: &terms, ..*request };
-            answer_from(
-                &fallback.local.decide_one(&request),
-                &request,
-                found,
-                || terms.cap_us,
-                meter,
-            )
+            answer_from(&fallback.local.decide_one(&request), &request, found, || terms.cap_us)
         }
         (FailurePolicy::Allow, _) => {
-            // This grant has no upper bound, so cap what is counted: the counter must not wrap.
-            meter.count(AllowOutcome::Granted, request.tokens.min(u64::from(u32::MAX)));
             Answer { tokens_granted: tokens_on_wire(request.tokens), ..Answer::refused(Status::Ok) }
         }
-        (FailurePolicy::Deny | FailurePolicy::Local, _) => {
-            meter.count(AllowOutcome::ServerError, 0);
-            Answer::refused(Status::ServerError)
-        }
+        (FailurePolicy::Deny | FailurePolicy::Local, _) => Answer::refused(Status::ServerError),
     };
     Answer { degraded: true, ..answer }
 }

@@ -19,6 +19,7 @@ use crate::metrics::PrefetchMetrics;
 pub mod clock;
 mod key;
 mod lock;
+pub mod look;
 pub mod members;
 pub mod memory;
 pub mod prefetch_store;

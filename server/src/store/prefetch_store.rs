@@ -17,6 +17,7 @@ use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
 use super::lock::lock;
+use super::look::{Look, Looks, Prefetched};
 use super::members::Members;
 use super::{
     BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
@@ -157,6 +158,18 @@ impl PrefetchedTokens {
             metrics: Arc::clone(&entry.metrics),
         });
         (served, refill, returned)
+    }
+
+    /// The prefetched tokens of the bucket of a request; `None` if it has no prefetch.
+    fn of(&self, request: &BucketRequest<'_>) -> Option<Prefetched> {
+        let (prefetch, view) = (request.prefetch?, self.members.view());
+        let key = KeyRef::of(request);
+        let shard = self.lock_shard(key);
+        let entry = shard.get(&key).filter(|entry| entry.has_limits_of(request, prefetch));
+        Some(Prefetched {
+            here: entry.map_or(0, |entry| entry.stash.usable(view.now)),
+            most_each: request.terms.max_prefetch_tokens(prefetch.tokens, view.nodes),
+        })
     }
 
     /// Adds the tokens of a refill to their bucket's stash. Returns them if the stash is gone or
@@ -424,6 +437,18 @@ impl<S: Store> Store for PrefetchStore<S> {
             None => self.store.full_us(request),
             Some(_) => reduced_terms(request, self.prefetched.members.view()).cap_us,
         }
+    }
+}
+
+impl<S: Looks> Looks for PrefetchStore<S> {
+    async fn look(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        let look = self.store.look(request).await?;
+        Ok(Look { prefetched: self.prefetched.of(request), ..look })
+    }
+
+    async fn fill(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        let look = self.store.fill(request).await?;
+        Ok(Look { prefetched: self.prefetched.of(request), ..look })
     }
 }
 

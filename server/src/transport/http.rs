@@ -27,16 +27,22 @@ use crate::metrics::Metrics;
 use crate::service::Error;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
+use crate::store::look::Looks;
 use crate::store::{LeaseStore, Store};
 
 mod admission;
 mod body;
+mod buckets;
+mod changes;
 mod connection_context;
+mod explain;
 mod host;
+mod path_names;
 
 pub use admission::Admission;
 pub(super) use admission::UnreadBody;
 use admission::admit;
+use changes::Refusals;
 pub use connection_context::ConnectionContext;
 pub use host::Hosts;
 
@@ -44,9 +50,14 @@ pub use host::Hosts;
 /// answer as over gRPC; the rest of a request takes less than 2 KiB, even fully escaped.
 const BODY_LIMIT: usize = (1 << 20) + (4 << 10);
 
-/// Path of token requests. All other paths are for operators, and are answered even while the node
-/// is overloaded.
+/// Path of token requests.
 const ALLOW_PATH: &str = "/v1/allow";
+
+/// Path of requests for an explanation.
+const EXPLAIN_PATH: &str = "/v1/explain";
+
+/// The paths of requests with a body: for tokens, or about them.
+const ASK_PATHS: [&str; 2] = [ALLOW_PATH, EXPLAIN_PATH];
 
 /// Paths that anybody may request, for load balancers and orchestrators.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
@@ -85,12 +96,13 @@ struct ApiState<B, L> {
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
+    refusals: Refusals,
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
 /// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
 /// to the response.
-pub fn router<B: Store, L: LeaseStore>(
+pub fn router<B: Looks, L: LeaseStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
     pages: Pages,
@@ -98,9 +110,11 @@ pub fn router<B: Store, L: LeaseStore>(
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let state = ApiState { service, leases, pages, latency, ready };
+    let state = ApiState { service, leases, pages, latency, ready, refusals: Refusals::default() };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
+        .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
+        .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
         .route("/metrics", get(metrics_text::<B, L>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<B, L>))
@@ -142,12 +156,9 @@ async fn allow<B: Store, L: LeaseStore>(
     body: Bytes,
 ) -> Response {
     let started = Instant::now();
-    let request: AllowRequest = match serde_json::from_slice(&body) {
+    let request = match allow_request(&body) {
         Ok(request) => request,
-        Err(error) => {
-            let text = format!("the body is not a valid AllowRequest in JSON: {error}");
-            return error_response(StatusCode::BAD_REQUEST, &text);
-        }
+        Err(refused) => return refused,
     };
     if let Err(refusal) = caller.may_ask_in(&request.namespace) {
         return access_denied(refusal);
@@ -159,6 +170,14 @@ async fn allow<B: Store, L: LeaseStore>(
     };
     state.latency.record(started.elapsed().as_secs_f64());
     answer
+}
+
+#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+fn allow_request(body: &Bytes) -> Result<AllowRequest, Response> {
+    serde_json::from_slice(body).map_err(|error| {
+        let text = format!("the body is not a valid AllowRequest in JSON: {error}");
+        error_response(StatusCode::BAD_REQUEST, &text)
+    })
 }
 
 /// The response to a request that the node can't take on now.

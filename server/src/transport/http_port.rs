@@ -3,6 +3,7 @@
 //! connections of its thread, and is closed when its client is silent for too long.
 
 use std::future::Future;
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -61,16 +62,17 @@ impl HttpPort {
         Self { router, timeouts, budget, draining }
     }
 
-    /// Serves a connection until its client closes it, or until `stop` completes and all open
+    /// Serves a connection from `peer` until its client closes it, or until `stop` completes and all open
     /// requests are answered. It also ends when the client's certificate expires, after `expires`.
     pub async fn serve(
         self,
         mut stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         guard: Guard,
+        peer: IpAddr,
         stop: impl Future<Output = ()> + Send + 'static,
         expires: Option<Duration>,
     ) {
-        let connection_context = ConnectionContext::new(guard, &self.budget);
+        let connection_context = ConnectionContext::new(guard, peer, &self.budget);
         let mut stop: BoxFuture<'static, ()> = Box::pin(stop);
         let detected = {
             let mut detecting = pin!(detect_protocol(&mut stream));

@@ -66,7 +66,7 @@ fn http_status(error: &Error) -> StatusCode {
 fn access_codes(refusal: Refusal) -> (tonic::Code, StatusCode) {
     match refusal {
         Refusal::Unknown => (tonic::Code::Unauthenticated, StatusCode::UNAUTHORIZED),
-        Refusal::Forbidden | Refusal::MayNotLend => {
+        Refusal::Forbidden | Refusal::MayNotLend | Refusal::NotLocal => {
             (tonic::Code::PermissionDenied, StatusCode::FORBIDDEN)
         }
     }

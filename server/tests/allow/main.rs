@@ -7,6 +7,7 @@ mod exactness;
 mod fairness;
 mod goodput;
 mod local_shares;
+mod looks;
 mod memory;
 mod prefetch;
 mod scenarios;

@@ -133,6 +133,19 @@ fn the_http_frontend_serves_allow_but_no_pages() {
     assert_eq!(response.status, 200, "{response:?}");
     let answer = response.json();
     assert_eq!((&answer["tokensGranted"], &answer["bucket"]), (&"3".into(), &"ns:b".into()));
+    // A look takes nothing, so it does not matter which node answers. Changes don't pass.
+    let bucket = "/v1/buckets/ns/b";
+    assert_eq!(http(balancer.http, "GET", bucket, b"").json()["served_by"]["bucket"], "ns:b");
+    for (method, path, status) in [
+        ("POST", "/v1/explain", 200),
+        ("DELETE", bucket, 404),
+        ("PUT", bucket, 404),
+        ("GET", "/v1/limits", 404),
+        ("GET", "/v1/allow/../../metrics", 404),
+        ("GET", "/x", 404),
+    ] {
+        assert_eq!(http(balancer.http, method, path, body).status, status, "{method} {path}");
+    }
     // Each request would reach another node.
     for path in ["/metrics", "/debug/status", "/debug/status.json", "/debug/resource.json?id=x"] {
         assert_eq!(http(balancer.http, "GET", path, b"").status, 404, "{path}");

@@ -11,5 +11,6 @@ mod full_budget;
 mod grpc;
 mod http;
 mod http_edge;
+mod looks;
 mod overload;
 mod status;

@@ -9,10 +9,9 @@ use serde::de::DeserializeOwned;
 
 use super::epoch_s;
 use crate::cli;
-use crate::cli::http::HttpArgs;
+use crate::cli::http::{HttpArgs, error_field, escaped_json};
 use crate::cli::text::{EMPTY_CELL, Table, escaped, remaining, rounded, time_and_distance};
 use crate::client::HttpResponse;
-use crate::logging::is_unprintable;
 use crate::settings::duration;
 use crate::transport::http::QUERY_ESCAPES;
 
@@ -83,11 +82,6 @@ struct Holder {
     expires_at_s: i64,
 }
 
-#[derive(Deserialize)]
-struct ErrorBody {
-    error: String,
-}
-
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     let address = args.http.address();
     let response =
@@ -127,11 +121,6 @@ fn path(resource: Option<&str>) -> Result<PathAndQuery, String> {
 
 fn parsed<T: DeserializeOwned>(response: &HttpResponse) -> Result<T, String> {
     serde_json::from_str(&response.body).map_err(|error| format!("can't read the answer: {error}"))
-}
-
-/// The `error` field of a JSON response; `None` if there is none.
-fn error_field(response: &HttpResponse) -> Option<String> {
-    serde_json::from_str(&response.body).ok().map(|body: ErrorBody| escaped(&body.error))
 }
 
 fn refusal(response: &HttpResponse) -> String {
@@ -240,19 +229,6 @@ fn amount(value: Option<f64>) -> String {
 
 fn left_out(count: u64) -> String {
     if count == 0 { String::new() } else { format!("and {count} more\n") }
-}
-
-/// Escapes characters that are unsafe on a terminal. In valid JSON they occur only inside strings.
-fn escaped_json(json: &str) -> String {
-    let mut text = String::with_capacity(json.len() + 1);
-    for c in json.trim_end().chars() {
-        if is_unprintable(c) && !matches!(c, '\n' | '\r' | '\t') {
-            text += &format!("\\u{:04x}", u32::from(c));
-        } else {
-            text.push(c);
-        }
-    }
-    text + "\n"
 }
 
 #[cfg(test)]

@@ -83,6 +83,23 @@ impl Buckets {
         }
     }
 
+    /// The state of a bucket, and whether it has a place.
+    pub(super) fn look(&self, key: KeyRef<'_>, hash: u64, now: Micros) -> (Option<State>, bool) {
+        let bucket = self.table.find(hash, |bucket| KeyRef::from(&bucket.key) == key);
+        match bucket.filter(|bucket| now.as_millis() <= bucket.expires_ms) {
+            Some(bucket) => (Some(bucket.state), bucket.place.is_some()),
+            None => (None, false),
+        }
+    }
+
+    /// Removes a bucket's state, and with it its place: the bucket is full.
+    pub(super) fn remove(&mut self, key: KeyRef<'_>, hash: u64, in_use: &AtomicUsize) {
+        if let Ok(found) = self.table.find_entry(hash, |bucket| KeyRef::from(&bucket.key) == key) {
+            found.remove();
+            in_use.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
     /// Decides for one bucket. If it has no place yet, a new state of it gets `place`.
     pub(super) fn decide(
         &mut self,

@@ -23,6 +23,7 @@ use crate::domain::time::{ManualClock, Micros};
 
 mod buckets;
 mod leases;
+mod looks;
 
 const SHARDS: usize = 64;
 

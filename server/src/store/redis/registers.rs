@@ -248,6 +248,18 @@ impl Inner {
         Ok(Room::Full)
     }
 
+    /// Whether a name without a place would get one in a full register. Changes nothing. Checks only
+    /// the names whose states are the most likely to have expired.
+    pub(super) async fn could_make_room(
+        &self,
+        call: &BucketCall<'_>,
+        now: Micros,
+    ) -> Result<bool, StoreError> {
+        let names = self.lowest_names(call).await?;
+        let seen = self.with_expiries(call, names).await?;
+        Ok(seen.iter().any(|name| name.is_free(now)))
+    }
+
     /// Makes sure that a bucket that has a state is registered, after a request to it was decided with
     /// this `outcome`.
     pub(super) async fn enroll(
@@ -354,6 +366,16 @@ impl Inner {
             seen.push(Seen { name, score, expires_ms: exists.then_some(expires_ms) });
         }
         Ok(seen)
+    }
+}
+
+impl Seen {
+    /// Whether `lua/register.lua` would remove the name: it has no state, and is not waiting for its
+    /// first one.
+    fn is_free(&self, now: Micros) -> bool {
+        let score_ms = std::str::from_utf8(&self.score).ok().and_then(|text| text.parse().ok());
+        let waits = |score_ms: f64| score_ms % 1.0 != 0.0 && score_ms > now.as_millis() as f64;
+        self.expires_ms.is_none() && !score_ms.is_some_and(waits)
     }
 }
 

@@ -15,7 +15,10 @@ use axum::response::{IntoResponse as _, Response};
 use super::body::{self, BodyError, ReadBody, ReadLimits};
 use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
-use super::{ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, error_response, service_error};
+use super::{
+    ALLOW_PATH, ASK_PATHS, BODY_LIMIT, OPEN_PATHS, access_denied, buckets, error_response,
+    service_error,
+};
 use crate::access::Caller;
 use crate::service::Error;
 use crate::transport::connection::{MAX_HEADER_BYTES, Timeouts, header_bytes};
@@ -59,12 +62,12 @@ impl Admission {
             return Err(error_response(StatusCode::MISDIRECTED_REQUEST, text));
         }
         let headers = request.headers();
-        if request.method() == Method::POST && host::is_foreign(headers, authority) {
+        if !is_for_pages(request) && host::is_foreign(headers, authority) {
             let text = "a page of another site may not ask: see Origin and Sec-Fetch-Site";
             return Err(error_response(StatusCode::FORBIDDEN, text));
         }
-        let caller = context.caller(headers).map_err(access_denied)?;
-        if is_allow_request(request) {
+        let caller = context.caller(headers, authority).map_err(access_denied)?;
+        if ask_path(request).is_some() {
             if let Some(refusal) = encoding_refusal(headers) {
                 return Err(refusal);
             }
@@ -84,15 +87,15 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &context);
-    let is_allow = is_allow_request(&request);
+    let (ask_path, needs_slot) = (ask_path(&request), needs_slot(&request));
     let (mut head, body) = request.into_parts();
-    let keep_body = is_allow && caller.is_ok();
+    let keep_body = ask_path.is_some() && caller.is_ok();
     let limits = admission.read_limits(keep_body, head.version);
     let leave_unread = caller.is_err() && expects_continue(&head, &body);
     // Handlers need no headers, and the body may take seconds.
     head.headers = HeaderMap::new();
-    if is_allow || caller.is_err() {
-        head.uri = Uri::from_static(ALLOW_PATH);
+    if let Some(path) = ask_path.or(caller.is_err().then_some(ALLOW_PATH)) {
+        head.uri = Uri::from_static(path);
     }
     let read = if leave_unread {
         ReadBody::nothing(context.bodies())
@@ -108,8 +111,8 @@ pub(super) async fn admit(
         (Ok(caller), body) => {
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
             caller.attach_to(request.extensions_mut());
-            match is_allow {
-                true => admission.run_allow(caller.index(), request, next).await,
+            match needs_slot {
+                true => admission.run_in_slot(caller.index(), request, next).await,
                 false => next.run(request).await,
             }
         }
@@ -129,9 +132,9 @@ impl Admission {
         ReadLimits { max_bytes, timeout, version }
     }
 
-    /// Runs a token request if the thread and the caller have a free slot. `index` is the caller's
-    /// index in the access file.
-    async fn run_allow(&self, index: Option<usize>, request: Request, next: Next) -> Response {
+    /// Runs a request if the thread and the caller have a free slot. `index` is the caller's index in
+    /// the access file.
+    async fn run_in_slot(&self, index: Option<usize>, request: Request, next: Next) -> Response {
         if !self.requests.begin(index) {
             return service_error(&Error::Overloaded);
         }
@@ -154,8 +157,22 @@ fn expects_continue(head: &Parts, body: &Body) -> bool {
     head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
 }
 
-fn is_allow_request(request: &Request) -> bool {
-    request.method() == Method::POST && request.uri().path() == ALLOW_PATH
+/// The path of a request with a body; `None` for all others.
+fn ask_path(request: &Request) -> Option<&'static str> {
+    let path = request.uri().path();
+    ASK_PATHS.into_iter().find(|ask| request.method() == Method::POST && path == *ask)
+}
+
+/// Whether the request asks the store on behalf of a caller, and so counts as load. All others are for
+/// operators, and are answered even while the node is overloaded.
+fn needs_slot(request: &Request) -> bool {
+    ask_path(request).is_some() || request.uri().path().starts_with(buckets::PREFIX)
+}
+
+/// Whether the request may come from a page of another site: a link to a status page.
+fn is_for_pages(request: &Request) -> bool {
+    let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
+    is_read && !request.uri().path().starts_with("/v1/")
 }
 
 /// `Content-Length` in bytes; 0 if it is missing or malformed.

@@ -93,6 +93,20 @@ fn port_number(port: Option<&str>, default: u16) -> Option<u16> {
     port.map_or(Some(default), |port| port.parse().ok())
 }
 
+/// Whether an authority names this machine's loopback interface: an address, or `localhost`.
+pub(super) fn is_loopback(authority: &str) -> bool {
+    let (host, _) = split(authority);
+    is_loopback_name(host) || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+}
+
+/// Whether a proxy has forwarded the request, as far as it says so.
+pub(super) fn is_forwarded(headers: &HeaderMap) -> bool {
+    let is_from_proxy = |name: &str| {
+        matches!(name, "forwarded" | "via" | "x-real-ip") || name.starts_with("x-forwarded-")
+    };
+    headers.keys().any(|name| is_from_proxy(name.as_str()))
+}
+
 /// `localhost` and the names below it, which browsers resolve without DNS.
 fn is_loopback_name(host: &str) -> bool {
     let last_label = host.rsplit('.').next().unwrap_or_default();
@@ -152,6 +166,42 @@ mod tests {
         ] {
             let hosts = [&on_loopback, &from_outside, &named];
             assert_eq!(hosts.map(|hosts| hosts.allow(authority)), expected, "{authority:?}");
+        }
+    }
+
+    #[test]
+    fn loopback_authorities() {
+        for (authority, expected) in [
+            ("127.0.0.1:10991", true),
+            ("127.8.9.1", true),
+            ("[::1]:10991", true),
+            ("[::ffff:127.0.0.1]:1", true),
+            ("LOCALHOST.:10991", true),
+            ("node.localhost", true),
+            ("", false),
+            ("10.0.0.1:10991", false),
+            ("0.0.0.0", false),
+            ("localhost.example", false),
+            ("127.0.0.1.example", false),
+        ] {
+            assert_eq!(is_loopback(authority), expected, "{authority:?}");
+        }
+    }
+
+    #[test]
+    fn forwarded_requests() {
+        for (name, expected) in [
+            ("x-forwarded-for", true),
+            ("X-Forwarded-Proto", true),
+            ("forwarded", true),
+            ("via", true),
+            ("x-real-ip", true),
+            ("forward", false),
+            ("user-agent", false),
+        ] {
+            let name = http::HeaderName::from_bytes(name.as_bytes()).expect("a name");
+            let headers = HeaderMap::from_iter([(name.clone(), "1".parse().expect("a value"))]);
+            assert_eq!(is_forwarded(&headers), expected, "{name}");
         }
     }
 

@@ -1,4 +1,5 @@
 use std::convert::Infallible;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -12,8 +13,9 @@ use crate::access::Guard;
 use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
+use crate::store::look::Look;
 use crate::store::memory::MemoryStore;
-use crate::store::{BucketRequest, Outcomes};
+use crate::store::{BucketRequest, Outcomes, StoreError};
 use crate::transport::budget::Budget;
 use crate::transport::connection::{DEFAULT_TIMEOUTS, Timeouts};
 use crate::transport::overload::RequestLimit;
@@ -28,6 +30,16 @@ impl Store for SlowStore {
     async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
         tokio::time::sleep(Duration::from_millis(300)).await;
         self.0.decide(asks).await
+    }
+}
+
+impl Looks for SlowStore {
+    async fn look(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        self.0.look(ask).await
+    }
+
+    async fn fill(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        self.0.fill(ask).await
     }
 }
 
@@ -47,7 +59,7 @@ impl http_body::Body for PendingBody {
 }
 
 /// A router over `store`, with the limits of the sample file.
-fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
+fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) -> Router {
     let limits = concat!(env!("CARGO_MANIFEST_DIR"), "/../config/limits.yaml");
     let limits = LiveLimits::load(limits.into(), Arc::clone(metrics)).expect("limits");
     let shared = ServiceState::new(Arc::new(limits), None, Clock::system(), false, metrics);
@@ -69,7 +81,8 @@ fn http_router(store: impl Store, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
 async fn ask(http_router: &mut Router, body: Body) -> StatusCode {
     let request = Request::post(ALLOW_PATH).header("host", "node").body(body);
     let mut request = request.expect("a request");
-    let context = ConnectionContext::new(Guard::http(None, None), &Budget::unlimited());
+    let peer = IpAddr::from([127, 0, 0, 1]);
+    let context = ConnectionContext::new(Guard::http(None, None), peer, &Budget::unlimited());
     request.extensions_mut().insert(ConnectInfo(context));
     let answer = tokio::time::timeout(Duration::from_secs(10), http_router.call(request));
     let Ok(answer) = answer.await.expect("an answer");

@@ -35,7 +35,9 @@ async fn start_expiring_port(
         loop {
             let (stream, _) = listener.accept().await.expect("a connection");
             let guard = Guard::http(None, None);
-            tokio::spawn(port.clone().serve(stream, guard, std::future::pending(), expires));
+            let peer = std::net::IpAddr::from([127, 0, 0, 1]);
+            let stop = std::future::pending();
+            tokio::spawn(port.clone().serve(stream, guard, peer, stop, expires));
         }
     });
     address

@@ -3,6 +3,7 @@
 //! An input resembles HTTP/1.1: a line with method and path, headers, an empty line, the body. Lines
 //! end with LF.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -72,7 +73,8 @@ fn any_request_over_http() {
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let port = router(service.allow, service.capacity, pages, took, ready, admission);
     let budget = Budget::unlimited();
-    let context = ConnectionContext::new(Guard::http(None, None), &budget);
+    let peer = IpAddr::from([127, 0, 0, 1]);
+    let context = ConnectionContext::new(Guard::http(None, None), peer, &budget);
     // A request for the status page waits for its next rendering, up to a second: skip it.
     drop(make_status);
     let is_rendered = |path: &str| !path.starts_with("/debug/status");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{Arg, Cmd, Script, Value};
 
+use crate::domain::time::Micros;
 use crate::store::redis::keys::{self, ServerKeys};
 
 /// A script as Redis gets it: with `lua/guard.lua` around it. Its lines keep their numbers.
@@ -26,12 +27,14 @@ const RENEWAL_TEXT: &str = guarded!("renewal.lua");
 
 const ALLOW_TEXT: &str = include_str!("../../../../../lua/allow.lua");
 const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
+const LOOK_TEXT: &str = include_str!("../../../../../lua/look.lua");
 const LEASE_TEXT: &str = guarded!("lease.lua");
 const PARENT_TEXT: &str = guarded!("parent.lua");
 
 static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
 static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
 static REGISTER: LazyLock<Script> = LazyLock::new(|| Script::new(REGISTER_TEXT));
+static LOOK: LazyLock<Script> = LazyLock::new(|| Script::new(LOOK_TEXT));
 static LEASE: LazyLock<Script> = LazyLock::new(|| Script::new(LEASE_TEXT));
 static PARENT: LazyLock<Script> = LazyLock::new(|| Script::new(PARENT_TEXT));
 
@@ -45,6 +48,8 @@ pub(crate) enum Scripted {
     Allow,
     /// `lua/register.lua`
     Register,
+    /// `lua/look.lua`
+    Look,
     /// `lua/lease.lua`
     Lease,
     /// `lua/parent.lua`
@@ -54,13 +59,14 @@ pub(crate) enum Scripted {
 }
 
 impl Scripted {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Allow, Self::Register, Self::Lease, Self::Parent, Self::Heartbeat];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Allow, Self::Register, Self::Look, Self::Lease, Self::Parent, Self::Heartbeat];
 
     fn hash(self) -> &'static str {
         match self {
             Self::Allow => ALLOW.get_hash(),
             Self::Register => REGISTER.get_hash(),
+            Self::Look => LOOK.get_hash(),
             Self::Lease => LEASE.get_hash(),
             Self::Parent => PARENT.get_hash(),
             Self::Heartbeat => HEARTBEAT.get_hash(),
@@ -71,6 +77,7 @@ impl Scripted {
         match self {
             Self::Allow => ALLOW_TEXT,
             Self::Register => REGISTER_TEXT,
+            Self::Look => LOOK_TEXT,
             Self::Lease => LEASE_TEXT,
             Self::Parent => PARENT_TEXT,
             Self::Heartbeat => HEARTBEAT_TEXT,
@@ -79,7 +86,7 @@ impl Scripted {
 
     /// Whether the script has `lua/guard.lua`.
     pub(crate) fn is_guarded(self) -> bool {
-        !matches!(self, Self::Allow | Self::Register)
+        !matches!(self, Self::Allow | Self::Register | Self::Look)
     }
 
     /// A call, up to the number of keys.
@@ -135,6 +142,38 @@ pub(crate) fn scored_names(reply: Value) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
         names.push((name?, texts.next()??));
     }
     Some(names)
+}
+
+/// Reads how many names a register has.
+pub(crate) fn names_in(register: &[u8]) -> Cmd {
+    let mut cmd = redis::cmd("ZCARD");
+    cmd.arg(register);
+    cmd
+}
+
+/// Reads the score of a name in a register: nil without one.
+pub(crate) fn score(register: &[u8], registered_name: &[u8]) -> Cmd {
+    let mut cmd = redis::cmd("ZSCORE");
+    cmd.arg(register).arg(registered_name);
+    cmd
+}
+
+/// The reply of `lua/look.lua`: a state, when it expires in ms, and the time. `None` if the script
+/// can't have made the reply.
+pub(crate) fn read_look_reply(reply: &Value) -> Option<(&[u8], i64, Micros)> {
+    let Value::Array(parts) = reply else { return None };
+    let [
+        Value::BulkString(state),
+        Value::Int(expires_ms),
+        Value::BulkString(s),
+        Value::BulkString(us),
+    ] = parts.as_slice()
+    else {
+        return None;
+    };
+    let number = |text: &[u8]| std::str::from_utf8(text).ok()?.parse::<i64>().ok();
+    let now_us = number(s)?.checked_mul(1_000_000)?.checked_add(number(us)?)?;
+    Some((state, *expires_ms, Micros(now_us)))
 }
 
 /// Reads when a key expires, in ms: -1 if never, -2 if it does not exist.

@@ -1,0 +1,356 @@
+//! Explains what a request would be answered, step by step, without taking tokens.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::look::{Balance, ServedBy, why_none};
+use super::{
+    AllowService, Answer, Query, Status, answer_from, fault, store_request, tokens_on_wire,
+    validate,
+};
+use crate::config::model::{FailurePolicy, ResolvedBucket};
+use crate::domain::bucket::{self, Terms};
+use crate::domain::names::CallerId;
+use crate::service::Error;
+use crate::store::look::{Look, Looks};
+use crate::store::{BucketRequest, TokenAction};
+
+/// What a request would be answered, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Explanation<'a> {
+    /// The answer.
+    pub answer: Answer<'a>,
+    /// The answer in one sentence.
+    pub summary: String,
+    /// How it comes about, in order.
+    pub steps: Vec<Step>,
+}
+
+/// A rule or a circumstance, and what it does to the answer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Which one, for programs.
+    pub name: &'static str,
+    /// What it does.
+    pub effect: Effect,
+    /// What it is, for people.
+    pub text: String,
+    /// The numbers in the text, for programs.
+    pub numbers: Vec<(&'static str, f64)>,
+}
+
+/// What a step does to the answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// It decides nothing.
+    Notes,
+    /// It permits the request.
+    Permits,
+    /// It permits the request after a wait.
+    Delays,
+    /// It refuses the request.
+    Refuses,
+    /// It grants a request that would be refused or would have to wait.
+    Lifts,
+}
+
+impl Effect {
+    /// The word for programs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Notes => "notes",
+            Self::Permits => "permits",
+            Self::Delays => "delays",
+            Self::Refuses => "refuses",
+            Self::Lifts => "lifts",
+        }
+    }
+
+    fn of_rule(permits: bool) -> Self {
+        if permits { Self::Permits } else { Self::Refuses }
+    }
+}
+
+/// The steps of an explanation, as they are found out.
+#[derive(Default)]
+struct Steps(Vec<Step>);
+
+impl Steps {
+    fn add<const N: usize>(
+        &mut self,
+        name: &'static str,
+        effect: Effect,
+        text: impl Into<String>,
+        numbers: [(&'static str, f64); N],
+    ) {
+        self.0.push(Step { name, effect, text: text.into(), numbers: numbers.into() });
+    }
+
+    fn explain(self, answer: Answer<'_>) -> Explanation<'_> {
+        Explanation { summary: summary(&answer), answer, steps: self.0 }
+    }
+}
+
+impl<S: Looks> AllowService<S> {
+    /// Explains what a request would be answered; `caller` is `None` for an unnamed caller. Takes,
+    /// counts and registers nothing. Fails where the request itself would.
+    pub async fn explain<'a>(
+        &self,
+        query: &Query<'a>,
+        caller: Option<CallerId>,
+    ) -> Result<Explanation<'a>, Error> {
+        let mut steps = Steps::default();
+        let Some((count, max_wait_ms)) = validate(query) else {
+            steps.add("request", Effect::Refuses, fault(query).unwrap_or_default(), []);
+            return Ok(steps.explain(Answer::refused(Status::Invalid)));
+        };
+        let text =
+            format!("asks for {} of {}:{}", tokens(count as f64), query.namespace, query.bucket);
+        steps.add("request", Effect::Notes, text, [("tokens", count as f64)]);
+        let snapshot = Arc::clone(&self.state.limits.current());
+        let limits = &snapshot.limits;
+        let Some(found) = limits.find(query.namespace, query.bucket) else {
+            steps.add("bucket", Effect::Refuses, why_none(limits, query.namespace), []);
+            let answer = Answer::refused(Status::NoBucket);
+            let answer = match limits.enforces_namespace(query.namespace) {
+                true => answer,
+                false => shadow_step(&mut steps, answer, count),
+            };
+            return Ok(steps.explain(answer));
+        };
+        steps.add("bucket", Effect::Notes, ServedBy::of(limits, &found, query).sentence(), []);
+        max_tokens_step(&mut steps, &found, count);
+        let answer = if found.takes_too_many(count) {
+            Answer::refused(Status::TooManyTokens)
+        } else {
+            let request = store_request(query, (count, max_wait_ms), caller, &found, &snapshot);
+            match self.balance(&request, &found).await? {
+                Balance::Shared { terms, look } => balance_steps(
+                    &mut steps,
+                    &BucketRequest { terms: &terms, ..request },
+                    &found,
+                    &look,
+                ),
+                Balance::Share { error, nodes, terms, look } => {
+                    let text = format!(
+                        "{error}: this node decides by its share, one of {nodes} (on_store_failure: \
+                         local)"
+                    );
+                    steps.add("store", Effect::Notes, text, [("nodes", f64::from(nodes))]);
+                    let request = BucketRequest { terms: &terms, prefetch: None, ..request };
+                    let answer = balance_steps(&mut steps, &request, &found, &look);
+                    Answer { degraded: true, ..answer }
+                }
+                Balance::Unknown { error } => {
+                    let answer = match found.on_store_failure {
+                        FailurePolicy::Allow => Answer {
+                            tokens_granted: tokens_on_wire(count),
+                            ..Answer::refused(Status::Ok)
+                        },
+                        _ => Answer::refused(Status::ServerError),
+                    };
+                    let (effect, text) = match answer.status {
+                        Status::Ok => (Effect::Permits, "granted (on_store_failure: allow)"),
+                        _ => (Effect::Refuses, "refused (on_store_failure: deny)"),
+                    };
+                    steps.add("store", effect, format!("{error}: every request is {text}"), []);
+                    Answer { degraded: true, ..answer }
+                }
+            }
+        };
+        let answer = if found.enforced { answer } else { shadow_step(&mut steps, answer, count) };
+        Ok(steps.explain(answer.of_bucket(&found, query)))
+    }
+}
+
+/// The answer under a limit that is not enforced.
+fn shadow_step<'a>(steps: &mut Steps, answer: Answer<'a>, count: u64) -> Answer<'a> {
+    let answer = answer.in_shadow(count);
+    let effect = if answer.shadow { Effect::Lifts } else { Effect::Notes };
+    steps.add("shadow", effect, "the limit is in shadow (enforce: false): it refuses nothing", []);
+    answer
+}
+
+fn max_tokens_step(steps: &mut Steps, found: &ResolvedBucket<'_>, count: u64) {
+    if let Some(most) = found.bucket.limit.max_tokens_per_request {
+        let text = format!("one request may take {most} at most (max_tokens_per_request)");
+        let effect = Effect::of_rule(count <= most);
+        steps.add("max_tokens_per_request", effect, text, [("most", most as f64)]);
+    }
+}
+
+/// What the bucket would decide, if it is as `look` says.
+fn balance_steps(
+    steps: &mut Steps,
+    request: &BucketRequest<'_>,
+    found: &ResolvedBucket<'_>,
+    look: &Look,
+) -> Answer<'static> {
+    let (terms, accrued_us) = (request.terms, look.accrued_us(request.terms));
+    let answer = answer_from(&look.outcome(request), request, found, || terms.cap_us);
+    if let Some(places) = look.places {
+        let text = match (look.lacks_place(), places.has_place || look.state.is_some()) {
+            (true, _) => "none becomes free for another name",
+            (false, true) => "the bucket is one of them",
+            (false, false) => "there is one for this name",
+        };
+        let (taken, most) = (places.taken, places.most);
+        let text = format!("{taken} of {most} dynamic buckets are in use, and {text}");
+        let numbers = [("taken", taken as f64), ("most", most as f64)];
+        steps.add("places", Effect::of_rule(!look.lacks_place()), text, numbers);
+        if look.lacks_place() {
+            return answer;
+        }
+    }
+    let served_here = look.served_here(request.tokens).is_some();
+    if let Some(prefetched) = look.prefetched {
+        let (effect, text) = match served_here {
+            true => (Effect::Permits, "which suffice without the store"),
+            false => (Effect::Notes, "which are too few, so the store decides"),
+        };
+        let here = prefetched.here as f64;
+        let text = format!("this node holds {} prefetched, {text}", tokens(here));
+        steps.add("prefetch", effect, text, [("held_by_this_node", here)]);
+    }
+    balance_step(steps, accrued_us, terms);
+    if !served_here {
+        wait_step(steps, request, accrued_us);
+        debt_step(steps, request, accrued_us);
+    }
+    if answer.soft_limited {
+        let text = "the grant is past the soft limit, and says so (soft_limit_percent)";
+        let percent = found.bucket.limit.soft_limit_percent.unwrap_or_default();
+        steps.add("soft_limit", Effect::Notes, text, [("percent", percent)]);
+    }
+    answer
+}
+
+fn balance_step(steps: &mut Steps, accrued_us: f64, terms: &Terms) {
+    let (has, full) = (terms.tokens(accrued_us), terms.tokens(terms.cap_us));
+    let full_in_ms = bucket::full_in_ms(accrued_us, terms);
+    let text = match (has < 0.0, full_in_ms) {
+        (true, _) => format!(
+            "the bucket owes {}, which accrue in {}",
+            tokens(-has),
+            time(bucket::wait_ms(accrued_us))
+        ),
+        (false, 0) => format!("the bucket is full, with {}", tokens(has)),
+        (false, ms) => {
+            format!(
+                "the bucket has {} of {}, and is full in {}",
+                amount(has),
+                tokens(full),
+                time(ms)
+            )
+        }
+    };
+    let numbers = [("tokens", has), ("full_tokens", full), ("full_in_millis", full_in_ms as f64)];
+    steps.add("balance", Effect::Notes, text, numbers);
+}
+
+fn wait_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64) {
+    let TokenAction::Take { max_wait_ms } = request.action else { return };
+    let wait_ms = bucket::wait_ms(accrued_us);
+    let (effect, text) = match wait_ms {
+        0 => (Effect::Permits, "no wait is needed".to_owned()),
+        ms if bucket::is_wait_allowed(accrued_us, &request.charge()) => {
+            (Effect::Delays, format!("the tokens may be used after {}", time(ms)))
+        }
+        ms => (Effect::Refuses, format!("the wait would be {}", time(ms))),
+    };
+    let most_ms = i64::try_from(max_wait_ms).unwrap_or(i64::MAX);
+    let text = format!(
+        "{text}; the longest is {} (wait_timeout_millis, or less if the request says so)",
+        time(most_ms)
+    );
+    let numbers = [("wait_millis", wait_ms as f64), ("most_millis", max_wait_ms as f64)];
+    steps.add("wait", effect, text, numbers);
+}
+
+fn debt_step(steps: &mut Steps, request: &BucketRequest<'_>, accrued_us: f64) {
+    let (terms, charge) = (request.terms, request.charge());
+    let debt_ms = bucket::wait_ms(accrued_us - charge.cost_us);
+    let text = match debt_ms {
+        0 => "the grant leaves no debt".to_owned(),
+        ms => format!("the grant leaves a debt of {}", time(ms)),
+    };
+    let most_ms = terms.max_debt_us / 1000.0;
+    let text = format!("{text}; the longest is {} (max_debt_millis)", time(most_ms as i64));
+    let numbers = [("debt_millis", debt_ms as f64), ("most_millis", most_ms)];
+    let effect = Effect::of_rule(bucket::is_debt_allowed(accrued_us, terms, &charge));
+    steps.add("debt", effect, text, numbers);
+}
+
+/// The answer in a sentence.
+fn summary(answer: &Answer<'_>) -> String {
+    let text = match (answer.status, answer.wait_ms, answer.retry_after_ms) {
+        (Status::Ok, _, _) if answer.shadow => {
+            "would be granted at once, because the limit is not enforced"
+        }
+        (Status::Ok, 0, _) => "would be granted at once",
+        (Status::Ok, ms, _) => return format!("would be granted, to be used after {}", time(ms)),
+        (Status::Timeout, _, 0) => {
+            "would be refused, and never be granted: it asks for more than the bucket and its debt \
+             limit allow"
+        }
+        (Status::Timeout, _, ms) => {
+            let time = time(ms);
+            return format!("would be refused; it could be granted in {time} if nobody else asks");
+        }
+        (Status::NoBucket, _, _) => "would be refused: no bucket serves the name",
+        (Status::TooManyBuckets, _, _) => {
+            "would be refused: the namespace has its maximum number of dynamic buckets"
+        }
+        (Status::TooManyTokens, _, _) => {
+            "would be refused: it asks for more tokens than one request may take"
+        }
+        (Status::Invalid, _, _) => "would be refused as invalid",
+        (Status::ServerError, _, _) => {
+            "would be refused: the store does not answer, and the failure policy is to deny"
+        }
+    };
+    text.to_owned()
+}
+
+/// An amount, rounded to three decimals.
+fn amount(value: f64) -> String {
+    let text = format!("{value:.3}");
+    match text.trim_end_matches('0').trim_end_matches('.') {
+        "-0" => "0".to_owned(),
+        text => text.to_owned(),
+    }
+}
+
+/// A number of tokens.
+fn tokens(count: f64) -> String {
+    match amount(count) {
+        one if one == "1" => "1 token".to_owned(),
+        many => format!("{many} tokens"),
+    }
+}
+
+/// A time, from milliseconds.
+fn time(ms: i64) -> String {
+    humantime::format_duration(Duration::from_millis(ms.unsigned_abs())).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_and_times() {
+        for (value, text) in [
+            (0.0, "0"),
+            (-0.0001, "0"),
+            (1.0, "1"),
+            (41.5, "41.5"),
+            (-2.12345, "-2.123"),
+            (100.0, "100"),
+        ] {
+            assert_eq!(amount(value), text);
+        }
+        assert_eq!([tokens(1.0), tokens(0.5)], ["1 token", "0.5 tokens"]);
+        assert_eq!([time(0), time(1200), time(90_000)], ["0s", "1s 200ms", "1m 30s"]);
+    }
+}

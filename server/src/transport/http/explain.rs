@@ -1,0 +1,51 @@
+//! `POST /v1/explain`: what a request for tokens would be answered, and why. Nothing is taken.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Value, json};
+
+use super::{ApiState, access_denied, allow_request, query, response, service_error};
+use crate::access::Caller;
+use crate::service::allow::{Explanation, Step};
+use crate::store::LeaseStore;
+use crate::store::look::Looks;
+
+/// The body is the same as that of `POST /v1/allow`.
+pub(super) async fn explain<B: Looks, L: LeaseStore>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    caller: Caller,
+    body: Bytes,
+) -> Result<Response, Response> {
+    let request = allow_request(&body)?;
+    caller.may_look_in(&request.namespace).map_err(access_denied)?;
+    let explanation = state.service.explain(&query(&request), caller.id()).await;
+    let explanation = explanation.map_err(|error| service_error(&error))?;
+    Ok(Json(explanation_json(&explanation)).into_response())
+}
+
+fn explanation_json(explanation: &Explanation<'_>) -> Value {
+    let steps: Vec<Value> = explanation.steps.iter().map(step_json).collect();
+    json!({
+        "answer": response(&explanation.answer),
+        "summary": explanation.summary,
+        "steps": steps,
+    })
+}
+
+fn step_json(step: &Step) -> Value {
+    let mut json = json!({ "step": step.name, "effect": step.effect.word(), "text": step.text });
+    for &(name, value) in &step.numbers {
+        json[name] = number(value);
+    }
+    json
+}
+
+/// Whole numbers are written without a fraction.
+fn number(value: f64) -> Value {
+    const EXACT: f64 = 9_007_199_254_740_992.0;
+    if value.fract() == 0.0 && value.abs() <= EXACT { json!(value as i64) } else { json!(value) }
+}
