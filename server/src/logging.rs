@@ -135,6 +135,11 @@ pub struct LogThrottle {
 }
 
 impl LogThrottle {
+    /// Nothing was logged yet.
+    pub const fn new() -> Self {
+        Self { held_back: AtomicU64::new(0), last: Mutex::new(None) }
+    }
+
     /// `Some(n)`: write a line now; `n` lines were suppressed since the last one. `None`: suppress
     /// this line. Never blocks.
     pub fn pass(&self) -> Option<u64> {

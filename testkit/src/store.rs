@@ -8,6 +8,7 @@ use tollgate_server::metrics::{Metrics, StoreMetrics};
 use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
+use tollgate_server::service::documents::DocumentService;
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
@@ -106,6 +107,8 @@ pub struct Service<S> {
     pub allow: AllowService<S>,
     /// Lease service.
     pub capacity: CapacityService<S>,
+    /// The document of the limits.
+    pub documents: DocumentService,
     /// The clock of services and store.
     pub clock: ManualClock,
     /// The metrics of the services, but not of the store.
@@ -124,7 +127,9 @@ impl<S: Store> Service<S> {
         let state =
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
-        Self { allow: AllowService::new(store, state), capacity, clock, metrics, file, live }
+        let documents = DocumentService::new(Arc::clone(&state));
+        let allow = AllowService::new(store, state);
+        Self { allow, capacity, documents, clock, metrics, file, live }
     }
 
     /// Replaces the limits.

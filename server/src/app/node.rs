@@ -22,6 +22,7 @@ use super::{Error, Listeners, Parent, Prepared, security};
 use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
+use crate::service::documents::DocumentService;
 use crate::service::parent::Renewal;
 use crate::service::{Fallback, ServiceState};
 use crate::settings::Settings;
@@ -197,15 +198,17 @@ impl<B: Looks, L: LeaseStore> Node<B, L> {
         let admission = http::Admission { requests, hosts, timeouts };
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();
+        let documents = DocumentService::new(Arc::clone(&self.service_state));
         let open = move || {
-            let (allow, leases) = services();
+            let (allow, capacity) = services();
+            let services = http::Services { allow, capacity, documents };
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);
             tokio::spawn(render_metrics);
             let pages = http::Pages { metrics, status };
             let draining = Arc::clone(readiness.draining());
             let ready = Box::new(move || readiness.check());
-            let router = http::router(allow, leases, pages, latency, ready, admission);
+            let router = http::router(services, pages, latency, ready, admission);
             let port = HttpPort::new(router, timeouts, budget, draining);
             Ok(|opened: Opened| {
                 let Opened { stream, guard, peer, expires, stopped } = opened;

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use http::Method;
+use http::header::ACCEPT;
+use http::request::Builder;
+use http::{Method, Request};
 use percent_encoding::utf8_percent_encode;
 use serde_json::Value;
 
@@ -20,15 +22,18 @@ pub(super) struct ApiArgs {
     /// How long to wait for an answer
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
     timeout: Duration,
-    /// Print text for people, or the node's own JSON
+    /// What to print
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
-    output: Output,
+    pub(super) output: Output,
 }
 
+/// What is printed.
 #[derive(Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
-enum Output {
+pub(super) enum Output {
+    /// Text for people
     #[default]
     Text,
+    /// JSON for programs
     Json,
 }
 
@@ -37,40 +42,6 @@ pub(super) struct ApiRequest {
     pub(super) method: Method,
     pub(super) path: String,
     pub(super) body: String,
-}
-
-impl ApiArgs {
-    /// Sends a request and prints the answer: as JSON, or as the text that `text` makes of it. A
-    /// refusal goes to standard error, with exit code 1.
-    pub(super) fn print_answer(
-        &self,
-        request: ApiRequest,
-        text: impl FnOnce(&Value) -> String,
-    ) -> Result<Answered, String> {
-        let address = self.http.address();
-        let path = request.path.parse().map_err(|_| "the names are too long")?;
-        let body = request.body.into();
-        let response =
-            self.http.send(request.method, path, body, self.timeout, |address, error| {
-                format!("no answer from {address}: {error}; is it the HTTP address of a node?")
-            })?;
-        match response.status {
-            200..300 => {
-                let answer: Value = serde_json::from_str(&response.body)
-                    .map_err(|error| format!("{address}: can't read the answer: {error}"))?;
-                super::print(&match self.output {
-                    Output::Text => text(&answer),
-                    Output::Json => escaped_json(&response.body),
-                })?;
-                Ok(Answered::Yes(answer))
-            }
-            400..500 => {
-                eprintln!("tollgate: {address}: {}", refusal(&response));
-                Ok(Answered::Refused)
-            }
-            _ => Err(format!("{address}: {}", refusal(&response))),
-        }
-    }
 }
 
 /// What came of a request.
@@ -85,6 +56,48 @@ impl Answered {
     /// 0 if the request was answered, else 1.
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(u8::from(matches!(self, Self::Refused)))
+    }
+}
+
+impl ApiArgs {
+    /// Sends a request and prints the answer: as JSON, or as the text that `text` makes of it.
+    pub(super) fn print_answer(
+        &self,
+        request: ApiRequest,
+        text: impl FnOnce(&Value) -> String,
+    ) -> Result<Answered, String> {
+        let ApiRequest { method, path, body } = request;
+        let request = Request::builder().method(method).uri(path);
+        let Some(body) = self.answer(request, body)? else { return Ok(Answered::Refused) };
+        let answer: Value = serde_json::from_str(&body)
+            .map_err(|error| format!("{}: can't read the answer: {error}", self.http.address()))?;
+        super::print(&match self.output {
+            Output::Text => text(&answer),
+            Output::Json => escaped_json(&body),
+        })?;
+        Ok(Answered::Yes(answer))
+    }
+
+    /// The document of the limits, as the media type `accept`; `None` if the node refused.
+    pub(super) fn document(&self, accept: &str) -> Result<Option<String>, String> {
+        self.answer(Request::get("/v1/limits").header(ACCEPT, accept), String::new())
+    }
+
+    /// The body of a successful answer. `None` if the node refused: standard error then says why.
+    fn answer(&self, request: Builder, body: String) -> Result<Option<String>, String> {
+        let address = self.http.address();
+        let request = request.body(body.into()).map_err(|_| "the names are too long")?;
+        let response = self.http.send(request, self.timeout, |address, error| {
+            format!("no answer from {address}: {error}; is it the HTTP address of a node?")
+        })?;
+        match response.status {
+            200..300 => Ok(Some(response.body)),
+            400..500 => {
+                eprintln!("tollgate: {address}: {}", refusal(&response));
+                Ok(None)
+            }
+            _ => Err(format!("{address}: {}", refusal(&response))),
+        }
     }
 }
 

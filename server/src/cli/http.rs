@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use http::Method;
+use http::Request;
 use http::uri::PathAndQuery;
 use hyper::body::Bytes;
 use serde::Deserialize;
@@ -43,22 +43,22 @@ impl HttpArgs {
         timeout: Duration,
         failed: impl FnOnce(&Address, io::Error) -> String,
     ) -> Result<HttpResponse, String> {
-        self.send(Method::GET, path, Bytes::new(), timeout, failed)
+        let mut request = Request::new(Bytes::new());
+        *request.uri_mut() = path.into();
+        self.send(request, timeout, failed)
     }
 
     /// Sends a request. `timeout` applies to the connection attempt of each address, then to the TLS
     /// handshake and the response together. `failed` makes the error text if TLS is not the cause.
     pub(super) fn send(
         &self,
-        method: Method,
-        path: PathAndQuery,
-        body: Bytes,
+        request: Request<Bytes>,
         timeout: Duration,
         failed: impl FnOnce(&Address, io::Error) -> String,
     ) -> Result<HttpResponse, String> {
         let target = self.credentials.target(&self.http)?;
         super::block_on(async {
-            match target.send(method, path, body, timeout).await {
+            match target.send(request, timeout).await {
                 Ok(response) => Ok(response),
                 Err(error) => {
                     let explanation = tls_explanation(&target, &error).await;

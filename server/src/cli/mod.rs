@@ -18,6 +18,7 @@ mod credentials;
 mod explain;
 mod health;
 mod http;
+mod limits;
 mod node;
 mod serve;
 mod text;
@@ -64,6 +65,8 @@ enum Command {
     Bucket(bucket::Args),
     /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
     Explain(explain::Args),
+    /// Show the limits that a node has in use, and how a file differs from them
+    Limits(limits::Args),
     /// Ask a node for leases on shared capacity, and show their holders
     Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
@@ -85,6 +88,7 @@ pub fn main() -> ExitCode {
         Command::Allow(args) => allow::run(args),
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
+        Command::Limits(args) => limits::run(&args),
         Command::Capacity(args) => capacity::run(args),
         Command::Health(args) => health::run(&args),
         Command::Token(args) => token::run(&args),

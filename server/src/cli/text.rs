@@ -80,6 +80,11 @@ pub(super) fn escaped(name: &str) -> String {
     text
 }
 
+/// An untrusted text of several lines, with its unsafe characters escaped.
+pub(super) fn escaped_lines(text: &str) -> String {
+    text.split('\n').map(escaped).collect::<Vec<_>>().join("\n")
+}
+
 /// A table with column widths fitted to the content.
 pub(super) struct Table {
     rows: Vec<Vec<String>>,

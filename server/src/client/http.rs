@@ -5,8 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use http::header::{AUTHORIZATION, CONNECTION, HOST};
-use http::uri::PathAndQuery;
-use http::{HeaderValue, Method, Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
@@ -29,20 +28,14 @@ pub struct HttpResponse {
 }
 
 impl Target {
-    /// Sends a request. `limit` applies to the connection attempt of each address, then to the
+    /// Sends a request, whose URI is a path. `limit` applies to the connection attempt of each address, then to the
     /// TLS handshake and the response together.
     ///
     /// Errors: `InvalidData` for an answer that is not HTTP, not UTF-8 or too long, `UnexpectedEof`
     /// for an incomplete one, `TimedOut`, or what the connection failed with. The sources of an
     /// error include that of TLS.
-    pub async fn send(
-        &self,
-        method: Method,
-        path: PathAndQuery,
-        body: Bytes,
-        limit: Duration,
-    ) -> io::Result<HttpResponse> {
-        let request = self.request(method, path, body).await.map_err(io::Error::other)?;
+    pub async fn send(&self, request: Request<Bytes>, limit: Duration) -> io::Result<HttpResponse> {
+        let request = self.addressed(request).await?;
         let stream = self.address.connect(limit).await?;
         let response = async {
             match self.credentials.dialer() {
@@ -56,21 +49,16 @@ impl Target {
         timeout(limit, response).await?
     }
 
-    async fn request(
-        &self,
-        method: Method,
-        path: PathAndQuery,
-        body: Bytes,
-    ) -> http::Result<Request<Full<Bytes>>> {
-        let mut request = Request::builder()
-            .method(method)
-            .uri(path.as_str())
-            .header(HOST, self.address.to_string())
-            .header(CONNECTION, HeaderValue::from_static("close"));
-        if let Some(value) = self.credentials.authorization().await {
-            request = request.header(AUTHORIZATION, value);
-        }
-        request.body(Full::new(body))
+    /// The request with the headers that each request has.
+    async fn addressed(&self, request: Request<Bytes>) -> io::Result<Request<Full<Bytes>>> {
+        let mut request = request.map(Full::new);
+        let authorization = self.credentials.authorization().await;
+        let headers = request.headers_mut();
+        let host = HeaderValue::try_from(self.address.to_string()).map_err(io::Error::other)?;
+        headers.insert(HOST, host);
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        headers.extend(authorization.map(|value| (AUTHORIZATION, value)));
+        Ok(request)
     }
 }
 
@@ -139,8 +127,7 @@ mod tests {
     }
 
     async fn get(target: &Target, path: &'static str, limit: Duration) -> io::Result<HttpResponse> {
-        let path = PathAndQuery::from_static(path);
-        target.send(Method::GET, path, Bytes::new(), limit).await
+        target.send(Request::get(path).body(Bytes::new()).unwrap(), limit).await
     }
 
     /// The result of a GET against a server that sends `answer`, and the request it received.

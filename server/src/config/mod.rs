@@ -5,6 +5,7 @@
 //! docs/adr/0002-yaml.md explains why tollgate has its own tree.
 
 pub mod access;
+mod difference;
 mod fault;
 pub mod glob;
 pub mod model;
@@ -20,9 +21,11 @@ mod validate;
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+pub use difference::{Difference, differences};
 pub use fault::{Fault, Faults, Notice};
-pub use print::to_yaml;
+pub use print::{to_json, to_yaml};
 
 use model::Limits;
 
@@ -47,6 +50,8 @@ pub enum LoadError {
 pub struct Parsed {
     /// The limits.
     pub limits: Limits,
+    /// The text that was parsed.
+    pub text: Arc<str>,
     /// Settings in the file that have no effect, by line.
     pub notices: Vec<Notice>,
 }
@@ -60,7 +65,7 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
     let mut notices = reader.notices;
     notices.sort_by_key(|notice| notice.line);
     limits.version = crc32fast::hash(text.as_bytes());
-    Ok(Parsed { limits, notices })
+    Ok(Parsed { limits, text: text.into(), notices })
 }
 
 #[cfg(test)]

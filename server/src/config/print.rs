@@ -1,5 +1,5 @@
-//! Writes limits as YAML with defaults filled in, for `tollgate check`. The output is a valid
-//! limits file that loads as the same limits. Optional keys that are not set, or have a default
+//! Writes limits as YAML or JSON with defaults filled in. The output is a valid limits file that
+//! loads as the same limits. Optional keys that are not set, or have a default
 //! that changes nothing, are left out.
 
 use hashbrown::HashMap;
@@ -12,6 +12,18 @@ use super::model::{
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
 pub fn to_yaml(limits: &Limits) -> String {
+    // Serializing plain values to a string cannot fail.
+    serde_yaml::to_string(&to_mapping(limits)).unwrap_or_else(|error| format!("# {error}\n"))
+}
+
+/// The same as JSON.
+pub fn to_json(limits: &Limits) -> String {
+    // Keys are strings, and numbers finite.
+    serde_json::to_string(&to_mapping(limits)).unwrap_or_else(|error| format!("\"{error}\""))
+}
+
+/// The same as a tree.
+pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     let mut top = Mapping::new();
     put(&mut top, "on_store_failure", limits.on_store_failure.word());
     put_shadow(&mut top, limits.enforce);
@@ -26,8 +38,7 @@ pub fn to_yaml(limits: &Limits) -> String {
     if !limits.resources.is_empty() {
         put(&mut top, "resources", limits.resources.iter().map(resource).collect::<Vec<_>>());
     }
-    // Serializing plain values to a string cannot fail.
-    serde_yaml::to_string(&top).unwrap_or_else(|error| format!("# {error}\n"))
+    top
 }
 
 /// Sorts items by their index, which follows the order of the file, then by name.

@@ -15,6 +15,7 @@ use crate::store::redis::Health;
 pub mod allow;
 mod bounds;
 pub mod capacity;
+pub mod documents;
 pub mod fair_queue;
 pub mod limits;
 pub mod parent;

@@ -27,6 +27,7 @@ use crate::metrics::Metrics;
 use crate::service::Error;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
+use crate::service::documents::DocumentService;
 use crate::store::look::Looks;
 use crate::store::{LeaseStore, Store};
 
@@ -37,12 +38,12 @@ mod changes;
 mod connection_context;
 mod explain;
 mod host;
+mod limits;
 mod path_names;
 
 pub use admission::Admission;
 pub(super) use admission::UnreadBody;
 use admission::admit;
-use changes::Refusals;
 pub use connection_context::ConnectionContext;
 pub use host::Hosts;
 
@@ -93,27 +94,38 @@ pub fn metrics_page(metrics: Arc<Metrics>) -> (PageHandle<Bytes>, impl Future<Ou
 struct ApiState<B, L> {
     service: AllowService<B>,
     leases: CapacityService<L>,
+    documents: DocumentService,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
-    refusals: Refusals,
+}
+
+/// The use cases that the HTTP port serves.
+pub struct Services<B, L> {
+    /// Requests for tokens, and about buckets.
+    pub allow: AllowService<B>,
+    /// Leases.
+    pub capacity: CapacityService<L>,
+    /// The document of the limits.
+    pub documents: DocumentService,
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
 /// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
 /// to the response.
 pub fn router<B: Looks, L: LeaseStore>(
-    service: AllowService<B>,
-    leases: CapacityService<L>,
+    services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let state = ApiState { service, leases, pages, latency, ready, refusals: Refusals::default() };
+    let Services { allow: service, capacity: leases, documents } = services;
+    let state = ApiState { service, leases, documents, pages, latency, ready };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
+        .route(limits::PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
         .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
         .route("/metrics", get(metrics_text::<B, L>))
         .route("/healthz", get(async || "ok\n"))

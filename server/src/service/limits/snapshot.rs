@@ -20,6 +20,8 @@ const DYNAMIC_TEMPLATE: &str = "dynamic template";
 pub struct Snapshot {
     /// The limits.
     pub limits: Limits,
+    /// Their document, as it was written.
+    pub text: Arc<str>,
     /// Settings in the file that have no effect.
     pub(super) notices: Vec<Notice>,
     /// By bucket index.
@@ -72,7 +74,7 @@ impl Window {
 impl Snapshot {
     /// `previous`: the snapshot that this one replaces; `None` at the start of the node.
     pub(super) fn new(parsed: config::Parsed, previous: Option<&Self>, metrics: &Metrics) -> Self {
-        let config::Parsed { limits, notices } = parsed;
+        let config::Parsed { limits, text, notices } = parsed;
         let definitions = definitions(&limits);
         let known: HashMap<u64, &(Layout, Arc<Window>)> = previous
             .map(|previous| {
@@ -96,6 +98,7 @@ impl Snapshot {
             resource_counts: resource_counts(&limits.resources, previous),
             defined: defined(&definitions, &limits.resources),
             notices,
+            text,
             limits,
         }
     }

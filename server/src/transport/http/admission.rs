@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
+use axum::http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 
 use super::body::{self, BodyError, ReadBody, ReadLimits};
+use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
 use super::{
-    ALLOW_PATH, ASK_PATHS, BODY_LIMIT, OPEN_PATHS, access_denied, buckets, error_response,
+    ALLOW_PATH, ASK_PATHS, BODY_LIMIT, OPEN_PATHS, access_denied, buckets, error_response, limits,
     service_error,
 };
 use crate::access::Caller;
@@ -31,6 +32,49 @@ const DISCARD_TIMEOUT: Duration = Duration::from_secs(2);
 /// carry another request.
 #[derive(Clone)]
 pub(in crate::transport) struct UnreadBody;
+
+/// What admission has to know of a request.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// For tokens, or about them: it has a body, and needs a slot. With the path.
+    Ask(&'static str),
+    /// A look at a bucket: it needs a slot.
+    Look,
+    /// A new document of limits.
+    Document,
+    /// Any other. These are for operators, and are answered even while the node is overloaded.
+    Other,
+}
+
+impl Kind {
+    fn of(request: &Request) -> Self {
+        let (method, path) = (request.method(), request.uri().path());
+        if let Some(path) = ASK_PATHS.into_iter().find(|ask| path == *ask)
+            && method == Method::POST
+        {
+            return Self::Ask(path);
+        }
+        match *method {
+            Method::PUT if path == limits::PATH => Self::Document,
+            _ if path.starts_with(buckets::PREFIX) => Self::Look,
+            _ => Self::Other,
+        }
+    }
+
+    /// The longest body, in bytes; `None`: the body is discarded.
+    fn body_limit(self) -> Option<usize> {
+        match self {
+            Self::Ask(_) => Some(BODY_LIMIT),
+            Self::Document => Some(limits::DOCUMENT_LIMIT),
+            Self::Look | Self::Other => None,
+        }
+    }
+
+    /// Whether the request asks the store on behalf of a caller, and so counts as load.
+    fn needs_slot(self) -> bool {
+        matches!(self, Self::Ask(_) | Self::Look)
+    }
+}
 
 /// Decides which requests are routed to a handler.
 pub struct Admission {
@@ -67,12 +111,17 @@ impl Admission {
             return Err(error_response(StatusCode::FORBIDDEN, text));
         }
         let caller = context.caller(headers, authority).map_err(access_denied)?;
-        if ask_path(request).is_some() {
+        let kind = Kind::of(request);
+        if kind == Kind::Document {
+            // Long bodies are read only for those who may send them.
+            Change { context, caller: &caller, action: "put", target: limits::PATH }.authorize()?;
+        }
+        if let Some(limit) = kind.body_limit() {
             if let Some(refusal) = encoding_refusal(headers) {
                 return Err(refusal);
             }
-            if content_length(headers) > BODY_LIMIT as u64 {
-                return Err(body_error(&BodyError::TooLong));
+            if content_length(headers) > limit as u64 {
+                return Err(body_error(&BodyError::TooLong(limit)));
             }
         }
         Ok(caller)
@@ -87,15 +136,18 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &context);
-    let (ask_path, needs_slot) = (ask_path(&request), needs_slot(&request));
+    let kind = Kind::of(&request);
     let (mut head, body) = request.into_parts();
-    let keep_body = ask_path.is_some() && caller.is_ok();
-    let limits = admission.read_limits(keep_body, head.version);
+    let kept_bytes = kind.body_limit().filter(|_| caller.is_ok());
+    let limits = admission.read_limits(kept_bytes, head.version);
     let leave_unread = caller.is_err() && expects_continue(&head, &body);
-    // Handlers need no headers, and the body may take seconds.
-    head.headers = HeaderMap::new();
-    if let Some(path) = ask_path.or(caller.is_err().then_some(ALLOW_PATH)) {
-        head.uri = Uri::from_static(path);
+    // Other headers and the rest of the URI are not needed, and the body may take seconds.
+    let accept = head.headers.get(ACCEPT).filter(|_| kind == Kind::Other).cloned();
+    head.headers = accept.map(|accept| (ACCEPT, accept)).into_iter().collect();
+    match kind {
+        Kind::Ask(path) => head.uri = Uri::from_static(path),
+        _ if caller.is_err() => head.uri = Uri::from_static(ALLOW_PATH),
+        Kind::Look | Kind::Document | Kind::Other => {}
     }
     let read = if leave_unread {
         ReadBody::nothing(context.bodies())
@@ -105,13 +157,13 @@ pub(super) async fn admit(
     let ended = read.ended;
     let mut response = match (caller, read.body) {
         (Err(refusal), _) => refusal,
-        (Ok(_), Err(error)) if keep_body || matches!(error, BodyError::Broken(_)) => {
+        (Ok(_), Err(error)) if kept_bytes.is_some() || matches!(error, BodyError::Broken(_)) => {
             body_error(&error)
         }
         (Ok(caller), body) => {
             let mut request = Request::from_parts(head, Body::from(body.unwrap_or_default()));
             caller.attach_to(request.extensions_mut());
-            match needs_slot {
+            match kind.needs_slot() {
                 true => admission.run_in_slot(caller.index(), request, next).await,
                 false => next.run(request).await,
             }
@@ -124,10 +176,11 @@ pub(super) async fn admit(
 }
 
 impl Admission {
-    fn read_limits(&self, keep_body: bool, version: Version) -> ReadLimits {
-        let (max_bytes, timeout) = match keep_body {
-            true => (BODY_LIMIT, self.timeouts.greeting),
-            false => (0, DISCARD_TIMEOUT),
+    /// `kept_bytes`: the most bytes that are kept; `None`: the body is discarded.
+    fn read_limits(&self, kept_bytes: Option<usize>, version: Version) -> ReadLimits {
+        let (max_bytes, timeout) = match kept_bytes {
+            Some(bytes) => (bytes, self.timeouts.greeting),
+            None => (0, DISCARD_TIMEOUT),
         };
         ReadLimits { max_bytes, timeout, version }
     }
@@ -157,18 +210,6 @@ fn expects_continue(head: &Parts, body: &Body) -> bool {
     head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
 }
 
-/// The path of a request with a body; `None` for all others.
-fn ask_path(request: &Request) -> Option<&'static str> {
-    let path = request.uri().path();
-    ASK_PATHS.into_iter().find(|ask| request.method() == Method::POST && path == *ask)
-}
-
-/// Whether the request asks the store on behalf of a caller, and so counts as load. All others are for
-/// operators, and are answered even while the node is overloaded.
-fn needs_slot(request: &Request) -> bool {
-    ask_path(request).is_some() || request.uri().path().starts_with(buckets::PREFIX)
-}
-
 /// Whether the request may come from a page of another site: a link to a status page.
 fn is_for_pages(request: &Request) -> bool {
     let is_read = matches!(*request.method(), Method::GET | Method::HEAD);
@@ -196,7 +237,7 @@ fn encoding_refusal(headers: &HeaderMap) -> Option<Response> {
 
 fn body_error(error: &BodyError) -> Response {
     let status = match error {
-        BodyError::TooLong => StatusCode::PAYLOAD_TOO_LARGE,
+        BodyError::TooLong(_) => StatusCode::PAYLOAD_TOO_LARGE,
         BodyError::TooSlow => StatusCode::REQUEST_TIMEOUT,
         BodyError::Broken(_) => StatusCode::BAD_REQUEST,
     };

@@ -23,7 +23,8 @@ const MAX_DISCARDED_HTTP2: usize = 4 << 20;
 /// Why a body was not read.
 #[derive(Debug)]
 pub(super) enum BodyError {
-    TooLong,
+    /// Longer than this many bytes.
+    TooLong(usize),
     TooSlow,
     Broken(axum::Error),
 }
@@ -31,7 +32,7 @@ pub(super) enum BodyError {
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooLong => write!(f, "the body is longer than {} bytes", super::BODY_LIMIT),
+            Self::TooLong(limit) => write!(f, "the body is longer than {limit} bytes"),
             Self::TooSlow => f.write_str("the request was not received completely in time"),
             Self::Broken(error) => write!(f, "the body can't be read: {error}"),
         }
@@ -90,7 +91,7 @@ async fn collect(
         if limits.version == Version::HTTP_2 { MAX_DISCARDED_HTTP2 } else { MAX_DISCARDED_HTTP1 };
     let max_read = limits.max_bytes + max_discarded;
     if body.size_hint().lower() > max_read as u64 {
-        return Err(ReadError { reason: BodyError::TooLong, ended: false });
+        return Err(ReadError { reason: BodyError::TooLong(limits.max_bytes), ended: false });
     }
     let (mut chunks, mut length) = (Chunks::default(), 0);
     while let Some(frame) = body.frame().await {
@@ -100,7 +101,7 @@ async fn collect(
         let Ok(data) = frame.into_data() else { continue };
         length += data.len();
         if length > max_read {
-            return Err(ReadError { reason: BodyError::TooLong, ended: false });
+            return Err(ReadError { reason: BodyError::TooLong(limits.max_bytes), ended: false });
         }
         if length > limits.max_bytes {
             held.set(0);
@@ -115,7 +116,7 @@ async fn collect(
         account.wait_for_room().await;
     }
     match length > limits.max_bytes {
-        true => Err(ReadError { reason: BodyError::TooLong, ended: true }),
+        true => Err(ReadError { reason: BodyError::TooLong(limits.max_bytes), ended: true }),
         false => Ok(chunks.joined()),
     }
 }

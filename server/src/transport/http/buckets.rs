@@ -52,9 +52,9 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     query: Result<Query<FillQuery>, QueryRejection>,
 ) -> Result<Response, Response> {
     let change = Change { context: &context, caller: &caller, action: "fill", target: uri.path() };
-    change.authorize(&state.refusals)?;
+    change.authorize()?;
     let refuse = |status: StatusCode, text: &str| {
-        change.refused(&state.refusals, text);
+        change.refused(text);
         error_response(status, text)
     };
     let Query(query) = query.map_err(|error| refuse(error.status(), &error.body_text()))?;
@@ -67,7 +67,7 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     let filled = state.service.fill((&namespace, &bucket), of_default, caller.id()).await;
     let filled = filled.map_err(|error| match &error {
         FillError::Service(service) => {
-            change.refused(&state.refusals, &error.to_string());
+            change.refused(&error.to_string());
             service_error(service)
         }
         FillError::NoBucket(_) => refuse(StatusCode::NOT_FOUND, &error.to_string()),

@@ -8,8 +8,7 @@ use crate::access::Caller;
 use crate::logging::LogThrottle;
 
 /// Limits the log lines of refused changes, as anybody can cause them.
-#[derive(Default)]
-pub(super) struct Refusals(LogThrottle);
+static REFUSALS: LogThrottle = LogThrottle::new();
 
 /// A change that a request asks for, for the log.
 pub(super) struct Change<'a> {
@@ -24,9 +23,9 @@ pub(super) struct Change<'a> {
 impl Change<'_> {
     /// Checks that the caller may make changes.
     #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-    pub(super) fn authorize(&self, refusals: &Refusals) -> Result<(), Response> {
+    pub(super) fn authorize(&self) -> Result<(), Response> {
         self.caller.may_administer().map_err(|refusal| {
-            self.refused(refusals, &refusal.to_string());
+            self.refused(&refusal.to_string());
             access_denied(refusal)
         })
     }
@@ -38,11 +37,16 @@ impl Change<'_> {
     }
 
     /// Logs that the change was refused, and why.
-    pub(super) fn refused(&self, Refusals(throttle): &Refusals, reason: &str) {
-        if let Some(held_back) = throttle.pass() {
+    pub(super) fn refused(&self, reason: &str) {
+        if let Some(held_back) = REFUSALS.pass() {
             let (caller, peer) = (self.caller.name(), self.context.peer());
             tracing::warn!(
-                action = self.action, target = self.target, caller, %peer, reason, held_back,
+                action = self.action,
+                target = self.target,
+                caller,
+                %peer,
+                reason,
+                held_back,
                 "a change was refused"
             );
         }

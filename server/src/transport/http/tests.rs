@@ -72,9 +72,11 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
         hosts: Hosts::default(),
         timeouts,
     };
+    let documents = DocumentService::new(Arc::clone(&shared));
     let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    router(allow, leases, pages, latency, ready, admission)
+    let services = Services { allow, capacity: leases, documents };
+    router(services, pages, latency, ready, admission)
 }
 
 /// The status of a token request with this body.

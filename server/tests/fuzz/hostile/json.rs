@@ -20,7 +20,7 @@ use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::http::ConnectionContext;
 use tollgate_server::transport::http::{
-    Admission, Hosts, NodeInfo, Pages, metrics_page, router, status_pages,
+    Admission, Hosts, NodeInfo, Pages, Services, metrics_page, router, status_pages,
 };
 use tollgate_server::transport::overload::RequestLimit;
 use tower_service::Service as _;
@@ -71,7 +71,9 @@ fn any_request_over_http() {
     };
     let pages = Pages { metrics: metrics_page, status };
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let port = router(service.allow, service.capacity, pages, took, ready, admission);
+    let (allow, capacity) = (service.allow, service.capacity);
+    let services = Services { allow, capacity, documents: service.documents };
+    let port = router(services, pages, took, ready, admission);
     let budget = Budget::unlimited();
     let peer = IpAddr::from([127, 0, 0, 1]);
     let context = ConnectionContext::new(Guard::http(None, None), peer, &budget);

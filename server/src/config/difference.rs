@@ -1,0 +1,183 @@
+//! What differs between two documents of limits, with all defaults filled in.
+
+use std::fmt;
+
+use serde_yaml::{Mapping, Value};
+
+use super::fault::YamlPath;
+use super::model::Limits;
+use super::print;
+
+/// A value that is not the same in both documents.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Difference {
+    /// Where it is, as in [`Fault`](super::Fault); a resource template by its glob.
+    pub path: String,
+    /// The value in the older document; `None`: it is new.
+    pub before: Option<Value>,
+    /// The value in the newer document; `None`: it was removed.
+    pub after: Option<Value>,
+}
+
+/// What differs between two documents, in their order. Comments and the order of names are no
+/// difference, but the order of resource templates is, as the first that matches applies.
+pub fn differences(before: &Limits, after: &Limits) -> Vec<Difference> {
+    let mut found = Vec::new();
+    let mut documents = [before, after].map(print::to_mapping);
+    let [before_templates, after_templates] = documents.each_mut().map(take_templates);
+    compare_mappings(&YamlPath::ROOT, &documents[0], &documents[1], &mut found);
+    let resources = YamlPath::ROOT.key("resources");
+    compare_mappings(&resources, &before_templates, &after_templates, &mut found);
+    let order = |templates: &Mapping, other: &Mapping| {
+        let common = templates.keys().filter(|glob| other.contains_key(*glob));
+        common.cloned().collect::<Vec<Value>>()
+    };
+    let before_order = order(&before_templates, &after_templates);
+    let after_order = order(&after_templates, &before_templates);
+    if before_order != after_order {
+        let path = "resources (order)".to_owned();
+        let (before, after) = (Some(before_order.into()), Some(after_order.into()));
+        found.push(Difference { path, before, after });
+    }
+    found
+}
+
+/// Takes the resource templates out of a document, by glob.
+fn take_templates(document: &mut Mapping) -> Mapping {
+    let Some(Value::Sequence(templates)) = document.remove("resources") else {
+        return Mapping::new();
+    };
+    let by_glob = templates.into_iter().filter_map(|template| {
+        let Value::Mapping(mut fields) = template else { return None };
+        Some((fields.remove("identifier_glob")?, Value::Mapping(fields)))
+    });
+    by_glob.collect()
+}
+
+fn compare(path: &YamlPath<'_>, before: &Value, after: &Value, found: &mut Vec<Difference>) {
+    match (before, after) {
+        (Value::Mapping(before), Value::Mapping(after)) => {
+            compare_mappings(path, before, after, found);
+        }
+        _ if before == after => {}
+        _ => found.push(Difference::new(path, Some(before), Some(after))),
+    }
+}
+
+fn compare_mappings(
+    path: &YamlPath<'_>,
+    before: &Mapping,
+    after: &Mapping,
+    found: &mut Vec<Difference>,
+) {
+    let name = |key: &'_ Value| key.as_str().unwrap_or_default().to_owned();
+    for (key, before) in before {
+        let name = name(key);
+        let path = path.key(&name);
+        match after.get(key) {
+            Some(after) => compare(&path, before, after, found),
+            None => found.push(Difference::new(&path, Some(before), None)),
+        }
+    }
+    for (key, after) in after.iter().filter(|(key, _)| !before.contains_key(*key)) {
+        found.push(Difference::new(&path.key(&name(key)), None, Some(after)));
+    }
+}
+
+impl Difference {
+    fn new(path: &YamlPath<'_>, before: Option<&Value>, after: Option<&Value>) -> Self {
+        Self { path: path.to_string(), before: before.cloned(), after: after.cloned() }
+    }
+}
+
+/// A value as JSON.
+fn in_one_line(value: &Value) -> String {
+    serde_json::to_string(value).unwrap_or_default()
+}
+
+impl fmt::Display for Difference {
+    /// `+` for what is new, `-` for what was removed, `~` for what has another value.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = &self.path;
+        match (&self.before, &self.after) {
+            (Some(before), Some(after)) => {
+                write!(f, "~ {path}: {} -> {}", in_one_line(before), in_one_line(after))
+            }
+            (Some(before), None) => write!(f, "- {path}: {}", in_one_line(before)),
+            (None, Some(after)) => write!(f, "+ {path}: {}", in_one_line(after)),
+            (None, None) => f.write_str(path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::parse;
+
+    const OLD: &str = r#"
+namespaces:
+  a: { buckets: { x: { size: 1 }, "a.b": {} } }
+  b: { default_bucket: { size: 1 } }
+resources:
+  - { identifier_glob: "db.*", capacity: 1 }
+  - { identifier_glob: "q.*", capacity: 1 }
+  - { identifier_glob: "*", capacity: 6, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5 } }
+"#;
+
+    #[test]
+    fn differences_by_path() {
+        let limits = |text: &str| parse(text).expect("valid limits").limits;
+        for (from, to, expected) in [
+            ("\nnamespaces", "# a comment\nnamespaces", &[][..]),
+            ("x: { size: 1 }, \"a.b\": {}", "\"a.b\": {}, x: { size: 1 }", &[]),
+            ("x: { size: 1 }", "x: { size: 1, max_debt_millis: 10000 }", &[]),
+            ("x: { size: 1 }", "x: { size: 2 }", &["~ namespaces.a.buckets.x.size: 1 -> 2"]),
+            (
+                "x: { size: 1 }",
+                "x: { size: 1, enforce: false }",
+                &["+ namespaces.a.buckets.x.enforce: false"],
+            ),
+            (
+                "\"a.b\": {}",
+                "\"a.b\": { fill_rate: 25, max_tokens_per_request: 50 }",
+                &["~ namespaces.a.buckets.\"a.b\".fill_rate: 50 -> 25"],
+            ),
+            (
+                "\nnamespaces",
+                "\non_store_failure: deny\nnamespaces",
+                &[
+                    "~ on_store_failure: \"local\" -> \"deny\"",
+                    "~ namespaces.a.on_store_failure: \"local\" -> \"deny\"",
+                    "~ namespaces.b.on_store_failure: \"local\" -> \"deny\"",
+                ],
+            ),
+            (
+                "  b: { default_bucket: { size: 1 } }",
+                "  c: {}",
+                &[
+                    "- namespaces.b: {\"on_store_failure\":\"local\",\"default_bucket\":{\"size\":1,\
+                     \"fill_rate\":50,\"wait_timeout_millis\":1000,\"max_idle_millis\":-1,\
+                     \"max_debt_millis\":10000,\"max_tokens_per_request\":50}}",
+                    "+ namespaces.c: {\"on_store_failure\":\"local\"}",
+                ],
+            ),
+            (
+                "\"q.*\", capacity: 1",
+                "\"q.*\", capacity: 2.5",
+                &["~ resources.\"q.*\".capacity: 1 -> 2.5"],
+            ),
+            (
+                "\"db.*\", capacity: 1 }\n  - { identifier_glob: \"q.*\"",
+                "\"q.*\", capacity: 1 }\n  - { identifier_glob: \"db.*\"",
+                &["~ resources (order): [\"db.*\",\"q.*\",\"*\"] -> [\"q.*\",\"db.*\",\"*\"]"],
+            ),
+        ] {
+            let new = OLD.replace(from, to);
+            assert_ne!(new, OLD, "{from}");
+            let found = differences(&limits(OLD), &limits(&new));
+            let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+            assert_eq!(found, expected, "{from} {to}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! `/v1/limits`: the document of the limits.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{ConnectInfo, Query, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::{Value, json};
+
+use super::changes::Change;
+use super::connection_context::ConnectionContext;
+use super::{ApiState, access_denied, error_response};
+use crate::access::Caller;
+use crate::service::documents::{Checked, DocumentError};
+use crate::store::LeaseStore;
+use crate::store::look::Looks;
+
+pub(super) const PATH: &str = "/v1/limits";
+
+/// Maximum document, in bytes.
+pub(super) const DOCUMENT_LIMIT: usize = 16 << 20;
+
+/// `GET`: the document as it was written, or as JSON with all defaults.
+pub(super) async fn show<B: Looks, L: LeaseStore>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    caller.may_see_all().map_err(access_denied)?;
+    let answer = |version: u32, content_type: &'static str, text: Bytes| {
+        let headers = [(header::ETAG, etag(version)), (header::CONTENT_TYPE, content_type.into())];
+        (headers, text).into_response()
+    };
+    if wants_json(&headers) {
+        let (text, version) = state.documents.current_as_json().await.map_err(refusal)?;
+        return Ok(answer(version, "application/json", text.into()));
+    }
+    let document = state.documents.current();
+    Ok(answer(document.version, "application/yaml", Bytes::from_owner(Text(document.text))))
+}
+
+/// A shared text as the bytes of a body, which are not copied.
+struct Text(Arc<str>);
+
+impl AsRef<[u8]> for Text {
+    fn as_ref(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+}
+
+/// Whether JSON is preferred to YAML.
+fn wants_json(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let mut types = accepted.flat_map(|value| value.split(','));
+    let wanted = types.find_map(|range| match range.split(';').next().unwrap_or_default().trim() {
+        "application/json" => Some(true),
+        "application/yaml" | "application/x-yaml" | "text/yaml" | "text/plain" => Some(false),
+        _ => None,
+    });
+    wanted.unwrap_or(false)
+}
+
+fn etag(version: u32) -> String {
+    format!("\"{version}\"")
+}
+
+/// The query of `PUT`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ChangeQuery {
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// `PUT`: puts a new document in use, or with `dry_run` only says what it would change.
+pub(super) async fn put<B: Looks, L: LeaseStore>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    ConnectInfo(context): ConnectInfo<ConnectionContext>,
+    caller: Caller,
+    query: Result<Query<ChangeQuery>, QueryRejection>,
+    body: Bytes,
+) -> Result<Response, Response> {
+    let change = Change { context: &context, caller: &caller, action: "put", target: PATH };
+    // Admission has checked this before it read the body.
+    change.authorize()?;
+    let Query(query) = query.map_err(|error| error_response(error.status(), &error.body_text()))?;
+    if !query.dry_run {
+        return Err(state.documents.replace().map_or_else(
+            |error| {
+                change.refused(&error.to_string());
+                refusal(error)
+            },
+            |()| StatusCode::NO_CONTENT.into_response(),
+        ));
+    }
+    let text = String::from_utf8(body.into());
+    let text = text.map_err(|_| {
+        error_response(StatusCode::UNPROCESSABLE_ENTITY, "the document is not UTF-8 text")
+    })?;
+    let checked = state.documents.check(text).await.map_err(refusal)?;
+    let headers = [(header::ETAG, etag(checked.version))];
+    Ok((headers, Json(checked_json(&checked))).into_response())
+}
+
+fn checked_json(checked: &Checked) -> Value {
+    let differences = checked.differences.iter().map(|difference| {
+        json!({
+            "path": difference.path,
+            "before": difference.before,
+            "after": difference.after,
+        })
+    });
+    json!({
+        "version": checked.version,
+        "same_text": checked.is_same_text,
+        "differences": differences.collect::<Vec<_>>(),
+        "notices": checked.notices,
+    })
+}
+
+fn refusal(error: DocumentError) -> Response {
+    let text = error.to_string();
+    match error {
+        DocumentError::Faulty(faults) => {
+            let faults = faults.0.iter().map(|fault| {
+                json!({ "line": fault.line, "path": fault.path, "text": fault.to_string() })
+            });
+            let body = json!({ "error": text, "faults": faults.collect::<Vec<_>>() });
+            (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response()
+        }
+        DocumentError::InFile(_) => error_response(StatusCode::FORBIDDEN, &text),
+        DocumentError::Stopping => super::stopping(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_known_type_counts() {
+        for (accept, expected) in [
+            (&[][..], false),
+            (&["*/*"], false),
+            (&["application/json"], true),
+            (&["text/html, application/json;q=0.9, */*"], true),
+            (&["application/yaml, application/json"], false),
+            (&["text/html", "application/json"], true),
+        ] {
+            let mut headers = HeaderMap::new();
+            for value in accept {
+                headers.append(header::ACCEPT, value.parse().expect("a value"));
+            }
+            assert_eq!(wants_json(&headers), expected, "{accept:?}");
+        }
+    }
+}
