@@ -19,8 +19,9 @@ use tokio::sync::mpsc;
 use crate::client::{Credentials, CredentialsError, Target};
 use crate::config::LoadError;
 use crate::metrics::Metrics;
-use crate::service::limits::LiveLimits;
-use crate::settings::{Settings, StoreUrl};
+use crate::service::limits::follow::Seed;
+use crate::service::limits::{self, LiveLimits};
+use crate::settings::{LimitsOwner, Settings, StoreUrl};
 use crate::tls::{self, ClientFiles};
 use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
@@ -115,6 +116,7 @@ struct Prepared {
     store: String,
     metrics: Arc<Metrics>,
     limits: Arc<LiveLimits>,
+    seed: Option<Seed>,
     parent: Option<Parent>,
     security: PortSecurity,
 }
@@ -128,14 +130,39 @@ impl Prepared {
         store: &StoreUrl,
     ) -> Result<Self, Error> {
         let metrics = Arc::new(Metrics::new());
-        let limits = LiveLimits::load(settings.limits.clone(), Arc::clone(&metrics));
-        let limits = Arc::new(limits.map_err(Error::Limits)?);
+        let (limits, seed) = limits(&settings, &metrics)?;
         let parent = parent(&settings)?;
         let security = security::load(&settings.port_security, &metrics)?;
         security::warn_if_open(&settings.port_security, &listeners);
         security::warn_if_keys_are_readable(&settings);
         let store = store.to_string();
-        Ok(Self { settings, listeners, reload, store, metrics, limits, parent, security })
+        Ok(Self { settings, listeners, reload, store, metrics, limits, seed, parent, security })
+    }
+}
+
+/// The limits of the file, or those that the store owns, with what an empty store begins with.
+fn limits(
+    settings: &Settings,
+    metrics: &Arc<Metrics>,
+) -> Result<(Arc<LiveLimits>, Option<Seed>), Error> {
+    let metrics = Arc::clone(metrics);
+    match (&settings.limits, &settings.limits_seed) {
+        (LimitsOwner::File(path), None) => {
+            let limits = LiveLimits::load(path.clone(), metrics).map_err(Error::Limits)?;
+            Ok((Arc::new(limits), None))
+        }
+        (LimitsOwner::File(_), Some(_)) => {
+            let text =
+                "--limits-seed needs --limits store:, as it is what an empty store begins with";
+            Err(Error::Setting(text.to_owned()))
+        }
+        (LimitsOwner::Store, seed) => {
+            let seed = seed.as_ref().map(|file| -> Result<Seed, Error> {
+                let text = limits::read(file).map_err(Error::Limits)?.text;
+                Ok(Seed { file: file.display().to_string(), text })
+            });
+            Ok((Arc::new(LiveLimits::in_store(metrics)), seed.transpose()?))
+        }
     }
 }
 

@@ -108,7 +108,7 @@ pub struct Service<S> {
     /// Lease service.
     pub capacity: CapacityService<S>,
     /// The document of the limits.
-    pub documents: DocumentService,
+    pub documents: DocumentService<S>,
     /// The clock of services and store.
     pub clock: ManualClock,
     /// The metrics of the services, but not of the store.
@@ -127,7 +127,7 @@ impl<S: Store> Service<S> {
         let state =
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
-        let documents = DocumentService::new(Arc::clone(&state));
+        let documents = DocumentService::new(store.clone(), Arc::clone(&state));
         let allow = AllowService::new(store, state);
         Self { allow, capacity, documents, clock, metrics, file, live }
     }

@@ -35,6 +35,11 @@ impl Readiness {
         if self.draining.load(Ordering::Relaxed) {
             return Err("stopping");
         }
+        if self.limits.current().check_known().is_err() {
+            return Err(
+                "it has no limits: the store, which owns them, has none, or has not answered",
+            );
+        }
         let never_answered = self.store.as_ref().is_some_and(|store| !store.ever_up());
         if never_answered && self.limits.current().limits.refuses_without_store() {
             return Err("the store has never answered, and the limits say to refuse without it");

@@ -30,6 +30,7 @@ use crate::store::LeaseStore;
 use crate::store::clock::Clock;
 use crate::store::look::Looks;
 use crate::store::redis::Health;
+use crate::store::versions::Versions;
 use crate::tls::Port;
 use crate::transport::http_port::HttpPort;
 use crate::transport::overload::ThreadLimits;
@@ -51,13 +52,13 @@ pub(super) struct Stores<B, L> {
 
 /// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
 /// work; the node stops if it completes.
-pub(super) async fn run<B: Looks, L: LeaseStore>(
+pub(super) async fn run<B: Looks, L: LeaseStore + Versions>(
     prepared: Prepared,
     stores: Stores<B, L>,
     maintain: impl Future<Output = Error>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    let Prepared { settings, listeners, reload, store, metrics, limits, parent, security } =
+    let Prepared { settings, listeners, reload, store, metrics, limits, parent, security, .. } =
         prepared;
     let Stores { open, leases, fallback } = stores;
     let health = fallback.as_ref().map(|fallback| Arc::clone(&fallback.health));
@@ -140,7 +141,7 @@ impl Addresses {
     }
 }
 
-impl<B: Looks, L: LeaseStore> Node<B, L> {
+impl<B: Looks, L: LeaseStore + Versions> Node<B, L> {
     /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
@@ -198,9 +199,10 @@ impl<B: Looks, L: LeaseStore> Node<B, L> {
         let admission = http::Admission { requests, hosts, timeouts };
         let (services, metrics) = (self.services(), Arc::clone(&self.metrics));
         let readiness = self.readiness.clone();
-        let documents = DocumentService::new(Arc::clone(&self.service_state));
+        let service_state = Arc::clone(&self.service_state);
         let open = move || {
             let (allow, capacity) = services();
+            let documents = DocumentService::new(capacity.store().clone(), service_state);
             let services = http::Services { allow, capacity, documents };
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);

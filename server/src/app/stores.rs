@@ -10,12 +10,15 @@ use super::node::{self, Stores};
 use super::{Error, Prepared};
 use crate::metrics::StoreMetrics;
 use crate::service::Fallback;
+use crate::service::limits::follow::Follower;
 use crate::service::status::NodeView;
 use crate::settings::{Settings, StoreUrl};
 use crate::store::StoreError;
+use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
+use crate::store::versions::Versions;
 
 /// Interval of removing full buckets from an in-memory store.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -30,7 +33,12 @@ pub(super) async fn run_in_memory(
 ) -> Result<(), Error> {
     let memory = MemoryStore::new();
     let buckets = prepared.metrics.embedded_buckets();
-    let maintain = async { match sweep(&memory, |count| buckets.set(count as f64)).await {} };
+    let mut follower = follower(&prepared, &memory);
+    look_once(&mut follower).await;
+    let maintain = async {
+        let sweep = sweep(&memory, |count| buckets.set(count as f64));
+        match tokio::join!(sweep, follow(follower)).0 {}
+    };
     let opened = memory.clone();
     // An in-memory store needs no prefetching.
     let open = Arc::new(move || (opened.clone(), opened.clone()));
@@ -58,9 +66,11 @@ pub(super) async fn run_on_redis(
     let (prefetching, store) = open();
     let limits = Arc::clone(&prepared.limits);
     let mut heartbeat = Heartbeat::start(connector, id)?;
+    let mut follower = follower(&prepared, &store);
     let mut shutdown = std::pin::pin!(shutdown);
     let startup = async {
         heartbeat.registered().await;
+        look_once(&mut follower).await;
         limits.report_layouts_once(&store).await;
     };
     tokio::select! {
@@ -74,10 +84,10 @@ pub(super) async fn run_on_redis(
     let local = MemoryStore::new();
     let maintain = async {
         let (report, sweep) = (limits.report_layouts(&store), sweep(&local, |_| {}));
-        let rest = async { tokio::join!(prefetching.tend(), report, sweep) };
+        let rest = async { tokio::join!(sweep, prefetching.tend(), report, follow(follower)) };
         tokio::select! {
             error = heartbeat.gone() => error,
-            (_, _, never) = rest => match never {},
+            (never, ..) = rest => match never {},
         }
     };
     let shutdown = async {
@@ -90,6 +100,30 @@ pub(super) async fn run_on_redis(
     let _ = tokio::time::timeout(RETURN_TIMEOUT, prefetching.close()).await;
     heartbeat.stop().await;
     ended
+}
+
+/// What follows the versions of the limits in the store, if it owns them.
+fn follower<V: Versions>(prepared: &Prepared, versions: &V) -> Option<Follower<V>> {
+    if prepared.limits.file().is_some() {
+        return None;
+    }
+    let (limits, seed) = (Arc::clone(&prepared.limits), prepared.seed.clone());
+    Some(Follower::new(limits, versions.clone(), seed, Clock::system()))
+}
+
+/// Before the node serves, so that it has its limits at once if the store has them. Twice: the first
+/// look may write the first version.
+async fn look_once<V: Versions>(follower: &mut Option<Follower<V>>) {
+    if let Some(follower) = follower {
+        follower.step().await;
+        follower.step().await;
+    }
+}
+
+async fn follow<V: Versions>(follower: Option<Follower<V>>) {
+    if let Some(follower) = follower {
+        match follower.run().await {}
+    }
 }
 
 /// Removes full buckets again and again, and reports how many are left.

@@ -79,26 +79,49 @@ impl ApiArgs {
     }
 
     /// The document of the limits, as the media type `accept`; `None` if the node refused.
-    pub(super) fn document(&self, accept: &str) -> Result<Option<String>, String> {
-        self.answer(Request::get("/v1/limits").header(ACCEPT, accept), String::new())
+    pub(super) fn document(&self, accept: &str) -> Result<Option<Document>, String> {
+        let request = Request::get("/v1/limits").header(ACCEPT, accept);
+        let Some(response) = self.ask(request, String::new())? else { return Ok(None) };
+        Ok(Some(Document { text: response.body, etag: response.etag.unwrap_or_default() }))
     }
 
-    /// The body of a successful answer. `None` if the node refused: standard error then says why.
+    /// The body of a successful answer; `None` if the node refused.
     fn answer(&self, request: Builder, body: String) -> Result<Option<String>, String> {
-        let address = self.http.address();
-        let request = request.body(body.into()).map_err(|_| "the names are too long")?;
-        let response = self.http.send(request, self.timeout, |address, error| {
-            format!("no answer from {address}: {error}; is it the HTTP address of a node?")
-        })?;
+        Ok(self.ask(request, body)?.map(|response| response.body))
+    }
+
+    /// A successful answer. `None` if the node refused: standard error then says why.
+    fn ask(&self, request: Builder, body: String) -> Result<Option<HttpResponse>, String> {
+        let response = self.send(request, body)?;
         match response.status {
-            200..300 => Ok(Some(response.body)),
+            200..300 => Ok(Some(response)),
             400..500 => {
-                eprintln!("tollgate: {address}: {}", refusal(&response));
+                self.print_refusal(&response);
                 Ok(None)
             }
-            _ => Err(format!("{address}: {}", refusal(&response))),
+            _ => Err(format!("{}: {}", self.http.address(), refusal(&response))),
         }
     }
+
+    /// Any answer.
+    pub(super) fn send(&self, request: Builder, body: String) -> Result<HttpResponse, String> {
+        let request = request.body(body.into()).map_err(|_| "the names are too long")?;
+        self.http.send(request, self.timeout, |address, error| {
+            format!("no answer from {address}: {error}; is it the HTTP address of a node?")
+        })
+    }
+
+    /// Prints why the node refused to standard error.
+    pub(super) fn print_refusal(&self, response: &HttpResponse) {
+        eprintln!("tollgate: {}: {}", self.http.address(), refusal(response));
+    }
+}
+
+/// A document of the limits.
+pub(super) struct Document {
+    pub(super) text: String,
+    /// Its version, in quotes.
+    pub(super) etag: String,
 }
 
 fn refusal(response: &HttpResponse) -> String {

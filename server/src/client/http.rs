@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::time::Duration;
 
-use http::header::{AUTHORIZATION, CONNECTION, HOST};
+use http::header::{AUTHORIZATION, CONNECTION, ETAG, HOST};
 use http::{HeaderValue, Request, Response};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::{Bytes, Incoming};
@@ -23,6 +23,8 @@ const MAX_BODY: usize = 256 * 1024 * 1024;
 pub struct HttpResponse {
     /// HTTP status code.
     pub status: u16,
+    /// The header `ETag`.
+    pub etag: Option<String>,
     /// Body as UTF-8 text.
     pub body: String,
 }
@@ -81,6 +83,8 @@ async fn exchange(
 
 async fn receive(response: Response<Incoming>) -> io::Result<HttpResponse> {
     let status = response.status().as_u16();
+    let etag = response.headers().get(ETAG).and_then(|value| value.to_str().ok());
+    let etag = etag.map(str::to_owned);
     let body = Limited::new(response.into_body(), MAX_BODY).collect().await;
     let body = body.map_err(|error| match error.downcast::<hyper::Error>() {
         Ok(error) => io_error(*error),
@@ -88,7 +92,7 @@ async fn receive(response: Response<Incoming>) -> io::Result<HttpResponse> {
     })?;
     let body = String::from_utf8(body.to_bytes().into());
     let body = body.map_err(|_| invalid("the answer is not UTF-8 text"))?;
-    Ok(HttpResponse { status, body })
+    Ok(HttpResponse { status, etag, body })
 }
 
 /// The I/O error that caused `error`, or one that says what is wrong with the answer.
@@ -150,7 +154,10 @@ mod tests {
     async fn reads_the_whole_body() {
         let answer = b"HTTP/1.1 404 Not Found\r\ncontent-LENGTH: 6\r\nX: y\r\n\r\nno\r\n\r\n";
         let (response, received) = answered(answer).await;
-        assert_eq!(response.unwrap(), HttpResponse { status: 404, body: "no\r\n\r\n".to_owned() });
+        assert_eq!(
+            response.unwrap(),
+            HttpResponse { status: 404, etag: None, body: "no\r\n\r\n".to_owned() }
+        );
         assert!(received.starts_with("GET /a?b=%20 HTTP/1.1\r\nhost: 127.0.0.1:"), "{received}");
         let (response, _) = answered(b"HTTP/1.0 200 OK\r\n\r\nwithout a length").await;
         assert_eq!(response.unwrap().body, "without a length");

@@ -45,8 +45,8 @@ pub enum LoadError {
     },
 }
 
-/// A valid limits file.
-#[derive(Clone, Debug, PartialEq)]
+/// A valid limits file. The default is an empty one.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parsed {
     /// The limits.
     pub limits: Limits,

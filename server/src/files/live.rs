@@ -65,18 +65,26 @@ pub struct Live<S: Source> {
 impl<S: Source> Live<S> {
     /// Loads the files for the first time. Blocks.
     pub fn new(source: S, metrics: LoadMetrics) -> Result<Self, S::Error> {
+        let content = source.read()?;
+        let live = Self::starting_with(source, content, metrics);
+        live.metrics.loaded();
+        live.source.report(&live.current());
+        Ok(live)
+    }
+
+    /// Starts with a value that counts as no load: for a source without files, whose first version is
+    /// not known yet.
+    pub fn starting_with(source: S, content: S::Content, metrics: LoadMetrics) -> Self {
         let watched = Mutex::new(Watched::new(source.paths()));
-        let value = source.prepare(source.read()?, None);
-        metrics.loaded();
-        source.report(&value);
-        Ok(Self {
+        let value = source.prepare(content, None);
+        Self {
             current: ArcSwap::from_pointee(value),
             source,
             watched,
             metrics,
             failures: LogThrottle::default(),
             last_failure: LastReloadFailure::default(),
-        })
+        }
     }
 
     /// The files.
@@ -94,8 +102,23 @@ impl<S: Source> Live<S> {
         self.last_failure.get()
     }
 
-    /// Loads the files again. If they are invalid, the current value stays in use. Blocks.
+    /// Takes a version into use that did not come from the files, or reports why it is refused.
+    /// `is_wanted` decides by the current value; if it says no, nothing happens. Blocks.
+    pub fn install(
+        &self,
+        version: Result<S::Content, S::Error>,
+        is_wanted: impl FnOnce(&S::Value) -> bool,
+    ) -> Result<(), S::Error> {
+        let _loading = self.watched();
+        if is_wanted(&self.current()) { self.replace(version) } else { Ok(()) }
+    }
+
+    /// Loads the files again, if there are any. If they are invalid, the current value stays in use.
+    /// Blocks.
     pub fn reload(&self) -> Result<(), S::Error> {
+        if self.source.paths().is_empty() {
+            return Ok(());
+        }
         let mut watched = self.watched();
         watched.mark_current();
         let read = self.source.read();

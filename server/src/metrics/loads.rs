@@ -69,9 +69,9 @@ impl LimitsMetrics {
         }
     }
 
-    /// Records that a limits file was taken into use now.
-    pub fn loaded(&self, version: u32) {
-        self.version.set(f64::from(version));
+    /// Records that a version of the limits was taken into use now.
+    pub fn loaded(&self, version: u64) {
+        self.version.set(version as f64);
         self.loaded_at.set(wall_clock::since_epoch().as_secs_f64());
     }
 }

@@ -164,8 +164,8 @@ pub(super) const GAUGES: [(&str, &str); 22] = [
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
     (
         LIMITS_VERSION,
-        "CRC-32 checksum of the limits file in use. Nodes with the same limits have the same \
-         value.",
+        "Version of the limits in use: the CRC-32 of the file, or the number in the store. Nodes with \
+         the same limits have the same value.",
     ),
     (
         LIMITS_CURRENT,

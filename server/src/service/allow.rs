@@ -181,6 +181,7 @@ impl<S: Store> AllowService<S> {
         };
         let snapshot = self.state.limits.current();
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
+            snapshot.check_known()?;
             let meter = &self.state.unserved;
             let answer = Answer::refused(Status::NoBucket);
             answer.count(tokens, meter);

@@ -145,6 +145,7 @@ impl<S: LeaseStore> CapacityService<S> {
         requests.iter().try_for_each(|request| check_request(holder, request))?;
 
         let snapshot = self.state.limits.current();
+        snapshot.check_known()?;
         let now = self.state.clock.now();
         let unmatched = requests.iter().map(|request| unmatched_lease(request, now));
         let mut leases: Vec<Lease> = unmatched.collect();

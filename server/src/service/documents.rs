@@ -1,16 +1,20 @@
-//! The document of the limits: reads it, and checks a new one.
+//! The document of the limits: reads it, checks a new one, and puts it in use if the store owns the
+//! limits.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::ServiceState;
+use super::{Error, ServiceState};
 use crate::config::{self, Difference, Faults};
+use crate::store::StoreError;
+use crate::store::versions::{About, Version, Versions, Written};
 
-/// Reads and checks the document of the limits.
+/// Reads, checks and replaces the document of the limits.
 #[derive(Clone)]
-pub struct DocumentService {
+pub struct DocumentService<V> {
+    versions: V,
     state: Arc<ServiceState>,
 }
 
@@ -19,15 +23,15 @@ pub struct DocumentService {
 pub struct Document {
     /// The text as it was written.
     pub text: Arc<str>,
-    /// The version.
-    pub version: u32,
+    /// The version: its number in the store (0: there is none yet), or the checksum of the file.
+    pub version: u64,
 }
 
-/// A document that could replace the one in use.
+/// A valid document, compared with the one in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Checked {
     /// The version that it was compared with.
-    pub version: u32,
+    pub version: u64,
     /// Whether the text is the same.
     pub is_same_text: bool,
     /// What differs from the document in use.
@@ -36,7 +40,20 @@ pub struct Checked {
     pub notices: Vec<String>,
 }
 
-/// Why a document was not checked or not put in use.
+/// A new document.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewDocument {
+    /// The text.
+    pub text: String,
+    /// The number of the version that it replaces.
+    pub replaces: u64,
+    /// Who writes it.
+    pub by: String,
+    /// What they say about it.
+    pub message: String,
+}
+
+/// Why a document was not put in use.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DocumentError {
     /// It has faults.
@@ -45,6 +62,20 @@ pub enum DocumentError {
     /// The limits are in a file.
     #[error("the limits of this node are in the file {}: change them there", .0.display())]
     InFile(PathBuf),
+    /// Another version is the current one.
+    #[error("the current version is {0}, not the one that this change replaces")]
+    Conflict(u64),
+    /// The text is too long for the store.
+    #[error("the document is too long for the store, even compressed")]
+    TooLong,
+    /// The store gave no answer.
+    #[error(
+        "the store did not answer: it is unknown whether the document is the current version now"
+    )]
+    Unknown,
+    /// The store gave no answer, or refused, and nothing was changed.
+    #[error(transparent)]
+    Service(#[from] Error),
     /// The node is stopping.
     #[error("the node is stopping")]
     Stopping,
@@ -57,48 +88,92 @@ impl From<JoinError> for DocumentError {
     }
 }
 
-impl DocumentService {
-    /// The service over the limits in use.
-    pub fn new(state: Arc<ServiceState>) -> Self {
-        Self { state }
+impl From<StoreError> for DocumentError {
+    /// The error of a write.
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Timeout | StoreError::Unreachable => Self::Unknown,
+            StoreError::Refused => Error::Unavailable.into(),
+            StoreError::Overloaded => Error::Overloaded.into(),
+        }
     }
+}
 
-    /// The file that the limits are in.
-    pub fn file(&self) -> &Path {
-        self.state.limits.path()
+impl<V> DocumentService<V> {
+    /// The service over the limits in use. `versions`: of the thread that calls it.
+    pub fn new(versions: V, state: Arc<ServiceState>) -> Self {
+        Self { versions, state }
     }
+}
 
+impl<V: Versions> DocumentService<V> {
     /// The document in use.
     pub fn current(&self) -> Document {
         let snapshot = self.state.limits.current();
-        Document { text: Arc::clone(&snapshot.text), version: snapshot.limits.version }
+        Document { text: Arc::clone(&snapshot.text), version: snapshot.version() }
     }
 
     /// The document in use as JSON, with defaults filled in, and its version.
-    pub async fn current_as_json(&self) -> Result<(String, u32), DocumentError> {
+    pub async fn current_as_json(&self) -> Result<(String, u64), DocumentError> {
         let snapshot = Arc::clone(&self.state.limits.current());
         // A document may have megabytes.
-        let written = move || (config::to_json(&snapshot.limits), snapshot.limits.version);
+        let written = move || (config::to_json(&snapshot.limits), snapshot.version());
         Ok(spawn_blocking(written).await?)
     }
 
     /// Compares a new document with the one in use. Changes nothing.
     pub async fn check(&self, text: String) -> Result<Checked, DocumentError> {
+        Ok(self.parse_and_compare(text).await?.1)
+    }
+
+    async fn parse_and_compare(
+        &self,
+        text: String,
+    ) -> Result<(config::Parsed, Checked), DocumentError> {
         let snapshot = Arc::clone(&self.state.limits.current());
-        let check = move || {
+        let compare = move || {
             let parsed = config::parse(&text).map_err(DocumentError::Faulty)?;
-            Ok(Checked {
-                version: snapshot.limits.version,
+            let checked = Checked {
+                version: snapshot.version(),
                 is_same_text: *snapshot.text == *text,
                 differences: config::differences(&snapshot.limits, &parsed.limits),
                 notices: parsed.notices.iter().map(ToString::to_string).collect(),
-            })
+            };
+            Ok((parsed, checked))
         };
-        spawn_blocking(check).await?
+        spawn_blocking(compare).await?
     }
 
-    /// Puts a new document in use.
-    pub fn replace(&self) -> Result<(), DocumentError> {
-        Err(DocumentError::InFile(self.file().to_owned()))
+    /// Fails if the limits are in a file.
+    pub fn check_owner(&self) -> Result<(), DocumentError> {
+        match self.state.limits.file() {
+            Some(file) => Err(DocumentError::InFile(file.to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes a new document the current version. This node uses it when the future completes; the
+    /// others follow within a second.
+    pub async fn replace(&self, new: NewDocument) -> Result<Checked, DocumentError> {
+        self.check_owner()?;
+        let NewDocument { text, replaces, by, message } = new;
+        let (parsed, checked) = self.parse_and_compare(text).await?;
+        let about = About {
+            number: replaces.saturating_add(1),
+            at_ms: self.state.now().as_millis().unsigned_abs(),
+            by,
+            message,
+            copy_of: None,
+        };
+        let version = Version { about, text: Arc::clone(&parsed.text) };
+        match self.versions.write(&version).await? {
+            Written::Yes => {}
+            Written::Conflict(current) => return Err(DocumentError::Conflict(current)),
+            Written::TooLong => return Err(DocumentError::TooLong),
+        }
+        let (state, about) = (Arc::clone(&self.state), version.about);
+        let number = about.number;
+        spawn_blocking(move || state.limits.install_version(about, parsed)).await?;
+        Ok(Checked { version: number, ..checked })
     }
 }

@@ -1,23 +1,28 @@
-//! The limits in use: an immutable snapshot of the limits file, replaced atomically on reload and
-//! read without a lock.
+//! The limits in use: an immutable snapshot of the document, replaced atomically with each new version
+//! and read without a lock. The document is in a file, or the store owns it.
 //!
 //! A snapshot also holds the metric handles of each bucket and template, indexed by position, so
 //! that counting a decision needs no lookup by name. The snapshot is here and not in `config`
 //! because `config` has no metrics.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::config;
+use crate::config::{self, Faults};
 use crate::files::{self, Live, Source};
 use crate::metrics::{LimitsMetrics, LoadMetrics, Metrics};
+use crate::store::versions::About;
 use crate::store::{Layout, Layouts};
 
+pub mod follow;
 mod snapshot;
 
 pub use crate::config::LoadError;
-pub use snapshot::Snapshot;
+pub use snapshot::{Origin, Snapshot};
+
+use snapshot::Content;
 
 /// How often it is checked whether layouts are to be reported to the store.
 const LAYOUT_CHECK_INTERVAL: Duration = Duration::from_millis(250);
@@ -31,35 +36,44 @@ pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
     config::parse(&text).map_err(|faults| LoadError::Faulty { path: path.to_owned(), faults })
 }
 
-/// The limits file.
-pub struct LimitsFile {
-    path: PathBuf,
+fn source(file: Option<PathBuf>, metrics: Arc<Metrics>) -> (LimitsSource, LoadMetrics) {
+    let (in_use, loads) = (LimitsMetrics::new(&metrics), LoadMetrics::limits(&metrics));
+    (LimitsSource { file, metrics, in_use }, loads)
+}
+
+/// Where the limits are from.
+pub struct LimitsSource {
+    /// `None`: the store owns them.
+    file: Option<PathBuf>,
     metrics: Arc<Metrics>,
     in_use: LimitsMetrics,
 }
 
-impl Source for LimitsFile {
-    type Content = config::Parsed;
+impl Source for LimitsSource {
+    type Content = Content;
     type Value = Snapshot;
     type Error = LoadError;
 
     const REFUSED: &'static str = "new limits refused, the old ones stay";
-    const ADVICE: &'static str = "see what `tollgate check` says of the file";
+    const ADVICE: &'static str = "see what `tollgate check` says of the document";
 
     fn paths(&self) -> Vec<&Path> {
-        vec![&self.path]
+        self.file.iter().map(PathBuf::as_path).collect()
     }
 
     fn is_unreadable(error: &LoadError) -> bool {
         matches!(error, LoadError::Unreadable(_))
     }
 
-    fn read(&self) -> Result<config::Parsed, LoadError> {
-        read(&self.path)
+    fn read(&self) -> Result<Content, LoadError> {
+        match &self.file {
+            Some(path) => Ok(Content { parsed: read(path)?, origin: Origin::File }),
+            None => Ok(Content { parsed: config::Parsed::default(), origin: Origin::Nowhere }),
+        }
     }
 
-    fn prepare(&self, parsed: config::Parsed, previous: Option<&Snapshot>) -> Snapshot {
-        let snapshot = Snapshot::new(parsed, previous, &self.metrics);
+    fn prepare(&self, content: Content, previous: Option<&Snapshot>) -> Snapshot {
+        let snapshot = Snapshot::new(content, previous, &self.metrics);
         if previous.is_some() {
             self.metrics.forget_all_but(&snapshot.defined);
         }
@@ -67,31 +81,66 @@ impl Source for LimitsFile {
     }
 
     fn report(&self, snapshot: &Snapshot) {
-        let (path, limits) = (self.path.display(), &snapshot.limits);
-        self.in_use.loaded(limits.version);
+        let (source, limits) = (self.to_string(), &snapshot.limits);
+        self.in_use.loaded(snapshot.version());
         for notice in &snapshot.notices {
-            tracing::warn!(%path, "{notice}");
+            tracing::warn!(source, "{notice}");
         }
         tracing::info!(
-            %path, version = limits.version, namespaces = limits.namespaces.len(),
-            buckets = limits.bucket_count, resources = limits.resources.len(), "limits in use"
+            source,
+            version = snapshot.version(),
+            namespaces = limits.namespaces.len(),
+            buckets = limits.bucket_count,
+            resources = limits.resources.len(),
+            "limits in use"
         );
     }
 }
 
-/// The limits in use, and the file they are loaded from.
-pub type LiveLimits = Live<LimitsFile>;
+/// As in the setting `--limits`.
+impl fmt::Display for LimitsSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.file {
+            Some(path) => path.display().fmt(f),
+            None => f.write_str("store:"),
+        }
+    }
+}
+
+/// The limits in use, and where they are from.
+pub type LiveLimits = Live<LimitsSource>;
 
 impl LiveLimits {
     /// Loads the file for the first time.
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
-        let (in_use, loads) = (LimitsMetrics::new(&metrics), LoadMetrics::limits(&metrics));
-        Self::new(LimitsFile { path, metrics, in_use }, loads)
+        let (source, loads) = source(Some(path), metrics);
+        Self::new(source, loads)
     }
 
-    /// The limits file.
-    pub fn path(&self) -> &Path {
-        &self.source().path
+    /// Limits that the store owns, of which no version is known yet.
+    pub fn in_store(metrics: Arc<Metrics>) -> Self {
+        let (source, loads) = source(None, metrics);
+        let nothing = Content { parsed: config::Parsed::default(), origin: Origin::Nowhere };
+        Self::starting_with(source, nothing, loads)
+    }
+
+    /// The limits file; `None` if the store owns the limits.
+    pub fn file(&self) -> Option<&Path> {
+        self.source().file.as_deref()
+    }
+
+    /// Takes a version of the store into use, unless a later one is. Blocks.
+    pub fn install_version(&self, about: About, parsed: config::Parsed) {
+        let number = about.number;
+        let content = Content { parsed, origin: Origin::Store(about) };
+        // Valid content is never refused.
+        let _ = self.install(Ok(content), |current| current.version() < number);
+    }
+
+    /// Reports a version of the store that is not valid for this node. The current one stays in use.
+    pub fn refuse_version(&self, number: u64, faults: Faults) {
+        let path = PathBuf::from(format!("version {number}"));
+        let _ = self.install(Err(LoadError::Faulty { path, faults }), |_| true);
     }
 
     /// Reports to the store how states are stored under these limits, and closes each window once

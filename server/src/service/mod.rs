@@ -33,6 +33,9 @@ pub enum Error {
     /// The queue of requests that wait for the store is full on this node.
     #[error("this node is overloaded, try again in a moment or at another node")]
     Overloaded,
+    /// The store owns the limits, and no version of them is known yet.
+    #[error("this node has no limits yet: the store has none, or has not answered")]
+    NoLimits,
     /// The store did not answer, and this kind of request has no fallback.
     #[error("the store does not answer, try again in a moment")]
     Unavailable,

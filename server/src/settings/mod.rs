@@ -18,9 +18,14 @@ pub use store_url::StoreUrl;
 /// The command-line options of `tollgate serve`.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// The limits file (YAML); reloaded when it changes and on SIGHUP
+    /// The limits file (YAML); reloaded when it changes and on SIGHUP. Or store: if the store owns the
+    /// limits, and `tollgate limits apply` changes them
     #[arg(long, env = "TOLLGATE_LIMITS", value_name = "FILE")]
-    pub limits: PathBuf,
+    pub limits: LimitsOwner,
+
+    /// With --limits store:, the limits file that an empty store begins with
+    #[arg(long, env = "TOLLGATE_LIMITS_SEED", value_name = "FILE")]
+    pub limits_seed: Option<PathBuf>,
 
     /// URL of the store: memory:, redis://, redis-cluster://, redis-sentinel:// or redis+unix://
     ///
@@ -123,6 +128,24 @@ pub struct Settings {
     /// Credentials and certificates for the parent.
     #[command(flatten)]
     pub parent_files: ParentFiles,
+}
+
+/// Who owns the limits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LimitsOwner {
+    /// A file.
+    File(PathBuf),
+    /// The store.
+    Store,
+}
+
+impl From<&str> for LimitsOwner {
+    fn from(text: &str) -> Self {
+        match text {
+            "store:" => Self::Store,
+            path => Self::File(path.into()),
+        }
+    }
 }
 
 impl Settings {

@@ -24,6 +24,7 @@ pub mod members;
 pub mod memory;
 pub mod prefetch_store;
 pub mod redis;
+pub mod versions;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A
 /// shared store's queue has room for this many however slow the store is. Of more, some may fail

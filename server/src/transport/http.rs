@@ -29,6 +29,7 @@ use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
 use crate::store::look::Looks;
+use crate::store::versions::Versions;
 use crate::store::{LeaseStore, Store};
 
 mod admission;
@@ -94,7 +95,7 @@ pub fn metrics_page(metrics: Arc<Metrics>) -> (PageHandle<Bytes>, impl Future<Ou
 struct ApiState<B, L> {
     service: AllowService<B>,
     leases: CapacityService<L>,
-    documents: DocumentService,
+    documents: DocumentService<L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
@@ -107,13 +108,13 @@ pub struct Services<B, L> {
     /// Leases.
     pub capacity: CapacityService<L>,
     /// The document of the limits.
-    pub documents: DocumentService,
+    pub documents: DocumentService<L>,
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
 /// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
 /// to the response.
-pub fn router<B: Looks, L: LeaseStore>(
+pub fn router<B: Looks, L: LeaseStore + Versions>(
     services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,

@@ -7,7 +7,7 @@
 //! |---|---|---|
 //! | a message that can't be decoded | INTERNAL, as in tonic | 400 |
 //! | an invalid request for leases | INVALID_ARGUMENT | 400 |
-//! | a store that does not answer, without a fallback | UNAVAILABLE | 503 |
+//! | a store that does not answer, without a fallback; a node without limits | UNAVAILABLE | 503 |
 //! | an overloaded node | RESOURCE_EXHAUSTED with a retry delay | 503 with `retry-after` |
 //! | an unknown caller | UNAUTHENTICATED | 401 |
 //! | a caller without permission | PERMISSION_DENIED | 403 |
@@ -44,7 +44,7 @@ fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::Overloaded => tonic::Code::ResourceExhausted,
-        Error::Unavailable => tonic::Code::Unavailable,
+        Error::NoLimits | Error::Unavailable => tonic::Code::Unavailable,
     }
 }
 
@@ -58,7 +58,7 @@ fn refusal(error: &Error) -> tonic::Status {
 fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
-        Error::Overloaded | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Overloaded | Error::NoLimits | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
     }
 }
 

@@ -126,8 +126,8 @@ async fn status<S: LeaseStore>(
         "node": node_json(info),
         "store": { "kind": info.store, "up": up, "nodes": nodes, "born_at_s": born_at_s },
         "limits": {
-            "path": limits.path().display().to_string(),
-            "version": snapshot.limits.version,
+            "path": limits.source().to_string(),
+            "version": snapshot.version(),
             "namespaces": snapshot.limits.namespaces.len(),
             "buckets": snapshot.limits.bucket_count,
             "templates": snapshot.limits.resources.len(),

@@ -8,3 +8,4 @@ mod files;
 mod layouts;
 mod reload;
 mod reload_races;
+mod versions;

@@ -303,7 +303,9 @@ eu     server     10   10           2     expired
 
     #[test]
     fn refusals() {
-        let refused = |status, body: &str| refusal(&HttpResponse { status, body: body.to_owned() });
+        let refused = |status, body: &str| {
+            refusal(&HttpResponse { status, etag: None, body: body.to_owned() })
+        };
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
         assert!(refused(404, "<html>").contains("--http must be the HTTP address of a node"));
         assert_eq!(refused(500, "<html>"), "HTTP status 500");

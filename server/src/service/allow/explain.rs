@@ -110,6 +110,7 @@ impl<S: Looks> AllowService<S> {
         let snapshot = Arc::clone(&self.state.limits.current());
         let limits = &snapshot.limits;
         let Some(found) = limits.find(query.namespace, query.bucket) else {
+            snapshot.check_known()?;
             steps.add("bucket", Effect::Refuses, why_none(limits, query.namespace), []);
             let answer = Answer::refused(Status::NoBucket);
             let answer = match limits.enforces_namespace(query.namespace) {

@@ -22,7 +22,7 @@ pub struct BucketView {
     /// Whether the limit is enforced; if not, it is in shadow.
     pub enforced: bool,
     /// The version of the limits.
-    pub version: u32,
+    pub version: u64,
     /// Its balance.
     pub balance: Balance,
 }
@@ -124,6 +124,7 @@ impl<S: Looks> AllowService<S> {
         let query = name_query(namespace, bucket)?;
         let snapshot = Arc::clone(&self.state.limits.current());
         let Some(found) = snapshot.limits.find(namespace, bucket) else {
+            snapshot.check_known()?;
             return Ok(Err(why_none(&snapshot.limits, namespace)));
         };
         let request = store_request(&query, (1, None), caller, &found, &snapshot);
@@ -132,7 +133,7 @@ impl<S: Looks> AllowService<S> {
             limit: found.bucket.limit,
             on_store_failure: found.on_store_failure,
             enforced: found.enforced,
-            version: snapshot.limits.version,
+            version: snapshot.version(),
             balance: self.balance(&request, &found).await?,
         }))
     }
@@ -148,6 +149,7 @@ impl<S: Looks> AllowService<S> {
         let query = name_query(namespace, bucket)?;
         let snapshot = Arc::clone(&self.state.limits.current());
         let Some(found) = snapshot.limits.find(namespace, bucket) else {
+            snapshot.check_known()?;
             return Err(FillError::NoBucket(why_none(&snapshot.limits, namespace)));
         };
         let served_by = ServedBy::of(&snapshot.limits, &found, &query);

@@ -11,13 +11,34 @@ use crate::config::model::{Bucket, Limits, ResourceTemplate, Unconfigured};
 use crate::config::{self, Notice};
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics};
+use crate::service::Error;
 use crate::service::bounds::ResourceCount;
 use crate::store::Layout;
+use crate::store::versions::About;
 
 const DYNAMIC_TEMPLATE: &str = "dynamic template";
 
-/// The limits of one version of the file, with their metric handles.
+/// Where a version of the limits is from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A file.
+    File,
+    /// The store, which owns the limits.
+    Store(About),
+    /// Nowhere: the store owns the limits, and this node knows none of their versions yet.
+    Nowhere,
+}
+
+/// A valid document, and where it is from.
+pub struct Content {
+    pub(super) parsed: config::Parsed,
+    pub(super) origin: Origin,
+}
+
+/// One version of the limits, with their metric handles.
 pub struct Snapshot {
+    /// Where they are from.
+    pub origin: Origin,
     /// The limits.
     pub limits: Limits,
     /// Their document, as it was written.
@@ -73,8 +94,8 @@ impl Window {
 
 impl Snapshot {
     /// `previous`: the snapshot that this one replaces; `None` at the start of the node.
-    pub(super) fn new(parsed: config::Parsed, previous: Option<&Self>, metrics: &Metrics) -> Self {
-        let config::Parsed { limits, text, notices } = parsed;
+    pub(super) fn new(content: Content, previous: Option<&Self>, metrics: &Metrics) -> Self {
+        let Content { parsed: config::Parsed { limits, text, notices }, origin } = content;
         let definitions = definitions(&limits);
         let known: HashMap<u64, &(Layout, Arc<Window>)> = previous
             .map(|previous| {
@@ -100,6 +121,24 @@ impl Snapshot {
             notices,
             text,
             limits,
+            origin,
+        }
+    }
+
+    /// The version: its number in the store (0: none is known), or the checksum of the file.
+    pub fn version(&self) -> u64 {
+        match &self.origin {
+            Origin::File => self.limits.version.into(),
+            Origin::Store(about) => about.number,
+            Origin::Nowhere => 0,
+        }
+    }
+
+    /// Fails if no version of the limits is known yet.
+    pub fn check_known(&self) -> Result<(), Error> {
+        match self.origin {
+            Origin::Nowhere => Err(Error::NoLimits),
+            Origin::File | Origin::Store(_) => Ok(()),
         }
     }
 
@@ -259,7 +298,8 @@ mod tests {
 
     fn snapshot(namespace: &str, previous: Option<&Snapshot>) -> Snapshot {
         let text = format!("namespaces: {{ ns: {{ {namespace} }} }}");
-        Snapshot::new(config::parse(&text).expect("good limits"), previous, &Metrics::new())
+        let parsed = config::parse(&text).expect("good limits");
+        Snapshot::new(Content { parsed, origin: Origin::File }, previous, &Metrics::new())
     }
 
     fn is_open(snapshot: &Snapshot, name: &str) -> bool {

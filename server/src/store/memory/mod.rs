@@ -13,6 +13,7 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use buckets::{Buckets, Found, Place};
 use leases::Resources;
 use tokio::task::yield_now;
+use versions::VersionList;
 
 use super::clock::Clock;
 use super::key::KeyRef;
@@ -24,6 +25,7 @@ use crate::domain::time::{ManualClock, Micros};
 mod buckets;
 mod leases;
 mod looks;
+mod versions;
 
 const SHARDS: usize = 64;
 
@@ -46,6 +48,7 @@ struct Inner {
     places: Mutex<HashMap<Box<str>, Arc<AtomicUsize>>>,
     in_use: AtomicUsize,
     resources: Resources,
+    versions: VersionList,
 }
 
 impl MemoryStore {
@@ -67,6 +70,7 @@ impl MemoryStore {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             places: Mutex::default(),
             in_use: AtomicUsize::new(0),
+            versions: VersionList::default(),
         }))
     }
 

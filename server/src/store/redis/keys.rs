@@ -12,6 +12,7 @@
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
 //! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
 //! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
+//! | `v` | versions of the limits, if the store owns them | – |
 //! | `t` | with a parent: the node that renews leases | – |
 //! | `l` | the resources with at least one lease | none, or the server's |
 //! | `o` | the birth of the store: since when it has had its state | none, or the server's |
@@ -101,6 +102,9 @@ impl ServerKeys {
 
 /// The layouts in which nodes store states.
 pub(super) const LAYOUTS: &str = "x";
+
+/// The versions of the limits.
+pub(super) const VERSIONS: &str = "v";
 
 /// The node that renews leases from the parent.
 pub(super) const RENEWAL: &str = "t";
@@ -236,7 +240,7 @@ mod tests {
                 all.push((key.as_bytes().to_vec(), format!("server {key}")));
             }
         }
-        for key in [LAYOUTS, RENEWAL] {
+        for key in [LAYOUTS, RENEWAL, VERSIONS] {
             all.push((key.as_bytes().to_vec(), key.to_owned()));
         }
         all

@@ -5,7 +5,7 @@
 //! `cluster` (the server that has the key) → `lanes` (the queues and connections to it) → `wire`
 //! (encodes calls and decodes replies). `connecting` opens connections, `health` tracks which servers
 //! answer, `keys` has the key schema, `owner` and `known` attribute waiting jobs to callers. `leases`
-//! has the calls for leases, `looks` those that take nothing. `replies`, a test, reads replies of any kind.
+//! has the calls for leases, `looks` those that take nothing, `versions` those for the document of the limits. `replies`, a test, reads replies of any kind.
 
 use std::hash::{BuildHasher as _, DefaultHasher, Hash, Hasher as _};
 use std::sync::Arc;
@@ -33,6 +33,7 @@ mod looks;
 mod owner;
 mod registers;
 mod sending;
+mod versions;
 mod wire;
 
 pub use cluster::connector::Connector;

@@ -8,7 +8,7 @@ use testkit::fuzz;
 use super::owner::Owner;
 use super::wire::batch::{Batch, Declared, EncodedRequest, Registration};
 use super::wire::script;
-use super::{keys, leases, looks, registers};
+use super::{keys, leases, looks, registers, versions};
 use crate::domain::bucket::{BucketKind, BucketLimit};
 use crate::store::{BucketRequest, TokenAction};
 
@@ -73,5 +73,6 @@ fn any_reply() {
         }
         registers::read_anything(&reply);
         looks::read_anything(&reply);
+        versions::read_anything(&reply);
     });
 }

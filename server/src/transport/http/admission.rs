@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use axum::body::{Body, HttpBody as _};
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT};
+use axum::http::header::{
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH, EXPECT, IF_MATCH,
+};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, StatusCode, Uri, Version};
 use axum::middleware::Next;
@@ -141,9 +143,8 @@ pub(super) async fn admit(
     let kept_bytes = kind.body_limit().filter(|_| caller.is_ok());
     let limits = admission.read_limits(kept_bytes, head.version);
     let leave_unread = caller.is_err() && expects_continue(&head, &body);
-    // Other headers and the rest of the URI are not needed, and the body may take seconds.
-    let accept = head.headers.get(ACCEPT).filter(|_| kind == Kind::Other).cloned();
-    head.headers = accept.map(|accept| (ACCEPT, accept)).into_iter().collect();
+    // The rest is not needed, and the body may take seconds.
+    head.headers = kept_headers(kind, &head.headers);
     match kind {
         Kind::Ask(path) => head.uri = Uri::from_static(path),
         _ if caller.is_err() => head.uri = Uri::from_static(ALLOW_PATH),
@@ -208,6 +209,16 @@ impl Drop for RequestSlot<'_> {
 /// Whether the client waits for `100 Continue`, which polling its body would send.
 fn expects_continue(head: &Parts, body: &Body) -> bool {
     head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
+}
+
+/// The headers that handlers need.
+fn kept_headers(kind: Kind, headers: &HeaderMap) -> HeaderMap {
+    let name = match kind {
+        Kind::Ask(_) | Kind::Look => return HeaderMap::new(),
+        Kind::Document => IF_MATCH,
+        Kind::Other => ACCEPT,
+    };
+    headers.get_all(&name).iter().map(|value| (name.clone(), value.clone())).collect()
 }
 
 /// Whether the request may come from a page of another site: a link to a status page.

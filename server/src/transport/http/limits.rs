@@ -12,11 +12,12 @@ use serde_json::{Value, json};
 
 use super::changes::Change;
 use super::connection_context::ConnectionContext;
-use super::{ApiState, access_denied, error_response};
+use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
-use crate::service::documents::{Checked, DocumentError};
+use crate::service::documents::{Checked, DocumentError, NewDocument};
 use crate::store::LeaseStore;
 use crate::store::look::Looks;
+use crate::store::versions::Versions;
 
 pub(super) const PATH: &str = "/v1/limits";
 
@@ -24,13 +25,13 @@ pub(super) const PATH: &str = "/v1/limits";
 pub(super) const DOCUMENT_LIMIT: usize = 16 << 20;
 
 /// `GET`: the document as it was written, or as JSON with all defaults.
-pub(super) async fn show<B: Looks, L: LeaseStore>(
+pub(super) async fn show<B: Looks, L: LeaseStore + Versions>(
     State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
     caller.may_see_all().map_err(access_denied)?;
-    let answer = |version: u32, content_type: &'static str, text: Bytes| {
+    let answer = |version: u64, content_type: &'static str, text: Bytes| {
         let headers = [(header::ETAG, etag(version)), (header::CONTENT_TYPE, content_type.into())];
         (headers, text).into_response()
     };
@@ -63,9 +64,28 @@ fn wants_json(headers: &HeaderMap) -> bool {
     wanted.unwrap_or(false)
 }
 
-fn etag(version: u32) -> String {
+fn etag(version: u64) -> String {
     format!("\"{version}\"")
 }
+
+/// The version in `If-Match`, which a change replaces.
+#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+fn replaced_version(headers: &HeaderMap) -> Result<u64, Response> {
+    let mut values = headers.get_all(header::IF_MATCH).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        let text = "If-Match must name the version that the change replaces: see ETag of GET";
+        return Err(error_response(StatusCode::PRECONDITION_REQUIRED, text));
+    };
+    let value = value.to_str().unwrap_or_default().trim();
+    let number = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+    number.unwrap_or(value).parse().map_err(|_| {
+        let text = "If-Match must be one version, such as \"7\"";
+        error_response(StatusCode::BAD_REQUEST, text)
+    })
+}
+
+/// The longest message about a change, in bytes.
+const MESSAGE_LIMIT: usize = 1024;
 
 /// The query of `PUT`.
 #[derive(serde::Deserialize)]
@@ -73,36 +93,51 @@ fn etag(version: u32) -> String {
 pub(super) struct ChangeQuery {
     #[serde(default)]
     dry_run: bool,
+    #[serde(default)]
+    message: String,
 }
 
 /// `PUT`: puts a new document in use, or with `dry_run` only says what it would change.
-pub(super) async fn put<B: Looks, L: LeaseStore>(
+pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
     State(state): State<Arc<ApiState<B, L>>>,
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
     query: Result<Query<ChangeQuery>, QueryRejection>,
+    headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, Response> {
     let change = Change { context: &context, caller: &caller, action: "put", target: PATH };
     // Admission has checked this before it read the body.
     change.authorize()?;
-    let Query(query) = query.map_err(|error| error_response(error.status(), &error.body_text()))?;
-    if !query.dry_run {
-        return Err(state.documents.replace().map_or_else(
-            |error| {
-                change.refused(&error.to_string());
-                refusal(error)
-            },
-            |()| StatusCode::NO_CONTENT.into_response(),
-        ));
-    }
+    let bad = |status: StatusCode, text: &str| error_response(status, text);
+    let Query(query) = query.map_err(|error| bad(error.status(), &error.body_text()))?;
     let text = String::from_utf8(body.into());
-    let text = text.map_err(|_| {
-        error_response(StatusCode::UNPROCESSABLE_ENTITY, "the document is not UTF-8 text")
-    })?;
-    let checked = state.documents.check(text).await.map_err(refusal)?;
-    let headers = [(header::ETAG, etag(checked.version))];
-    Ok((headers, Json(checked_json(&checked))).into_response())
+    let text =
+        text.map_err(|_| bad(StatusCode::UNPROCESSABLE_ENTITY, "the document is not UTF-8 text"))?;
+    if query.dry_run {
+        let checked = state.documents.check(text).await.map_err(refusal)?;
+        return Ok(answer(&checked));
+    }
+    let refused = |error: DocumentError| {
+        change.refused(&error.to_string());
+        refusal(error)
+    };
+    state.documents.check_owner().map_err(refused)?;
+    if query.message.len() > MESSAGE_LIMIT {
+        let text = format!("the message is longer than {MESSAGE_LIMIT} bytes");
+        return Err(bad(StatusCode::BAD_REQUEST, &text));
+    }
+    let by = caller.name().map_or_else(|| context.peer().to_string(), str::to_owned);
+    let replaces = replaced_version(&headers)?;
+    let new = NewDocument { text, replaces, by, message: query.message };
+    let checked = state.documents.replace(new).await.map_err(refused)?;
+    let (number, differences) = (checked.version, checked.differences.len());
+    change.made(&format!("the limits have version {number} now: {differences} values differ"));
+    Ok(answer(&checked))
+}
+
+fn answer(checked: &Checked) -> Response {
+    ([(header::ETAG, etag(checked.version))], Json(checked_json(checked))).into_response()
 }
 
 fn checked_json(checked: &Checked) -> Value {
@@ -132,6 +167,13 @@ fn refusal(error: DocumentError) -> Response {
             (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response()
         }
         DocumentError::InFile(_) => error_response(StatusCode::FORBIDDEN, &text),
+        DocumentError::Conflict(current) => {
+            let body = json!({ "error": text, "version": current });
+            (StatusCode::CONFLICT, [(header::ETAG, etag(current))], Json(body)).into_response()
+        }
+        DocumentError::TooLong => error_response(StatusCode::PAYLOAD_TOO_LARGE, &text),
+        DocumentError::Unknown => error_response(StatusCode::GATEWAY_TIMEOUT, &text),
+        DocumentError::Service(error) => service_error(&error),
         DocumentError::Stopping => super::stopping(),
     }
 }

@@ -72,7 +72,7 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
         hosts: Hosts::default(),
         timeouts,
     };
-    let documents = DocumentService::new(Arc::clone(&shared));
+    let documents = DocumentService::new(MemoryStore::new(), Arc::clone(&shared));
     let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let services = Services { allow, capacity: leases, documents };

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Cmd, FromRedisValue, RedisError};
+use redis::{Cmd, FromRedisValue, RedisError, Value};
 
 use super::topology::Master;
 use crate::store::redis::connecting::connection::{Address, Spares};
@@ -37,6 +37,19 @@ impl Shard {
     ) -> Arc<Self> {
         let (spares, in_flight) = (Spares::new(address), Default::default());
         Arc::new(Self { master, keys, health, spares, in_flight })
+    }
+
+    /// Sends a command on a connection of its own, without a time limit.
+    pub(crate) async fn call(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        let mut connection = self.spares.connect().await?;
+        cmd.query_async(&mut connection.redis).await
+    }
+
+    /// The same for a key whose slot this server is about to get.
+    pub(crate) async fn call_asking(&self, cmd: &Cmd) -> Result<Value, RedisError> {
+        let mut connection = self.spares.connect().await?;
+        let _: Value = redis::cmd("ASKING").query_async(&mut connection.redis).await?;
+        cmd.query_async(&mut connection.redis).await
     }
 
     /// Sends a command that is not urgent, on a new connection. Fails with

@@ -30,7 +30,7 @@ pub(crate) const CONNECT_ROUND_TRIPS: u32 = 4;
 /// The maximum number of bytes to read between two writes, so that faulty replies can't use up the
 /// memory. The longest proper reply is a list of 1000 ids of up to 1 KiB; one round trip may have
 /// several. Small nested values take up to 40 times their size in memory.
-const MAX_REPLY: usize = 4 << 20;
+pub(crate) const MAX_REPLY: usize = 4 << 20;
 
 /// Login and TLS settings that are not in the URLs of the servers.
 #[derive(Clone, Debug, Default)]

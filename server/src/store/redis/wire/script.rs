@@ -23,6 +23,7 @@ macro_rules! guarded {
 
 const HEARTBEAT_TEXT: &str = guarded!("heartbeat.lua");
 const LAYOUTS_TEXT: &str = guarded!("layouts.lua");
+const VERSIONS_TEXT: &str = guarded!("versions.lua");
 const RENEWAL_TEXT: &str = guarded!("renewal.lua");
 
 const ALLOW_TEXT: &str = include_str!("../../../../../lua/allow.lua");
@@ -205,6 +206,38 @@ pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
     cmd.arg(&*keys.nodes);
     cmd.arg(&*node.name).arg(node.ttl.as_micros() as u64);
     cmd.arg(&*keys.birth).arg(keys.birth_seen.inherited()).arg(&*keys.resources);
+    cmd
+}
+
+/// Reads the number of the current version of the limits.
+pub(crate) fn current_version() -> Cmd {
+    let mut cmd = redis::cmd("HGET");
+    cmd.arg(keys::VERSIONS).arg("n");
+    cmd
+}
+
+/// Reads what is known of a version of the limits, and its text.
+pub(crate) fn version(number: u64) -> Cmd {
+    let mut cmd = redis::cmd("HMGET");
+    cmd.arg(keys::VERSIONS).arg(format!("a{number}")).arg(format!("t{number}"));
+    cmd
+}
+
+/// Reads what is known of some versions of the limits.
+pub(crate) fn abouts(numbers: impl Iterator<Item = u64>) -> Cmd {
+    let mut cmd = redis::cmd("HMGET");
+    cmd.arg(keys::VERSIONS);
+    for number in numbers {
+        cmd.arg(format!("a{number}"));
+    }
+    cmd
+}
+
+/// Makes a version of the limits the current one; see `lua/versions.lua`.
+pub(crate) fn put_version(is_next: bool, number: u64, about: &[u8], text: &[u8], kept: u64) -> Cmd {
+    let mut cmd = redis::cmd("EVAL");
+    cmd.arg(VERSIONS_TEXT).arg(1).arg(keys::VERSIONS);
+    cmd.arg(u8::from(is_next)).arg(number).arg(about).arg(text).arg(kept);
     cmd
 }
 

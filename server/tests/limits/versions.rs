@@ -1,0 +1,348 @@
+//! Limits that the store owns: versions on every store, and nodes that follow them.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::command::{CommandOutput, tollgate};
+use testkit::grpc::{channel, request};
+use testkit::http::{HttpResponse, allow, get, http, send};
+use testkit::redis_cluster::RedisCluster;
+use testkit::{LimitsFile, Node, Redis, START, Servers, eventually, redis_store};
+use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::redis::slot;
+use tollgate_server::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
+use tonic::Code;
+
+const PATH: &str = "/v1/limits";
+
+/// How long nodes may take to follow. They look every 300 to 400 ms; the rest is for a busy machine.
+const FOLLOW: Duration = Duration::from_secs(10);
+
+fn document(size: u64) -> String {
+    format!(
+        "# The size is {size}.\nnamespaces: {{ shop: {{ buckets: {{ cart: {{ size: {size}, fill_rate: 1/h, max_tokens_per_request: -1 }} }} }} }}\n"
+    )
+}
+
+fn version(number: u64, text: &str) -> Version {
+    let (by, message) = (format!("author {number}"), "a \"message\"\n".to_owned());
+    let about = About { number, at_ms: 1_700_000_000_000 + number, by, message, copy_of: None };
+    Version { about, text: text.into() }
+}
+
+async fn versions_replace_each_other(store: &impl Versions) {
+    assert_eq!(store.current_number().await, Ok(0));
+    assert_eq!(store.version(1).await, Ok(None));
+    assert_eq!(store.history().await, Ok(Vec::new()));
+    assert_eq!(store.write(&version(2, "too early")).await, Ok(Written::Conflict(0)));
+    assert_eq!(store.write(&version(1, "one")).await, Ok(Written::Yes));
+    assert_eq!(store.write(&version(1, "one again")).await, Ok(Written::Conflict(1)));
+    assert_eq!(store.write(&version(3, "too early")).await, Ok(Written::Conflict(1)));
+    assert_eq!(store.write(&version(2, "two, ключ")).await, Ok(Written::Yes));
+    assert_eq!(store.current_number().await, Ok(2));
+    for kept in [version(1, "one"), version(2, "two, ключ")] {
+        assert_eq!(store.version(kept.about.number).await, Ok(Some(kept)));
+    }
+    let history = [version(2, "").about, version(1, "").about];
+    assert_eq!(store.history().await, Ok(history.to_vec()));
+    // Long texts, which Redis has compressed.
+    let long = "size: 100 # a comment\n".repeat(500_000);
+    assert_eq!(store.write(&version(3, &long)).await, Ok(Written::Yes));
+    assert_eq!(store.version(3).await, Ok(Some(version(3, &long))));
+}
+
+async fn the_last_hundred_are_kept(store: &impl Versions) {
+    for number in 4..=KEPT_VERSIONS + 10 {
+        assert_eq!(store.write(&version(number, "text")).await, Ok(Written::Yes));
+    }
+    let history = store.history().await.unwrap();
+    let numbers: Vec<u64> = history.iter().map(|about| about.number).collect();
+    assert_eq!(numbers, (11..=110).rev().collect::<Vec<_>>());
+    assert_eq!(store.version(10).await, Ok(None));
+    assert!(store.version(11).await.unwrap().is_some());
+}
+
+async fn a_version_is_given_back(store: &impl Versions) {
+    assert_eq!(store.give_back(&version(110, "older")).await, Ok(Written::Conflict(110)));
+    assert_eq!(store.give_back(&version(500, "ahead")).await, Ok(Written::Yes));
+    assert_eq!(store.version(500).await, Ok(Some(version(500, "ahead"))));
+    assert_eq!(store.history().await.unwrap().len(), 1, "the gap has no versions");
+    assert_eq!(store.write(&version(501, "next")).await, Ok(Written::Yes));
+    assert_eq!(store.version(110).await, Ok(None), "long ago");
+}
+
+async fn scenarios(store: &impl Versions) {
+    versions_replace_each_other(store).await;
+    the_last_hundred_are_kept(store).await;
+    a_version_is_given_back(store).await;
+}
+
+async fn on_servers(servers: &impl Servers) {
+    let store = redis_store(servers, ManualClock::new(START)).await;
+    scenarios(&store).await;
+    // A value of another type counts as none.
+    for mut master in servers.masters() {
+        let _ = redis::cmd("DEL").arg("v").exec(&mut master);
+        let _ = redis::cmd("SET").arg("v").arg("x").exec(&mut master);
+    }
+    assert_eq!(store.write(&version(1, "one")).await, Ok(Written::Yes));
+    assert_eq!(store.version(1).await, Ok(Some(version(1, "one"))));
+}
+
+#[tokio::test]
+async fn on_the_embedded_store() {
+    scenarios(&MemoryStore::new()).await;
+}
+
+#[tokio::test]
+async fn on_redis() {
+    on_servers(&Redis::start()).await;
+}
+
+#[tokio::test]
+async fn on_a_redis_cluster() {
+    on_servers(&RedisCluster::start_with(3, 0)).await;
+}
+
+/// A change while the slot of the versions moves: before its key has moved, after that, and when another
+/// server has the slot.
+#[tokio::test]
+async fn a_change_while_a_slot_moves() {
+    let cluster = RedisCluster::start_with(3, 0);
+    let store = redis_store(&cluster, ManualClock::new(START)).await;
+    let slot = slot(b"v");
+    let migration = cluster.begin_migration(slot, (cluster.owner(slot).unwrap() + 1) % 3);
+    assert_eq!(store.write(&version(1, "one")).await, Ok(Written::Yes), "at the new server");
+    assert_eq!(store.version(1).await, Ok(Some(version(1, "one"))));
+    assert_eq!(store.current_number().await, Ok(1));
+    assert_eq!(cluster.move_keys(&migration), 0, "the key is there already");
+    assert_eq!(store.write(&version(2, "two")).await, Ok(Written::Yes));
+    cluster.finish_migration(migration);
+    assert_eq!(store.write(&version(3, "three")).await, Ok(Written::Yes));
+    assert_eq!(store.version(2).await, Ok(Some(version(2, "two"))));
+    assert_eq!(store.history().await.unwrap().len(), 3);
+}
+
+/// A node whose limits the store owns.
+fn start(store: &str, args: &[&str]) -> Node {
+    Node::start(Path::new("store:"), &[&["--store", store], args].concat())
+}
+
+fn put(node: &Node, replaces: u64, query: &str, text: &str) -> HttpResponse {
+    put_at(node.http, replaces, query, text)
+}
+
+fn put_at(node: SocketAddr, replaces: u64, query: &str, text: &str) -> HttpResponse {
+    let head = format!("If-Match: \"{replaces}\"\r\n");
+    send(node, "PUT", &format!("{PATH}{query}"), &head, text.as_bytes()).unwrap()
+}
+
+/// The version in the header `ETag`.
+fn etag(response: &HttpResponse) -> u64 {
+    let etag = response.head.lines().find_map(|line| line.strip_prefix("etag: \""));
+    etag.unwrap().trim_end_matches('"').parse().unwrap()
+}
+
+/// The version that a node has in use.
+fn number(node: &Node) -> u64 {
+    etag(&get(node, PATH))
+}
+
+#[test]
+fn a_change_reaches_all_nodes() {
+    let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let (url, path) = (redis.url(), seed.path());
+    let args = ["--limits-seed", path.to_str().unwrap()];
+    let nodes: Vec<Node> = (0..3).map(|_| start(&url, &args)).collect();
+    for node in &nodes {
+        assert_eq!((number(node), get(node, PATH).body), (1, document(10)));
+        assert_eq!(get(node, "/readyz").status, 200);
+    }
+    assert_eq!(allow(nodes[0].http, "shop", "cart")["status"], "OK");
+
+    let changed = put(&nodes[1], 1, "?message=more%20room", &document(20));
+    assert_eq!(changed.status, 200, "{changed:?}");
+    assert_eq!(changed.json()["version"], 2);
+    let expected =
+        json!([{ "path": "namespaces.shop.buckets.cart.size", "before": 10, "after": 20 }]);
+    assert_eq!(changed.json()["differences"], expected);
+    assert_eq!((number(&nodes[1]), get(&nodes[1], PATH).body), (2, document(20)), "at once");
+    eventually("all nodes follow", FOLLOW, || nodes.iter().all(|node| number(node) == 2));
+    for node in &nodes {
+        let cart = get(node, "/v1/buckets/shop/cart").json();
+        assert_eq!((&cart["limit"]["size"], &cart["limits_version"]), (&json!(20), &json!(2)));
+        assert!(cart["tokens"].as_f64().unwrap() < 9.1, "nothing refills: {cart}");
+    }
+    // A node that starts later has the current version, not its seed.
+    let late = start(&url, &args);
+    assert_eq!(number(&late), 2);
+}
+
+#[test]
+fn changes_name_the_version_that_they_replace() {
+    let seed = LimitsFile::new(&document(10));
+    let node = start("memory:", &["--limits-seed", seed.path().to_str().unwrap()]);
+    let without = http(node.http, "PUT", PATH, document(20).as_bytes());
+    assert_eq!(without.status, 428, "{without:?}");
+    let conflict = put(&node, 7, "", &document(20));
+    assert_eq!((conflict.status, &conflict.json()["version"]), (409, &json!(1)), "{conflict:?}");
+    for (header, status) in [("If-Match: *", 400), ("If-Match: \"x\"", 400), ("If-Match: 1", 200)] {
+        let head = format!("{header}\r\n");
+        let answer = send(node.http, "PUT", PATH, &head, document(20).as_bytes()).unwrap();
+        assert_eq!(answer.status, status, "{header}: {answer:?}");
+    }
+    assert_eq!(put(&node, 2, "", "namespaces: { a: { nonsense: 1 } }").status, 422);
+    let long = format!("?message={}", "x".repeat(1025));
+    assert_eq!(put(&node, 2, &long, &document(30)).status, 400);
+    assert_eq!((number(&node), get(&node, PATH).body), (2, document(20)));
+    assert_eq!(put(&node, 2, "?dry_run=true", &document(30)).json()["version"], 2);
+    assert_eq!(number(&node), 2, "a dry run changes nothing");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_limits_a_node_is_not_ready() {
+    let node = start("memory:", &[]);
+    let ready = get(&node, "/readyz");
+    assert_eq!(ready.status, 503);
+    assert!(ready.body.contains("it has no limits"), "{ready:?}");
+    assert_eq!((number(&node), get(&node, PATH).body.as_str()), (0, ""));
+    let mut client = QuotaServiceClient::new(channel(node.grpc).await);
+    let refused = client.allow(request("shop", "cart", 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
+    assert_eq!(get(&node, "/v1/buckets/shop/cart").status, 503);
+    assert_eq!(put(&node, 0, "", &document(10)).status, 200);
+    assert_eq!(
+        client.allow(request("shop", "cart", 1)).await.unwrap().into_inner().tokens_granted,
+        1
+    );
+    eventually("it is ready", FOLLOW, || get(&node, "/readyz").status == 200);
+}
+
+#[test]
+fn a_store_that_was_emptied_gets_the_limits_back() {
+    let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let path = seed.path();
+    let node = start(&redis.url(), &["--limits-seed", path.to_str().unwrap()]);
+    for (replaces, size) in [(1, 20), (2, 30)] {
+        assert_eq!(put(&node, replaces, "", &document(size)).status, 200);
+    }
+    redis::cmd("FLUSHALL").exec(&mut redis.connection()).unwrap();
+    let in_store = || {
+        let mut connection = redis.connection();
+        redis::cmd("HGET").arg("v").arg("n").query::<Option<u64>>(&mut connection).unwrap()
+    };
+    eventually("the store has it again", FOLLOW, || in_store() == Some(3));
+    assert_eq!((number(&node), get(&node, PATH).body), (3, document(30)));
+    let late = start(&redis.url(), &["--limits-seed", path.to_str().unwrap()]);
+    assert_eq!((number(&late), get(&late, PATH).body), (3, document(30)));
+}
+
+/// A node keeps what it has of a version that it does not understand: one of a newer release.
+#[test]
+fn a_version_that_a_node_does_not_understand_is_left_alone() {
+    let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let node = start(&redis.url(), &["--limits-seed", seed.path().to_str().unwrap()]);
+    let mut connection = redis.connection();
+    let write = |number: u64, text: &str, connection: &mut redis::Connection| {
+        let about = serde_json::to_string(&version(number, "").about).unwrap();
+        let mut set = redis::cmd("HSET");
+        set.arg("v").arg("n").arg(number).arg(format!("a{number}")).arg(about);
+        set.arg(format!("t{number}")).arg(text).exec(connection).unwrap();
+    };
+    write(2, "a_key_of_the_future: 1", &mut connection);
+    let mut logged = Vec::new();
+    eventually("it says so", FOLLOW, || {
+        logged.extend(node.logged());
+        logged.iter().any(|event| event["message"] == "new limits refused, the old ones stay")
+    });
+    assert_eq!(number(&node), 1);
+    let refused = get(&node, "/debug/status.json").json()["files"]["limits"]["refused"].clone();
+    assert!(refused["error"].as_str().unwrap().starts_with("version 2:"), "{refused}");
+    write(3, &document(30), &mut connection);
+    eventually("it follows the next one", FOLLOW, || number(&node) == 3);
+}
+
+/// Each accepted change has one version, and is in the document of the next one.
+#[test]
+fn fifty_editors() {
+    const EDITORS: usize = 50;
+    let redis = Redis::start();
+    let nodes = [(); 2].map(|()| start(&redis.url(), &[]));
+    assert_eq!(put(&nodes[0], 0, "", "namespaces: {}\n").status, 200);
+    let (begun, addresses) = (Instant::now(), nodes.each_ref().map(|node| node.http));
+    let edit = |editor: usize| {
+        let node = addresses[editor % addresses.len()];
+        loop {
+            let current = http(node, "GET", PATH, b"");
+            let mut document: Value = serde_yaml::from_str(&current.body).unwrap();
+            document["namespaces"][format!("editor{editor}")] = json!({ "default_bucket": {} });
+            let query = format!("?message=editor{editor}");
+            let answer = put_at(node, etag(&current), &query, &document.to_string());
+            match answer.status {
+                200 => return etag(&answer),
+                409 => eventually("the node follows", 12 * FOLLOW, || {
+                    assert!(begun.elapsed() < 12 * FOLLOW, "no progress");
+                    etag(&http(node, "GET", PATH, b"")) >= etag(&answer)
+                }),
+                status => panic!("{status}: {answer:?}"),
+            }
+        }
+    };
+    let edit = &edit;
+    let versions: BTreeSet<u64> = std::thread::scope(|scope| {
+        let editors: Vec<_> =
+            (0..EDITORS).map(|editor| scope.spawn(move || edit(editor))).collect();
+        editors.into_iter().map(|editor| editor.join().unwrap()).collect()
+    });
+    assert_eq!(versions, (2..=EDITORS as u64 + 1).collect(), "one version for each");
+    eventually("both nodes have the last one", FOLLOW, || {
+        nodes.iter().all(|node| number(node) == EDITORS as u64 + 1)
+    });
+    let last: Value = serde_yaml::from_str(&get(&nodes[0], PATH).body).unwrap();
+    assert_eq!(last["namespaces"].as_object().unwrap().len(), EDITORS, "no change is lost");
+}
+
+#[test]
+fn commands() {
+    let seed = LimitsFile::new(&document(10));
+    let node = start("memory:", &["--limits-seed", seed.path().to_str().unwrap()]);
+    let address = node.http.to_string();
+    let run = |args: &[&str]| tollgate(&[&["limits"], args, &["--http", &address]].concat());
+    let file = LimitsFile::new(&document(20));
+    let path = file.path();
+    let apply = |args: &[&str]| run(&[&["apply", path.to_str().unwrap()], args].concat());
+    let assert = |done: CommandOutput, code: i32, stdout: &str| {
+        assert_eq!((done.code, done.stdout.as_str(), done.stderr.as_str()), (code, stdout, ""));
+    };
+    const CHANGE: &str = "~ namespaces.shop.buckets.cart.size: 10 -> 20\n";
+    assert(apply(&["--dry-run"]), 0, CHANGE);
+    assert_eq!(number(&node), 1);
+    let conflict = apply(&["--if-version", "7"]);
+    assert_eq!((conflict.code, number(&node)), (4, 1), "{conflict:?}");
+    assert(
+        apply(&["--message", "more & more", "--if-version", "1"]),
+        0,
+        &format!("{CHANGE}version 2\n"),
+    );
+    assert_eq!((number(&node), get(&node, PATH).body), (2, document(20)));
+    assert(apply(&[]), 0, "no difference\n");
+    assert_eq!(number(&node), 2, "the same text makes no version");
+    file.write("namespaces: { a: { nonsense: 1 } }");
+    assert_eq!(apply(&[]).code, 1);
+
+    // Limits in a file are not applied.
+    let of_file = Node::start(&seed.path(), &[]);
+    let http = of_file.http.to_string();
+    file.write(&document(30));
+    let refused = tollgate(&["limits", "apply", path.to_str().unwrap(), "--http", &http]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.stderr.contains("change them there"), "{refused:?}");
+    let nobody = format!("127.0.0.1:{}", testkit::DEAD_PORT);
+    let unknown = tollgate(&["limits", "apply", path.to_str().unwrap(), "--http", &nobody]);
+    assert_eq!(unknown.code, 2, "{unknown:?}");
+}
