@@ -78,9 +78,18 @@ impl ApiArgs {
         Ok(Answered::Yes(answer))
     }
 
-    /// The document of the limits, as the media type `accept`; `None` if the node refused.
-    pub(super) fn document(&self, accept: &str) -> Result<Option<Document>, String> {
-        let request = Request::get("/v1/limits").header(ACCEPT, accept);
+    /// A document of the limits, as the media type `accept`: that in use, or a version that the store
+    /// keeps. `None` if the node refused.
+    pub(super) fn document(
+        &self,
+        version: Option<u64>,
+        accept: &str,
+    ) -> Result<Option<Document>, String> {
+        let path = match version {
+            None => "/v1/limits".to_owned(),
+            Some(number) => format!("/v1/limits/versions/{number}"),
+        };
+        let request = Request::get(path).header(ACCEPT, accept);
         let Some(response) = self.ask(request, String::new())? else { return Ok(None) };
         Ok(Some(Document { text: response.body, etag: response.etag.unwrap_or_default() }))
     }

@@ -9,7 +9,7 @@ use tokio::task::{JoinError, spawn_blocking};
 use super::{Error, ServiceState};
 use crate::config::{self, Difference, Faults};
 use crate::store::StoreError;
-use crate::store::versions::{About, Version, Versions, Written};
+use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
 
 /// Reads, checks and replaces the document of the limits.
 #[derive(Clone)]
@@ -47,7 +47,14 @@ pub struct NewDocument {
     pub text: String,
     /// The number of the version that it replaces.
     pub replaces: u64,
-    /// Who writes it.
+    /// Who writes it, and why.
+    pub author: Author,
+}
+
+/// Who makes a change, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// Who.
     pub by: String,
     /// What they say about it.
     pub message: String,
@@ -62,13 +69,19 @@ pub enum DocumentError {
     /// The limits are in a file.
     #[error("the limits of this node are in the file {}: change them there", .0.display())]
     InFile(PathBuf),
+    /// The limits are in a file, so there are no versions.
+    #[error("the limits of this node are in the file {}, which has no versions", .0.display())]
+    NoVersions(PathBuf),
+    /// The store does not have this version.
+    #[error("the store has no version {0}: it keeps the last {KEPT_VERSIONS}")]
+    NoVersion(u64),
     /// Another version is the current one.
     #[error("the current version is {0}, not the one that this change replaces")]
     Conflict(u64),
     /// The text is too long for the store.
     #[error("the document is too long for the store, even compressed")]
     TooLong,
-    /// The store gave no answer.
+    /// The store gave no answer to a change.
     #[error(
         "the store did not answer: it is unknown whether the document is the current version now"
     )]
@@ -88,14 +101,19 @@ impl From<JoinError> for DocumentError {
     }
 }
 
-impl From<StoreError> for DocumentError {
-    /// The error of a write.
-    fn from(error: StoreError) -> Self {
-        match error {
-            StoreError::Timeout | StoreError::Unreachable => Self::Unknown,
-            StoreError::Refused => Error::Unavailable.into(),
-            StoreError::Overloaded => Error::Overloaded.into(),
-        }
+/// The error of a call that changes nothing.
+fn unread(error: StoreError) -> DocumentError {
+    DocumentError::Service(match error {
+        StoreError::Overloaded => Error::Overloaded,
+        StoreError::Timeout | StoreError::Unreachable | StoreError::Refused => Error::Unavailable,
+    })
+}
+
+/// The error of a change.
+fn unwritten(error: StoreError) -> DocumentError {
+    match error {
+        StoreError::Timeout | StoreError::Unreachable => DocumentError::Unknown,
+        StoreError::Refused | StoreError::Overloaded => unread(error),
     }
 }
 
@@ -155,18 +173,66 @@ impl<V: Versions> DocumentService<V> {
     /// Makes a new document the current version. This node uses it when the future completes; the
     /// others follow within a second.
     pub async fn replace(&self, new: NewDocument) -> Result<Checked, DocumentError> {
+        self.replace_by_copy(new, None).await
+    }
+
+    /// Makes a new version with the text of the version `to`. `replaces`: the version that it replaces;
+    /// `None`: whichever is the current one.
+    pub async fn roll_back(
+        &self,
+        to: u64,
+        replaces: Option<u64>,
+        author: Author,
+    ) -> Result<Checked, DocumentError> {
         self.check_owner()?;
-        let NewDocument { text, replaces, by, message } = new;
-        let (parsed, checked) = self.parse_and_compare(text).await?;
-        let about = About {
-            number: replaces.saturating_add(1),
-            at_ms: self.state.now().as_millis().unsigned_abs(),
-            by,
-            message,
-            copy_of: None,
+        let Version { text, .. } = self.version(to).await?;
+        let replaces = match replaces {
+            Some(replaces) => replaces,
+            None => self.versions.current_number().await.map_err(unread)?,
         };
+        let new = NewDocument { text: text.to_string(), replaces, author };
+        self.replace_by_copy(new, Some(to)).await
+    }
+
+    /// A version that the store keeps.
+    pub async fn version(&self, number: u64) -> Result<Version, DocumentError> {
+        self.check_versions()?;
+        let found = self.versions.version(number).await.map_err(unread)?;
+        found.ok_or(DocumentError::NoVersion(number))
+    }
+
+    /// A version that the store keeps as JSON, with defaults filled in.
+    pub async fn version_as_json(&self, number: u64) -> Result<String, DocumentError> {
+        let Version { text, .. } = self.version(number).await?;
+        let written = move || config::parse(&text).map(|parsed| config::to_json(&parsed.limits));
+        spawn_blocking(written).await?.map_err(DocumentError::Faulty)
+    }
+
+    /// What is known of the versions that the store keeps, the newest first.
+    pub async fn history(&self) -> Result<Vec<About>, DocumentError> {
+        self.check_versions()?;
+        self.versions.history().await.map_err(unread)
+    }
+
+    fn check_versions(&self) -> Result<(), DocumentError> {
+        match self.state.limits.file() {
+            Some(file) => Err(DocumentError::NoVersions(file.to_owned())),
+            None => Ok(()),
+        }
+    }
+
+    async fn replace_by_copy(
+        &self,
+        new: NewDocument,
+        copy_of: Option<u64>,
+    ) -> Result<Checked, DocumentError> {
+        self.check_owner()?;
+        let NewDocument { text, replaces, author: Author { by, message } } = new;
+        let (parsed, checked) = self.parse_and_compare(text).await?;
+        let at_ms = self.state.now().as_millis().unsigned_abs();
+        let about = About { number: replaces.saturating_add(1), at_ms, by, message, copy_of };
         let version = Version { about, text: Arc::clone(&parsed.text) };
-        match self.versions.write(&version).await? {
+        match self.versions.write(&version).await.map_err(unwritten)? {
             Written::Yes => {}
             Written::Conflict(current) => return Err(DocumentError::Conflict(current)),
             Written::TooLong => return Err(DocumentError::TooLong),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use testkit::command::{CommandOutput, tollgate};
+use testkit::command::{CommandOutput, tollgate, tollgate_with};
 use testkit::grpc::{channel, request};
 use testkit::http::{HttpResponse, allow, get, http, send};
 use testkit::redis_cluster::RedisCluster;
@@ -204,6 +204,44 @@ fn changes_name_the_version_that_they_replace() {
     assert_eq!(number(&node), 2, "a dry run changes nothing");
 }
 
+#[test]
+fn older_versions_are_read_and_come_back() {
+    let seed = LimitsFile::new(&document(10));
+    let node = start("memory:", &["--limits-seed", seed.path().to_str().unwrap()]);
+    assert_eq!(put(&node, 1, "?message=two", &document(20)).status, 200);
+    let first = get(&node, "/v1/limits/versions/1");
+    assert_eq!((etag(&first), first.body.as_str()), (1, &*document(10)));
+    let json = "Accept: application/json\r\n";
+    let first = send(node.http, "GET", "/v1/limits/versions/1", json, b"").unwrap().json();
+    assert_eq!(first["namespaces"]["shop"]["buckets"]["cart"]["size"], 10);
+    for path in ["versions/3", "versions/0", "versions/x", "versions/-1", "versions/"] {
+        assert_eq!(get(&node, &format!("{PATH}/{path}")).status, 404, "{path}");
+    }
+    let roll_back = |query: &str, headers: &str| {
+        let path = format!("{PATH}/rollback{query}");
+        send(node.http, "POST", &path, headers, b"").unwrap()
+    };
+    for (query, headers, status) in [
+        ("", "", 400),
+        ("?to=x", "", 400),
+        ("?to=7", "", 404),
+        ("?to=1", "If-Match: \"1\"\r\n", 409),
+        ("?to=1", "Origin: http://evil.example\r\n", 403),
+        ("?to=1", "X-Forwarded-For: 10.0.0.1\r\n", 403),
+        ("?to=1", "", 200),
+        ("?to=2", "If-Match: \"3\"\r\n", 200),
+    ] {
+        let answer = roll_back(query, headers);
+        assert_eq!(answer.status, status, "{query} {headers}: {answer:?}");
+    }
+    assert_eq!((number(&node), get(&node, PATH).body), (4, document(20)));
+    let history = get(&node, "/v1/limits/versions").json();
+    assert_eq!(history["in_use"], 4);
+    let copies: Vec<&Value> =
+        history["versions"].as_array().unwrap().iter().map(|version| &version["copy_of"]).collect();
+    assert_eq!(copies, [&json!(2), &json!(1), &Value::Null, &Value::Null]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn without_limits_a_node_is_not_ready() {
     let node = start("memory:", &[]);
@@ -335,8 +373,50 @@ fn commands() {
     file.write("namespaces: { a: { nonsense: 1 } }");
     assert_eq!(apply(&[]).code, 1);
 
+    // The history, and back.
+    let listed = run(&["history"]).stdout;
+    let lines: Vec<&str> = listed.lines().collect();
+    assert!(
+        lines[1].trim_start().starts_with("2  ") && lines[1].ends_with("  more & more"),
+        "{listed}"
+    );
+    assert!(
+        lines[2].ends_with(&format!("  seed       from {}", seed.path().display())),
+        "{listed}"
+    );
+    assert(run(&["show", "1"]), 0, &document(10));
+    assert(run(&["diff", "1"]), 1, "~ namespaces.shop.buckets.cart.size: 20 -> 10\n");
+    assert_eq!(run(&["show", "7"]).code, 1);
+    assert_eq!(run(&["rollback", "1", "--if-version", "1"]).code, 4);
+    let back = "~ namespaces.shop.buckets.cart.size: 20 -> 10\nversion 3\n";
+    assert(run(&["rollback", "1", "--message", "oh"]), 0, back);
+    assert_eq!((number(&node), get(&node, PATH).body), (3, document(10)));
+    let history = get(&node, "/v1/limits/versions").json();
+    let newest = &history["versions"][0];
+    assert_eq!((&newest["number"], &newest["copy_of"]), (&json!(3), &json!(1)), "{history}");
+    assert_eq!((&newest["by"], &newest["message"]), (&json!("127.0.0.1"), &json!("oh")));
+
+    // An editor that is a program.
+    let edit = |editor: &str| {
+        let args = ["limits", "edit", "--http", &address];
+        tollgate_with(&args, &[("EDITOR", editor), ("VISUAL", "")])
+    };
+    assert(
+        edit("sed -i s/10/40/g"),
+        0,
+        "~ namespaces.shop.buckets.cart.size: 10 -> 40\nversion 4\n",
+    );
+    assert(edit("true"), 0, "no difference\n");
+    let faulty = edit("sed -i s/size:/sighs:/");
+    assert_eq!((faulty.code, number(&node)), (1, 4), "{faulty:?}");
+    let kept = faulty.stderr.trim_end().rsplit(' ').next().unwrap();
+    assert!(std::fs::read_to_string(kept).unwrap().contains("sighs:"), "{faulty:?}");
+    std::fs::remove_file(kept).unwrap();
+    assert_eq!(edit("false").code, 2);
+
     // Limits in a file are not applied.
     let of_file = Node::start(&seed.path(), &[]);
+    assert_eq!(get(&of_file, "/v1/limits/versions").status, 404);
     let http = of_file.http.to_string();
     file.write(&document(30));
     let refused = tollgate(&["limits", "apply", path.to_str().unwrap(), "--http", &http]);

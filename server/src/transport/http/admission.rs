@@ -213,12 +213,15 @@ fn expects_continue(head: &Parts, body: &Body) -> bool {
 
 /// The headers that handlers need.
 fn kept_headers(kind: Kind, headers: &HeaderMap) -> HeaderMap {
-    let name = match kind {
-        Kind::Ask(_) | Kind::Look => return HeaderMap::new(),
-        Kind::Document => IF_MATCH,
-        Kind::Other => ACCEPT,
-    };
-    headers.get_all(&name).iter().map(|value| (name.clone(), value.clone())).collect()
+    match kind {
+        Kind::Ask(_) | Kind::Look => HeaderMap::new(),
+        Kind::Document | Kind::Other => {
+            let all = [ACCEPT, IF_MATCH].into_iter().flat_map(|name| {
+                headers.get_all(&name).iter().map(move |value| (name.clone(), value.clone()))
+            });
+            all.collect()
+        }
+    }
 }
 
 /// Whether the request may come from a page of another site: a link to a status page.

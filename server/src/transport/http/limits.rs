@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::{ConnectInfo, Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
-use crate::service::documents::{Checked, DocumentError, NewDocument};
+use crate::service::documents::{Author, Checked, Document, DocumentError, NewDocument};
 use crate::store::LeaseStore;
 use crate::store::look::Looks;
 use crate::store::versions::Versions;
@@ -31,16 +31,47 @@ pub(super) async fn show<B: Looks, L: LeaseStore + Versions>(
     headers: HeaderMap,
 ) -> Result<Response, Response> {
     caller.may_see_all().map_err(access_denied)?;
-    let answer = |version: u64, content_type: &'static str, text: Bytes| {
-        let headers = [(header::ETAG, etag(version)), (header::CONTENT_TYPE, content_type.into())];
-        (headers, text).into_response()
-    };
     if wants_json(&headers) {
         let (text, version) = state.documents.current_as_json().await.map_err(refusal)?;
-        return Ok(answer(version, "application/json", text.into()));
+        return Ok(document_answer(version, "application/json", text.into()));
     }
-    let document = state.documents.current();
-    Ok(answer(document.version, "application/yaml", Bytes::from_owner(Text(document.text))))
+    let Document { text, version } = state.documents.current();
+    Ok(document_answer(version, "application/yaml", Bytes::from_owner(Text(text))))
+}
+
+fn document_answer(version: u64, content_type: &'static str, text: Bytes) -> Response {
+    let headers = [(header::ETAG, etag(version)), (header::CONTENT_TYPE, content_type.into())];
+    (headers, text).into_response()
+}
+
+/// `GET /v1/limits/versions`: what is known of the versions that the store keeps.
+pub(super) async fn history<B: Looks, L: LeaseStore + Versions>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    caller: Caller,
+) -> Result<Response, Response> {
+    caller.may_see_all().map_err(access_denied)?;
+    let versions = state.documents.history().await.map_err(refusal)?;
+    let in_use = state.documents.current().version;
+    Ok(Json(json!({ "in_use": in_use, "versions": versions })).into_response())
+}
+
+/// `GET /v1/limits/versions/{number}`: one of them, as it was written, or as JSON with all defaults.
+pub(super) async fn version<B: Looks, L: LeaseStore + Versions>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    caller: Caller,
+    Path(number): Path<String>,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    caller.may_see_all().map_err(access_denied)?;
+    let number = number.parse();
+    let number: u64 =
+        number.map_err(|_| error_response(StatusCode::NOT_FOUND, "a version is a number"))?;
+    if wants_json(&headers) {
+        let text = state.documents.version_as_json(number).await.map_err(refusal)?;
+        return Ok(document_answer(number, "application/json", text.into()));
+    }
+    let found = state.documents.version(number).await.map_err(refusal)?;
+    Ok(document_answer(number, "application/yaml", Bytes::from_owner(Text(found.text))))
 }
 
 /// A shared text as the bytes of a body, which are not copied.
@@ -68,17 +99,17 @@ fn etag(version: u64) -> String {
     format!("\"{version}\"")
 }
 
-/// The version in `If-Match`, which a change replaces.
+/// The version in `If-Match`, which a change replaces; `None` without the header.
 #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-fn replaced_version(headers: &HeaderMap) -> Result<u64, Response> {
+fn replaced_version(headers: &HeaderMap) -> Result<Option<u64>, Response> {
     let mut values = headers.get_all(header::IF_MATCH).iter();
-    let (Some(value), None) = (values.next(), values.next()) else {
-        let text = "If-Match must name the version that the change replaces: see ETag of GET";
-        return Err(error_response(StatusCode::PRECONDITION_REQUIRED, text));
+    let (value, other) = match (values.next(), values.next()) {
+        (None, _) => return Ok(None),
+        (Some(value), other) => (value.to_str().unwrap_or_default().trim(), other),
     };
-    let value = value.to_str().unwrap_or_default().trim();
-    let number = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
-    number.unwrap_or(value).parse().map_err(|_| {
+    let quoted = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
+    let number = quoted.unwrap_or(value).parse().ok().filter(|_| other.is_none());
+    number.map(Some).ok_or_else(|| {
         let text = "If-Match must be one version, such as \"7\"";
         error_response(StatusCode::BAD_REQUEST, text)
     })
@@ -118,22 +149,67 @@ pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
         let checked = state.documents.check(text).await.map_err(refusal)?;
         return Ok(answer(&checked));
     }
-    let refused = |error: DocumentError| {
-        change.refused(&error.to_string());
-        refusal(error)
-    };
-    state.documents.check_owner().map_err(refused)?;
-    if query.message.len() > MESSAGE_LIMIT {
+    state.documents.check_owner().map_err(|error| refused(&change, error))?;
+    let author = author(&change, query.message)?;
+    let replaces = replaced_version(&headers)?.ok_or_else(|| {
+        let text = "If-Match must name the version that the change replaces: see ETag of GET";
+        bad(StatusCode::PRECONDITION_REQUIRED, text)
+    })?;
+    let replaced = state.documents.replace(NewDocument { text, replaces, author }).await;
+    done(&change, replaced)
+}
+
+/// The query of a rollback.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct RollbackQuery {
+    to: u64,
+    #[serde(default)]
+    message: String,
+}
+
+/// `POST /v1/limits/rollback`: makes a new version with the text of an older one.
+pub(super) async fn roll_back<B: Looks, L: LeaseStore + Versions>(
+    State(state): State<Arc<ApiState<B, L>>>,
+    ConnectInfo(context): ConnectInfo<ConnectionContext>,
+    caller: Caller,
+    query: Result<Query<RollbackQuery>, QueryRejection>,
+    headers: HeaderMap,
+) -> Result<Response, Response> {
+    let change = Change { context: &context, caller: &caller, action: "roll back", target: PATH };
+    change.authorize()?;
+    let Query(RollbackQuery { to, message }) =
+        query.map_err(|error| error_response(error.status(), &error.body_text()))?;
+    let (author, replaces) = (author(&change, message)?, replaced_version(&headers)?);
+    done(&change, state.documents.roll_back(to, replaces, author).await)
+}
+
+/// The author of a change: the caller's name, or the address that the request came from.
+#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+fn author(change: &Change<'_>, message: String) -> Result<Author, Response> {
+    if message.len() > MESSAGE_LIMIT {
         let text = format!("the message is longer than {MESSAGE_LIMIT} bytes");
-        return Err(bad(StatusCode::BAD_REQUEST, &text));
+        return Err(error_response(StatusCode::BAD_REQUEST, &text));
     }
-    let by = caller.name().map_or_else(|| context.peer().to_string(), str::to_owned);
-    let replaces = replaced_version(&headers)?;
-    let new = NewDocument { text, replaces, by, message: query.message };
-    let checked = state.documents.replace(new).await.map_err(refused)?;
+    let by = change.caller.name().map_or_else(|| change.context.peer().to_string(), str::to_owned);
+    Ok(Author { by, message })
+}
+
+/// Logs what came of a change, and answers.
+#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+fn done(
+    change: &Change<'_>,
+    replaced: Result<Checked, DocumentError>,
+) -> Result<Response, Response> {
+    let checked = replaced.map_err(|error| refused(change, error))?;
     let (number, differences) = (checked.version, checked.differences.len());
     change.made(&format!("the limits have version {number} now: {differences} values differ"));
     Ok(answer(&checked))
+}
+
+fn refused(change: &Change<'_>, error: DocumentError) -> Response {
+    change.refused(&error.to_string());
+    refusal(error)
 }
 
 fn answer(checked: &Checked) -> Response {
@@ -167,6 +243,9 @@ fn refusal(error: DocumentError) -> Response {
             (StatusCode::UNPROCESSABLE_ENTITY, Json(body)).into_response()
         }
         DocumentError::InFile(_) => error_response(StatusCode::FORBIDDEN, &text),
+        DocumentError::NoVersions(_) | DocumentError::NoVersion(_) => {
+            error_response(StatusCode::NOT_FOUND, &text)
+        }
         DocumentError::Conflict(current) => {
             let body = json!({ "error": text, "version": current });
             (StatusCode::CONFLICT, [(header::ETAG, etag(current))], Json(body)).into_response()
