@@ -87,9 +87,12 @@ impl Caller {
         }
     }
 
-    /// The name in the access file of a caller that matches the credentials, for the log.
+    /// The name of the caller in the access file, for logs: of several that match its credentials, the
+    /// one that may make changes.
     pub fn name(&self) -> Option<&str> {
-        self.identity()?.all().next().map(|caller| &*caller.name)
+        let all = || self.identity().into_iter().flat_map(|identity| identity.all());
+        let admin = all().find(|caller| caller.role == Role::Administer);
+        admin.or_else(|| all().next()).map(|caller| &*caller.name)
     }
 
     /// The caller's id and its index in the access file. `None` for an unidentified caller, and for
@@ -195,8 +198,8 @@ impl Caller {
         self.check(Role::Observe, |caller| any(&caller.resources, resource, MAX_ID_BYTES))
     }
 
-    /// Checks that the caller may look at the buckets of `namespace`: as who may take their tokens, or
-    /// see everything.
+    /// Checks that the caller may look at the buckets of `namespace`: those who may take their tokens, or
+    /// see everything, may.
     pub fn may_look_in(&self, namespace: &str) -> Result<(), Refusal> {
         let sees_all = |identity: &Arc<Identity>| {
             identity.all().any(|caller| caller.role == Role::Observe && caller.everything)

@@ -8,7 +8,7 @@ use super::limits::Snapshot;
 use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, BucketKind, Terms};
-use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET, NameFault};
 use crate::metrics::{AllowOutcome, BucketMetrics};
 use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
@@ -116,9 +116,7 @@ impl<'a> Answer<'a> {
 
     /// Counts the answer to a request for `tokens`, before shadow is applied.
     fn count(&self, tokens: u64, meter: &BucketMetrics) {
-        // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
-        let most = if self.degraded { u64::from(u32::MAX) } else { u64::MAX };
-        meter.count(self.outcome(), tokens.min(most));
+        meter.count(self.outcome(), tokens);
         if self.soft_limited {
             meter.soft_limited.increment(1);
         }
@@ -175,7 +173,7 @@ impl<S: Store> AllowService<S> {
         query: &Query<'a>,
         caller: Option<CallerId>,
     ) -> Result<Answer<'a>, Error> {
-        let Some((tokens, max_wait_ms)) = validate(query) else {
+        let Ok((tokens, max_wait_ms)) = validate(query) else {
             self.state.unserved.count(AllowOutcome::Invalid, 0);
             return Ok(Answer::refused(Status::Invalid));
         };
@@ -207,34 +205,35 @@ impl<S: Store> AllowService<S> {
                 }
             }
         };
-        answer.count(tokens, meter);
+        // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
+        let is_unbounded = answer.degraded && found.on_store_failure == FailurePolicy::Allow;
+        let counted = if is_unbounded { tokens.min(u64::from(u32::MAX)) } else { tokens };
+        answer.count(counted, meter);
         let answer = if found.enforced { answer } else { answer.shadowed(tokens, meter) };
         Ok(answer.of_bucket(&found, query))
     }
 }
 
-/// Why a request is malformed; `None` if it is not.
-fn fault(query: &Query<'_>) -> Option<String> {
-    if let Err(fault) = names::check_namespace(query.namespace) {
-        return Some(format!("the name of the namespace {fault}"));
-    }
-    if let Err(fault) = names::check_bucket(query.bucket) {
-        return Some(format!("the name of the bucket {fault}"));
-    }
-    match (query.tokens < 0, query.max_wait_ms.is_some_and(|ms| ms < 0)) {
-        (true, _) => Some("the number of tokens is negative".to_owned()),
-        (false, true) => Some("the longest wait is negative".to_owned()),
-        (false, false) => None,
-    }
+/// Why a request is malformed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
+    #[error("the name of the namespace {0}")]
+    Namespace(NameFault),
+    #[error("the name of the bucket {0}")]
+    Bucket(NameFault),
+    #[error("the number of tokens is negative")]
+    Tokens,
+    #[error("the longest wait is negative")]
+    Wait,
 }
 
-/// The tokens and the longest wait (in milliseconds) of a request; `None` if it is malformed.
-fn validate(query: &Query<'_>) -> Option<(u64, Option<u64>)> {
-    names::check_namespace(query.namespace).ok()?;
-    names::check_bucket(query.bucket).ok()?;
-    let tokens = u64::try_from(query.tokens).ok()?.max(1);
-    let max_wait_ms = query.max_wait_ms.map(u64::try_from).transpose().ok()?;
-    Some((tokens, max_wait_ms))
+/// The tokens and the longest wait (in milliseconds) of a request.
+fn validate(query: &Query<'_>) -> Result<(u64, Option<u64>), Fault> {
+    names::check_namespace(query.namespace).map_err(Fault::Namespace)?;
+    names::check_bucket(query.bucket).map_err(Fault::Bucket)?;
+    let tokens = u64::try_from(query.tokens).map_err(|_| Fault::Tokens)?.max(1);
+    let max_wait_ms = query.max_wait_ms.map(u64::try_from).transpose().map_err(|_| Fault::Wait)?;
+    Ok((tokens, max_wait_ms))
 }
 
 /// The request to the store for `tokens` from the bucket in `found`.

@@ -14,9 +14,24 @@ pub trait Looks: Store {
         request: &BucketRequest<'_>,
     ) -> impl Future<Output = Result<Look, StoreError>> + Send;
 
-    /// Fills the bucket of a request up, and forgives its debt. Returns what it was before. A dynamic
-    /// bucket keeps its place in its namespace until another one needs it. Tokens that nodes hold
-    /// prefetched stay theirs.
+    /// Whether a bucket that needs a place would get one, in a namespace that has these `places`. With
+    /// more than 100 dynamic buckets in Redis, the answer may be no although a request would find a
+    /// place: only those most likely to be free are checked.
+    fn has_room(
+        &self,
+        request: &BucketRequest<'_>,
+        places: Places,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// What this node holds of a bucket with prefetch, and so decides without the store. `None` for a
+    /// bucket without prefetch.
+    fn prefetched(&self, _request: &BucketRequest<'_>) -> Option<Prefetched> {
+        None
+    }
+
+    /// Fills the bucket of a request up, and forgives its debt. Returns its state before. After
+    /// [`StoreError::Timeout`] and [`StoreError::Unreachable`] it is unknown whether it did. Tokens
+    /// that nodes hold prefetched stay theirs.
     fn fill(
         &self,
         request: &BucketRequest<'_>,
@@ -30,10 +45,9 @@ pub struct Look {
     pub state: Option<State>,
     /// The time of the look, on the store's clock.
     pub now: Micros,
-    /// The places of the namespace, if it bounds its dynamic buckets and this is one of them.
+    /// The places of the namespace, if it bounds its dynamic buckets and this is one of them. `None`
+    /// also if they are on a server that does not answer, and the bucket needs none.
     pub places: Option<Places>,
-    /// What nodes hold of a bucket with prefetch.
-    pub prefetched: Option<Prefetched>,
 }
 
 /// The places of a namespace that bounds its dynamic buckets.
@@ -43,20 +57,19 @@ pub struct Places {
     pub taken: u64,
     /// The bound.
     pub most: u64,
-    /// Whether the bucket has a place.
+    /// Whether the bucket has one of them.
     pub has_place: bool,
-    /// Whether the bucket would get a place. In a namespace of more than 100 buckets in Redis, it may be
-    /// `false` although a request would find one: only the places most likely to be free are checked.
-    pub has_room: bool,
 }
 
-/// The prefetched tokens of a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a node holds of a bucket with prefetch.
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prefetched {
-    /// Tokens that this node holds. What other nodes hold is unknown.
+    /// The tokens. What other nodes hold is unknown.
     pub here: u64,
     /// The most tokens that each node holds.
     pub most_each: u64,
+    /// The store's balance at the last refill, in µs of accrual.
+    pub store_balance_us: f64,
 }
 
 impl Look {
@@ -65,32 +78,31 @@ impl Look {
         bucket::balance_us(self.state.as_ref(), terms, self.now)
     }
 
-    /// What the store would answer to `request`, whose terms are without what nodes may hold.
+    /// What the store would answer to `request`, unless the bucket gets no place.
     pub fn outcome(&self, request: &BucketRequest<'_>) -> Outcome {
-        let outcome =
-            |verdict, accrued_us| Outcome { verdict, accrued_us, created: false, live: None };
-        if let Some(here) = self.served_here(request.tokens) {
-            let held_us = request.terms.cost_us(here);
-            return outcome(Verdict::Granted, held_us + self.accrued_us(request.terms).max(0.0));
-        }
-        if self.lacks_place() {
-            return outcome(Verdict::TooManyBuckets, 0.0);
-        }
         let decision =
             bucket::decide(self.state.as_ref(), request.terms, &request.charge(), self.now);
         let verdict = if decision.granted { Verdict::Granted } else { Verdict::Refused };
-        outcome(verdict, decision.accrued_us)
+        Outcome { verdict, accrued_us: decision.accrued_us, created: false, live: None }
     }
 
-    /// The prefetched tokens of this node, if they suffice for a request for `tokens`.
-    pub fn served_here(&self, tokens: u64) -> Option<u64> {
-        self.prefetched.map(|prefetched| prefetched.here).filter(|here| *here >= tokens)
+    /// The places, if the bucket has none and all are taken. After a bound was lowered, a place without
+    /// a state does not count, as in `lua/allow.lua`.
+    pub fn needs_place(&self) -> Option<Places> {
+        let needs_one = |places: &Places| match places.has_place {
+            true => places.taken > places.most,
+            false => places.taken >= places.most,
+        };
+        self.places.filter(|places| self.state.is_none() && needs_one(places))
     }
+}
 
-    /// Whether the bucket needs a place and would get none.
-    pub fn lacks_place(&self) -> bool {
-        let gets_none = |places: Places| !places.has_place && !places.has_room;
-        self.state.is_none() && self.places.is_some_and(gets_none)
+impl Prefetched {
+    /// The node's answer to `request` without the store; `None` if it holds too few tokens.
+    pub fn outcome(&self, request: &BucketRequest<'_>) -> Option<Outcome> {
+        let accrued_us = request.terms.cost_us(self.here) + self.store_balance_us.max(0.0);
+        let granted = Outcome { verdict: Verdict::Granted, accrued_us, created: false, live: None };
+        (self.here >= request.tokens).then_some(granted)
     }
 }
 

@@ -17,7 +17,7 @@ use smallvec::SmallVec;
 
 use super::key::{Key, KeyRef};
 use super::lock::lock;
-use super::look::{Look, Looks, Prefetched};
+use super::look::{Look, Looks, Places, Prefetched};
 use super::members::Members;
 use super::{
     BucketRequest, MAX_REQUESTS_PER_CALL, Outcome, Outcomes, Prefetch, Store, StoreError,
@@ -169,6 +169,7 @@ impl PrefetchedTokens {
         Some(Prefetched {
             here: entry.map_or(0, |entry| entry.stash.usable(view.now)),
             most_each: request.terms.max_prefetch_tokens(prefetch.tokens, view.nodes),
+            store_balance_us: entry.map_or(0.0, |entry| entry.store_balance_us),
         })
     }
 
@@ -442,13 +443,23 @@ impl<S: Store> Store for PrefetchStore<S> {
 
 impl<S: Looks> Looks for PrefetchStore<S> {
     async fn look(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
-        let look = self.store.look(request).await?;
-        Ok(Look { prefetched: self.prefetched.of(request), ..look })
+        self.store.look(request).await
+    }
+
+    async fn has_room(
+        &self,
+        request: &BucketRequest<'_>,
+        places: Places,
+    ) -> Result<bool, StoreError> {
+        self.store.has_room(request, places).await
+    }
+
+    fn prefetched(&self, request: &BucketRequest<'_>) -> Option<Prefetched> {
+        self.prefetched.of(request)
     }
 
     async fn fill(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
-        let look = self.store.fill(request).await?;
-        Ok(Look { prefetched: self.prefetched.of(request), ..look })
+        self.store.fill(request).await
     }
 }
 

@@ -79,6 +79,13 @@ async fn ask<S: Looks>(s: &Service<S>, name: &str, tokens: i64) -> Status {
     s.allow.allow(&query).await.unwrap().status
 }
 
+/// What an explanation says of a request for one token.
+async fn explained<S: Looks>(s: &Service<S>, name: &str) -> Status {
+    let (namespace, bucket) = split(name);
+    let query = Query { namespace, bucket, tokens: 1, max_wait_ms: None };
+    s.allow.explain(&query, None).await.unwrap().answer.status
+}
+
 /// Random numbers below a bound, the same in every run.
 struct Random(u64);
 
@@ -186,16 +193,45 @@ async fn a_bucket_is_filled_up<S: Looks>(s: &Service<S>) {
         assert_eq!(ask(s, name, 4).await, Status::Ok);
     }
     assert_eq!(ask(s, "api|d", 1).await, Status::TooManyBuckets);
-    assert!(look(s, "api|d").await.lacks_place());
+    assert_eq!(explained(s, "api|d").await, Status::TooManyBuckets);
     fill(s, "api|b", false).await.unwrap();
-    assert!(!look(s, "api|d").await.lacks_place());
+    assert_eq!(explained(s, "api|d").await, Status::Ok);
     assert_eq!(ask(s, "api|d", 1).await, Status::Ok);
     assert_eq!(ask(s, "api|b", 1).await, Status::TooManyBuckets);
     s.set_limits("namespaces: { bare: {} }");
     assert!(matches!(fill(s, "bare|x", false).await, Err(FillError::NoBucket(_))));
 }
 
-/// A full bucket has no state, so a look at it prolongs nothing.
+/// With more places taken than a lowered bound allows, no new name gets one until enough are free.
+async fn a_lowered_bound<S: Looks>(s: &Service<S>) {
+    s.set_limits(&LIMITS.replace("max_dynamic_buckets: 3", "max_dynamic_buckets: 5"));
+    for name in ["api|a", "api|b", "api|c", "api|d", "api|e"] {
+        assert_eq!(ask(s, name, 1).await, Status::Ok);
+    }
+    s.set_limits(LIMITS);
+    for (freed, status) in [
+        ("api|a", Status::TooManyBuckets),
+        ("api|b", Status::TooManyBuckets),
+        ("api|c", Status::Ok),
+    ] {
+        for name in ["api|new", "api|a"] {
+            assert_eq!(explained(s, name).await, ask_for_nothing(s, name).await, "{name} {freed}");
+        }
+        fill(s, freed, false).await.unwrap();
+        assert_eq!(explained(s, "api|new").await, status, "{freed} is free");
+    }
+    assert_eq!(ask(s, "api|new", 1).await, Status::Ok);
+}
+
+/// The answer to a request that takes nothing in any case: it asks for more than there can be.
+async fn ask_for_nothing<S: Looks>(s: &Service<S>, name: &str) -> Status {
+    match ask(s, name, 1000).await {
+        Status::Timeout => Status::Ok,
+        other => other,
+    }
+}
+
+/// An idle bucket is removed although it was looked at.
 async fn looks_prolong_nothing<S: Looks>(s: &Service<S>) {
     s.set_limits(LIMITS);
     assert_eq!(ask(s, "api|a", 1).await, Status::Ok);
@@ -211,5 +247,6 @@ testkit::scenarios!(
     explanations_say_what_is_answered,
     looks_take_nothing,
     a_bucket_is_filled_up,
+    a_lowered_bound,
     looks_prolong_nothing,
 );

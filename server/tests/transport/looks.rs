@@ -188,7 +188,11 @@ fn changes_come_from_this_machine() {
     eventually("both are in the log", Duration::from_secs(5), || {
         logged.extend(node.logged());
         let has = |message: &str| {
-            logged.iter().any(|event| event["message"] == message && event["peer"] == "127.0.0.1")
+            logged.iter().any(|event| {
+                event["message"] == message
+                    && event["peer"] == "127.0.0.1"
+                    && event["object"] == CART
+            })
         };
         has("a change was refused") && has("shop:cart was filled up: it had 100 tokens")
     });
@@ -264,7 +268,7 @@ namespaces:
         assert_eq!(explained["answer"]["degraded"], true, "{explained}");
         assert_eq!(allow(node.http, namespace, "b")["status"], status);
     }
-    assert_eq!(reset(&node, "/v1/buckets/local/b").status, 503);
+    assert_eq!(reset(&node, "/v1/buckets/local/b").status, 504);
 }
 
 #[test]

@@ -73,7 +73,16 @@ pub(super) fn apply(args: &Apply) -> Result<ExitCode, String> {
     if *dry_run || compared.is_same_text {
         return print(&compared.shown(api.output)).map(|()| ExitCode::SUCCESS);
     }
+    print_difference(api, &compared)?;
     put(change, &compared)
+}
+
+/// Before a change, for people. JSON has it in the answer.
+fn print_difference(api: &ApiArgs, compared: &Compared) -> Result<(), String> {
+    match api.output {
+        Output::Text => print(&compared.shown(Output::Text)),
+        Output::Json => Ok(()),
+    }
 }
 
 /// The exit code if the current version is not the one that was named.
@@ -85,12 +94,12 @@ fn conflict(if_version: Option<u64>, compared: &Compared) -> Option<ExitCode> {
     })
 }
 
-/// Makes the new document the current version, and prints what differs.
+/// Makes the new document the current version.
 fn put(change: &ChangeArgs, compared: &Compared) -> Result<ExitCode, String> {
     let query = query(&[("message", &change.message)]);
     let request = Request::put(format!("/v1/limits?{query}")).header(IF_MATCH, &*compared.etag);
     let response = change.api.send(request, compared.new.text.to_string())?;
-    done(&change.api, compared, &response)
+    done(&change.api, &response)
 }
 
 pub(super) fn roll_back(args: &Rollback) -> Result<ExitCode, String> {
@@ -105,8 +114,8 @@ pub(super) fn roll_back(args: &Rollback) -> Result<ExitCode, String> {
     let query = query(&[("to", &version.to_string()), ("message", &change.message)]);
     let request = Request::post(format!("/v1/limits/rollback?{query}"));
     let request = request.header(IF_MATCH, &*compared.etag);
-    let response = api.send(request, String::new())?;
-    done(api, &compared, &response)
+    print_difference(api, &compared)?;
+    done(api, &api.send(request, String::new())?)
 }
 
 fn query(pairs: &[(&str, &str)]) -> String {
@@ -114,14 +123,12 @@ fn query(pairs: &[(&str, &str)]) -> String {
 }
 
 /// Prints what came of a change.
-fn done(api: &ApiArgs, compared: &Compared, response: &HttpResponse) -> Result<ExitCode, String> {
+fn done(api: &ApiArgs, response: &HttpResponse) -> Result<ExitCode, String> {
     match response.status {
         200..300 => {
             let version = response.etag.as_deref().unwrap_or_default().trim_matches('"');
             print(&match api.output {
-                Output::Text => {
-                    format!("{}version {}\n", compared.shown(Output::Text), escaped(version))
-                }
+                Output::Text => format!("version {}\n", escaped(version)),
                 Output::Json => escaped_json(&response.body),
             })?;
             Ok(ExitCode::SUCCESS)
@@ -149,7 +156,7 @@ pub(super) fn edit(args: &Edit) -> Result<ExitCode, String> {
     if compared.is_same_text {
         return print("no difference\n").map(|()| ExitCode::SUCCESS);
     }
-    print(&compared.shown(Output::Text))?;
+    print_difference(&change.api, &compared)?;
     if !is_confirmed("make it the current version?")? {
         return Ok(draft.kept(ExitCode::FAILURE));
     }

@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(
             history_text(&history),
             "version  when                  who\n\
-             \x20    12  2026-02-14T13:58:20Z  ana       rollback to 10\n\
+             \x20    12  2026-02-14T13:58:20Z  ana      rollback to 10\n\
              \x20    11  2026-02-14T13:58:19Z  x\\u{1b}  more\n"
         );
     }

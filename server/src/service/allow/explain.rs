@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use super::look::{Balance, ServedBy, why_none};
 use super::{
-    AllowService, Answer, Query, Status, answer_from, fault, store_request, tokens_on_wire,
-    validate,
+    AllowService, Answer, Query, Status, answer_from, store_request, tokens_on_wire, validate,
 };
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
 use crate::service::Error;
-use crate::store::look::{Look, Looks};
-use crate::store::{BucketRequest, TokenAction};
+use crate::store::look::{Look, Looks, Places};
+use crate::store::{BucketRequest, StoreError, TokenAction};
 
 /// What a request would be answered, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,13 +28,13 @@ pub struct Explanation<'a> {
 /// A rule or a circumstance, and what it does to the answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Which one, for programs.
+    /// A fixed word, such as `wait`.
     pub name: &'static str,
-    /// What it does.
+    /// Whether it permits or refuses the request.
     pub effect: Effect,
-    /// What it is, for people.
+    /// A sentence for people.
     pub text: String,
-    /// The numbers in the text, for programs.
+    /// The numbers in the sentence, by name.
     pub numbers: Vec<(&'static str, f64)>,
 }
 
@@ -100,12 +99,15 @@ impl<S: Looks> AllowService<S> {
         caller: Option<CallerId>,
     ) -> Result<Explanation<'a>, Error> {
         let mut steps = Steps::default();
-        let Some((count, max_wait_ms)) = validate(query) else {
-            steps.add("request", Effect::Refuses, fault(query).unwrap_or_default(), []);
-            return Ok(steps.explain(Answer::refused(Status::Invalid)));
+        let (count, max_wait_ms) = match validate(query) {
+            Ok(request) => request,
+            Err(fault) => {
+                steps.add("request", Effect::Refuses, fault.to_string(), []);
+                return Ok(steps.explain(Answer::refused(Status::Invalid)));
+            }
         };
-        let text =
-            format!("asks for {} of {}:{}", tokens(count as f64), query.namespace, query.bucket);
+        let asked = if count == 1 { "1 token".to_owned() } else { format!("{count} tokens") };
+        let text = format!("asks for {asked} of {}:{}", query.namespace, query.bucket);
         steps.add("request", Effect::Notes, text, [("tokens", count as f64)]);
         let snapshot = Arc::clone(&self.state.limits.current());
         let limits = &snapshot.limits;
@@ -125,42 +127,77 @@ impl<S: Looks> AllowService<S> {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (count, max_wait_ms), caller, &found, &snapshot);
-            match self.balance(&request, &found).await? {
-                Balance::Shared { terms, look } => balance_steps(
-                    &mut steps,
-                    &BucketRequest { terms: &terms, ..request },
-                    &found,
-                    &look,
-                ),
-                Balance::Share { error, nodes, terms, look } => {
-                    let text = format!(
-                        "{error}: this node decides by its share, one of {nodes} (on_store_failure: \
-                         local)"
-                    );
-                    steps.add("store", Effect::Notes, text, [("nodes", f64::from(nodes))]);
-                    let request = BucketRequest { terms: &terms, prefetch: None, ..request };
-                    let answer = balance_steps(&mut steps, &request, &found, &look);
-                    Answer { degraded: true, ..answer }
-                }
-                Balance::Unknown { error } => {
-                    let answer = match found.on_store_failure {
-                        FailurePolicy::Allow => Answer {
-                            tokens_granted: tokens_on_wire(count),
-                            ..Answer::refused(Status::Ok)
-                        },
-                        _ => Answer::refused(Status::ServerError),
-                    };
-                    let (effect, text) = match answer.status {
-                        Status::Ok => (Effect::Permits, "granted (on_store_failure: allow)"),
-                        _ => (Effect::Refuses, "refused (on_store_failure: deny)"),
-                    };
-                    steps.add("store", effect, format!("{error}: every request is {text}"), []);
-                    Answer { degraded: true, ..answer }
-                }
-            }
+            self.explain_bucket(&mut steps, &request, &found).await?
         };
         let answer = if found.enforced { answer } else { shadow_step(&mut steps, answer, count) };
         Ok(steps.explain(answer.of_bucket(&found, query)))
+    }
+}
+
+impl<S: Looks> AllowService<S> {
+    /// What the bucket, or the failure policy, would decide.
+    async fn explain_bucket(
+        &self,
+        steps: &mut Steps,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+    ) -> Result<Answer<'static>, Error> {
+        if let Some(prefetched) = self.store.prefetched(request) {
+            let outcome = prefetched.outcome(request);
+            prefetch_step(steps, prefetched.here, outcome.is_some());
+            if let Some(outcome) = outcome {
+                let answer = answer_from(&outcome, request, found, || self.store.full_us(request));
+                soft_limit_step(steps, &answer, found);
+                return Ok(answer);
+            }
+        }
+        match self.balance(request, found).await? {
+            Balance::Shared { terms, look } => {
+                let request = BucketRequest { terms: &terms, ..*request };
+                let lacks_place = match look.needs_place() {
+                    Some(places) => !self.has_room(&request, places).await?,
+                    None => false,
+                };
+                places_step(steps, &look, lacks_place);
+                Ok(match lacks_place {
+                    true => Answer::refused(Status::TooManyBuckets),
+                    false => balance_steps(steps, &request, found, &look),
+                })
+            }
+            Balance::Share { error, nodes, terms, look } => {
+                let text = format!(
+                    "{error}: this node decides by its share, one of {nodes} (on_store_failure: local)"
+                );
+                steps.add("store", Effect::Notes, text, [("nodes", f64::from(nodes))]);
+                let request = BucketRequest { terms: &terms, prefetch: None, ..*request };
+                let answer = balance_steps(steps, &request, found, &look);
+                Ok(Answer { degraded: true, ..answer })
+            }
+            Balance::Unknown { error } => {
+                let answer = match found.on_store_failure {
+                    FailurePolicy::Allow => Answer {
+                        tokens_granted: tokens_on_wire(request.tokens),
+                        ..Answer::refused(Status::Ok)
+                    },
+                    _ => Answer::refused(Status::ServerError),
+                };
+                let (effect, text) = match answer.status {
+                    Status::Ok => (Effect::Permits, "granted (on_store_failure: allow)"),
+                    _ => (Effect::Refuses, "refused (on_store_failure: deny)"),
+                };
+                steps.add("store", effect, format!("{error}: every request is {text}"), []);
+                Ok(Answer { degraded: true, ..answer })
+            }
+        }
+    }
+
+    async fn has_room(&self, request: &BucketRequest<'_>, places: Places) -> Result<bool, Error> {
+        self.store.has_room(request, places).await.map_err(|error| match error {
+            StoreError::Overloaded => Error::Overloaded,
+            StoreError::Timeout | StoreError::Unreachable | StoreError::Refused => {
+                Error::Unavailable
+            }
+        })
     }
 }
 
@@ -180,6 +217,28 @@ fn max_tokens_step(steps: &mut Steps, found: &ResolvedBucket<'_>, count: u64) {
     }
 }
 
+fn prefetch_step(steps: &mut Steps, here: u64, is_enough: bool) {
+    let (effect, text) = match is_enough {
+        true => (Effect::Permits, "which suffice without the store"),
+        false => (Effect::Notes, "which are too few, so the store decides"),
+    };
+    let text = format!("this node holds {} prefetched, {text}", tokens(here as f64));
+    steps.add("prefetch", effect, text, [("held_by_this_node", here as f64)]);
+}
+
+fn places_step(steps: &mut Steps, look: &Look, lacks_place: bool) {
+    let Some(places) = look.places else { return };
+    let text = match (lacks_place, look.state.is_some() || places.has_place) {
+        (true, _) => "none becomes free for another name",
+        (false, true) => "the bucket is one of them",
+        (false, false) => "there is one for this name",
+    };
+    let (taken, most) = (places.taken, places.most);
+    let text = format!("{taken} of {most} dynamic buckets are in use, and {text}");
+    let numbers = [("taken", taken as f64), ("most", most as f64)];
+    steps.add("places", Effect::of_rule(!lacks_place), text, numbers);
+}
+
 /// What the bucket would decide, if it is as `look` says.
 fn balance_steps(
     steps: &mut Steps,
@@ -189,41 +248,19 @@ fn balance_steps(
 ) -> Answer<'static> {
     let (terms, accrued_us) = (request.terms, look.accrued_us(request.terms));
     let answer = answer_from(&look.outcome(request), request, found, || terms.cap_us);
-    if let Some(places) = look.places {
-        let text = match (look.lacks_place(), places.has_place || look.state.is_some()) {
-            (true, _) => "none becomes free for another name",
-            (false, true) => "the bucket is one of them",
-            (false, false) => "there is one for this name",
-        };
-        let (taken, most) = (places.taken, places.most);
-        let text = format!("{taken} of {most} dynamic buckets are in use, and {text}");
-        let numbers = [("taken", taken as f64), ("most", most as f64)];
-        steps.add("places", Effect::of_rule(!look.lacks_place()), text, numbers);
-        if look.lacks_place() {
-            return answer;
-        }
-    }
-    let served_here = look.served_here(request.tokens).is_some();
-    if let Some(prefetched) = look.prefetched {
-        let (effect, text) = match served_here {
-            true => (Effect::Permits, "which suffice without the store"),
-            false => (Effect::Notes, "which are too few, so the store decides"),
-        };
-        let here = prefetched.here as f64;
-        let text = format!("this node holds {} prefetched, {text}", tokens(here));
-        steps.add("prefetch", effect, text, [("held_by_this_node", here)]);
-    }
     balance_step(steps, accrued_us, terms);
-    if !served_here {
-        wait_step(steps, request, accrued_us);
-        debt_step(steps, request, accrued_us);
-    }
+    wait_step(steps, request, accrued_us);
+    debt_step(steps, request, accrued_us);
+    soft_limit_step(steps, &answer, found);
+    answer
+}
+
+fn soft_limit_step(steps: &mut Steps, answer: &Answer<'_>, found: &ResolvedBucket<'_>) {
     if answer.soft_limited {
         let text = "the grant is past the soft limit, and says so (soft_limit_percent)";
         let percent = found.bucket.limit.soft_limit_percent.unwrap_or_default();
         steps.add("soft_limit", Effect::Notes, text, [("percent", percent)]);
     }
-    answer
 }
 
 fn balance_step(steps: &mut Steps, accrued_us: f64, terms: &Terms) {

@@ -7,15 +7,15 @@ use crate::config::model::{FailurePolicy, Limits, ResolvedBucket};
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::names::{CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::service::Error;
-use crate::store::look::{Look, Looks};
+use crate::store::look::{Look, Looks, Prefetched};
 use crate::store::{BucketRequest, StoreError};
 
 /// A bucket, as it is under the limits in use.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BucketView {
-    /// The bucket.
+    /// Which bucket serves the name, and why.
     pub served_by: ServedBy,
-    /// Its limit.
+    /// The limit as configured.
     pub limit: BucketLimit,
     /// How requests are decided while the store does not answer.
     pub on_store_failure: FailurePolicy,
@@ -25,6 +25,8 @@ pub struct BucketView {
     pub version: u64,
     /// Its balance.
     pub balance: Balance,
+    /// What this node holds of it, with prefetch.
+    pub prefetched: Option<Prefetched>,
 }
 
 /// The bucket that serves a name.
@@ -89,9 +91,9 @@ impl Balance {
 /// A bucket that was filled up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Filled {
-    /// The bucket.
+    /// Which bucket served the name, and why.
     pub served_by: ServedBy,
-    /// Its terms.
+    /// The bucket's terms, without what nodes may hold prefetched.
     pub terms: Terms,
     /// What it was before.
     pub before: Look,
@@ -100,9 +102,12 @@ pub struct Filled {
 /// Why a bucket was not filled up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
-    /// The name is malformed, or the store gave no answer.
+    /// The name is malformed, or the store refused, and nothing was changed.
     #[error(transparent)]
     Service(#[from] Error),
+    /// The store gave no answer.
+    #[error("the store did not answer: it is unknown whether the bucket was filled up")]
+    Unknown,
     /// No bucket serves the name.
     #[error("{0}")]
     NoBucket(String),
@@ -135,6 +140,7 @@ impl<S: Looks> AllowService<S> {
             enforced: found.enforced,
             version: snapshot.version(),
             balance: self.balance(&request, &found).await?,
+            prefetched: self.store.prefetched(&request),
         }))
     }
 
@@ -160,8 +166,9 @@ impl<S: Looks> AllowService<S> {
         }
         let request = store_request(&query, (1, None), caller, &found, &snapshot);
         let before = self.store.fill(&request).await.map_err(|error| match error {
-            StoreError::Overloaded => Error::Overloaded,
-            _ => Error::Unavailable,
+            StoreError::Overloaded => FillError::Service(Error::Overloaded),
+            StoreError::Refused => FillError::Service(Error::Unavailable),
+            StoreError::Timeout | StoreError::Unreachable => FillError::Unknown,
         })?;
         let terms = Terms { cap_us: self.store.full_us(&request), ..*request.terms };
         Ok(Filled { served_by, terms, before })
@@ -197,9 +204,9 @@ impl<S: Looks> AllowService<S> {
 /// A request for one token by a valid name.
 fn name_query<'a>(namespace: &'a str, bucket: &'a str) -> Result<Query<'a>, Error> {
     let query = Query { namespace, bucket, tokens: 1, max_wait_ms: None };
-    match super::fault(&query) {
-        Some(fault) => Err(Error::Invalid(fault)),
-        None => Ok(query),
+    match super::validate(&query) {
+        Err(fault) => Err(Error::Invalid(fault.to_string())),
+        Ok(_) => Ok(query),
     }
 }
 

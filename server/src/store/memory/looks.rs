@@ -4,7 +4,6 @@ use std::hash::BuildHasher as _;
 use std::sync::atomic::Ordering;
 
 use super::{Inner, MemoryStore, lock};
-use crate::domain::time::Micros;
 use crate::store::key::KeyRef;
 use crate::store::look::{Look, Looks, Places};
 use crate::store::{BucketRequest, StoreError};
@@ -12,7 +11,7 @@ use crate::store::{BucketRequest, StoreError};
 impl MemoryStore {
     /// [`Looks::look`], at once.
     pub fn look_now(&self, request: &BucketRequest<'_>) -> Look {
-        self.0.look(request, false)
+        self.0.look(request)
     }
 }
 
@@ -21,42 +20,44 @@ impl Looks for MemoryStore {
         Ok(self.look_now(request))
     }
 
+    async fn has_room(
+        &self,
+        request: &BucketRequest<'_>,
+        places: Places,
+    ) -> Result<bool, StoreError> {
+        // As a request would do. It changes no balance: an expired bucket is full.
+        self.0.clear_all(self.now());
+        Ok(self.0.taken_places(request.namespace) < places.most)
+    }
+
     async fn fill(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
-        Ok(self.0.look(request, true))
+        Ok(self.0.fill(request))
     }
 }
 
 impl Inner {
-    /// Looks at a bucket; `fill` also fills it up.
-    fn look(&self, request: &BucketRequest<'_>, fill: bool) -> Look {
+    fn look(&self, request: &BucketRequest<'_>) -> Look {
+        let (now, key) = (self.clock.now(), KeyRef::of(request));
+        let hash = self.hasher.hash_one(key);
+        let (state, has_place) = lock(self.shard(hash)).look(key, hash, now);
+        let places = request.bound().map(|most| {
+            let taken = self.taken_places(request.namespace);
+            Places { taken, most, has_place }
+        });
+        Look { state, now, places }
+    }
+
+    fn fill(&self, request: &BucketRequest<'_>) -> Look {
         let (now, key) = (self.clock.now(), KeyRef::of(request));
         let hash = self.hasher.hash_one(key);
         let mut buckets = lock(self.shard(hash));
-        let (state, has_place) = buckets.look(key, hash, now);
-        if fill {
-            buckets.remove(key, hash, &self.in_use);
-        }
-        drop(buckets);
-        let places = request
-            .bound()
-            .map(|most| self.places(request.namespace, most, has_place || state.is_some(), now));
-        let places = places.map(|places| Places { has_place, ..places });
-        Look { state, now, places, prefetched: None }
+        let (state, _) = buckets.look(key, hash, now);
+        buckets.remove(key, hash, &self.in_use);
+        Look { state, now, places: None }
     }
 
-    /// The places of a namespace, of which there are `most`. `has_one`: whether the bucket needs none.
-    fn places(&self, namespace: &str, most: u64, has_one: bool, now: Micros) -> Places {
-        let taken = || {
-            let places = lock(&self.places);
-            places.get(namespace).map_or(0, |count| count.load(Ordering::Relaxed) as u64)
-        };
-        let before = taken();
-        let has_room = before < most
-            || !has_one && {
-                // As a request would do. It changes no balance: an expired bucket is full.
-                self.clear_all(now);
-                taken() < most
-            };
-        Places { taken: before, most, has_place: false, has_room }
+    fn taken_places(&self, namespace: &str) -> u64 {
+        let places = lock(&self.places);
+        places.get(namespace).map_or(0, |count| count.load(Ordering::Relaxed) as u64)
     }
 }

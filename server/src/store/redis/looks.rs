@@ -1,12 +1,12 @@
 //! Looks at buckets, and fills them up.
 
-use redis::Value;
+use redis::{Cmd, Value};
 use smallvec::SmallVec;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::owner::Owner;
 use super::wire::script::{self, Scripted};
-use super::{BucketCall, Inner, RedisStore, SHARED, keys};
+use super::{BucketCall, Inner, RedisStore, SHARED, Target, keys};
 use crate::domain::bucket::{STATE_BYTES, State};
 use crate::domain::time::{ManualClock, Micros};
 use crate::store::look::{Look, Looks, Places};
@@ -18,40 +18,68 @@ const LOOKS: &str = "looks at buckets";
 
 impl Looks for RedisStore {
     async fn look(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
-        self.0.look_at(request, false).await
+        let inner = &*self.0;
+        let call = inner.look_call(request);
+        let looked = timeout_at(call.deadline, inner.look_at(&call)).await;
+        looked.unwrap_or(Err(StoreError::Timeout))
+    }
+
+    async fn has_room(
+        &self,
+        request: &BucketRequest<'_>,
+        places: Places,
+    ) -> Result<bool, StoreError> {
+        let inner = &*self.0;
+        let call = inner.look_call(request);
+        let looked = timeout_at(call.deadline, inner.has_room(&call, places)).await;
+        looked.unwrap_or(Err(StoreError::Timeout))
     }
 
     async fn fill(&self, request: &BucketRequest<'_>) -> Result<Look, StoreError> {
-        self.0.look_at(request, true).await
+        let inner = &*self.0;
+        let (state, now) = inner.state_by(&inner.look_call(request), script::fill).await?;
+        Ok(Look { state, now, places: None })
     }
 }
 
 impl Inner {
-    /// Looks at a bucket; `fill` also fills it up.
-    async fn look_at(&self, request: &BucketRequest<'_>, fill: bool) -> Result<Look, StoreError> {
-        let routes = self.router.routes(&self.connector);
+    fn look_call<'a>(&self, request: &'a BucketRequest<'a>) -> BucketCall<'a> {
         let key = keys::state(request.kind, request.namespace, request.name);
         let member = request.caller.map_or(SHARED, |caller| caller.number());
-        let call = BucketCall {
+        BucketCall {
             request,
             owner: Owner { group: self.hash(LOOKS), member },
-            slot: routes.slot(&key),
+            slot: self.router.routes(&self.connector).slot(&key),
             deadline: Instant::now() + self.connector.timeout(),
-        };
-        let cmd = |_, _: super::Target<'_>| {
-            let mut cmd = Scripted::Look.call(1);
-            cmd.arg(&key).arg(u8::from(fill));
-            cmd
-        };
-        let script = Some(Scripted::Look);
-        let reply = self.values_of(|_| call.owner, &[call.slot], script, cmd).await.pop();
-        let reply = reply.ok_or(StoreError::Refused)??;
-        let (state, now) = self.state(&reply).ok_or(StoreError::Refused)?;
-        let places = match request.bound() {
-            Some(most) => Some(self.places(&call, most, state.is_some(), now).await?),
+        }
+    }
+
+    async fn look_at(&self, call: &BucketCall<'_>) -> Result<Look, StoreError> {
+        let (state, now) = self.state_by(call, script::look).await?;
+        let places = match call.request.bound() {
             None => None,
+            Some(most) => match self.places(call, most).await {
+                Ok(places) => Some(places),
+                // The bucket needs no place.
+                Err(_) if state.is_some() => None,
+                Err(error) => return Err(error),
+            },
         };
-        Ok(Look { state, now, places, prefetched: None })
+        Ok(Look { state, now, places })
+    }
+
+    /// The state of a bucket before the command that `cmd` makes from its key, and the time.
+    async fn state_by(
+        &self,
+        call: &BucketCall<'_>,
+        cmd: fn(&[u8]) -> Cmd,
+    ) -> Result<(Option<State>, Micros), StoreError> {
+        let request = call.request;
+        let key = keys::state(request.kind, request.namespace, request.name);
+        let script = Some(Scripted::Look);
+        let make = |_: usize, _: Target<'_>| cmd(&key);
+        let reply = self.values_of(|_| call.owner, &[call.slot], script, make).await.pop();
+        self.state(&reply.ok_or(StoreError::Refused)??).ok_or(StoreError::Refused)
     }
 
     /// The state in the reply of a look, and the time of the look. A value that is no state counts as
@@ -65,16 +93,10 @@ impl Inner {
     }
 
     /// The places in the register of the bucket's namespace, of which there are `most`.
-    async fn places(
-        &self,
-        call: &BucketCall<'_>,
-        most: u64,
-        has_state: bool,
-        now: Micros,
-    ) -> Result<Places, StoreError> {
+    async fn places(&self, call: &BucketCall<'_>, most: u64) -> Result<Places, StoreError> {
         let register = keys::register(call.request.namespace);
         let slot = self.router.routes(&self.connector).slot(&register);
-        let cmd = |at: usize, _: super::Target<'_>| match at {
+        let cmd = |at: usize, _: Target<'_>| match at {
             0 => script::names_in(&register),
             _ => script::score(&register, &keys::registered_name(call.request.name)),
         };
@@ -84,9 +106,7 @@ impl Inner {
         // A key of another type has no names: see `lua/allow.lua`.
         let taken = if let Value::Int(count) = count { count.unsigned_abs() } else { 0 };
         let has_place = matches!(score, Value::BulkString(_) | Value::Double(_));
-        let is_needed = !has_state && !has_place && taken >= most;
-        let has_room = taken < most || is_needed && self.could_make_room(call, now).await?;
-        Ok(Places { taken, most, has_place, has_room })
+        Ok(Places { taken, most, has_place })
     }
 }
 

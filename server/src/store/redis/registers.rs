@@ -22,7 +22,9 @@ use super::wire::script::{self, Scripted};
 use super::{BucketCall, Inner, Target};
 use crate::domain::bucket::BucketKind;
 use crate::domain::time::{ManualClock, Micros};
+use crate::store::clock::Clock;
 use crate::store::lock::lock;
+use crate::store::look::Places;
 use crate::store::{BucketRequest, Outcome, StoreError, Verdict};
 
 /// The most names in one look.
@@ -58,6 +60,8 @@ pub(super) struct Registers {
 #[derive(Default)]
 struct State {
     full_until: Option<Instant>,
+    /// The same for looks that change nothing, which know less.
+    looked_full_until: Option<Instant>,
     /// How often room was made.
     rooms_made: u64,
     /// Held by the request that makes room.
@@ -114,10 +118,14 @@ impl State {
         self.full_until.is_some_and(|until| Instant::now() < until)
     }
 
+    fn has_looked_full(&self) -> bool {
+        self.looked_full_until.is_some_and(|until| Instant::now() < until)
+    }
+
     /// Whether it is more than what a new state would say. (A new one that counts from 0 makes a waiting
     /// request ask once more.)
     fn is_in_use(&self) -> bool {
-        self.is_full() || Arc::strong_count(&self.making_room) > 1
+        self.is_full() || self.has_looked_full() || Arc::strong_count(&self.making_room) > 1
     }
 }
 
@@ -248,16 +256,30 @@ impl Inner {
         Ok(Room::Full)
     }
 
-    /// Whether a name without a place would get one in a full register. Changes nothing. Checks only
-    /// the names whose states are the most likely to have expired.
-    pub(super) async fn could_make_room(
+    /// Whether a name would get a place in a register with these `places`. Changes nothing. Checks only
+    /// the names whose states are the most likely to have expired, and after a no only after
+    /// [`FULL_FOR`] again.
+    pub(super) async fn has_room(
         &self,
         call: &BucketCall<'_>,
-        now: Micros,
+        places: Places,
     ) -> Result<bool, StoreError> {
+        let register = self.hash(call.request.namespace);
+        let turn = self.registers.with(register, |state| Arc::clone(&state.making_room));
+        let _turn = turn.lock().await;
+        if self.registers.with(register, |state| state.is_full() || state.has_looked_full()) {
+            return Ok(false);
+        }
         let names = self.lowest_names(call).await?;
         let seen = self.with_expiries(call, names).await?;
-        Ok(seen.iter().any(|name| name.is_free(now)))
+        let now = self.clock.as_ref().map_or_else(|| Clock::system().now(), ManualClock::now);
+        let free = seen.iter().filter(|name| name.is_free(now)).count() as u64;
+        let has_room = places.taken.saturating_sub(free) < places.most;
+        if !has_room && self.clock.is_none() {
+            let until = Some(Instant::now() + FULL_FOR);
+            self.registers.with(register, |state| state.looked_full_until = until);
+        }
+        Ok(has_room)
     }
 
     /// Makes sure that a bucket that has a state is registered, after a request to it was decided with

@@ -58,7 +58,7 @@ impl Kind {
         }
         match *method {
             Method::PUT if path == limits::PATH => Self::Document,
-            _ if path.starts_with(buckets::PREFIX) => Self::Look,
+            Method::GET | Method::HEAD if path.starts_with(buckets::PREFIX) => Self::Look,
             _ => Self::Other,
         }
     }
@@ -116,7 +116,7 @@ impl Admission {
         let kind = Kind::of(request);
         if kind == Kind::Document {
             // Long bodies are read only for those who may send them.
-            Change { context, caller: &caller, action: "put", target: limits::PATH }.authorize()?;
+            caller.may_administer().map_err(access_denied)?;
         }
         if let Some(limit) = kind.body_limit() {
             if let Some(refusal) = encoding_refusal(headers) {
@@ -138,6 +138,9 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &context);
+    if let Err(refused) = &caller {
+        log_refused_change(&request, &context, refused.status());
+    }
     let kind = Kind::of(&request);
     let (mut head, body) = request.into_parts();
     let kept_bytes = kind.body_limit().filter(|_| caller.is_ok());
@@ -209,6 +212,17 @@ impl Drop for RequestSlot<'_> {
 /// Whether the client waits for `100 Continue`, which polling its body would send.
 fn expects_continue(head: &Parts, body: &Body) -> bool {
     head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
+}
+
+/// Logs a change that was refused before it reached its handler.
+fn log_refused_change(request: &Request, context: &ConnectionContext, status: StatusCode) {
+    let (method, path) = (request.method(), request.uri().path());
+    let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+    if is_read || !path.starts_with("/v1/") || matches!(Kind::of(request), Kind::Ask(_)) {
+        return;
+    }
+    let caller = &Caller::FROM_OUTSIDE;
+    Change { context, caller, action: method.as_str(), object: path }.refused(&status.to_string());
 }
 
 /// The headers that handlers need.

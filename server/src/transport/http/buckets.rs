@@ -51,7 +51,7 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     uri: Uri,
     query: Result<Query<FillQuery>, QueryRejection>,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "fill", target: uri.path() };
+    let change = Change { context: &context, caller: &caller, action: "fill", object: uri.path() };
     change.authorize()?;
     let refuse = |status: StatusCode, text: &str| {
         change.refused(text);
@@ -70,6 +70,7 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
             change.refused(&error.to_string());
             service_error(service)
         }
+        FillError::Unknown => refuse(StatusCode::GATEWAY_TIMEOUT, &error.to_string()),
         FillError::NoBucket(_) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
         FillError::Shared(_) | FillError::NotShared => {
             refuse(StatusCode::CONFLICT, &error.to_string())
@@ -101,6 +102,10 @@ fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {
         "degraded": view.balance.error().is_some(),
         "store_error": view.balance.error().map(|error| error.to_string()),
         "share_of_nodes": nodes,
+        "prefetch": view.prefetched.map(|prefetched| json!({
+            "held_by_this_node": prefetched.here,
+            "most_each_node": prefetched.most_each,
+        })),
         "tokens": null,
     });
     if let (Some((look, terms)), Some(fields)) = (view.balance.known(), json.as_object_mut())
@@ -146,12 +151,6 @@ fn balance_json(look: &Look, terms: &Terms) -> Value {
     let places = look.places.map(|places| {
         json!({ "taken": places.taken, "most": places.most, "has_place": places.has_place })
     });
-    let prefetched = look.prefetched.map(|prefetched| {
-        json!({
-            "held_by_this_node": prefetched.here,
-            "most_each_node": prefetched.most_each,
-        })
-    });
     json!({
         "tokens": tokens,
         "full_tokens": terms.tokens(terms.cap_us),
@@ -160,6 +159,5 @@ fn balance_json(look: &Look, terms: &Terms) -> Value {
         "full_in_millis": full_in_ms(accrued_us, terms),
         "in_use": look.state.is_some(),
         "dynamic_buckets": places,
-        "prefetch": prefetched,
     })
 }

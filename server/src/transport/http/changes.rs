@@ -14,10 +14,10 @@ static REFUSALS: LogThrottle = LogThrottle::new();
 pub(super) struct Change<'a> {
     pub(super) context: &'a ConnectionContext,
     pub(super) caller: &'a Caller,
-    /// What is done.
-    pub(super) action: &'static str,
-    /// To what.
-    pub(super) target: &'a str,
+    /// A verb, such as `fill`.
+    pub(super) action: &'a str,
+    /// The path of the request. Not called `target`: the log has the module under that name.
+    pub(super) object: &'a str,
 }
 
 impl Change<'_> {
@@ -33,7 +33,7 @@ impl Change<'_> {
     /// Logs that the change was made, with a sentence about it.
     pub(super) fn made(&self, what: &str) {
         let (caller, peer) = (self.caller.name(), self.context.peer());
-        tracing::info!(action = self.action, target = self.target, caller, %peer, "{what}");
+        tracing::info!(action = self.action, object = self.object, caller, %peer, "{what}");
     }
 
     /// Logs that the change was refused, and why.
@@ -42,7 +42,7 @@ impl Change<'_> {
             let (caller, peer) = (self.caller.name(), self.context.peer());
             tracing::warn!(
                 action = self.action,
-                target = self.target,
+                object = self.object,
                 caller,
                 %peer,
                 reason,

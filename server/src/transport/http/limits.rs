@@ -137,7 +137,7 @@ pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
     headers: HeaderMap,
     body: Bytes,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "put", target: PATH };
+    let change = Change { context: &context, caller: &caller, action: "put", object: PATH };
     // Admission has checked this before it read the body.
     change.authorize()?;
     let bad = |status: StatusCode, text: &str| error_response(status, text);
@@ -176,7 +176,7 @@ pub(super) async fn roll_back<B: Looks, L: LeaseStore + Versions>(
     query: Result<Query<RollbackQuery>, QueryRejection>,
     headers: HeaderMap,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "roll back", target: PATH };
+    let change = Change { context: &context, caller: &caller, action: "roll back", object: PATH };
     change.authorize()?;
     let Query(RollbackQuery { to, message }) =
         query.map_err(|error| error_response(error.status(), &error.body_text()))?;

@@ -13,7 +13,7 @@ use crate::access::Guard;
 use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
 use crate::store::clock::Clock;
-use crate::store::look::Look;
+use crate::store::look::{Look, Places};
 use crate::store::memory::MemoryStore;
 use crate::store::{BucketRequest, Outcomes, StoreError};
 use crate::transport::budget::Budget;
@@ -36,6 +36,10 @@ impl Store for SlowStore {
 impl Looks for SlowStore {
     async fn look(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {
         self.0.look(ask).await
+    }
+
+    async fn has_room(&self, ask: &BucketRequest<'_>, places: Places) -> Result<bool, StoreError> {
+        self.0.has_room(ask, places).await
     }
 
     async fn fill(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {

@@ -159,6 +159,20 @@ pub(crate) fn score(register: &[u8], registered_name: &[u8]) -> Cmd {
     cmd
 }
 
+/// Looks at the state under a key.
+pub(crate) fn look(key: &[u8]) -> Cmd {
+    let mut cmd = Scripted::Look.call(1);
+    cmd.arg(key).arg(0);
+    cmd
+}
+
+/// Looks at the state under a key, and removes it.
+pub(crate) fn fill(key: &[u8]) -> Cmd {
+    let mut cmd = Scripted::Look.call(1);
+    cmd.arg(key).arg(1);
+    cmd
+}
+
 /// The reply of `lua/look.lua`: a state, when it expires in ms, and the time. `None` if the script
 /// can't have made the reply.
 pub(crate) fn read_look_reply(reply: &Value) -> Option<(&[u8], i64, Micros)> {
