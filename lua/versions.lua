@@ -16,13 +16,11 @@
 
 local key, number, kept = KEYS[1], tonumber(ARGV[2]), tonumber(ARGV[5])
 local current = redis.pcall('HGET', key, 'n')
-if type(current) == 'table' then
-  if not string.find(current.err, '^WRONGTYPE ') then return current end
-  redis.call('DEL', key)
-  current = false
-end
-current = tonumber(current or 0) or 0
+local is_foreign = type(current) == 'table'
+if is_foreign and not string.find(current.err, '^WRONGTYPE ') then return current end
+current = not is_foreign and tonumber(current or 0) or 0
 if ARGV[1] == '1' and current + 1 ~= number or current >= number then return current end
+if is_foreign then redis.call('DEL', key) end
 
 -- The first write of the call has the text: only there Redis asks whether it has memory left.
 redis.call('HSET', key, 't' .. number, ARGV[4], 'a' .. number, ARGV[3], 'n', number)

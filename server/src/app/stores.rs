@@ -20,6 +20,9 @@ use crate::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use crate::store::redis::{Connector, Health, LoginFiles, Servers, wrong_setting};
 use crate::store::versions::Versions;
 
+/// How long a node waits for the limits in the store before it serves.
+const FIRST_LOOK: Duration = Duration::from_secs(2);
+
 /// Interval of removing full buckets from an in-memory store.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -115,8 +118,12 @@ fn follower<V: Versions>(prepared: &Prepared, versions: &V) -> Option<Follower<V
 /// look may write the first version.
 async fn look_once<V: Versions>(follower: &mut Option<Follower<V>>) {
     if let Some(follower) = follower {
-        follower.step().await;
-        follower.step().await;
+        let looks = async {
+            follower.step().await;
+            follower.step().await;
+        };
+        // A store that is slow must not delay the start: the node serves, and is not ready.
+        let _ = tokio::time::timeout(FIRST_LOOK, looks).await;
     }
 }
 

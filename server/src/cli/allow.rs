@@ -11,8 +11,9 @@ use super::node::{Node, NodeArgs};
 use crate::client::answer_within;
 use crate::settings::duration;
 
+/// What a request for tokens asks for.
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct RequestArgs {
     /// The namespace
     namespace: String,
     /// The bucket
@@ -23,6 +24,26 @@ pub(super) struct Args {
     /// The longest wait to accept, if it is shorter than the bucket's own limit
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
+}
+
+impl RequestArgs {
+    pub(super) fn request(&self) -> Result<AllowRequest, String> {
+        let max_wait_ms = self.max_wait.map(|wait| i64::try_from(wait.as_millis()));
+        let max_wait_ms = max_wait_ms.transpose().map_err(|_| "--max-wait is too long")?;
+        Ok(AllowRequest {
+            namespace: self.namespace.clone(),
+            bucket_name: self.bucket.clone(),
+            tokens_requested: self.tokens,
+            max_wait_millis_override: max_wait_ms.unwrap_or_default(),
+            max_wait_time_override: max_wait_ms.is_some(),
+        })
+    }
+}
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    request: RequestArgs,
     #[command(flatten)]
     node: NodeArgs,
     /// Print the answer as one JSON object
@@ -31,10 +52,9 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: Args) -> Result<ExitCode, String> {
-    let json = args.json;
-    let node = args.node.node()?;
-    let response = super::block_on(ask(&node, args))??;
-    if json {
+    let (node, request) = (args.node.node()?, args.request.request()?);
+    let response = super::block_on(ask(&node, request))??;
+    if args.json {
         let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;
         super::print(&(text + "\n"))?;
     } else {
@@ -43,19 +63,8 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
 }
 
-async fn ask(node: &Node, args: Args) -> Result<AllowResponse, String> {
-    let max_wait_millis = match args.max_wait {
-        Some(wait) => Some(i64::try_from(wait.as_millis()).map_err(|_| "--max-wait is too long")?),
-        None => None,
-    };
+async fn ask(node: &Node, request: AllowRequest) -> Result<AllowResponse, String> {
     let mut client = QuotaServiceClient::new(node.connect().await?);
-    let request = AllowRequest {
-        namespace: args.namespace,
-        bucket_name: args.bucket,
-        tokens_requested: args.tokens,
-        max_wait_millis_override: max_wait_millis.unwrap_or_default(),
-        max_wait_time_override: max_wait_millis.is_some(),
-    };
     match answer_within(node.timeout, client.allow(request)).await {
         Ok(response) => Ok(response),
         Err(status) => Err(node.error_text("decision", &status).await),

@@ -9,10 +9,13 @@ use http::{Method, Request};
 use percent_encoding::utf8_percent_encode;
 use serde_json::Value;
 
-use super::http::{HttpArgs, error_field, escaped_json};
+use super::http::{HttpArgs, escaped_json, refusal};
 use crate::client::HttpResponse;
 use crate::settings::duration;
 use crate::transport::http::QUERY_ESCAPES;
+
+/// What an answer without a reason means.
+const NO_PAGE: &str = "it has no such page";
 
 /// Flags of every command that uses the HTTP API.
 #[derive(clap::Args)]
@@ -108,7 +111,7 @@ impl ApiArgs {
                 self.print_refusal(&response);
                 Ok(None)
             }
-            _ => Err(format!("{}: {}", self.http.address(), refusal(&response))),
+            _ => Err(format!("{}: {}", self.http.address(), refusal(&response, NO_PAGE))),
         }
     }
 
@@ -122,7 +125,7 @@ impl ApiArgs {
 
     /// Prints why the node refused to standard error.
     pub(super) fn print_refusal(&self, response: &HttpResponse) {
-        eprintln!("tollgate: {}: {}", self.http.address(), refusal(response));
+        eprintln!("tollgate: {}: {}", self.http.address(), refusal(response, NO_PAGE));
     }
 }
 
@@ -131,17 +134,6 @@ pub(super) struct Document {
     pub(super) text: String,
     /// Its version, in quotes.
     pub(super) etag: String,
-}
-
-fn refusal(response: &HttpResponse) -> String {
-    error_field(response).unwrap_or_else(|| match response.status {
-        404 | 403 => {
-            "it has no such page: --http must be the HTTP address of a node, not of a load \
-                      balancer, and the node must not be older than this command"
-                .to_owned()
-        }
-        status => format!("HTTP status {status}"),
-    })
 }
 
 /// The path of a bucket.

@@ -1,14 +1,13 @@
 //! `tollgate explain`: what a request would be answered, and why.
 
 use std::process::ExitCode;
-use std::time::Duration;
 
 use http::Method;
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use super::allow::RequestArgs;
 use super::api::{Answered, ApiArgs, ApiRequest};
 use super::text::{Table, escaped};
-use crate::settings::duration;
 
 #[derive(clap::Args)]
 #[command(after_help = "Nothing is taken. Example:
@@ -17,33 +16,16 @@ use crate::settings::duration;
 
 Exit codes: 0 would be granted; 1 would be refused, or the node does not say; 2 no answer.")]
 pub(super) struct Args {
-    /// The namespace
-    namespace: String,
-    /// The bucket
-    bucket: String,
-    /// Number of tokens; 0 means 1
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    tokens: i64,
-    /// The longest wait to accept, if it is shorter than the bucket's own limit
-    #[arg(long, value_name = "TIME", value_parser = duration)]
-    max_wait: Option<Duration>,
+    #[command(flatten)]
+    request: RequestArgs,
     #[command(flatten)]
     api: ApiArgs,
 }
 
 pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
-    let mut body = json!({
-        "namespace": args.namespace,
-        "bucketName": args.bucket,
-        "tokensRequested": args.tokens,
-    });
-    if let Some(wait) = args.max_wait {
-        let ms = i64::try_from(wait.as_millis()).map_err(|_| "--max-wait is too long")?;
-        body["maxWaitMillisOverride"] = json!(ms);
-        body["maxWaitTimeOverride"] = json!(true);
-    }
-    let request =
-        ApiRequest { method: Method::POST, path: "/v1/explain".to_owned(), body: body.to_string() };
+    let body =
+        serde_json::to_string(&args.request.request()?).map_err(|error| error.to_string())?;
+    let request = ApiRequest { method: Method::POST, path: "/v1/explain".to_owned(), body };
     Ok(match args.api.print_answer(request, text)? {
         Answered::Yes(answer) => ExitCode::from(u8::from(answer["answer"]["status"] != "OK")),
         refused @ Answered::Refused => refused.exit_code(),
@@ -62,6 +44,8 @@ fn text(explained: &Value) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

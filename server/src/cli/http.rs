@@ -79,6 +79,18 @@ pub(super) fn error_field(response: &HttpResponse) -> Option<String> {
     serde_json::from_str(&response.body).ok().map(|body: ErrorBody| escaped(&body.error))
 }
 
+/// Why a node refused. `no_page` says what an answer without a reason means.
+pub(super) fn refusal(response: &HttpResponse, no_page: &str) -> String {
+    error_field(response).unwrap_or_else(|| match response.status {
+        // HAProxy answers what it does not pass with an HTML page of its own.
+        404 | 403 => format!(
+            "{no_page}: --http must be the HTTP address of a node, not of a load balancer, and the \
+             node must not be older than this command"
+        ),
+        status => format!("HTTP status {status}"),
+    })
+}
+
 /// Escapes characters that are unsafe on a terminal. In valid JSON they occur only inside strings.
 pub(super) fn escaped_json(json: &str) -> String {
     let mut text = String::with_capacity(json.len() + 1);

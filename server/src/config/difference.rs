@@ -9,7 +9,7 @@ use super::model::Limits;
 use super::print;
 
 /// A value that is not the same in both documents.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Difference {
     /// Where it is, as in [`Fault`](super::Fault); a resource template by its glob.
     pub path: String,

@@ -113,6 +113,12 @@ impl<S: Source> Live<S> {
         if is_wanted(&self.current()) { self.replace(version) } else { Ok(()) }
     }
 
+    /// Records that the refused version is gone, and the current value is the latest one.
+    pub fn forget_failure(&self) {
+        self.metrics.up_to_date();
+        self.last_failure.clear();
+    }
+
     /// Loads the files again, if there are any. If they are invalid, the current value stays in use.
     /// Blocks.
     pub fn reload(&self) -> Result<(), S::Error> {

@@ -47,6 +47,11 @@ impl LoadMetrics {
         self.loads.increment(1);
     }
 
+    /// Records that the version in use is the latest one again.
+    pub fn up_to_date(&self) {
+        self.current.set(1.0);
+    }
+
     /// Records that a version of the files was invalid or unreadable.
     pub fn failed(&self) {
         self.current.set(0.0);

@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
 
 use super::{Error, ServiceState};
@@ -16,7 +17,12 @@ use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
 pub struct DocumentService<V> {
     versions: V,
     state: Arc<ServiceState>,
+    /// Bounds the old versions that are read at a time.
+    reads: Arc<Semaphore>,
 }
+
+/// The most old versions that a thread reads at a time.
+const MAX_READS: usize = 2;
 
 /// The document in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -120,7 +126,7 @@ fn unwritten(error: StoreError) -> DocumentError {
 impl<V> DocumentService<V> {
     /// The service over the limits in use. `versions`: of the thread that calls it.
     pub fn new(versions: V, state: Arc<ServiceState>) -> Self {
-        Self { versions, state }
+        Self { versions, state, reads: Arc::new(Semaphore::new(MAX_READS)) }
     }
 }
 
@@ -131,12 +137,16 @@ impl<V: Versions> DocumentService<V> {
         Document { text: Arc::clone(&snapshot.text), version: snapshot.version() }
     }
 
-    /// The document in use as JSON, with defaults filled in, and its version.
-    pub async fn current_as_json(&self) -> Result<(String, u64), DocumentError> {
+    /// The document in use as JSON, with defaults filled in.
+    pub async fn current_as_json(&self) -> Result<Document, DocumentError> {
         let snapshot = Arc::clone(&self.state.limits.current());
-        // A document may have megabytes.
-        let written = move || (config::to_json(&snapshot.limits), snapshot.version());
-        Ok(spawn_blocking(written).await?)
+        let version = snapshot.version();
+        // A document may have megabytes. It is written once.
+        let text = match snapshot.written_json() {
+            Some(text) => text,
+            None => spawn_blocking(move || snapshot.json()).await?,
+        };
+        Ok(Document { text, version })
     }
 
     /// Compares a new document with the one in use. Changes nothing.
@@ -197,6 +207,8 @@ impl<V: Versions> DocumentService<V> {
     /// A version that the store keeps.
     pub async fn version(&self, number: u64) -> Result<Version, DocumentError> {
         self.check_versions()?;
+        // A text may have megabytes, and anybody may ask who may read.
+        let _reading = self.reads.acquire().await;
         let found = self.versions.version(number).await.map_err(unread)?;
         found.ok_or(DocumentError::NoVersion(number))
     }
@@ -204,6 +216,7 @@ impl<V: Versions> DocumentService<V> {
     /// A version that the store keeps as JSON, with defaults filled in.
     pub async fn version_as_json(&self, number: u64) -> Result<String, DocumentError> {
         let Version { text, .. } = self.version(number).await?;
+        let _writing = self.reads.acquire().await;
         let written = move || config::parse(&text).map(|parsed| config::to_json(&parsed.limits));
         spawn_blocking(written).await?.map_err(DocumentError::Faulty)
     }
@@ -229,6 +242,13 @@ impl<V: Versions> DocumentService<V> {
         self.check_owner()?;
         let NewDocument { text, replaces, author: Author { by, message } } = new;
         let (parsed, checked) = self.parse_and_compare(text).await?;
+        if copy_of.is_none() && checked.is_same_text && checked.version == replaces {
+            // No version for the same text, if it is still the current one.
+            return match self.versions.current_number().await.map_err(unread)? {
+                current if current == replaces => Ok(checked),
+                current => Err(DocumentError::Conflict(current)),
+            };
+        }
         let at_ms = self.state.now().as_millis().unsigned_abs();
         let about = About { number: replaces.saturating_add(1), at_ms, by, message, copy_of };
         let version = Version { about, text: Arc::clone(&parsed.text) };

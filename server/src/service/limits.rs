@@ -6,6 +6,7 @@
 //! because `config` has no metrics.
 
 use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -68,7 +69,8 @@ impl Source for LimitsSource {
     fn read(&self) -> Result<Content, LoadError> {
         match &self.file {
             Some(path) => Ok(Content { parsed: read(path)?, origin: Origin::File }),
-            None => Ok(Content { parsed: config::Parsed::default(), origin: Origin::Nowhere }),
+            // Never read: there is no file to watch.
+            None => Err(LoadError::Unreadable(io::Error::other("the store owns the limits"))),
         }
     }
 
@@ -140,7 +142,8 @@ impl LiveLimits {
     /// Reports a version of the store that is not valid for this node. The current one stays in use.
     pub fn refuse_version(&self, number: u64, faults: Faults) {
         let path = PathBuf::from(format!("version {number}"));
-        let _ = self.install(Err(LoadError::Faulty { path, faults }), |_| true);
+        let faulty = Err(LoadError::Faulty { path, faults });
+        let _ = self.install(faulty, |current| current.version() < number);
     }
 
     /// Reports to the store how states are stored under these limits, and closes each window once

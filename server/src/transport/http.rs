@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Query, State};
 use axum::http::request::Parts;
-use axum::http::{StatusCode, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
@@ -60,6 +60,11 @@ const EXPLAIN_PATH: &str = "/v1/explain";
 
 /// The paths of requests with a body: for tokens, or about them.
 const ASK_PATHS: [&str; 2] = [ALLOW_PATH, EXPLAIN_PATH];
+
+/// The path of a request for tokens, or about them; `None` for any other request.
+fn ask_path(method: &Method, path: &str) -> Option<&'static str> {
+    ASK_PATHS.into_iter().find(|ask| method == Method::POST && path == *ask)
+}
 
 /// Paths that anybody may request, for load balancers and orchestrators.
 const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];

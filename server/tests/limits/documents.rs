@@ -161,6 +161,18 @@ fn rights() {
     {
         assert_eq!((ask(token, "GET"), ask(token, "PUT")), (read, check), "{token:?}");
     }
+    // A dry run is no change, so this is the first that is refused. The log names who tried.
+    assert_eq!(http_with_token(&node, watcher, "PUT", PATH, LIMITS).status, 403);
+    let mut logged = Vec::new();
+    eventually("the refusal is in the log", Duration::from_secs(5), || {
+        logged.extend(node.logged());
+        logged.iter().any(|event| {
+            event["message"] == "a change was refused"
+                && event["caller"] == "watcher"
+                && event["path"] == PATH
+                && event["reason"].as_str().is_some_and(|reason| reason.contains("access file"))
+        })
+    });
 }
 
 #[test]

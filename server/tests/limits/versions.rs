@@ -3,16 +3,21 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::command::{CommandOutput, tollgate, tollgate_with};
 use testkit::grpc::{channel, request};
 use testkit::http::{HttpResponse, allow, get, http, send};
+use testkit::metrics::Scrape;
 use testkit::redis_cluster::RedisCluster;
-use testkit::{LimitsFile, Node, Redis, START, Servers, eventually, redis_store};
+use testkit::{
+    LimitsFile, Node, Redis, START, Servers, eventually, in_repository, program, redis_store,
+};
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::StoreError;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::slot;
 use tollgate_server::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
@@ -90,8 +95,21 @@ async fn on_servers(servers: &impl Servers) {
         let _ = redis::cmd("DEL").arg("v").exec(&mut master);
         let _ = redis::cmd("SET").arg("v").arg("x").exec(&mut master);
     }
+    assert_eq!(store.current_number().await, Ok(0));
+    assert_eq!(store.write(&version(8, "eight")).await, Ok(Written::Conflict(0)));
     assert_eq!(store.write(&version(1, "one")).await, Ok(Written::Yes));
     assert_eq!(store.version(1).await, Ok(Some(version(1, "one"))));
+    // So does a number that is none. What is known of a version must be about that version.
+    for mut master in servers.masters() {
+        let _ = redis::cmd("HSET").arg("v").arg("n").arg("many").exec(&mut master);
+    }
+    assert_eq!(store.current_number().await, Ok(0));
+    assert_eq!(store.give_back(&version(2, "two")).await, Ok(Written::Yes));
+    let other = serde_json::to_string(&version(9, "").about).unwrap();
+    for mut master in servers.masters() {
+        let _ = redis::cmd("HSET").arg("v").arg("a2").arg(&other).exec(&mut master);
+    }
+    assert_eq!(store.version(2).await, Err(StoreError::Refused));
 }
 
 #[tokio::test]
@@ -130,7 +148,9 @@ async fn a_change_while_a_slot_moves() {
 
 /// A node whose limits the store owns.
 fn start(store: &str, args: &[&str]) -> Node {
-    Node::start(Path::new("store:"), &[&["--store", store], args].concat())
+    // Patient, so that it has its limits when it serves, also on a busy machine.
+    let args = [&["--store", store, "--store-timeout", "5s"], args].concat();
+    Node::start(Path::new("store:"), &args)
 }
 
 fn put(node: &Node, replaces: u64, query: &str, text: &str) -> HttpResponse {
@@ -301,8 +321,31 @@ fn a_version_that_a_node_does_not_understand_is_left_alone() {
     assert_eq!(number(&node), 1);
     let refused = get(&node, "/debug/status.json").json()["files"]["limits"]["refused"].clone();
     assert!(refused["error"].as_str().unwrap().starts_with("version 2:"), "{refused}");
+    // A failover has lost that version, and somebody wrote another one.
+    redis::cmd("HSET").arg("v").arg("n").arg(1).exec(&mut connection).unwrap();
+    let is_current =
+        || Scrape::of(node.http).get("tollgate_limits_last_reload_successful", &[]) == Some(1.0);
+    eventually("nothing is refused any more", FOLLOW, is_current);
+    write(2, &document(20), &mut connection);
+    eventually("it follows the other one", FOLLOW, || number(&node) == 2);
     write(3, &document(30), &mut connection);
     eventually("it follows the next one", FOLLOW, || number(&node) == 3);
+}
+
+/// A node that is behind does not say that its own document is the current one.
+#[test]
+fn the_same_text_makes_no_version_if_it_is_current() {
+    let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let node = start(&redis.url(), &["--limits-seed", seed.path().to_str().unwrap()]);
+    let same = put(&node, 1, "", &document(10));
+    assert_eq!((same.status, etag(&same)), (200, 1), "{same:?}");
+    let mut connection = redis.connection();
+    let about = serde_json::to_string(&version(2, "").about).unwrap();
+    let mut set = redis::cmd("HSET");
+    set.arg("v").arg("n").arg(2).arg("a2").arg(about).arg("t2").arg(document(20));
+    set.exec(&mut connection).unwrap();
+    let behind = put(&node, 1, "", &document(10));
+    assert_eq!((behind.status, etag(&behind)), (409, 2), "{behind:?}");
 }
 
 /// Each accepted change has one version, and is in the document of the next one.
@@ -368,7 +411,7 @@ fn commands() {
         &format!("{CHANGE}version 2\n"),
     );
     assert_eq!((number(&node), get(&node, PATH).body), (2, document(20)));
-    assert(apply(&[]), 0, "no difference\n");
+    assert(apply(&[]), 0, "no difference\nversion 2\n");
     assert_eq!(number(&node), 2, "the same text makes no version");
     file.write("namespaces: { a: { nonsense: 1 } }");
     assert_eq!(apply(&[]).code, 1);
@@ -425,4 +468,33 @@ fn commands() {
     let nobody = format!("127.0.0.1:{}", testkit::DEAD_PORT);
     let unknown = tollgate(&["limits", "apply", path.to_str().unwrap(), "--http", &nobody]);
     assert_eq!(unknown.code, 2, "{unknown:?}");
+}
+
+/// They work as they stand there, one after the other.
+#[test]
+fn the_commands_of_the_readme() {
+    let readme = std::fs::read_to_string(in_repository("README.md")).unwrap();
+    let section = readme.split("## Changing the limits\n").nth(1).unwrap();
+    let block = section.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let (sample, new) = (in_repository("config/limits.yaml"), LimitsFile::new(""));
+    let node = start("memory:", &["--limits-seed", sample.to_str().unwrap()]);
+    let text = std::fs::read_to_string(&sample).unwrap();
+    new.write(&text.replace("size: 100, fill_rate: 50", "size: 200, fill_rate: 50"));
+    let mut codes = Vec::new();
+    for command in block.lines() {
+        let command = command.replacen("tollgate", program("tollgate").to_str().unwrap(), 1);
+        let done = Command::new("sh")
+            .args(["-c", &command])
+            .current_dir(new.path().parent().unwrap())
+            .env("TOLLGATE_HTTP_LISTEN", node.http.to_string())
+            .env("EDITOR", "sed -i s/20,/21,/")
+            .env_remove("VISUAL")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        assert_eq!(done.stderr, b"", "{command}: {done:?}");
+        codes.push((done.status.code().unwrap(), number(&node)));
+    }
+    // diff has found a difference; three commands make a version each.
+    assert_eq!(codes, [(1, 1), (0, 2), (0, 2), (0, 3), (0, 4)]);
 }

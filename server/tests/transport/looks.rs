@@ -189,9 +189,7 @@ fn changes_come_from_this_machine() {
         logged.extend(node.logged());
         let has = |message: &str| {
             logged.iter().any(|event| {
-                event["message"] == message
-                    && event["peer"] == "127.0.0.1"
-                    && event["object"] == CART
+                event["message"] == message && event["peer"] == "127.0.0.1" && event["path"] == CART
             })
         };
         has("a change was refused") && has("shop:cart was filled up: it had 100 tokens")

@@ -9,7 +9,7 @@ use serde::de::DeserializeOwned;
 
 use super::epoch_s;
 use crate::cli;
-use crate::cli::http::{HttpArgs, error_field, escaped_json};
+use crate::cli::http::{HttpArgs, error_field, escaped_json, refusal};
 use crate::cli::text::{EMPTY_CELL, Table, escaped, remaining, rounded, time_and_distance};
 use crate::client::HttpResponse;
 use crate::settings::duration;
@@ -32,6 +32,9 @@ pub(super) struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// What an answer without a reason means.
+const NO_LEASES: &str = "it does not show leases";
 
 /// The fields of `/debug/status.json` that are shown here.
 #[derive(Deserialize)]
@@ -92,7 +95,7 @@ pub(super) fn run(args: &Args) -> Result<ExitCode, String> {
     let nobody =
         response.status == 404 && args.resource.is_some() && error_field(&response).is_some();
     if response.status != 200 && !nobody {
-        return Err(failed(refusal(&response)));
+        return Err(failed(refusal(&response, NO_LEASES)));
     }
     let text = if args.json {
         parsed::<serde_json::Value>(&response).map(|_| escaped_json(&response.body))
@@ -121,18 +124,6 @@ fn path(resource: Option<&str>) -> Result<PathAndQuery, String> {
 
 fn parsed<T: DeserializeOwned>(response: &HttpResponse) -> Result<T, String> {
     serde_json::from_str(&response.body).map_err(|error| format!("can't read the answer: {error}"))
-}
-
-fn refusal(response: &HttpResponse) -> String {
-    error_field(response).unwrap_or_else(|| match response.status {
-        // HAProxy answers /debug with an HTML page of its own.
-        404 | 403 => {
-            "it does not show leases: --http must be the HTTP address of a node, not of a load \
-                      balancer, and the node must not be older than this command"
-                .to_owned()
-        }
-        status => format!("HTTP status {status}"),
-    })
 }
 
 /// Table of a node's resources.
@@ -304,7 +295,7 @@ eu     server     10   10           2     expired
     #[test]
     fn refusals() {
         let refused = |status, body: &str| {
-            refusal(&HttpResponse { status, etag: None, body: body.to_owned() })
+            refusal(&HttpResponse { status, etag: None, body: body.to_owned() }, NO_LEASES)
         };
         assert_eq!(refused(503, r#"{"error": "no store"}"#), "no store");
         assert!(refused(404, "<html>").contains("--http must be the HTTP address of a node"));

@@ -70,9 +70,10 @@ pub(super) fn apply(args: &Apply) -> Result<ExitCode, String> {
     if let Some(conflict) = conflict(*if_version, &compared) {
         return Ok(conflict);
     }
-    if *dry_run || compared.is_same_text {
+    if *dry_run {
         return print(&compared.shown(api.output)).map(|()| ExitCode::SUCCESS);
     }
+    // Also for the same text: the node may not have the current version yet.
     print_difference(api, &compared)?;
     put(change, &compared)
 }

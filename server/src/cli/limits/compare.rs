@@ -85,13 +85,6 @@ impl Compared {
     }
 
     fn json(&self) -> String {
-        let list = self.differences.iter().map(|difference| {
-            serde_json::json!({
-                "path": difference.path,
-                "before": difference.before,
-                "after": difference.after,
-            })
-        });
-        escaped_json(&serde_json::Value::from_iter(list).to_string())
+        escaped_json(&serde_json::json!(self.differences).to_string())
     }
 }

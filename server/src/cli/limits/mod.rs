@@ -95,9 +95,13 @@ fn show(version: Option<u64>, api: &ApiArgs) -> Result<ExitCode, String> {
         Output::Text => "application/yaml",
         Output::Json => "application/json",
     };
-    let Some(Document { text, .. }) = api.document(version, accept)? else {
+    let Some(Document { text, etag }) = api.document(version, accept)? else {
         return Ok(ExitCode::FAILURE);
     };
+    if etag == "\"0\"" {
+        eprintln!("tollgate: the node has no limits yet");
+        return Ok(ExitCode::FAILURE);
+    }
     let text = match api.output {
         Output::Json => escaped_json(&text),
         // A file gets the document as it was written.

@@ -11,8 +11,8 @@ use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, Terms};
 use crate::domain::names::CallerId;
 use crate::service::Error;
-use crate::store::look::{Look, Looks, Places};
-use crate::store::{BucketRequest, StoreError, TokenAction};
+use crate::store::look::{Look, Looks};
+use crate::store::{BucketRequest, TokenAction};
 
 /// What a request would be answered, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -151,13 +151,19 @@ impl<S: Looks> AllowService<S> {
                 return Ok(answer);
             }
         }
-        match self.balance(request, found).await? {
+        let mut balance = self.balance(request, found).await?;
+        let mut lacks_place = false;
+        if let Balance::Shared { look, .. } = &balance
+            && let Some(places) = look.needs_place()
+        {
+            match self.store.has_room(request, places).await {
+                Ok(has_room) => lacks_place = !has_room,
+                Err(error) => balance = self.balance_without_store(request, found, error)?,
+            }
+        }
+        match balance {
             Balance::Shared { terms, look } => {
                 let request = BucketRequest { terms: &terms, ..*request };
-                let lacks_place = match look.needs_place() {
-                    Some(places) => !self.has_room(&request, places).await?,
-                    None => false,
-                };
                 places_step(steps, &look, lacks_place);
                 Ok(match lacks_place {
                     true => Answer::refused(Status::TooManyBuckets),
@@ -189,15 +195,6 @@ impl<S: Looks> AllowService<S> {
                 Ok(Answer { degraded: true, ..answer })
             }
         }
-    }
-
-    async fn has_room(&self, request: &BucketRequest<'_>, places: Places) -> Result<bool, Error> {
-        self.store.has_room(request, places).await.map_err(|error| match error {
-            StoreError::Overloaded => Error::Overloaded,
-            StoreError::Timeout | StoreError::Unreachable | StoreError::Refused => {
-                Error::Unavailable
-            }
-        })
     }
 }
 

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{AllowService, Query, store_request};
+use super::{AllowService, Query, bucket_name, store_request};
 use crate::config::model::{FailurePolicy, Limits, ResolvedBucket};
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
-use crate::domain::names::{CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
+use crate::domain::names::CallerId;
 use crate::service::Error;
 use crate::store::look::{Look, Looks, Prefetched};
 use crate::store::{BucketRequest, StoreError};
@@ -180,24 +180,33 @@ impl<S: Looks> AllowService<S> {
         request: &BucketRequest<'_>,
         found: &ResolvedBucket<'_>,
     ) -> Result<Balance, Error> {
-        let error = match self.store.look(request).await {
+        match self.store.look(request).await {
             Ok(look) => {
                 let terms = Terms { cap_us: self.store.full_us(request), ..*request.terms };
-                return Ok(Balance::Shared { terms, look });
+                Ok(Balance::Shared { terms, look })
             }
+            Err(error) => self.balance_without_store(request, found, error),
+        }
+    }
+
+    /// What this node decides by, after the store has failed.
+    pub(super) fn balance_without_store(
+        &self,
+        request: &BucketRequest<'_>,
+        found: &ResolvedBucket<'_>,
+        error: StoreError,
+    ) -> Result<Balance, Error> {
+        match (error, found.on_store_failure, &self.state.fallback) {
             // The store works, so the failure policy does not apply.
-            Err(StoreError::Overloaded) => return Err(Error::Overloaded),
-            Err(error) => error,
-        };
-        Ok(match (found.on_store_failure, &self.state.fallback) {
-            (FailurePolicy::Local, Some(fallback)) => {
+            (StoreError::Overloaded, ..) => Err(Error::Overloaded),
+            (_, FailurePolicy::Local, Some(fallback)) => {
                 let nodes = fallback.health.nodes();
                 let terms = request.terms.share(nodes);
                 let look = fallback.local.look_now(&BucketRequest { terms: &terms, ..*request });
-                Balance::Share { error, nodes, terms, look }
+                Ok(Balance::Share { error, nodes, terms, look })
             }
-            _ => Balance::Unknown { error },
-        })
+            _ => Ok(Balance::Unknown { error }),
+        }
     }
 }
 
@@ -230,12 +239,9 @@ impl ServedBy {
                 "serves all names without a bucket of their own: no namespace {namespace} is configured"
             ),
         };
-        let (namespace, bucket) = match found.kind {
-            BucketKind::Configured | BucketKind::Dynamic { .. } => (namespace, bucket),
-            BucketKind::NamespaceDefault => (namespace, DEFAULT_BUCKET),
-            BucketKind::GlobalDefault => ("", GLOBAL_DEFAULT_BUCKET),
-        };
-        Self { kind: found.kind, namespace: namespace.to_owned(), bucket: bucket.to_owned(), why }
+        let (namespace, bucket) = bucket_name(found, query);
+        let (namespace, bucket) = (namespace.to_owned(), bucket.into_owned());
+        Self { kind: found.kind, namespace, bucket, why }
     }
 
     /// Whether other names share the bucket.

@@ -65,7 +65,13 @@ impl<V: Versions> Follower<V> {
     async fn look(&mut self) -> Result<(), StoreError> {
         let known = self.known();
         let known_number = known.as_ref().map_or(0, |known| known.about.number);
-        match self.versions.current_number().await? {
+        let current = self.versions.current_number().await?;
+        if self.refused > current {
+            // The store has lost the version that this node did not understand.
+            self.refused = 0;
+            self.limits.forget_failure();
+        }
+        match current {
             current if current == known_number && current > 0 => Ok(()),
             current if current > known_number => self.take(current).await,
             // The store has lost what it had.
@@ -116,15 +122,24 @@ impl<V: Versions> Follower<V> {
     }
 
     async fn give_back(&self, known: &Version, current: u64) -> Result<(), StoreError> {
-        if self.versions.give_back(known).await? == Written::Yes {
-            let number = known.about.number;
-            tracing::warn!(
+        let number = known.about.number;
+        match self.versions.give_back(known).await? {
+            Written::Yes => tracing::warn!(
                 number,
                 current,
                 "the store had no limits or older ones, and got back those of this node"
-            );
+            ),
+            Written::Conflict(_) => {}
+            Written::TooLong => self.warn_too_long(number),
         }
         Ok(())
+    }
+
+    fn warn_too_long(&self, number: u64) {
+        if let Some(held_back) = self.warnings.pass() {
+            let advice = "make it shorter: the store takes about 4 MB, compressed";
+            tracing::error!(number, held_back, advice, "the store can't keep so long a document");
+        }
     }
 
     /// Writes the first version.
@@ -138,8 +153,10 @@ impl<V: Versions> Follower<V> {
             copy_of: None,
         };
         let version = Version { about, text: Arc::clone(text) };
-        if self.versions.write(&version).await? == Written::Yes {
-            tracing::info!(file, "the store begins with the limits of this file");
+        match self.versions.write(&version).await? {
+            Written::Yes => tracing::info!(file, "the store begins with the limits of this file"),
+            Written::Conflict(_) => {}
+            Written::TooLong => self.warn_too_long(version.about.number),
         }
         Ok(())
     }

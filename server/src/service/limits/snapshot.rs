@@ -3,8 +3,8 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::config::model::{Bucket, Limits, ResourceTemplate, Unconfigured};
@@ -43,6 +43,8 @@ pub struct Snapshot {
     pub limits: Limits,
     /// Their document, as it was written.
     pub text: Arc<str>,
+    /// The document as JSON, with defaults filled in, once somebody has asked for it.
+    json: OnceLock<Arc<str>>,
     /// Settings in the file that have no effect.
     pub(super) notices: Vec<Notice>,
     /// By bucket index.
@@ -120,9 +122,20 @@ impl Snapshot {
             defined: defined(&definitions, &limits.resources),
             notices,
             text,
+            json: OnceLock::new(),
             limits,
             origin,
         }
+    }
+
+    /// The document as JSON, with defaults filled in. Blocks the first time.
+    pub fn json(&self) -> Arc<str> {
+        Arc::clone(self.json.get_or_init(|| config::to_json(&self.limits).into()))
+    }
+
+    /// [`json`](Self::json) if it was written before.
+    pub fn written_json(&self) -> Option<Arc<str>> {
+        self.json.get().map(Arc::clone)
     }
 
     /// The version: its number in the store (0: none is known), or the checksum of the file.

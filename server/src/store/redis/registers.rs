@@ -60,8 +60,10 @@ pub(super) struct Registers {
 #[derive(Default)]
 struct State {
     full_until: Option<Instant>,
-    /// The same for looks that change nothing, which know less.
-    looked_full_until: Option<Instant>,
+    /// What the last look that changed nothing has found, and until when that is used again.
+    looked: Option<(Instant, bool)>,
+    /// Held by such a look.
+    looking: Arc<Mutex<()>>,
     /// How often room was made.
     rooms_made: u64,
     /// Held by the request that makes room.
@@ -118,14 +120,16 @@ impl State {
         self.full_until.is_some_and(|until| Instant::now() < until)
     }
 
-    fn has_looked_full(&self) -> bool {
-        self.looked_full_until.is_some_and(|until| Instant::now() < until)
+    fn recent_look(&self) -> Option<bool> {
+        let recent = self.looked.filter(|(until, _)| Instant::now() < *until);
+        recent.map(|(_, has_room)| has_room)
     }
 
     /// Whether it is more than what a new state would say. (A new one that counts from 0 makes a waiting
     /// request ask once more.)
     fn is_in_use(&self) -> bool {
-        self.is_full() || self.has_looked_full() || Arc::strong_count(&self.making_room) > 1
+        let in_turn = |turn: &Arc<Mutex<()>>| Arc::strong_count(turn) > 1;
+        self.is_full() || in_turn(&self.making_room) || in_turn(&self.looking)
     }
 }
 
@@ -257,27 +261,29 @@ impl Inner {
     }
 
     /// Whether a name would get a place in a register with these `places`. Changes nothing. Checks only
-    /// the names whose states are the most likely to have expired, and after a no only after
-    /// [`FULL_FOR`] again.
+    /// the names whose states are the most likely to have expired, once for each [`FULL_FOR`]. Does not
+    /// wait for requests that make room, nor they for it.
     pub(super) async fn has_room(
         &self,
         call: &BucketCall<'_>,
         places: Places,
     ) -> Result<bool, StoreError> {
         let register = self.hash(call.request.namespace);
-        let turn = self.registers.with(register, |state| Arc::clone(&state.making_room));
+        let turn = self.registers.with(register, |state| Arc::clone(&state.looking));
         let _turn = turn.lock().await;
-        if self.registers.with(register, |state| state.is_full() || state.has_looked_full()) {
-            return Ok(false);
+        let (is_full, looked) =
+            self.registers.with(register, |state| (state.is_full(), state.recent_look()));
+        if let Some(has_room) = is_full.then_some(false).or(looked) {
+            return Ok(has_room);
         }
         let names = self.lowest_names(call).await?;
         let seen = self.with_expiries(call, names).await?;
         let now = self.clock.as_ref().map_or_else(|| Clock::system().now(), ManualClock::now);
         let free = seen.iter().filter(|name| name.is_free(now)).count() as u64;
         let has_room = places.taken.saturating_sub(free) < places.most;
-        if !has_room && self.clock.is_none() {
-            let until = Some(Instant::now() + FULL_FOR);
-            self.registers.with(register, |state| state.looked_full_until = until);
+        if self.clock.is_none() {
+            let looked = Some((Instant::now() + FULL_FOR, has_room));
+            self.registers.with(register, |state| state.looked = looked);
         }
         Ok(has_room)
     }

@@ -21,8 +21,8 @@ use crate::logging::LogThrottle;
 use crate::store::StoreError;
 use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
 
-/// Time limit of a call with a text.
-const TEXT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit of a call with a text: shorter than commands wait for an answer.
+const TEXT_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The pause before a call is sent again while its slot is being moved.
 const MOVE_PAUSE: Duration = Duration::from_millis(50);
@@ -49,7 +49,8 @@ impl Versions for RedisStore {
         let reply = inner.values(&[slot], None, |_, _| script::current_version()).await.pop();
         match reply.ok_or(StoreError::Unreachable)?? {
             Value::Nil => Ok(0),
-            Value::BulkString(number) => read_number(&number).ok_or(StoreError::Refused),
+            // As in lua/versions.lua, what is no number counts as none.
+            Value::BulkString(number) => Ok(read_number(&number).unwrap_or(0)),
             _ => Err(StoreError::Refused),
         }
     }
@@ -62,9 +63,15 @@ impl Versions for RedisStore {
             Ok([Value::Nil, _] | [_, Value::Nil]) => return Ok(None),
             _ => return Err(StoreError::Refused),
         };
-        let about = read_about(&about).ok_or(StoreError::Refused)?;
+        let about = read_about(&about).filter(|about| about.number == number);
         let text = spawn_blocking(move || unpacked(stored)).await.ok().flatten();
-        Ok(Some(Version { about, text: text.ok_or(StoreError::Refused)? }))
+        if let (Some(about), Some(text)) = (about, text) {
+            return Ok(Some(Version { about, text }));
+        }
+        if let Some(held_back) = FAILURES.pass() {
+            tracing::warn!(number, held_back, "a version of the limits is damaged in the store");
+        }
+        Err(StoreError::Refused)
     }
 
     async fn write(&self, version: &Version) -> Result<Written, StoreError> {
@@ -159,7 +166,8 @@ impl Inner {
                 }
                 Some(Redirect::TryAgain) => tokio::time::sleep(MOVE_PAUSE).await,
                 Some(Redirect::Moved(_) | Redirect::Unknown) => {
-                    self.connector.refresh(routes.version()).await;
+                    // A task fails only while the process exits.
+                    let _ = self.connector.refresh_aside(routes.version()).await;
                     tokio::time::sleep(MOVE_PAUSE).await;
                 }
             }

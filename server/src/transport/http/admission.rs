@@ -19,7 +19,7 @@ use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
 use super::{
-    ALLOW_PATH, ASK_PATHS, BODY_LIMIT, OPEN_PATHS, access_denied, buckets, error_response, limits,
+    ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, ask_path, buckets, error_response, limits,
     service_error,
 };
 use crate::access::Caller;
@@ -51,9 +51,7 @@ enum Kind {
 impl Kind {
     fn of(request: &Request) -> Self {
         let (method, path) = (request.method(), request.uri().path());
-        if let Some(path) = ASK_PATHS.into_iter().find(|ask| path == *ask)
-            && method == Method::POST
-        {
+        if let Some(path) = ask_path(method, path) {
             return Self::Ask(path);
         }
         match *method {
@@ -112,21 +110,25 @@ impl Admission {
             let text = "a page of another site may not ask: see Origin and Sec-Fetch-Site";
             return Err(error_response(StatusCode::FORBIDDEN, text));
         }
-        let caller = context.caller(headers, authority).map_err(access_denied)?;
+        context.caller(headers, authority).map_err(access_denied)
+    }
+
+    /// Checks what a request announces about its body.
+    #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+    fn check_body(&self, request: &Request, caller: &Caller) -> Result<(), Response> {
         let kind = Kind::of(request);
         if kind == Kind::Document {
             // Long bodies are read only for those who may send them.
             caller.may_administer().map_err(access_denied)?;
         }
-        if let Some(limit) = kind.body_limit() {
-            if let Some(refusal) = encoding_refusal(headers) {
-                return Err(refusal);
-            }
-            if content_length(headers) > limit as u64 {
-                return Err(body_error(&BodyError::TooLong(limit)));
-            }
+        let Some(limit) = kind.body_limit() else { return Ok(()) };
+        if let Some(refusal) = encoding_refusal(request.headers()) {
+            return Err(refusal);
         }
-        Ok(caller)
+        if content_length(request.headers()) > limit as u64 {
+            return Err(body_error(&BodyError::TooLong(limit)));
+        }
+        Ok(())
     }
 }
 
@@ -138,9 +140,11 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &context);
-    if let Err(refused) = &caller {
-        log_refused_change(&request, &context, refused.status());
-    }
+    let change = Change::of(&request, &context, caller.as_ref().ok());
+    let caller = match caller {
+        Ok(caller) => admission.check_body(&request, &caller).map(|()| caller),
+        refused => refused,
+    };
     let kind = Kind::of(&request);
     let (mut head, body) = request.into_parts();
     let kept_bytes = kind.body_limit().filter(|_| caller.is_ok());
@@ -173,6 +177,9 @@ pub(super) async fn admit(
             }
         }
     };
+    if let Some(change) = change {
+        response = change.log_refusal(response).await;
+    }
     if !ended {
         response.extensions_mut().insert(UnreadBody);
     }
@@ -212,17 +219,6 @@ impl Drop for RequestSlot<'_> {
 /// Whether the client waits for `100 Continue`, which polling its body would send.
 fn expects_continue(head: &Parts, body: &Body) -> bool {
     head.version == Version::HTTP_11 && head.headers.contains_key(EXPECT) && !body.is_end_stream()
-}
-
-/// Logs a change that was refused before it reached its handler.
-fn log_refused_change(request: &Request, context: &ConnectionContext, status: StatusCode) {
-    let (method, path) = (request.method(), request.uri().path());
-    let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
-    if is_read || !path.starts_with("/v1/") || matches!(Kind::of(request), Kind::Ask(_)) {
-        return;
-    }
-    let caller = &Caller::FROM_OUTSIDE;
-    Change { context, caller, action: method.as_str(), object: path }.refused(&status.to_string());
 }
 
 /// The headers that handlers need.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{ConnectInfo, Query, State};
+use axum::extract::{ConnectInfo, Query, Request, State};
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::path_names::names;
-use super::{ApiState, access_denied, error_response, service_error};
+use super::{ApiState, access_denied, error_response, service_error, stopping};
 use crate::access::Caller;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms, full_in_ms, wait_ms};
 use crate::service::allow::{Balance, BucketView, FillError, Filled, ServedBy};
@@ -48,42 +48,50 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     State(state): State<Arc<ApiState<B, L>>>,
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
-    uri: Uri,
     query: Result<Query<FillQuery>, QueryRejection>,
+    request: Request,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "fill", object: uri.path() };
-    change.authorize()?;
-    let refuse = |status: StatusCode, text: &str| {
-        change.refused(text);
-        error_response(status, text)
-    };
-    let Query(query) = query.map_err(|error| refuse(error.status(), &error.body_text()))?;
+    caller.may_administer().map_err(access_denied)?;
+    let Query(query) = query.map_err(|error| error_response(error.status(), &error.body_text()))?;
     let of_default = match query.of.as_deref() {
         None => false,
         Some("default") => true,
-        Some(_) => return Err(refuse(StatusCode::BAD_REQUEST, "of: must be `default`")),
+        Some(_) => return Err(error_response(StatusCode::BAD_REQUEST, "of: must be `default`")),
     };
-    let (namespace, bucket) = names(&uri, PREFIX)?;
-    let filled = state.service.fill((&namespace, &bucket), of_default, caller.id()).await;
-    let filled = filled.map_err(|error| match &error {
-        FillError::Service(service) => {
-            change.refused(&error.to_string());
-            service_error(service)
+    let (namespace, bucket) = names(request.uri(), PREFIX)?;
+    let (id, change) = (caller.id(), Change::of(&request, &context, Some(&caller)));
+    // In a task of its own, so that it is logged even if the client goes away.
+    let filled = tokio::spawn(async move {
+        let filled = state.service.fill((&namespace, &bucket), of_default, id).await;
+        if let Some(change) = change {
+            log_fill(&change, &filled);
         }
-        FillError::Unknown => refuse(StatusCode::GATEWAY_TIMEOUT, &error.to_string()),
-        FillError::NoBucket(_) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
+        filled
+    });
+    let filled = filled.await.map_err(|_| stopping())?.map_err(|error| match &error {
+        FillError::Service(error) => service_error(error),
+        FillError::Unknown => error_response(StatusCode::GATEWAY_TIMEOUT, &error.to_string()),
+        FillError::NoBucket(_) => error_response(StatusCode::NOT_FOUND, &error.to_string()),
         FillError::Shared(_) | FillError::NotShared => {
-            refuse(StatusCode::CONFLICT, &error.to_string())
+            error_response(StatusCode::CONFLICT, &error.to_string())
         }
     })?;
-    let Filled { served_by, terms, before } = filled;
-    let (name, had) = (served_by.name(), terms.tokens(before.accrued_us(&terms)));
-    change.made(&format!("{name} was filled up: it had {had} tokens"));
     let body = json!({
-        "served_by": served_by_json(&served_by),
-        "before": balance_json(&before, &terms),
+        "served_by": served_by_json(&filled.served_by),
+        "before": balance_json(&filled.before, &filled.terms),
     });
     Ok(Json(body).into_response())
+}
+
+fn log_fill(change: &Change, filled: &Result<Filled, FillError>) {
+    match filled {
+        Ok(Filled { served_by, terms, before }) => {
+            let (name, had) = (served_by.name(), terms.tokens(before.accrued_us(terms)));
+            change.made(&format!("{name} was filled up: it had {had} tokens"));
+        }
+        Err(error @ FillError::Unknown) => change.unknown(&error.to_string()),
+        Err(_) => {}
+    }
 }
 
 fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {

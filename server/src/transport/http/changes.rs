@@ -1,8 +1,13 @@
-//! Changes by an administrator: who may make them, and the log lines that each leaves.
+//! The log of changes by administrators: each that was made, may have been made, or was refused.
 
+use std::net::IpAddr;
+
+use axum::body::Body;
+use axum::http::{Method, StatusCode};
 use axum::response::Response;
+use http_body_util::BodyExt as _;
 
-use super::access_denied;
+use super::ask_path;
 use super::connection_context::ConnectionContext;
 use crate::access::Caller;
 use crate::logging::LogThrottle;
@@ -11,44 +16,76 @@ use crate::logging::LogThrottle;
 static REFUSALS: LogThrottle = LogThrottle::new();
 
 /// A change that a request asks for, for the log.
-pub(super) struct Change<'a> {
-    pub(super) context: &'a ConnectionContext,
-    pub(super) caller: &'a Caller,
-    /// A verb, such as `fill`.
-    pub(super) action: &'a str,
-    /// The path of the request. Not called `target`: the log has the module under that name.
-    pub(super) object: &'a str,
+pub(super) struct Change {
+    caller: Option<String>,
+    peer: IpAddr,
+    method: Method,
+    /// Not called `target` in the log, which has the module under that name.
+    path: String,
 }
 
-impl Change<'_> {
-    /// Checks that the caller may make changes.
-    #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-    pub(super) fn authorize(&self) -> Result<(), Response> {
-        self.caller.may_administer().map_err(|refusal| {
-            self.refused(&refusal.to_string());
-            access_denied(refusal)
+impl Change {
+    /// The change that a request asks for; `None` if it asks for none. `caller`: `None` if it was not
+    /// identified.
+    pub(super) fn of<B>(
+        request: &axum::http::Request<B>,
+        context: &ConnectionContext,
+        caller: Option<&Caller>,
+    ) -> Option<Self> {
+        let (method, uri) = (request.method(), request.uri());
+        let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
+        let is_dry_run = || {
+            let mut settings = uri.query().unwrap_or_default().split('&');
+            settings.any(|setting| setting == "dry_run=true")
+        };
+        if is_read
+            || ask_path(method, uri.path()).is_some()
+            || !uri.path().starts_with("/v1/")
+            || is_dry_run()
+        {
+            return None;
+        }
+        Some(Self {
+            caller: caller.and_then(Caller::name).map(str::to_owned),
+            peer: context.peer(),
+            method: method.clone(),
+            path: uri.path().to_owned(),
         })
+    }
+
+    /// Who makes the change: the caller's name, or the address that the request came from.
+    pub(super) fn author(&self) -> String {
+        self.caller.clone().unwrap_or_else(|| self.peer.to_string())
     }
 
     /// Logs that the change was made, with a sentence about it.
     pub(super) fn made(&self, what: &str) {
-        let (caller, peer) = (self.caller.name(), self.context.peer());
-        tracing::info!(action = self.action, object = self.object, caller, %peer, "{what}");
+        let Self { caller, peer, method, path } = self;
+        tracing::info!(%method, path, caller, %peer, "{what}");
     }
 
-    /// Logs that the change was refused, and why.
-    pub(super) fn refused(&self, reason: &str) {
-        if let Some(held_back) = REFUSALS.pass() {
-            let (caller, peer) = (self.caller.name(), self.context.peer());
-            tracing::warn!(
-                action = self.action,
-                object = self.object,
-                caller,
-                %peer,
-                reason,
-                held_back,
-                "a change was refused"
-            );
+    /// Logs that the change may have been made.
+    pub(super) fn unknown(&self, why: &str) {
+        let Self { caller, peer, method, path } = self;
+        tracing::warn!(%method, path, caller, %peer, "{why}");
+    }
+
+    /// Logs why the change was refused, if the response says so.
+    pub(super) async fn log_refusal(&self, response: Response) -> Response {
+        let status = response.status();
+        // What may have been made is logged where it is made.
+        let is_refusal = status.is_client_error() || status.is_server_error();
+        if !is_refusal || status == StatusCode::GATEWAY_TIMEOUT {
+            return response;
         }
+        let Some(held_back) = REFUSALS.pass() else { return response };
+        let (head, body) = response.into_parts();
+        // All there already: an error is a short JSON object.
+        let body = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+        let json: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        let reason = json["error"].as_str().unwrap_or(status.as_str());
+        let Self { caller, peer, method, path } = self;
+        tracing::warn!(%method, path, caller, %peer, reason, held_back, "a change was refused");
+        Response::from_parts(head, Body::from(body))
     }
 }

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{ConnectInfo, Path, Query, State};
+use axum::extract::{ConnectInfo, Path, Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
+use http_body_util::BodyExt as _;
 use serde_json::{Value, json};
 
 use super::changes::Change;
@@ -32,15 +33,20 @@ pub(super) async fn show<B: Looks, L: LeaseStore + Versions>(
 ) -> Result<Response, Response> {
     caller.may_see_all().map_err(access_denied)?;
     if wants_json(&headers) {
-        let (text, version) = state.documents.current_as_json().await.map_err(refusal)?;
-        return Ok(document_answer(version, "application/json", text.into()));
+        let Document { text, version } =
+            state.documents.current_as_json().await.map_err(refusal)?;
+        return Ok(document_answer(version, "application/json", Bytes::from_owner(Text(text))));
     }
     let Document { text, version } = state.documents.current();
     Ok(document_answer(version, "application/yaml", Bytes::from_owner(Text(text))))
 }
 
 fn document_answer(version: u64, content_type: &'static str, text: Bytes) -> Response {
-    let headers = [(header::ETAG, etag(version)), (header::CONTENT_TYPE, content_type.into())];
+    let headers = [
+        (header::ETAG, etag(version)),
+        (header::CONTENT_TYPE, content_type.to_owned()),
+        (header::VARY, "accept".to_owned()),
+    ];
     (headers, text).into_response()
 }
 
@@ -134,29 +140,33 @@ pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
     query: Result<Query<ChangeQuery>, QueryRejection>,
-    headers: HeaderMap,
-    body: Bytes,
+    request: Request,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "put", object: PATH };
     // Admission has checked this before it read the body.
-    change.authorize()?;
-    let bad = |status: StatusCode, text: &str| error_response(status, text);
-    let Query(query) = query.map_err(|error| bad(error.status(), &error.body_text()))?;
-    let text = String::from_utf8(body.into());
-    let text =
-        text.map_err(|_| bad(StatusCode::UNPROCESSABLE_ENTITY, "the document is not UTF-8 text"))?;
-    if query.dry_run {
-        let checked = state.documents.check(text).await.map_err(refusal)?;
-        return Ok(answer(&checked));
-    }
-    state.documents.check_owner().map_err(|error| refused(&change, error))?;
-    let author = author(&change, query.message)?;
-    let replaces = replaced_version(&headers)?.ok_or_else(|| {
+    caller.may_administer().map_err(access_denied)?;
+    let Query(query) = query.map_err(|error| error_response(error.status(), &error.body_text()))?;
+    let change = Change::of(&request, &context, Some(&caller));
+    let (head, body) = request.into_parts();
+    let text = document(body).await?;
+    let Some(change) = change.filter(|_| !query.dry_run) else {
+        return Ok(answer(&state.documents.check(text).await.map_err(refusal)?));
+    };
+    state.documents.check_owner().map_err(refusal)?;
+    let replaces = replaced_version(&head.headers)?.ok_or_else(|| {
         let text = "If-Match must name the version that the change replaces: see ETag of GET";
-        bad(StatusCode::PRECONDITION_REQUIRED, text)
+        error_response(StatusCode::PRECONDITION_REQUIRED, text)
     })?;
-    let replaced = state.documents.replace(NewDocument { text, replaces, author }).await;
-    done(&change, replaced)
+    let author = author(&change, query.message)?;
+    let new = NewDocument { text, replaces, author };
+    made(change, async move { state.documents.replace(new).await }).await
+}
+
+/// The text in a body that admission has read.
+async fn document(body: Body) -> Result<String, Response> {
+    let bytes = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    String::from_utf8(bytes.into()).map_err(|_| {
+        error_response(StatusCode::UNPROCESSABLE_ENTITY, "the document is not UTF-8 text")
+    })
 }
 
 /// The query of a rollback.
@@ -174,42 +184,49 @@ pub(super) async fn roll_back<B: Looks, L: LeaseStore + Versions>(
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
     query: Result<Query<RollbackQuery>, QueryRejection>,
-    headers: HeaderMap,
+    request: Request,
 ) -> Result<Response, Response> {
-    let change = Change { context: &context, caller: &caller, action: "roll back", object: PATH };
-    change.authorize()?;
+    caller.may_administer().map_err(access_denied)?;
     let Query(RollbackQuery { to, message }) =
         query.map_err(|error| error_response(error.status(), &error.body_text()))?;
-    let (author, replaces) = (author(&change, message)?, replaced_version(&headers)?);
-    done(&change, state.documents.roll_back(to, replaces, author).await)
+    let replaces = replaced_version(request.headers())?;
+    let Some(change) = Change::of(&request, &context, Some(&caller)) else {
+        return Err(error_response(StatusCode::BAD_REQUEST, "a rollback has no dry run: see diff"));
+    };
+    let author = author(&change, message)?;
+    made(change, async move { state.documents.roll_back(to, replaces, author).await }).await
 }
 
-/// The author of a change: the caller's name, or the address that the request came from.
 #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-fn author(change: &Change<'_>, message: String) -> Result<Author, Response> {
+fn author(change: &Change, message: String) -> Result<Author, Response> {
     if message.len() > MESSAGE_LIMIT {
         let text = format!("the message is longer than {MESSAGE_LIMIT} bytes");
         return Err(error_response(StatusCode::BAD_REQUEST, &text));
     }
-    let by = change.caller.name().map_or_else(|| change.context.peer().to_string(), str::to_owned);
-    Ok(Author { by, message })
+    Ok(Author { by: change.author(), message })
 }
 
-/// Logs what came of a change, and answers.
-#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-fn done(
-    change: &Change<'_>,
-    replaced: Result<Checked, DocumentError>,
+/// Makes a change in a task of its own, so that it is logged even if the client goes away.
+async fn made(
+    change: Change,
+    replace: impl Future<Output = Result<Checked, DocumentError>> + Send + 'static,
 ) -> Result<Response, Response> {
-    let checked = replaced.map_err(|error| refused(change, error))?;
-    let (number, differences) = (checked.version, checked.differences.len());
-    change.made(&format!("the limits have version {number} now: {differences} values differ"));
-    Ok(answer(&checked))
-}
-
-fn refused(change: &Change<'_>, error: DocumentError) -> Response {
-    change.refused(&error.to_string());
-    refusal(error)
+    let replaced = tokio::spawn(async move {
+        let replaced = replace.await;
+        match &replaced {
+            Ok(Checked { version, differences, .. }) => {
+                let differences = differences.len();
+                change.made(&format!(
+                    "the limits have version {version}: {differences} values differ"
+                ));
+            }
+            Err(error @ DocumentError::Unknown) => change.unknown(&error.to_string()),
+            Err(_) => {}
+        }
+        replaced
+    });
+    let replaced = replaced.await.map_err(|_| super::stopping())?;
+    replaced.map(|checked| answer(&checked)).map_err(refusal)
 }
 
 fn answer(checked: &Checked) -> Response {
@@ -217,17 +234,10 @@ fn answer(checked: &Checked) -> Response {
 }
 
 fn checked_json(checked: &Checked) -> Value {
-    let differences = checked.differences.iter().map(|difference| {
-        json!({
-            "path": difference.path,
-            "before": difference.before,
-            "after": difference.after,
-        })
-    });
     json!({
         "version": checked.version,
         "same_text": checked.is_same_text,
-        "differences": differences.collect::<Vec<_>>(),
+        "differences": checked.differences,
         "notices": checked.notices,
     })
 }

@@ -8,8 +8,9 @@ mod trace;
 mod world;
 
 use std::cell::Cell;
+use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -19,12 +20,13 @@ use testkit::{START, Service, property_tests, runtime};
 use tollgate_server::domain::bucket::{BucketKind, BucketLimit};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::{Metrics, PrefetchMetrics};
-use tollgate_server::service::allow::{Query, Status};
+use tollgate_server::service::allow::{Effect, Query, Status};
+use tollgate_server::store::look::{Look, Looks, Places};
 use tollgate_server::store::members::Members;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::prefetch_store::{PrefetchStore, PrefetchedTokens};
 use tollgate_server::store::{
-    BucketRequest, MAX_REQUESTS_PER_CALL, Outcomes, Prefetch, Store, TokenAction,
+    BucketRequest, MAX_REQUESTS_PER_CALL, Outcomes, Prefetch, Store, StoreError, TokenAction,
 };
 use trace::{Event, events, limit, play};
 use world::{MS, SECOND, World};
@@ -224,6 +226,88 @@ async fn a_bucket_that_is_removed_and_restored_keeps_its_metrics() {
     assert_eq!(served(), Some(0.0));
     ask(100).await;
     assert!(served() > Some(0.0), "{:?}", served());
+}
+
+/// A store that can be down.
+#[derive(Clone)]
+struct Failing(MemoryStore, Arc<AtomicBool>);
+
+impl Failing {
+    fn check(&self) -> Result<(), StoreError> {
+        if self.1.load(Ordering::Relaxed) { Err(StoreError::Unreachable) } else { Ok(()) }
+    }
+}
+
+impl Store for Failing {
+    async fn decide(&self, asks: &[BucketRequest<'_>]) -> Outcomes {
+        match self.check() {
+            Ok(()) => self.0.decide(asks).await,
+            Err(error) => asks.iter().map(|_| Err(error)).collect(),
+        }
+    }
+}
+
+impl Looks for Failing {
+    async fn look(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        self.check()?;
+        self.0.look(ask).await
+    }
+
+    async fn has_room(&self, ask: &BucketRequest<'_>, places: Places) -> Result<bool, StoreError> {
+        self.check()?;
+        self.0.has_room(ask, places).await
+    }
+
+    async fn fill(&self, ask: &BucketRequest<'_>) -> Result<Look, StoreError> {
+        self.check()?;
+        self.0.fill(ask).await
+    }
+}
+
+/// A node answers from the tokens that it holds, even without its store, and so do explanations.
+#[tokio::test]
+async fn explanations_say_what_is_answered() {
+    const LIMITS: &str = "namespaces: { ns: { on_store_failure: deny, buckets: { b: { size: 100000, \
+        fill_rate: 100000, wait_timeout_millis: 0, max_debt_millis: 0, max_tokens_per_request: -1, \
+        soft_limit_percent: 60, prefetch: 100 } } } }";
+    let (clock, down) = (ManualClock::new(START), Arc::new(AtomicBool::new(false)));
+    let members = Arc::new(Members::new(clock.clone().into()));
+    let prefetched = Arc::new(PrefetchedTokens::new(Arc::clone(&members)));
+    let failing = Failing(MemoryStore::with_clock(clock.clone()), Arc::clone(&down));
+    let service = Service::new(PrefetchStore::new(failing, prefetched), clock, LIMITS);
+    let mut seen = BTreeSet::new();
+    for step in 0..3000 {
+        if step < 7 {
+            service.clock.advance(SECOND);
+        }
+        if step % 50 < 7 {
+            members.record_heartbeat(1, Duration::ZERO);
+        }
+        down.store(step % 500 > 400, Ordering::Relaxed);
+        let tokens = if step % 50 == 49 { 90_000 } else { [1, 1, 2, 30, 400][step % 5] };
+        let query = Query { namespace: "ns", bucket: "b", tokens, max_wait_ms: None };
+        let explained = service.allow.explain(&query, None).await.unwrap();
+        let answer = service.allow.allow(&query).await.unwrap();
+        assert_eq!(explained.answer, answer, "step {step}: {:?}", explained.steps);
+        let held = explained
+            .steps
+            .iter()
+            .any(|step| step.name == "prefetch" && step.effect == Effect::Permits);
+        let is_down = down.load(Ordering::Relaxed);
+        seen.insert(format!("{:?} held {held} down {is_down}", answer.status));
+        // Lets prefetch calls finish.
+        tokio::task::yield_now().await;
+        service.clock.advance(MS / 5);
+    }
+    for case in [
+        "Ok held true down false",
+        "Ok held false down false",
+        "Timeout held false down false",
+        "Ok held true down true",
+        "ServerError held false down true",
+    ] {
+        assert!(seen.contains(case), "{case}: {seen:?}");
+    }
 }
 
 /// Records the largest number of requests in one call.
