@@ -19,8 +19,8 @@ use tokio::sync::mpsc;
 use crate::client::{Credentials, CredentialsError, Target};
 use crate::config::LoadError;
 use crate::metrics::Metrics;
-use crate::service::limits::follow::Seed;
-use crate::service::limits::{self, LiveLimits};
+use crate::service::limits::follow::{Beginning, Seed};
+use crate::service::limits::{self, LiveLimits, SavedVersion};
 use crate::settings::{LimitsOwner, Settings, StoreUrl};
 use crate::tls::{self, ClientFiles};
 use crate::transport::parent::ParentClient;
@@ -116,7 +116,8 @@ struct Prepared {
     store: String,
     metrics: Arc<Metrics>,
     limits: Arc<LiveLimits>,
-    seed: Option<Seed>,
+    /// `None`: the limits are in a file.
+    beginning: Option<Beginning>,
     parent: Option<Parent>,
     security: PortSecurity,
 }
@@ -130,40 +131,59 @@ impl Prepared {
         store: &StoreUrl,
     ) -> Result<Self, Error> {
         let metrics = Arc::new(Metrics::new());
-        let (limits, seed) = limits(&settings, &metrics)?;
+        let (limits, beginning) = limits(&settings, &metrics)?;
         let parent = parent(&settings)?;
         let security = security::load(&settings.port_security, &metrics)?;
         security::warn_if_open(&settings.port_security, &listeners);
         security::warn_if_keys_are_readable(&settings);
         let store = store.to_string();
-        Ok(Self { settings, listeners, reload, store, metrics, limits, seed, parent, security })
+        Ok(Self {
+            settings,
+            listeners,
+            reload,
+            store,
+            metrics,
+            limits,
+            beginning,
+            parent,
+            security,
+        })
     }
 }
 
-/// The limits of the file, or those that the store owns, with what an empty store begins with.
+/// The limits of the file, or those that the store owns, with what the node begins with.
 fn limits(
     settings: &Settings,
     metrics: &Arc<Metrics>,
-) -> Result<(Arc<LiveLimits>, Option<Seed>), Error> {
-    let metrics = Arc::clone(metrics);
-    match (&settings.limits, &settings.limits_seed) {
-        (LimitsOwner::File(path), None) => {
-            let limits = LiveLimits::load(path.clone(), metrics).map_err(Error::Limits)?;
-            Ok((Arc::new(limits), None))
-        }
-        (LimitsOwner::File(_), Some(_)) => {
-            let text =
-                "--limits-seed needs --limits store:, as it is what an empty store begins with";
-            Err(Error::Setting(text.to_owned()))
-        }
-        (LimitsOwner::Store, seed) => {
+) -> Result<(Arc<LiveLimits>, Option<Beginning>), Error> {
+    let (metrics, seed, dir) = (Arc::clone(metrics), &settings.limits_seed, &settings.state_dir);
+    let path = match &settings.limits {
+        LimitsOwner::File(path) => path,
+        LimitsOwner::Store => {
             let seed = seed.as_ref().map(|file| -> Result<Seed, Error> {
                 let text = limits::read(file).map_err(Error::Limits)?.text;
                 Ok(Seed { file: file.display().to_string(), text })
             });
-            Ok((Arc::new(LiveLimits::in_store(metrics)), seed.transpose()?))
+            let saved = dir.as_ref().map(|dir| {
+                SavedVersion::in_dir(dir).map_err(|error| {
+                    let dir = dir.display();
+                    Error::Setting(format!("--state-dir: can't write files in {dir}: {error}"))
+                })
+            });
+            let beginning = Beginning { seed: seed.transpose()?, saved: saved.transpose()? };
+            return Ok((Arc::new(LiveLimits::in_store(metrics)), Some(beginning)));
         }
+    };
+    let needs_store = |text: &str| Err(Error::Setting(text.to_owned()));
+    if seed.is_some() {
+        return needs_store(
+            "--limits-seed needs --limits store:, as it is what an empty store begins with",
+        );
     }
+    if dir.is_some() {
+        return needs_store("--state-dir needs --limits store:, as limits in a file need no copy");
+    }
+    Ok((Arc::new(LiveLimits::load(path.clone(), metrics).map_err(Error::Limits)?), None))
 }
 
 /// The cluster that leases capacity to this one.

@@ -8,9 +8,11 @@
 //! half written may be valid, and a certificate and its key are never replaced at once.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use tempfile::NamedTempFile;
 
 mod live;
 mod reload_failure;
@@ -26,17 +28,35 @@ const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
 
 /// Reads a file of up to 16 MiB. Errors name the file.
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    read_up_to(path, MAX_FILE_BYTES)
+}
+
+/// Reads a file of up to `max` bytes. Errors name the file.
+pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     let with_path = |error: io::Error| {
         io::Error::new(error.kind(), format!("can't read {}: {error}", path.display()))
     };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(with_path)?;
     // One byte beyond the maximum is enough to detect a file that is too large.
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(with_path)?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
+    file.take(max + 1).read_to_end(&mut bytes).map_err(with_path)?;
+    if bytes.len() as u64 > max {
         return Err(with_path(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB")));
     }
     Ok(bytes)
+}
+
+/// Replaces a file by one with these texts in a row. After a crash there is either the old file or the
+/// new one, whole.
+pub fn replace(path: &Path, texts: &[&str]) -> io::Result<()> {
+    let dir = path.parent().ok_or(ErrorKind::InvalidInput)?;
+    let mut new = NamedTempFile::new_in(dir)?;
+    for text in texts {
+        new.write_all(text.as_bytes())?;
+    }
+    new.as_file().sync_all()?;
+    new.persist(path)?;
+    File::open(dir)?.sync_all()
 }
 
 /// Reads a UTF-8 file of up to 16 MiB. Errors name the file.

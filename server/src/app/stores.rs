@@ -36,7 +36,7 @@ pub(super) async fn run_in_memory(
 ) -> Result<(), Error> {
     let memory = MemoryStore::new();
     let buckets = prepared.metrics.embedded_buckets();
-    let mut follower = follower(&prepared, &memory);
+    let mut follower = follower(&prepared, &memory).await;
     look_once(&mut follower).await;
     let maintain = async {
         let sweep = sweep(&memory, |count| buckets.set(count as f64));
@@ -69,7 +69,7 @@ pub(super) async fn run_on_redis(
     let (prefetching, store) = open();
     let limits = Arc::clone(&prepared.limits);
     let mut heartbeat = Heartbeat::start(connector, id)?;
-    let mut follower = follower(&prepared, &store);
+    let mut follower = follower(&prepared, &store).await;
     let mut shutdown = std::pin::pin!(shutdown);
     let startup = async {
         heartbeat.registered().await;
@@ -106,12 +106,9 @@ pub(super) async fn run_on_redis(
 }
 
 /// What follows the versions of the limits in the store, if it owns them.
-fn follower<V: Versions>(prepared: &Prepared, versions: &V) -> Option<Follower<V>> {
-    if prepared.limits.file().is_some() {
-        return None;
-    }
-    let (limits, seed) = (Arc::clone(&prepared.limits), prepared.seed.clone());
-    Some(Follower::new(limits, versions.clone(), seed, Clock::system()))
+async fn follower<V: Versions>(prepared: &Prepared, versions: &V) -> Option<Follower<V>> {
+    let (limits, beginning) = (Arc::clone(&prepared.limits), prepared.beginning.clone()?);
+    Some(Follower::new(limits, versions.clone(), beginning, Clock::system()).await)
 }
 
 /// Before the node serves, so that it has its limits at once if the store has them. Twice: the first

@@ -56,6 +56,11 @@ pub struct Parsed {
     pub notices: Vec<Notice>,
 }
 
+/// The CRC-32 of a document.
+pub fn checksum(text: &str) -> u32 {
+    crc32fast::hash(text.as_bytes())
+}
+
 /// Parses a limits file. The error lists all faults; several of one kind on one line are one entry.
 /// After a YAML syntax error, only that error is reported.
 pub fn parse(text: &str) -> Result<Parsed, Faults> {
@@ -64,7 +69,7 @@ pub fn parse(text: &str) -> Result<Parsed, Faults> {
     faults.followed_by(reader.faults)?;
     let mut notices = reader.notices;
     notices.sort_by_key(|notice| notice.line);
-    limits.version = crc32fast::hash(text.as_bytes());
+    limits.version = checksum(text);
     Ok(Parsed { limits, text: text.into(), notices })
 }
 

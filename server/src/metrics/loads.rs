@@ -5,8 +5,8 @@ use metrics::{Counter, Gauge};
 use super::Metrics;
 use super::names::{
     ACCESS_CURRENT, ACCESS_FAILURES, ACCESS_LOADS, LIMITS_CURRENT, LIMITS_FAILURES,
-    LIMITS_LOADED_AT, LIMITS_LOADS, LIMITS_VERSION, TLS_CURRENT, TLS_EXPIRY, TLS_FAILURES,
-    TLS_LOADS,
+    LIMITS_LOADED_AT, LIMITS_LOADS, LIMITS_LOST, LIMITS_VERSION, TLS_CURRENT, TLS_EXPIRY,
+    TLS_FAILURES, TLS_LOADS,
 };
 use crate::wall_clock;
 
@@ -63,6 +63,8 @@ impl LoadMetrics {
 pub struct LimitsMetrics {
     version: Gauge,
     loaded_at: Gauge,
+    /// Versions that the store has lost.
+    pub lost: Counter,
 }
 
 impl LimitsMetrics {
@@ -71,6 +73,7 @@ impl LimitsMetrics {
         Self {
             version: metrics.gauge(LIMITS_VERSION, &[]),
             loaded_at: metrics.gauge(LIMITS_LOADED_AT, &[]),
+            lost: metrics.counter(LIMITS_LOST, &[]),
         }
     }
 

@@ -21,6 +21,7 @@ pub(super) const LIMITS_VERSION: &str = "tollgate_limits_version";
 pub(super) const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
 pub(super) const LIMITS_FAILURES: &str = "tollgate_limits_reload_failures_total";
 pub(super) const LIMITS_CURRENT: &str = "tollgate_limits_last_reload_successful";
+pub(super) const LIMITS_LOST: &str = "tollgate_limits_lost_versions_total";
 pub(super) const LIMITS_LOADED_AT: &str = "tollgate_limits_last_load_timestamp_seconds";
 pub(super) const EMBEDDED_BUCKETS: &str = "tollgate_embedded_buckets";
 pub(super) const LEASES: &str = "tollgate_lease_decisions_total";
@@ -51,7 +52,7 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 25] = [
+pub(super) const COUNTERS: [(&str, &str); 26] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
@@ -91,6 +92,11 @@ pub(super) const COUNTERS: [(&str, &str); 25] = [
         LIMITS_FAILURES,
         "Versions of the limits file that were invalid or unreadable. The node kept the limits \
          that it had.",
+    ),
+    (
+        LIMITS_LOST,
+        "Versions of the limits that this node had in use, and that the store lost and replaced by \
+         another text with the same number.",
     ),
     (ACCESS_REFUSED, "Requests refused by access control, by port and reason."),
     (ACCESS_LOADS, "Versions of the access file that this node took into use."),

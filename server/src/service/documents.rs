@@ -7,6 +7,7 @@ use std::sync::Arc;
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
 
+use super::limits::Snapshot;
 use super::{Error, ServiceState};
 use crate::config::{self, Difference, Faults};
 use crate::store::StoreError;
@@ -250,7 +251,8 @@ impl<V: Versions> DocumentService<V> {
             };
         }
         let at_ms = self.state.now().as_millis().unsigned_abs();
-        let about = About { number: replaces.saturating_add(1), at_ms, by, message, copy_of };
+        let (number, checksum) = (replaces.saturating_add(1), parsed.limits.version);
+        let about = About { number, at_ms, by, message, copy_of, checksum };
         let version = Version { about, text: Arc::clone(&parsed.text) };
         match self.versions.write(&version).await.map_err(unwritten)? {
             Written::Yes => {}
@@ -258,8 +260,8 @@ impl<V: Versions> DocumentService<V> {
             Written::TooLong => return Err(DocumentError::TooLong),
         }
         let (state, about) = (Arc::clone(&self.state), version.about);
-        let number = about.number;
-        spawn_blocking(move || state.limits.install_version(about, parsed)).await?;
+        let is_newer = move |current: &Snapshot| current.version() < number;
+        spawn_blocking(move || state.limits.install_version(about, parsed, is_newer)).await?;
         Ok(Checked { version: number, ..checked })
     }
 }

@@ -18,9 +18,11 @@ use crate::store::versions::About;
 use crate::store::{Layout, Layouts};
 
 pub mod follow;
+mod saved;
 mod snapshot;
 
 pub use crate::config::LoadError;
+pub use saved::SavedVersion;
 pub use snapshot::{Origin, Snapshot};
 
 use snapshot::Content;
@@ -131,19 +133,33 @@ impl LiveLimits {
         self.source().file.as_deref()
     }
 
-    /// Takes a version of the store into use, unless a later one is. Blocks.
-    pub fn install_version(&self, about: About, parsed: config::Parsed) {
-        let number = about.number;
+    /// Takes a version of the store into use, if `is_wanted` says so of the one in use. Blocks.
+    pub fn install_version(
+        &self,
+        about: About,
+        parsed: config::Parsed,
+        is_wanted: impl FnOnce(&Snapshot) -> bool,
+    ) {
         let content = Content { parsed, origin: Origin::Store(about) };
         // Valid content is never refused.
-        let _ = self.install(Ok(content), |current| current.version() < number);
+        let _ = self.install(Ok(content), is_wanted);
     }
 
     /// Reports a version of the store that is not valid for this node. The current one stays in use.
     pub fn refuse_version(&self, number: u64, faults: Faults) {
         let path = PathBuf::from(format!("version {number}"));
         let faulty = Err(LoadError::Faulty { path, faults });
-        let _ = self.install(faulty, |current| current.version() < number);
+        let _ = self.install(faulty, |current| current.version() <= number);
+    }
+
+    /// Reports that the saved version can't be read.
+    pub fn refuse_saved(&self, error: io::Error) {
+        let _ = self.install(Err(LoadError::Unreadable(error)), |_| true);
+    }
+
+    /// Counts a version that was accepted, and that the store has lost.
+    pub fn count_lost(&self) {
+        self.source().in_use.lost.increment(1);
     }
 
     /// Reports to the store how states are stored under these limits, and closes each window once

@@ -27,6 +27,12 @@ pub struct Settings {
     #[arg(long, env = "TOLLGATE_LIMITS_SEED", value_name = "FILE")]
     pub limits_seed: Option<PathBuf>,
 
+    /// With --limits store:, a directory in which this node saves the newest limits that it knows. It
+    /// starts from them while the store does not answer, and gives them back to a store that has lost
+    /// them
+    #[arg(long, env = "TOLLGATE_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
     /// URL of the store: memory:, redis://, redis-cluster://, redis-sentinel:// or redis+unix://
     ///
     /// memory: keeps the state in this process, for a single node.

@@ -23,6 +23,9 @@ pub struct About {
     /// The version whose text this one has again, after a rollback.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy_of: Option<u64>,
+    /// The CRC-32 of its text: two texts may have got the same number, if the store lost one of them.
+    #[serde(default)]
+    pub checksum: u32,
 }
 
 /// A version with its text.
@@ -45,10 +48,25 @@ pub enum Written {
     TooLong,
 }
 
+/// What a look at the versions finds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Current {
+    /// The number of the current version; 0 if there is none.
+    pub number: u64,
+    /// What the store knows of the version that was asked for; `None` if it does not have it.
+    pub asked: Option<About>,
+}
+
 /// A store of versions. Texts may have megabytes, so calls take up to some seconds.
 pub trait Versions: Clone + Send + Sync + 'static {
+    /// The number of the current version, and what is known of the version `asked`. Takes no longer than
+    /// a decision.
+    fn current(&self, asked: u64) -> impl Future<Output = Result<Current, StoreError>> + Send;
+
     /// The number of the current version; 0 if there is none. Takes no longer than a decision.
-    fn current_number(&self) -> impl Future<Output = Result<u64, StoreError>> + Send;
+    fn current_number(&self) -> impl Future<Output = Result<u64, StoreError>> + Send {
+        async { Ok(self.current(0).await?.number) }
+    }
 
     /// A version; `None` if the store does not have it.
     fn version(

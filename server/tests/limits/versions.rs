@@ -16,6 +16,7 @@ use testkit::{
     LimitsFile, Node, Redis, START, Servers, eventually, in_repository, program, redis_store,
 };
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
+use tollgate_server::config;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::StoreError;
 use tollgate_server::store::memory::MemoryStore;
@@ -36,7 +37,8 @@ fn document(size: u64) -> String {
 
 fn version(number: u64, text: &str) -> Version {
     let (by, message) = (format!("author {number}"), "a \"message\"\n".to_owned());
-    let about = About { number, at_ms: 1_700_000_000_000 + number, by, message, copy_of: None };
+    let (at_ms, checksum) = (1_700_000_000_000 + number, config::checksum(text));
+    let about = About { number, at_ms, by, message, copy_of: None, checksum };
     Version { about, text: text.into() }
 }
 
@@ -53,7 +55,7 @@ async fn versions_replace_each_other(store: &impl Versions) {
     for kept in [version(1, "one"), version(2, "two, ключ")] {
         assert_eq!(store.version(kept.about.number).await, Ok(Some(kept)));
     }
-    let history = [version(2, "").about, version(1, "").about];
+    let history = [version(2, "two, ключ").about, version(1, "one").about];
     assert_eq!(store.history().await, Ok(history.to_vec()));
     // Long texts, which Redis has compressed.
     let long = "size: 100 # a comment\n".repeat(500_000);
@@ -300,19 +302,165 @@ fn a_store_that_was_emptied_gets_the_limits_back() {
     assert_eq!((number(&late), get(&late, PATH).body), (3, document(30)));
 }
 
+/// What the store has under a number.
+fn write_to(redis: &Redis, number: u64, text: &str) {
+    let about = serde_json::to_string(&version(number, text).about).unwrap();
+    let mut set = redis::cmd("HSET");
+    set.arg("v").arg("n").arg(number).arg(format!("a{number}")).arg(about);
+    set.arg(format!("t{number}")).arg(text).exec(&mut redis.connection()).unwrap();
+}
+
+fn lost_versions(node: &Node) -> f64 {
+    Scrape::of(node.http).get("tollgate_limits_lost_versions_total", &[]).unwrap()
+}
+
+/// Waits until a node has logged the text of a version that the store has lost.
+fn await_lost_text(node: &Node, text: &str) {
+    let mut lost = Vec::new();
+    eventually("the loss is logged", FOLLOW, || {
+        let is_loss = |event: &Value| {
+            event["message"].as_str().unwrap().starts_with("the store has lost these limits")
+        };
+        lost.extend(node.logged().into_iter().filter(is_loss));
+        !lost.is_empty()
+    });
+    assert_eq!((lost.len(), lost[0]["text"].as_str()), (1, Some(text)), "{lost:?}");
+}
+
+/// A failover has lost a change, and somebody went on without it.
+#[test]
+fn the_text_of_the_store_counts() {
+    let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let node = start(&redis.url(), &["--limits-seed", seed.path().to_str().unwrap()]);
+    assert_eq!(put(&node, 1, "", &document(20)).status, 200);
+    assert_eq!((number(&node), lost_versions(&node)), (2, 0.0));
+    // The same number.
+    write_to(&redis, 2, &document(30));
+    eventually("it has the text of the store", FOLLOW, || get(&node, PATH).body == document(30));
+    eventually("it counts the loss", FOLLOW, || lost_versions(&node) == 1.0);
+    await_lost_text(&node, &document(20));
+    assert_eq!(number(&node), 2);
+    // The same number, and already a later one.
+    let mut pipe = redis::pipe();
+    for (number, text) in [(2, document(40)), (3, document(50))] {
+        let about = serde_json::to_string(&version(number, &text).about).unwrap();
+        let mut set = redis::cmd("HSET");
+        set.arg("v").arg("n").arg(number).arg(format!("a{number}")).arg(about);
+        pipe.add_command(set.arg(format!("t{number}")).arg(text).to_owned()).ignore();
+    }
+    pipe.atomic().exec(&mut redis.connection()).unwrap();
+    eventually("it follows", FOLLOW, || number(&node) == 3);
+    eventually("it counts that loss", FOLLOW, || lost_versions(&node) == 2.0);
+    await_lost_text(&node, &document(30));
+    assert_eq!(get(&node, PATH).body, document(50));
+    // The same text of another author is no loss.
+    let mut other = version(3, &document(50)).about;
+    other.by = "somebody else".to_owned();
+    let about = serde_json::to_string(&other).unwrap();
+    redis::cmd("HSET").arg("v").arg("a3").arg(about).exec(&mut redis.connection()).unwrap();
+    assert_eq!(put(&node, 3, "", &document(60)).status, 200);
+    assert_eq!(lost_versions(&node), 2.0);
+}
+
+/// All nodes and the store stop, and the store has nothing when it comes back.
+#[test]
+fn limits_outlive_the_store_on_disk() {
+    let (mut redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let (url, seed) = (redis.url(), seed.path());
+    let start_in = |dir: &tempfile::TempDir| {
+        let dir = dir.path().join("state");
+        let args = ["--limits-seed", seed.to_str().unwrap(), "--state-dir", dir.to_str().unwrap()];
+        start(&url, &args)
+    };
+    let saved = |dir: &tempfile::TempDir| {
+        std::fs::read_to_string(dir.path().join("state/limits.yaml")).unwrap_or_default()
+    };
+    let nodes = dirs.each_ref().map(start_in);
+    assert_eq!(put(&nodes[0], 1, "?message=more", &document(20)).status, 200);
+    eventually("both nodes have saved it", FOLLOW, || {
+        dirs.iter().all(|dir| saved(dir).contains("\"number\":2,"))
+    });
+    drop(nodes);
+    redis.kill();
+    // The store does not answer: a node decides by what it had saved.
+    let patient = start_in(&dirs[0]);
+    assert_eq!((number(&patient), get(&patient, PATH).body), (2, document(20)));
+    let answer = allow(patient.http, "shop", "cart");
+    assert_eq!((&answer["status"], &answer["degraded"]), (&json!("OK"), &json!(true)), "{answer}");
+    drop(patient);
+    redis.start_again();
+    let late = start(&url, &[]);
+    assert_eq!(get(&late, "/readyz").status, 503, "the store has nothing");
+    let node = start_in(&dirs[1]);
+    assert_eq!((number(&node), get(&node, PATH).body), (2, document(20)));
+    eventually("the store has it again", FOLLOW, || number(&late) == 2);
+    let history = get(&late, "/v1/limits/versions").json();
+    assert_eq!(
+        (&history["versions"][0]["message"], &history["versions"][1]),
+        (&json!("more"), &Value::Null)
+    );
+    // The file is a limits file.
+    let path = dirs[1].path().join("state/limits.yaml");
+    assert_eq!(tollgate(&["check", path.to_str().unwrap()]).code, 0);
+}
+
+/// Nobody begins anew while the file may have what the store has lost.
+#[test]
+fn a_damaged_state_is_no_state() {
+    let seed = LimitsFile::new(&document(10));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("limits.yaml");
+    let args = [("--limits-seed", seed.path()), ("--state-dir", dir.path().to_owned())];
+    let args: Vec<&str> =
+        args.iter().flat_map(|(name, path)| [*name, path.to_str().unwrap()]).collect();
+    let about = serde_json::to_string(&version(9, "a_key_of_the_future: 1").about).unwrap();
+    for (content, reason) in [
+        ("not a state".to_owned(), "is damaged: without it, an empty store begins with the seed"),
+        (format!("# tollgate: {about}\na_key_of_the_future: 1"), "version 9"),
+    ] {
+        std::fs::write(&file, &content).unwrap();
+        let node = start("memory:", &args);
+        assert_eq!((number(&node), get(&node, "/readyz").status), (0, 503));
+        let status = get(&node, "/debug/status.json").json();
+        let refused = &status["files"]["limits"]["refused"]["error"];
+        assert!(refused.as_str().unwrap().contains(reason), "{refused}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), content);
+        // An administrator decides.
+        assert_eq!(put(&node, 0, "", &document(20)).status, 200);
+    }
+    std::fs::remove_file(&file).unwrap();
+    let node = start("memory:", &args);
+    assert_eq!((number(&node), get(&node, PATH).body), (1, document(10)));
+    eventually("it is saved", FOLLOW, || file.exists());
+    drop(node);
+    // The embedded store has it from the disk.
+    let node = start("memory:", &["--state-dir", dir.path().to_str().unwrap()]);
+    assert_eq!((number(&node), get(&node, PATH).body), (1, document(10)));
+}
+
+#[test]
+fn a_state_directory_needs_limits_in_the_store() {
+    let (file, dir) = (LimitsFile::new(&document(10)), tempfile::tempdir().unwrap());
+    let path = file.path();
+    let refused = |limits: &str, dir: &Path| {
+        let dir = dir.to_str().unwrap();
+        let refused = tollgate(&["serve", "--limits", limits, "--state-dir", dir]);
+        assert_eq!(refused.code, 2, "{refused:?}");
+        refused.stderr
+    };
+    assert!(
+        refused(path.to_str().unwrap(), dir.path()).contains("--state-dir needs --limits store:")
+    );
+    assert!(refused("store:", &path).contains("--state-dir: can't write files in"));
+}
+
 /// A node keeps what it has of a version that it does not understand: one of a newer release.
 #[test]
 fn a_version_that_a_node_does_not_understand_is_left_alone() {
     let (redis, seed) = (Redis::start(), LimitsFile::new(&document(10)));
     let node = start(&redis.url(), &["--limits-seed", seed.path().to_str().unwrap()]);
-    let mut connection = redis.connection();
-    let write = |number: u64, text: &str, connection: &mut redis::Connection| {
-        let about = serde_json::to_string(&version(number, "").about).unwrap();
-        let mut set = redis::cmd("HSET");
-        set.arg("v").arg("n").arg(number).arg(format!("a{number}")).arg(about);
-        set.arg(format!("t{number}")).arg(text).exec(connection).unwrap();
-    };
-    write(2, "a_key_of_the_future: 1", &mut connection);
+    write_to(&redis, 2, "a_key_of_the_future: 1");
     let mut logged = Vec::new();
     eventually("it says so", FOLLOW, || {
         logged.extend(node.logged());
@@ -322,14 +470,17 @@ fn a_version_that_a_node_does_not_understand_is_left_alone() {
     let refused = get(&node, "/debug/status.json").json()["files"]["limits"]["refused"].clone();
     assert!(refused["error"].as_str().unwrap().starts_with("version 2:"), "{refused}");
     // A failover has lost that version, and somebody wrote another one.
-    redis::cmd("HSET").arg("v").arg("n").arg(1).exec(&mut connection).unwrap();
+    redis::cmd("HSET").arg("v").arg("n").arg(1).exec(&mut redis.connection()).unwrap();
     let is_current =
         || Scrape::of(node.http).get("tollgate_limits_last_reload_successful", &[]) == Some(1.0);
     eventually("nothing is refused any more", FOLLOW, is_current);
-    write(2, &document(20), &mut connection);
+    write_to(&redis, 2, &document(20));
     eventually("it follows the other one", FOLLOW, || number(&node) == 2);
-    write(3, &document(30), &mut connection);
-    eventually("it follows the next one", FOLLOW, || number(&node) == 3);
+    // A refused version whose number gets another text.
+    write_to(&redis, 3, "a_key_of_the_future: 1");
+    eventually("it says so again", FOLLOW, || !is_current());
+    write_to(&redis, 3, &document(30));
+    eventually("it follows that one", FOLLOW, || number(&node) == 3 && is_current());
 }
 
 /// A node that is behind does not say that its own document is the current one.
@@ -339,11 +490,7 @@ fn the_same_text_makes_no_version_if_it_is_current() {
     let node = start(&redis.url(), &["--limits-seed", seed.path().to_str().unwrap()]);
     let same = put(&node, 1, "", &document(10));
     assert_eq!((same.status, etag(&same)), (200, 1), "{same:?}");
-    let mut connection = redis.connection();
-    let about = serde_json::to_string(&version(2, "").about).unwrap();
-    let mut set = redis::cmd("HSET");
-    set.arg("v").arg("n").arg(2).arg("a2").arg(about).arg("t2").arg(document(20));
-    set.exec(&mut connection).unwrap();
+    write_to(&redis, 2, &document(20));
     let behind = put(&node, 1, "", &document(10));
     assert_eq!((behind.status, etag(&behind)), (409, 2), "{behind:?}");
 }

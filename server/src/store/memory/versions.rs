@@ -5,21 +5,17 @@ use std::sync::{Arc, Mutex};
 use super::MemoryStore;
 use crate::store::StoreError;
 use crate::store::lock::lock;
-use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
+use crate::store::versions::{About, Current, KEPT_VERSIONS, Version, Versions, Written};
 
 /// The versions, the oldest first.
 #[derive(Default)]
 pub(super) struct VersionList(Mutex<Vec<Arc<Version>>>);
 
 impl VersionList {
-    fn current_number(&self) -> u64 {
-        lock(&self.0).last().map_or(0, |version| version.about.number)
-    }
-
     /// Adds a version if the number of the current one is as expected.
     fn add(&self, version: &Version, is_expected: impl FnOnce(u64) -> bool) -> Written {
         let mut versions = lock(&self.0);
-        let current = versions.last().map_or(0, |version| version.about.number);
+        let current = current_number(&versions);
         if !is_expected(current) {
             return Written::Conflict(current);
         }
@@ -29,9 +25,16 @@ impl VersionList {
     }
 }
 
+fn current_number(versions: &[Arc<Version>]) -> u64 {
+    versions.last().map_or(0, |version| version.about.number)
+}
+
 impl Versions for MemoryStore {
-    async fn current_number(&self) -> Result<u64, StoreError> {
-        Ok(self.0.versions.current_number())
+    async fn current(&self, asked: u64) -> Result<Current, StoreError> {
+        let versions = lock(&self.0.versions.0);
+        let found = versions.iter().find(|version| version.about.number == asked);
+        let asked = found.map(|version| version.about.clone());
+        Ok(Current { number: current_number(&versions), asked })
     }
 
     async fn version(&self, number: u64) -> Result<Option<Version>, StoreError> {

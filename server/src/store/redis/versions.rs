@@ -19,7 +19,7 @@ use super::wire::script;
 use super::{Inner, RedisStore, health, keys};
 use crate::logging::LogThrottle;
 use crate::store::StoreError;
-use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
+use crate::store::versions::{About, Current, KEPT_VERSIONS, Version, Versions, Written};
 
 /// Time limit of a call with a text: shorter than commands wait for an answer.
 const TEXT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -43,16 +43,24 @@ const MAX_TEXT: u64 = 16 << 20;
 static FAILURES: LogThrottle = LogThrottle::new();
 
 impl Versions for RedisStore {
-    async fn current_number(&self) -> Result<u64, StoreError> {
+    async fn current(&self, asked: u64) -> Result<Current, StoreError> {
         let inner = &*self.0;
         let slot = inner.versions_slot();
-        let reply = inner.values(&[slot], None, |_, _| script::current_version()).await.pop();
-        match reply.ok_or(StoreError::Unreachable)?? {
-            Value::Nil => Ok(0),
+        let reply = inner.values(&[slot], None, |_, _| script::current_version(asked)).await.pop();
+        let [number, about] = match reply.ok_or(StoreError::Unreachable)?? {
+            Value::Nil => return Ok(Current { number: 0, asked: None }),
+            Value::Array(parts) => parts.try_into().map_err(|_| StoreError::Refused)?,
+            _ => return Err(StoreError::Refused),
+        };
+        let bytes = |value| match value {
+            Value::BulkString(bytes) => Some(bytes),
+            _ => None,
+        };
+        Ok(Current {
             // As in lua/versions.lua, what is no number counts as none.
-            Value::BulkString(number) => Ok(read_number(&number).unwrap_or(0)),
-            _ => Err(StoreError::Refused),
-        }
+            number: bytes(number).and_then(|number| read_number(&number)).unwrap_or(0),
+            asked: bytes(about).and_then(|about| read_about(&about)),
+        })
     }
 
     async fn version(&self, number: u64) -> Result<Option<Version>, StoreError> {

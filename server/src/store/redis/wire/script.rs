@@ -223,10 +223,10 @@ pub(crate) fn heartbeat(keys: &ServerKeys, node: &Announcement) -> Cmd {
     cmd
 }
 
-/// Reads the number of the current version of the limits.
-pub(crate) fn current_version() -> Cmd {
-    let mut cmd = redis::cmd("HGET");
-    cmd.arg(keys::VERSIONS).arg("n");
+/// Reads the number of the current version of the limits, and what is known of the version `asked`.
+pub(crate) fn current_version(asked: u64) -> Cmd {
+    let mut cmd = redis::cmd("HMGET");
+    cmd.arg(keys::VERSIONS).arg("n").arg(format!("a{asked}"));
     cmd
 }
 

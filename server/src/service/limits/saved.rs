@@ -1,0 +1,132 @@
+//! The newest version of the limits that this node knows, saved in its state directory: the node can start
+//! from it while the store does not answer, and give it back to a store that has lost it.
+
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::config;
+use crate::files;
+use crate::store::versions::{About, Version};
+
+/// The file in the state directory. It is a limits file itself, below its first line.
+const FILE: &str = "limits.yaml";
+
+/// How the first line begins, a comment. What is known of the version follows, as JSON.
+const HEAD: &str = "# tollgate: ";
+
+/// The largest file, in bytes: a document, and what is known of it.
+const MAX_BYTES: u64 = (16 << 20) + (64 << 10);
+
+/// A file with a version of the limits.
+#[derive(Clone, Debug)]
+pub struct SavedVersion {
+    path: Arc<Path>,
+}
+
+impl SavedVersion {
+    /// The file in the directory `dir`, which is made if it does not exist. Fails if files can't be
+    /// written there.
+    pub fn in_dir(dir: &Path) -> io::Result<Self> {
+        fs::create_dir_all(dir)?;
+        tempfile::tempfile_in(dir)?;
+        let path: PathBuf = dir.join(FILE);
+        Ok(Self { path: path.into() })
+    }
+
+    /// The path of the file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The version in the file; `None` if there is no file. Blocks.
+    pub fn read(&self) -> io::Result<Option<Version>> {
+        let bytes = match files::read_up_to(&self.path, MAX_BYTES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            bytes => bytes?,
+        };
+        let damaged = || {
+            let path = self.path.display();
+            let text =
+                format!("{path} is damaged: without it, an empty store begins with the seed");
+            io::Error::new(ErrorKind::InvalidData, text)
+        };
+        let content = std::str::from_utf8(&bytes).map_err(|_| damaged())?;
+        let lines = content.strip_prefix(HEAD).and_then(|content| content.split_once('\n'));
+        let (about, text) = lines.ok_or_else(damaged)?;
+        let about: About = serde_json::from_str(about).map_err(|_| damaged())?;
+        if about.checksum != config::checksum(text) {
+            return Err(damaged());
+        }
+        Ok(Some(Version { about, text: text.into() }))
+    }
+
+    /// Replaces the version in the file, at once or not at all. Blocks.
+    pub fn write(&self, version: &Version) -> io::Result<()> {
+        let about = serde_json::to_string(&version.about)?;
+        files::replace(&self.path, &[HEAD, &about, "\n", &version.text])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        let about = About {
+            number: 7,
+            at_ms: 1_700_000_000_000,
+            by: "ann".to_owned(),
+            message: "two\nlines".to_owned(),
+            copy_of: Some(3),
+            checksum: config::checksum(text),
+        };
+        Version { about, text: text.into() }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let saved = SavedVersion::in_dir(&dir.path().join("new")).expect("it is made");
+        assert_eq!(saved.read().expect("no file"), None);
+        for text in ["", "\n", "a: 1\r\n# no end of line", "ключ: 1\n", "x: '"] {
+            saved.write(&version(text)).expect("it is written");
+            assert_eq!(saved.read().expect("a file"), Some(version(text)));
+        }
+        let written = fs::read_to_string(saved.path()).expect("a file");
+        let lines: Vec<&str> = written.lines().collect();
+        assert!(
+            lines[0].starts_with("# tollgate: {\"number\":7,") && lines[1] == "x: '",
+            "{written}"
+        );
+        let files = fs::read_dir(dir.path().join("new")).expect("a directory").count();
+        assert_eq!(files, 1, "nothing else stays");
+    }
+
+    #[test]
+    fn a_damaged_file_is_not_taken_for_a_version() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let saved = SavedVersion::in_dir(dir.path()).expect("it is there");
+        saved.write(&version("namespaces: {}\n")).expect("it is written");
+        let good = fs::read(saved.path()).expect("a file");
+        for length in 0..good.len() {
+            fs::write(saved.path(), &good[..length]).expect("it is written");
+            assert!(saved.read().is_err(), "{length} bytes of it");
+        }
+        for at in [0, 20, good.len() - 1] {
+            let mut damaged = good.clone();
+            damaged[at] ^= 0x81;
+            fs::write(saved.path(), damaged).expect("it is written");
+            assert!(saved.read().is_err(), "byte {at}");
+        }
+    }
+
+    #[test]
+    fn a_directory_that_takes_no_files_is_told_at_once() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("file");
+        fs::write(&file, "").expect("it is written");
+        assert!(SavedVersion::in_dir(&file).is_err());
+    }
+}
