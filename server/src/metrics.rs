@@ -12,7 +12,7 @@ mod security;
 mod series;
 mod store;
 
-pub use buckets::{AllowOutcome, BucketMetrics, PrefetchMetrics};
+pub use buckets::{AllowOutcome, BucketMetrics, PrefetchMetrics, ShadowMetrics};
 pub use leases::{CapacityMetrics, LeaseOutcome, ResourceGauges};
 pub use loads::{LimitsMetrics, LoadMetrics};
 pub use overload::{BudgetMetrics, ConnectionMetrics};
@@ -26,7 +26,7 @@ use metrics_exporter_prometheus::{
 };
 use names::{
     BATCH, BATCH_BOUNDS, BUILD_INFO, COUNTERS, DURATION_BOUNDS_S, EMBEDDED_BUCKETS, GAUGES,
-    HISTOGRAMS, PARENT_UP, ROUND_TRIP, RPC_DURATION, STARTED_AT,
+    HISTOGRAMS, KILL_SWITCH, PARENT_UP, ROUND_TRIP, RPC_DURATION, STARTED_AT,
 };
 use series::Series;
 
@@ -87,6 +87,11 @@ impl Metrics {
     /// The number of buckets in use in the embedded store.
     pub fn embedded_buckets(&self) -> Gauge {
         self.gauge(EMBEDDED_BUCKETS, &[])
+    }
+
+    /// 1 while the kill switch is on. Initially 0.
+    pub fn kill_switch(&self) -> Gauge {
+        self.gauge(KILL_SWITCH, &[])
     }
 
     /// 0 while the parent does not grant the leases that this node requests. Initially 1.

@@ -9,6 +9,7 @@ use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::documents::DocumentService;
+use tollgate_server::service::kill_switch::KillSwitchService;
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
@@ -109,6 +110,8 @@ pub struct Service<S> {
     pub capacity: CapacityService<S>,
     /// The document of the limits.
     pub documents: DocumentService<S>,
+    /// The kill switch.
+    pub kill_switch: KillSwitchService<S>,
     /// The clock of services and store.
     pub clock: ManualClock,
     /// The metrics of the services, but not of the store.
@@ -128,8 +131,9 @@ impl<S: Store> Service<S> {
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
         let documents = DocumentService::new(store.clone(), Arc::clone(&state));
+        let kill_switch = KillSwitchService::new(store.clone(), Arc::clone(&state));
         let allow = AllowService::new(store, state);
-        Self { allow, capacity, documents, clock, metrics, file, live }
+        Self { allow, capacity, documents, kill_switch, clock, metrics, file, live }
     }
 
     /// Replaces the limits.

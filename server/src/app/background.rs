@@ -13,6 +13,7 @@ use crate::service::capacity::CapacityService;
 use crate::service::limits::LiveLimits;
 use crate::service::parent::{Renewal, TICK};
 use crate::store::LeaseStore;
+use crate::store::kill_switch::KillSwitchStore;
 use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
 
@@ -36,7 +37,7 @@ pub(super) struct Background<L> {
     pub(super) reload: mpsc::Receiver<()>,
 }
 
-impl<L: LeaseStore> Background<L> {
+impl<L: LeaseStore + KillSwitchStore> Background<L> {
     /// Works until the future is dropped.
     pub(super) async fn run(self) -> Infallible {
         let Self { metrics, limits, security, service_state, leases, renewal, reload } = self;
@@ -47,6 +48,7 @@ impl<L: LeaseStore> Background<L> {
             reload_on_request(&limits, &security, reload),
             update_gauges(&leases),
             renew(&service_state, renewal),
+            service_state.kill_switch().follow(leases.store()),
         );
         never
     }

@@ -23,14 +23,14 @@ use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
+use crate::service::kill_switch::KillSwitchService;
 use crate::service::parent::Renewal;
 use crate::service::{Fallback, ServiceState};
 use crate::settings::Settings;
-use crate::store::LeaseStore;
 use crate::store::clock::Clock;
 use crate::store::look::Looks;
 use crate::store::redis::Health;
-use crate::store::versions::Versions;
+use crate::store::{Administration, LeaseStore};
 use crate::tls::Port;
 use crate::transport::http_port::HttpPort;
 use crate::transport::overload::ThreadLimits;
@@ -52,7 +52,7 @@ pub(super) struct Stores<B, L> {
 
 /// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
 /// work; the node stops if it completes.
-pub(super) async fn run<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn run<B: Looks, L: LeaseStore + Administration>(
     prepared: Prepared,
     stores: Stores<B, L>,
     maintain: impl Future<Output = Error>,
@@ -65,11 +65,14 @@ pub(super) async fn run<B: Looks, L: LeaseStore + Versions>(
     let has_parent = parent.is_some();
     let service_state =
         ServiceState::new(Arc::clone(&limits), fallback, Clock::system(), has_parent, &metrics);
+    let service_state = Arc::new(service_state);
+    // A store that is slow delays this no longer than a decision.
+    service_state.kill_switch().look(&leases).await;
     let node = Node {
         addresses: Addresses::of(&listeners, &settings)?,
         node_limits: NodeLimits::new(&settings, &metrics),
         readiness: Readiness::new(Arc::clone(&limits), health.clone()),
-        service_state: Arc::new(service_state),
+        service_state,
         settings,
         metrics,
         security,
@@ -141,7 +144,7 @@ impl Addresses {
     }
 }
 
-impl<B: Looks, L: LeaseStore + Versions> Node<B, L> {
+impl<B: Looks, L: LeaseStore + Administration> Node<B, L> {
     /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
@@ -202,8 +205,10 @@ impl<B: Looks, L: LeaseStore + Versions> Node<B, L> {
         let service_state = Arc::clone(&self.service_state);
         let open = move || {
             let (allow, capacity) = services();
-            let documents = DocumentService::new(capacity.store().clone(), service_state);
-            let services = http::Services { allow, capacity, documents };
+            let store = capacity.store();
+            let documents = DocumentService::new(store.clone(), Arc::clone(&service_state));
+            let kill_switch = KillSwitchService::new(store.clone(), service_state);
+            let services = http::Services { allow, capacity, documents, kill_switch };
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);
             tokio::spawn(render_metrics);

@@ -145,7 +145,11 @@ fn shown(json: &Value) -> String {
         lines
             .push(("prefetch", format!("{here} more tokens here; each node holds {most} at most")));
     }
-    let enforced = if json["enforced"] == true { "yes" } else { "no, in shadow (enforce: false)" };
+    let enforced = match (json["enforced"] == true, json["kill_switch"] == true) {
+        (_, true) => "no, the kill switch is on",
+        (true, false) => "yes",
+        (false, false) => "no, in shadow (enforce: false)",
+    };
     lines.push(("enforced", enforced.to_owned()));
     lines.iter().map(|(title, content)| format!("{title:<9} {content}\n")).collect()
 }

@@ -18,6 +18,7 @@ mod credentials;
 mod explain;
 mod health;
 mod http;
+mod kill_switch;
 mod limits;
 mod node;
 mod serve;
@@ -67,6 +68,8 @@ enum Command {
     Explain(explain::Args),
     /// Show the limits that a node has in use, and how a file differs from them
     Limits(limits::Args),
+    /// Turn off the enforcement of all limits, for a time
+    KillSwitch(kill_switch::Args),
     /// Ask a node for leases on shared capacity, and show their holders
     Capacity(capacity::Args),
     /// Ask whether a node is ready; exit 0 when it is
@@ -89,6 +92,7 @@ pub fn main() -> ExitCode {
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Limits(args) => limits::run(&args),
+        Command::KillSwitch(args) => kill_switch::run(&args),
         Command::Capacity(args) => capacity::run(args),
         Command::Health(args) => health::run(&args),
         Command::Token(args) => token::run(&args),

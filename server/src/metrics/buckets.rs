@@ -1,6 +1,6 @@
 //! Metrics of requests for tokens.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use metrics::{Counter, Gauge};
 
@@ -46,9 +46,9 @@ pub struct BucketMetrics {
     pub soft_limited: Counter,
     /// Requests decided by the failure policy.
     pub degraded: Counter,
-    /// By outcome: requests granted at once only because the limit is not enforced. Handles that do
-    /// nothing for a bucket that is always enforced.
-    shadowed: [Counter; 8],
+    /// Registered when they are needed first, for a bucket that the document enforces: only the kill
+    /// switch brings it into shadow.
+    shadowed: OnceLock<Box<ShadowMetrics>>,
     /// Dynamic buckets created.
     pub created: Counter,
     /// Dynamic buckets registered in the namespace.
@@ -75,7 +75,7 @@ impl BucketMetrics {
             tokens_after_wait: tokens("true"),
             soft_limited: metrics.counter(SOFT_LIMITED, &labels),
             degraded: metrics.counter(DEGRADED, &labels),
-            shadowed: AllowOutcome::ALL.map(|_| Counter::noop()),
+            shadowed: OnceLock::new(),
             created: dynamic_counter(DYNAMIC_CREATED),
             live: if dynamic { metrics.gauge(DYNAMIC_LIVE, &labels[..1]) } else { Gauge::noop() },
             prefetch: None,
@@ -92,18 +92,14 @@ impl BucketMetrics {
     /// Registers the metrics of requests in shadow, too.
     #[must_use]
     pub fn with_shadow(self, metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
-        let labels = [("namespace", namespace), ("bucket", bucket)];
-        let shadowed = AllowOutcome::ALL.map(|(outcome, word)| match outcome {
-            AllowOutcome::Granted | AllowOutcome::Invalid => Counter::noop(),
-            _ => metrics.counter(SHADOWED, &[labels[0], labels[1], ("outcome", word)]),
-        });
-        Self { shadowed, ..self }
+        Self { shadowed: Box::new(ShadowMetrics::new(metrics, namespace, bucket)).into(), ..self }
     }
 
     /// Counts a request that was granted at once only because the limit is not enforced. `outcome` is
-    /// what the limit says.
-    pub fn count_shadowed(&self, outcome: AllowOutcome) {
-        self.shadowed[outcome as usize].increment(1);
+    /// what the limit says; `register` registers the metrics of the bucket.
+    pub fn count_shadowed(&self, outcome: AllowOutcome, register: impl FnOnce() -> ShadowMetrics) {
+        let ShadowMetrics(outcomes) = &**self.shadowed.get_or_init(|| Box::new(register()));
+        outcomes[outcome as usize].increment(1);
     }
 
     /// Counts a request with its outcome and the tokens granted.
@@ -114,6 +110,20 @@ impl BucketMetrics {
             AllowOutcome::GrantedAfterWait => self.tokens_after_wait.increment(tokens),
             _ => {}
         }
+    }
+}
+
+/// By outcome: requests to one bucket that were granted at once only because the limit is not enforced.
+pub struct ShadowMetrics([Counter; 8]);
+
+impl ShadowMetrics {
+    /// Registers the metrics of a bucket.
+    pub fn new(metrics: &Metrics, namespace: &str, bucket: &str) -> Self {
+        let labels = [("namespace", namespace), ("bucket", bucket)];
+        Self(AllowOutcome::ALL.map(|(outcome, word)| match outcome {
+            AllowOutcome::Granted | AllowOutcome::Invalid => Counter::noop(),
+            _ => metrics.counter(SHADOWED, &[labels[0], labels[1], ("outcome", word)]),
+        }))
     }
 }
 

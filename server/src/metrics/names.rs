@@ -16,6 +16,7 @@ pub(super) const STORE_ERRORS: &str = "tollgate_store_errors_total";
 pub(super) const STORE_CORRUPT: &str = "tollgate_store_corrupt_values_total";
 pub(super) const STORE_UP: &str = "tollgate_store_up";
 pub(super) const PARENT_UP: &str = "tollgate_parent_up";
+pub(super) const KILL_SWITCH: &str = "tollgate_kill_switch";
 pub(super) const NODES_ALIVE: &str = "tollgate_nodes_alive";
 pub(super) const LIMITS_VERSION: &str = "tollgate_limits_version";
 pub(super) const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
@@ -124,7 +125,7 @@ pub(super) const COUNTERS: [(&str, &str); 26] = [
     ),
 ];
 
-pub(super) const GAUGES: [(&str, &str); 22] = [
+pub(super) const GAUGES: [(&str, &str); 23] = [
     (
         DYNAMIC_LIVE,
         "Dynamic buckets that count towards max_dynamic_buckets, by namespace, as of the last new \
@@ -167,6 +168,7 @@ pub(super) const GAUGES: [(&str, &str); 22] = [
         PARENT_UP,
         "0 while the parent cluster does not grant the leases that this node requests, else 1.",
     ),
+    (KILL_SWITCH, "1 while the kill switch is on: no limit of a bucket is enforced. Else 0."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
     (
         LIMITS_VERSION,

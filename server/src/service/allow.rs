@@ -4,12 +4,12 @@
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::limits::Snapshot;
+use super::limits::{self, Snapshot};
 use super::{Error, Fallback, ServiceState};
 use crate::config::model::{FailurePolicy, ResolvedBucket};
 use crate::domain::bucket::{self, BucketKind, Terms};
 use crate::domain::names::{self, CallerId, DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET, NameFault};
-use crate::metrics::{AllowOutcome, BucketMetrics};
+use crate::metrics::{AllowOutcome, BucketMetrics, ShadowMetrics};
 use crate::store::{BucketRequest, Outcome, Prefetch, Store, StoreError, TokenAction, Verdict};
 
 mod explain;
@@ -138,11 +138,16 @@ impl<'a> Answer<'a> {
 
     /// [`in_shadow`](Self::in_shadow), counted.
     #[cold]
-    fn shadowed(self, tokens: u64, meter: &BucketMetrics) -> Self {
+    fn shadowed(
+        self,
+        tokens: u64,
+        meter: &BucketMetrics,
+        register: impl FnOnce() -> ShadowMetrics,
+    ) -> Self {
         let outcome = self.outcome();
         let answer = self.in_shadow(tokens);
         if answer.shadow {
-            meter.count_shadowed(outcome);
+            meter.count_shadowed(outcome, register);
         }
         answer
     }
@@ -183,9 +188,10 @@ impl<S: Store> AllowService<S> {
             let meter = &self.state.unserved;
             let answer = Answer::refused(Status::NoBucket);
             answer.count(tokens, meter);
-            return Ok(match snapshot.limits.enforces_namespace(query.namespace) {
+            let enforced = snapshot.limits.enforces_namespace(query.namespace);
+            return Ok(match self.state.enforces(enforced) {
                 true => answer,
-                false => answer.shadowed(tokens, meter),
+                false => answer.shadowed(tokens, meter, || self.shadow_metrics("", "")),
             });
         };
         let meter = snapshot.meter(found.bucket);
@@ -209,8 +215,20 @@ impl<S: Store> AllowService<S> {
         let is_unbounded = answer.degraded && found.on_store_failure == FailurePolicy::Allow;
         let counted = if is_unbounded { tokens.min(u64::from(u32::MAX)) } else { tokens };
         answer.count(counted, meter);
-        let answer = if found.enforced { answer } else { answer.shadowed(tokens, meter) };
+        let answer = match self.state.enforces(found.enforced) {
+            true => answer,
+            false => answer.shadowed(tokens, meter, || {
+                let asked = (query.namespace, query.bucket);
+                let (namespace, name) = limits::definition_name(&found, asked);
+                self.shadow_metrics(namespace, name)
+            }),
+        };
         Ok(answer.of_bucket(&found, query))
+    }
+
+    #[cold]
+    fn shadow_metrics(&self, namespace: &str, bucket: &str) -> ShadowMetrics {
+        ShadowMetrics::new(&self.state.metrics, namespace, bucket)
     }
 }
 

@@ -8,7 +8,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
 
 use super::limits::Snapshot;
-use super::{Error, ServiceState};
+use super::{Author, Error, ServiceState};
 use crate::config::{self, Difference, Faults};
 use crate::store::StoreError;
 use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
@@ -58,15 +58,6 @@ pub struct NewDocument {
     pub author: Author,
 }
 
-/// Who makes a change, and why.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Author {
-    /// Who.
-    pub by: String,
-    /// What they say about it.
-    pub message: String,
-}
-
 /// Why a document was not put in use.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DocumentError {
@@ -88,12 +79,7 @@ pub enum DocumentError {
     /// The text is too long for the store.
     #[error("the document is too long for the store, even compressed")]
     TooLong,
-    /// The store gave no answer to a change.
-    #[error(
-        "the store did not answer: it is unknown whether the document is the current version now"
-    )]
-    Unknown,
-    /// The store gave no answer, or refused, and nothing was changed.
+    /// The store gave no answer, or refused.
     #[error(transparent)]
     Service(#[from] Error),
     /// The node is stopping.
@@ -110,18 +96,7 @@ impl From<JoinError> for DocumentError {
 
 /// The error of a call that changes nothing.
 fn unread(error: StoreError) -> DocumentError {
-    DocumentError::Service(match error {
-        StoreError::Overloaded => Error::Overloaded,
-        StoreError::Timeout | StoreError::Unreachable | StoreError::Refused => Error::Unavailable,
-    })
-}
-
-/// The error of a change.
-fn unwritten(error: StoreError) -> DocumentError {
-    match error {
-        StoreError::Timeout | StoreError::Unreachable => DocumentError::Unknown,
-        StoreError::Refused | StoreError::Overloaded => unread(error),
-    }
+    Error::of_read(error).into()
 }
 
 impl<V> DocumentService<V> {
@@ -254,7 +229,7 @@ impl<V: Versions> DocumentService<V> {
         let (number, checksum) = (replaces.saturating_add(1), parsed.limits.version);
         let about = About { number, at_ms, by, message, copy_of, checksum };
         let version = Version { about, text: Arc::clone(&parsed.text) };
-        match self.versions.write(&version).await.map_err(unwritten)? {
+        match self.versions.write(&version).await.map_err(Error::of_change)? {
             Written::Yes => {}
             Written::Conflict(current) => return Err(DocumentError::Conflict(current)),
             Written::TooLong => return Err(DocumentError::TooLong),

@@ -23,7 +23,7 @@ mod snapshot;
 
 pub use crate::config::LoadError;
 pub use saved::SavedVersion;
-pub use snapshot::{Origin, Snapshot};
+pub use snapshot::{Origin, Snapshot, definition_name};
 
 use snapshot::Content;
 

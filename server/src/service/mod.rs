@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::domain::time::Micros;
 use crate::logging::LogThrottle;
 use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics};
+use crate::store::StoreError;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
 use crate::store::redis::Health;
@@ -17,11 +18,14 @@ mod bounds;
 pub mod capacity;
 pub mod documents;
 pub mod fair_queue;
+pub mod kill_switch;
 pub mod limits;
 pub mod parent;
 pub mod status;
+mod window;
 
 use bounds::{CallerLeases, ResourceCount};
+use kill_switch::KillSwitch;
 use limits::LiveLimits;
 
 /// Why a request gets no decision.
@@ -39,6 +43,38 @@ pub enum Error {
     /// The store did not answer, and this kind of request has no fallback.
     #[error("the store does not answer, try again in a moment")]
     Unavailable,
+    /// The store gave no answer to a change by an administrator.
+    #[error("the store did not answer: it is unknown whether the change was made")]
+    Unknown,
+}
+
+impl Error {
+    /// The error of a call that changes nothing.
+    pub(super) fn of_read(error: StoreError) -> Self {
+        match error {
+            StoreError::Overloaded => Self::Overloaded,
+            StoreError::Timeout | StoreError::Unreachable | StoreError::Refused => {
+                Self::Unavailable
+            }
+        }
+    }
+
+    /// The error of a change.
+    pub(super) fn of_change(error: StoreError) -> Self {
+        match error {
+            StoreError::Timeout | StoreError::Unreachable => Self::Unknown,
+            StoreError::Refused | StoreError::Overloaded => Self::of_read(error),
+        }
+    }
+}
+
+/// Who makes a change, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// Who.
+    pub by: String,
+    /// What they say about it.
+    pub message: String,
 }
 
 /// What a node uses to decide while its store does not answer.
@@ -54,6 +90,9 @@ pub struct ServiceState {
     limits: Arc<LiveLimits>,
     fallback: Option<Fallback>,
     clock: Clock,
+    kill_switch: KillSwitch,
+    /// For those that are registered when they are needed.
+    metrics: Arc<Metrics>,
     /// Whether a parent cluster leases the capacity to this one.
     from_parent: bool,
     local_renewals: LocalRenewals,
@@ -75,12 +114,14 @@ impl ServiceState {
         fallback: Option<Fallback>,
         clock: Clock,
         from_parent: bool,
-        metrics: &Metrics,
+        metrics: &Arc<Metrics>,
     ) -> Self {
         Self {
             limits,
             fallback,
             clock,
+            kill_switch: KillSwitch::new(metrics),
+            metrics: Arc::clone(metrics),
             from_parent,
             local_renewals: LocalRenewals::default(),
             unserved: BucketMetrics::new(metrics, "", "", false).with_shadow(metrics, "", ""),
@@ -94,6 +135,16 @@ impl ServiceState {
     /// The limits in use.
     pub fn limits(&self) -> &LiveLimits {
         &self.limits
+    }
+
+    /// The kill switch.
+    pub fn kill_switch(&self) -> &KillSwitch {
+        &self.kill_switch
+    }
+
+    /// Whether a limit is enforced that the document enforces or not.
+    fn enforces(&self, as_configured: bool) -> bool {
+        as_configured && !self.kill_switch.is_on()
     }
 
     /// The current time on this node's clock.

@@ -18,6 +18,7 @@ use crate::metrics::PrefetchMetrics;
 
 pub mod clock;
 mod key;
+pub mod kill_switch;
 mod lock;
 pub mod look;
 pub mod members;
@@ -385,3 +386,8 @@ pub trait LeaseStore: Clone + Send + Sync + 'static {
         lease: Option<ParentLease>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 }
+
+/// What the administration keeps in the store.
+pub trait Administration: versions::Versions + kill_switch::KillSwitchStore {}
+
+impl<S: versions::Versions + kill_switch::KillSwitchStore> Administration for S {}

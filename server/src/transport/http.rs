@@ -28,9 +28,9 @@ use crate::service::Error;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
+use crate::service::kill_switch::KillSwitchService;
 use crate::store::look::Looks;
-use crate::store::versions::Versions;
-use crate::store::{LeaseStore, Store};
+use crate::store::{Administration, LeaseStore, Store};
 
 mod admission;
 mod body;
@@ -39,6 +39,7 @@ mod changes;
 mod connection_context;
 mod explain;
 mod host;
+mod kill_switch;
 mod limits;
 mod path_names;
 
@@ -101,6 +102,7 @@ struct ApiState<B, L> {
     service: AllowService<B>,
     leases: CapacityService<L>,
     documents: DocumentService<L>,
+    kill_switch: KillSwitchService<L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
@@ -114,20 +116,22 @@ pub struct Services<B, L> {
     pub capacity: CapacityService<L>,
     /// The document of the limits.
     pub documents: DocumentService<L>,
+    /// The kill switch.
+    pub kill_switch: KillSwitchService<L>,
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
 /// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
 /// to the response.
-pub fn router<B: Looks, L: LeaseStore + Versions>(
+pub fn router<B: Looks, L: LeaseStore + Administration>(
     services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let Services { allow: service, capacity: leases, documents } = services;
-    let state = ApiState { service, leases, documents, pages, latency, ready };
+    let Services { allow: service, capacity: leases, documents, kill_switch } = services;
+    let state = ApiState { service, leases, documents, kill_switch, pages, latency, ready };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
@@ -136,6 +140,12 @@ pub fn router<B: Looks, L: LeaseStore + Versions>(
         .route("/v1/limits/rollback", post(limits::roll_back::<B, L>))
         .route(limits::PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
         .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
+        .route(
+            kill_switch::PATH,
+            get(kill_switch::show::<B, L>)
+                .put(kill_switch::turn_on::<B, L>)
+                .delete(kill_switch::turn_off::<B, L>),
+        )
         .route("/metrics", get(metrics_text::<B, L>))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz::<B, L>))

@@ -44,7 +44,7 @@ fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::Overloaded => tonic::Code::ResourceExhausted,
-        Error::NoLimits | Error::Unavailable => tonic::Code::Unavailable,
+        Error::NoLimits | Error::Unavailable | Error::Unknown => tonic::Code::Unavailable,
     }
 }
 
@@ -59,6 +59,7 @@ fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::Overloaded | Error::NoLimits | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+        Error::Unknown => StatusCode::GATEWAY_TIMEOUT,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::domain::time::Micros;
 use crate::files::ReloadFailure;
 use crate::service::Error;
 use crate::service::capacity::CapacityService;
+use crate::service::kill_switch::SwitchedOn;
 use crate::service::status::{NodeView, ResourceView};
 use crate::store::{Down, LeaseStore, LeaseView, Listing, StoreError};
 
@@ -132,6 +133,7 @@ async fn status<S: LeaseStore>(
             "buckets": snapshot.limits.bucket_count,
             "templates": snapshot.limits.resources.len(),
         },
+        "kill_switch": leases.state().kill_switch().current().map(|on| kill_switch_json(&on)),
         "now_s": now.as_secs(),
         "nodes": nodes_seen,
         "outage": (info.down)().map(|down| outage(&down, now)),
@@ -139,6 +141,18 @@ async fn status<S: LeaseStore>(
         "resources": resources.items.iter().map(resource_json).collect::<Vec<_>>(),
         "resources_left_out": resources.left_out,
         "resources_error": error,
+    })
+}
+
+/// A kill switch that is on.
+pub(super) fn kill_switch_json(SwitchedOn { by, left }: &SwitchedOn) -> Value {
+    json!({
+        "on": true,
+        "left_millis": left.as_millis() as u64,
+        "ends_at_ms": by.ends_at_ms,
+        "at_ms": by.at_ms,
+        "by": by.by,
+        "message": by.message,
     })
 }
 

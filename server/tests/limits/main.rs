@@ -5,6 +5,7 @@
 
 mod documents;
 mod files;
+mod kill_switch;
 mod layouts;
 mod reload;
 mod reload_races;

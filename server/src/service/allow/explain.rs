@@ -115,11 +115,8 @@ impl<S: Looks> AllowService<S> {
             snapshot.check_known()?;
             steps.add("bucket", Effect::Refuses, why_none(limits, query.namespace), []);
             let answer = Answer::refused(Status::NoBucket);
-            let answer = match limits.enforces_namespace(query.namespace) {
-                true => answer,
-                false => shadow_step(&mut steps, answer, count),
-            };
-            return Ok(steps.explain(answer));
+            let enforced = limits.enforces_namespace(query.namespace);
+            return Ok(self.in_shadow(steps, answer, count, enforced));
         };
         steps.add("bucket", Effect::Notes, ServedBy::of(limits, &found, query).sentence(), []);
         max_tokens_step(&mut steps, &found, count);
@@ -129,12 +126,32 @@ impl<S: Looks> AllowService<S> {
             let request = store_request(query, (count, max_wait_ms), caller, &found, &snapshot);
             self.explain_bucket(&mut steps, &request, &found).await?
         };
-        let answer = if found.enforced { answer } else { shadow_step(&mut steps, answer, count) };
-        Ok(steps.explain(answer.of_bucket(&found, query)))
+        Ok(self.in_shadow(steps, answer.of_bucket(&found, query), count, found.enforced))
     }
 }
 
 impl<S: Looks> AllowService<S> {
+    /// The explanation, with the last step if the limit is in shadow. `enforced`: as configured.
+    fn in_shadow<'a>(
+        &self,
+        mut steps: Steps,
+        answer: Answer<'a>,
+        count: u64,
+        enforced: bool,
+    ) -> Explanation<'a> {
+        let text = if self.state.kill_switch.is_on() {
+            "the kill switch is on: no limit refuses anything"
+        } else if enforced {
+            return steps.explain(answer);
+        } else {
+            "the limit is in shadow (enforce: false): it refuses nothing"
+        };
+        let answer = answer.in_shadow(count);
+        let effect = if answer.shadow { Effect::Lifts } else { Effect::Notes };
+        steps.add("shadow", effect, text, []);
+        steps.explain(answer)
+    }
+
     /// What the bucket, or the failure policy, would decide.
     async fn explain_bucket(
         &self,
@@ -196,14 +213,6 @@ impl<S: Looks> AllowService<S> {
             }
         }
     }
-}
-
-/// The answer under a limit that is not enforced.
-fn shadow_step<'a>(steps: &mut Steps, answer: Answer<'a>, count: u64) -> Answer<'a> {
-    let answer = answer.in_shadow(count);
-    let effect = if answer.shadow { Effect::Lifts } else { Effect::Notes };
-    steps.add("shadow", effect, "the limit is in shadow (enforce: false): it refuses nothing", []);
-    answer
 }
 
 fn max_tokens_step(steps: &mut Steps, found: &ResolvedBucket<'_>, count: u64) {

@@ -21,6 +21,8 @@ pub struct BucketView {
     pub on_store_failure: FailurePolicy,
     /// Whether the limit is enforced; if not, it is in shadow.
     pub enforced: bool,
+    /// Whether it is in shadow because the kill switch is on.
+    pub kill_switch: bool,
     /// The version of the limits.
     pub version: u64,
     /// Its balance.
@@ -102,12 +104,9 @@ pub struct Filled {
 /// Why a bucket was not filled up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FillError {
-    /// The name is malformed, or the store refused, and nothing was changed.
+    /// The name is malformed, or the store refused, or gave no answer.
     #[error(transparent)]
     Service(#[from] Error),
-    /// The store gave no answer.
-    #[error("the store did not answer: it is unknown whether the bucket was filled up")]
-    Unknown,
     /// No bucket serves the name.
     #[error("{0}")]
     NoBucket(String),
@@ -137,7 +136,8 @@ impl<S: Looks> AllowService<S> {
             served_by: ServedBy::of(&snapshot.limits, &found, &query),
             limit: found.bucket.limit,
             on_store_failure: found.on_store_failure,
-            enforced: found.enforced,
+            enforced: self.state.enforces(found.enforced),
+            kill_switch: self.state.kill_switch.is_on(),
             version: snapshot.version(),
             balance: self.balance(&request, &found).await?,
             prefetched: self.store.prefetched(&request),
@@ -165,11 +165,7 @@ impl<S: Looks> AllowService<S> {
             (true, true) | (false, false) => {}
         }
         let request = store_request(&query, (1, None), caller, &found, &snapshot);
-        let before = self.store.fill(&request).await.map_err(|error| match error {
-            StoreError::Overloaded => FillError::Service(Error::Overloaded),
-            StoreError::Refused => FillError::Service(Error::Unavailable),
-            StoreError::Timeout | StoreError::Unreachable => FillError::Unknown,
-        })?;
+        let before = self.store.fill(&request).await.map_err(Error::of_change)?;
         let terms = Terms { cap_us: self.store.full_us(&request), ..*request.terms };
         Ok(Filled { served_by, terms, before })
     }

@@ -3,16 +3,17 @@
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher as _};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use crate::config::model::{Bucket, Limits, ResourceTemplate, Unconfigured};
+use crate::config::model::{Bucket, Limits, ResolvedBucket, ResourceTemplate, Unconfigured};
 use crate::config::{self, Notice};
+use crate::domain::bucket::BucketKind;
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics};
 use crate::service::Error;
 use crate::service::bounds::ResourceCount;
+use crate::service::window::Window;
 use crate::store::Layout;
 use crate::store::versions::About;
 
@@ -58,40 +59,6 @@ pub struct Snapshot {
     pub(super) layouts: Vec<(Layout, Arc<Window>)>,
     /// The buckets and templates that have metrics under these limits.
     pub(super) defined: Defined,
-}
-
-/// A time window that closes on its own.
-pub(super) struct Window {
-    began: Instant,
-    /// The end, in µs after `began`; 0: closed.
-    until_us: AtomicU64,
-}
-
-impl Window {
-    fn new(length_us: f64) -> Self {
-        Self { began: Instant::now(), until_us: AtomicU64::new(length_us as u64) }
-    }
-
-    fn is_open(&self) -> bool {
-        let until_us = self.until_us.load(Ordering::Relaxed);
-        if until_us == 0 {
-            return false;
-        }
-        let over = self.began.elapsed().as_micros() >= u128::from(until_us);
-        if over {
-            // The exchange fails if another thread has extended the window.
-            let order = Ordering::Relaxed;
-            let _ = self.until_us.compare_exchange(until_us, 0, order, order);
-        }
-        !over
-    }
-
-    /// Sets the window to close after `remaining`, earlier or later than before.
-    pub(super) fn close_after(&self, remaining: Duration) {
-        let until = if remaining.is_zero() { remaining } else { self.began.elapsed() + remaining };
-        let until_us = u64::try_from(until.as_micros()).unwrap_or(u64::MAX);
-        self.until_us.store(until_us, Ordering::Relaxed);
-    }
 }
 
 impl Snapshot {
@@ -175,6 +142,20 @@ impl Snapshot {
     /// The metrics of the template at this index.
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
+    }
+}
+
+/// The namespace and the name under which the bucket that serves a request has its metrics. Given are
+/// those in the request.
+pub fn definition_name<'a>(
+    found: &ResolvedBucket<'_>,
+    (namespace, bucket): (&'a str, &'a str),
+) -> (&'a str, &'a str) {
+    match found.kind {
+        BucketKind::Configured => (namespace, bucket),
+        BucketKind::Dynamic { .. } => (namespace, DYNAMIC_TEMPLATE),
+        BucketKind::NamespaceDefault => (namespace, DEFAULT_BUCKET),
+        BucketKind::GlobalDefault => ("", GLOBAL_DEFAULT_BUCKET),
     }
 }
 

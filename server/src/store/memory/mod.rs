@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use hashbrown::{DefaultHashBuilder, HashMap};
 
 use buckets::{Buckets, Found, Place};
+use kill_switch::KillSwitch;
 use leases::Resources;
 use tokio::task::yield_now;
 use versions::VersionList;
@@ -23,6 +24,7 @@ use crate::domain::bucket::BucketKind;
 use crate::domain::time::{ManualClock, Micros};
 
 mod buckets;
+mod kill_switch;
 mod leases;
 mod looks;
 mod versions;
@@ -49,6 +51,7 @@ struct Inner {
     in_use: AtomicUsize,
     resources: Resources,
     versions: VersionList,
+    kill_switch: KillSwitch,
 }
 
 impl MemoryStore {
@@ -71,6 +74,7 @@ impl MemoryStore {
             places: Mutex::default(),
             in_use: AtomicUsize::new(0),
             versions: VersionList::default(),
+            kill_switch: KillSwitch::default(),
         }))
     }
 

@@ -106,6 +106,9 @@ pub(super) const LAYOUTS: &str = "x";
 /// The versions of the limits.
 pub(super) const VERSIONS: &str = "v";
 
+/// The kill switch.
+pub(super) const KILL_SWITCH: &str = "k";
+
 /// The node that renews leases from the parent.
 pub(super) const RENEWAL: &str = "t";
 
@@ -240,7 +243,7 @@ mod tests {
                 all.push((key.as_bytes().to_vec(), format!("server {key}")));
             }
         }
-        for key in [LAYOUTS, RENEWAL, VERSIONS] {
+        for key in [LAYOUTS, RENEWAL, VERSIONS, KILL_SWITCH] {
             all.push((key.as_bytes().to_vec(), key.to_owned()));
         }
         all

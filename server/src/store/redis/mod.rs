@@ -26,6 +26,7 @@ mod cluster;
 mod connecting;
 mod health;
 mod keys;
+mod kill_switch;
 mod known;
 mod lanes;
 mod leases;

@@ -140,7 +140,7 @@ pub(super) async fn admit(
     next: Next,
 ) -> Response {
     let caller = admission.caller(&request, &context);
-    let change = Change::of(&request, &context, caller.as_ref().ok());
+    let change = Change::asked_for(&request, &context, caller.as_ref().ok());
     let caller = match caller {
         Ok(caller) => admission.check_body(&request, &caller).map(|()| caller),
         refused => refused,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::path_names::names;
-use super::{ApiState, access_denied, error_response, service_error, stopping};
+use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms, full_in_ms, wait_ms};
 use crate::service::allow::{Balance, BucketView, FillError, Filled, ServedBy};
@@ -59,23 +59,9 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
         Some(_) => return Err(error_response(StatusCode::BAD_REQUEST, "of: must be `default`")),
     };
     let (namespace, bucket) = names(request.uri(), PREFIX)?;
-    let (id, change) = (caller.id(), Change::of(&request, &context, Some(&caller)));
-    // In a task of its own, so that it is logged even if the client goes away.
-    let filled = tokio::spawn(async move {
-        let filled = state.service.fill((&namespace, &bucket), of_default, id).await;
-        if let Some(change) = change {
-            log_fill(&change, &filled);
-        }
-        filled
-    });
-    let filled = filled.await.map_err(|_| stopping())?.map_err(|error| match &error {
-        FillError::Service(error) => service_error(error),
-        FillError::Unknown => error_response(StatusCode::GATEWAY_TIMEOUT, &error.to_string()),
-        FillError::NoBucket(_) => error_response(StatusCode::NOT_FOUND, &error.to_string()),
-        FillError::Shared(_) | FillError::NotShared => {
-            error_response(StatusCode::CONFLICT, &error.to_string())
-        }
-    })?;
+    let (id, change) = (caller.id(), Change::of(&request, &context, &caller));
+    let fill = async move { state.service.fill((&namespace, &bucket), of_default, id).await };
+    let filled = change.make(fill, fill_refusal, fill_sentence).await?;
     let body = json!({
         "served_by": served_by_json(&filled.served_by),
         "before": balance_json(&filled.before, &filled.terms),
@@ -83,15 +69,19 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     Ok(Json(body).into_response())
 }
 
-fn log_fill(change: &Change, filled: &Result<Filled, FillError>) {
-    match filled {
-        Ok(Filled { served_by, terms, before }) => {
-            let (name, had) = (served_by.name(), terms.tokens(before.accrued_us(terms)));
-            change.made(&format!("{name} was filled up: it had {had} tokens"));
+fn fill_refusal(error: FillError) -> Response {
+    match &error {
+        FillError::Service(error) => service_error(error),
+        FillError::NoBucket(_) => error_response(StatusCode::NOT_FOUND, &error.to_string()),
+        FillError::Shared(_) | FillError::NotShared => {
+            error_response(StatusCode::CONFLICT, &error.to_string())
         }
-        Err(error @ FillError::Unknown) => change.unknown(&error.to_string()),
-        Err(_) => {}
     }
+}
+
+fn fill_sentence(Filled { served_by, terms, before }: &Filled) -> String {
+    let (name, had) = (served_by.name(), terms.tokens(before.accrued_us(terms)));
+    format!("{name} was filled up: it had {had} tokens")
 }
 
 fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {
@@ -106,6 +96,7 @@ fn view_json((namespace, bucket): (&str, &str), view: &BucketView) -> Value {
         "limit": limit_json(&view.limit),
         "on_store_failure": view.on_store_failure.word(),
         "enforced": view.enforced,
+        "kill_switch": view.kill_switch,
         "limits_version": view.version,
         "degraded": view.balance.error().is_some(),
         "store_error": view.balance.error().map(|error| error.to_string()),

@@ -7,13 +7,20 @@ use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use http_body_util::BodyExt as _;
 
-use super::ask_path;
 use super::connection_context::ConnectionContext;
+use super::{ask_path, error_response, stopping};
 use crate::access::Caller;
 use crate::logging::LogThrottle;
+use crate::service::Author;
 
 /// Limits the log lines of refused changes, as anybody can cause them.
 static REFUSALS: LogThrottle = LogThrottle::new();
+
+/// The status of a change of which it is unknown whether it was made.
+const UNKNOWN: StatusCode = StatusCode::GATEWAY_TIMEOUT;
+
+/// The longest message about a change, in bytes.
+const MESSAGE_LIMIT: usize = 1024;
 
 /// A change that a request asks for, for the log.
 pub(super) struct Change {
@@ -27,7 +34,7 @@ pub(super) struct Change {
 impl Change {
     /// The change that a request asks for; `None` if it asks for none. `caller`: `None` if it was not
     /// identified.
-    pub(super) fn of<B>(
+    pub(super) fn asked_for<B>(
         request: &axum::http::Request<B>,
         context: &ConnectionContext,
         caller: Option<&Caller>,
@@ -45,29 +52,66 @@ impl Change {
         {
             return None;
         }
-        Some(Self {
+        Some(Self::new(request, context, caller))
+    }
+
+    /// The change that a request asks for which a handler makes.
+    pub(super) fn of<B>(
+        request: &axum::http::Request<B>,
+        context: &ConnectionContext,
+        caller: &Caller,
+    ) -> Self {
+        Self::new(request, context, Some(caller))
+    }
+
+    fn new<B>(
+        request: &axum::http::Request<B>,
+        context: &ConnectionContext,
+        caller: Option<&Caller>,
+    ) -> Self {
+        Self {
             caller: caller.and_then(Caller::name).map(str::to_owned),
             peer: context.peer(),
-            method: method.clone(),
-            path: uri.path().to_owned(),
-        })
+            method: request.method().clone(),
+            path: request.uri().path().to_owned(),
+        }
     }
 
-    /// Who makes the change: the caller's name, or the address that the request came from.
-    pub(super) fn author(&self) -> String {
-        self.caller.clone().unwrap_or_else(|| self.peer.to_string())
+    /// Who makes the change: the caller's name, or the address that the request came from; and what they
+    /// say about it.
+    #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+    pub(super) fn author(&self, message: String) -> Result<Author, Response> {
+        if message.len() > MESSAGE_LIMIT {
+            let text = format!("the message is longer than {MESSAGE_LIMIT} bytes");
+            return Err(error_response(StatusCode::BAD_REQUEST, &text));
+        }
+        let by = self.caller.clone().unwrap_or_else(|| self.peer.to_string());
+        Ok(Author { by, message })
     }
 
-    /// Logs that the change was made, with a sentence about it.
-    pub(super) fn made(&self, what: &str) {
-        let Self { caller, peer, method, path } = self;
-        tracing::info!(%method, path, caller, %peer, "{what}");
-    }
-
-    /// Logs that the change may have been made.
-    pub(super) fn unknown(&self, why: &str) {
-        let Self { caller, peer, method, path } = self;
-        tracing::warn!(%method, path, caller, %peer, "{why}");
+    /// Makes the change in a task of its own, so that it is made and logged even if the client goes away.
+    /// `what` is the log's sentence about what was made, `refused` the response to an error.
+    pub(super) async fn make<T: Send + 'static, E: Send + 'static>(
+        self,
+        making: impl Future<Output = Result<T, E>> + Send + 'static,
+        refused: impl FnOnce(E) -> Response + Send + 'static,
+        what: impl FnOnce(&T) -> String + Send + 'static,
+    ) -> Result<T, Response> {
+        let task = async move {
+            let made = making.await.map_err(refused);
+            let Self { caller, peer, method, path } = self;
+            match &made {
+                Ok(made) => tracing::info!(%method, path, caller, %peer, "{}", what(made)),
+                Err(response) if response.status() == UNKNOWN => tracing::warn!(
+                    %method, path, caller, %peer,
+                    "the store did not answer: it is unknown whether the change was made"
+                ),
+                // The response is logged where it is sent.
+                Err(_) => {}
+            }
+            made
+        };
+        tokio::spawn(task).await.map_err(|_| stopping())?
     }
 
     /// Logs why the change was refused, if the response says so.
@@ -75,7 +119,7 @@ impl Change {
         let status = response.status();
         // What may have been made is logged where it is made.
         let is_refusal = status.is_client_error() || status.is_server_error();
-        if !is_refusal || status == StatusCode::GATEWAY_TIMEOUT {
+        if !is_refusal || status == UNKNOWN {
             return response;
         }
         let Some(held_back) = REFUSALS.pass() else { return response };

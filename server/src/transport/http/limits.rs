@@ -15,10 +15,9 @@ use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::{ApiState, access_denied, error_response, service_error};
 use crate::access::Caller;
-use crate::service::documents::{Author, Checked, Document, DocumentError, NewDocument};
-use crate::store::LeaseStore;
+use crate::service::documents::{Checked, Document, DocumentError, NewDocument};
 use crate::store::look::Looks;
-use crate::store::versions::Versions;
+use crate::store::{Administration, LeaseStore};
 
 pub(super) const PATH: &str = "/v1/limits";
 
@@ -26,7 +25,7 @@ pub(super) const PATH: &str = "/v1/limits";
 pub(super) const DOCUMENT_LIMIT: usize = 16 << 20;
 
 /// `GET`: the document as it was written, or as JSON with all defaults.
-pub(super) async fn show<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn show<B: Looks, L: LeaseStore + Administration>(
     State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
     headers: HeaderMap,
@@ -51,7 +50,7 @@ fn document_answer(version: u64, content_type: &'static str, text: Bytes) -> Res
 }
 
 /// `GET /v1/limits/versions`: what is known of the versions that the store keeps.
-pub(super) async fn history<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn history<B: Looks, L: LeaseStore + Administration>(
     State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
 ) -> Result<Response, Response> {
@@ -62,7 +61,7 @@ pub(super) async fn history<B: Looks, L: LeaseStore + Versions>(
 }
 
 /// `GET /v1/limits/versions/{number}`: one of them, as it was written, or as JSON with all defaults.
-pub(super) async fn version<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn version<B: Looks, L: LeaseStore + Administration>(
     State(state): State<Arc<ApiState<B, L>>>,
     caller: Caller,
     Path(number): Path<String>,
@@ -121,9 +120,6 @@ fn replaced_version(headers: &HeaderMap) -> Result<Option<u64>, Response> {
     })
 }
 
-/// The longest message about a change, in bytes.
-const MESSAGE_LIMIT: usize = 1024;
-
 /// The query of `PUT`.
 #[derive(serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -135,7 +131,7 @@ pub(super) struct ChangeQuery {
 }
 
 /// `PUT`: puts a new document in use, or with `dry_run` only says what it would change.
-pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn put<B: Looks, L: LeaseStore + Administration>(
     State(state): State<Arc<ApiState<B, L>>>,
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
@@ -145,18 +141,18 @@ pub(super) async fn put<B: Looks, L: LeaseStore + Versions>(
     // Admission has checked this before it read the body.
     caller.may_administer().map_err(access_denied)?;
     let Query(query) = query.map_err(|error| error_response(error.status(), &error.body_text()))?;
-    let change = Change::of(&request, &context, Some(&caller));
+    let change = Change::of(&request, &context, &caller);
     let (head, body) = request.into_parts();
     let text = document(body).await?;
-    let Some(change) = change.filter(|_| !query.dry_run) else {
+    if query.dry_run {
         return Ok(answer(&state.documents.check(text).await.map_err(refusal)?));
-    };
+    }
     state.documents.check_owner().map_err(refusal)?;
     let replaces = replaced_version(&head.headers)?.ok_or_else(|| {
         let text = "If-Match must name the version that the change replaces: see ETag of GET";
         error_response(StatusCode::PRECONDITION_REQUIRED, text)
     })?;
-    let author = author(&change, query.message)?;
+    let author = change.author(query.message)?;
     let new = NewDocument { text, replaces, author };
     made(change, async move { state.documents.replace(new).await }).await
 }
@@ -179,7 +175,7 @@ pub(super) struct RollbackQuery {
 }
 
 /// `POST /v1/limits/rollback`: makes a new version with the text of an older one.
-pub(super) async fn roll_back<B: Looks, L: LeaseStore + Versions>(
+pub(super) async fn roll_back<B: Looks, L: LeaseStore + Administration>(
     State(state): State<Arc<ApiState<B, L>>>,
     ConnectInfo(context): ConnectInfo<ConnectionContext>,
     caller: Caller,
@@ -190,43 +186,20 @@ pub(super) async fn roll_back<B: Looks, L: LeaseStore + Versions>(
     let Query(RollbackQuery { to, message }) =
         query.map_err(|error| error_response(error.status(), &error.body_text()))?;
     let replaces = replaced_version(request.headers())?;
-    let Some(change) = Change::of(&request, &context, Some(&caller)) else {
-        return Err(error_response(StatusCode::BAD_REQUEST, "a rollback has no dry run: see diff"));
-    };
-    let author = author(&change, message)?;
+    let change = Change::of(&request, &context, &caller);
+    let author = change.author(message)?;
     made(change, async move { state.documents.roll_back(to, replaces, author).await }).await
 }
 
-#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-fn author(change: &Change, message: String) -> Result<Author, Response> {
-    if message.len() > MESSAGE_LIMIT {
-        let text = format!("the message is longer than {MESSAGE_LIMIT} bytes");
-        return Err(error_response(StatusCode::BAD_REQUEST, &text));
-    }
-    Ok(Author { by: change.author(), message })
-}
-
-/// Makes a change in a task of its own, so that it is logged even if the client goes away.
 async fn made(
     change: Change,
     replace: impl Future<Output = Result<Checked, DocumentError>> + Send + 'static,
 ) -> Result<Response, Response> {
-    let replaced = tokio::spawn(async move {
-        let replaced = replace.await;
-        match &replaced {
-            Ok(Checked { version, differences, .. }) => {
-                let differences = differences.len();
-                change.made(&format!(
-                    "the limits have version {version}: {differences} values differ"
-                ));
-            }
-            Err(error @ DocumentError::Unknown) => change.unknown(&error.to_string()),
-            Err(_) => {}
-        }
-        replaced
-    });
-    let replaced = replaced.await.map_err(|_| super::stopping())?;
-    replaced.map(|checked| answer(&checked)).map_err(refusal)
+    let what = |Checked { version, differences, .. }: &Checked| {
+        let differences = differences.len();
+        format!("the limits have version {version}: {differences} values differ")
+    };
+    change.make(replace, refusal, what).await.map(|checked| answer(&checked))
 }
 
 fn answer(checked: &Checked) -> Response {
@@ -261,7 +234,6 @@ fn refusal(error: DocumentError) -> Response {
             (StatusCode::CONFLICT, [(header::ETAG, etag(current))], Json(body)).into_response()
         }
         DocumentError::TooLong => error_response(StatusCode::PAYLOAD_TOO_LARGE, &text),
-        DocumentError::Unknown => error_response(StatusCode::GATEWAY_TIMEOUT, &text),
         DocumentError::Service(error) => service_error(&error),
         DocumentError::Stopping => super::stopping(),
     }

@@ -76,10 +76,11 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
         hosts: Hosts::default(),
         timeouts,
     };
-    let documents = DocumentService::new(MemoryStore::new(), Arc::clone(&shared));
+    let documents = DocumentService::new(leases.store().clone(), Arc::clone(&shared));
+    let kill_switch = KillSwitchService::new(leases.store().clone(), Arc::clone(&shared));
     let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let services = Services { allow, capacity: leases, documents };
+    let services = Services { allow, capacity: leases, documents, kill_switch };
     router(services, pages, latency, ready, admission)
 }
 

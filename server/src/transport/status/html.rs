@@ -1,6 +1,7 @@
 //! The status as an HTML page. The page loads nothing from other hosts.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use percent_encoding::utf8_percent_encode;
 use serde_json::Value;
@@ -11,6 +12,7 @@ use crate::logging::is_unprintable;
 /// The status as an HTML page.
 pub(super) fn page(status: &Value, now_s: i64) -> String {
     let mut html = String::from(HEAD);
+    kill_switch(&mut html, &status["kill_switch"]);
     for (title, part) in [("Node", "node"), ("Store", "store"), ("Limits", "limits")] {
         let _ = write!(html, "<section><h2>{title}</h2><dl>");
         for (name, value) in status[part].as_object().into_iter().flatten() {
@@ -33,6 +35,21 @@ pub(super) fn page(status: &Value, now_s: i64) -> String {
     }
     html.push_str("<p><a href=\"status.json\">as JSON</a></p></main></html>");
     html
+}
+
+/// A banner while the kill switch is on.
+fn kill_switch(html: &mut String, on: &Value) {
+    if on.is_null() {
+        return;
+    }
+    let left = Duration::from_secs(on["left_millis"].as_u64().unwrap_or_default() / 1000);
+    let (by, message) = (escape(&cell(&on["by"])), escape(&cell(&on["message"])));
+    let _ = write!(
+        html,
+        "<p class=bad>The kill switch is on: no limit of a bucket is enforced. Turned on by {by}, ends in \
+         {}. {message}</p>",
+        humantime::format_duration(left)
+    );
 }
 
 const HEAD: &str = "<!doctype html><html lang=en><meta charset=utf-8>\

@@ -72,7 +72,12 @@ fn any_request_over_http() {
     let pages = Pages { metrics: metrics_page, status };
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
     let (allow, capacity) = (service.allow, service.capacity);
-    let services = Services { allow, capacity, documents: service.documents };
+    let services = Services {
+        allow,
+        capacity,
+        documents: service.documents,
+        kill_switch: service.kill_switch,
+    };
     let port = router(services, pages, took, ready, admission);
     let budget = Budget::unlimited();
     let peer = IpAddr::from([127, 0, 0, 1]);

@@ -205,6 +205,34 @@ pub(crate) fn expire(key: &[u8], time: Duration) -> Cmd {
     cmd
 }
 
+/// Reads a value.
+pub(crate) fn get(key: &str) -> Cmd {
+    let mut cmd = redis::cmd("GET");
+    cmd.arg(key);
+    cmd
+}
+
+/// Reads in how many ms a key expires: -1 never, -2 there is no such key.
+pub(crate) fn time_left(key: &str) -> Cmd {
+    let mut cmd = redis::cmd("PTTL");
+    cmd.arg(key);
+    cmd
+}
+
+/// Sets a value that expires after `length`.
+pub(crate) fn set_for(key: &str, value: &[u8], length: Duration) -> Cmd {
+    let mut cmd = redis::cmd("SET");
+    cmd.arg(key).arg(value).arg("PX").arg(length.as_millis() as u64);
+    cmd
+}
+
+/// Deletes a key.
+pub(crate) fn delete(key: &str) -> Cmd {
+    let mut cmd = redis::cmd("DEL");
+    cmd.arg(key);
+    cmd
+}
+
 /// What a heartbeat says of its node.
 #[derive(Clone, Debug)]
 pub(crate) struct Announcement {
