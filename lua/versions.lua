@@ -23,7 +23,7 @@ if ARGV[1] == '1' and current + 1 ~= number or current >= number then return cur
 if is_foreign then redis.call('DEL', key) end
 
 -- The first write of the call has the text: only there Redis asks whether it has memory left.
-redis.call('HSET', key, 't' .. number, ARGV[4], 'a' .. number, ARGV[3], 'n', number)
+redis.call('HSET', key, 't' .. ARGV[2], ARGV[4], 'a' .. ARGV[2], ARGV[3], 'n', ARGV[2])
 -- A version that was given back may be far ahead of those that are kept.
 for old = math.max(current - kept + 1, 1), math.min(current, number - kept) do
   redis.call('HDEL', key, 't' .. old, 'a' .. old)

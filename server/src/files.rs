@@ -41,7 +41,10 @@ pub fn read_up_to(path: &Path, max: u64) -> io::Result<Vec<u8>> {
     // One byte beyond the maximum is enough to detect a file that is too large.
     file.take(max + 1).read_to_end(&mut bytes).map_err(with_path)?;
     if bytes.len() as u64 > max {
-        return Err(with_path(io::Error::new(ErrorKind::FileTooLarge, "larger than 16 MiB")));
+        return Err(with_path(io::Error::new(
+            ErrorKind::FileTooLarge,
+            format!("larger than {} MiB", max >> 20),
+        )));
     }
     Ok(bytes)
 }
@@ -56,7 +59,9 @@ pub fn replace(path: &Path, texts: &[&str]) -> io::Result<()> {
     }
     new.as_file().sync_all()?;
     new.persist(path)?;
-    File::open(dir)?.sync_all()
+    // Some file systems can't do this.
+    let _ = File::open(dir).and_then(|dir| dir.sync_all());
+    Ok(())
 }
 
 /// Reads a UTF-8 file of up to 16 MiB. Errors name the file.

@@ -26,7 +26,7 @@ use metrics_exporter_prometheus::{
 };
 use names::{
     BATCH, BATCH_BOUNDS, BUILD_INFO, COUNTERS, DURATION_BOUNDS_S, EMBEDDED_BUCKETS, GAUGES,
-    HISTOGRAMS, KILL_SWITCH, PARENT_UP, ROUND_TRIP, RPC_DURATION, STARTED_AT,
+    HISTOGRAMS, KILL_SWITCH, LIMITS_SAVED, PARENT_UP, ROUND_TRIP, RPC_DURATION, STARTED_AT,
 };
 use series::Series;
 
@@ -87,6 +87,11 @@ impl Metrics {
     /// The number of buckets in use in the embedded store.
     pub fn embedded_buckets(&self) -> Gauge {
         self.gauge(EMBEDDED_BUCKETS, &[])
+    }
+
+    /// Whether the limits in use are in the state directory. Registered only with such a directory.
+    pub fn limits_saved(&self) -> Gauge {
+        self.gauge(LIMITS_SAVED, &[])
     }
 
     /// 1 while the kill switch is on. Initially 0.

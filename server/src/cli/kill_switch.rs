@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::Subcommand;
 use http::Method;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use url::form_urlencoded;
 
 use super::api::{ApiArgs, ApiRequest};
-use super::text::escaped;
+use super::text::{date, escaped};
 
 const PATH: &str = "/v1/kill-switch";
 
@@ -72,14 +72,13 @@ fn shown(json: &Value) -> String {
         return "off: limits are enforced\n".to_owned();
     }
     let ms = |key: &str| Duration::from_millis(json[key].as_u64().unwrap_or_default());
-    let at = |key: &str| humantime::format_rfc3339_seconds(UNIX_EPOCH + ms(key));
     let text = |key: &str| escaped(json[key].as_str().unwrap_or_default());
     let left = humantime::format_duration(Duration::from_secs(ms("left_millis").as_secs()));
     let mut shown = format!(
         "on: no limit of a bucket is enforced\nends      in {left}, at {}\nby        {}, at {}\n",
-        at("ends_at_ms"),
+        date(&json["ends_at_ms"]),
         text("by"),
-        at("at_ms"),
+        date(&json["at_ms"]),
     );
     if json["message"] != "" {
         // Writing to a string cannot fail.

@@ -35,6 +35,15 @@ pub(super) fn rounded(value: f64) -> String {
     }
 }
 
+/// A date and a time, from a JSON number of ms since the epoch.
+pub(super) fn date(ms: &serde_json::Value) -> String {
+    let ms = ms.as_u64().unwrap_or_default();
+    if ms / 1000 > MAX_CALENDAR_S.unsigned_abs() {
+        return format!("millisecond {ms}");
+    }
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_millis(ms)).to_string()
+}
+
 /// Time of day of `at_s`, with the date if it is 12 hours or more from `now_s`. Both are seconds
 /// since the epoch.
 pub(super) fn time_of_day(at_s: i64, now_s: i64) -> String {

@@ -22,6 +22,7 @@ pub(super) const LIMITS_VERSION: &str = "tollgate_limits_version";
 pub(super) const LIMITS_LOADS: &str = "tollgate_limits_loads_total";
 pub(super) const LIMITS_FAILURES: &str = "tollgate_limits_reload_failures_total";
 pub(super) const LIMITS_CURRENT: &str = "tollgate_limits_last_reload_successful";
+pub(super) const LIMITS_SAVED: &str = "tollgate_limits_saved";
 pub(super) const LIMITS_LOST: &str = "tollgate_limits_lost_versions_total";
 pub(super) const LIMITS_LOADED_AT: &str = "tollgate_limits_last_load_timestamp_seconds";
 pub(super) const EMBEDDED_BUCKETS: &str = "tollgate_embedded_buckets";
@@ -125,7 +126,7 @@ pub(super) const COUNTERS: [(&str, &str); 26] = [
     ),
 ];
 
-pub(super) const GAUGES: [(&str, &str); 23] = [
+pub(super) const GAUGES: [(&str, &str); 24] = [
     (
         DYNAMIC_LIVE,
         "Dynamic buckets that count towards max_dynamic_buckets, by namespace, as of the last new \
@@ -167,6 +168,11 @@ pub(super) const GAUGES: [(&str, &str); 23] = [
     (
         PARENT_UP,
         "0 while the parent cluster does not grant the leases that this node requests, else 1.",
+    ),
+    (
+        LIMITS_SAVED,
+        "1 while the limits in use are in the state directory, 0 while they could not be saved. Set only \
+         with --state-dir.",
     ),
     (KILL_SWITCH, "1 while the kill switch is on: no limit of a bucket is enforced. Else 0."),
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),

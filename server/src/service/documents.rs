@@ -1,17 +1,18 @@
 //! The document of the limits: reads it, checks a new one, and puts it in use if the store owns the
 //! limits.
 
+use std::cmp::Ordering;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, spawn_blocking};
 
-use super::limits::Snapshot;
+use super::limits::{Origin, Snapshot};
 use super::{Author, Error, ServiceState};
 use crate::config::{self, Difference, Faults};
 use crate::store::StoreError;
-use crate::store::versions::{About, KEPT_VERSIONS, Version, Versions, Written};
+use crate::store::versions::{About, Current, KEPT_VERSIONS, Version, Versions, Written};
 
 /// Reads, checks and replaces the document of the limits.
 #[derive(Clone)]
@@ -210,6 +211,27 @@ impl<V: Versions> DocumentService<V> {
         }
     }
 
+    /// Checks that the version `replaces` is the current one, also in the eyes of this node; returns
+    /// whether the node has it in use. The store's compare-and-set decides later.
+    async fn check_replaced(&self, replaces: u64) -> Result<bool, DocumentError> {
+        let Current { number, asked } = self.versions.current(replaces).await.map_err(unread)?;
+        if number != replaces {
+            return Err(DocumentError::Conflict(number));
+        }
+        let snapshot = self.state.limits.current();
+        let Origin::Store(in_use) = &snapshot.origin else { return Ok(false) };
+        match in_use.number.cmp(&replaces) {
+            Ordering::Less => Ok(false),
+            // The store has lost versions, and gets the one that this node has in use back.
+            Ordering::Greater => Err(DocumentError::Conflict(in_use.number)),
+            // The store has another text under this number, and the node takes it soon.
+            Ordering::Equal if asked.is_some_and(|asked| asked != *in_use) => {
+                Err(DocumentError::Conflict(number))
+            }
+            Ordering::Equal => Ok(true),
+        }
+    }
+
     async fn replace_by_copy(
         &self,
         new: NewDocument,
@@ -218,12 +240,10 @@ impl<V: Versions> DocumentService<V> {
         self.check_owner()?;
         let NewDocument { text, replaces, author: Author { by, message } } = new;
         let (parsed, checked) = self.parse_and_compare(text).await?;
-        if copy_of.is_none() && checked.is_same_text && checked.version == replaces {
-            // No version for the same text, if it is still the current one.
-            return match self.versions.current_number().await.map_err(unread)? {
-                current if current == replaces => Ok(checked),
-                current => Err(DocumentError::Conflict(current)),
-            };
+        let is_in_use = self.check_replaced(replaces).await?;
+        if copy_of.is_none() && is_in_use && checked.is_same_text && checked.version == replaces {
+            // The same text makes no version.
+            return Ok(checked);
         }
         let at_ms = self.state.now().as_millis().unsigned_abs();
         let (number, checksum) = (replaces.saturating_add(1), parsed.limits.version);

@@ -1,7 +1,6 @@
 //! The kill switch: while it is on, every limit of a bucket is in shadow, on all nodes. It always ends.
 
 use std::convert::Infallible;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,12 +8,9 @@ use std::time::Duration;
 use metrics::Gauge;
 
 use super::window::Window;
-use super::{Author, Error, ServiceState};
+use super::{Author, Error, ServiceState, pause_between_looks};
 use crate::metrics::Metrics;
 use crate::store::kill_switch::{KillSwitchStore, LONGEST, TurnedOn};
-
-/// How often nodes look at the switch: every 300 to 400 ms, so that they spread out.
-const INTERVAL_MS: std::ops::Range<u64> = 300..400;
 
 /// The shortest time for which it may be turned on.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -32,9 +28,9 @@ pub struct KillSwitch {
 
 #[derive(Default)]
 struct Known {
-    /// The look that found this: an earlier one may end later.
+    /// The number of the look that found this. Looks may end in another order than they began.
     look: u64,
-    /// Who turned it on; `None`: it is off.
+    /// Who turned it on; `None` while it is off.
     on: Option<TurnedOn>,
 }
 
@@ -73,9 +69,7 @@ impl KillSwitch {
     pub async fn follow(&self, store: &impl KillSwitchStore) -> Infallible {
         loop {
             self.look(store).await;
-            let spread = INTERVAL_MS.end - INTERVAL_MS.start;
-            let random_ms = RandomState::new().hash_one(()) % spread;
-            tokio::time::sleep(Duration::from_millis(INTERVAL_MS.start + random_ms)).await;
+            pause_between_looks().await;
         }
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crate::config::{self, Faults};
 use crate::files::{self, Live, Source};
 use crate::metrics::{LimitsMetrics, LoadMetrics, Metrics};
-use crate::store::versions::About;
+use crate::store::versions::{About, Version};
 use crate::store::{Layout, Layouts};
 
 pub mod follow;
@@ -114,6 +114,17 @@ impl fmt::Display for LimitsSource {
 /// The limits in use, and where they are from.
 pub type LiveLimits = Live<LimitsSource>;
 
+/// The version of the store that is in use; `None` if there is none.
+fn in_use(limits: &LiveLimits) -> Option<Version> {
+    let snapshot = limits.current();
+    match &snapshot.origin {
+        Origin::Store(about) => {
+            Some(Version { about: about.clone(), text: Arc::clone(&snapshot.text) })
+        }
+        Origin::File | Origin::Nowhere => None,
+    }
+}
+
 impl LiveLimits {
     /// Loads the file for the first time.
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
@@ -155,6 +166,12 @@ impl LiveLimits {
     /// Reports that the saved version can't be read.
     pub fn refuse_saved(&self, error: io::Error) {
         let _ = self.install(Err(LoadError::Unreadable(error)), |_| true);
+    }
+
+    /// Records whether the version in use is in the state directory.
+    pub fn set_saved(&self, is_saved: bool) {
+        let saved = self.source().metrics.limits_saved();
+        saved.set(f64::from(u8::from(is_saved)));
     }
 
     /// Counts a version that was accepted, and that the store has lost.

@@ -2,8 +2,10 @@
 //! a fallback if the store fails.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::domain::time::Micros;
 use crate::logging::LogThrottle;
@@ -68,6 +70,13 @@ impl Error {
     }
 }
 
+/// Waits until a node looks again for what others have changed in the store: 300 to 400 ms, so that
+/// nodes spread out.
+async fn pause_between_looks() {
+    let random_ms = RandomState::new().hash_one(()) % 100;
+    tokio::time::sleep(Duration::from_millis(300 + random_ms)).await;
+}
+
 /// Who makes a change, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Author {
@@ -91,7 +100,7 @@ pub struct ServiceState {
     fallback: Option<Fallback>,
     clock: Clock,
     kill_switch: KillSwitch,
-    /// For those that are registered when they are needed.
+    /// Registers metrics on first use.
     metrics: Arc<Metrics>,
     /// Whether a parent cluster leases the capacity to this one.
     from_parent: bool,

@@ -9,6 +9,9 @@ use super::StoreError;
 /// How many versions a store keeps, with the current one.
 pub const KEPT_VERSIONS: u64 = 100;
 
+/// The highest number of a version. What has a higher one was not written by tollgate.
+pub const MAX_NUMBER: u64 = 100_000_000_000_000;
+
 /// What is known of a version without its text.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct About {
@@ -26,6 +29,13 @@ pub struct About {
     /// The CRC-32 of its text: two texts may have got the same number, if the store lost one of them.
     #[serde(default)]
     pub checksum: u32,
+}
+
+impl About {
+    /// Whether both have the same text, as far as is known: a checksum of 0 stands for none.
+    pub fn has_text_of(&self, other: &Self) -> bool {
+        self.checksum == other.checksum || self.checksum == 0 || other.checksum == 0
+    }
 }
 
 /// A version with its text.

@@ -6,5 +6,6 @@ mod balancer;
 mod failover;
 mod failover_loss;
 mod leases;
+mod limits;
 mod nodes;
 mod rolling;

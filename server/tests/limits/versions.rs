@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -18,6 +19,10 @@ use testkit::{
 use tollgate_proto::quotaservice::quota_service_client::QuotaServiceClient;
 use tollgate_server::config;
 use tollgate_server::domain::time::ManualClock;
+use tollgate_server::metrics::Metrics;
+use tollgate_server::service::documents::{DocumentError, DocumentService, NewDocument};
+use tollgate_server::service::limits::LiveLimits;
+use tollgate_server::service::{Author, ServiceState};
 use tollgate_server::store::StoreError;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::redis::slot;
@@ -275,7 +280,10 @@ async fn without_limits_a_node_is_not_ready() {
     let refused = client.allow(request("shop", "cart", 1)).await.unwrap_err();
     assert_eq!(refused.code(), Code::Unavailable, "{refused:?}");
     assert_eq!(get(&node, "/v1/buckets/shop/cart").status, 503);
-    assert_eq!(put(&node, 0, "", &document(10)).status, 200);
+    let (first, address) = (LimitsFile::new(&document(10)), node.http.to_string());
+    let path = first.path();
+    let applied = tollgate(&["limits", "apply", path.to_str().unwrap(), "--http", &address]);
+    assert_eq!((applied.code, number(&node)), (0, 1), "{applied:?}");
     assert_eq!(
         client.allow(request("shop", "cart", 1)).await.unwrap().into_inner().tokens_granted,
         1
@@ -354,12 +362,56 @@ fn the_text_of_the_store_counts() {
     await_lost_text(&node, &document(30));
     assert_eq!(get(&node, PATH).body, document(50));
     // The same text of another author is no loss.
+    let loads = || Scrape::of(node.http).get("tollgate_limits_loads_total", &[]).unwrap();
+    let before = loads();
     let mut other = version(3, &document(50)).about;
     other.by = "somebody else".to_owned();
     let about = serde_json::to_string(&other).unwrap();
     redis::cmd("HSET").arg("v").arg("a3").arg(about).exec(&mut redis.connection()).unwrap();
-    assert_eq!(put(&node, 3, "", &document(60)).status, 200);
+    eventually("it has taken it", FOLLOW, || loads() > before);
     assert_eq!(lost_versions(&node), 2.0);
+    // One text is reported once, also while the ones that replace it are not understood.
+    for number in [3, 4, 5] {
+        write_to(&redis, number, "a_key_of_the_future: 1");
+        let refused = || {
+            let status = get(&node, "/debug/status.json").json();
+            let error = status["files"]["limits"]["refused"]["error"].clone();
+            error.as_str().is_some_and(|error| error.starts_with(&format!("version {number}:")))
+        };
+        eventually("it is refused", FOLLOW, refused);
+    }
+    assert_eq!((number(&node), lost_versions(&node)), (3, 3.0));
+}
+
+/// A change replaces the version that the store has, and only if this node knows no later one.
+#[tokio::test]
+async fn a_change_replaces_nothing_that_the_node_does_not_know() {
+    let clock = ManualClock::new(START);
+    let store = MemoryStore::with_clock(clock.clone());
+    let metrics = Arc::new(Metrics::new());
+    let limits = Arc::new(LiveLimits::in_store(Arc::clone(&metrics)));
+    let state = ServiceState::new(Arc::clone(&limits), None, clock.into(), false, &metrics);
+    let documents = DocumentService::new(store.clone(), Arc::new(state));
+    let write = |text: String, replaces| {
+        let author = Author { by: "ann".to_owned(), message: String::new() };
+        documents.replace(NewDocument { text, replaces, author })
+    };
+    assert_eq!(write(document(10), 0).await.unwrap().version, 1);
+    assert_eq!(write(document(10), 1).await.unwrap().version, 1, "the same text");
+    // The store has another text with the number of the one in use.
+    let install = |about: About, text: &str| {
+        limits.install_version(about, config::parse(text).unwrap(), |_| true);
+    };
+    install(version(1, &document(30)).about, &document(30));
+    for text in [document(30), document(40)] {
+        assert_eq!(write(text, 1).await, Err(DocumentError::Conflict(1)));
+    }
+    // The store has lost the one in use.
+    install(version(3, &document(50)).about, &document(50));
+    assert_eq!(write(document(60), 1).await, Err(DocumentError::Conflict(3)));
+    let author = Author { by: "ann".to_owned(), message: String::new() };
+    assert_eq!(documents.roll_back(1, None, author).await, Err(DocumentError::Conflict(3)));
+    assert_eq!(store.current_number().await, Ok(1));
 }
 
 /// All nodes and the store stop, and the store has nothing when it comes back.
@@ -426,9 +478,27 @@ fn a_damaged_state_is_no_state() {
         let refused = &status["files"]["limits"]["refused"]["error"];
         assert!(refused.as_str().unwrap().contains(reason), "{refused}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), content);
-        // An administrator decides.
-        assert_eq!(put(&node, 0, "", &document(20)).status, 200);
+        drop(node);
     }
+    // An administrator decides, and the file stays for whoever can read it.
+    let content = "damaged";
+    std::fs::write(&file, content).unwrap();
+    let node = start("memory:", &args);
+    assert_eq!(put(&node, 0, "", &document(20)).status, 200);
+    let kept = dir.path().join("limits.yaml.damaged");
+    eventually("the limits are saved", FOLLOW, || {
+        std::fs::read_to_string(&file).is_ok_and(|saved| saved.ends_with(&document(20)))
+    });
+    assert_eq!(std::fs::read_to_string(kept).unwrap(), content);
+    let saved = || Scrape::of(node.http).get("tollgate_limits_saved", &[]);
+    eventually("it says so", FOLLOW, || saved() == Some(1.0));
+    // A directory that is gone.
+    std::fs::rename(dir.path(), dir.path().with_extension("gone")).unwrap();
+    assert_eq!(put(&node, 1, "", &document(30)).status, 200);
+    eventually("it says that it can't", FOLLOW, || saved() == Some(0.0));
+    assert_eq!(put(&node, 2, "", &document(40)).status, 200, "limits change all the same");
+    drop(node);
+    std::fs::rename(dir.path().with_extension("gone"), dir.path()).unwrap();
     std::fs::remove_file(&file).unwrap();
     let node = start("memory:", &args);
     assert_eq!((number(&node), get(&node, PATH).body), (1, document(10)));
@@ -469,11 +539,16 @@ fn a_version_that_a_node_does_not_understand_is_left_alone() {
     assert_eq!(number(&node), 1);
     let refused = get(&node, "/debug/status.json").json()["files"]["limits"]["refused"].clone();
     assert!(refused["error"].as_str().unwrap().starts_with("version 2:"), "{refused}");
-    // A failover has lost that version, and somebody wrote another one.
+    // A failover has lost that version: the node gives it back, as others may understand it.
     redis::cmd("HSET").arg("v").arg("n").arg(1).exec(&mut redis.connection()).unwrap();
+    let in_store = || {
+        let mut connection = redis.connection();
+        redis::cmd("HGET").arg("v").arg("n").query::<Option<u64>>(&mut connection).unwrap()
+    };
+    eventually("the store has it again", FOLLOW, || in_store() == Some(2));
     let is_current =
         || Scrape::of(node.http).get("tollgate_limits_last_reload_successful", &[]) == Some(1.0);
-    eventually("nothing is refused any more", FOLLOW, is_current);
+    assert!(!is_current());
     write_to(&redis, 2, &document(20));
     eventually("it follows the other one", FOLLOW, || number(&node) == 2);
     // A refused version whose number gets another text.
@@ -481,6 +556,8 @@ fn a_version_that_a_node_does_not_understand_is_left_alone() {
     eventually("it says so again", FOLLOW, || !is_current());
     write_to(&redis, 3, &document(30));
     eventually("it follows that one", FOLLOW, || number(&node) == 3 && is_current());
+    // The two texts that nobody could use.
+    assert_eq!(lost_versions(&node), 2.0);
 }
 
 /// A node that is behind does not say that its own document is the current one.

@@ -187,12 +187,16 @@ fn changes_come_from_this_machine() {
     let mut logged = Vec::new();
     eventually("both are in the log", Duration::from_secs(5), || {
         logged.extend(node.logged());
-        let has = |message: &str| {
+        let has = |message: &str, change: Option<&str>| {
             logged.iter().any(|event| {
-                event["message"] == message && event["peer"] == "127.0.0.1" && event["path"] == CART
+                event["message"] == message
+                    && event["change"].as_str() == change
+                    && event["peer"] == "127.0.0.1"
+                    && event["path"] == CART
             })
         };
-        has("a change was refused") && has("shop:cart was filled up: it had 100 tokens")
+        has("a change was refused", None)
+            && has("a change was made", Some("shop:cart was filled up: it had 100 tokens"))
     });
 }
 

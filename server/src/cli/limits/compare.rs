@@ -54,9 +54,13 @@ impl Compared {
     /// Compares a document with the `current` one.
     pub(super) fn with(new: Parsed, current: &Document) -> Result<Self, String> {
         let Document { text, etag } = current;
-        let current = config::parse(text).map_err(|faults| {
-            format!("the node's document is not valid for this version of tollgate:\n{faults}")
-        })?;
+        let current = match text.as_str() {
+            // A node without limits: its store has none yet.
+            "" => Parsed::default(),
+            text => config::parse(text).map_err(|faults| {
+                format!("the node's document is not valid for this version of tollgate:\n{faults}")
+            })?,
+        };
         let differences = config::differences(&current.limits, &new.limits);
         let is_same_text = current.text == new.text;
         Ok(Self { is_same_text, new, etag: etag.clone(), differences })

@@ -3,7 +3,6 @@
 use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Subcommand;
 use http::Method;
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use super::api::{ApiArgs, ApiRequest, Document, Output};
 use super::http::escaped_json;
-use super::text::{Table, escaped, escaped_lines};
+use super::text::{Table, date, escaped, escaped_lines};
 use compare::{Compared, Source};
 
 mod change;
@@ -129,14 +128,12 @@ fn history_text(history: &Value) -> String {
     let text = |value: &Value| escaped(value.as_str().unwrap_or_default());
     let mut table = Table::new(&[("version", true), ("when", false), ("who", false), ("", false)]);
     for version in history["versions"].as_array().into_iter().flatten() {
-        let at = Duration::from_millis(version["at_ms"].as_u64().unwrap_or_default());
-        let at = UNIX_EPOCH.checked_add(at).unwrap_or(UNIX_EPOCH);
         let rollback = version["copy_of"].as_u64().map(|of| format!("rollback to {of}"));
         let message = Some(text(&version["message"])).filter(|message| !message.is_empty());
         let about: Vec<String> = rollback.into_iter().chain(message).collect();
         table.row(vec![
             version["number"].to_string(),
-            humantime::format_rfc3339_seconds(at).to_string(),
+            date(&version["at_ms"]),
             text(&version["by"]),
             about.join(": "),
         ]);

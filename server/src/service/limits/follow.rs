@@ -3,22 +3,19 @@
 //! the node has a state directory.
 
 use std::convert::Infallible;
-use std::hash::{BuildHasher as _, RandomState};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
-use super::{LiveLimits, Origin, SavedVersion, Snapshot};
+use super::saved::{SavedVersion, Saver};
+use super::{LiveLimits, Origin, Snapshot, in_use};
 use crate::config;
 use crate::logging::LogThrottle;
+use crate::service::pause_between_looks;
 use crate::store::StoreError;
 use crate::store::clock::Clock;
 use crate::store::versions::{About, Current, Version, Versions, Written};
-
-/// How often nodes look for a new version: every 300 to 400 ms, so that they spread out.
-const INTERVAL_MS: std::ops::Range<u64> = 300..400;
 
 /// The author of the first version.
 const SEED: &str = "seed";
@@ -47,17 +44,10 @@ pub struct Follower<V> {
     versions: V,
     seed: Option<Seed>,
     clock: Clock,
-    saved: Option<Saved>,
-    /// The version of the store that this node does not understand.
-    refused: Option<About>,
+    saver: Option<Saver>,
+    /// The newest version that this node knows, if it does not understand it.
+    refused: Option<Version>,
     warnings: LogThrottle,
-}
-
-/// The version on disk.
-struct Saved {
-    file: SavedVersion,
-    /// Which version that is; `None` if there is none, or the file is damaged.
-    about: Option<About>,
 }
 
 impl<V: Versions> Follower<V> {
@@ -68,73 +58,66 @@ impl<V: Versions> Follower<V> {
         beginning: Beginning,
         clock: Clock,
     ) -> Self {
-        let (seed, warnings) = (beginning.seed, LogThrottle::default());
-        let follower = Self { limits, versions, seed, clock, saved: None, refused: None, warnings };
-        match beginning.saved {
-            Some(file) => follower.starting_from(file).await,
-            None => follower,
+        let Beginning { seed, saved } = beginning;
+        let warnings = LogThrottle::default();
+        let mut follower =
+            Self { limits, versions, seed, clock, saver: None, refused: None, warnings };
+        if let Some(file) = saved {
+            let read = follower.begin_with(&file).await;
+            follower.saver = Some(Saver::new(Arc::clone(&follower.limits), file, read));
         }
+        follower
     }
 
-    async fn starting_from(mut self, file: SavedVersion) -> Self {
-        let (limits, read_from) = (Arc::clone(&self.limits), file.clone());
-        let load = move || -> io::Result<About> {
-            let Version { about, text } = read_from.read()?.ok_or(ErrorKind::NotFound)?;
-            match config::parse(&text) {
-                Ok(parsed) => limits.install_version(about.clone(), parsed, |_| true),
-                Err(faults) => limits.refuse_version(about.number, faults),
-            }
-            Ok(about)
-        };
+    /// Begins with the version in `file`; returns which one that is.
+    async fn begin_with(&mut self, file: &SavedVersion) -> io::Result<Option<About>> {
+        let read_from = file.clone();
         // A blocking task fails only while the process exits.
-        let about = match spawn_blocking(load).await.unwrap_or_else(|error| Err(error.into())) {
-            Ok(about) => Some(about),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                self.saved = Some(Saved { file, about: None });
-                return self;
+        let read = spawn_blocking(move || read_from.read()).await;
+        match read.unwrap_or_else(|error| Err(error.into())) {
+            Ok(None) => Ok(None),
+            Ok(Some(version)) => {
+                let about = version.about.clone();
+                self.install(version).await;
+                Ok(Some(about))
             }
             Err(error) => {
-                self.limits.refuse_saved(error);
-                None
+                // A store that has lost what is in the file must not begin anew.
+                self.seed = None;
+                self.limits.refuse_saved(io::Error::new(error.kind(), error.to_string()));
+                Err(error)
             }
-        };
-        self.saved = Some(Saved { file, about });
-        // A store that has lost what is in the file must not begin anew.
-        self.seed = None;
-        self
+        }
     }
 
     /// Follows until the future is dropped.
     pub async fn run(mut self) -> Infallible {
-        loop {
-            self.step().await;
-            let spread = INTERVAL_MS.end - INTERVAL_MS.start;
-            let random_ms = RandomState::new().hash_one(()) % spread;
-            tokio::time::sleep(Duration::from_millis(INTERVAL_MS.start + random_ms)).await;
-        }
+        let saver = self.saver.take();
+        let follow = async {
+            loop {
+                self.step().await;
+                pause_between_looks().await;
+            }
+        };
+        // Apart, because a disk may hang.
+        let save = async {
+            match saver {
+                Some(saver) => saver.run().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::join!(follow, save).0
     }
 
     /// Looks once. A failure is not reported: the store logs its own, and the next look tries again.
     pub async fn step(&mut self) {
         let _ = self.look().await;
-        self.save().await;
     }
 
     async fn look(&mut self) -> Result<(), StoreError> {
-        let known = self.known();
+        let known = self.newest_known();
         let known_number = known.as_ref().map_or(0, |known| known.about.number);
         let Current { number, asked } = self.versions.current(known_number).await?;
-        if let Some(refused) = &self.refused {
-            if number == refused.number {
-                let Current { asked, .. } = self.versions.current(number).await?;
-                if asked.as_ref() == Some(refused) {
-                    return Ok(());
-                }
-            }
-            // The store has another version now, or has lost this one.
-            self.refused = None;
-            self.limits.forget_failure();
-        }
         let Some(known) = known else {
             return match number {
                 0 => self.begin().await,
@@ -147,101 +130,89 @@ impl<V: Versions> Follower<V> {
         let replacing = asked.filter(|asked| *asked != known.about);
         let is_current = number == known_number && replacing.is_none();
         if !is_current && self.take(number).await? {
-            // Without its text there is nothing to report: the store keeps only the last versions.
-            let lost_to = replacing.filter(|stored| stored.checksum != known.about.checksum);
-            lost_to.iter().for_each(|stored| self.report_lost(&known, stored));
+            // `None` also if the store has forgotten the version, because it is an old one.
+            let lost_to = replacing.filter(|stored| !stored.has_text_of(&known.about));
+            if let Some(stored) = lost_to {
+                self.report_lost(known, stored).await;
+            }
         }
         Ok(())
     }
 
-    /// Reports a version that this node had in use, and that the store has lost: it has another text with
-    /// the same number.
-    fn report_lost(&self, Version { about, text }: &Version, stored: &About) {
+    /// The newest version that this node knows, whether it understands it or not.
+    fn newest_known(&self) -> Option<Version> {
+        self.refused.clone().or_else(|| in_use(&self.limits))
+    }
+
+    /// Reports a version that this node knew, and that the store has lost: it has another text with the
+    /// same number.
+    async fn report_lost(&self, Version { about, text }: Version, stored: About) {
         self.limits.count_lost();
-        tracing::error!(
-            number = about.number,
-            by = about.by,
-            said = about.message,
-            at_ms = about.at_ms,
-            instead_by = stored.by,
-            %text,
-            advice = "see whether the limits in use lack something of this text, and apply it again",
-            "the store has lost these limits: other ones have got the same number"
-        );
+        let log = move || {
+            tracing::error!(
+                number = about.number,
+                by = about.by,
+                said = about.message,
+                at_ms = about.at_ms,
+                instead_by = stored.by,
+                text = &*text,
+                advice = "see whether the limits in use lack something of it, and apply that again",
+                "the store has lost these limits: other ones have got the same number"
+            );
+        };
+        // The text may have megabytes. A blocking task fails only while the process exits.
+        let _ = spawn_blocking(log).await;
     }
 
-    /// The version in use; `None` if there is none yet.
-    fn known(&self) -> Option<Version> {
-        let snapshot = self.limits.current();
-        match &snapshot.origin {
-            Origin::Store(about) => {
-                Some(Version { about: about.clone(), text: Arc::clone(&snapshot.text) })
-            }
-            Origin::File | Origin::Nowhere => None,
-        }
-    }
-
-    /// Takes a version into use; returns whether the store has it. One that this node does not understand
-    /// is refused.
+    /// Takes a version into use; returns whether the store has it.
     async fn take(&mut self, number: u64) -> Result<bool, StoreError> {
-        let Some(Version { about, text }) = self.versions.version(number).await? else {
+        let Some(version) = self.versions.version(number).await? else {
             if let Some(held_back) = self.warnings.pass() {
                 tracing::warn!(number, held_back, "the store has no text of its current limits");
             }
             return Ok(false);
         };
-        let limits = Arc::clone(&self.limits);
-        // A long task: a document may have megabytes.
-        let install = move || match config::parse(&text) {
-            Ok(parsed) => {
-                let of_store = Origin::Store(about.clone());
-                let is_wanted =
-                    |current: &Snapshot| current.version() <= number && current.origin != of_store;
-                limits.install_version(about, parsed, is_wanted);
-                None
-            }
-            Err(faults) => {
-                limits.refuse_version(number, faults);
-                Some(about)
-            }
-        };
-        // A blocking task fails only while the process exits.
-        self.refused = spawn_blocking(install).await.unwrap_or_default();
+        self.install(version).await;
         Ok(true)
     }
 
-    /// Saves the version in use, if it is not on disk yet.
-    async fn save(&mut self) {
-        let Some(known) = self.known() else { return };
-        let Some(saved) = &mut self.saved else { return };
-        let on_disk = saved.about.as_ref();
-        // A later version on disk is one that this node does not understand.
-        if on_disk
-            .is_some_and(|on_disk| *on_disk == known.about || on_disk.number > known.about.number)
-        {
-            return;
-        }
-        let (file, about) = (saved.file.clone(), known.about.clone());
-        let written = spawn_blocking(move || file.write(&known)).await;
-        match written.unwrap_or_else(|error| Err(error.into())) {
-            Ok(()) => saved.about = Some(about),
-            Err(error) => {
-                if let Some(held_back) = self.warnings.pass() {
-                    let path = saved.file.path().display();
-                    tracing::error!(%error, %path, held_back, "the limits were not saved");
+    /// Takes a version into use, or refuses it if this node does not understand it.
+    async fn install(&mut self, version: Version) {
+        let limits = Arc::clone(&self.limits);
+        let install = move || {
+            let Version { about, text } = &version;
+            match config::parse(text) {
+                Ok(parsed) => {
+                    let of_store = Origin::Store(about.clone());
+                    let is_wanted = |current: &Snapshot| {
+                        current.version() <= about.number && current.origin != of_store
+                    };
+                    limits.install_version(about.clone(), parsed, is_wanted);
+                    None
+                }
+                Err(faults) => {
+                    limits.refuse_version(about.number, faults);
+                    Some(version)
                 }
             }
-        }
+        };
+        // A long task: a document may have megabytes. It fails only while the process exits.
+        self.refused = spawn_blocking(install).await.unwrap_or_default();
     }
 
     async fn give_back(&self, known: &Version, current: u64) -> Result<(), StoreError> {
         let number = known.about.number;
         match self.versions.give_back(known).await? {
-            Written::Yes => tracing::warn!(
-                number,
-                current,
-                "the store had no limits or older ones, and got back those of this node"
-            ),
+            Written::Yes => {
+                if let Some(held_back) = self.warnings.pass() {
+                    tracing::warn!(
+                        number,
+                        current,
+                        held_back,
+                        "the store had no limits or older ones, and got back those of this node"
+                    );
+                }
+            }
             Written::Conflict(_) => {}
             Written::TooLong => self.warn_too_long(number),
         }

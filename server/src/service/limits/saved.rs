@@ -1,14 +1,19 @@
 //! The newest version of the limits that this node knows, saved in its state directory: the node can start
 //! from it while the store does not answer, and give it back to a store that has lost it.
 
+use std::convert::Infallible;
 use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::task::spawn_blocking;
+
+use super::{LiveLimits, in_use};
 use crate::config;
 use crate::files;
-use crate::store::versions::{About, Version};
+use crate::store::versions::{About, MAX_NUMBER, Version};
 
 /// The file in the state directory. It is a limits file itself, below its first line.
 const FILE: &str = "limits.yaml";
@@ -18,6 +23,12 @@ const HEAD: &str = "# tollgate: ";
 
 /// The largest file, in bytes: a document, and what is known of it.
 const MAX_BYTES: u64 = (16 << 20) + (64 << 10);
+
+/// How often the saver looks for a version that is not on disk yet.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// The pause after a failure.
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// A file with a version of the limits.
 #[derive(Clone, Debug)]
@@ -56,16 +67,80 @@ impl SavedVersion {
         let lines = content.strip_prefix(HEAD).and_then(|content| content.split_once('\n'));
         let (about, text) = lines.ok_or_else(damaged)?;
         let about: About = serde_json::from_str(about).map_err(|_| damaged())?;
-        if about.checksum != config::checksum(text) {
+        if about.checksum != config::checksum(text) || about.number > MAX_NUMBER {
             return Err(damaged());
         }
         Ok(Some(Version { about, text: text.into() }))
     }
 
     /// Replaces the version in the file, at once or not at all. Blocks.
-    pub fn write(&self, version: &Version) -> io::Result<()> {
-        let about = serde_json::to_string(&version.about)?;
-        files::replace(&self.path, &[HEAD, &about, "\n", &version.text])
+    pub fn write(&self, Version { about, text }: &Version) -> io::Result<()> {
+        // Of a version that has none, or a wrong one, the file is still good.
+        let about = About { checksum: config::checksum(text), ..about.clone() };
+        let about = serde_json::to_string(&about)?;
+        files::replace(&self.path, &[HEAD, &about, "\n", text])
+    }
+
+    /// Keeps a damaged file beside the place of the next one.
+    fn set_aside(&self) -> io::Result<()> {
+        fs::rename(&self.path, self.path.with_extension("yaml.damaged"))
+    }
+}
+
+/// Saves each version that is taken into use.
+pub(super) struct Saver {
+    limits: Arc<LiveLimits>,
+    file: SavedVersion,
+    /// Which version is on disk.
+    on_disk: Option<About>,
+    /// Whether the file could not be read.
+    is_damaged: bool,
+}
+
+impl Saver {
+    /// `read`: what was read from the file.
+    pub(super) fn new(
+        limits: Arc<LiveLimits>,
+        file: SavedVersion,
+        read: io::Result<Option<About>>,
+    ) -> Self {
+        Self { limits, file, is_damaged: read.is_err(), on_disk: read.unwrap_or_default() }
+    }
+
+    /// Saves until the future is dropped.
+    pub(super) async fn run(mut self) -> Infallible {
+        loop {
+            let pause = match self.save().await {
+                Ok(()) => INTERVAL,
+                Err(error) => {
+                    let path = self.file.path().display();
+                    tracing::error!(%error, %path, "the limits in use were not saved");
+                    PAUSE
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Saves the version in use, unless it is on disk.
+    async fn save(&mut self) -> io::Result<()> {
+        let known = in_use(&self.limits);
+        let Some(known) = known.filter(|known| self.on_disk.as_ref() != Some(&known.about)) else {
+            return Ok(());
+        };
+        self.limits.set_saved(false);
+        let (file, is_damaged) = (self.file.clone(), self.is_damaged);
+        let write = move || {
+            if is_damaged {
+                file.set_aside()?;
+            }
+            file.write(&known).map(|()| known.about)
+        };
+        // A blocking task fails only while the process exits.
+        self.on_disk = Some(spawn_blocking(write).await??);
+        self.is_damaged = false;
+        self.limits.set_saved(true);
+        Ok(())
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
 //! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
 //! | `v` | versions of the limits, if the store owns them | – |
+//! | `k` | the kill switch, until its end | – |
 //! | `t` | with a parent: the node that renews leases | – |
 //! | `l` | the resources with at least one lease | none, or the server's |
 //! | `o` | the birth of the store: since when it has had its state | none, or the server's |

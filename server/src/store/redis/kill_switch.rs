@@ -9,18 +9,28 @@ use super::{RedisStore, keys};
 use crate::store::StoreError;
 use crate::store::kill_switch::{KillSwitchStore, LONGEST, TurnedOn};
 
+/// The end of the year 9999, in ms since the epoch: the last time that can be written as a date.
+const LAST_MS: u64 = 253_402_300_799_999;
+
+/// The longest value, in bytes. A message has up to 1,024 bytes, and six of JSON for each at most.
+const MAX_VALUE: usize = 16 << 10;
+
 impl KillSwitchStore for RedisStore {
     async fn kill_switch(&self) -> Result<Option<(TurnedOn, Duration)>, StoreError> {
         let slot = self.kill_switch_slot();
-        let cmds = [script::get(keys::KILL_SWITCH), script::time_left(keys::KILL_SWITCH)];
+        let cmds =
+            [script::start_of(keys::KILL_SWITCH, MAX_VALUE), script::time_left(keys::KILL_SWITCH)];
         let replies = self.0.values(&[slot, slot], None, |at, _| cmds[at].clone()).await;
         let replies: Vec<Value> = replies.into_iter().collect::<Result<_, _>>()?;
         // A value that is not tollgate's counts as off, and so does one without an end.
         let [Value::BulkString(by), Value::Int(left_ms @ 1..)] = &replies[..] else {
             return Ok(None);
         };
-        let left = Duration::from_millis(left_ms.unsigned_abs()).min(LONGEST);
-        Ok(serde_json::from_slice(by).ok().map(|by| (by, left)))
+        let left = Duration::from_millis(left_ms.unsigned_abs());
+        let by = serde_json::from_slice(by)
+            .ok()
+            .filter(|by: &TurnedOn| left <= LONGEST && by.at_ms.max(by.ends_at_ms) <= LAST_MS);
+        Ok(by.map(|by| (by, left)))
     }
 
     async fn turn_on(&self, by: &TurnedOn, length: Duration) -> Result<(), StoreError> {

@@ -19,7 +19,9 @@ use super::wire::script;
 use super::{Inner, RedisStore, health, keys};
 use crate::logging::LogThrottle;
 use crate::store::StoreError;
-use crate::store::versions::{About, Current, KEPT_VERSIONS, Version, Versions, Written};
+use crate::store::versions::{
+    About, Current, KEPT_VERSIONS, MAX_NUMBER, Version, Versions, Written,
+};
 
 /// Time limit of a call with a text: shorter than commands wait for an answer.
 const TEXT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -59,7 +61,9 @@ impl Versions for RedisStore {
         Ok(Current {
             // As in lua/versions.lua, what is no number counts as none.
             number: bytes(number).and_then(|number| read_number(&number)).unwrap_or(0),
-            asked: bytes(about).and_then(|about| read_about(&about)),
+            asked: bytes(about)
+                .and_then(|about| read_about(&about))
+                .filter(|about| about.number == asked),
         })
     }
 
@@ -184,7 +188,7 @@ impl Inner {
 }
 
 fn read_number(text: &[u8]) -> Option<u64> {
-    std::str::from_utf8(text).ok()?.parse().ok()
+    std::str::from_utf8(text).ok()?.parse().ok().filter(|number| *number <= MAX_NUMBER)
 }
 
 fn read_about(json: &[u8]) -> Option<About> {

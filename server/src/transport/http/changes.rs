@@ -8,7 +8,7 @@ use axum::response::Response;
 use http_body_util::BodyExt as _;
 
 use super::connection_context::ConnectionContext;
-use super::{ask_path, error_response, stopping};
+use super::{ask_path, error_response, limits, stopping};
 use crate::access::Caller;
 use crate::logging::LogThrottle;
 use crate::service::Author;
@@ -43,7 +43,9 @@ impl Change {
         let is_read = matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS);
         let is_dry_run = || {
             let mut settings = uri.query().unwrap_or_default().split('&');
-            settings.any(|setting| setting == "dry_run=true")
+            *method == Method::PUT
+                && uri.path() == limits::PATH
+                && settings.any(|setting| setting == "dry_run=true")
         };
         if is_read
             || ask_path(method, uri.path()).is_some()
@@ -101,7 +103,9 @@ impl Change {
             let made = making.await.map_err(refused);
             let Self { caller, peer, method, path } = self;
             match &made {
-                Ok(made) => tracing::info!(%method, path, caller, %peer, "{}", what(made)),
+                Ok(made) => {
+                    tracing::info!(%method, path, caller, %peer, change = what(made), "a change was made");
+                }
                 Err(response) if response.status() == UNKNOWN => tracing::warn!(
                     %method, path, caller, %peer,
                     "the store did not answer: it is unknown whether the change was made"

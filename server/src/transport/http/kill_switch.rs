@@ -62,7 +62,7 @@ pub(super) async fn turn_on<B: Looks, L: LeaseStore + Administration>(
             |error| service_error(&error),
             |on| {
                 let length = humantime::format_duration(on.left);
-                format!("the kill switch was turned on for {length}: {}", on.by.message)
+                format!("the kill switch was turned on for {length}")
             },
         )
         .await?;
@@ -77,6 +77,10 @@ pub(super) async fn turn_off<B: Looks, L: LeaseStore + Administration>(
     request: Request,
 ) -> Result<Response, Response> {
     caller.may_administer().map_err(access_denied)?;
+    if request.uri().query().is_some() {
+        let text = "turning the kill switch off takes no settings";
+        return Err(error_response(StatusCode::BAD_REQUEST, text));
+    }
     let change = Change::of(&request, &context, &caller);
     let turn_off = async move { state.kill_switch.turn_off().await };
     let what = |(): &()| "the kill switch was turned off".to_owned();

@@ -1,7 +1,7 @@
 //! The status as an HTML page. The page loads nothing from other hosts.
 
 use std::fmt::Write as _;
-use std::time::Duration;
+use std::time::{Duration, UNIX_EPOCH};
 
 use percent_encoding::utf8_percent_encode;
 use serde_json::Value;
@@ -44,10 +44,12 @@ fn kill_switch(html: &mut String, on: &Value) {
     }
     let left = Duration::from_secs(on["left_millis"].as_u64().unwrap_or_default() / 1000);
     let (by, message) = (escape(&cell(&on["by"])), escape(&cell(&on["message"])));
+    let at = UNIX_EPOCH + Duration::from_millis(on["at_ms"].as_u64().unwrap_or_default());
     let _ = write!(
         html,
-        "<p class=bad>The kill switch is on: no limit of a bucket is enforced. Turned on by {by}, ends in \
-         {}. {message}</p>",
+        "<p class=bad>The kill switch is on: no limit of a bucket is enforced. Turned on by {by} at {}, \
+         ends in {}. {message}</p>",
+        humantime::format_rfc3339_seconds(at),
         humantime::format_duration(left)
     );
 }

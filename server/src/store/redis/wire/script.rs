@@ -205,10 +205,10 @@ pub(crate) fn expire(key: &[u8], time: Duration) -> Cmd {
     cmd
 }
 
-/// Reads a value.
-pub(crate) fn get(key: &str) -> Cmd {
-    let mut cmd = redis::cmd("GET");
-    cmd.arg(key);
+/// Reads the first bytes of a value, `max` at most.
+pub(crate) fn start_of(key: &str, max: usize) -> Cmd {
+    let mut cmd = redis::cmd("GETRANGE");
+    cmd.arg(key).arg(0).arg(max - 1);
     cmd
 }
 
