@@ -141,7 +141,10 @@ impl<V: Versions> Follower<V> {
 
     /// The newest version that this node knows, whether it understands it or not.
     fn newest_known(&self) -> Option<Version> {
-        self.refused.clone().or_else(|| in_use(&self.limits))
+        let in_use = in_use(&self.limits);
+        let number = in_use.as_ref().map_or(0, |in_use| in_use.about.number);
+        let refused = self.refused.as_ref().filter(|refused| refused.about.number >= number);
+        refused.cloned().or(in_use)
     }
 
     /// Reports a version that this node knew, and that the store has lost: it has another text with the

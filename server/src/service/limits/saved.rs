@@ -81,9 +81,12 @@ impl SavedVersion {
         files::replace(&self.path, &[HEAD, &about, "\n", text])
     }
 
-    /// Keeps a damaged file beside the place of the next one.
+    /// Keeps a damaged file, if it is still there, beside the place of the next one.
     fn set_aside(&self) -> io::Result<()> {
-        fs::rename(&self.path, self.path.with_extension("yaml.damaged"))
+        match fs::rename(&self.path, self.path.with_extension("yaml.damaged")) {
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -104,7 +107,9 @@ impl Saver {
         file: SavedVersion,
         read: io::Result<Option<About>>,
     ) -> Self {
-        Self { limits, file, is_damaged: read.is_err(), on_disk: read.unwrap_or_default() }
+        let is_damaged = read.is_err();
+        limits.set_saved(!is_damaged);
+        Self { limits, file, is_damaged, on_disk: read.unwrap_or_default() }
     }
 
     /// Saves until the future is dropped.
