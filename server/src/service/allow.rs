@@ -93,11 +93,11 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The answer with the bucket that served the request.
-    fn of_bucket(self, found: &ResolvedBucket<'_>, query: &Query<'a>) -> Self {
+    /// Adds the bucket that served the request.
+    fn add_bucket(&mut self, found: &ResolvedBucket<'_>, query: &Query<'a>) {
         let limit = &found.bucket.limit;
-        let limit = (limit.size_tokens, limit.fill_rate);
-        Self { bucket: Some(bucket_name(found, query)), limit, ..self }
+        self.limit = (limit.size_tokens, limit.fill_rate);
+        self.bucket = Some(bucket_name(found, query));
     }
 
     /// The outcome for metrics.
@@ -125,31 +125,15 @@ impl<'a> Answer<'a> {
         }
     }
 
-    /// The answer under a limit that is not enforced: grants `tokens` at once. The store has taken
-    /// tokens as if the limit were enforced.
+    /// Makes it the answer under a limit that is not enforced: grants `tokens` at once. The store has
+    /// taken tokens as if the limit were enforced. Returns whether that makes a difference.
     #[cold]
-    fn in_shadow(self, tokens: u64) -> Self {
-        if self.outcome() == AllowOutcome::Granted {
-            return self;
+    fn lift(&mut self, tokens: u64) -> bool {
+        if self.outcome() != AllowOutcome::Granted {
+            (self.status, self.tokens_granted) = (Status::Ok, tokens_on_wire(tokens));
+            (self.wait_ms, self.retry_after_ms, self.shadow) = (0, 0, true);
         }
-        let (status, tokens_granted) = (Status::Ok, tokens_on_wire(tokens));
-        Self { status, tokens_granted, wait_ms: 0, retry_after_ms: 0, shadow: true, ..self }
-    }
-
-    /// [`in_shadow`](Self::in_shadow), counted.
-    #[cold]
-    fn shadowed(
-        self,
-        tokens: u64,
-        meter: &BucketMetrics,
-        register: impl FnOnce() -> ShadowMetrics,
-    ) -> Self {
-        let outcome = self.outcome();
-        let answer = self.in_shadow(tokens);
-        if answer.shadow {
-            meter.count_shadowed(outcome, register);
-        }
-        answer
+        self.shadow
     }
 }
 
@@ -186,16 +170,15 @@ impl<S: Store> AllowService<S> {
         let Some(found) = snapshot.limits.find(query.namespace, query.bucket) else {
             snapshot.check_known()?;
             let meter = &self.state.unserved;
-            let answer = Answer::refused(Status::NoBucket);
+            let mut answer = Answer::refused(Status::NoBucket);
             answer.count(tokens, meter);
-            let enforced = snapshot.limits.enforces_namespace(query.namespace);
-            return Ok(match self.state.enforces(enforced) {
-                true => answer,
-                false => answer.shadowed(tokens, meter, || self.shadow_metrics("", "")),
-            });
+            if !self.state.enforces(snapshot.limits.enforces_namespace(query.namespace)) {
+                self.lift(&mut answer, tokens, meter, ("", ""));
+            }
+            return Ok(answer);
         };
         let meter = snapshot.meter(found.bucket);
-        let answer = if found.takes_too_many(tokens) {
+        let mut answer = if found.takes_too_many(tokens) {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (tokens, max_wait_ms), caller, &found, &snapshot);
@@ -215,20 +198,29 @@ impl<S: Store> AllowService<S> {
         let is_unbounded = answer.degraded && found.on_store_failure == FailurePolicy::Allow;
         let counted = if is_unbounded { tokens.min(u64::from(u32::MAX)) } else { tokens };
         answer.count(counted, meter);
-        let answer = match self.state.enforces(found.enforced) {
-            true => answer,
-            false => answer.shadowed(tokens, meter, || {
-                let asked = (query.namespace, query.bucket);
-                let (namespace, name) = limits::definition_name(&found, asked);
-                self.shadow_metrics(namespace, name)
-            }),
-        };
-        Ok(answer.of_bucket(&found, query))
+        if !self.state.enforces(found.enforced) {
+            let name = limits::definition_name(&found, (query.namespace, query.bucket));
+            self.lift(&mut answer, tokens, meter, name);
+        }
+        answer.add_bucket(&found, query);
+        Ok(answer)
     }
 
+    /// Makes it the answer under a limit that is not enforced, and counts that. `name`: that of the
+    /// metrics.
     #[cold]
-    fn shadow_metrics(&self, namespace: &str, bucket: &str) -> ShadowMetrics {
-        ShadowMetrics::new(&self.state.metrics, namespace, bucket)
+    fn lift(
+        &self,
+        answer: &mut Answer<'_>,
+        tokens: u64,
+        meter: &BucketMetrics,
+        name: (&str, &str),
+    ) {
+        let outcome = answer.outcome();
+        if answer.lift(tokens) {
+            let register = || ShadowMetrics::new(&self.state.metrics, name.0, name.1);
+            meter.count_shadowed(outcome, register);
+        }
     }
 }
 

@@ -59,6 +59,9 @@ const ALLOW_PATH: &str = "/v1/allow";
 /// Path of requests for an explanation.
 const EXPLAIN_PATH: &str = "/v1/explain";
 
+/// Path of the document of the limits.
+const LIMITS_PATH: &str = "/v1/limits";
+
 /// The paths of requests with a body: for tokens, or about them.
 const ASK_PATHS: [&str; 2] = [ALLOW_PATH, EXPLAIN_PATH];
 
@@ -138,7 +141,7 @@ pub fn router<B: Looks, L: LeaseStore + Administration>(
         .route("/v1/limits/versions", get(limits::history::<B, L>))
         .route("/v1/limits/versions/{number}", get(limits::version::<B, L>))
         .route("/v1/limits/rollback", post(limits::roll_back::<B, L>))
-        .route(limits::PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
+        .route(LIMITS_PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
         .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
         .route(
             kill_switch::PATH,

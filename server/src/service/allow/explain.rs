@@ -120,13 +120,14 @@ impl<S: Looks> AllowService<S> {
         };
         steps.add("bucket", Effect::Notes, ServedBy::of(limits, &found, query).sentence(), []);
         max_tokens_step(&mut steps, &found, count);
-        let answer = if found.takes_too_many(count) {
+        let mut answer = if found.takes_too_many(count) {
             Answer::refused(Status::TooManyTokens)
         } else {
             let request = store_request(query, (count, max_wait_ms), caller, &found, &snapshot);
             self.explain_bucket(&mut steps, &request, &found).await?
         };
-        Ok(self.in_shadow(steps, answer.of_bucket(&found, query), count, found.enforced))
+        answer.add_bucket(&found, query);
+        Ok(self.in_shadow(steps, answer, count, found.enforced))
     }
 }
 
@@ -135,7 +136,7 @@ impl<S: Looks> AllowService<S> {
     fn in_shadow<'a>(
         &self,
         mut steps: Steps,
-        answer: Answer<'a>,
+        mut answer: Answer<'a>,
         count: u64,
         enforced: bool,
     ) -> Explanation<'a> {
@@ -146,8 +147,7 @@ impl<S: Looks> AllowService<S> {
         } else {
             "the limit is in shadow (enforce: false): it refuses nothing"
         };
-        let answer = answer.in_shadow(count);
-        let effect = if answer.shadow { Effect::Lifts } else { Effect::Notes };
+        let effect = if answer.lift(count) { Effect::Lifts } else { Effect::Notes };
         steps.add("shadow", effect, text, []);
         steps.explain(answer)
     }

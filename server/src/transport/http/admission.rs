@@ -19,8 +19,8 @@ use super::changes::Change;
 use super::connection_context::ConnectionContext;
 use super::host::{self, Hosts};
 use super::{
-    ALLOW_PATH, BODY_LIMIT, OPEN_PATHS, access_denied, ask_path, buckets, error_response, limits,
-    service_error,
+    ALLOW_PATH, BODY_LIMIT, LIMITS_PATH, OPEN_PATHS, access_denied, ask_path, buckets,
+    error_response, limits, service_error,
 };
 use crate::access::Caller;
 use crate::service::Error;
@@ -55,7 +55,7 @@ impl Kind {
             return Self::Ask(path);
         }
         match *method {
-            Method::PUT if path == limits::PATH => Self::Document,
+            Method::PUT if path == LIMITS_PATH => Self::Document,
             Method::GET | Method::HEAD if path.starts_with(buckets::PREFIX) => Self::Look,
             _ => Self::Other,
         }

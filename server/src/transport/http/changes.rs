@@ -8,7 +8,7 @@ use axum::response::Response;
 use http_body_util::BodyExt as _;
 
 use super::connection_context::ConnectionContext;
-use super::{ask_path, error_response, limits, stopping};
+use super::{LIMITS_PATH, ask_path, error_response, stopping};
 use crate::access::Caller;
 use crate::logging::LogThrottle;
 use crate::service::Author;
@@ -44,7 +44,7 @@ impl Change {
         let is_dry_run = || {
             let mut settings = uri.query().unwrap_or_default().split('&');
             *method == Method::PUT
-                && uri.path() == limits::PATH
+                && uri.path() == LIMITS_PATH
                 && settings.any(|setting| setting == "dry_run=true")
         };
         if is_read

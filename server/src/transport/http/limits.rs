@@ -19,8 +19,6 @@ use crate::service::documents::{Checked, Document, DocumentError, NewDocument};
 use crate::store::look::Looks;
 use crate::store::{Administration, LeaseStore};
 
-pub(super) const PATH: &str = "/v1/limits";
-
 /// Maximum document, in bytes.
 pub(super) const DOCUMENT_LIMIT: usize = 16 << 20;
 
