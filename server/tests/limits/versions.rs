@@ -515,7 +515,9 @@ fn a_state_directory_needs_limits_in_the_store() {
     let path = file.path();
     let refused = |limits: &str, dir: &Path| {
         let dir = dir.to_str().unwrap();
-        let refused = tollgate(&["serve", "--limits", limits, "--state-dir", dir]);
+        let ports = ["--grpc-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0"];
+        let args = ["serve", "--limits", limits, "--state-dir", dir];
+        let refused = tollgate(&[&args[..], &ports].concat());
         assert_eq!(refused.code, 2, "{refused:?}");
         refused.stderr
     };
