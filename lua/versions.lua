@@ -19,6 +19,8 @@ local current = redis.pcall('HGET', key, 'n')
 local is_foreign = type(current) == 'table'
 if is_foreign and not string.find(current.err, '^WRONGTYPE ') then return current end
 current = not is_foreign and tonumber(current or 0) or 0
+-- No version has a higher number: see store::versions::MAX_NUMBER.
+if current > 1e14 then current = 0 end
 if ARGV[1] == '1' and current + 1 ~= number or current >= number then return current end
 if is_foreign then redis.call('DEL', key) end
 

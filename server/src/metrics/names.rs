@@ -97,7 +97,7 @@ pub(super) const COUNTERS: [(&str, &str); 26] = [
     ),
     (
         LIMITS_LOST,
-        "Versions of the limits that this node had in use, and that the store lost and replaced by \
+        "Versions of the limits that this node knew, and that the store lost and replaced by \
          another text with the same number.",
     ),
     (ACCESS_REFUSED, "Requests refused by access control, by port and reason."),

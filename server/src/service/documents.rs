@@ -218,17 +218,17 @@ impl<V: Versions> DocumentService<V> {
         if number != replaces {
             return Err(DocumentError::Conflict(number));
         }
-        let snapshot = self.state.limits.current();
-        let Origin::Store(in_use) = &snapshot.origin else { return Ok(false) };
-        match in_use.number.cmp(&replaces) {
+        let limits = &self.state.limits;
+        let Some(Version { about: known, .. }) = limits.newest_version() else { return Ok(false) };
+        match known.number.cmp(&replaces) {
             Ordering::Less => Ok(false),
-            // The store has lost versions, and gets the one that this node has in use back.
-            Ordering::Greater => Err(DocumentError::Conflict(in_use.number)),
-            // The store has another text under this number, and the node takes it soon.
-            Ordering::Equal if asked.is_some_and(|asked| asked != *in_use) => {
+            // The store has lost versions, and gets the one that this node knows back.
+            Ordering::Greater => Err(DocumentError::Conflict(known.number)),
+            // The store has another text under this number, and the node reads it soon.
+            Ordering::Equal if asked.is_some_and(|asked| asked != known) => {
                 Err(DocumentError::Conflict(number))
             }
-            Ordering::Equal => Ok(true),
+            Ordering::Equal => Ok(limits.current().origin == Origin::Store(known)),
         }
     }
 

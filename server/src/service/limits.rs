@@ -8,7 +8,7 @@
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::config::{self, Faults};
@@ -41,13 +41,15 @@ pub fn read(path: &Path) -> Result<config::Parsed, LoadError> {
 
 fn source(file: Option<PathBuf>, metrics: Arc<Metrics>) -> (LimitsSource, LoadMetrics) {
     let (in_use, loads) = (LimitsMetrics::new(&metrics), LoadMetrics::limits(&metrics));
-    (LimitsSource { file, metrics, in_use }, loads)
+    (LimitsSource { file, refused: Mutex::default(), metrics, in_use }, loads)
 }
 
 /// Where the limits are from.
 pub struct LimitsSource {
     /// `None`: the store owns them.
     file: Option<PathBuf>,
+    /// The last version of the store that this node did not understand.
+    refused: Mutex<Option<Version>>,
     metrics: Arc<Metrics>,
     in_use: LimitsMetrics,
 }
@@ -114,17 +116,6 @@ impl fmt::Display for LimitsSource {
 /// The limits in use, and where they are from.
 pub type LiveLimits = Live<LimitsSource>;
 
-/// The version of the store that is in use; `None` if there is none.
-fn in_use(limits: &LiveLimits) -> Option<Version> {
-    let snapshot = limits.current();
-    match &snapshot.origin {
-        Origin::Store(about) => {
-            Some(Version { about: about.clone(), text: Arc::clone(&snapshot.text) })
-        }
-        Origin::File | Origin::Nowhere => None,
-    }
-}
-
 impl LiveLimits {
     /// Loads the file for the first time.
     pub fn load(path: PathBuf, metrics: Arc<Metrics>) -> Result<Self, LoadError> {
@@ -151,16 +142,48 @@ impl LiveLimits {
         parsed: config::Parsed,
         is_wanted: impl FnOnce(&Snapshot) -> bool,
     ) {
-        let content = Content { parsed, origin: Origin::Store(about) };
+        let origin = Origin::Store(about);
+        let content = Content { parsed, origin: origin.clone() };
         // Valid content is never refused.
         let _ = self.install(Ok(content), is_wanted);
+        if self.current().origin == origin {
+            *self.refused() = None;
+            // Also if it was in use before: it is the one that the store has.
+            self.forget_failure();
+        }
     }
 
     /// Reports a version of the store that is not valid for this node. The current one stays in use.
-    pub fn refuse_version(&self, number: u64, faults: Faults) {
+    pub fn refuse_version(&self, version: Version, faults: Faults) {
+        let number = version.about.number;
         let path = PathBuf::from(format!("version {number}"));
         let faulty = Err(LoadError::Faulty { path, faults });
         let _ = self.install(faulty, |current| current.version() <= number);
+        *self.refused() = Some(version);
+    }
+
+    /// The version of the store that is in use; `None` if there is none.
+    pub fn version_in_use(&self) -> Option<Version> {
+        let snapshot = self.current();
+        match &snapshot.origin {
+            Origin::Store(about) => {
+                Some(Version { about: about.clone(), text: Arc::clone(&snapshot.text) })
+            }
+            Origin::File | Origin::Nowhere => None,
+        }
+    }
+
+    /// The newest version of the store that this node knows: that in use, or one that it did not
+    /// understand.
+    pub fn newest_version(&self) -> Option<Version> {
+        let in_use = self.version_in_use();
+        let number = in_use.as_ref().map_or(0, |in_use| in_use.about.number);
+        let refused = self.refused().clone().filter(|refused| refused.about.number >= number);
+        refused.or(in_use)
+    }
+
+    fn refused(&self) -> MutexGuard<'_, Option<Version>> {
+        self.source().refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports that the saved version can't be read.

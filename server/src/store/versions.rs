@@ -31,13 +31,6 @@ pub struct About {
     pub checksum: u32,
 }
 
-impl About {
-    /// Whether both have the same text, as far as is known: a checksum of 0 stands for none.
-    pub fn has_text_of(&self, other: &Self) -> bool {
-        self.checksum == other.checksum || self.checksum == 0 || other.checksum == 0
-    }
-}
-
 /// A version with its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Version {

@@ -5,8 +5,10 @@
 
 mod documents;
 mod files;
+mod in_store;
 mod kill_switch;
 mod layouts;
 mod reload;
 mod reload_races;
+mod survival;
 mod versions;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tokio::task::spawn_blocking;
 
 use super::saved::{SavedVersion, Saver};
-use super::{LiveLimits, Origin, Snapshot, in_use};
+use super::{LiveLimits, Origin, Snapshot};
 use crate::config;
 use crate::logging::LogThrottle;
 use crate::service::pause_between_looks;
@@ -45,8 +45,6 @@ pub struct Follower<V> {
     seed: Option<Seed>,
     clock: Clock,
     saver: Option<Saver>,
-    /// The newest version that this node knows, if it does not understand it.
-    refused: Option<Version>,
     warnings: LogThrottle,
 }
 
@@ -60,8 +58,7 @@ impl<V: Versions> Follower<V> {
     ) -> Self {
         let Beginning { seed, saved } = beginning;
         let warnings = LogThrottle::default();
-        let mut follower =
-            Self { limits, versions, seed, clock, saver: None, refused: None, warnings };
+        let mut follower = Self { limits, versions, seed, clock, saver: None, warnings };
         if let Some(file) = saved {
             let read = follower.begin_with(&file).await;
             follower.saver = Some(Saver::new(Arc::clone(&follower.limits), file, read));
@@ -115,7 +112,7 @@ impl<V: Versions> Follower<V> {
     }
 
     async fn look(&mut self) -> Result<(), StoreError> {
-        let known = self.newest_known();
+        let known = self.limits.newest_version();
         let known_number = known.as_ref().map_or(0, |known| known.about.number);
         let Current { number, asked } = self.versions.current(known_number).await?;
         let Some(known) = known else {
@@ -131,20 +128,12 @@ impl<V: Versions> Follower<V> {
         let is_current = number == known_number && replacing.is_none();
         if !is_current && self.take(number).await? {
             // `None` also if the store has forgotten the version, because it is an old one.
-            let lost_to = replacing.filter(|stored| !stored.has_text_of(&known.about));
+            let lost_to = replacing.filter(|stored| stored.checksum != known.about.checksum);
             if let Some(stored) = lost_to {
                 self.report_lost(known, stored).await;
             }
         }
         Ok(())
-    }
-
-    /// The newest version that this node knows, whether it understands it or not.
-    fn newest_known(&self) -> Option<Version> {
-        let in_use = in_use(&self.limits);
-        let number = in_use.as_ref().map_or(0, |in_use| in_use.about.number);
-        let refused = self.refused.as_ref().filter(|refused| refused.about.number >= number);
-        refused.cloned().or(in_use)
     }
 
     /// Reports a version that this node knew, and that the store has lost: it has another text with the
@@ -168,7 +157,7 @@ impl<V: Versions> Follower<V> {
     }
 
     /// Takes a version into use; returns whether the store has it.
-    async fn take(&mut self, number: u64) -> Result<bool, StoreError> {
+    async fn take(&self, number: u64) -> Result<bool, StoreError> {
         let Some(version) = self.versions.version(number).await? else {
             if let Some(held_back) = self.warnings.pass() {
                 tracing::warn!(number, held_back, "the store has no text of its current limits");
@@ -180,27 +169,20 @@ impl<V: Versions> Follower<V> {
     }
 
     /// Takes a version into use, or refuses it if this node does not understand it.
-    async fn install(&mut self, version: Version) {
+    async fn install(&self, version: Version) {
         let limits = Arc::clone(&self.limits);
-        let install = move || {
-            let Version { about, text } = &version;
-            match config::parse(text) {
-                Ok(parsed) => {
-                    let of_store = Origin::Store(about.clone());
-                    let is_wanted = |current: &Snapshot| {
-                        current.version() <= about.number && current.origin != of_store
-                    };
-                    limits.install_version(about.clone(), parsed, is_wanted);
-                    None
-                }
-                Err(faults) => {
-                    limits.refuse_version(about.number, faults);
-                    Some(version)
-                }
+        let install = move || match config::parse(&version.text) {
+            Ok(parsed) => {
+                let (number, about) = (version.about.number, version.about);
+                let of_store = Origin::Store(about.clone());
+                let is_wanted =
+                    |current: &Snapshot| current.version() <= number && current.origin != of_store;
+                limits.install_version(about, parsed, is_wanted);
             }
+            Err(faults) => limits.refuse_version(version, faults),
         };
         // A long task: a document may have megabytes. It fails only while the process exits.
-        self.refused = spawn_blocking(install).await.unwrap_or_default();
+        let _ = spawn_blocking(install).await;
     }
 
     async fn give_back(&self, known: &Version, current: u64) -> Result<(), StoreError> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::task::spawn_blocking;
 
-use super::{LiveLimits, in_use};
+use super::LiveLimits;
 use crate::config;
 use crate::files;
 use crate::store::versions::{About, MAX_NUMBER, Version};
@@ -29,6 +29,9 @@ const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The pause after a failure.
 const PAUSE: Duration = Duration::from_secs(10);
+
+/// The most damaged files that are kept.
+const MAX_DAMAGED: u32 = 100;
 
 /// A file with a version of the limits.
 #[derive(Clone, Debug)]
@@ -81,12 +84,19 @@ impl SavedVersion {
         files::replace(&self.path, &[HEAD, &about, "\n", text])
     }
 
-    /// Keeps a damaged file, if it is still there, beside the place of the next one.
-    fn set_aside(&self) -> io::Result<()> {
-        match fs::rename(&self.path, self.path.with_extension("yaml.damaged")) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => Ok(()),
+    /// Gives a damaged file another name, too, under which it stays when it is replaced. Until then it
+    /// also has this one, so that a crash does not make it look as if there were none.
+    fn keep_damaged(&self) -> io::Result<()> {
+        for number in 1..=MAX_DAMAGED {
+            let name = self.path.with_extension(format!("yaml.damaged{number}"));
+            match fs::hard_link(&self.path, name) {
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+                linked => return linked,
+            }
         }
+        let text = format!("{MAX_DAMAGED} damaged files beside {}", self.path.display());
+        Err(io::Error::new(ErrorKind::AlreadyExists, text))
     }
 }
 
@@ -129,21 +139,20 @@ impl Saver {
 
     /// Saves the version in use, unless it is on disk.
     async fn save(&mut self) -> io::Result<()> {
-        let known = in_use(&self.limits);
+        let known = self.limits.version_in_use();
         let Some(known) = known.filter(|known| self.on_disk.as_ref() != Some(&known.about)) else {
             return Ok(());
         };
         self.limits.set_saved(false);
-        let (file, is_damaged) = (self.file.clone(), self.is_damaged);
-        let write = move || {
-            if is_damaged {
-                file.set_aside()?;
-            }
-            file.write(&known).map(|()| known.about)
-        };
-        // A blocking task fails only while the process exits.
+        // Blocking tasks fail only while the process exits.
+        if self.is_damaged {
+            let file = self.file.clone();
+            spawn_blocking(move || file.keep_damaged()).await??;
+            self.is_damaged = false;
+        }
+        let file = self.file.clone();
+        let write = move || file.write(&known).map(|()| known.about);
         self.on_disk = Some(spawn_blocking(write).await??);
-        self.is_damaged = false;
         self.limits.set_saved(true);
         Ok(())
     }

@@ -9,6 +9,9 @@ use super::{RedisStore, keys};
 use crate::store::StoreError;
 use crate::store::kill_switch::{KillSwitchStore, LONGEST, TurnedOn};
 
+/// How far the server's clock may have stepped back since the switch was turned on.
+const CLOCK_STEP: Duration = Duration::from_secs(60);
+
 /// The end of the year 9999, in ms since the epoch: the last time that can be written as a date.
 const LAST_MS: u64 = 253_402_300_799_999;
 
@@ -29,8 +32,9 @@ impl KillSwitchStore for RedisStore {
         let left = Duration::from_millis(left_ms.unsigned_abs());
         let by = serde_json::from_slice(by)
             .ok()
-            .filter(|by: &TurnedOn| left <= LONGEST && by.at_ms.max(by.ends_at_ms) <= LAST_MS);
-        Ok(by.map(|by| (by, left)))
+            .filter(|by: &TurnedOn| by.at_ms.max(by.ends_at_ms) <= LAST_MS)
+            .filter(|_| left <= LONGEST + CLOCK_STEP);
+        Ok(by.map(|by| (by, left.min(LONGEST))))
     }
 
     async fn turn_on(&self, by: &TurnedOn, length: Duration) -> Result<(), StoreError> {
