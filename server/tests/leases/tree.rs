@@ -210,9 +210,10 @@ fn two_clusters_share_what_the_root_has() {
         let renewed: BTreeSet<i64> = seen.iter().map(|(_, held)| held.expiry_s).collect();
         let renewed: Vec<i64> = renewed.into_iter().collect();
         let steps: Vec<i64> = renewed.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        // A late renewal makes the next step shorter.
-        let (count, total) = (steps.len() as i64, steps.iter().sum::<i64>());
-        assert!(count > 0 && (4 * count..=5 * count).contains(&total), "{steps:?}");
+        assert!(
+            !steps.is_empty() && steps.iter().all(|&step| (4..=5).contains(&step)),
+            "{steps:?}"
+        );
         println!(
             "{checked} leases of clients, none longer than the cluster's, renewed every {steps:?} s"
         );
