@@ -1,4 +1,4 @@
--- Follows the text of the scripts lease, parent, heartbeat, layouts, renewal and versions, which is the
+-- Follows the text of the scripts lease, parent, throttle, heartbeat, layouts, renewal and versions, which is the
 -- body of `run`. Handles corrupt stored values, so that these scripts need not check each value before they
 -- use it, which would make every call slower. allow.lua and register.lua check what they read.
 --

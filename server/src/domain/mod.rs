@@ -1,5 +1,5 @@
 //! Domain logic as pure functions over plain data: bucket arithmetic, capacity sharing, leases,
-//! names and time. No I/O, no store, no file format and no clock: time is always a parameter.
+//! hits, names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
 pub mod bucket;
 pub mod lease;
@@ -9,5 +9,6 @@ pub mod roster;
 pub mod sharing;
 pub mod small_map;
 pub mod sum;
+pub mod throttle;
 pub mod time;
 pub mod wants_index;

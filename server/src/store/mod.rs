@@ -25,6 +25,7 @@ pub mod members;
 pub mod memory;
 pub mod prefetch_store;
 pub mod redis;
+pub mod throttle;
 pub mod versions;
 
 /// The maximum number of requests in one call of [`Store::decide`] or [`LeaseStore::lease`]. A

@@ -10,3 +10,4 @@ mod lease_properties;
 mod lease_tree_model;
 mod limits_files;
 mod prefetch_model;
+mod throttle_differential;

@@ -13,6 +13,7 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use buckets::{Buckets, Found, Place};
 use kill_switch::KillSwitch;
 use leases::Resources;
+use throttle::Histories;
 use tokio::task::yield_now;
 use versions::VersionList;
 
@@ -27,6 +28,7 @@ mod buckets;
 mod kill_switch;
 mod leases;
 mod looks;
+mod throttle;
 mod versions;
 
 const SHARDS: usize = 64;
@@ -52,6 +54,7 @@ struct Inner {
     resources: Resources,
     versions: VersionList,
     kill_switch: KillSwitch,
+    histories: Histories,
 }
 
 impl MemoryStore {
@@ -75,6 +78,7 @@ impl MemoryStore {
             in_use: AtomicUsize::new(0),
             versions: VersionList::default(),
             kill_switch: KillSwitch::default(),
+            histories: Histories::default(),
         }))
     }
 
@@ -95,6 +99,7 @@ impl MemoryStore {
         self.sweep_buckets().await;
         forget_unused_places(&mut lock(&self.0.places));
         self.0.resources.sweep(self.now()).await;
+        self.0.histories.sweep(self.now()).await;
     }
 
     /// The part of [`MemoryStore::sweep`] that removes buckets.
@@ -111,6 +116,7 @@ impl MemoryStore {
     /// Drops all state: every bucket is full, and there are no leases.
     pub fn clear(&self) {
         self.0.resources.clear(self.now());
+        self.0.histories.clear();
         for shard in &self.0.shards {
             let mut shard = lock(shard);
             self.0.in_use.fetch_sub(shard.len(), Ordering::Relaxed);

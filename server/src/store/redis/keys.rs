@@ -10,6 +10,7 @@
 //! | `h{resource}` | a resource's leases by holder, and their sums | the resource |
 //! | `w{resource}` | its holders by their wants | the resource |
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
+//! | `a{resource:domain}` | the hits of a domain on a resource | both names, so that they spread over all slots |
 //! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
 //! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
 //! | `v` | versions of the limits, if the store owns them | – |
@@ -24,8 +25,8 @@
 //! what is asked about its resources or nodes must not wait for another server.
 //!
 //! Different names have different keys, and no name can move a key to another slot: inside the
-//! braces `%`, `{` and `}` are escaped as `%25`, `%7B` and `%7D`, and a namespace has no `:`. Names in a
-//! register are escaped in the same way.
+//! braces `%`, `{` and `}` are escaped as `%25`, `%7B` and `%7D`. Names in a register are escaped in the
+//! same way. Before the `:` there is none: a namespace has no `:`, and in a resource it is escaped as `%3A`.
 //!
 //! Keys have no longer prefix, to save memory: give tollgate a Redis, or at least a database, of its
 //! own.
@@ -137,6 +138,22 @@ pub(super) fn state(kind: BucketKind, namespace: &str, name: &str) -> Vec<u8> {
     }
 }
 
+/// The key of the hits of a domain on a resource.
+pub(super) fn history(resource: &str, domain: &str) -> Vec<u8> {
+    let mut key = Vec::with_capacity(4 + resource.len() + domain.len());
+    key.extend(b"a{");
+    for (nth, part) in resource.split(':').enumerate() {
+        if nth > 0 {
+            key.extend(b"%3A");
+        }
+        escape(part, &mut key);
+    }
+    key.push(b':');
+    escape(domain, &mut key);
+    key.push(b'}');
+    key
+}
+
 /// The register of a namespace's dynamic buckets.
 pub(super) fn register(namespace: &str) -> Vec<u8> {
     tagged(b'i', namespace, None)
@@ -230,6 +247,7 @@ mod tests {
         let mut all = vec![
             (key(DYNAMIC), format!("bucket {namespace:?} {bucket:?}")),
             (register(namespace), format!("register {namespace:?}")),
+            (history(resource, bucket), format!("hits {resource:?} {bucket:?}")),
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
             (key(BucketKind::GlobalDefault), "global".to_owned()),
         ];

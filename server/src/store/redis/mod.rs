@@ -34,6 +34,7 @@ mod looks;
 mod owner;
 mod registers;
 mod sending;
+mod throttle;
 mod versions;
 mod wire;
 

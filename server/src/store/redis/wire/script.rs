@@ -31,6 +31,7 @@ const REGISTER_TEXT: &str = include_str!("../../../../../lua/register.lua");
 const LOOK_TEXT: &str = include_str!("../../../../../lua/look.lua");
 const LEASE_TEXT: &str = guarded!("lease.lua");
 const PARENT_TEXT: &str = guarded!("parent.lua");
+const THROTTLE_TEXT: &str = guarded!("throttle.lua");
 
 static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
 static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
@@ -38,6 +39,7 @@ static REGISTER: LazyLock<Script> = LazyLock::new(|| Script::new(REGISTER_TEXT))
 static LOOK: LazyLock<Script> = LazyLock::new(|| Script::new(LOOK_TEXT));
 static LEASE: LazyLock<Script> = LazyLock::new(|| Script::new(LEASE_TEXT));
 static PARENT: LazyLock<Script> = LazyLock::new(|| Script::new(PARENT_TEXT));
+static THROTTLE: LazyLock<Script> = LazyLock::new(|| Script::new(THROTTLE_TEXT));
 
 /// The longest time for which states in a layout may exist, in µs: some 60 years.
 const LONGEST_LEFT_US: f64 = 2e15;
@@ -55,13 +57,22 @@ pub(crate) enum Scripted {
     Lease,
     /// `lua/parent.lua`
     Parent,
+    /// `lua/throttle.lua`
+    Throttle,
     /// `lua/heartbeat.lua`
     Heartbeat,
 }
 
 impl Scripted {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Allow, Self::Register, Self::Look, Self::Lease, Self::Parent, Self::Heartbeat];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Allow,
+        Self::Register,
+        Self::Look,
+        Self::Lease,
+        Self::Parent,
+        Self::Throttle,
+        Self::Heartbeat,
+    ];
 
     fn hash(self) -> &'static str {
         match self {
@@ -70,6 +81,7 @@ impl Scripted {
             Self::Look => LOOK.get_hash(),
             Self::Lease => LEASE.get_hash(),
             Self::Parent => PARENT.get_hash(),
+            Self::Throttle => THROTTLE.get_hash(),
             Self::Heartbeat => HEARTBEAT.get_hash(),
         }
     }
@@ -81,6 +93,7 @@ impl Scripted {
             Self::Look => LOOK_TEXT,
             Self::Lease => LEASE_TEXT,
             Self::Parent => PARENT_TEXT,
+            Self::Throttle => THROTTLE_TEXT,
             Self::Heartbeat => HEARTBEAT_TEXT,
         }
     }

@@ -1,0 +1,209 @@
+-- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs. Atomic, because the
+-- hits that are granted depend on all that were granted before. lua/guard.lua goes around it.
+--
+-- KEYS[1]  the history of the domain on the resource
+-- ARGV[1]  doubles: the time in µs, 0 for the server's own; the hits asked for; the least number; and for
+--          each tier: limit, window, active time, cooldown (µs), 1 if it is skippable
+--
+-- Reply: the hits granted; the number of the current tier, 0 for none; the hits in its window; 1 if a tier
+-- was entered; after a refusal how many µs until the least number could be granted, -1 for never.
+--
+-- State: '<BI7', the number of tiers and the time of the last hit in µs; for each tier '<I7I2', when it was
+-- last entered, 0 for never, and the bytes of its log; then the logs. A log of a limit of up to 128 has an I7
+-- for the time of each hit. A larger one is '<I7I7', the window and the number of the last slot, and 129
+-- I4: the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. It expires
+-- when the last cooldown ends.
+
+local corrupt = ...
+local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
+local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
+local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 24, 530, 15
+local TIER_BYTES = 40
+
+local key, numbers = KEYS[1], ARGV[1]
+local now, copies, least = unpack_bytes('<ddd', numbers)
+local simulated = now ~= 0
+if not simulated then
+  local time = call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local tiers = {}
+for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
+  local limit, window, active, cooldown, skippable =
+    unpack_bytes('<ddddd', numbers, HEADER_BYTES + (i - 1) * TIER_BYTES + 1)
+  tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
+    skippable = skippable == 1, entered = 0, log = '' }
+end
+
+local value = not corrupt and call('GET', key)
+if simulated and value and math.floor(now / 1000) > call('PEXPIRETIME', key) then value = false end
+if value then
+  local known, last = unpack_bytes('<BI7', value)
+  local log_at = 9 + known * 9
+  for i = 1, known do
+    local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
+    local tier = tiers[i]
+    if tier then
+      tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
+      assert(length == #tier.log and (length % 7 == 0 or length == SLOTS_BYTES))
+    end
+    log_at = log_at + length
+  end
+  if last > now then now = last end
+end
+local asked_at = now
+
+-- The state of a tier: active, cooling down or, false for both, inactive.
+local function is_active(tier, at) return tier.entered > 0 and at < tier.entered + tier.active end
+local function is_cooling(tier, at)
+  local over = tier.entered + tier.active
+  return tier.entered > 0 and at >= over and at < over + tier.cooldown
+end
+
+local function current_at(at)
+  for i = #tiers, 1, -1 do
+    if is_active(tiers[i], at) then return i end
+  end
+  return 0
+end
+
+-- Logs of times: the time of hit i, and the index of the first one in the window.
+local function time_of(tier, i) return (unpack_bytes('<I7', tier.log, (i - 1) * 7 + 1)) end
+local function first_counting(tier, at)
+  local low, high = 1, #tier.log / 7 + 1
+  while low < high do
+    local middle = math.floor((low + high) / 2)
+    if time_of(tier, middle) + tier.window < at then low = middle + 1 else high = middle end
+  end
+  return low
+end
+
+-- Logs of slots: the sums when the slot of the time is the last one, and that slot.
+local function sums_at(tier, at)
+  local slot = math.floor((at - tier.entered) * SLOTS / tier.window)
+  local window, last
+  if #tier.log == SLOTS_BYTES then window, last = unpack_bytes('<I7I7', tier.log) end
+  if window ~= tier.window then return string.rep('\0', 4 * (SLOTS + 1)), slot end
+  local by = slot - last
+  local newest = string.sub(tier.log, -4)
+  if by > SLOTS then return string.rep(newest, SLOTS + 1), slot end
+  return string.sub(tier.log, SUMS_AT + 4 * by) .. string.rep(newest, by), slot
+end
+
+local function hits_at(tier, at)
+  if tier.limit <= EXACT then
+    if #tier.log == SLOTS_BYTES then return 0 end
+    return #tier.log / 7 - first_counting(tier, at) + 1
+  end
+  local sums = sums_at(tier, at)
+  return (unpack_bytes('<I4', sums, #sums - 3) - unpack_bytes('<I4', sums)) % MODULUS
+end
+
+local function add(tier, hits)
+  if tier.limit <= EXACT then
+    local times = ''
+    if #tier.log ~= SLOTS_BYTES then
+      times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
+    end
+    tier.log = times .. string.rep(pack('<I7', now), hits)
+  else
+    local sums, slot = sums_at(tier, now)
+    local newest = (unpack_bytes('<I4', sums, #sums - 3) + hits) % MODULUS
+    tier.log = pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. pack('<I4', newest)
+  end
+end
+
+-- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
+local function room_at(tier, at, needed)
+  if needed > tier.limit then return nil end
+  local expiring = hits_at(tier, at) - (tier.limit - needed)
+  if expiring <= 0 then return at end
+  if tier.limit <= EXACT then
+    return time_of(tier, first_counting(tier, at) + expiring - 1) + tier.window + 1
+  end
+  local sums, slot = sums_at(tier, at)
+  local before = unpack_bytes('<I4', sums)
+  for i = 1, SLOTS do
+    if (unpack_bytes('<I4', sums, 4 * i + 1) - before) % MODULUS >= expiring then
+      return tier.entered + math.ceil((slot + i) * tier.window / SLOTS)
+    end
+  end
+end
+
+-- The indexes of the tiers above `current` that a burst of any size enters at a time.
+local function enterable(current, at)
+  local indexes = {}
+  for i = current + 1, #tiers do
+    local tier = tiers[i]
+    if tier.limit > 0 and not is_cooling(tier, at) then
+      indexes[#indexes + 1] = i
+    elseif not tier.skippable then
+      break
+    end
+  end
+  return indexes
+end
+
+-- When the least number of hits could be granted; nil: never.
+local function retry_at()
+  local changes = { now }
+  for _, tier in ipairs(tiers) do
+    if tier.entered > 0 then
+      local over = tier.entered + tier.active
+      if over > now then changes[#changes + 1] = over end
+      if over + tier.cooldown > now then changes[#changes + 1] = over + tier.cooldown end
+    end
+  end
+  table.sort(changes)
+  for n, from in ipairs(changes) do
+    local current, needed = current_at(from), least
+    for _, i in ipairs(enterable(current, from)) do needed = needed - tiers[i].limit end
+    local at
+    if needed <= 0 then
+      at = from
+    elseif current > 0 then
+      at = room_at(tiers[current], from, needed)
+    end
+    if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
+  end
+end
+
+local current = current_at(now)
+local used, left, taken = 0, copies, {}
+if current > 0 then
+  local tier = tiers[current]
+  used = hits_at(tier, now)
+  taken[1] = { current, math.min(left, math.max(tier.limit - used, 0)) }
+  left = left - taken[1][2]
+end
+for _, i in ipairs(enterable(current, now)) do
+  if left == 0 then break end
+  taken[#taken + 1] = { i, math.min(left, tiers[i].limit) }
+  left = left - taken[#taken][2]
+end
+
+if copies - left < least then
+  local at = retry_at()
+  return { 0, current, used, 0, at and at - asked_at or -1 }
+end
+
+local burst, reached, hits = 0, 0, 0
+for _, take in ipairs(taken) do
+  local tier = tiers[take[1]]
+  if take[1] ~= current then tier.entered, tier.log, burst = now, '', 1 end
+  add(tier, take[2])
+  reached, hits = take[1], hits_at(tier, now)
+end
+
+local known, ends = 0, 0
+for i, tier in ipairs(tiers) do
+  if tier.entered > 0 then
+    known, ends = i, math.max(ends, tier.entered + tier.active + tier.cooldown)
+  end
+end
+local parts = { pack('<BI7', known, now) }
+for i = 1, known do parts[i + 1] = pack('<I7I2', tiers[i].entered, #tiers[i].log) end
+for i = 1, known do parts[known + i + 1] = tiers[i].log end
+call('SET', key, table.concat(parts), 'PXAT', string.format('%.0f', math.ceil(ends / 1000)))
+return { copies - left, reached, hits, burst, -1 }

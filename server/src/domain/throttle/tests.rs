@@ -1,0 +1,225 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const S: i64 = 1_000_000;
+
+fn tier(limit: u64, window_s: i64, active_s: i64, cooldown_s: i64) -> Tier {
+    Tier {
+        limit,
+        window_us: window_s * S,
+        active_us: active_s * S,
+        cooldown_us: cooldown_s * S,
+        skippable: false,
+    }
+}
+
+/// The paper's rules, one hit at a time, with the time of each hit.
+#[derive(Clone, Default)]
+struct Exact {
+    tiers: Vec<(Option<i64>, Vec<i64>)>,
+}
+
+impl Exact {
+    fn new(tiers: &[Tier]) -> Self {
+        Self { tiers: vec![(None, Vec::new()); tiers.len()] }
+    }
+
+    fn age(&self, index: usize, now: i64) -> Option<i64> {
+        self.tiers[index].0.map(|at| now - at)
+    }
+
+    fn is_active(&self, tiers: &[Tier], index: usize, now: i64) -> bool {
+        self.age(index, now).is_some_and(|age| age < tiers[index].active_us)
+    }
+
+    fn is_cooling(&self, tiers: &[Tier], index: usize, now: i64) -> bool {
+        let tier = &tiers[index];
+        let is_over = |age| age >= tier.active_us + tier.cooldown_us;
+        !self.is_active(tiers, index, now) && !self.age(index, now).is_none_or(is_over)
+    }
+
+    fn has_room(&self, tiers: &[Tier], index: usize, now: i64) -> bool {
+        let counts = |time: &&i64| now <= **time + tiers[index].window_us;
+        (self.tiers[index].1.iter().filter(counts).count() as u64) < tiers[index].limit
+    }
+
+    fn current(&self, tiers: &[Tier], now: i64) -> Option<usize> {
+        (0..tiers.len()).rev().find(|&index| self.is_active(tiers, index, now))
+    }
+
+    fn hit(&mut self, tiers: &[Tier], now: i64) -> bool {
+        let current = self.current(tiers, now);
+        if let Some(index) = current
+            && self.has_room(tiers, index, now)
+        {
+            self.tiers[index].1.push(now);
+            return true;
+        }
+        for index in current.map_or(0, |index| index + 1)..tiers.len() {
+            if !self.is_cooling(tiers, index, now) && tiers[index].limit > 0 {
+                self.tiers[index] = (Some(now), vec![now]);
+                return true;
+            }
+            if !tiers[index].skippable {
+                return false;
+            }
+        }
+        false
+    }
+
+    fn request(&mut self, tiers: &[Tier], now: i64, copies: u64, min_copies: u64) -> u64 {
+        let mut after = self.clone();
+        let granted = (0..copies).take_while(|_| after.hit(tiers, now)).count() as u64;
+        if granted < min_copies {
+            return 0;
+        }
+        *self = after;
+        granted
+    }
+}
+
+fn tiers(limits: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = Vec<Tier>> {
+    let one = (limits, 1..8i64, 1..4i64, 0..30i64, any::<bool>());
+    let one = one.prop_map(|(limit, window, times, cooldown, skippable)| Tier {
+        skippable,
+        ..tier(limit, window, window * times, cooldown)
+    });
+    prop::collection::vec(one, 0..4)
+}
+
+/// Requests: the time since the one before, in µs; copies; how many of them are needed at least.
+fn requests(most: u64) -> impl Strategy<Value = Vec<(i64, u64, u64)>> {
+    let gap = prop_oneof![Just(0), 0..2 * S, (0..10i64).prop_map(|s| s * S), 0..40 * S];
+    let one = (gap, 1..=most, any::<prop::sample::Index>());
+    let one =
+        one.prop_map(|(gap, copies, min)| (gap, copies, 1 + min.index(copies as usize) as u64));
+    prop::collection::vec(one, 1..60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn small_limits_are_exact(tiers in tiers(0..6u64), requests in requests(8)) {
+        let (mut history, mut exact, mut now) = (History::default(), Exact::new(&tiers), 77);
+        for (gap, copies, min_copies) in requests {
+            now += gap;
+            let expected = exact.request(&tiers, now, copies, min_copies);
+            let before = history.clone();
+            let decision = history.request(&tiers, Micros(now), copies, min_copies);
+            prop_assert_eq!(decision.granted, expected);
+            if expected > 0 {
+                continue;
+            }
+            prop_assert_eq!(&history, &before);
+            // Not earlier, and not later, than retry_after says.
+            let grants_at = |time| exact.clone().request(&tiers, time, min_copies, min_copies) > 0;
+            let after = decision.retry_after_us.unwrap_or(1000 * S);
+            for part in 0..50 {
+                prop_assert!(!grants_at(now + (after - 1) * part / 49));
+            }
+            if decision.retry_after_us.is_some() {
+                prop_assert!(grants_at(now + after));
+            }
+        }
+    }
+
+    #[test]
+    fn large_limits_expire_a_slot_early_at_most(
+        limit in 129..2000u64,
+        window in 1..100 * S,
+        requests in prop::collection::vec((0..2i64, 0..10 * S, 1..1500u64), 1..80),
+    ) {
+        let tiers = [Tier { window_us: window, ..tier(limit, 0, 3600, 0) }];
+        let (mut history, mut now) = (History::default(), 5);
+        let mut granted: Vec<(i64, u64)> = Vec::new();
+        for (pause, gap, copies) in requests {
+            now += pause * gap * window / (10 * S);
+            let decision = history.request(&tiers, Micros(now), copies, 1);
+            // A denial is right, and so is the number of hits in the window.
+            let counting = |time: i64, span: i64| -> u64 {
+                let hits = granted.iter().filter(|(at, _)| time <= *at + span);
+                hits.map(|(_, hits)| hits).sum()
+            };
+            prop_assert!(decision.granted >= copies.min(limit.saturating_sub(counting(now, window))));
+            let short = window - window / 128 - 1;
+            prop_assert!(decision.granted + counting(now, short) <= limit);
+            if decision.granted > 0 {
+                granted.push((now, decision.granted));
+            }
+            // retry_after is exact.
+            let refused = history.clone().request(&tiers, Micros(now), limit, limit);
+            if let Some(after) = refused.retry_after_us {
+                let grants_at = |time| {
+                    history.clone().request(&tiers, Micros(time), limit, limit).granted > 0
+                };
+                prop_assert!(grants_at(now + after) && !grants_at(now + after - 1));
+            }
+        }
+    }
+}
+
+#[test]
+fn batch_processing_of_the_paper() {
+    let tiers = [tier(5000, 300, 300, 86_100)];
+    let mut history = History::default();
+    let start = 1_000_000 * S;
+    assert_eq!(history.request(&tiers, Micros(start), 6000, 1).granted, 5000);
+    let refused = history.request(&tiers, Micros(start + 10 * S), 1, 1);
+    assert_eq!((refused.granted, refused.tier, refused.tier_hits), (0, 1, 5000));
+    // The active time ends with the window, and a day has passed when the cooldown ends.
+    assert_eq!(refused.retry_after_us, Some((86_400 - 10) * S));
+    assert_eq!(history.request(&tiers, Micros(start + 86_400 * S - 1), 1, 1).granted, 0);
+    assert_eq!(history.request(&tiers, Micros(start + 86_400 * S), 1, 1).granted, 1);
+}
+
+#[test]
+fn time_does_not_run_backwards() {
+    let tiers = [tier(2, 10, 60, 0)];
+    let mut history = History::default();
+    assert_eq!(history.request(&tiers, Micros(100 * S), 2, 2).granted, 2);
+    let refused = history.request(&tiers, Micros(50 * S), 1, 1);
+    assert_eq!((refused.granted, refused.retry_after_us), (0, Some(10 * S + 1)));
+}
+
+/// The limits of the paper's figures 2 and 3, in this order: successful, and blocked by a cooldown.
+#[test]
+fn bursts_climb_and_fall_back() {
+    let tiers = [tier(2, 10, 100, 0), tier(3, 10, 30, 60)];
+    let mut history = History::default();
+    let mut request = |at_s: i64| {
+        let decision = history.request(&tiers, Micros(1000 * S + at_s * S), 1, 1);
+        (decision.granted, decision.tier, decision.tier_hits, decision.burst)
+    };
+    // The first hit enters tier 1; one more than its limit enters tier 2.
+    assert_eq!(request(0), (1, 1, 1, true));
+    assert_eq!(request(1), (1, 1, 2, false));
+    assert_eq!(request(2), (1, 2, 1, true));
+    assert_eq!(request(3), (1, 2, 2, false));
+    assert_eq!(request(4), (1, 2, 3, false));
+    assert_eq!(request(5), (0, 2, 3, false));
+    // Tier 2 is active until 32, and hits go to it although tier 1 has room.
+    assert_eq!(request(31), (1, 2, 1, false));
+    // Then tier 1 is the current one again. Tier 2 cools down until 92, and blocks a burst.
+    assert_eq!(request(32), (1, 1, 1, false));
+    assert_eq!(request(33), (1, 1, 2, false));
+    assert_eq!(request(34), (0, 1, 2, false));
+    assert_eq!(request(92), (1, 1, 1, false));
+    assert_eq!(request(93), (1, 1, 2, false));
+    assert_eq!(request(94), (1, 2, 1, true));
+}
+
+#[test]
+fn one_request_goes_through_several_tiers_and_past_skippable_ones() {
+    let skippable = Tier { skippable: true, ..tier(3, 10, 10, 1000) };
+    let tiers = [tier(2, 10, 1000, 0), skippable, tier(4, 10, 100, 0)];
+    let mut history = History::default();
+    let decision = history.request(&tiers, Micros(1000 * S), 20, 1);
+    assert_eq!((decision.granted, decision.tier, decision.tier_hits), (9, 3, 4));
+    // Tiers 2 and 3 are over after 100 s, and tier 2 cools down: it is passed.
+    let decision = history.request(&tiers, Micros(1101 * S), 20, 7);
+    assert_eq!((decision.granted, decision.retry_after_us), (0, Some((1010 - 101) * S)));
+    let decision = history.request(&tiers, Micros(1101 * S), 20, 6);
+    assert_eq!((decision.granted, decision.tier, decision.tier_hits), (6, 3, 4));
+}

@@ -1,0 +1,173 @@
+//! The hits of domains on resources, in this process's memory.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex};
+
+use hashbrown::{DefaultHashBuilder, Equivalent, HashMap};
+use tokio::task::yield_now;
+
+use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
+use crate::domain::throttle::{Decision, History};
+use crate::domain::time::Micros;
+use crate::store::StoreError;
+use crate::store::lock::lock;
+use crate::store::throttle::{HitRequest, ThrottleStore};
+
+/// The histories of all domains on all resources.
+pub(super) struct Histories {
+    hasher: DefaultHashBuilder,
+    shards: Box<[Mutex<Shard>]>,
+}
+
+#[derive(Default)]
+struct Shard {
+    histories: HashMap<Arc<Key>, Kept, DefaultHashBuilder>,
+    /// One entry for each history: a millisecond until which it does not expire.
+    by_expiry: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
+}
+
+struct Kept {
+    history: History,
+    expires_ms: i64,
+}
+
+/// A resource and a domain.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    /// The resource, and then the domain.
+    names: Box<str>,
+    resource_len: usize,
+}
+
+/// A [`Key`] with borrowed names, for lookups without allocation.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct KeyRef<'a> {
+    resource: &'a str,
+    domain: &'a str,
+}
+
+impl<'a> From<&'a Key> for KeyRef<'a> {
+    fn from(key: &'a Key) -> Self {
+        let (resource, domain) = key.names.split_at(key.resource_len);
+        Self { resource, domain }
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        KeyRef::from(self).hash(state);
+    }
+}
+
+impl Equivalent<Arc<Key>> for KeyRef<'_> {
+    fn equivalent(&self, key: &Arc<Key>) -> bool {
+        *self == KeyRef::from(&**key)
+    }
+}
+
+impl Default for Histories {
+    fn default() -> Self {
+        let hasher = DefaultHashBuilder::default();
+        let shard = || Shard {
+            histories: HashMap::with_hasher(hasher.clone()),
+            by_expiry: BinaryHeap::new(),
+        };
+        let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
+        Self { hasher, shards }
+    }
+}
+
+impl Histories {
+    fn request(&self, request: &HitRequest<'_>, now: Micros) -> Decision {
+        let key = KeyRef { resource: request.resource, domain: request.domain };
+        // The map within the shard uses the lowest and the highest bits of the hash.
+        let shard = (self.hasher.hash_one(key) >> 48) as usize % SHARDS;
+        let mut shard = lock(&self.shards[shard]);
+        shard.clear(now, CLEAR_LIMIT);
+        shard.request(key, request, now)
+    }
+
+    /// Removes what has expired, in slices.
+    pub(super) async fn sweep(&self, now: Micros) {
+        for shard in &self.shards {
+            while lock(shard).clear(now, SWEEP_LIMIT) {
+                yield_now().await;
+            }
+        }
+    }
+
+    /// Removes everything.
+    pub(super) fn clear(&self) {
+        for shard in &self.shards {
+            let mut shard = lock(shard);
+            shard.histories.clear();
+            shard.by_expiry.clear();
+        }
+    }
+
+    /// The number of histories.
+    fn len(&self) -> usize {
+        self.shards.iter().map(|shard| lock(shard).histories.len()).sum()
+    }
+}
+
+impl Shard {
+    fn request(&mut self, key: KeyRef<'_>, request: &HitRequest<'_>, now: Micros) -> Decision {
+        let (tiers, copies, min_copies) = (request.tiers, request.copies, request.min_copies);
+        if let Some(kept) = self.histories.get_mut(&key) {
+            if kept.expires_ms < now.as_millis() {
+                kept.history = History::default();
+            }
+            let decision = kept.history.request(tiers, now, copies, min_copies);
+            if decision.granted > 0 {
+                kept.expires_ms = kept.history.expires_ms(tiers);
+            }
+            return decision;
+        }
+        let mut history = History::default();
+        let decision = history.request(tiers, now, copies, min_copies);
+        if decision.granted > 0 {
+            let names = [key.resource, key.domain].concat().into();
+            let key = Arc::new(Key { names, resource_len: key.resource.len() });
+            let expires_ms = history.expires_ms(tiers);
+            self.by_expiry.push(Reverse((expires_ms, Arc::clone(&key))));
+            self.histories.insert(key, Kept { history, expires_ms });
+        }
+        decision
+    }
+
+    /// Looks at up to `limit` histories that may have expired, and removes those that have. Returns
+    /// whether there may be more.
+    fn clear(&mut self, now: Micros, limit: usize) -> bool {
+        for _ in 0..limit {
+            match self.by_expiry.peek() {
+                Some(Reverse((expires_ms, _))) if *expires_ms < now.as_millis() => {}
+                _ => return false,
+            }
+            let Some(Reverse((_, key))) = self.by_expiry.pop() else { return false };
+            match self.histories.get(&KeyRef::from(&*key)) {
+                Some(kept) if kept.expires_ms >= now.as_millis() => {
+                    let expires_ms = kept.expires_ms;
+                    self.by_expiry.push(Reverse((expires_ms, key)));
+                }
+                _ => drop(self.histories.remove(&KeyRef::from(&*key))),
+            }
+        }
+        true
+    }
+}
+
+impl MemoryStore {
+    /// The number of domains of resources whose hits count.
+    pub fn histories(&self) -> usize {
+        self.0.histories.len()
+    }
+}
+
+impl ThrottleStore for MemoryStore {
+    async fn request_hits(&self, request: &HitRequest<'_>) -> Result<Decision, StoreError> {
+        Ok(self.0.histories.request(request, self.now()))
+    }
+}

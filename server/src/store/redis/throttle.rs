@@ -1,0 +1,85 @@
+//! Requests for hits in Redis: the calls of `lua/throttle.lua`.
+
+use redis::{Cmd, Value};
+use tokio::time::Instant;
+
+use super::wire::script::Scripted;
+use super::{RedisStore, SHARED, keys};
+use crate::domain::throttle::Decision;
+use crate::domain::time::{ManualClock, Micros};
+use crate::store::StoreError;
+use crate::store::redis::owner::Owner;
+use crate::store::throttle::{HitRequest, ThrottleStore};
+
+/// The group of owners in the queues. It differs from all namespaces, which have no space in their names.
+const HITS: &str = "hits on";
+
+impl ThrottleStore for RedisStore {
+    async fn request_hits(&self, request: &HitRequest<'_>) -> Result<Decision, StoreError> {
+        let key = keys::history(request.resource, request.domain);
+        let slot = self.0.router.routes(&self.0.connector).slot(&key);
+        let cmd = call(request, &key, self.0.clock.as_ref().map(ManualClock::now));
+        let owner = self.owner_of_hits(request);
+        let script = Some(Scripted::Throttle);
+        let reply = self.0.values_of(|_| owner, &[slot], script, |_, _| cmd.clone()).await.pop();
+        decision(&reply.unwrap_or(Err(StoreError::Unreachable))?).ok_or(StoreError::Refused)
+    }
+}
+
+impl RedisStore {
+    /// The owner in the queues: a caller within the template, or the domain of an unnamed caller. All new
+    /// domains of a template count as one.
+    fn owner_of_hits(&self, request: &HitRequest<'_>) -> Owner {
+        let group = self.0.hash((HITS, request.template));
+        let names = (HITS, request.resource, request.domain);
+        let member = match request.caller {
+            Some(caller) => caller.number(),
+            None => match self.0.note_member(names, Instant::now()) {
+                SHARED => SHARED,
+                _ => self.0.hash(names),
+            },
+        };
+        Owner { group, member }
+    }
+}
+
+/// A call at the time `now`; `None`: the server's own.
+fn call(request: &HitRequest<'_>, key: &[u8], now: Option<Micros>) -> Cmd {
+    let head =
+        [now.map_or(0.0, |now| now.0 as f64), request.copies as f64, request.min_copies as f64];
+    let mut numbers = Vec::with_capacity(8 * (head.len() + 5 * request.tiers.len()));
+    let mut write = |double: f64| numbers.extend(double.to_le_bytes());
+    head.into_iter().for_each(&mut write);
+    for tier in request.tiers {
+        write(tier.limit as f64);
+        [tier.window_us, tier.active_us, tier.cooldown_us]
+            .into_iter()
+            .for_each(|us| write(us as f64));
+        write(f64::from(u8::from(tier.skippable)));
+    }
+    let mut cmd = Scripted::Throttle.call(1);
+    cmd.arg(key).arg(numbers);
+    cmd
+}
+
+/// Reads a reply; `None` if the script can't have made it.
+fn decision(reply: &Value) -> Option<Decision> {
+    let Value::Array(parts) = reply else { return None };
+    let [
+        Value::Int(granted),
+        Value::Int(tier),
+        Value::Int(tier_hits),
+        Value::Int(burst),
+        Value::Int(retry_after_us),
+    ] = parts.as_slice()
+    else {
+        return None;
+    };
+    Some(Decision {
+        granted: u64::try_from(*granted).ok()?,
+        tier: usize::try_from(*tier).ok()?,
+        tier_hits: u64::try_from(*tier_hits).ok()?,
+        burst: *burst != 0,
+        retry_after_us: Some(*retry_after_us).filter(|us| *us >= 0),
+    })
+}

@@ -1,0 +1,36 @@
+//! Requests for hits of a domain on a resource.
+
+use std::future::Future;
+
+use super::StoreError;
+use crate::domain::names::CallerId;
+use crate::domain::throttle::{Decision, Tier};
+
+/// A request for hits.
+#[derive(Clone, Copy, Debug)]
+pub struct HitRequest<'a> {
+    /// The caller's id; `None` for an unnamed caller.
+    pub caller: Option<CallerId>,
+    /// The resource.
+    pub resource: &'a str,
+    /// The index of its template in the limits.
+    pub template: usize,
+    /// The domain that the hits are for.
+    pub domain: &'a str,
+    /// The tiers that limit the domain, up to [`MAX_TIERS`](crate::domain::throttle::MAX_TIERS).
+    pub tiers: &'a [Tier],
+    /// The most hits to grant.
+    pub copies: u64,
+    /// The least hits to grant, at least one.
+    pub min_copies: u64,
+}
+
+/// A store of the hits of domains on resources.
+pub trait ThrottleStore: Clone + Send + Sync + 'static {
+    /// Decides a request atomically, within the store's deadline. A hit that was granted counts even if
+    /// its answer is lost.
+    fn request_hits(
+        &self,
+        request: &HitRequest<'_>,
+    ) -> impl Future<Output = Result<Decision, StoreError>> + Send;
+}

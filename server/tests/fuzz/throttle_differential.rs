@@ -1,0 +1,229 @@
+//! Compares `lua/throttle.lua` with the embedded store, the specification, over random traces of
+//! requests for hits, changes of limits, and time that passes. Every answer must be equal.
+//!
+//! `PROPTEST_CASES` sets the number of traces (default 3,000).
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use proptest::sample::select;
+use proptest::test_runner::TestRunner;
+use testkit::{Redis, START, property_tests, redis_store, runtime};
+use tollgate_server::domain::throttle::Tier;
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
+
+/// Resources and domains. Their names join to the same text.
+const NAMES: [(&str, &str); 4] = [("a", "b:c"), ("a:b", "c"), ("{a}%3A", "b"), ("ключ", "")];
+
+#[derive(Clone, Debug)]
+struct Step {
+    pause_us: i64,
+    name: usize,
+    /// Index of the tiers in use.
+    tiers: usize,
+    copies: u64,
+    min_copies: u64,
+}
+
+fn tier() -> impl Strategy<Value = Tier> {
+    let limit = prop_oneof![4 => 0..8u64, 1 => 100..140u64, 2 => 129..5000u64, 1 => Just(1 << 31)];
+    let window_us =
+        prop_oneof![(1..10i64).prop_map(|s| s * 1_000_000), 1..10_000_000i64, 1..200i64];
+    let cooldown_us = prop_oneof![Just(0), 1..30_000_000i64];
+    (limit, window_us, 1..5i64, cooldown_us, any::<bool>()).prop_map(
+        |(limit, window_us, times, cooldown_us, skippable)| Tier {
+            limit,
+            window_us,
+            active_us: window_us * times,
+            cooldown_us,
+            skippable,
+        },
+    )
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pause_us = prop_oneof![
+        4 => Just(0),
+        4 => 0..2_000_000i64,
+        2 => (1..12i64).prop_map(|s| s * 1_000_000),
+        2 => 0..200i64,
+        1 => 0..60_000_000i64,
+    ];
+    let copies = prop_oneof![4 => 1..12u64, 2 => 1..3000u64, 1 => Just(1 << 40)];
+    let one = (pause_us, 0..2 * NAMES.len(), 0..12usize, copies, select(vec![0, 0, 0, 50, 100u64]));
+    let one = one.prop_map(|(pause_us, name, tiers, copies, min_percent)| Step {
+        pause_us,
+        // Mostly one name, and mostly the same tiers.
+        name: if name < NAMES.len() { name } else { 0 },
+        tiers: tiers.saturating_sub(9),
+        copies,
+        min_copies: (copies * min_percent / 100).max(1),
+    });
+    proptest::collection::vec(one, 1..60)
+}
+
+#[test]
+fn both_stores_decide_alike() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let traces = Cell::new(0);
+    // By kind: refused for good, refused for now, granted, granted with a burst.
+    let answers = Cell::new([0_u64; 4]);
+    let tiers = proptest::array::uniform3(proptest::collection::vec(tier(), 0..4));
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let config = property_tests::config("throttle_differential", property_tests::cases(3_000));
+    let compare = |(tiers, steps): ([Vec<Tier>; 3], Vec<Step>)| {
+        let memory = MemoryStore::with_clock(clock.clone());
+        traces.set(traces.get() + 1);
+        for (nth, step) in steps.iter().enumerate() {
+            clock.advance(step.pause_us);
+            let (resource, domain) = NAMES[step.name];
+            // Each trace has domains of its own.
+            let domain = format!("{domain} {}", traces.get());
+            let request = HitRequest {
+                caller: None,
+                resource,
+                template: 0,
+                domain: &domain,
+                tiers: &tiers[step.tiers],
+                copies: step.copies,
+                min_copies: step.min_copies,
+            };
+            let (expected, decision) = runtime.block_on(async {
+                (memory.request_hits(&request).await, shared.request_hits(&request).await)
+            });
+            prop_assert_eq!(decision, expected, "step {}: {:?}", nth, step);
+            let kind = match expected {
+                Ok(decision) if decision.burst => 3,
+                Ok(decision) if decision.granted > 0 => 2,
+                Ok(decision) => usize::from(decision.retry_after_us.is_some()),
+                Err(_) => unreachable!("the embedded store does not fail"),
+            };
+            let mut counts = answers.get();
+            counts[kind] += 1;
+            answers.set(counts);
+        }
+        Ok(())
+    };
+    TestRunner::new(config).run(&(tiers, steps()), compare).unwrap();
+    let least = traces.get();
+    assert!(answers.get().iter().all(|count| *count > least), "{:?} of {least}", answers.get());
+}
+
+#[test]
+fn time_that_steps_back_stands_still() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let tiers = [Tier {
+        limit: 2,
+        window_us: 10_000_000,
+        active_us: 60_000_000,
+        cooldown_us: 0,
+        skippable: false,
+    }];
+    let request = HitRequest {
+        caller: None,
+        resource: "a",
+        template: 0,
+        domain: "b",
+        tiers: &tiers,
+        copies: 2,
+        min_copies: 1,
+    };
+    for (step_us, granted, retry_after_us) in
+        [(0, 2, None), (-5_000_000, 0, Some(10_000_001)), (15_000_001, 2, None)]
+    {
+        clock.advance(step_us);
+        let (expected, decision) = runtime.block_on(async {
+            (memory.request_hits(&request).await, shared.request_hits(&request).await)
+        });
+        assert_eq!(decision, expected);
+        assert_eq!(
+            expected.map(|one| (one.granted, one.retry_after_us)),
+            Ok((granted, retry_after_us))
+        );
+    }
+}
+
+#[test]
+fn an_idle_domain_leaves_nothing_behind() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let tiers = [Tier {
+        limit: 500,
+        window_us: 1_000_000,
+        active_us: 2_000_000,
+        cooldown_us: 3_000_000,
+        skippable: false,
+    }];
+    let request = |domain| HitRequest {
+        caller: None,
+        resource: "a",
+        template: 0,
+        domain,
+        tiers: &tiers,
+        copies: 1000,
+        min_copies: 1,
+    };
+    runtime.block_on(async {
+        for domain in ["b", "c"] {
+            assert_eq!(memory.request_hits(&request(domain)).await.unwrap().granted, 500);
+            assert_eq!(shared.request_hits(&request(domain)).await.unwrap().granted, 500);
+        }
+        assert_eq!(memory.histories(), 2);
+        clock.advance(5_000_000);
+        memory.sweep().await;
+        assert_eq!(memory.histories(), 2);
+        clock.advance(1_000);
+        memory.sweep().await;
+        assert_eq!(memory.histories(), 0);
+    });
+    // The end of the cooldown.
+    let mut inside = redis.connection();
+    let expires_ms: i64 = redis::cmd("PEXPIRETIME").arg("a{a:b}").query(&mut inside).unwrap();
+    assert_eq!(expires_ms, (START.0 + 5_000_000) / 1000);
+}
+
+#[test]
+fn corrupt_values_count_as_absent() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let shared = runtime.block_on(redis_store(&redis, ManualClock::new(START)));
+    let mut inside = redis.connection();
+    let tiers = [Tier {
+        limit: 3,
+        window_us: 1_000_000,
+        active_us: 2_000_000,
+        cooldown_us: 0,
+        skippable: false,
+    }];
+    let request = HitRequest {
+        caller: None,
+        resource: "a",
+        template: 0,
+        domain: "b",
+        tiers: &tiers,
+        copies: 5,
+        min_copies: 1,
+    };
+    let head = [&[1][..], &START.0.to_le_bytes()[..7], &START.0.to_le_bytes()[..7]].concat();
+    let cut_off = [&head[..], &[14, 0, 1, 2, 3]].concat();
+    let odd = [&head[..], &[3, 0, 1, 2, 3]].concat();
+    for value in [&b""[..], b"x", &[200; 40], &head, &cut_off, &odd] {
+        redis::cmd("SET").arg("a{a:b}").arg(value).exec(&mut inside).unwrap();
+        let decision = runtime.block_on(shared.request_hits(&request)).unwrap();
+        assert_eq!((decision.granted, decision.burst), (3, true), "{value:?}");
+    }
+    redis::cmd("DEL").arg("a{a:b}").exec(&mut inside).unwrap();
+    redis::cmd("LPUSH").arg("a{a:b}").arg("x").exec(&mut inside).unwrap();
+    assert_eq!(runtime.block_on(shared.request_hits(&request)).unwrap().granted, 3);
+}
