@@ -1,5 +1,6 @@
--- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs. Atomic, because the
--- hits that are granted depend on all that were granted before. lua/guard.lua goes around it.
+-- A request for hits of a domain on a resource. Mirrors server/src/domain/throttle.rs and throttle/log.rs.
+-- Atomic, because the hits that are granted depend on all that were granted before. lua/guard.lua goes
+-- around it.
 --
 -- KEYS[1]  the history of the domain on the resource
 -- ARGV[1]  doubles: the time in µs, 0 for the server's own; the hits asked for; the least number; and for
@@ -11,14 +12,16 @@
 -- State: '<BI7', the number of tiers and the time of the last hit in µs; for each tier '<I7I2', when it was
 -- last entered, 0 for never, and the bytes of its log; then the logs. A log of a limit of up to 128 has an I7
 -- for the time of each hit. A larger one is '<I7I7', the window and the number of the last slot, and 129
--- I4: the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. It expires
--- when the last cooldown ends.
+-- I4: the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. The key
+-- expires when the last cooldown ends.
 
 local corrupt = ...
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
 local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 24, 530, 15
 local TIER_BYTES = 40
+-- How far ahead of the server's clock, in µs, a stored time may be: the clock may have stepped back.
+local AHEAD = 3600000000
 
 local key, numbers = KEYS[1], ARGV[1]
 local now, copies, least = unpack_bytes('<ddd', numbers)
@@ -37,24 +40,28 @@ for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
 end
 
 local value = not corrupt and call('GET', key)
-if simulated and value and math.floor(now / 1000) > call('PEXPIRETIME', key) then value = false end
+if simulated and value then
+  local expires_ms = call('PEXPIRETIME', key)
+  if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then value = false end
+end
+local asked_at = now
 if value then
   local known, last = unpack_bytes('<BI7', value)
+  assert(last <= now + AHEAD)
   local log_at = 9 + known * 9
   for i = 1, known do
     local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
     local tier = tiers[i]
     if tier then
       tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
-      assert(length == #tier.log and (length % 7 == 0 or length == SLOTS_BYTES))
+      assert(entered <= last and length == #tier.log and (length % 7 == 0 or length == SLOTS_BYTES))
     end
     log_at = log_at + length
   end
   if last > now then now = last end
 end
-local asked_at = now
 
--- The state of a tier: active, cooling down or, false for both, inactive.
+-- A tier that is neither active nor cooling down is inactive.
 local function is_active(tier, at) return tier.entered > 0 and at < tier.entered + tier.active end
 local function is_cooling(tier, at)
   local over = tier.entered + tier.active
@@ -86,6 +93,7 @@ local function sums_at(tier, at)
   if #tier.log == SLOTS_BYTES then window, last = unpack_bytes('<I7I7', tier.log) end
   if window ~= tier.window then return string.rep('\0', 4 * (SLOTS + 1)), slot end
   local by = slot - last
+  assert(by >= 0)
   local newest = string.sub(tier.log, -4)
   if by > SLOTS then return string.rep(newest, SLOTS + 1), slot end
   return string.sub(tier.log, SUMS_AT + 4 * by) .. string.rep(newest, by), slot
@@ -131,7 +139,7 @@ local function room_at(tier, at, needed)
   end
 end
 
--- The indexes of the tiers above `current` that a burst of any size enters at a time.
+-- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
 local function enterable(current, at)
   local indexes = {}
   for i = current + 1, #tiers do
@@ -170,20 +178,22 @@ local function retry_at()
 end
 
 local current = current_at(now)
-local used, left, taken = 0, copies, {}
+-- What is granted is added up: `copies` may be too large for a difference to be exact.
+local used, granted, taken = 0, 0, {}
 if current > 0 then
   local tier = tiers[current]
   used = hits_at(tier, now)
-  taken[1] = { current, math.min(left, math.max(tier.limit - used, 0)) }
-  left = left - taken[1][2]
+  granted = math.min(copies, math.max(tier.limit - used, 0))
+  taken[1] = { current, granted }
 end
 for _, i in ipairs(enterable(current, now)) do
-  if left == 0 then break end
-  taken[#taken + 1] = { i, math.min(left, tiers[i].limit) }
-  left = left - taken[#taken][2]
+  if granted >= copies then break end
+  local hits = math.min(copies - granted, tiers[i].limit)
+  taken[#taken + 1] = { i, hits }
+  granted = granted + hits
 end
 
-if copies - left < least then
+if granted < least then
   local at = retry_at()
   return { 0, current, used, 0, at and at - asked_at or -1 }
 end
@@ -206,4 +216,4 @@ local parts = { pack('<BI7', known, now) }
 for i = 1, known do parts[i + 1] = pack('<I7I2', tiers[i].entered, #tiers[i].log) end
 for i = 1, known do parts[known + i + 1] = tiers[i].log end
 call('SET', key, table.concat(parts), 'PXAT', string.format('%.0f', math.ceil(ends / 1000)))
-return { copies - left, reached, hits, burst, -1 }
+return { granted, reached, hits, burst, -1 }

@@ -21,10 +21,14 @@ pub const MAX_TIERS: usize = 16;
 /// The largest limit of a tier: a log's counts have 32 bits.
 pub const MAX_LIMIT: u64 = u32::MAX as u64;
 
-/// The longest active time and cooldown, in µs: a year. With it, the script's numbers are exact.
+/// The longest active time and cooldown, in µs: 366 days. With it, the script's times are exact.
 pub const MAX_SPAN_US: i64 = 366 * 86_400 * 1_000_000;
 
-/// A tier of bursts, as configured.
+/// How far in the future, in µs, the last hit may be: the clock may have stepped back. A history that is
+/// further ahead counts as empty.
+const AHEAD_US: i64 = 3_600_000_000;
+
+/// A tier of bursts, as configured: see [`is_valid`](Self::is_valid).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Tier {
     /// The most hits within a window. 0: none.
@@ -37,6 +41,18 @@ pub struct Tier {
     pub cooldown_us: i64,
     /// Whether hits may pass it while it can't be entered.
     pub skippable: bool,
+}
+
+impl Tier {
+    /// Whether the numbers are within their bounds.
+    pub fn is_valid(&self) -> bool {
+        let cooldown_us = 0..=MAX_SPAN_US;
+        self.limit <= MAX_LIMIT
+            && 0 < self.window_us
+            && self.window_us <= self.active_us
+            && self.active_us <= MAX_SPAN_US
+            && cooldown_us.contains(&self.cooldown_us)
+    }
 }
 
 /// What is known of a domain's hits on a resource.
@@ -97,7 +113,7 @@ impl Entered {
 
 impl History {
     /// Grants and logs as many hits as there is room for, up to `copies`. Grants none, and changes
-    /// nothing, if that is less than `min_copies`.
+    /// nothing, if that is less than `min_copies`, which is from 1 to `copies`.
     pub fn request(
         &mut self,
         tiers: &[Tier],
@@ -105,7 +121,11 @@ impl History {
         copies: u64,
         min_copies: u64,
     ) -> Decision {
-        let now = now.max(self.last);
+        debug_assert!(tiers.len() <= MAX_TIERS && tiers.iter().all(Tier::is_valid));
+        if self.last.0 > now.0 + AHEAD_US {
+            *self = Self::default();
+        }
+        let (asked_at, now) = (now, now.max(self.last));
         let current = self.current(tiers, now);
         let used = current.map_or(0, |index| self.hits(index, tiers, now));
         let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
@@ -124,14 +144,14 @@ impl History {
             taken.push((index, room));
         }
         let granted = copies - left;
-        if granted < min_copies.max(1) {
-            let retry_at = self.retry_at(tiers, now, min_copies.max(1));
+        if granted < min_copies {
+            let retry_at = self.retry_at(tiers, now, min_copies);
             return Decision {
                 granted: 0,
                 tier: current.map_or(0, |index| index + 1),
                 tier_hits: used,
                 burst: false,
-                retry_after_us: retry_at.map(|at| at.0 - now.0),
+                retry_after_us: retry_at.map(|at| at.0 - asked_at.0),
             };
         }
         self.last = now;
@@ -154,7 +174,7 @@ impl History {
         decision
     }
 
-    /// The millisecond, since the epoch, after which the history decides nothing.
+    /// When the last cooldown ends, in ms since the epoch, rounded up. Later the history decides nothing.
     pub fn expires_ms(&self, tiers: &[Tier]) -> i64 {
         let ends = self.tiers.iter().zip(tiers).filter_map(|(entered, tier)| {
             Some(Micros(entered.at?.0 + tier.active_us + tier.cooldown_us))
@@ -175,7 +195,7 @@ impl History {
         entered.at.map_or(0, |at| entered.log.hits(&tiers[index], at, now))
     }
 
-    /// The tiers above `current` that a burst of any size enters, in order.
+    /// The tiers above `current` that a large enough burst enters, in order.
     fn enterable<'t>(
         &self,
         tiers: &'t [Tier],

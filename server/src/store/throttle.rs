@@ -19,9 +19,9 @@ pub struct HitRequest<'a> {
     pub domain: &'a str,
     /// The tiers that limit the domain, up to [`MAX_TIERS`](crate::domain::throttle::MAX_TIERS).
     pub tiers: &'a [Tier],
-    /// The most hits to grant.
+    /// The most hits to grant, up to 2^63 - 1.
     pub copies: u64,
-    /// The least hits to grant, at least one.
+    /// The least hits to grant, from 1 to `copies`.
     pub min_copies: u64,
 }
 

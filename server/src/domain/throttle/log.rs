@@ -110,8 +110,8 @@ impl Log {
                 let sums = shifted(&**sums, *last, now);
                 let expired = |sum: &u32| u64::from(sum.wrapping_sub(sums[0])) > expiring;
                 let index = sums.iter().position(expired)? as i64;
-                // Slot `now` is at the last index. A slot expires when SLOTS later ones have begun.
-                let begins = now - SLOTS + index + SLOTS;
+                // The slot at `index` is `now + index - SLOTS`. It expires when SLOTS later ones begin.
+                let begins = now + index;
                 let us = (begins * tier.window_us + SLOTS - 1) / SLOTS;
                 Some(Micros(entered.0 + us))
             }

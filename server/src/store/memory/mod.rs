@@ -1,4 +1,4 @@
-//! The embedded store: buckets and leases in this process's memory, decided by the functions of
+//! The embedded store: buckets, leases and hits in this process's memory, decided by the functions of
 //! `domain` under short, sharded locks. It serves a single node, and its state ends with the process.
 //!
 //! With failure policy `local`, a node also uses it to decide on its share of the limits while

@@ -24,7 +24,8 @@ pub(super) struct Histories {
 #[derive(Default)]
 struct Shard {
     histories: HashMap<Arc<Key>, Kept, DefaultHashBuilder>,
-    /// One entry for each history: a millisecond until which it does not expire.
+    /// One entry for each history: the millisecond after which it is looked at. It may have expired
+    /// earlier, if its limits have been lowered.
     by_expiry: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
 }
 
@@ -160,7 +161,7 @@ impl Shard {
 }
 
 impl MemoryStore {
-    /// The number of domains of resources whose hits count.
+    /// The number of histories of hits, including expired ones that are not yet removed.
     pub fn histories(&self) -> usize {
         self.0.histories.len()
     }

@@ -26,7 +26,7 @@
 //!
 //! Different names have different keys, and no name can move a key to another slot: inside the
 //! braces `%`, `{` and `}` are escaped as `%25`, `%7B` and `%7D`. Names in a register are escaped in the
-//! same way. Before the `:` there is none: a namespace has no `:`, and in a resource it is escaped as `%3A`.
+//! same way. A namespace has no `:`. In `a{resource:domain}`, a `:` in the resource is escaped as `%3A`.
 //!
 //! Keys have no longer prefix, to save memory: give tollgate a Redis, or at least a database, of its
 //! own.

@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::wire::script::Scripted;
-use super::{RedisStore, SHARED, keys};
+use super::{RedisStore, keys};
 use crate::domain::throttle::Decision;
 use crate::domain::time::{ManualClock, Micros};
 use crate::store::StoreError;
@@ -28,16 +28,12 @@ impl ThrottleStore for RedisStore {
 
 impl RedisStore {
     /// The owner in the queues: a caller within the template, or the domain of an unnamed caller. All new
-    /// domains of a template count as one.
+    /// domains of a template count as one owner.
     fn owner_of_hits(&self, request: &HitRequest<'_>) -> Owner {
         let group = self.0.hash((HITS, request.template));
-        let names = (HITS, request.resource, request.domain);
         let member = match request.caller {
             Some(caller) => caller.number(),
-            None => match self.0.note_member(names, Instant::now()) {
-                SHARED => SHARED,
-                _ => self.0.hash(names),
-            },
+            None => self.0.note_member((HITS, request.resource, request.domain), Instant::now()),
         };
         Owner { group, member }
     }
