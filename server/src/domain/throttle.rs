@@ -184,10 +184,9 @@ impl History {
 
     /// The index of the current tier.
     fn current(&self, tiers: &[Tier], now: Micros) -> Option<usize> {
-        let known = self.tiers.iter().zip(tiers);
         let is_active =
             |(entered, tier): (&Entered, &Tier)| entered.state(tier, now) == State::Active;
-        known.map(is_active).collect::<SmallVec<[bool; 4]>>().iter().rposition(|active| *active)
+        self.tiers.iter().zip(tiers).rposition(is_active)
     }
 
     fn hits(&self, index: usize, tiers: &[Tier], now: Micros) -> u64 {

@@ -64,6 +64,18 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(one, 1..60)
 }
 
+/// A tier with its window, active time and cooldown in seconds.
+fn seconds(limit: u64, spans: [i64; 3]) -> Tier {
+    let [window_us, active_us, cooldown_us] = spans.map(|s| s * 1_000_000);
+    Tier { limit, window_us, active_us, cooldown_us, skippable: false }
+}
+
+/// A request for up to `copies` hits on resource `a`.
+fn hits<'a>(domain: &'a str, tiers: &'a [Tier], copies: u64) -> HitRequest<'a> {
+    let (caller, resource, template, min_copies) = (None, "a", 0, 1);
+    HitRequest { caller, resource, template, domain, tiers, copies, min_copies }
+}
+
 #[test]
 fn both_stores_decide_alike() {
     let redis = Redis::start();
@@ -120,22 +132,8 @@ fn time_that_steps_back_stands_still() {
     let clock = ManualClock::new(START);
     let memory = MemoryStore::with_clock(clock.clone());
     let shared = runtime.block_on(redis_store(&redis, clock.clone()));
-    let tiers = [Tier {
-        limit: 2,
-        window_us: 10_000_000,
-        active_us: 60_000_000,
-        cooldown_us: 0,
-        skippable: false,
-    }];
-    let request = HitRequest {
-        caller: None,
-        resource: "a",
-        template: 0,
-        domain: "b",
-        tiers: &tiers,
-        copies: 2,
-        min_copies: 1,
-    };
+    let tiers = [seconds(2, [10, 60, 0])];
+    let request = hits("b", &tiers, 2);
     for (step_us, granted, retry_after_us) in
         [(0, 2, None), (-5_000_000, 0, Some(15_000_001)), (15_000_001, 2, None)]
     {
@@ -158,22 +156,8 @@ fn an_idle_domain_leaves_nothing_behind() {
     let clock = ManualClock::new(START);
     let memory = MemoryStore::with_clock(clock.clone());
     let shared = runtime.block_on(redis_store(&redis, clock.clone()));
-    let tiers = [Tier {
-        limit: 500,
-        window_us: 1_000_000,
-        active_us: 2_000_000,
-        cooldown_us: 3_000_000,
-        skippable: false,
-    }];
-    let request = |domain| HitRequest {
-        caller: None,
-        resource: "a",
-        template: 0,
-        domain,
-        tiers: &tiers,
-        copies: 1000,
-        min_copies: 1,
-    };
+    let tiers = [seconds(500, [1, 2, 3])];
+    let request = |domain| hits(domain, &tiers, 1000);
     runtime.block_on(async {
         for domain in ["b", "c"] {
             assert_eq!(memory.request_hits(&request(domain)).await.unwrap().granted, 500);
@@ -199,22 +183,8 @@ fn corrupt_values_count_as_absent() {
     let runtime = runtime();
     let shared = runtime.block_on(redis_store(&redis, ManualClock::new(START)));
     let mut inside = redis.connection();
-    let tiers = [Tier {
-        limit: 3,
-        window_us: 1_000_000,
-        active_us: 2_000_000,
-        cooldown_us: 0,
-        skippable: false,
-    }];
-    let request = HitRequest {
-        caller: None,
-        resource: "a",
-        template: 0,
-        domain: "b",
-        tiers: &tiers,
-        copies: 5,
-        min_copies: 1,
-    };
+    let tiers = [seconds(3, [1, 2, 0])];
+    let request = hits("b", &tiers, 5);
     let head = [&[1][..], &START.0.to_le_bytes()[..7], &START.0.to_le_bytes()[..7]].concat();
     let cut_off = [&head[..], &[14, 0, 1, 2, 3]].concat();
     let odd = [&head[..], &[3, 0, 1, 2, 3]].concat();

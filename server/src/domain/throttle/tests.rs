@@ -185,7 +185,7 @@ fn time_does_not_run_backwards() {
     assert_eq!(history.request(&tiers, Micros(100 * S - 3601 * S), 2, 2).granted, 2);
 }
 
-/// The limits of the paper's figures 2 and 3, in this order: successful, and blocked by a cooldown.
+/// What figures 2 and 3 of the paper show: a burst, and one that a cooldown blocks. The numbers are ours.
 #[test]
 fn bursts_climb_and_fall_back() {
     let tiers = [tier(2, 10, 100, 0), tier(3, 10, 30, 60)];
