@@ -7,13 +7,14 @@
 --          each tier: limit, window, active time, cooldown (µs), 1 if it is skippable
 --
 -- Reply: the hits granted; the number of the current tier, 0 for none; the hits in its window; 1 if a tier
--- was entered; after a refusal how many µs until the least number could be granted, -1 for never.
+-- was entered; after a refusal how many µs until the least number could be granted, -1 for never; 1 if a
+-- corrupt history was replaced.
 --
 -- State: '<BI7', the number of tiers and the time of the last hit in µs; for each tier '<I7I2', when it was
--- last entered, 0 for never, and the bytes of its log; then the logs. A log of a limit of up to 128 has an I7
--- for the time of each hit. A larger one is '<I7I7', the window and the number of the last slot, and 129
--- I4: the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. The key
--- expires when the last cooldown ends.
+-- last entered, 0 for never, and the bytes of its log; then the logs. A log has an I7 for the time of each of
+-- up to 128 hits. One with more hits is '<I7I7', the window and the number of the last slot, and 129 I4:
+-- the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. The key expires
+-- when the last cooldown ends. Tiers that the limits lack are kept, and with them what the key had left.
 
 local corrupt = ...
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
@@ -44,18 +45,18 @@ if simulated and value then
   local expires_ms = call('PEXPIRETIME', key)
   if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then value = false end
 end
-local asked_at = now
+local asked_at, others = now, {}
 if value then
   local known, last = unpack_bytes('<BI7', value)
   assert(last <= now + AHEAD)
   local log_at = 9 + known * 9
   for i = 1, known do
     local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
-    local tier = tiers[i]
-    if tier then
-      tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
-      assert(entered <= last and length == #tier.log and (length % 7 == 0 or length == SLOTS_BYTES))
-    end
+    local tier = tiers[i] or {}
+    tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
+    assert(entered <= last and length == #tier.log)
+    assert(length == SLOTS_BYTES or (length % 7 == 0 and length <= 7 * EXACT))
+    if i > #tiers then others[#others + 1] = tier end
     log_at = log_at + length
   end
   if last > now then now = last end
@@ -86,40 +87,67 @@ local function first_counting(tier, at)
   return low
 end
 
--- Logs of slots: the sums when the slot of the time is the last one, and that slot.
-local function sums_at(tier, at)
-  local slot = math.floor((at - tier.entered) * SLOTS / tier.window)
-  local window, last
-  if #tier.log == SLOTS_BYTES then window, last = unpack_bytes('<I7I7', tier.log) end
-  if window ~= tier.window then return string.rep('\0', 4 * (SLOTS + 1)), slot end
-  local by = slot - last
-  assert(by >= 0)
-  local newest = string.sub(tier.log, -4)
-  if by > SLOTS then return string.rep(newest, SLOTS + 1), slot end
-  return string.sub(tier.log, SUMS_AT + 4 * by) .. string.rep(newest, by), slot
+-- Logs of slots: the number of a time's slot.
+local function slot_at(tier, at) return math.floor((at - tier.entered) * SLOTS / tier.window) end
+
+local function has_slots(tier) return #tier.log == SLOTS_BYTES end
+
+-- The hits up to the end of a slot, modulo 2^32. If the window of the log is another one, the hits of a slot
+-- count in the one that begins nearest.
+local function sum_of(tier, slot)
+  local window, last = unpack_bytes('<I7I7', tier.log)
+  local own = slot
+  if window ~= tier.window then
+    if slot >= math.floor(last * window / tier.window) then
+      own = last
+    else
+      own = math.ceil((2 * slot + 1) * tier.window / (2 * window)) - 1
+    end
+  end
+  local index = math.min(math.max(SLOTS + own - last, 0), SLOTS)
+  return (unpack_bytes('<I4', tier.log, SUMS_AT + 4 * index))
 end
 
 local function hits_at(tier, at)
-  if tier.limit <= EXACT then
-    if #tier.log == SLOTS_BYTES then return 0 end
-    return #tier.log / 7 - first_counting(tier, at) + 1
+  if not has_slots(tier) then return #tier.log / 7 - first_counting(tier, at) + 1 end
+  local slot = slot_at(tier, at)
+  return (sum_of(tier, slot) - sum_of(tier, slot - SLOTS)) % MODULUS
+end
+
+-- The sums of a log, as bytes, when `slot` is the last one.
+local function sums_at(tier, slot)
+  local sums = {}
+  if not has_slots(tier) then
+    local i, hits = 1, #tier.log / 7
+    for at = slot - SLOTS, slot do
+      while i <= hits and slot_at(tier, time_of(tier, i)) <= at do i = i + 1 end
+      sums[#sums + 1] = pack('<I4', i - 1)
+    end
+    return table.concat(sums)
   end
-  local sums = sums_at(tier, at)
-  return (unpack_bytes('<I4', sums, #sums - 3) - unpack_bytes('<I4', sums)) % MODULUS
+  local window, last = unpack_bytes('<I7I7', tier.log)
+  if window == tier.window then
+    local by = math.min(slot - last, SLOTS + 1)
+    assert(by >= 0)
+    return string.sub(tier.log, SUMS_AT + 4 * by) .. string.rep(string.sub(tier.log, -4), by)
+  end
+  for at = slot - SLOTS, slot do sums[#sums + 1] = pack('<I4', sum_of(tier, at)) end
+  return table.concat(sums)
 end
 
 local function add(tier, hits)
-  if tier.limit <= EXACT then
-    local times = ''
-    if #tier.log ~= SLOTS_BYTES then
-      times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
+  if not has_slots(tier) then
+    local times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
+    if #times / 7 + hits <= EXACT then
+      tier.log = times .. string.rep(pack('<I7', now), hits)
+      return
     end
-    tier.log = times .. string.rep(pack('<I7', now), hits)
-  else
-    local sums, slot = sums_at(tier, now)
-    local newest = (unpack_bytes('<I4', sums, #sums - 3) + hits) % MODULUS
-    tier.log = pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. pack('<I4', newest)
+    tier.log = times
   end
+  local slot = slot_at(tier, now)
+  local sums = sums_at(tier, slot)
+  local newest = (unpack_bytes('<I4', sums, #sums - 3) + hits) % MODULUS
+  tier.log = pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. pack('<I4', newest)
 end
 
 -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
@@ -127,16 +155,18 @@ local function room_at(tier, at, needed)
   if needed > tier.limit then return nil end
   local expiring = hits_at(tier, at) - (tier.limit - needed)
   if expiring <= 0 then return at end
-  if tier.limit <= EXACT then
+  if not has_slots(tier) then
     return time_of(tier, first_counting(tier, at) + expiring - 1) + tier.window + 1
   end
-  local sums, slot = sums_at(tier, at)
-  local before = unpack_bytes('<I4', sums)
-  for i = 1, SLOTS do
-    if (unpack_bytes('<I4', sums, 4 * i + 1) - before) % MODULUS >= expiring then
-      return tier.entered + math.ceil((slot + i) * tier.window / SLOTS)
-    end
+  local high = slot_at(tier, at)
+  local low = high - SLOTS
+  local before = sum_of(tier, low)
+  while low + 1 < high do
+    local middle = math.floor((low + high) / 2)
+    if (sum_of(tier, middle) - before) % MODULUS >= expiring then high = middle else low = middle end
   end
+  -- Slot `high` expires when SLOTS later ones begin.
+  return tier.entered + math.ceil((high + SLOTS) * tier.window / SLOTS)
 end
 
 -- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
@@ -195,7 +225,7 @@ end
 
 if granted < least then
   local at = retry_at()
-  return { 0, current, used, 0, at and at - asked_at or -1 }
+  return { 0, current, used, 0, at and at - asked_at or -1, corrupt and 1 or 0 }
 end
 
 local burst, reached, hits = 0, 0, 0
@@ -212,8 +242,13 @@ for i, tier in ipairs(tiers) do
     known, ends = i, math.max(ends, tier.entered + tier.active + tier.cooldown)
   end
 end
+local expires_ms = math.ceil(ends / 1000)
+if #others > 0 then
+  known, expires_ms = #tiers + #others, math.max(expires_ms, call('PEXPIRETIME', key))
+  for _, tier in ipairs(others) do tiers[#tiers + 1] = tier end
+end
 local parts = { pack('<BI7', known, now) }
 for i = 1, known do parts[i + 1] = pack('<I7I2', tiers[i].entered, #tiers[i].log) end
 for i = 1, known do parts[known + i + 1] = tiers[i].log end
-call('SET', key, table.concat(parts), 'PXAT', string.format('%.0f', math.ceil(ends / 1000)))
-return { granted, reached, hits, burst, -1 }
+call('SET', key, table.concat(parts), 'PXAT', string.format('%.0f', expires_ms))
+return { granted, reached, hits, burst, -1, corrupt and 1 or 0 }

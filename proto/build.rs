@@ -5,7 +5,7 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 2] = ["quotaservice.proto", "doorman.proto"];
+const FILES: [&str; 3] = ["quotaservice.proto", "doorman.proto", "tollgate/v1/throttle.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(FILES, ["."])?;
@@ -14,10 +14,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(out.join("descriptors.bin"), &encoded)?;
 
     tonic_prost_build::configure().compile_fds(descriptors)?;
-    pbjson_build::Builder::new()
-        .register_descriptors(&encoded)?
-        .emit_fields()
-        .build(&[".quotaservice", ".doorman"])?;
+    pbjson_build::Builder::new().register_descriptors(&encoded)?.emit_fields().build(&[
+        ".quotaservice",
+        ".doorman",
+        ".tollgate.v1",
+    ])?;
 
     for file in FILES {
         println!("cargo:rerun-if-changed={file}");

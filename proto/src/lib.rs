@@ -15,5 +15,15 @@ pub mod doorman {
     include!(concat!(env!("OUT_DIR"), "/doorman.serde.rs"));
 }
 
+/// What is tollgate's own: limits per tenant.
+pub mod tollgate {
+    /// Hits of domains on resources: the `tollgate.v1` package.
+    #[allow(missing_docs, clippy::all, unreachable_pub)]
+    pub mod v1 {
+        tonic::include_proto!("tollgate.v1");
+        include!(concat!(env!("OUT_DIR"), "/tollgate.v1.serde.rs"));
+    }
+}
+
 /// Every file descriptor, encoded: what gRPC reflection serves.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -11,6 +11,7 @@ mod overload;
 mod security;
 mod series;
 mod store;
+mod throttles;
 
 pub use buckets::{AllowOutcome, BucketMetrics, PrefetchMetrics, ShadowMetrics};
 pub use leases::{CapacityMetrics, LeaseOutcome, ResourceGauges};
@@ -19,6 +20,7 @@ pub use overload::{BudgetMetrics, ConnectionMetrics};
 pub use security::{AccessMetrics, Handshake, Refused, TlsMetrics};
 pub use series::Defined;
 pub use store::{Corrupt, StoreMetrics};
+pub use throttles::{HitOutcome, ThrottleMetrics};
 
 use metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder, SharedString};
 use metrics_exporter_prometheus::{

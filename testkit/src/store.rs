@@ -11,6 +11,7 @@ use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::documents::DocumentService;
 use tollgate_server::service::kill_switch::KillSwitchService;
 use tollgate_server::service::limits::LiveLimits;
+use tollgate_server::service::throttle::ThrottleService;
 use tollgate_server::settings::StoreUrl;
 use tollgate_server::store::redis::{self as store, Connector, Health, RedisStore};
 use tollgate_server::store::{Store, StoreError};
@@ -108,6 +109,8 @@ pub struct Service<S> {
     pub allow: AllowService<S>,
     /// Lease service.
     pub capacity: CapacityService<S>,
+    /// Hits.
+    pub throttles: ThrottleService<S>,
     /// The document of the limits.
     pub documents: DocumentService<S>,
     /// The kill switch.
@@ -130,10 +133,11 @@ impl<S: Store> Service<S> {
         let state =
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
+        let throttles = ThrottleService::new(store.clone(), Arc::clone(&state));
         let documents = DocumentService::new(store.clone(), Arc::clone(&state));
         let kill_switch = KillSwitchService::new(store.clone(), Arc::clone(&state));
         let allow = AllowService::new(store, state);
-        Self { allow, capacity, documents, kill_switch, clock, metrics, file, live }
+        Self { allow, capacity, throttles, documents, kill_switch, clock, metrics, file, live }
     }
 
     /// Replaces the limits.

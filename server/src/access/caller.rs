@@ -141,8 +141,13 @@ impl Caller {
         self.check(Role::Ask, |caller| any(&caller.namespaces, namespace, MAX_NAME_BYTES))
     }
 
-    /// Checks that the caller may lease at least one resource.
-    pub fn may_lease_any(&self) -> Result<(), Refusal> {
+    /// Checks that the caller may request hits on `resource`.
+    pub fn may_hit(&self, resource: &str) -> Result<(), Refusal> {
+        self.check(Role::Ask, |caller| any(&caller.resources, resource, MAX_ID_BYTES))
+    }
+
+    /// Checks that the caller may lease, or request hits on, at least one resource.
+    pub fn may_use_any(&self) -> Result<(), Refusal> {
         self.check(Role::Ask, |caller| {
             caller.role == Role::Administer || !caller.resources.is_empty()
         })
@@ -159,7 +164,7 @@ impl Caller {
             return Ok(());
         }
         // An empty list needs the right to lease, too.
-        self.may_lease_any()?;
+        self.may_use_any()?;
         resources
             .try_for_each(|resource| self.check(Role::Ask, |caller| leases(caller, id, resource)))
     }

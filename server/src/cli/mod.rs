@@ -21,6 +21,7 @@ mod http;
 mod kill_switch;
 mod limits;
 mod node;
+mod request;
 mod serve;
 mod text;
 mod tls_diagnosis;
@@ -44,6 +45,8 @@ mod token;
       Show which bucket serves a name, its limit and its tokens; takes none
   tollgate explain Pinky_TheBrain UserService_getUser --tokens 5
       Show what a request would be answered now, and why
+  tollgate request search acme --copies 10
+      Ask for up to ten hits of the domain acme on the resource search
   tollgate capacity get app-1 db.users 100
       Ask for a lease on a share of what db.users can take
   tollgate capacity show
@@ -62,6 +65,8 @@ enum Command {
     Check(check::Args),
     /// Ask a node for tokens once; exit 0 when granted, 1 when refused
     Allow(allow::Args),
+    /// Ask a node for hits of a domain on a resource; exit 0 when granted, 1 when refused
+    Request(request::Args),
     /// Show what a bucket stands at, and fill it up
     Bucket(bucket::Args),
     /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
@@ -89,6 +94,7 @@ pub fn main() -> ExitCode {
         Command::Serve(args) => serve::run(*args),
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
+        Command::Request(args) => request::run(args),
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Limits(args) => limits::run(&args),

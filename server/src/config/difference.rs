@@ -19,37 +19,42 @@ pub struct Difference {
     pub after: Option<Value>,
 }
 
+/// The lists of definitions for the resources that match a glob, and the key of the glob.
+const LISTS: [(&str, &str); 2] = [("resources", "identifier_glob"), ("throttles", "resource")];
+
 /// What differs between two documents, in their order. Comments and the order of names are no
-/// difference, but the order of resource templates is, as the first that matches applies.
+/// difference, but the order of globs is, as the first that matches applies.
 pub fn differences(before: &Limits, after: &Limits) -> Vec<Difference> {
     let mut found = Vec::new();
     let mut documents = [before, after].map(print::to_mapping);
-    let [before_templates, after_templates] = documents.each_mut().map(take_templates);
+    let lists = LISTS.map(|(key, glob)| {
+        (key, documents.each_mut().map(|document| take_templates(document, key, glob)))
+    });
     compare_mappings(&YamlPath::ROOT, &documents[0], &documents[1], &mut found);
-    let resources = YamlPath::ROOT.key("resources");
-    compare_mappings(&resources, &before_templates, &after_templates, &mut found);
-    let order = |templates: &Mapping, other: &Mapping| {
-        let common = templates.keys().filter(|glob| other.contains_key(*glob));
-        common.cloned().collect::<Vec<Value>>()
-    };
-    let before_order = order(&before_templates, &after_templates);
-    let after_order = order(&after_templates, &before_templates);
-    if before_order != after_order {
-        let path = "resources (order)".to_owned();
-        let (before, after) = (Some(before_order.into()), Some(after_order.into()));
-        found.push(Difference { path, before, after });
+    for (key, [before, after]) in lists {
+        compare_mappings(&YamlPath::ROOT.key(key), &before, &after, &mut found);
+        let order = |templates: &Mapping, other: &Mapping| {
+            let common = templates.keys().filter(|glob| other.contains_key(*glob));
+            common.cloned().collect::<Vec<Value>>()
+        };
+        let (before, after) = (order(&before, &after), order(&after, &before));
+        if before != after {
+            let path = format!("{key} (order)");
+            let (before, after) = (Some(before.into()), Some(after.into()));
+            found.push(Difference { path, before, after });
+        }
     }
     found
 }
 
-/// Takes the resource templates out of a document, by glob.
-fn take_templates(document: &mut Mapping) -> Mapping {
-    let Some(Value::Sequence(templates)) = document.remove("resources") else {
+/// Takes a list of definitions out of a document, by the glob that is under `glob` in each.
+fn take_templates(document: &mut Mapping, key: &str, glob: &str) -> Mapping {
+    let Some(Value::Sequence(templates)) = document.remove(key) else {
         return Mapping::new();
     };
     let by_glob = templates.into_iter().filter_map(|template| {
         let Value::Mapping(mut fields) = template else { return None };
-        Some((fields.remove("identifier_glob")?, Value::Mapping(fields)))
+        Some((fields.remove(glob)?, Value::Mapping(fields)))
     });
     by_glob.collect()
 }

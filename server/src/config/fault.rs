@@ -80,15 +80,17 @@ impl FaultCollector {
     }
 }
 
-/// A setting in the file that has no effect.
+/// A setting in the file that has no effect, or another than one might expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Line in the file, from 1.
     pub line: usize,
     /// Path in the file, as in [`Fault`].
     pub path: String,
-    /// Why the setting has no effect.
+    /// What it does, and why.
     pub message: String,
+    /// Whether it is often meant so: then only checks of a file tell it, and no load does.
+    pub is_usual: bool,
 }
 
 /// All faults of one file, sorted by line. Displayed with one fault per line.

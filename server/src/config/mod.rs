@@ -16,6 +16,8 @@ mod rate;
 mod read;
 mod resources;
 mod spelling;
+mod template_globs;
+mod throttles;
 mod tree;
 mod validate;
 
@@ -52,7 +54,7 @@ pub struct Parsed {
     pub limits: Limits,
     /// The text that was parsed.
     pub text: Arc<str>,
-    /// Settings in the file that have no effect, by line.
+    /// Settings in the file that have no effect, or another than one might expect, by line.
     pub notices: Vec<Notice>,
 }
 
@@ -165,23 +167,23 @@ resources:
             ("db.a/b", 5),
         ];
         for (resource, position) in cases {
-            let (found, template) = limits.template(resource).expect("a template");
+            let (found, template) = limits.resources.find(resource).expect("a template");
             assert_eq!(found, position, "{resource}");
             assert_eq!(template, &limits.resources[position], "{resource}");
         }
         let only = "resources: [{ identifier_glob: a?, capacity: 1, \
             algorithm: { kind: STATIC, lease_length: 60, refresh_interval: 5 } }]";
         let limits = parse(only).expect("a valid file").limits;
-        assert!(limits.template("ab").is_some());
-        assert!(limits.template("b").is_none());
-        assert!(Limits::default().template("a").is_none());
+        assert!(limits.resources.find("ab").is_some());
+        assert!(limits.resources.find("b").is_none());
+        assert!(Limits::default().resources.find("a").is_none());
     }
 
     #[test]
     fn missing_algorithm_is_that_of_the_catch_all() {
         let limits = parse(RESOURCES).expect("a valid file").limits;
         let learning = |resource: &str| {
-            let (_, template) = limits.template(resource).expect("a template");
+            let (_, template) = limits.resources.find(resource).expect("a template");
             (template.algorithm.kind, template.algorithm.learning_mode_duration_s)
         };
         assert_eq!(learning("db.orders"), (SharingAlgorithm::FairShare, 60));

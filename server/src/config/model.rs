@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use super::glob::Glob;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::sharing::SharingAlgorithm;
+use crate::domain::throttle::Tier;
 
 /// The contents of one limits file, validated and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,11 +16,13 @@ pub struct Limits {
     pub global_default: Option<Bucket>,
     /// Namespaces by name.
     pub namespaces: HashMap<Box<str>, Namespace>,
-    /// The resource templates; see [`Limits::template`].
-    pub resources: Resources,
+    /// How capacity is shared, by resource.
+    pub resources: Templates<ResourceTemplate>,
+    /// The limits on hits of domains, by resource.
+    pub throttles: Templates<Throttle>,
     /// The policy of namespaces without their own, and of those not in the file.
     pub on_store_failure: FailurePolicy,
-    /// Whether any bucket is enforced; if not, all are in shadow.
+    /// Whether any bucket or throttle is enforced; if not, all are in shadow.
     pub enforce: bool,
     /// Number of bucket definitions; [`Bucket::index`] is below this.
     pub bucket_count: usize,
@@ -100,27 +103,49 @@ impl FailurePolicy {
     }
 }
 
-/// The resource templates, in the order of the file.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Resources {
-    templates: Vec<ResourceTemplate>,
-    /// Positions in `templates` by glob.
+/// Definitions for the resources whose names match a glob, in the order of the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Templates<T> {
+    all: Vec<T>,
+    /// Positions in `all` by glob.
     by_glob: HashMap<Box<str>, usize>,
 }
 
-impl From<Vec<ResourceTemplate>> for Resources {
-    /// The globs must be unique.
-    fn from(templates: Vec<ResourceTemplate>) -> Self {
-        let globs = templates.iter().map(|template| template.identifier_glob.clone());
-        Self { by_glob: globs.zip(0..).collect(), templates }
+/// A definition for the resources whose names match a glob.
+pub trait Template {
+    /// The glob.
+    fn glob(&self) -> &Glob;
+}
+
+impl<T: Template> Templates<T> {
+    /// The definition for `resource`, and its position: the one whose glob literally equals the
+    /// resource's name, else the first whose glob matches. `None` if no glob matches.
+    pub fn find(&self, resource: &str) -> Option<(usize, &T)> {
+        let exact = self.by_glob.get(resource).copied();
+        let first = || self.all.iter().position(|template| template.glob().matches(resource));
+        exact.or_else(first).map(|position| (position, &self.all[position]))
     }
 }
 
-impl Deref for Resources {
-    type Target = [ResourceTemplate];
+impl<T: Template> From<Vec<T>> for Templates<T> {
+    /// The globs must be unique.
+    fn from(all: Vec<T>) -> Self {
+        let globs = all.iter().map(|template| template.glob().as_str().into());
+        Self { by_glob: globs.zip(0..).collect(), all }
+    }
+}
+
+impl<T> Default for Templates<T> {
+    fn default() -> Self {
+        Self { all: Vec::new(), by_glob: HashMap::new() }
+    }
+}
+
+impl<T> Deref for Templates<T> {
+    type Target = [T];
 
     fn deref(&self) -> &Self::Target {
-        &self.templates
+        &self.all
     }
 }
 
@@ -130,9 +155,7 @@ pub const MAX_RESOURCES: u64 = 100_000;
 /// The definition of the resources whose names match a glob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResourceTemplate {
-    /// A shell glob over resource names, as in the file.
-    pub identifier_glob: Box<str>,
-    /// The parsed glob.
+    /// The glob over resource names.
     pub glob: Glob,
     /// The capacity to share.
     pub capacity: f64,
@@ -145,6 +168,29 @@ pub struct ResourceTemplate {
     pub description: Option<Box<str>>,
     /// How the capacity is shared.
     pub algorithm: Algorithm,
+}
+
+impl Template for ResourceTemplate {
+    fn glob(&self) -> &Glob {
+        &self.glob
+    }
+}
+
+/// The limits on the hits of each domain on the resources whose names match a glob.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Throttle {
+    /// The glob over resource names.
+    pub glob: Glob,
+    /// The tiers, in order. None: nothing is granted.
+    pub tiers: Vec<Tier>,
+    /// Whether the limits are enforced, if the file enforces any.
+    pub enforce: bool,
+}
+
+impl Template for Throttle {
+    fn glob(&self) -> &Glob {
+        &self.glob
+    }
 }
 
 /// How a resource is shared, and how long leases on it last.
@@ -187,7 +233,8 @@ impl Default for Limits {
         Self {
             global_default: None,
             namespaces: HashMap::new(),
-            resources: Resources::default(),
+            resources: Templates::default(),
+            throttles: Templates::default(),
             on_store_failure: FailurePolicy::default(),
             enforce: true,
             bucket_count: 0,
@@ -227,16 +274,6 @@ impl Limits {
 
     fn enforces(&self, owner: Option<&Namespace>) -> bool {
         self.enforce && owner.is_none_or(|owner| owner.enforce)
-    }
-
-    /// The template of `resource`, and its position in [`Limits::resources`]: the template whose
-    /// glob literally equals the resource's name, else the first whose glob matches. `None` if no
-    /// glob matches.
-    pub fn template(&self, resource: &str) -> Option<(usize, &ResourceTemplate)> {
-        let Resources { templates, by_glob } = &self.resources;
-        let exact = by_glob.get(resource).copied();
-        let first = || templates.iter().position(|template| template.glob.matches(resource));
-        exact.or_else(first).map(|position| (position, &templates[position]))
     }
 
     /// Whether any namespace refuses requests while the shared store is unreachable. One in shadow

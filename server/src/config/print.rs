@@ -6,8 +6,9 @@ use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::model::{
-    Algorithm, Bucket, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Unconfigured,
+    Algorithm, Bucket, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
+use super::throttles::span_text;
 
 /// The limits as YAML with defaults filled in, in the order of the file. Namespaces without
 /// buckets come last, sorted by name.
@@ -37,6 +38,9 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     put(&mut top, "namespaces", namespaces);
     if !limits.resources.is_empty() {
         put(&mut top, "resources", limits.resources.iter().map(resource).collect::<Vec<_>>());
+    }
+    if !limits.throttles.is_empty() {
+        put(&mut top, "throttles", limits.throttles.iter().map(throttle).collect::<Vec<_>>());
     }
     top
 }
@@ -116,7 +120,7 @@ fn bucket(bucket: &Bucket) -> Mapping {
 
 fn resource(template: &ResourceTemplate) -> Value {
     let mut fields = Mapping::new();
-    put(&mut fields, "identifier_glob", &*template.identifier_glob);
+    put(&mut fields, "identifier_glob", template.glob.as_str());
     put(&mut fields, "capacity", number(template.capacity));
     if let Some(safe) = template.safe_capacity {
         put(&mut fields, "safe_capacity", number(safe));
@@ -128,6 +132,25 @@ fn resource(template: &ResourceTemplate) -> Value {
         put(&mut fields, "description", &**description);
     }
     put(&mut fields, "algorithm", algorithm(&template.algorithm));
+    fields.into()
+}
+
+fn throttle(throttle: &Throttle) -> Value {
+    let mut fields = Mapping::new();
+    put(&mut fields, "resource", throttle.glob.as_str());
+    put_shadow(&mut fields, throttle.enforce);
+    let tiers = throttle.tiers.iter().map(|tier| {
+        let mut fields = Mapping::new();
+        put(&mut fields, "limit", tier.limit);
+        put(&mut fields, "window", span_text(tier.window_us));
+        put(&mut fields, "active", span_text(tier.active_us));
+        put(&mut fields, "cooldown", span_text(tier.cooldown_us));
+        if tier.skippable {
+            put(&mut fields, "skippable", true);
+        }
+        Value::from(fields)
+    });
+    put(&mut fields, "tiers", tiers.collect::<Vec<_>>());
     fields.into()
 }
 

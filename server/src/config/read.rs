@@ -189,16 +189,40 @@ impl Reader {
                 continue;
             }
             match keys.ignored.iter().find(|(key, _)| *key == entry.key) {
-                Some((_, reason)) => self.notices.push(Notice {
-                    line: entry.line,
-                    path: here.to_string(),
-                    message: format!("is ignored: {reason}"),
-                }),
+                Some((_, reason)) => {
+                    self.notice(entry.line, &here, format!("is ignored: {reason}"), false);
+                }
                 None => self.unknown_key(entry, &here, keys.known),
             }
         }
         let not_a_mapping = !matches!(node.content, Content::Mapping(_)) && !node.is_null();
         Fields { line: node.line, not_a_mapping, entries }
+    }
+
+    /// Reports a missing key.
+    pub(super) fn missing<T>(
+        &mut self,
+        fields: &Fields<'_>,
+        path: &YamlPath<'_>,
+        key: &str,
+        expected: &str,
+    ) -> Option<T> {
+        if !fields.not_a_mapping {
+            self.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
+        }
+        None
+    }
+
+    /// Adds a notice. `is_usual`: see [`Notice`].
+    pub(super) fn notice(
+        &mut self,
+        line: usize,
+        path: &YamlPath<'_>,
+        message: impl Into<String>,
+        is_usual: bool,
+    ) {
+        let (path, message) = (path.to_string(), message.into());
+        self.notices.push(Notice { line, path, message, is_usual });
     }
 
     fn unknown_key(&mut self, entry: &Entry<'_>, path: &YamlPath<'_>, known: &[&str]) {

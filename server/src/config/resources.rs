@@ -1,11 +1,9 @@
 //! Validation of resource templates, by the rules of Doorman.
 
-use std::collections::HashMap;
-
-use super::fault::{YamlPath, quoted};
-use super::glob::{CATCH_ALL, Glob};
+use super::fault::YamlPath;
 use super::model::{Algorithm, MAX_RESOURCES, ResourceTemplate};
 use super::read::{Fields, Keys, Reader};
+use super::template_globs::{GlobField, check_globs, glob};
 use super::tree::YamlNode;
 use crate::domain::bucket::MAX_SPAN_US;
 use crate::domain::lease::NO_BOUND;
@@ -42,7 +40,7 @@ const PARAMETER_KEYS: Keys = Keys {
 /// A template as read, before a missing algorithm is replaced by that of the catch-all template.
 struct Draft<'n> {
     line: usize,
-    glob: Option<GlobField<'n>>,
+    glob: Option<GlobField>,
     capacity: Option<f64>,
     safe_capacity: Option<f64>,
     max_resources: Option<u64>,
@@ -50,16 +48,9 @@ struct Draft<'n> {
     algorithm: AlgorithmField,
 }
 
-/// A valid glob and its line.
-struct GlobField<'n> {
-    text: &'n str,
-    glob: Glob,
-    line: usize,
-}
-
 impl Draft<'_> {
     fn is_catch_all(&self) -> bool {
-        self.glob.as_ref().is_some_and(|glob| glob.text == CATCH_ALL)
+        self.glob.as_ref().is_some_and(|glob| glob.glob.is_everything())
     }
 }
 
@@ -80,7 +71,8 @@ pub(super) fn resources(
         .enumerate()
         .map(|(index, item)| template(reader, item, &path.item(index)))
         .collect();
-    check_globs(reader, &drafts, path);
+    check_globs(reader, drafts.iter().map(|draft| draft.glob.as_ref()), path, "identifier_glob");
+    check_catch_all(reader, &drafts, path);
     let catch_all = drafts.iter().find(|draft| draft.is_catch_all());
     let mut templates = Vec::with_capacity(drafts.len());
     for (index, draft) in drafts.iter().enumerate() {
@@ -96,7 +88,6 @@ pub(super) fn resources(
         };
         let (Some(glob), Some(capacity)) = (&draft.glob, draft.capacity) else { continue };
         templates.push(ResourceTemplate {
-            identifier_glob: glob.text.into(),
             glob: glob.glob.clone(),
             capacity,
             safe_capacity: draft.safe_capacity,
@@ -108,31 +99,14 @@ pub(super) fn resources(
     templates
 }
 
-/// Checks the rules across templates: unique globs, `*` last and with an algorithm.
-fn check_globs(reader: &mut Reader, drafts: &[Draft<'_>], path: &YamlPath<'_>) {
-    let mut first_lines = HashMap::new();
-    let last = drafts.iter().rposition(|draft| !draft.is_catch_all());
-    for (index, draft) in drafts.iter().enumerate() {
-        let Some(GlobField { text, line, .. }) = draft.glob else { continue };
-        let template = path.item(index);
-        let here = template.key("identifier_glob");
-        if let Some(first) = first_lines.get(text) {
-            let message = format!("{} is already on line {first}", quoted(text));
-            reader.fault(line, &here, message);
-            continue;
-        }
-        first_lines.insert(text, line);
-        if !draft.is_catch_all() {
-            continue;
-        }
-        if last.is_some_and(|last| index < last) {
-            let message = "\"*\" must come last, as nothing after it would ever match";
-            reader.fault(line, &here, message);
-        }
-        if matches!(draft.algorithm, AlgorithmField::Missing) {
-            let message = "is missing: \"*\" must have one, for itself and for those without";
-            reader.fault(draft.line, &template.key("algorithm"), message);
-        }
+/// Checks that the template that matches everything has an algorithm.
+fn check_catch_all(reader: &mut Reader, drafts: &[Draft<'_>], path: &YamlPath<'_>) {
+    let first = drafts.iter().enumerate().find(|(_, draft)| draft.is_catch_all());
+    if let Some((index, draft)) = first
+        && matches!(draft.algorithm, AlgorithmField::Missing)
+    {
+        let message = "is missing: \"*\" must have one, for itself and for those without";
+        reader.fault(draft.line, &path.item(index).key("algorithm"), message);
     }
 }
 
@@ -140,11 +114,11 @@ fn template<'n>(reader: &mut Reader, node: &'n YamlNode<'n>, path: &YamlPath<'_>
     let fields = reader.fields(node, path, &TEMPLATE_KEYS);
     let glob = match fields.get("identifier_glob") {
         Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
-        None => missing(reader, &fields, path, "identifier_glob", "a glob over resource names"),
+        None => reader.missing(&fields, path, "identifier_glob", "a glob over resource names"),
     };
     let capacity = match fields.get("capacity") {
         Some(_) => amount(reader, &fields, path, "capacity"),
-        None => missing(reader, &fields, path, "capacity", "how much there is to share"),
+        None => reader.missing(&fields, path, "capacity", "how much there is to share"),
     };
     let safe_capacity = safe_capacity(reader, &fields, path);
     let max_resources = match fields.get("max_resources") {
@@ -171,20 +145,6 @@ fn template<'n>(reader: &mut Reader, node: &'n YamlNode<'n>, path: &YamlPath<'_>
     Draft { line, glob, capacity, safe_capacity, max_resources, description, algorithm }
 }
 
-/// Reports a missing key.
-fn missing<T>(
-    reader: &mut Reader,
-    fields: &Fields<'_>,
-    path: &YamlPath<'_>,
-    key: &str,
-    expected: &str,
-) -> Option<T> {
-    if !fields.not_a_mapping {
-        reader.fault(fields.line, &path.key(key), format!("is missing: {expected}"));
-    }
-    None
-}
-
 fn amount(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, key: &str) -> Option<f64> {
     let entry = fields.get(key)?;
     reader.number(entry.value, &path.key(key), "a finite number of at least 0", |number| {
@@ -202,32 +162,17 @@ fn safe_capacity(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) 
     })
 }
 
-fn glob<'n>(
-    reader: &mut Reader,
-    node: &'n YamlNode<'n>,
-    path: &YamlPath<'_>,
-) -> Option<GlobField<'n>> {
-    let text = reader.text(node, path, "a glob over resource names")?;
-    match Glob::new(text) {
-        Err(fault) => {
-            reader.fault(node.line, path, format!("{} {fault}", quoted(text)));
-            None
-        }
-        Ok(glob) => Some(GlobField { text, glob, line: node.line }),
-    }
-}
-
 fn algorithm(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Option<Algorithm> {
     let before = reader.faults.count();
     let fields = reader.fields(node, path, &ALGORITHM_KEYS);
     let kinds = SharingAlgorithm::ALL.map(|kind| (kind.name(), kind));
     let kind = match fields.get("kind") {
         Some(entry) => reader.choice(entry.value, &path.key(entry.key), &kinds),
-        None => missing(reader, &fields, path, "kind", "how the capacity is shared"),
+        None => reader.missing(&fields, path, "kind", "how the capacity is shared"),
     };
     let required = |reader: &mut Reader, key, expected| match fields.get(key) {
         Some(_) => seconds(reader, &fields, path, key, 1),
-        None => missing(reader, &fields, path, key, expected),
+        None => reader.missing(&fields, path, key, expected),
     };
     let lease = required(reader, "lease_length", "the seconds that a lease lasts");
     let refresh = required(reader, "refresh_interval", "the seconds between refreshes");
@@ -279,7 +224,7 @@ fn parameters(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> 
         let fields = reader.fields(item, &path, &PARAMETER_KEYS);
         let name = match fields.get("name") {
             Some(entry) => reader.text(entry.value, &path.key(entry.key), "the parameter's name"),
-            None => missing(reader, &fields, &path, "name", "the parameter's name"),
+            None => reader.missing(&fields, &path, "name", "the parameter's name"),
         };
         let value = fields
             .get("value")

@@ -1,15 +1,24 @@
-//! Validation of the file's top level. `namespaces` and `resources` validate its two parts.
+//! Validation of the file's top level. `namespaces`, `resources` and `throttles` validate its parts.
 
 use super::fault::YamlPath;
 use super::model::Limits;
 use super::namespaces::{DefinitionKind, Indices, bucket, enforce, failure_policy, namespaces};
 use super::read::{Keys, Reader};
 use super::resources::resources;
+use super::throttles::throttles;
 use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
-    shape: "a mapping of global_default_bucket, namespaces, resources, on_store_failure and enforce",
-    known: &["global_default_bucket", "namespaces", "resources", "on_store_failure", "enforce"],
+    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, on_store_failure and \
+            enforce",
+    known: &[
+        "global_default_bucket",
+        "namespaces",
+        "resources",
+        "throttles",
+        "on_store_failure",
+        "enforce",
+    ],
     ignored: &[
         ("version", "the version of a limits file is the CRC-32 of its bytes"),
         ("user", "who changed a file is for its version control to know"),
@@ -45,10 +54,15 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         .get("resources")
         .map(|entry| resources(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
         .unwrap_or_default();
+    let throttles = top
+        .get("throttles")
+        .map(|entry| throttles(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
+        .unwrap_or_default();
     let limits = Limits {
         global_default,
         namespaces: namespaces.unwrap_or_default(),
         resources: resources.into(),
+        throttles: throttles.into(),
         on_store_failure,
         enforce,
         bucket_count: indices.count(),

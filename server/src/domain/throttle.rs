@@ -53,6 +53,13 @@ impl Tier {
             && self.active_us <= MAX_SPAN_US
             && cooldown_us.contains(&self.cooldown_us)
     }
+
+    /// The share of one of `nodes` nodes that decide independently: a part of the limit, at least 1
+    /// unless nothing is granted.
+    pub fn share(&self, nodes: u32) -> Self {
+        let share = self.limit / u64::from(nodes.max(1));
+        Self { limit: share.max(1).min(self.limit), ..*self }
+    }
 }
 
 /// What is known of a domain's hits on a resource.
@@ -60,8 +67,8 @@ impl Tier {
 pub struct History {
     /// The time of the last hit. Time does not run backwards: an earlier request counts as made then.
     last: Micros,
-    /// By index of the tier. Tiers beyond have never been entered; a grant forgets those that the limits
-    /// no longer have.
+    /// By index of the tier. Tiers beyond have never been entered. Tiers that the limits lack are kept: they
+    /// may have been added, and not all nodes know it yet.
     tiers: SmallVec<[Entered; 1]>,
 }
 
@@ -155,7 +162,6 @@ impl History {
             };
         }
         self.last = now;
-        self.tiers.truncate(tiers.len());
         let mut decision =
             Decision { granted, tier: 0, tier_hits: 0, burst: false, retry_after_us: None };
         for (index, hits) in taken {
@@ -175,11 +181,13 @@ impl History {
     }
 
     /// When the last cooldown ends, in ms since the epoch, rounded up. Later the history decides nothing.
-    pub fn expires_ms(&self, tiers: &[Tier]) -> i64 {
+    /// If there are tiers that `tiers` lacks, it is at least `known_ms`, which was the last answer.
+    pub fn expires_ms(&self, tiers: &[Tier], known_ms: i64) -> i64 {
         let ends = self.tiers.iter().zip(tiers).filter_map(|(entered, tier)| {
             Some(Micros(entered.at?.0 + tier.active_us + tier.cooldown_us))
         });
-        ends.max().map_or(0, |end| (end.0 + 999).div_euclid(1000))
+        let least_ms = if self.tiers.len() > tiers.len() { known_ms } else { 0 };
+        ends.max().map_or(0, |end| (end.0 + 999).div_euclid(1000)).max(least_ms)
     }
 
     /// The index of the current tier.

@@ -36,6 +36,11 @@ pub(super) const HAS: &str = "tollgate_resource_has";
 pub(super) const SUBCLIENTS: &str = "tollgate_resource_subclients";
 pub(super) const LEARNING: &str = "tollgate_resources_learning";
 pub(super) const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds";
+pub(super) const THROTTLE_DECISIONS: &str = "tollgate_throttle_decisions_total";
+pub(super) const HITS_GRANTED: &str = "tollgate_throttle_hits_granted_total";
+pub(super) const BURSTS: &str = "tollgate_throttle_bursts_total";
+pub(super) const THROTTLE_DEGRADED: &str = "tollgate_throttle_degraded_decisions_total";
+pub(super) const THROTTLE_SHADOWED: &str = "tollgate_throttle_shadowed_decisions_total";
 pub(super) const ACCESS_REFUSED: &str = "tollgate_access_refused_total";
 pub(super) const ACCESS_LOADS: &str = "tollgate_access_loads_total";
 pub(super) const ACCESS_FAILURES: &str = "tollgate_access_reload_failures_total";
@@ -54,7 +59,7 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 26] = [
+pub(super) const COUNTERS: [(&str, &str); 31] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
@@ -83,6 +88,18 @@ pub(super) const COUNTERS: [(&str, &str); 26] = [
     (
         RESOURCES_REFUSED,
         "Requests for a lease on a new resource refused because of max_resources, by template.",
+    ),
+    (THROTTLE_DECISIONS, "Requests for hits that were answered, by template and outcome."),
+    (HITS_GRANTED, "Hits granted, by template."),
+    (BURSTS, "Requests for hits that entered a tier, by template."),
+    (
+        THROTTLE_DEGRADED,
+        "Requests for hits decided by the failure policy, because the store did not answer.",
+    ),
+    (
+        THROTTLE_SHADOWED,
+        "Requests for hits that were granted in full only because the limits are not enforced, by \
+         template. tollgate_throttle_decisions_total counts them, too, by what the limits say.",
     ),
     (STORE_ERRORS, "Requests and heartbeats that the store did not answer, by class of error."),
     (
@@ -174,7 +191,10 @@ pub(super) const GAUGES: [(&str, &str); 24] = [
         "1 while the limits in use are in the state directory, 0 while they could not be saved. Set only \
          with --state-dir.",
     ),
-    (KILL_SWITCH, "1 while the kill switch is on: no limit of a bucket is enforced. Else 0."),
+    (
+        KILL_SWITCH,
+        "1 while the kill switch is on: no limit of a bucket or throttle is enforced. Else 0.",
+    ),
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
     (
         LIMITS_VERSION,

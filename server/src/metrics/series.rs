@@ -79,7 +79,7 @@ pub struct Defined {
     dynamic: HashSet<String>,
     /// Pairs of glob and algorithm.
     templates: HashSet<[String; 2]>,
-    /// The globs of `templates`.
+    /// The globs of `templates`, and of throttles.
     globs: HashSet<String>,
 }
 
@@ -98,6 +98,11 @@ impl Defined {
         self.globs.insert(label_value(glob));
     }
 
+    /// Adds a throttle.
+    pub fn throttle(&mut self, glob: &str) {
+        self.globs.insert(label_value(glob));
+    }
+
     /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
     fn covers(&self, key: &Key) -> bool {
         let label = |name| {
@@ -111,6 +116,7 @@ impl Defined {
             (Some(namespace), Some(bucket), ..) => contains(&self.buckets, [namespace, bucket]),
             (Some(namespace), ..) => self.dynamic.contains(&namespace),
             (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
+            // Of a throttle, or of a resource template whatever its algorithm.
             (_, _, Some(glob), None) => glob.is_empty() || self.globs.contains(&glob),
             _ => true,
         }

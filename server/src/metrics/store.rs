@@ -12,19 +12,21 @@ use super::names::{BATCH, NODES_ALIVE, ROUND_TRIP, STORE_CORRUPT, STORE_ERRORS, 
 pub enum Corrupt {
     /// The leases on a resource.
     Resource,
+    /// The hits of a domain on a resource.
+    History,
     /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the
     /// storage format, or the node that renews the parent's leases.
     Server,
 }
 
 impl Corrupt {
-    const LABELS: [&str; 2] = ["resource", "server"];
+    const LABELS: [&str; 3] = ["resource", "history", "server"];
 }
 
 /// The metrics of the store.
 #[derive(Clone)]
 pub struct StoreMetrics {
-    corrupt: [Counter; 2],
+    corrupt: [Counter; 3],
     round_trip_allow: Histogram,
     round_trip_lease: Histogram,
     round_trip_heartbeat: Histogram,

@@ -287,7 +287,7 @@ impl<S: LeaseStore> CapacityService<S> {
     fn refused(&self, plan: &Plan<'_, '_>, now: Micros, whose: &str) -> Lease {
         plan.meter.refused.increment(1);
         if let Some(held_back) = self.state.refusals.pass() {
-            let template = plan.template.map_or("", |template| &*template.identifier_glob);
+            let template = plan.template.map_or("", |template| template.glob.as_str());
             tracing::warn!(
                 template,
                 whose,

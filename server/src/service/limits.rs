@@ -89,7 +89,7 @@ impl Source for LimitsSource {
     fn report(&self, snapshot: &Snapshot) {
         let (source, limits) = (self.to_string(), &snapshot.limits);
         self.in_use.loaded(snapshot.version());
-        for notice in &snapshot.notices {
+        for notice in snapshot.notices.iter().filter(|notice| !notice.is_usual) {
             tracing::warn!(source, "{notice}");
         }
         tracing::info!(
@@ -98,6 +98,7 @@ impl Source for LimitsSource {
             namespaces = limits.namespaces.len(),
             buckets = limits.bucket_count,
             resources = limits.resources.len(),
+            throttles = limits.throttles.len(),
             "limits in use"
         );
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::domain::time::Micros;
 use crate::logging::LogThrottle;
-use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics};
+use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics, ThrottleMetrics};
 use crate::store::StoreError;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -24,6 +24,7 @@ pub mod kill_switch;
 pub mod limits;
 pub mod parent;
 pub mod status;
+pub mod throttle;
 mod window;
 
 use bounds::{CallerLeases, ResourceCount};
@@ -36,6 +37,9 @@ pub enum Error {
     /// The request is invalid; the text names the field.
     #[error("{0}")]
     Invalid(String),
+    /// Nothing is configured for the request; the text says what.
+    #[error("{0}")]
+    NotFound(String),
     /// The queue of requests that wait for the store is full on this node.
     #[error("this node is overloaded, try again in a moment or at another node")]
     Overloaded,
@@ -110,6 +114,8 @@ pub struct ServiceState {
     /// Metrics of resources that no template matches.
     unmatched: CapacityMetrics,
     unmatched_count: ResourceCount,
+    /// Metrics of requests for hits that no throttle matches.
+    unthrottled: ThrottleMetrics,
     caller_leases: CallerLeases,
     /// Limits log lines about resources refused because of `max_resources`.
     refusals: LogThrottle,
@@ -136,6 +142,7 @@ impl ServiceState {
             unserved: BucketMetrics::new(metrics, "", "", false).with_shadow(metrics, "", ""),
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
             unmatched_count: ResourceCount::default(),
+            unthrottled: ThrottleMetrics::new(metrics, ""),
             caller_leases: CallerLeases::default(),
             refusals: LogThrottle::default(),
         }

@@ -129,7 +129,7 @@ impl<S: LeaseStore> CapacityService<S> {
             let (page, after) = self.store().resources_page(from).await.map_err(unavailable)?;
             let is_large = page.len() >= PAUSE_MIN_PAGE;
             for (resource, totals) in page {
-                let index = snapshot.limits.template(&resource).map(|(index, _)| index);
+                let index = snapshot.limits.resources.find(&resource).map(|(index, _)| index);
                 let view = self.view(resource, &totals);
                 add(&mut sums[index.unwrap_or(templates.end)], &view);
             }
@@ -150,7 +150,7 @@ impl<S: LeaseStore> CapacityService<S> {
     fn view(&self, resource: String, totals: &Totals) -> ResourceView {
         let snapshot = self.state().limits.current();
         let now = self.state().clock.now();
-        let template = snapshot.limits.template(&resource).map(|(_, template)| template);
+        let template = snapshot.limits.resources.find(&resource).map(|(_, template)| template);
         let (algorithm, capacity) = if self.state().from_parent {
             let algorithm = template.map(|template| template.algorithm.kind);
             let parent = totals.parent;
@@ -179,7 +179,7 @@ impl<S: LeaseStore> CapacityService<S> {
         };
         ResourceView {
             resource,
-            template: template.map(|template| template.identifier_glob.clone()),
+            template: template.map(|template| template.glob.as_str().into()),
             algorithm,
             capacity,
             wants,

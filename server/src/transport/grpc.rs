@@ -1,4 +1,5 @@
-//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, health and reflection.
+//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Throttle`, health and
+//! reflection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use metrics::Histogram;
 use tollgate_proto::doorman::capacity_server::CapacityServer;
+use tollgate_proto::tollgate::v1::throttle_server::ThrottleServer;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 use tonic_health::pb::health_check_response::ServingStatus;
@@ -15,8 +17,11 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use super::capacity::CapacityApi;
 use super::grpc_service::GrpcService;
 use super::overload::ThreadLimits;
+use super::throttle::ThrottleApi;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
+use crate::service::throttle::ThrottleService;
+use crate::store::throttle::ThrottleStore;
 use crate::store::{LeaseStore, Store};
 
 /// Health service whose `Watch` of an unknown service sends `SERVICE_UNKNOWN` and stays open, as
@@ -53,9 +58,10 @@ impl<H: Health> Health for OpenWatch<H> {
 
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
 /// address that clients should dial. `limits` are those of one thread.
-pub fn service<B: Store, L: LeaseStore>(
+pub fn service<B: Store, L: LeaseStore + ThrottleStore>(
     service: AllowService<B>,
     leases: CapacityService<L>,
+    throttles: ThrottleService<L>,
     latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
@@ -68,6 +74,7 @@ pub fn service<B: Store, L: LeaseStore>(
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
         .build_v1()?;
     let routes = Routes::new(CapacityServer::new(CapacityApi::new(leases, advertise)))
+        .add_service(ThrottleServer::new(ThrottleApi(throttles)))
         .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();

@@ -29,7 +29,9 @@ use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
 use crate::service::kill_switch::KillSwitchService;
+use crate::service::throttle::ThrottleService;
 use crate::store::look::Looks;
+use crate::store::throttle::ThrottleStore;
 use crate::store::{Administration, LeaseStore, Store};
 
 mod admission;
@@ -42,6 +44,7 @@ mod host;
 mod kill_switch;
 mod limits;
 mod path_names;
+mod throttle;
 
 pub use admission::Admission;
 pub(super) use admission::UnreadBody;
@@ -62,10 +65,10 @@ const EXPLAIN_PATH: &str = "/v1/explain";
 /// Path of the document of the limits.
 const LIMITS_PATH: &str = "/v1/limits";
 
-/// The paths of requests with a body: for tokens, or about them.
-const ASK_PATHS: [&str; 2] = [ALLOW_PATH, EXPLAIN_PATH];
+/// The paths of requests with a body: for tokens or hits, or about them.
+const ASK_PATHS: [&str; 3] = [ALLOW_PATH, EXPLAIN_PATH, throttle::REQUEST_PATH];
 
-/// The path of a request for tokens, or about them; `None` for any other request.
+/// The path of a request for tokens or hits, or about them; `None` for any other request.
 fn ask_path(method: &Method, path: &str) -> Option<&'static str> {
     ASK_PATHS.into_iter().find(|ask| method == Method::POST && path == *ask)
 }
@@ -104,6 +107,7 @@ pub fn metrics_page(metrics: Arc<Metrics>) -> (PageHandle<Bytes>, impl Future<Ou
 struct ApiState<B, L> {
     service: AllowService<B>,
     leases: CapacityService<L>,
+    throttles: ThrottleService<L>,
     documents: DocumentService<L>,
     kill_switch: KillSwitchService<L>,
     pages: Pages,
@@ -117,6 +121,8 @@ pub struct Services<B, L> {
     pub allow: AllowService<B>,
     /// Leases.
     pub capacity: CapacityService<L>,
+    /// Hits.
+    pub throttles: ThrottleService<L>,
     /// The document of the limits.
     pub documents: DocumentService<L>,
     /// The kill switch.
@@ -124,19 +130,21 @@ pub struct Services<B, L> {
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
-/// its `ConnectInfo`. `latency` records the time of token requests from the end of the request body
+/// its `ConnectInfo`. `latency` records the time of requests for tokens and hits from the end of the request body
 /// to the response.
-pub fn router<B: Looks, L: LeaseStore + Administration>(
+pub fn router<B: Looks, L: LeaseStore + ThrottleStore + Administration>(
     services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let Services { allow: service, capacity: leases, documents, kill_switch } = services;
-    let state = ApiState { service, leases, documents, kill_switch, pages, latency, ready };
+    let Services { allow: service, capacity: leases, throttles, documents, kill_switch } = services;
+    let state =
+        ApiState { service, leases, throttles, documents, kill_switch, pages, latency, ready };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
+        .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
         .route("/v1/limits/versions", get(limits::history::<B, L>))
         .route("/v1/limits/versions/{number}", get(limits::version::<B, L>))

@@ -6,7 +6,8 @@
 //! | error | gRPC | HTTP |
 //! |---|---|---|
 //! | a message that can't be decoded | INTERNAL, as in tonic | 400 |
-//! | an invalid request for leases | INVALID_ARGUMENT | 400 |
+//! | an invalid request for leases or hits | INVALID_ARGUMENT | 400 |
+//! | a request for hits on a resource without limits | NOT_FOUND | 404 |
 //! | a store that does not answer, without a fallback; a node without limits | UNAVAILABLE | 503 |
 //! | an overloaded node | RESOURCE_EXHAUSTED with a retry delay | 503 with `retry-after` |
 //! | an unknown caller | UNAUTHENTICATED | 401 |
@@ -39,10 +40,12 @@ pub mod port_security;
 mod read_budget;
 mod resets;
 mod status;
+mod throttle;
 
 fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
+        Error::NotFound(_) => tonic::Code::NotFound,
         Error::Overloaded => tonic::Code::ResourceExhausted,
         Error::NoLimits | Error::Unavailable | Error::Unknown => tonic::Code::Unavailable,
     }
@@ -58,6 +61,7 @@ fn refusal(error: &Error) -> tonic::Status {
 fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
+        Error::NotFound(_) => StatusCode::NOT_FOUND,
         Error::Overloaded | Error::NoLimits | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Error::Unknown => StatusCode::GATEWAY_TIMEOUT,
     }

@@ -236,6 +236,45 @@ fn resources() -> impl Strategy<Value = Value> {
     })
 }
 
+fn throttles() -> impl Strategy<Value = Value> {
+    let span = || {
+        (0_u64..400_000_000, select(vec!["ms", "s", "m"])).prop_map(|(number, unit)| {
+            let most = match unit {
+                "ms" => number,
+                "s" => number % 1_000_000,
+                _ => number % 10_000,
+            };
+            json!(format!("{most}{unit}"))
+        })
+    };
+    let window = (1_u64..1000).prop_map(|seconds| json!(format!("{seconds}s")));
+    let flag = || prop::option::of(any::<bool>().prop_map(|flag| json!(flag)));
+    let tier = (0_u64..1 << 32, window, span(), prop::option::of(span()), flag()).prop_map(
+        |(limit, window, active, cooldown, skippable)| {
+            object(vec![
+                ("limit", Some(json!(limit))),
+                ("window", Some(window)),
+                ("active", Some(active)),
+                ("cooldown", cooldown),
+                ("skippable", skippable),
+            ])
+        },
+    );
+    let throttle = (prop::collection::vec(tier, 0..4), flag());
+    let globs = prop::collection::hash_set("[a-z.?/]{0,5}[*x]x|\\[[!^]?[a-f]\\]", 0..4);
+    (globs, prop::collection::vec(throttle, 5)).prop_map(|(globs, throttles)| {
+        let globs = globs.into_iter().chain(["*".to_string()]);
+        let throttles = globs.zip(throttles).map(|(glob, (tiers, enforce))| {
+            object(vec![
+                ("resource", Some(json!(glob))),
+                ("tiers", Some(json!(tiers))),
+                ("enforce", enforce),
+            ])
+        });
+        throttles.collect()
+    })
+}
+
 /// A valid file as JSON, which is also YAML, but printed by another library.
 fn valid_file() -> impl Strategy<Value = String> {
     let namespaces = named(name(|name| check_namespace(name).is_ok()), namespace(), 4);
@@ -243,13 +282,15 @@ fn valid_file() -> impl Strategy<Value = String> {
         prop::option::of(one_bucket()),
         prop::option::of(namespaces),
         prop::option::of(resources()),
+        prop::option::of(throttles()),
         policy(),
     )
-        .prop_map(|(global, namespaces, resources, policy)| {
+        .prop_map(|(global, namespaces, resources, throttles, policy)| {
             let file = object(vec![
                 ("global_default_bucket", global),
                 ("namespaces", namespaces),
                 ("resources", resources),
+                ("throttles", throttles),
                 ("on_store_failure", policy),
             ]);
             escaped(&file.to_string())
@@ -279,7 +320,7 @@ fn good_files() -> Vec<String> {
 }
 
 /// Pieces of valid and invalid limits files.
-const PIECES: [&str; 51] = [
+const PIECES: [&str; 54] = [
     "\n",
     "\n",
     "\n",
@@ -331,6 +372,9 @@ const PIECES: [&str; 51] = [
     "default_bucket",
     "identifier_glob",
     "algorithm",
+    "throttles",
+    "tiers",
+    "60s",
 ];
 
 proptest! {
@@ -355,12 +399,12 @@ proptest! {
             limits.resources = limits.resources[..limits.resources.len() - 1].to_vec().into();
         }
         let globs: Vec<&str> =
-            limits.resources.iter().map(|template| &*template.identifier_glob).collect();
+            limits.resources.iter().map(|template| template.glob.as_str()).collect();
         let named = (!globs.is_empty()).then(|| pick.get(&globs).to_string());
         for name in names.into_iter().chain(named) {
             let first = || globs.iter().position(|glob| Glob::new(glob).unwrap().matches(&name));
             let expected = globs.iter().position(|glob| **glob == name).or_else(first);
-            let found = limits.template(&name);
+            let found = limits.resources.find(&name);
             prop_assert_eq!(found.map(|(position, _)| position), expected, "{} {:?}", name, globs);
             if let Some((position, template)) = found {
                 prop_assert_eq!(template, &limits.resources[position]);

@@ -32,7 +32,10 @@ fn outcome_of_good(text: &str) -> String {
 
 fn assert_loads_again(parsed: &Parsed, printed: &str) {
     let again = parse(printed).unwrap_or_else(|faults| panic!("{faults}\n\n{printed}"));
-    assert_eq!(again.notices, []);
+    // What was normalized is normal now. What is only noted is noted again.
+    for notice in &again.notices {
+        assert!(parsed.notices.iter().any(|known| known.message == notice.message), "{notice}");
+    }
     let mut limits = again.limits;
     limits.version = parsed.limits.version;
     assert_eq!(limits, parsed.limits, "{printed}");

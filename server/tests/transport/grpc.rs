@@ -331,6 +331,7 @@ async fn a_unary_call_has_one_message_whatever_the_method() {
         "/doorman.Capacity/GetServerCapacity",
         "/doorman.Capacity/ReleaseCapacity",
         "/doorman.Capacity/Discovery",
+        "/tollgate.v1.Throttle/Request",
         "/grpc.health.v1.Health/Check",
         "/grpc.health.v1.Health/Watch",
     ] {

@@ -13,7 +13,7 @@ pub type TokenHash = [u8; HASH_BYTES];
 /// The role of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// May request tokens in its namespaces and leases on its resources.
+    /// May request tokens in its namespaces, and leases and hits on its resources.
     #[default]
     Ask,
     /// May read status pages of its resources. With all namespaces and resources, also the metrics.
@@ -48,7 +48,7 @@ pub struct CallerEntry {
     pub anyone: bool,
     /// Globs over the namespaces that the caller may use.
     pub namespaces: Vec<Glob>,
-    /// Globs over the resources that the caller may lease or look at.
+    /// Globs over the resources that the caller may lease, request hits on, or look at.
     pub resources: Vec<Glob>,
     /// Glob over the client and cluster ids that the caller may use; `None`: any.
     pub client_ids: Option<Glob>,

@@ -1,30 +1,35 @@
 //! The log of a tier: how many hits are in its window.
 
+use std::array;
+
 use super::Tier;
 use crate::domain::time::Micros;
 
-/// Up to this limit, a log has the time of each hit.
-pub const EXACT: u64 = 128;
+/// The most hits that a log has the times of.
+pub const EXACT: usize = 128;
 
-/// The time slots of a window, beyond that limit.
+/// The time slots of a window, if there are more hits.
 const SLOTS: i64 = 128;
 
-/// The hits of a tier since it was entered. A log of the wrong kind, because the limit has passed
-/// [`EXACT`] or the window of a log with slots has changed, counts as empty.
+/// The hits of a tier since it was entered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Log {
     /// The times of the last hits, ascending. One counts until a window later, inclusive.
     Times(Vec<i64>),
-    /// Hits by slots, the first of which begins when the tier is entered. A hit counts from the
-    /// beginning of its slot, for a window: it may expire a slot early, never late.
-    Slots {
-        /// The window that the slots divide.
-        window_us: i64,
-        /// The number of the last slot.
-        last: i64,
-        /// The hits up to the end of each of the last slots and of the one before them, modulo 2^32.
-        sums: Box<[u32; SLOTS as usize + 1]>,
-    },
+    /// More hits than [`EXACT`] at once, by slots.
+    Slots(Slots),
+}
+
+/// Hits by slots, the first of which begins when the tier is entered. A hit counts from the beginning of
+/// its slot, for a window: it may expire a slot early, never late.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Slots {
+    /// The window that the slots divide.
+    window_us: i64,
+    /// The number of the last slot.
+    last: i64,
+    /// The hits up to the end of each of the last slots and of the one before them, modulo 2^32.
+    sums: Box<[u32; SLOTS as usize + 1]>,
 }
 
 impl Default for Log {
@@ -34,16 +39,8 @@ impl Default for Log {
 }
 
 /// The number of the slot at `now`.
-fn slot(tier: &Tier, entered: Micros, now: Micros) -> i64 {
-    (now.0 - entered.0) * SLOTS / tier.window_us
-}
-
-/// The sums when slot `now` is the last one.
-fn shifted(sums: &[u32], last: i64, now: i64) -> Box<[u32; SLOTS as usize + 1]> {
-    let newest = sums[SLOTS as usize];
-    let index =
-        |at: usize| usize::try_from(now - last).map_or(usize::MAX, |by| at.saturating_add(by));
-    Box::new(std::array::from_fn(|at| sums.get(index(at)).copied().unwrap_or(newest)))
+fn slot(tier: &Tier, entered: Micros, now: i64) -> i64 {
+    (now - entered.0) * SLOTS / tier.window_us
 }
 
 /// The times in the window that ends at `now`.
@@ -51,40 +48,66 @@ fn counting<'t>(times: &'t [i64], tier: &Tier, now: Micros) -> &'t [i64] {
     &times[times.partition_point(|time| time + tier.window_us < now.0)..]
 }
 
+impl Slots {
+    /// The hits up to the end of slot `slot` of a window, modulo 2^32. If the window is another one, as
+    /// after a change of the limits, the hits of a slot count in the one that begins nearest: so
+    /// they stay there, however often two nodes with different limits take turns.
+    fn sum(&self, window_us: i64, slot: i64) -> u32 {
+        let own = if window_us == self.window_us {
+            slot
+        } else if slot >= self.last * self.window_us / window_us {
+            self.last
+        } else {
+            // The last slot that begins before the middle of `slot`.
+            ((2 * slot + 1) * window_us - 1).div_euclid(2 * self.window_us)
+        };
+        self.sums[(SLOTS + own - self.last).clamp(0, SLOTS) as usize]
+    }
+
+    fn hits(&self, window_us: i64, now: i64) -> u32 {
+        self.sum(window_us, now).wrapping_sub(self.sum(window_us, now - SLOTS))
+    }
+}
+
 impl Log {
     /// The hits in the window that ends at `now`.
     pub(super) fn hits(&self, tier: &Tier, entered: Micros, now: Micros) -> u64 {
         match self {
-            Self::Times(times) if tier.limit <= EXACT => counting(times, tier, now).len() as u64,
-            Self::Slots { window_us, last, sums }
-                if tier.limit > EXACT && *window_us == tier.window_us =>
-            {
-                let sums = shifted(&**sums, *last, slot(tier, entered, now));
-                u64::from(sums[SLOTS as usize].wrapping_sub(sums[0]))
-            }
-            _ => 0,
+            Self::Times(times) => counting(times, tier, now).len() as u64,
+            Self::Slots(slots) => slots.hits(tier.window_us, slot(tier, entered, now.0)).into(),
         }
     }
 
     /// Adds hits. There is room for them.
     pub(super) fn add(&mut self, tier: &Tier, entered: Micros, now: Micros, hits: u64) {
-        if tier.limit <= EXACT {
-            let mut times = match self {
-                Self::Times(times) => counting(times, tier, now).to_vec(),
-                Self::Slots { .. } => Vec::new(),
-            };
-            times.extend((0..hits).map(|_| now.0));
-            *self = Self::Times(times);
-        } else {
-            let at = slot(tier, entered, now);
-            let mut sums = match self {
-                Self::Slots { window_us, last, sums } if *window_us == tier.window_us => {
-                    shifted(&**sums, *last, at)
+        if let Self::Times(times) = self {
+            let expired = times.len() - counting(times, tier, now).len();
+            times.drain(..expired);
+            if times.len() as u64 + hits <= EXACT as u64 {
+                times.extend((0..hits).map(|_| now.0));
+                return;
+            }
+        }
+        let last = slot(tier, entered, now.0);
+        let sum = |index| {
+            let at = last - SLOTS + index as i64;
+            match self {
+                Self::Times(times) => {
+                    times.partition_point(|time| slot(tier, entered, *time) <= at) as u32
                 }
-                _ => Box::new([0; SLOTS as usize + 1]),
-            };
-            sums[SLOTS as usize] = sums[SLOTS as usize].wrapping_add(hits as u32);
-            *self = Self::Slots { window_us: tier.window_us, last: at, sums };
+                Self::Slots(slots) => slots.sum(tier.window_us, at),
+            }
+        };
+        let mut sums: [u32; SLOTS as usize + 1] = array::from_fn(sum);
+        sums[SLOTS as usize] = sums[SLOTS as usize].wrapping_add(hits as u32);
+        match self {
+            Self::Slots(slots) => {
+                (slots.window_us, slots.last, *slots.sums) = (tier.window_us, last, sums);
+            }
+            Self::Times(_) => {
+                let sums = Box::new(sums);
+                *self = Self::Slots(Slots { window_us: tier.window_us, last, sums });
+            }
         }
     }
 
@@ -105,13 +128,15 @@ impl Log {
                 let last = counting(times, tier, from)[expiring as usize];
                 Some(Micros(last + tier.window_us + 1))
             }
-            Self::Slots { last, sums, .. } => {
-                let now = slot(tier, entered, from);
-                let sums = shifted(&**sums, *last, now);
-                let expired = |sum: &u32| u64::from(sum.wrapping_sub(sums[0])) > expiring;
-                let index = sums.iter().position(expired)? as i64;
-                // The slot at `index` is `now + index - SLOTS`. It expires when SLOTS later ones begin.
-                let begins = now + index;
+            Self::Slots(slots) => {
+                let now = slot(tier, entered, from.0);
+                let before = slots.sum(tier.window_us, now - SLOTS);
+                let expires = |at: &i64| {
+                    let hits = slots.sum(tier.window_us, *at).wrapping_sub(before);
+                    u64::from(hits) > expiring
+                };
+                // A slot expires when SLOTS later ones begin.
+                let begins = (now - SLOTS + 1..=now).find(expires)? + SLOTS;
                 let us = (begins * tier.window_us + SLOTS - 1) / SLOTS;
                 Some(Micros(entered.0 + us))
             }

@@ -174,6 +174,46 @@ fn batch_processing_of_the_paper() {
     assert_eq!(history.request(&tiers, Micros(start + 86_400 * S), 1, 1).granted, 1);
 }
 
+/// Nodes that take turns with different limits, as while new limits are rolled out, grant no more than the
+/// larger limit.
+#[test]
+fn nodes_with_different_limits_count_each_others_hits() {
+    let limits = [(1000, 60), (100, 60), (1000, 45), (120, 7), (130, 13)];
+    for (one, other) in limits.into_iter().flat_map(|one| limits.map(|other| (one, other))) {
+        let nodes = [one, other].map(|(limit, window_s)| [tier(limit, window_s, 3600, 0)]);
+        let mut history = History::default();
+        let mut granted = Vec::new();
+        for step in 0..4000 {
+            let now = 100 * S + step * S / 100;
+            let decision = history.request(&nodes[step as usize % 2], Micros(now), 3, 1);
+            granted.push((now, decision.granted));
+        }
+        let window_us = one.1.min(other.1) * S;
+        // The slots of both windows are shorter than half a second.
+        let span = |from: i64| from..from + window_us - S;
+        let within = |from: i64| {
+            let within = granted.iter().filter(move |(at, _)| span(from).contains(at));
+            within.map(|(_, hits)| hits).sum::<u64>()
+        };
+        let most = granted.iter().map(|(at, _)| within(*at)).max().unwrap_or(0);
+        let limit = one.0.max(other.0);
+        assert!((limit * 9 / 10..=limit).contains(&most), "{most}: {one:?} and {other:?}");
+    }
+}
+
+#[test]
+fn tiers_that_one_node_lacks_are_kept() {
+    let tiers = [tier(2, 10, 100, 0), tier(3, 10, 10, 1000)];
+    let mut history = History::default();
+    assert_eq!(history.request(&tiers, Micros(1000 * S), 5, 1).granted, 5);
+    let expires_ms = history.expires_ms(&tiers, 0);
+    assert_eq!(expires_ms, 2010 * 1000);
+    assert_eq!(history.request(&tiers[..1], Micros(1020 * S), 5, 1).granted, 2);
+    assert_eq!(history.expires_ms(&tiers[..1], expires_ms), expires_ms);
+    // The second tier is still cooling down.
+    assert_eq!(history.request(&tiers, Micros(1040 * S), 5, 1).granted, 2);
+}
+
 #[test]
 fn time_does_not_run_backwards() {
     let tiers = [tier(2, 10, 60, 0)];

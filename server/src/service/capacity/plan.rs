@@ -46,7 +46,7 @@ impl<S: LeaseStore> CapacityService<S> {
         snapshot: &'s Snapshot,
         now: Micros,
     ) -> Result<Option<Plan<'a, 's>>, Error> {
-        let found = snapshot.limits.template(request.resource);
+        let found = snapshot.limits.resources.find(request.resource);
         let template = found.map(|(_, template)| template);
         let Some((rules, refresh_s)) = self.rules(template) else { return Ok(None) };
         let (template_index, meter, resource_count) = match found {

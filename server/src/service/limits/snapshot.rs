@@ -6,11 +6,13 @@ use std::hash::{DefaultHasher, Hash, Hasher as _};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::config::model::{Bucket, Limits, ResolvedBucket, ResourceTemplate, Unconfigured};
+use crate::config::model::{
+    Bucket, Limits, ResolvedBucket, ResourceTemplate, Throttle, Unconfigured,
+};
 use crate::config::{self, Notice};
 use crate::domain::bucket::BucketKind;
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics};
+use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics, ThrottleMetrics};
 use crate::service::Error;
 use crate::service::bounds::ResourceCount;
 use crate::service::window::Window;
@@ -46,18 +48,20 @@ pub struct Snapshot {
     pub text: Arc<str>,
     /// The document as JSON, with defaults filled in, once somebody has asked for it.
     json: OnceLock<Arc<str>>,
-    /// Settings in the file that have no effect.
+    /// Settings in the file that have no effect, or another than one might expect.
     pub(super) notices: Vec<Notice>,
     /// By bucket index.
     meters: Vec<BucketMetrics>,
     /// By template index.
     capacity_meters: Vec<CapacityMetrics>,
+    /// By throttle index.
+    throttle_meters: Vec<ThrottleMetrics>,
     /// By template index.
     resource_counts: Vec<Arc<ResourceCount>>,
     /// By bucket index: the layout to report to the store, and a window that is open while the store
     /// may still hold states in another layout.
     pub(super) layouts: Vec<(Layout, Arc<Window>)>,
-    /// The buckets and templates that have metrics under these limits.
+    /// The buckets, templates and throttles that have metrics under these limits.
     pub(super) defined: Defined,
 }
 
@@ -85,8 +89,9 @@ impl Snapshot {
             layouts: definitions.iter().map(layout).collect(),
             meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
             capacity_meters: capacity_meters(&limits.resources, metrics),
+            throttle_meters: throttle_meters(&limits.throttles, metrics),
             resource_counts: resource_counts(&limits.resources, previous),
-            defined: defined(&definitions, &limits.resources),
+            defined: defined(&definitions, &limits),
             notices,
             text,
             json: OnceLock::new(),
@@ -142,6 +147,11 @@ impl Snapshot {
     /// The metrics of the template at this index.
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
+    }
+
+    /// The metrics of the throttle at this index.
+    pub fn throttle_meter(&self, throttle: usize) -> &ThrottleMetrics {
+        &self.throttle_meters[throttle]
     }
 }
 
@@ -241,19 +251,27 @@ fn definitions<'a>(limits: &'a Limits) -> Vec<Definition<'a>> {
 /// The metrics of each template.
 fn capacity_meters(templates: &[ResourceTemplate], metrics: &Metrics) -> Vec<CapacityMetrics> {
     let meter = |template: &ResourceTemplate| {
-        CapacityMetrics::new(metrics, &template.identifier_glob, template.algorithm.kind.name())
+        CapacityMetrics::new(metrics, template.glob.as_str(), template.algorithm.kind.name())
     };
     templates.iter().map(meter).collect()
 }
 
-/// The buckets and templates that have metrics.
-fn defined(definitions: &[Definition<'_>], templates: &[ResourceTemplate]) -> Defined {
+/// The metrics of each throttle.
+fn throttle_meters(throttles: &[Throttle], metrics: &Metrics) -> Vec<ThrottleMetrics> {
+    throttles.iter().map(|throttle| ThrottleMetrics::new(metrics, throttle.glob.as_str())).collect()
+}
+
+/// The buckets, templates and throttles that have metrics.
+fn defined(definitions: &[Definition<'_>], limits: &Limits) -> Defined {
     let mut defined = Defined::default();
     for definition in definitions {
         defined.bucket(definition.namespace, definition.name, definition.is_template);
     }
-    for template in templates {
-        defined.template(&template.identifier_glob, template.algorithm.kind.name());
+    for template in limits.resources.iter() {
+        defined.template(template.glob.as_str(), template.algorithm.kind.name());
+    }
+    for throttle in limits.throttles.iter() {
+        defined.throttle(throttle.glob.as_str());
     }
     defined
 }
@@ -270,9 +288,8 @@ fn resource_counts(
 /// with an equal glob.
 fn resource_count(template: &ResourceTemplate, previous: Option<&Snapshot>) -> Arc<ResourceCount> {
     let kept = previous.and_then(|previous| {
-        let glob = &template.identifier_glob;
-        let index =
-            previous.limits.resources.iter().position(|old| old.identifier_glob == *glob)?;
+        let glob = &template.glob;
+        let index = previous.limits.resources.iter().position(|old| old.glob == *glob)?;
         Some(Arc::clone(&previous.resource_counts[index]))
     });
     kept.unwrap_or_default()

@@ -123,7 +123,7 @@ impl Shard {
             }
             let decision = kept.history.request(tiers, now, copies, min_copies);
             if decision.granted > 0 {
-                kept.expires_ms = kept.history.expires_ms(tiers);
+                kept.expires_ms = kept.history.expires_ms(tiers, kept.expires_ms);
             }
             return decision;
         }
@@ -132,7 +132,7 @@ impl Shard {
         if decision.granted > 0 {
             let names = [key.resource, key.domain].concat().into();
             let key = Arc::new(Key { names, resource_len: key.resource.len() });
-            let expires_ms = history.expires_ms(tiers);
+            let expires_ms = history.expires_ms(tiers, 0);
             self.by_expiry.push(Reverse((expires_ms, Arc::clone(&key))));
             self.histories.insert(key, Kept { history, expires_ms });
         }

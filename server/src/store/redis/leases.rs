@@ -173,7 +173,7 @@ fn cmd(name: &str, key: impl redis::ToRedisArgs) -> Cmd {
 }
 
 impl RedisStore {
-    fn metrics(&self) -> &StoreMetrics {
+    pub(super) fn metrics(&self) -> &StoreMetrics {
         self.0.connector.health().metrics()
     }
 

@@ -7,6 +7,7 @@ use super::wire::script::Scripted;
 use super::{RedisStore, keys};
 use crate::domain::throttle::Decision;
 use crate::domain::time::{ManualClock, Micros};
+use crate::metrics::Corrupt;
 use crate::store::StoreError;
 use crate::store::redis::owner::Owner;
 use crate::store::throttle::{HitRequest, ThrottleStore};
@@ -22,7 +23,10 @@ impl ThrottleStore for RedisStore {
         let owner = self.owner_of_hits(request);
         let script = Some(Scripted::Throttle);
         let reply = self.0.values_of(|_| owner, &[slot], script, |_, _| cmd.clone()).await.pop();
-        decision(&reply.unwrap_or(Err(StoreError::Unreachable))?).ok_or(StoreError::Refused)
+        let reply = reply.unwrap_or(Err(StoreError::Unreachable))?;
+        let (decision, corrupt) = decision(&reply).ok_or(StoreError::Refused)?;
+        self.metrics().corrupt(Corrupt::History, corrupt);
+        Ok(decision)
     }
 }
 
@@ -58,8 +62,9 @@ fn call(request: &HitRequest<'_>, key: &[u8], now: Option<Micros>) -> Cmd {
     cmd
 }
 
-/// Reads a reply; `None` if the script can't have made it.
-fn decision(reply: &Value) -> Option<Decision> {
+/// Reads a reply: the decision, and how many corrupt values were replaced. `None` if the script can't have
+/// made it.
+fn decision(reply: &Value) -> Option<(Decision, u64)> {
     let Value::Array(parts) = reply else { return None };
     let [
         Value::Int(granted),
@@ -67,15 +72,17 @@ fn decision(reply: &Value) -> Option<Decision> {
         Value::Int(tier_hits),
         Value::Int(burst),
         Value::Int(retry_after_us),
+        Value::Int(corrupt),
     ] = parts.as_slice()
     else {
         return None;
     };
-    Some(Decision {
+    let decision = Decision {
         granted: u64::try_from(*granted).ok()?,
         tier: usize::try_from(*tier).ok()?,
         tier_hits: u64::try_from(*tier_hits).ok()?,
         burst: *burst != 0,
         retry_after_us: Some(*retry_after_us).filter(|us| *us >= 0),
-    })
+    };
+    Some((decision, u64::try_from(*corrupt).ok()?))
 }

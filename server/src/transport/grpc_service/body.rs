@@ -46,7 +46,7 @@ impl MessageLimits {
         accepts_open_stream: false,
     };
 
-    /// `doorman.Capacity`: more than a request with the maximum number of resources takes, if their
+    /// `doorman.Capacity`, and requests for hits: more than a request with the maximum number of resources takes, if their
     /// names have 60 characters.
     pub(super) const LEASES: Self = Self {
         max_bytes: 1 << 20,

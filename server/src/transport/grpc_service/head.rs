@@ -21,6 +21,8 @@ pub(super) enum Method {
     /// A method of `doorman.Capacity` that needs the right to lease, by its path.
     Lease(&'static str),
     Discovery,
+    /// A request for hits.
+    Throttle,
     Check,
     Watch,
     Reflection,
@@ -35,12 +37,13 @@ pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/Server
 /// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-const METHODS: [(&str, Method); 9] = [
+const METHODS: [(&str, Method); 10] = [
     (ALLOW, Method::Allow),
     ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
     ("/doorman.Capacity/GetServerCapacity", Method::Lease("/doorman.Capacity/GetServerCapacity")),
     ("/doorman.Capacity/ReleaseCapacity", Method::Lease("/doorman.Capacity/ReleaseCapacity")),
     (DISCOVERY, Method::Discovery),
+    (THROTTLE, Method::Throttle),
     (CHECK, Method::Check),
     (WATCH, Method::Watch),
     (REFLECTION, Method::Reflection),
@@ -48,6 +51,7 @@ const METHODS: [(&str, Method); 9] = [
 ];
 
 const DISCOVERY: &str = "/doorman.Capacity/Discovery";
+const THROTTLE: &str = "/tollgate.v1.Throttle/Request";
 
 impl Method {
     /// The method with this path. The error names an unknown path.
@@ -65,6 +69,7 @@ impl Method {
             Self::Allow => ALLOW,
             Self::Lease(path) => path,
             Self::Discovery => DISCOVERY,
+            Self::Throttle => THROTTLE,
             Self::Check => CHECK,
             Self::Watch => WATCH,
             Self::Reflection => REFLECTION,
@@ -74,7 +79,7 @@ impl Method {
     /// Whether calls take a slot. Health and reflection take none, so that operators are answered
     /// even by an overloaded node.
     pub(super) fn is_counted(self) -> bool {
-        matches!(self, Self::Allow | Self::Lease(_) | Self::Discovery)
+        matches!(self, Self::Allow | Self::Lease(_) | Self::Discovery | Self::Throttle)
     }
 }
 

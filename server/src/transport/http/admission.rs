@@ -38,7 +38,7 @@ pub(in crate::transport) struct UnreadBody;
 /// What admission has to know of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// For tokens, or about them: it has a body, and needs a slot. With the path.
+    /// For tokens or hits, or about them: it has a body, and needs a slot. With the path.
     Ask(&'static str),
     /// A look at a bucket: it needs a slot.
     Look,

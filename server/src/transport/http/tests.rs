@@ -12,6 +12,7 @@ use super::*;
 use crate::access::Guard;
 use crate::service::ServiceState;
 use crate::service::limits::LiveLimits;
+use crate::service::throttle::ThrottleService;
 use crate::store::clock::Clock;
 use crate::store::look::{Look, Places};
 use crate::store::memory::MemoryStore;
@@ -78,9 +79,10 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
     };
     let documents = DocumentService::new(leases.store().clone(), Arc::clone(&shared));
     let kill_switch = KillSwitchService::new(leases.store().clone(), Arc::clone(&shared));
+    let throttles = ThrottleService::new(leases.store().clone(), Arc::clone(&shared));
     let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let services = Services { allow, capacity: leases, documents, kill_switch };
+    let services = Services { allow, capacity: leases, throttles, documents, kill_switch };
     router(services, pages, latency, ready, admission)
 }
 

@@ -75,6 +75,7 @@ fn any_request_over_http() {
     let services = Services {
         allow,
         capacity,
+        throttles: service.throttles,
         documents: service.documents,
         kill_switch: service.kill_switch,
     };
@@ -91,7 +92,8 @@ fn any_request_over_http() {
             return;
         };
         request.extensions_mut().insert(ConnectInfo(context.clone()));
-        let allow = request.uri().path() == "/v1/allow" && request.method() == Method::POST;
+        let asks = |path| request.uri().path() == path && request.method() == Method::POST;
+        let (allow, hits) = (asks("/v1/allow"), asks("/v1/throttle/request"));
         let (status, body) = runtime.block_on(async {
             let Ok(answer) = port.clone().call(request).await;
             let status = answer.status().as_u16();
@@ -107,6 +109,17 @@ fn any_request_over_http() {
                     assert!(granted == 0 || answer["status"] == "OK", "{answer}");
                 }
                 400 | 403 | 413 | 415 => assert!(answer["error"].is_string(), "{answer}"),
+                status => panic!("{status} {answer}"),
+            }
+        }
+        if hits {
+            let answer: Value = serde_json::from_slice(&body).expect("JSON");
+            match status {
+                200 => {
+                    let granted: i64 = answer["granted"].as_str().unwrap().parse().unwrap();
+                    assert_eq!(granted > 0, answer["status"] == "OK", "{answer}");
+                }
+                400 | 403 | 404 | 413 | 415 => assert!(answer["error"].is_string(), "{answer}"),
                 status => panic!("{status} {answer}"),
             }
         }

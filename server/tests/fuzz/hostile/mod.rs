@@ -23,4 +23,7 @@ resources:
   - { identifier_glob: "part*", capacity: 1.0e+300, algorithm: { kind: PROPORTIONAL_SHARE, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
   - { identifier_glob: "all*", capacity: 0, algorithm: { kind: NO_ALGORITHM, lease_length: 60, refresh_interval: 5, learning_mode_duration: 0 } }
   - { identifier_glob: "each*", capacity: 10, algorithm: { kind: STATIC, lease_length: 60, refresh_interval: 5 } }
+throttles:
+  - { resource: "s*", tiers: [{ limit: 5, window: 1s, active: 10s }, { limit: 500, window: 1s, active: 1s, cooldown: 9s, skippable: true }] }
+  - { resource: "none", tiers: [] }
 "#;

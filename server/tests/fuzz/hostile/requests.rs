@@ -15,6 +15,8 @@ use tollgate_proto::doorman::{
 };
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_proto::tollgate::v1::throttle_response::Status as HitStatus;
+use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
 use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
@@ -30,13 +32,14 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::LIMITS;
 use testkit::{START, Service, runtime};
 
-const METHODS: [&str; 6] = [
+const METHODS: [&str; 7] = [
     "/quotaservice.QuotaService/Allow",
     "/doorman.Capacity/GetCapacity",
     "/doorman.Capacity/GetServerCapacity",
     "/doorman.Capacity/ReleaseCapacity",
     "/doorman.Capacity/Discovery",
     "/quotaservice.QuotaService/Nothing",
+    "/tollgate.v1.Throttle/Request",
 ];
 
 /// An in-memory connection.
@@ -121,6 +124,7 @@ fn decodes(method: usize, message: &[u8]) -> bool {
         2 => GetServerCapacityRequest::decode(message).is_ok(),
         3 => ReleaseCapacityRequest::decode(message).is_ok(),
         4 => DiscoveryRequest::decode(message).is_ok(),
+        6 => ThrottleRequest::decode(message).is_ok(),
         _ => true,
     }
 }
@@ -160,6 +164,16 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
                 check_lease(&got.gets, f64::MAX, got.safe_capacity, now_s);
             }
         }
+        6 => {
+            let request = ThrottleRequest::decode(message).unwrap();
+            let answer = ThrottleResponse::decode(answer).unwrap();
+            let right = match answer.status() {
+                HitStatus::Ok => request.min_copies.max(1)..=request.copies.max(1),
+                HitStatus::Rejected => 0..=0,
+            };
+            assert!(right.contains(&answer.granted), "{request:?} {answer:?}");
+            assert!(answer.retry_after_millis >= 0, "{answer:?}");
+        }
         _ => {}
     }
 }
@@ -174,8 +188,15 @@ fn any_message() {
     let (took, requests) =
         (metrics.rpc_duration("grpc"), RequestLimit::new(1, metrics.shed("grpc")));
     let limits = ThreadLimits { requests, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
-    let grpc_service =
-        grpc::service(service.allow, service.capacity, took, "node:1".into(), health, limits);
+    let grpc_service = grpc::service(
+        service.allow,
+        service.capacity,
+        service.throttles,
+        took,
+        "node:1".into(),
+        health,
+        limits,
+    );
     let grpc_service = Arc::new(grpc_service.unwrap());
     let sender = runtime.block_on(serve(grpc_service));
     testkit::fuzz::run("requests", &[], |input| {
@@ -189,7 +210,8 @@ fn any_message() {
         });
         match code {
             Code::Ok => check(method, message, answer, clock.now().as_secs()),
-            Code::InvalidArgument => assert!((1..=3).contains(&method), "{}", METHODS[method]),
+            Code::InvalidArgument => assert!([1, 2, 3, 6].contains(&method), "{}", METHODS[method]),
+            Code::NotFound => assert_eq!(method, 6),
             // A message that does not decode, or contradicts its framing.
             Code::Internal | Code::OutOfRange => {
                 let odd = oddity & (2 | 8 | 16) != 0;

@@ -1,0 +1,144 @@
+//! `tollgate request`: asks for hits of a domain on a resource, and prints the answer.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use tollgate_proto::tollgate::v1::throttle_client::ThrottleClient;
+use tollgate_proto::tollgate::v1::throttle_response::Status;
+use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
+
+use super::node::{Node, NodeArgs};
+use crate::client::answer_within;
+use crate::settings::duration;
+
+#[derive(clap::Args)]
+pub(super) struct Args {
+    /// The resource
+    resource: String,
+    /// The domain that uses it: a user or a tenant
+    domain: String,
+    /// The most hits to ask for; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    copies: i64,
+    /// The least hits to accept; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    min: i64,
+    /// How long to wait for hits: asks again when they may be granted
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
+    max_wait: Duration,
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Print the answer as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    let node = args.node.node()?;
+    let request = ThrottleRequest {
+        resource: args.resource,
+        domain: args.domain,
+        copies: args.copies,
+        min_copies: args.min,
+    };
+    let response = super::block_on(ask(&node, &request, args.max_wait))??;
+    if args.json {
+        let text = serde_json::to_string(&response).map_err(|error| error.to_string())?;
+        super::print(&(text + "\n"))?;
+    } else {
+        super::print(&text(&response))?;
+    }
+    Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
+}
+
+/// Asks until hits are granted, or could not be within `max_wait`.
+async fn ask(
+    node: &Node,
+    request: &ThrottleRequest,
+    max_wait: Duration,
+) -> Result<ThrottleResponse, String> {
+    let began = Instant::now();
+    let mut client = ThrottleClient::new(node.connect().await?);
+    loop {
+        let response = match answer_within(node.timeout, client.request(request.clone())).await {
+            Ok(response) => response,
+            Err(status) => return Err(node.error_text("decision", &status).await),
+        };
+        let left = max_wait.saturating_sub(began.elapsed());
+        match pause(&response, left) {
+            // Up to a tenth longer, so that those who wait for the same hits do not all ask at once.
+            Some(pause) => {
+                let part = (RandomState::new().hash_one(()) % 1024) as u32;
+                tokio::time::sleep((pause + pause * part / 10_240).min(left)).await;
+            }
+            None => return Ok(response),
+        }
+    }
+}
+
+/// How long to wait before asking again, if that is within `left`; `None`: not at all.
+fn pause(response: &ThrottleResponse, left: Duration) -> Option<Duration> {
+    let pause_ms = match response.retry_after_millis {
+        _ if response.status() == Status::Ok => return None,
+        // The store is away: nobody knows when it is back.
+        0 if response.degraded => 1000,
+        0 => return None,
+        ms => u64::try_from(ms).unwrap_or_default(),
+    };
+    Some(Duration::from_millis(pause_ms)).filter(|pause| *pause <= left)
+}
+
+fn text(response: &ThrottleResponse) -> String {
+    let mut lines = vec![match response.status() {
+        Status::Ok => format!("OK: {}", hits(response.granted)),
+        Status::Rejected if response.retry_after_millis > 0 => {
+            format!("REJECTED: try again in {} ms", response.retry_after_millis)
+        }
+        Status::Rejected if response.degraded => "REJECTED".to_owned(),
+        Status::Rejected => "REJECTED: this request can never be granted".to_owned(),
+    }];
+    if response.tier_index > 0 {
+        lines.push(format!(
+            "tier {}, {} of {} in its window",
+            response.tier_index,
+            hits(response.tier_hits),
+            response.tier_limit
+        ));
+    }
+    if response.burst {
+        lines.push("entered a tier".to_owned());
+    }
+    if response.shadow {
+        lines.push("granted only because the limits are not enforced".to_owned());
+    }
+    if response.degraded {
+        lines.push("decided without the shared store".to_owned());
+    }
+    lines.join("\n") + "\n"
+}
+
+fn hits(count: i64) -> String {
+    if count == 1 { "1 hit".to_owned() } else { format!("{count} hits") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_only_if_it_helps_in_time() {
+        let rejected = |retry_after_millis, degraded| ThrottleResponse {
+            status: Status::Rejected.into(),
+            retry_after_millis,
+            degraded,
+            ..ThrottleResponse::default()
+        };
+        let left = Duration::from_secs(5);
+        assert_eq!(pause(&ThrottleResponse::default(), left), None);
+        assert_eq!(pause(&rejected(5000, false), left), Some(left));
+        assert_eq!(pause(&rejected(5001, false), left), None);
+        assert_eq!(pause(&rejected(0, false), left), None);
+        assert_eq!(pause(&rejected(0, true), left), Some(Duration::from_secs(1)));
+    }
+}

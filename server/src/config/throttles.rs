@@ -1,0 +1,169 @@
+//! Validation of throttles: the limits on hits of domains.
+
+use std::time::Duration;
+
+use super::fault::YamlPath;
+use super::model::Throttle;
+use super::namespaces::enforce;
+use super::read::{Fields, Keys, Reader};
+use super::template_globs::{check_globs, glob};
+use super::tree::YamlNode;
+use crate::domain::throttle::{MAX_LIMIT, MAX_SPAN_US, MAX_TIERS, Tier};
+
+const THROTTLE_KEYS: Keys = Keys {
+    shape: "a mapping, such as { resource: \"search\", tiers: [...] }",
+    known: &["resource", "tiers", "enforce"],
+    ignored: &[],
+};
+
+const TIER_KEYS: Keys = Keys {
+    shape: "a mapping, such as { limit: 100, window: 60s, active: 300s, cooldown: 600s }",
+    known: &["limit", "window", "active", "cooldown", "skippable"],
+    ignored: &[],
+};
+
+/// Reads all throttles, in the order of the file.
+pub(super) fn throttles(
+    reader: &mut Reader,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
+) -> Vec<Throttle> {
+    let (mut globs, mut all) = (Vec::new(), Vec::new());
+    for (index, item) in reader.items(node, path).enumerate() {
+        let path = path.item(index);
+        let fields = reader.fields(item, &path, &THROTTLE_KEYS);
+        let glob = match fields.get("resource") {
+            Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
+            None => reader.missing(&fields, &path, "resource", "a glob over resource names"),
+        };
+        let tiers = match fields.get("tiers") {
+            Some(entry) => tiers(reader, entry.value, &path.key(entry.key)),
+            None => {
+                let expected = "the tiers of bursts, in order; [] would grant nothing";
+                reader.missing(&fields, &path, "tiers", expected).unwrap_or_default()
+            }
+        };
+        let enforce = enforce(reader, &fields, &path);
+        if let Some(field) = &glob {
+            all.push(Throttle { glob: field.glob.clone(), tiers, enforce });
+        }
+        globs.push(glob);
+    }
+    check_globs(reader, globs.iter().map(Option::as_ref), path, "resource");
+    all
+}
+
+fn tiers(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<Tier> {
+    let mut all = Vec::new();
+    for (index, item) in reader.items(node, path).enumerate() {
+        if index == MAX_TIERS {
+            reader.fault(item.line, path, format!("has more than {MAX_TIERS} tiers"));
+            break;
+        }
+        let path = path.item(index);
+        let fields = reader.fields(item, &path, &TIER_KEYS);
+        all.extend(
+            tier(reader, &fields, &path).and_then(|tier| normal(reader, &fields, &path, tier)),
+        );
+    }
+    all
+}
+
+fn tier(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<Tier> {
+    let limit = match fields.get("limit") {
+        Some(entry) => {
+            let range = 0..=i64::try_from(MAX_LIMIT).unwrap_or(i64::MAX);
+            reader.whole(entry.value, &path.key(entry.key), range, None)
+        }
+        None => reader.missing(fields, path, "limit", "the most hits within a window"),
+    };
+    let window_us = span(reader, fields, path, "window", 1, "the length of time the limit is for");
+    let active_us = span(reader, fields, path, "active", 0, "how long a burst may last");
+    let cooldown_us = match fields.get("cooldown") {
+        Some(_) => span(reader, fields, path, "cooldown", 0, ""),
+        None => Some(0),
+    };
+    let skippable = fields.get("skippable").is_some_and(|entry| {
+        let choices = [("true", true), ("false", false)];
+        reader.choice(entry.value, &path.key(entry.key), &choices) == Some(true)
+    });
+    Some(Tier {
+        limit: u64::try_from(limit?).ok()?,
+        window_us: window_us?,
+        active_us: active_us?,
+        cooldown_us: cooldown_us?,
+        skippable,
+    })
+}
+
+/// Reads a length of time of whole milliseconds, at least `least_ms`, in µs. `meaning`: what to give if it
+/// is missing.
+fn span(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+    key: &str,
+    least_ms: u128,
+    meaning: &str,
+) -> Option<i64> {
+    const EXPECTED: &str = "a length of time, such as 500ms, 60s, 5m, 1h or 30d";
+    let Some(entry) = fields.get(key) else {
+        return reader.missing(fields, path, key, &format!("{meaning}, such as 60s"));
+    };
+    let path = path.key(key);
+    let text = reader.text(entry.value, &path, EXPECTED)?;
+    let most_ms = Duration::from_micros(MAX_SPAN_US as u64).as_millis();
+    let message = match humantime::parse_duration(text) {
+        Err(error) => format!("must be {EXPECTED}: {error}"),
+        Ok(span) if !span.subsec_nanos().is_multiple_of(1_000_000) => {
+            "must be whole milliseconds".to_owned()
+        }
+        Ok(span) if span.as_millis() < least_ms => "must be at least 1ms".to_owned(),
+        Ok(span) if span.as_millis() > most_ms => {
+            format!("must be at most {}d", most_ms / 86_400_000)
+        }
+        Ok(span) => return i64::try_from(span.as_micros()).ok(),
+    };
+    reader.fault(entry.value.line, &path, message);
+    None
+}
+
+/// The tier as it is applied, by the rules of the paper, with a notice of each change. `None`: it has no
+/// effect.
+fn normal(
+    reader: &mut Reader,
+    fields: &Fields<'_>,
+    path: &YamlPath<'_>,
+    tier: Tier,
+) -> Option<Tier> {
+    let line = |key| fields.get(key).map_or(fields.line, |entry| entry.line);
+    let mut notice =
+        |key, message: String| reader.notice(line(key), &path.key(key), message, false);
+    if tier.active_us == 0 {
+        notice("active", "is 0: the tier is left out".to_owned());
+        return None;
+    }
+    let window_us = tier.window_us.min(tier.active_us);
+    if window_us < tier.window_us {
+        notice("window", format!("is cut to {}, as active is no longer", span_text(window_us)));
+    }
+    let active_us = tier.active_us - tier.active_us % window_us;
+    if active_us < tier.active_us {
+        let text = span_text(active_us);
+        notice("active", format!("is cut to {text}, a whole number of windows"));
+    }
+    if tier.cooldown_us < window_us {
+        let message = "is shorter than the window: as a tier that is entered again begins with an \
+                       empty log, up to twice the limit may be granted within a window";
+        reader.notice(line("cooldown"), &path.key("cooldown"), message, true);
+    }
+    Some(Tier { window_us, active_us, ..tier })
+}
+
+/// A length of time of whole milliseconds, as the file may have it.
+pub(super) fn span_text(us: i64) -> String {
+    match us % 1_000_000 {
+        0 => format!("{}s", us / 1_000_000),
+        _ => format!("{}ms", us / 1000),
+    }
+}

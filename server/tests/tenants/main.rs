@@ -1,0 +1,7 @@
+//! Limits per tenant: hits of domains on resources, on every store and over every wire.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+#![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
+
+mod cookbook;
+mod hits;
+mod nodes;

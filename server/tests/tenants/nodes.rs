@@ -1,0 +1,210 @@
+//! Requests for hits to nodes: over gRPC and HTTP, and by the command line.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use testkit::callers::{Callers, http_with_token, with_token};
+use testkit::command::tollgate;
+use testkit::grpc::channel;
+use testkit::http::{HttpResponse, http};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, eventually};
+use tollgate_proto::tollgate::v1::throttle_client::ThrottleClient;
+use tollgate_proto::tollgate::v1::throttle_response::Status;
+use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
+use tonic::Code;
+
+const PATH: &str = "/v1/throttle/request";
+
+const LIMITS: &str = "
+throttles:
+  - { resource: 'search', tiers: [{ limit: 10, window: 1h, active: 1h, cooldown: 1h }] }
+  - { resource: 'brief', tiers: [{ limit: 1, window: 1s, active: 1h }] }
+";
+
+/// A node and its limits.
+fn start(limits: &str, args: &[&str]) -> (Node, LimitsFile) {
+    let limits = LimitsFile::new(limits);
+    (Node::start(&limits.path(), args), limits)
+}
+
+fn request(resource: &str, domain: &str, copies: i64) -> ThrottleRequest {
+    let (resource, domain) = (resource.to_owned(), domain.to_owned());
+    ThrottleRequest { resource, domain, copies, min_copies: 0 }
+}
+
+fn post(node: &Node, body: &Value) -> HttpResponse {
+    http(node.http, "POST", PATH, body.to_string().as_bytes())
+}
+
+/// The answer over HTTP to a request for hits of `acme` on `search`.
+fn search(node: &Node, copies: i64) -> Value {
+    let response = post(node, &json!({ "resource": "search", "domain": "acme", "copies": copies }));
+    assert_eq!(response.status, 200, "{response:?}");
+    response.json()
+}
+
+#[tokio::test]
+async fn nodes_share_the_hits_over_grpc() {
+    let redis = Redis::start();
+    let store = ["--store", &redis.url()];
+    let ((first, _limits), (second, _other)) = (start(LIMITS, &store), start(LIMITS, &store));
+    let ask = async |node: &Node, message| {
+        let mut client = ThrottleClient::new(channel(node.grpc).await);
+        client.request(message).await.map(tonic::Response::into_inner)
+    };
+    let answer = ask(&first, request("search", "acme", 4)).await.unwrap();
+    let none = ThrottleResponse {
+        hard_limit: -1,
+        global_limit: -1,
+        domain_hits_last_second: -1,
+        all_hits_last_second: -1,
+        tier_limit: 10,
+        tier_index: 1,
+        ..ThrottleResponse::default()
+    };
+    assert_eq!(answer, ThrottleResponse { granted: 4, tier_hits: 4, burst: true, ..none });
+    let answer = ask(&second, request("search", "acme", 7)).await.unwrap();
+    assert_eq!(answer, ThrottleResponse { granted: 6, tier_hits: 10, ..none });
+    let mut answer = ask(&first, request("search", "acme", 1)).await.unwrap();
+    assert!((7_190_000..=7_200_000).contains(&answer.retry_after_millis), "{answer:?}");
+    answer.retry_after_millis = 0;
+    let status = Status::Rejected.into();
+    assert_eq!(answer, ThrottleResponse { status, tier_hits: 10, ..none });
+    assert_eq!(ask(&first, request("search", "globex", 1)).await.unwrap().granted, 1);
+
+    let message = "x".repeat(1 << 19);
+    for (message, code) in [
+        (request("search", "acme", -1), Code::InvalidArgument),
+        (request("search", &message, 1), Code::InvalidArgument),
+        (request("other", "acme", 1), Code::NotFound),
+    ] {
+        let status = ask(&first, message).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+    }
+}
+
+#[test]
+fn answers_over_http_in_json() {
+    let (node, _limits) = start(LIMITS, &[]);
+    let mut answer = search(&node, 4);
+    let expected = json!({
+        "status": "OK", "granted": "4", "hardLimit": "-1", "globalLimit": "-1", "tierLimit": "10",
+        "tierIndex": "1", "domainHitsLastSecond": "-1", "allHitsLastSecond": "-1", "tierHits": "4",
+        "burst": true, "limitedByHard": false, "limitedByGlobal": false, "retryAfterMillis": "0",
+        "degraded": false, "shadow": false,
+    });
+    assert_eq!(answer, expected);
+    answer = search(&node, 7);
+    assert_eq!((&answer["granted"], &answer["burst"]), (&json!("6"), &json!(false)));
+    assert_eq!(search(&node, 1)["status"], "REJECTED");
+    for (body, status, text) in [
+        (json!({ "resource": "search" }), 400, "domain is empty"),
+        (json!({ "resource": "x", "domain": "acme" }), 404, "no throttle is configured"),
+        (json!({ "resource": "search", "domain": "a", "copies": "9223372036854775808" }), 400, ""),
+        (json!({ "resource": "search", "domain": "a", "copy": 1 }), 400, "unknown field `copy`"),
+        (json!([]), 400, "not a valid ThrottleRequest"),
+    ] {
+        let response = post(&node, &body);
+        assert_eq!(response.status, status, "{response:?}");
+        assert!(response.json()["error"].as_str().unwrap().contains(text), "{response:?}");
+    }
+}
+
+#[tokio::test]
+async fn callers_ask_for_their_resources_only() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let (token, hash) = testkit::callers::token();
+    callers.write(&format!(
+        "callers: [{{ name: searcher, token_sha256: [{hash}], resources: ['sea*'] }}]"
+    ));
+    let node = callers.node(&limits);
+    let body = |resource| json!({ "resource": resource, "domain": "acme" }).to_string();
+    let status =
+        |token, resource| http_with_token(&node, token, "POST", PATH, &body(resource)).status;
+    let token = Some(&*token);
+    assert_eq!(status(token, "search"), 200);
+    // Whether it exists or not.
+    assert_eq!((status(token, "brief"), status(token, "none")), (403, 403));
+    assert_eq!((status(None, "search"), status(Some("wrong"), "search")), (401, 401));
+    let mut client = ThrottleClient::new(channel(node.grpc).await);
+    let mut code = async |token, resource| {
+        let answer = client.request(with_token(token, request(resource, "acme", 1))).await;
+        answer.map_or_else(|status| status.code(), |_| Code::Ok)
+    };
+    assert_eq!(code(token, "search").await, Code::Ok);
+    assert_eq!(code(token, "brief").await, Code::PermissionDenied);
+    assert_eq!(code(None, "search").await, Code::Unauthenticated);
+}
+
+#[test]
+fn limits_in_shadow_and_under_the_kill_switch_are_not_enforced() {
+    let (node, limits) = start(&LIMITS.replace("'search'", "'search', enforce: false"), &[]);
+    let shadow = |copies| search(&node, copies)["shadow"] == true;
+    assert!(!shadow(10) && shadow(1));
+    limits.write(LIMITS);
+    let rejected = || search(&node, 1)["status"] == "REJECTED";
+    eventually("the limits are enforced", Duration::from_secs(20), rejected);
+    assert_eq!(http(node.http, "PUT", "/v1/kill-switch?for=1h", b"").status, 200);
+    assert!(shadow(1));
+    let counted = Scrape::of(node.http);
+    let template = [("template", "search")];
+    assert!(counted.sum("tollgate_throttle_shadowed_decisions_total", &template) >= 2.0);
+    assert_eq!(counted.sum("tollgate_throttle_hits_granted_total", &template), 10.0);
+}
+
+#[test]
+fn without_the_store_the_failure_policy_decides() {
+    for (policy, granted, outcome) in [
+        ("local", "10", "granted_in_part"),
+        ("allow", "50", "granted"),
+        ("deny", "0", "server_error"),
+    ] {
+        let mut redis = Redis::start();
+        let limits = format!("on_store_failure: {policy}{LIMITS}");
+        let (node, _limits) =
+            start(&limits, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+        node.wait_for_store();
+        let shared = search(&node, 5);
+        assert_eq!((&shared["granted"], &shared["degraded"]), (&json!("5"), &json!(false)));
+        redis.kill();
+        eventually("the store is away", Duration::from_secs(20), || !node.store_is_up());
+        let alone = search(&node, 50);
+        assert_eq!((&alone["granted"], &alone["degraded"]), (&json!(granted), &json!(true)));
+        let labels = [("template", "search"), ("outcome", outcome)];
+        let counted = Scrape::of(node.http);
+        // The one before was granted in full, too.
+        let expected = if policy == "allow" { 2.0 } else { 1.0 };
+        assert_eq!(counted.sum("tollgate_throttle_decisions_total", &labels), expected);
+        let degraded = "tollgate_throttle_degraded_decisions_total";
+        assert_eq!(counted.sum(degraded, &labels[..1]), 1.0);
+    }
+}
+
+#[test]
+fn the_command_waits_for_hits() {
+    let (node, _limits) = start(LIMITS, &[]);
+    let address = node.grpc.to_string();
+    let ask = |args: &[&str]| {
+        let command = [&["request"][..], args, &["--addr", &address]].concat();
+        let output = tollgate(&command);
+        (output.code, output.stdout + &output.stderr)
+    };
+    let granted = "OK: 6 hits\ntier 1, 6 hits of 10 in its window\nentered a tier\n";
+    assert_eq!(ask(&["search", "acme", "--copies", "6"]), (0, granted.to_owned()));
+    let (code, text) = ask(&["search", "acme", "--copies", "6", "--min", "5", "--max-wait", "9s"]);
+    assert_eq!(code, 1);
+    assert!(text.starts_with("REJECTED: try again in 7"), "{text}");
+    let (code, text) = ask(&["search", "acme", "--copies", "11", "--min", "11"]);
+    assert_eq!(
+        (code, text.lines().next()),
+        (1, Some("REJECTED: this request can never be granted"))
+    );
+    assert_eq!(ask(&["brief", "acme"]).0, 0);
+    // The hit expires after a second.
+    let (code, text) = ask(&["brief", "acme", "--max-wait", "30s", "--json"]);
+    assert_eq!((code, text.contains(r#""granted":"1""#)), (0, true), "{text}");
+    let (code, text) = ask(&["other", "acme"]);
+    assert_eq!(code, 2);
+    assert!(text.contains("no throttle is configured for this resource"), "{text}");
+}
