@@ -138,6 +138,8 @@ fn the_http_frontend_serves_allow_but_no_pages() {
     assert_eq!(http(balancer.http, "GET", bucket, b"").json()["served_by"]["bucket"], "ns:b");
     for (method, path, status) in [
         ("POST", "/v1/explain", 200),
+        // Of a node, which does not know these fields.
+        ("POST", "/v1/throttle/request", 400),
         ("DELETE", bucket, 404),
         ("PUT", bucket, 404),
         ("GET", "/v1/limits", 404),
