@@ -3,64 +3,85 @@
 -- around it.
 --
 -- KEYS[1]  the history of the domain on the resource
--- ARGV[1]  doubles: the time in µs, 0 for the server's own; the hits asked for; the least number; and for
---          each tier: limit, window, active time, cooldown (µs), 1 if it is skippable
+-- KEYS[2]  if hits of all domains are limited: their history on the resource
+-- ARGV[1]  doubles: the time in µs, 0 for the server's own; the hits asked for; the least number; the most
+--          hits in a second of the domain, and of all domains, -1 for no limit; and for each tier: limit,
+--          window, active time, cooldown (µs), 1 if it is skippable
 --
 -- Reply: the hits granted; the number of the current tier, 0 for none; the hits in its window; 1 if a tier
 -- was entered; after a refusal how many µs until the least number could be granted, -1 for never; 1 if a
--- corrupt history was replaced.
+-- corrupt history was replaced; the hits in the last second of the domain and of all domains, 0 without a
+-- limit; 1 if the domain's limit leaves the least room and less than asked for, or 0; the same for the
+-- limit of all domains.
 --
--- State: '<BI7', the number of tiers and the time of the last hit in µs; for each tier '<I7I2', when it was
--- last entered, 0 for never, and the bytes of its log; then the logs. A log has an I7 for the time of each of
--- up to 128 hits. One with more hits is '<I7I7', the window and the number of the last slot, and 129 I4:
--- the hits up to the end of the slot before the last 128, and of each of these, modulo 2^32. The key expires
--- when the last cooldown ends. Tiers that the limits lack are kept, and with them what the key had left.
+-- State: '<BI7', the number of logs and the time of the last hit in µs; for each log '<I7I2', when its tier was
+-- last entered, 0 for never, and its bytes; then the logs: first that of the last second, then by tier. A
+-- log has an I7 for the time of each of up to 128 hits. One with more hits is '<I7I7', the window and the
+-- number of the last slot, and 129 I4: the hits up to the end of the slot before the last 128, and of each of
+-- these, modulo 2^32. The key expires when it can't decide anything any more. Logs that the limits lack are
+-- kept, and with them what the key had left.
 
 local corrupt = ...
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
-local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 24, 530, 15
+local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 40, 530, 15
 local TIER_BYTES = 40
 -- How far ahead of the server's clock, in µs, a stored time may be: the clock may have stepped back.
 local AHEAD = 3600000000
+local SECOND, LONGEST = 1000000, 366 * 86400 * 1000000
 
-local key, numbers = KEYS[1], ARGV[1]
-local now, copies, least = unpack_bytes('<ddd', numbers)
+local numbers = ARGV[1]
+local now, copies, least, hard, global = unpack_bytes('<ddddd', numbers)
 local simulated = now ~= 0
 if not simulated then
   local time = call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+local asked_at = now
 
-local tiers = {}
+-- The history of a key: `logs` by number, from 1 for that of the last second. `tiers` are those of the limits.
+local function read(key, tiers)
+  local value = not corrupt and call('GET', key)
+  if simulated and value then
+    local expires_ms = call('PEXPIRETIME', key)
+    if expires_ms >= 0 and math.floor(asked_at / 1000) > expires_ms then value = false end
+  end
+  local history = { key = key, logs = {}, limited = #tiers }
+  for i, tier in ipairs(tiers) do
+    tier.entered, tier.log = 0, ''
+    history.logs[i] = tier
+  end
+  if not value then return history end
+  local known, last = unpack_bytes('<BI7', value)
+  if last > asked_at + AHEAD then return history end
+  local log_at = 9 + known * 9
+  for i = 1, known do
+    local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
+    local tier = history.logs[i] or {}
+    tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
+    assert(entered <= last and length == #tier.log)
+    assert(length == SLOTS_BYTES or (length % 7 == 0 and length <= 7 * EXACT))
+    history.logs[i] = tier
+    log_at = log_at + length
+  end
+  now = math.max(now, last)
+  return history
+end
+
+local function second(limit)
+  return { limit = limit, window = SECOND, active = LONGEST, cooldown = 0 }
+end
+
+local of_domain, tiers = second(hard), {}
 for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
   local limit, window, active, cooldown, skippable =
     unpack_bytes('<ddddd', numbers, HEADER_BYTES + (i - 1) * TIER_BYTES + 1)
   tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
-    skippable = skippable == 1, entered = 0, log = '' }
+    skippable = skippable == 1 }
 end
-
-local value = not corrupt and call('GET', key)
-if simulated and value then
-  local expires_ms = call('PEXPIRETIME', key)
-  if expires_ms >= 0 and math.floor(now / 1000) > expires_ms then value = false end
-end
-local asked_at, others = now, {}
-if value then
-  local known, last = unpack_bytes('<BI7', value)
-  assert(last <= now + AHEAD)
-  local log_at = 9 + known * 9
-  for i = 1, known do
-    local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
-    local tier = tiers[i] or {}
-    tier.entered, tier.log = entered, string.sub(value, log_at, log_at + length - 1)
-    assert(entered <= last and length == #tier.log)
-    assert(length == SLOTS_BYTES or (length % 7 == 0 and length <= 7 * EXACT))
-    if i > #tiers then others[#others + 1] = tier end
-    log_at = log_at + length
-  end
-  if last > now then now = last end
-end
+local history = read(KEYS[1], { of_domain, unpack(tiers) })
+local of_all, all_history = second(global), nil
+if global >= 0 then all_history = read(KEYS[2], { of_all }) end
 
 -- A tier that is neither active nor cooling down is inactive.
 local function is_active(tier, at) return tier.entered > 0 and at < tier.entered + tier.active end
@@ -183,14 +204,27 @@ local function enterable(current, at)
   return indexes
 end
 
--- When the least number of hits could be granted; nil: never.
-local function retry_at()
-  local changes = { now }
+-- Of a log of the last second: its hits now.
+local function hits_in_second(log)
+  if log.limit < 0 or not is_active(log, now) then return 0 end
+  return hits_at(log, now)
+end
+
+-- The first time, from `at` on, when such a log has room for the least number.
+local function second_room_at(log, at)
+  if not at or log.limit < 0 then return at end
+  if is_active(log, at) then return room_at(log, at, least) end
+  if least <= log.limit then return at end
+end
+
+-- When the tiers could take the least number of hits, from `start` on; nil: never.
+local function retry_at(start)
+  local changes = { start }
   for _, tier in ipairs(tiers) do
     if tier.entered > 0 then
       local over = tier.entered + tier.active
-      if over > now then changes[#changes + 1] = over end
-      if over + tier.cooldown > now then changes[#changes + 1] = over + tier.cooldown end
+      if over > start then changes[#changes + 1] = over end
+      if over + tier.cooldown > start then changes[#changes + 1] = over + tier.cooldown end
     end
   end
   table.sort(changes)
@@ -207,48 +241,82 @@ local function retry_at()
   end
 end
 
+local domain_hits, all_hits = hits_in_second(of_domain), hits_in_second(of_all)
+local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
+local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
+local most = math.min(copies, hard_room, global_room)
+
 local current = current_at(now)
 -- What is granted is added up: `copies` may be too large for a difference to be exact.
 local used, granted, taken = 0, 0, {}
+local function take(i, room)
+  if granted < most then
+    local hits = math.min(most - granted, room)
+    taken[#taken + 1] = { i, hits }
+    granted = granted + hits
+  end
+end
 if current > 0 then
-  local tier = tiers[current]
-  used = hits_at(tier, now)
-  granted = math.min(copies, math.max(tier.limit - used, 0))
-  taken[1] = { current, granted }
+  used = hits_at(tiers[current], now)
+  take(current, math.max(tiers[current].limit - used, 0))
 end
-for _, i in ipairs(enterable(current, now)) do
-  if granted >= copies then break end
-  local hits = math.min(copies - granted, tiers[i].limit)
-  taken[#taken + 1] = { i, hits }
-  granted = granted + hits
-end
+for _, i in ipairs(enterable(current, now)) do take(i, tiers[i].limit) end
+local by_hard = hard_room < copies and hard_room == granted and 1 or 0
+local by_global = global_room < copies and global_room == granted and 1 or 0
+local replaced = corrupt and 1 or 0
 
 if granted < least then
-  local at = retry_at()
-  return { 0, current, used, 0, at and at - asked_at or -1, corrupt and 1 or 0 }
+  local from = second_room_at(of_all, second_room_at(of_domain, now))
+  local at = from and retry_at(from)
+  local after = at and at - asked_at or -1
+  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global }
+end
+
+-- Adds hits to the log of a tier. Enters it if it is not active. Returns whether it does.
+local function enter_and_add(tier, hits)
+  local enters = not is_active(tier, now)
+  if enters then tier.entered, tier.log = now, '' end
+  add(tier, hits)
+  return enters
 end
 
 local burst, reached, hits = 0, 0, 0
-for _, take in ipairs(taken) do
-  local tier = tiers[take[1]]
-  if take[1] ~= current then tier.entered, tier.log, burst = now, '', 1 end
-  add(tier, take[2])
-  reached, hits = take[1], hits_at(tier, now)
+for _, one in ipairs(taken) do
+  local tier = tiers[one[1]]
+  if enter_and_add(tier, one[2]) then burst = 1 end
+  reached, hits = one[1], hits_at(tier, now)
+end
+if hard >= 0 then
+  enter_and_add(of_domain, granted)
+  domain_hits = domain_hits + granted
+end
+if global >= 0 then
+  enter_and_add(of_all, granted)
+  all_hits = all_hits + granted
 end
 
-local known, ends = 0, 0
-for i, tier in ipairs(tiers) do
-  if tier.entered > 0 then
-    known, ends = i, math.max(ends, tier.entered + tier.active + tier.cooldown)
+local function write(history)
+  local logs, ends, known = history.logs, 0, 0
+  for i, tier in ipairs(logs) do
+    if tier.entered > 0 then
+      known = i
+      if i == 1 then
+        ends = math.max(ends, now + SECOND)
+      elseif i <= history.limited then
+        ends = math.max(ends, tier.entered + tier.active + tier.cooldown)
+      end
+    end
   end
+  local expires_ms = math.ceil(ends / 1000)
+  if #logs > history.limited then
+    expires_ms = math.max(expires_ms, call('PEXPIRETIME', history.key))
+  end
+  local parts = { pack('<BI7', known, now) }
+  for i = 1, known do parts[i + 1] = pack('<I7I2', logs[i].entered, #logs[i].log) end
+  for i = 1, known do parts[known + i + 1] = logs[i].log end
+  call('SET', history.key, table.concat(parts), 'PXAT', string.format('%.0f', expires_ms))
 end
-local expires_ms = math.ceil(ends / 1000)
-if #others > 0 then
-  known, expires_ms = #tiers + #others, math.max(expires_ms, call('PEXPIRETIME', key))
-  for _, tier in ipairs(others) do tiers[#tiers + 1] = tier end
-end
-local parts = { pack('<BI7', known, now) }
-for i = 1, known do parts[i + 1] = pack('<I7I2', tiers[i].entered, #tiers[i].log) end
-for i = 1, known do parts[known + i + 1] = tiers[i].log end
-call('SET', key, table.concat(parts), 'PXAT', string.format('%.0f', expires_ms))
-return { granted, reached, hits, burst, -1, corrupt and 1 or 0 }
+
+write(history)
+if global >= 0 then write(all_history) end
+return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global }

@@ -106,6 +106,24 @@ fn text(response: &ThrottleResponse) -> String {
             response.tier_limit
         ));
     }
+    for (is_limited, name, used, limit) in [
+        (
+            response.limited_by_hard,
+            "hard_limit",
+            response.domain_hits_last_second,
+            response.hard_limit,
+        ),
+        (
+            response.limited_by_global,
+            "global_limit",
+            response.all_hits_last_second,
+            response.global_limit,
+        ),
+    ] {
+        if is_limited {
+            lines.push(format!("limited by {name}: {} of {limit} in the last second", hits(used)));
+        }
+    }
     if response.burst {
         lines.push("entered a tier".to_owned());
     }

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use super::glob::Glob;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::sharing::SharingAlgorithm;
-use crate::domain::throttle::Tier;
+use crate::domain::throttle::{HitLimits, Tier};
 
 /// The contents of one limits file, validated and with defaults filled in.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +20,8 @@ pub struct Limits {
     pub resources: Templates<ResourceTemplate>,
     /// The limits on hits of domains, by resource.
     pub throttles: Templates<Throttle>,
+    /// Globs of the resources without such limits on which all hits are granted.
+    pub allow_unconfigured: Vec<Glob>,
     /// The policy of namespaces without their own, and of those not in the file.
     pub on_store_failure: FailurePolicy,
     /// Whether any bucket or throttle is enforced; if not, all are in shadow.
@@ -181,10 +183,31 @@ impl Template for ResourceTemplate {
 pub struct Throttle {
     /// The glob over resource names.
     pub glob: Glob,
-    /// The tiers, in order. None: nothing is granted.
-    pub tiers: Vec<Tier>,
+    /// The most hits of all domains in a second; `None`: no limit.
+    pub global_limit: Option<u64>,
+    /// What limits each domain.
+    pub limits: DomainLimits,
+    /// What limits certain domains instead, by name.
+    pub domains: HashMap<Box<str>, DomainLimits>,
     /// Whether the limits are enforced, if the file enforces any.
     pub enforce: bool,
+}
+
+/// What limits the hits of a domain.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DomainLimits {
+    /// The most hits in a second; `None`: no limit.
+    pub hard_limit: Option<u64>,
+    /// The tiers, in order. None: nothing is granted.
+    pub tiers: Vec<Tier>,
+}
+
+impl Throttle {
+    /// What limits `domain`.
+    pub fn limits_of(&self, domain: &str) -> HitLimits<'_> {
+        let DomainLimits { hard_limit, tiers } = self.domains.get(domain).unwrap_or(&self.limits);
+        HitLimits { hard: *hard_limit, global: self.global_limit, tiers }
+    }
 }
 
 impl Template for Throttle {
@@ -235,6 +258,7 @@ impl Default for Limits {
             namespaces: HashMap::new(),
             resources: Templates::default(),
             throttles: Templates::default(),
+            allow_unconfigured: Vec::new(),
             on_store_failure: FailurePolicy::default(),
             enforce: true,
             bucket_count: 0,

@@ -5,8 +5,10 @@
 use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
+use super::glob::Glob;
 use super::model::{
-    Algorithm, Bucket, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Throttle, Unconfigured,
+    Algorithm, Bucket, DomainLimits, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Throttle,
+    Unconfigured,
 };
 use super::throttles::span_text;
 
@@ -41,6 +43,10 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     }
     if !limits.throttles.is_empty() {
         put(&mut top, "throttles", limits.throttles.iter().map(throttle).collect::<Vec<_>>());
+    }
+    if !limits.allow_unconfigured.is_empty() {
+        let globs: Vec<_> = limits.allow_unconfigured.iter().map(Glob::as_str).collect();
+        put(&mut top, "allow_unconfigured", globs);
     }
     top
 }
@@ -139,7 +145,30 @@ fn throttle(throttle: &Throttle) -> Value {
     let mut fields = Mapping::new();
     put(&mut fields, "resource", throttle.glob.as_str());
     put_shadow(&mut fields, throttle.enforce);
-    let tiers = throttle.tiers.iter().map(|tier| {
+    put_limit(&mut fields, "global_limit", throttle.global_limit);
+    put_domain_limits(&mut fields, &throttle.limits);
+    if !throttle.domains.is_empty() {
+        let mut domains = Mapping::new();
+        for (domain, limits) in in_file_order(&throttle.domains, |_| 0) {
+            let mut fields = Mapping::new();
+            put_domain_limits(&mut fields, limits);
+            put(&mut domains, domain, fields);
+        }
+        put(&mut fields, "domains", domains);
+    }
+    fields.into()
+}
+
+/// Adds a limit, if there is one.
+fn put_limit(fields: &mut Mapping, key: &str, limit: Option<u64>) {
+    if let Some(hits) = limit {
+        put(fields, key, hits);
+    }
+}
+
+fn put_domain_limits(fields: &mut Mapping, limits: &DomainLimits) {
+    put_limit(fields, "hard_limit", limits.hard_limit);
+    let tiers = limits.tiers.iter().map(|tier| {
         let mut fields = Mapping::new();
         put(&mut fields, "limit", tier.limit);
         put(&mut fields, "window", span_text(tier.window_us));
@@ -150,8 +179,7 @@ fn throttle(throttle: &Throttle) -> Value {
         }
         Value::from(fields)
     });
-    put(&mut fields, "tiers", tiers.collect::<Vec<_>>());
-    fields.into()
+    put(fields, "tiers", tiers.collect::<Vec<_>>());
 }
 
 fn algorithm(algorithm: &Algorithm) -> Mapping {

@@ -1,18 +1,29 @@
 //! Validation of throttles: the limits on hits of domains.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use hashbrown::HashMap;
+
 use super::fault::YamlPath;
-use super::model::Throttle;
+use super::glob::Glob;
+use super::model::{DomainLimits, Throttle};
 use super::namespaces::enforce;
 use super::read::{Fields, Keys, Reader};
 use super::template_globs::{check_globs, glob};
 use super::tree::YamlNode;
+use crate::domain::names::MAX_ID_BYTES;
 use crate::domain::throttle::{MAX_LIMIT, MAX_SPAN_US, MAX_TIERS, Tier};
 
 const THROTTLE_KEYS: Keys = Keys {
     shape: "a mapping, such as { resource: \"search\", tiers: [...] }",
-    known: &["resource", "tiers", "enforce"],
+    known: &["resource", "hard_limit", "global_limit", "tiers", "domains", "enforce"],
+    ignored: &[],
+};
+
+const DOMAIN_KEYS: Keys = Keys {
+    shape: "a mapping, such as { hard_limit: 50, tiers: [...] }",
+    known: &["hard_limit", "tiers"],
     ignored: &[],
 };
 
@@ -21,6 +32,19 @@ const TIER_KEYS: Keys = Keys {
     known: &["limit", "window", "active", "cooldown", "skippable"],
     ignored: &[],
 };
+
+/// The limits that a log can count to.
+const LIMITS: RangeInclusive<i64> = 0..=MAX_LIMIT as i64;
+
+/// Reads the globs of resources without limits on which all hits are granted.
+pub(super) fn allow_unconfigured(
+    reader: &mut Reader,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
+) -> Vec<Glob> {
+    let items = reader.items(node, path).enumerate();
+    items.filter_map(|(index, item)| Some(glob(reader, item, &path.item(index))?.glob)).collect()
+}
 
 /// Reads all throttles, in the order of the file.
 pub(super) fn throttles(
@@ -36,21 +60,58 @@ pub(super) fn throttles(
             Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
             None => reader.missing(&fields, &path, "resource", "a glob over resource names"),
         };
-        let tiers = match fields.get("tiers") {
-            Some(entry) => tiers(reader, entry.value, &path.key(entry.key)),
-            None => {
-                let expected = "the tiers of bursts, in order; [] would grant nothing";
-                reader.missing(&fields, &path, "tiers", expected).unwrap_or_default()
-            }
+        let global_limit = limit(reader, &fields, &path, "global_limit");
+        let limits = domain_limits(reader, &fields, &path);
+        let domains = match fields.get("domains") {
+            Some(entry) => domains(reader, entry.value, &path.key(entry.key)),
+            None => HashMap::new(),
         };
         let enforce = enforce(reader, &fields, &path);
         if let Some(field) = &glob {
-            all.push(Throttle { glob: field.glob.clone(), tiers, enforce });
+            let glob = field.glob.clone();
+            all.push(Throttle { glob, global_limit, limits, domains, enforce });
         }
         globs.push(glob);
     }
     check_globs(reader, globs.iter().map(Option::as_ref), path, "resource");
     all
+}
+
+/// Reads the limits of certain domains, by name.
+fn domains(
+    reader: &mut Reader,
+    node: &YamlNode<'_>,
+    path: &YamlPath<'_>,
+) -> HashMap<Box<str>, DomainLimits> {
+    let mut all = HashMap::new();
+    for entry in reader.entries(node, path, "a mapping of limits by domain") {
+        let path = path.key(entry.key);
+        if !(1..=MAX_ID_BYTES).contains(&entry.key.len()) {
+            let message = format!("the name of a domain has 1 to {MAX_ID_BYTES} bytes");
+            reader.fault_of_name(entry.line, &path, message);
+        }
+        let fields = reader.fields(entry.value, &path, &DOMAIN_KEYS);
+        all.insert(entry.key.into(), domain_limits(reader, &fields, &path));
+    }
+    all
+}
+
+fn domain_limits(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> DomainLimits {
+    let tiers = match fields.get("tiers") {
+        Some(entry) => tiers(reader, entry.value, &path.key(entry.key)),
+        None => {
+            let expected = "the tiers of bursts, in order; [] would grant nothing";
+            reader.missing(fields, path, "tiers", expected).unwrap_or_default()
+        }
+    };
+    DomainLimits { hard_limit: limit(reader, fields, path, "hard_limit"), tiers }
+}
+
+/// Reads the most hits in a second; `None`: no limit.
+fn limit(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, key: &str) -> Option<u64> {
+    let entry = fields.get(key)?;
+    let hits = reader.whole(entry.value, &path.key(key), LIMITS, Some("no limit"))?;
+    u64::try_from(hits).ok()
 }
 
 fn tiers(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<Tier> {
@@ -71,10 +132,7 @@ fn tiers(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<T
 
 fn tier(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option<Tier> {
     let limit = match fields.get("limit") {
-        Some(entry) => {
-            let range = 0..=i64::try_from(MAX_LIMIT).unwrap_or(i64::MAX);
-            reader.whole(entry.value, &path.key(entry.key), range, None)
-        }
+        Some(entry) => reader.whole(entry.value, &path.key(entry.key), LIMITS, None),
         None => reader.missing(fields, path, "limit", "the most hits within a window"),
     };
     let window_us = span(reader, fields, path, "window", 1, "the length of time the limit is for");

@@ -5,17 +5,18 @@ use super::model::Limits;
 use super::namespaces::{DefinitionKind, Indices, bucket, enforce, failure_policy, namespaces};
 use super::read::{Keys, Reader};
 use super::resources::resources;
-use super::throttles::throttles;
+use super::throttles::{allow_unconfigured, throttles};
 use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
-    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, on_store_failure and \
-            enforce",
+    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, \
+            allow_unconfigured, on_store_failure and enforce",
     known: &[
         "global_default_bucket",
         "namespaces",
         "resources",
         "throttles",
+        "allow_unconfigured",
         "on_store_failure",
         "enforce",
     ],
@@ -58,11 +59,16 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         .get("throttles")
         .map(|entry| throttles(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
         .unwrap_or_default();
+    let allow_unconfigured = top
+        .get("allow_unconfigured")
+        .map(|entry| allow_unconfigured(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
+        .unwrap_or_default();
     let limits = Limits {
         global_default,
         namespaces: namespaces.unwrap_or_default(),
         resources: resources.into(),
         throttles: throttles.into(),
+        allow_unconfigured,
         on_store_failure,
         enforce,
         bucket_count: indices.count(),

@@ -1,5 +1,6 @@
-//! Hits of a domain on a resource, limited by tiers of bursts: the rate-limited resources of the
-//! paper "Charon: The Design of a Limiting Microservice". `lua/throttle.lua` mirrors this file.
+//! Hits of a domain on a resource, limited by tiers of bursts, and by the second: the rate-limited
+//! resources of the paper "Charon: The Design of a Limiting Microservice". `lua/throttle.lua` mirrors
+//! this file.
 //!
 //! A tier is inactive until a hit enters it, then active for a time, then cooling down. The current
 //! tier is the active one with the greatest index. A hit is logged there if the tier's window has room;
@@ -54,19 +55,41 @@ impl Tier {
             && cooldown_us.contains(&self.cooldown_us)
     }
 
-    /// The share of one of `nodes` nodes that decide independently: a part of the limit, at least 1
+    /// The tier of one of `nodes` nodes that decide independently: it has a part of the limit, at least 1
     /// unless nothing is granted.
     pub fn share(&self, nodes: u32) -> Self {
-        let share = self.limit / u64::from(nodes.max(1));
-        Self { limit: share.max(1).min(self.limit), ..*self }
+        Self { limit: share(self.limit, nodes), ..*self }
     }
 }
 
-/// What is known of a domain's hits on a resource.
+/// What limits the hits of a domain on a resource.
+#[derive(Clone, Copy, Debug)]
+pub struct HitLimits<'a> {
+    /// The most hits of the domain in a second; `None`: no limit.
+    pub hard: Option<u64>,
+    /// The most hits of all domains in a second; `None`: no limit.
+    pub global: Option<u64>,
+    /// The tiers, up to [`MAX_TIERS`].
+    pub tiers: &'a [Tier],
+}
+
+/// The share of a limit that one of `nodes` nodes has.
+pub fn share(limit: u64, nodes: u32) -> u64 {
+    (limit / u64::from(nodes.max(1))).max(1).min(limit)
+}
+
+/// The tier of hits within a second: it is active for as long as its times are exact.
+const fn second(limit: u64) -> Tier {
+    Tier { limit, window_us: 1_000_000, active_us: MAX_SPAN_US, cooldown_us: 0, skippable: false }
+}
+
+/// What is known of a domain's hits on a resource, or of all domains' hits within the last second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// The time of the last hit. Time does not run backwards: an earlier request counts as made then.
     last: Micros,
+    /// The hits within the last second, if they are limited.
+    second: Entered,
     /// By index of the tier. Tiers beyond have never been entered. Tiers that the limits lack are kept: they
     /// may have been added, and not all nodes know it yet.
     tiers: SmallVec<[Entered; 1]>,
@@ -90,7 +113,7 @@ enum State {
 }
 
 /// A decision on a request for hits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
     /// The hits granted; 0: refused.
     pub granted: u64,
@@ -100,12 +123,48 @@ pub struct Decision {
     pub tier_hits: u64,
     /// Whether the request has entered a tier.
     pub burst: bool,
+    /// The hits of the domain in the last second, if these are limited.
+    pub domain_hits: Option<u64>,
+    /// The hits of all domains in the last second, if these are limited.
+    pub all_hits: Option<u64>,
+    /// Whether the domain's limit of hits in a second leaves the least room, and less than wanted.
+    pub limited_by_hard: bool,
+    /// The same for the limit of all domains.
+    pub limited_by_global: bool,
     /// After a refusal: how long until the least number of hits could be granted if no others came, in
     /// µs. `None`: never, by these tiers.
     pub retry_after_us: Option<i64>,
 }
 
 impl Entered {
+    /// The hits in the window, of a log that may no longer be active.
+    fn hits(&self, tier: &Tier, now: Micros) -> u64 {
+        match self.at {
+            Some(at) if self.state(tier, now) == State::Active => self.log.hits(tier, at, now),
+            _ => 0,
+        }
+    }
+
+    /// Adds hits, for which there is room. Enters the tier if it is not active. Returns whether it does.
+    fn add(&mut self, tier: &Tier, now: Micros, hits: u64) -> bool {
+        let enters = self.state(tier, now) != State::Active;
+        if enters {
+            *self = Self { at: Some(now), log: Log::default() };
+        }
+        self.log.add(tier, self.at.unwrap_or(now), now, hits);
+        enters
+    }
+
+    /// The first time, from `from` on, at which an active tier has room for `needed` hits.
+    fn room_at(&self, tier: &Tier, from: Micros, needed: u64) -> Option<Micros> {
+        match self.at {
+            Some(at) if self.state(tier, from) == State::Active => {
+                self.log.room_at(tier, at, from, needed)
+            }
+            _ => (needed <= tier.limit).then_some(from),
+        }
+    }
+
     fn state(&self, tier: &Tier, now: Micros) -> State {
         let Some(Micros(at)) = self.at else { return State::Inactive };
         if now.0 < at + tier.active_us {
@@ -120,64 +179,115 @@ impl Entered {
 
 impl History {
     /// Grants and logs as many hits as there is room for, up to `copies`. Grants none, and changes
-    /// nothing, if that is less than `min_copies`, which is from 1 to `copies`.
+    /// nothing, if that is less than `min_copies`, which is from 1 to `copies`. `all` has the hits of all
+    /// domains, if these are limited.
     pub fn request(
         &mut self,
-        tiers: &[Tier],
+        all: Option<&mut Self>,
+        limits: &HitLimits<'_>,
         now: Micros,
         copies: u64,
         min_copies: u64,
     ) -> Decision {
+        let tiers = limits.tiers;
         debug_assert!(tiers.len() <= MAX_TIERS && tiers.iter().all(Tier::is_valid));
-        if self.last.0 > now.0 + AHEAD_US {
-            *self = Self::default();
-        }
-        let (asked_at, now) = (now, now.max(self.last));
+        let mut all = all.zip(limits.global);
+        let asked_at = now;
+        let now = now.max(self.settle(now));
+        let now = now.max(all.as_mut().map_or(now, |(all, _)| all.settle(asked_at)));
+        let domain_hits = limits.hard.map(|limit| self.second.hits(&second(limit), now));
+        let all_hits = all.as_ref().map(|(all, limit)| all.second.hits(&second(*limit), now));
+        let room = |limit: Option<u64>, hits: Option<u64>| {
+            limit.zip(hits).map_or(u64::MAX, |(limit, hits)| limit.saturating_sub(hits))
+        };
+        let room = [room(limits.hard, domain_hits), room(limits.global, all_hits)];
+        let (taken, used) = self.fill(tiers, now, copies.min(room[0]).min(room[1]));
+        let granted: u64 = taken.iter().map(|(_, hits)| hits).sum();
         let current = self.current(tiers, now);
-        let used = current.map_or(0, |index| self.hits(index, tiers, now));
-        let mut taken: SmallVec<[(usize, u64); 4]> = SmallVec::new();
-        let mut left = copies;
-        if let Some(index) = current {
-            let room = tiers[index].limit.saturating_sub(used).min(left);
-            left -= room;
-            taken.push((index, room));
-        }
-        for (index, tier) in self.enterable(tiers, now, current) {
-            if left == 0 {
-                break;
-            }
-            let room = tier.limit.min(left);
-            left -= room;
-            taken.push((index, room));
-        }
-        let granted = copies - left;
+        let mut decision = Decision {
+            granted,
+            tier: current.map_or(0, |index| index + 1),
+            tier_hits: used,
+            burst: false,
+            domain_hits,
+            all_hits,
+            limited_by_hard: room[0] < copies && room[0] == granted,
+            limited_by_global: room[1] < copies && room[1] == granted,
+            retry_after_us: None,
+        };
         if granted < min_copies {
-            let retry_at = self.retry_at(tiers, now, min_copies);
-            return Decision {
-                granted: 0,
-                tier: current.map_or(0, |index| index + 1),
-                tier_hits: used,
-                burst: false,
-                retry_after_us: retry_at.map(|at| at.0 - asked_at.0),
-            };
+            let all = all.map(|(all, limit)| (&*all, limit));
+            let from = self.seconds_room_at(all, limits.hard, now, min_copies);
+            let retry_at = from.and_then(|from| self.retry_at(tiers, from, min_copies));
+            decision.granted = 0;
+            decision.retry_after_us = retry_at.map(|at| at.0 - asked_at.0);
+            return decision;
         }
         self.last = now;
-        let mut decision =
-            Decision { granted, tier: 0, tier_hits: 0, burst: false, retry_after_us: None };
         for (index, hits) in taken {
             if self.tiers.len() <= index {
                 self.tiers.resize(index + 1, Entered::default());
             }
             let (tier, entered) = (&tiers[index], &mut self.tiers[index]);
-            if Some(index) != current {
-                *entered = Entered { at: Some(now), log: Log::default() };
-                decision.burst = true;
-            }
-            let at = entered.at.unwrap_or(now);
-            entered.log.add(tier, at, now, hits);
-            (decision.tier, decision.tier_hits) = (index + 1, entered.log.hits(tier, at, now));
+            decision.burst |= entered.add(tier, now, hits);
+            (decision.tier, decision.tier_hits) = (index + 1, entered.hits(tier, now));
+        }
+        if let Some(limit) = limits.hard {
+            self.second.add(&second(limit), now, granted);
+            decision.domain_hits = domain_hits.map(|hits| hits + granted);
+        }
+        if let Some((all, limit)) = all {
+            all.last = now;
+            all.second.add(&second(limit), now, granted);
+            decision.all_hits = all_hits.map(|hits| hits + granted);
         }
         decision
+    }
+
+    /// Forgets everything if the last hit is too far ahead. Returns its time.
+    fn settle(&mut self, now: Micros) -> Micros {
+        if self.last.0 > now.0 + AHEAD_US {
+            *self = Self::default();
+        }
+        self.last
+    }
+
+    /// How up to `hits` hits go into the tiers, by index, and how many the current tier has before.
+    fn fill(&self, tiers: &[Tier], now: Micros, hits: u64) -> (SmallVec<[(usize, u64); 4]>, u64) {
+        let (mut taken, mut left, mut used) = (SmallVec::new(), hits, 0);
+        let current = self.current(tiers, now);
+        let mut take = |index: usize, room: u64| {
+            if left > 0 {
+                taken.push((index, room.min(left)));
+                left -= room.min(left);
+            }
+        };
+        if let Some(index) = current {
+            used = self.tiers[index].hits(&tiers[index], now);
+            take(index, tiers[index].limit.saturating_sub(used));
+        }
+        for (index, tier) in self.enterable(tiers, now, current) {
+            take(index, tier.limit);
+        }
+        (taken, used)
+    }
+
+    /// When both limits of hits in a second have room for `copies` hits, if no others come.
+    fn seconds_room_at(
+        &self,
+        all: Option<(&Self, u64)>,
+        hard: Option<u64>,
+        now: Micros,
+        copies: u64,
+    ) -> Option<Micros> {
+        let mut at = now;
+        if let Some(limit) = hard {
+            at = self.second.room_at(&second(limit), at, copies)?;
+        }
+        if let Some((all, limit)) = all {
+            at = all.second.room_at(&second(limit), at, copies)?;
+        }
+        Some(at)
     }
 
     /// When the last cooldown ends, in ms since the epoch, rounded up. Later the history decides nothing.
@@ -186,6 +296,8 @@ impl History {
         let ends = self.tiers.iter().zip(tiers).filter_map(|(entered, tier)| {
             Some(Micros(entered.at?.0 + tier.active_us + tier.cooldown_us))
         });
+        let hits_end = self.second.at.map(|_| Micros(self.last.0 + second(0).window_us));
+        let ends = ends.chain(hits_end);
         let least_ms = if self.tiers.len() > tiers.len() { known_ms } else { 0 };
         ends.max().map_or(0, |end| (end.0 + 999).div_euclid(1000)).max(least_ms)
     }
@@ -195,11 +307,6 @@ impl History {
         let is_active =
             |(entered, tier): (&Entered, &Tier)| entered.state(tier, now) == State::Active;
         self.tiers.iter().zip(tiers).rposition(is_active)
-    }
-
-    fn hits(&self, index: usize, tiers: &[Tier], now: Micros) -> u64 {
-        let entered = &self.tiers[index];
-        entered.at.map_or(0, |at| entered.log.hits(&tiers[index], at, now))
     }
 
     /// The tiers above `current` that a large enough burst enters, in order.
@@ -222,9 +329,9 @@ impl History {
         all
     }
 
-    /// When `copies` hits could be granted if no others came. Between the ends of active times and
-    /// cooldowns, only hits of the current tier expire.
-    fn retry_at(&self, tiers: &[Tier], now: Micros, copies: u64) -> Option<Micros> {
+    /// When the tiers could take `copies` hits, from `from` on, if no others came. Between the ends of active
+    /// times and cooldowns, only hits of the current tier expire.
+    fn retry_at(&self, tiers: &[Tier], from: Micros, copies: u64) -> Option<Micros> {
         let mut changes: SmallVec<[i64; 4]> = SmallVec::new();
         for (entered, tier) in self.tiers.iter().zip(tiers) {
             if let Some(Micros(at)) = entered.at {
@@ -232,8 +339,8 @@ impl History {
                 changes.push(at + tier.active_us + tier.cooldown_us);
             }
         }
-        changes.retain(|change| *change > now.0);
-        changes.push(now.0);
+        changes.retain(|change| *change > from.0);
+        changes.push(from.0);
         changes.sort_unstable();
         for (nth, &from) in changes.iter().enumerate() {
             let until = changes.get(nth + 1).copied().unwrap_or(i64::MAX);
@@ -243,10 +350,7 @@ impl History {
             let needed = copies.saturating_sub(above);
             let at = match current {
                 _ if needed == 0 => Some(Micros(from)),
-                Some(index) => {
-                    let (tier, entered) = (&tiers[index], &self.tiers[index]);
-                    entered.at.and_then(|at| entered.log.room_at(tier, at, Micros(from), needed))
-                }
+                Some(index) => self.tiers[index].room_at(&tiers[index], Micros(from), needed),
                 None => None,
             };
             if let Some(at) = at

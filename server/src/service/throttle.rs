@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::capacity::check_id;
 use super::{Error, ServiceState};
-use crate::config::model::{FailurePolicy, Throttle};
+use crate::config::model::FailurePolicy;
 use crate::domain::names::CallerId;
-use crate::domain::throttle::{Decision, Tier};
+use crate::domain::throttle::{Decision, HitLimits, Tier, share};
 use crate::metrics::{HitOutcome, ThrottleMetrics};
 use crate::store::StoreError;
 use crate::store::throttle::{HitRequest, ThrottleStore};
@@ -26,21 +26,16 @@ pub struct HitQuery<'a> {
 }
 
 /// The answer to a [`HitQuery`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HitAnswer {
-    /// The hits granted; 0: refused.
-    pub granted: u64,
-    /// The number of the current tier; 0: none.
-    pub tier: usize,
-    /// The limit of that tier, as configured; `None` without a tier.
+    /// What was decided; in shadow, all hits are granted.
+    pub decision: Decision,
+    /// The most hits of the domain in a second, as configured; `None`: no limit.
+    pub hard_limit: Option<u64>,
+    /// The most hits of all domains in a second, as configured; `None`: no limit.
+    pub global_limit: Option<u64>,
+    /// The limit of the current tier, as configured; `None` without a tier.
     pub tier_limit: Option<u64>,
-    /// The hits in the window of that tier.
-    pub tier_hits: u64,
-    /// Whether the request has entered a tier.
-    pub burst: bool,
-    /// After a refusal: how long until the least number of hits could be granted, in milliseconds; 0: never,
-    /// or nobody knows.
-    pub retry_after_ms: i64,
     /// Whether it was decided without the shared store.
     pub degraded: bool,
     /// Whether all hits were granted only because the limits are not enforced.
@@ -74,7 +69,15 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let snapshot = self.state.limits.current();
         let Some((template, throttle)) = snapshot.limits.throttles.find(query.resource) else {
             snapshot.check_known()?;
-            self.state.unthrottled.count(HitOutcome::NotFound);
+            let meter = &self.state.unthrottled;
+            let mut unconfigured = snapshot.limits.allow_unconfigured.iter();
+            if unconfigured.any(|glob| glob.matches(query.resource)) {
+                let decision = Decision { granted: copies, ..Decision::default() };
+                let answer = HitAnswer { decision, ..HitAnswer::default() };
+                answer.count(copies, snapshot.limits.on_store_failure, meter);
+                return Ok(answer);
+            }
+            meter.count(HitOutcome::NotFound);
             return Err(Error::NotFound("no throttle is configured for this resource".to_owned()));
         };
         let request = HitRequest {
@@ -82,27 +85,28 @@ impl<S: ThrottleStore> ThrottleService<S> {
             resource: query.resource,
             template,
             domain: query.domain,
-            tiers: &throttle.tiers,
+            limits: throttle.limits_of(query.domain),
             copies,
             min_copies,
         };
         let mut answer = match self.store.request_hits(&request).await {
-            Ok(decision) => answer(&decision, throttle),
+            Ok(decision) => answer(decision, &request.limits),
             // The store works, so the failure policy must not apply.
             Err(StoreError::Overloaded) => return Err(Error::Overloaded),
             Err(_) => {
                 let policy = snapshot.limits.on_store_failure;
                 let decision = self.decide_without_store(&request, policy).await;
-                HitAnswer { degraded: true, ..answer(&decision, throttle) }
+                HitAnswer { degraded: true, ..answer(decision, &request.limits) }
             }
         };
         let meter = snapshot.throttle_meter(template);
         answer.count(copies, snapshot.limits.on_store_failure, meter);
         if !self.state.enforces(snapshot.limits.enforce && throttle.enforce)
-            && answer.granted < copies
+            && answer.decision.granted < copies
         {
             meter.shadowed.increment(1);
-            answer = HitAnswer { granted: copies, retry_after_ms: 0, shadow: true, ..answer };
+            answer.decision = Decision { granted: copies, retry_after_us: None, ..answer.decision };
+            answer.shadow = true;
         }
         Ok(answer)
     }
@@ -116,8 +120,12 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let granted = match (policy, &self.state.fallback) {
             (FailurePolicy::Local, Some(fallback)) => {
                 let nodes = fallback.health.nodes();
-                let tiers: Vec<Tier> = request.tiers.iter().map(|tier| tier.share(nodes)).collect();
-                let request = HitRequest { tiers: &tiers, ..*request };
+                let all = &request.limits;
+                let tiers: Vec<Tier> = all.tiers.iter().map(|tier| tier.share(nodes)).collect();
+                let part = |limit: Option<u64>| limit.map(|limit| share(limit, nodes));
+                let limits =
+                    HitLimits { hard: part(all.hard), global: part(all.global), tiers: &tiers };
+                let request = HitRequest { limits, ..*request };
                 match fallback.local.request_hits(&request).await {
                     Ok(decision) => return decision,
                     Err(_) => 0,
@@ -126,7 +134,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
             (FailurePolicy::Allow, _) => request.copies,
             (FailurePolicy::Deny | FailurePolicy::Local, _) => 0,
         };
-        Decision { granted, tier: 0, tier_hits: 0, burst: false, retry_after_us: None }
+        Decision { granted, ..Decision::default() }
     }
 }
 
@@ -148,32 +156,37 @@ fn check(query: &HitQuery<'_>) -> Result<(u64, u64), Error> {
     }
 }
 
-fn answer(decision: &Decision, throttle: &Throttle) -> HitAnswer {
-    let tier = decision.tier.checked_sub(1).and_then(|index| throttle.tiers.get(index));
+fn answer(decision: Decision, limits: &HitLimits<'_>) -> HitAnswer {
+    let tier = decision.tier.checked_sub(1).and_then(|index| limits.tiers.get(index));
     HitAnswer {
-        granted: decision.granted,
-        tier: decision.tier,
+        decision,
+        hard_limit: limits.hard,
+        global_limit: limits.global,
         tier_limit: tier.map(|tier| tier.limit),
-        tier_hits: decision.tier_hits,
-        burst: decision.burst,
-        retry_after_ms: decision.retry_after_us.map_or(0, |us| (us + 999).div_euclid(1000)),
         degraded: false,
         shadow: false,
     }
 }
 
 impl HitAnswer {
+    /// After a refusal: how long until the least number of hits could be granted, in milliseconds; 0: never,
+    /// or nobody knows.
+    pub fn retry_after_ms(&self) -> i64 {
+        self.decision.retry_after_us.map_or(0, |us| (us + 999).div_euclid(1000))
+    }
+
     /// Counts the answer to a request for `copies`, before shadow is applied.
     fn count(&self, copies: u64, policy: FailurePolicy, meter: &ThrottleMetrics) {
-        meter.count(match self.granted {
+        let Decision { granted, burst, .. } = self.decision;
+        meter.count(match granted {
             0 if self.degraded && policy == FailurePolicy::Deny => HitOutcome::ServerError,
             0 => HitOutcome::Rejected,
             granted if granted < copies => HitOutcome::Part,
             _ => HitOutcome::Granted,
         });
         // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
-        meter.hits.increment(self.granted.min(u64::from(u32::MAX)));
-        meter.bursts.increment(self.burst.into());
+        meter.hits.increment(granted.min(u64::from(u32::MAX)));
+        meter.bursts.increment(burst.into());
         meter.degraded.increment(self.degraded.into());
     }
 }

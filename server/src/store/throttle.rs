@@ -4,7 +4,7 @@ use std::future::Future;
 
 use super::StoreError;
 use crate::domain::names::CallerId;
-use crate::domain::throttle::{Decision, Tier};
+use crate::domain::throttle::{Decision, HitLimits};
 
 /// A request for hits.
 #[derive(Clone, Copy, Debug)]
@@ -17,8 +17,8 @@ pub struct HitRequest<'a> {
     pub template: usize,
     /// The domain that the hits are for.
     pub domain: &'a str,
-    /// The tiers that limit the domain, up to [`MAX_TIERS`](crate::domain::throttle::MAX_TIERS).
-    pub tiers: &'a [Tier],
+    /// What limits the domain.
+    pub limits: HitLimits<'a>,
     /// The most hits to grant, up to 2^63 - 1.
     pub copies: u64,
     /// The least hits to grant, from 1 to `copies`.

@@ -35,21 +35,23 @@ pub(super) fn query(request: &ThrottleRequest) -> HitQuery<'_> {
 }
 
 pub(super) fn response(answer: &HitAnswer) -> ThrottleResponse {
-    let status = if answer.granted > 0 { WireStatus::Ok } else { WireStatus::Rejected };
+    let decision = &answer.decision;
+    let status = if decision.granted > 0 { WireStatus::Ok } else { WireStatus::Rejected };
+    let or_none = |number: Option<u64>| number.map_or(NONE, on_wire);
     ThrottleResponse {
         status: status.into(),
-        granted: on_wire(answer.granted),
-        hard_limit: NONE,
-        global_limit: NONE,
-        tier_limit: answer.tier_limit.map_or(NONE, on_wire),
-        tier_index: answer.tier as i64,
-        domain_hits_last_second: NONE,
-        all_hits_last_second: NONE,
-        tier_hits: on_wire(answer.tier_hits),
-        burst: answer.burst,
-        limited_by_hard: false,
-        limited_by_global: false,
-        retry_after_millis: answer.retry_after_ms,
+        granted: on_wire(decision.granted),
+        hard_limit: or_none(answer.hard_limit),
+        global_limit: or_none(answer.global_limit),
+        tier_limit: or_none(answer.tier_limit),
+        tier_index: decision.tier as i64,
+        domain_hits_last_second: or_none(decision.domain_hits),
+        all_hits_last_second: or_none(decision.all_hits),
+        tier_hits: on_wire(decision.tier_hits),
+        burst: decision.burst,
+        limited_by_hard: decision.limited_by_hard,
+        limited_by_global: decision.limited_by_global,
+        retry_after_millis: answer.retry_after_ms(),
         degraded: answer.degraded,
         shadow: answer.shadow,
     }

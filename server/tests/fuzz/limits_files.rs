@@ -260,17 +260,24 @@ fn throttles() -> impl Strategy<Value = Value> {
             ])
         },
     );
-    let throttle = (prop::collection::vec(tier, 0..4), flag());
+    let by_second = || prop::option::of((-1_i64..1 << 32).prop_map(|limit| json!(limit)));
+    let limits = (prop::collection::vec(tier, 0..4), by_second())
+        .prop_map(|(tiers, hard)| vec![("tiers", Some(json!(tiers))), ("hard_limit", hard)]);
+    let domains = named("\\PC{1,10}", limits.clone().prop_map(object), 3);
+    let throttle = (limits, by_second(), prop::option::of(domains), flag());
     let globs = prop::collection::hash_set("[a-z.?/]{0,5}[*x]x|\\[[!^]?[a-f]\\]", 0..4);
     (globs, prop::collection::vec(throttle, 5)).prop_map(|(globs, throttles)| {
         let globs = globs.into_iter().chain(["*".to_string()]);
-        let throttles = globs.zip(throttles).map(|(glob, (tiers, enforce))| {
-            object(vec![
-                ("resource", Some(json!(glob))),
-                ("tiers", Some(json!(tiers))),
-                ("enforce", enforce),
-            ])
-        });
+        let throttles =
+            globs.zip(throttles).map(|(glob, (mut fields, global, domains, enforce))| {
+                fields.extend([
+                    ("resource", Some(json!(glob))),
+                    ("global_limit", global),
+                    ("domains", domains),
+                    ("enforce", enforce),
+                ]);
+                object(fields)
+            });
         throttles.collect()
     })
 }

@@ -9,20 +9,20 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestRunner;
 use testkit::{Redis, START, property_tests, redis_store, runtime};
-use tollgate_server::domain::throttle::Tier;
+use tollgate_server::domain::throttle::{HitLimits, Tier};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::memory::MemoryStore;
 use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
 
 /// Resources and domains. Their names join to the same text.
-const NAMES: [(&str, &str); 4] = [("a", "b:c"), ("a:b", "c"), ("{a}%3A", "b"), ("ключ", "")];
+const NAMES: [(&str, &str); 4] = [("a", "b:c"), ("a:b", "c"), ("{a}%3A", "b"), ("{a}%3A", "ключ")];
 
 #[derive(Clone, Debug)]
 struct Step {
     pause_us: i64,
     name: usize,
-    /// Index of the tiers in use.
-    tiers: usize,
+    /// Index of the limits in use.
+    limits: usize,
     copies: u64,
     min_copies: u64,
 }
@@ -57,12 +57,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         pause_us,
         // Mostly one name, and mostly the same tiers.
         name: if name < NAMES.len() { name } else { 0 },
-        tiers: tiers.saturating_sub(9),
+        limits: tiers.saturating_sub(9),
         copies,
         min_copies: (copies / 100 * min_percent).max(1),
     });
     proptest::collection::vec(one, 1..60)
 }
+
+/// The limits of hits in a second of a domain and of all domains, and the tiers.
+type Limits = (Option<u64>, Option<u64>, Vec<Tier>);
 
 /// A tier with its window, active time and cooldown in seconds.
 fn seconds(limit: u64, spans: [i64; 3]) -> Tier {
@@ -73,7 +76,8 @@ fn seconds(limit: u64, spans: [i64; 3]) -> Tier {
 /// A request for up to `copies` hits on resource `a`.
 fn hits<'a>(domain: &'a str, tiers: &'a [Tier], copies: u64) -> HitRequest<'a> {
     let (caller, resource, template, min_copies) = (None, "a", 0, 1);
-    HitRequest { caller, resource, template, domain, tiers, copies, min_copies }
+    let limits = HitLimits { hard: None, global: None, tiers };
+    HitRequest { caller, resource, template, domain, limits, copies, min_copies }
 }
 
 #[test]
@@ -84,23 +88,32 @@ fn both_stores_decide_alike() {
     let traces = Cell::new(0);
     // By kind: refused for good, refused for now, granted, granted with a burst.
     let answers = Cell::new([0_u64; 4]);
-    let tiers = proptest::array::uniform3(proptest::collection::vec(tier(), 0..4));
+    let by_second = || {
+        prop_oneof![
+            3 => Just(None),
+            2 => (0..20u64).prop_map(Some),
+            1 => (100..3000u64).prop_map(Some),
+        ]
+    };
+    let limits = (by_second(), by_second(), proptest::collection::vec(tier(), 0..4));
+    let limits = proptest::array::uniform3(limits);
     let shared = runtime.block_on(redis_store(&redis, clock.clone()));
     let config = property_tests::config("throttle_differential", property_tests::cases(3_000));
-    let compare = |(tiers, steps): ([Vec<Tier>; 3], Vec<Step>)| {
+    let compare = |(limits, steps): ([Limits; 3], Vec<Step>)| {
         let memory = MemoryStore::with_clock(clock.clone());
         traces.set(traces.get() + 1);
         for (nth, step) in steps.iter().enumerate() {
             clock.advance(step.pause_us);
             let (resource, domain) = NAMES[step.name];
-            // Each trace has domains of its own.
-            let domain = format!("{domain} {}", traces.get());
+            // Each trace has resources of its own.
+            let resource = format!("{} {resource}", traces.get());
+            let (hard, global, tiers) = &limits[step.limits];
             let request = HitRequest {
                 caller: None,
-                resource,
+                resource: &resource,
                 template: 0,
-                domain: &domain,
-                tiers: &tiers[step.tiers],
+                domain,
+                limits: HitLimits { hard: *hard, global: *global, tiers },
                 copies: step.copies,
                 min_copies: step.min_copies,
             };
@@ -120,7 +133,7 @@ fn both_stores_decide_alike() {
         }
         Ok(())
     };
-    TestRunner::new(config).run(&(tiers, steps()), compare).unwrap();
+    TestRunner::new(config).run(&(limits, steps()), compare).unwrap();
     let least = traces.get();
     assert!(answers.get().iter().all(|count| *count > least), "{:?} of {least}", answers.get());
 }
@@ -185,6 +198,7 @@ fn corrupt_values_count_as_absent() {
     let mut inside = redis.connection();
     let tiers = [seconds(3, [1, 2, 0])];
     let request = hits("b", &tiers, 5);
+    // One log, which is that of the last second.
     let head = [&[1][..], &START.0.to_le_bytes()[..7], &START.0.to_le_bytes()[..7]].concat();
     let cut_off = [&head[..], &[14, 0, 1, 2, 3]].concat();
     let odd = [&head[..], &[3, 0, 1, 2, 3]].concat();

@@ -23,7 +23,7 @@ impl<S: Store + ThrottleStore> User<'_, S> {
 
     /// The hits granted of `copies`.
     async fn granted(&self, copies: i64) -> u64 {
-        self.ask(copies, 1).await.granted
+        self.ask(copies, 1).await.decision.granted
     }
 
     fn wait_s(&self, seconds: i64) {
@@ -34,50 +34,61 @@ impl<S: Store + ThrottleStore> User<'_, S> {
 async fn penalties(user: &User<'_, impl Store + ThrottleStore>) {
     // One request goes through all tiers.
     let burst = user.ask(1000, 1).await;
-    assert_eq!((burst.granted, burst.tier, burst.tier_hits, burst.burst), (270, 3, 200, true));
+    assert_eq!(
+        (
+            burst.decision.granted,
+            burst.decision.tier,
+            burst.decision.tier_hits,
+            burst.decision.burst
+        ),
+        (270, 3, 200, true)
+    );
     // Five seconds of 200, while the highest tier is active.
     user.wait_s(2);
     let inside = user.ask(1000, 1).await;
-    assert_eq!((inside.granted, inside.tier, inside.burst), (200, 3, false));
+    assert_eq!(
+        (inside.decision.granted, inside.decision.tier, inside.decision.burst),
+        (200, 3, false)
+    );
     // The highest tier is over, the second one has 5 seconds left.
     user.wait_s(3);
-    assert_eq!(user.ask(1000, 1).await.granted, 50);
+    assert_eq!(user.ask(1000, 1).await.decision.granted, 50);
     // Both cool down: 20 a second, and no burst.
     user.wait_s(5);
     let even = user.ask(1000, 1).await;
-    assert_eq!((even.granted, even.tier, even.burst), (20, 1, false));
+    assert_eq!((even.decision.granted, even.decision.tier, even.decision.burst), (20, 1, false));
     let refused = user.ask(1, 1).await;
     // After a second, in which a hit still counts, there is room again.
-    assert_eq!((refused.granted, refused.retry_after_ms), (0, 1001));
+    assert_eq!((refused.decision.granted, refused.retry_after_ms()), (0, 1001));
     // A minute later, the second tier may be entered, and the third one not yet.
     user.wait_s(60);
     let burst = user.ask(1000, 1).await;
-    assert_eq!((burst.granted, burst.tier, burst.burst), (70, 2, true));
+    assert_eq!((burst.decision.granted, burst.decision.tier, burst.decision.burst), (70, 2, true));
 }
 
 async fn punishment(user: &User<'_, impl Store + ThrottleStore>) {
     // Even use is never limited.
     for _ in 0..100 {
         user.wait_s(3);
-        assert_eq!(user.ask(1, 1).await.tier, 1);
+        assert_eq!(user.ask(1, 1).await.decision.tier, 1);
     }
     // A burst is counted in the buffer. When that is over, all is well again.
     user.wait_s(11);
     assert_eq!(user.granted(10).await, 10);
     user.wait_s(61);
-    assert_eq!(user.ask(1, 1).await.tier, 1);
+    assert_eq!(user.ask(1, 1).await.decision.tier, 1);
     // A larger one ends in prison.
     user.wait_s(11);
     let burst = user.ask(100, 1).await;
-    assert_eq!((burst.granted, burst.tier), (16, 3));
+    assert_eq!((burst.decision.granted, burst.decision.tier), (16, 3));
     for _ in 0..59 {
         user.wait_s(10);
         let refused = user.ask(1, 1).await;
-        assert_eq!((refused.granted, refused.tier), (0, 3));
+        assert_eq!((refused.decision.granted, refused.decision.tier), (0, 3));
     }
-    assert_eq!(user.ask(1, 1).await.retry_after_ms, 10_000);
+    assert_eq!(user.ask(1, 1).await.retry_after_ms(), 10_000);
     user.wait_s(10);
-    assert_eq!(user.ask(5, 5).await.granted, 5);
+    assert_eq!(user.ask(5, 5).await.decision.granted, 5);
 }
 
 async fn batch_processing(user: &User<'_, impl Store + ThrottleStore>) {
@@ -86,19 +97,44 @@ async fn batch_processing(user: &User<'_, impl Store + ThrottleStore>) {
     assert_eq!(user.granted(4000).await, 1000);
     user.wait_s(1);
     let refused = user.ask(1, 1).await;
-    assert_eq!((refused.granted, refused.tier, refused.retry_after_ms), (0, 0, 86_100_000));
+    assert_eq!(
+        (refused.decision.granted, refused.decision.tier, refused.retry_after_ms()),
+        (0, 0, 86_100_000)
+    );
     user.wait_s(86_099);
     assert_eq!(user.granted(1).await, 0);
     user.wait_s(1);
     assert_eq!(user.granted(4000).await, 4000);
 }
 
+async fn by_second<'a, S: Store + ThrottleStore + 'a>(
+    user: &impl Fn(&'a str, &'a str) -> User<'a, S>,
+) {
+    let acme = user("api", "acme");
+    assert_eq!(acme.granted(1000).await, 500);
+    for domain in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"] {
+        let answer = user("api", domain).ask(1000, 1).await.decision;
+        assert_eq!((answer.granted, answer.limited_by_hard), (50, true));
+    }
+    let all = user("api", "k").ask(1000, 1).await.decision;
+    assert_eq!((all.granted, all.all_hits, all.limited_by_global), (0, Some(1000), true));
+    for second in 0..20 {
+        acme.wait_s(2);
+        // 50 a second, until there have been 1000 within a minute.
+        assert_eq!(user("api", "a").granted(60).await, if second < 19 { 50 } else { 0 });
+        assert_eq!(acme.granted(1000).await, 500);
+    }
+}
+
 async fn in_shadow(user: &User<'_, impl Store + ThrottleStore>) {
     let answer = user.ask(1000, 1).await;
-    assert_eq!((answer.granted, answer.shadow), (1000, false));
+    assert_eq!((answer.decision.granted, answer.shadow), (1000, false));
     let answer = user.ask(7, 2).await;
-    assert_eq!((answer.granted, answer.shadow, answer.tier_hits), (7, true, 1000));
-    assert_eq!(answer.retry_after_ms, 0);
+    assert_eq!(
+        (answer.decision.granted, answer.shadow, answer.decision.tier_hits),
+        (7, true, 1000)
+    );
+    assert_eq!(answer.retry_after_ms(), 0);
 }
 
 async fn patterns<S: Store + ThrottleStore>(store: S, clock: ManualClock) {
@@ -108,10 +144,12 @@ async fn patterns<S: Store + ThrottleStore>(store: S, clock: ManualClock) {
     penalties(&user("search", "acme")).await;
     punishment(&user("login", "acme")).await;
     batch_processing(&user("export", "acme")).await;
-    in_shadow(&user("mail", "acme")).await;
+    by_second(&user).await;
+    in_shadow(&user("mail.send", "acme")).await;
+    assert_eq!(user("test.mail", "acme").granted(1000).await, 1000);
     // Each domain, and each resource, has hits of its own.
     assert_eq!(user("search", "globex").granted(1000).await, 270);
-    assert_eq!(user("mail:search", "acme").granted(1000).await, 1000);
+    assert_eq!(user("mail.search", "acme").granted(1000).await, 1000);
 }
 
 #[tokio::test]

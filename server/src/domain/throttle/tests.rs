@@ -14,15 +14,29 @@ fn tier(limit: u64, window_s: i64, active_s: i64, cooldown_s: i64) -> Tier {
     }
 }
 
+/// Decides with tiers only.
+fn ask(history: &mut History, tiers: &[Tier], now: i64, copies: u64, min_copies: u64) -> Decision {
+    let limits = HitLimits { hard: None, global: None, tiers };
+    history.request(None, &limits, Micros(now), copies, min_copies)
+}
+
 /// The paper's rules, one hit at a time, with the time of each hit.
 #[derive(Clone, Default)]
 struct Exact {
     tiers: Vec<(Option<i64>, Vec<i64>)>,
+    /// The times of all hits.
+    hits: Vec<i64>,
+}
+
+/// Whether there is room for a hit in the last second.
+fn has_room(limit: Option<u64>, hits: &[i64], now: i64) -> bool {
+    let counting = hits.iter().filter(|time| now <= **time + S).count() as u64;
+    limit.is_none_or(|limit| counting < limit)
 }
 
 impl Exact {
     fn new(tiers: &[Tier]) -> Self {
-        Self { tiers: vec![(None, Vec::new()); tiers.len()] }
+        Self { tiers: vec![(None, Vec::new()); tiers.len()], hits: Vec::new() }
     }
 
     fn age(&self, index: usize, now: i64) -> Option<i64> {
@@ -68,13 +82,31 @@ impl Exact {
         false
     }
 
-    fn request(&mut self, tiers: &[Tier], now: i64, copies: u64, min_copies: u64) -> u64 {
-        let mut after = self.clone();
-        let granted = (0..copies).take_while(|_| after.hit(tiers, now)).count() as u64;
+    /// `all`: the hits of all domains.
+    fn request(
+        &mut self,
+        all: &mut Vec<i64>,
+        limits: &HitLimits<'_>,
+        now: i64,
+        copies: u64,
+        min_copies: u64,
+    ) -> u64 {
+        let (mut after, mut all_after) = (self.clone(), all.clone());
+        let mut hit = || {
+            let granted = has_room(limits.hard, &after.hits, now)
+                && has_room(limits.global, &all_after, now)
+                && after.hit(limits.tiers, now);
+            if granted {
+                after.hits.push(now);
+                all_after.push(now);
+            }
+            granted
+        };
+        let granted = (0..copies).take_while(|_| hit()).count() as u64;
         if granted < min_copies {
             return 0;
         }
-        *self = after;
+        (*self, *all) = (after, all_after);
         granted
     }
 }
@@ -86,6 +118,11 @@ fn tiers(limits: impl Strategy<Value = u64> + Clone) -> impl Strategy<Value = Ve
         ..tier(limit, window, window * times, cooldown)
     });
     prop::collection::vec(one, 0..4)
+}
+
+/// A limit of hits in a second, or none.
+fn by_second() -> impl Strategy<Value = Option<u64>> {
+    prop_oneof![Just(None), (0..8u64).prop_map(Some)]
 }
 
 /// Requests: the time since the one before, in µs; copies; how many of them are needed at least.
@@ -101,20 +138,40 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn small_limits_are_exact(tiers in tiers(0..6u64), requests in requests(8)) {
-        let (mut history, mut exact, mut now) = (History::default(), Exact::new(&tiers), 77);
-        for (gap, copies, min_copies) in requests {
+    fn small_limits_are_exact(
+        tiers in tiers(0..6u64),
+        hard in by_second(),
+        global in by_second(),
+        requests in prop::collection::vec((requests(8), any::<bool>()), 1..3),
+    ) {
+        let limits = HitLimits { hard, global, tiers: &tiers };
+        let mut domains = [0, 1].map(|_| (History::default(), Exact::new(&tiers)));
+        let (mut all, mut all_exact, mut now) = (History::default(), Vec::new(), 77);
+        for ((gap, copies, min_copies), domain) in
+            requests.into_iter().flat_map(|(all, odd)| all.into_iter().zip([false, odd].into_iter().cycle()))
+        {
             now += gap;
-            let expected = exact.request(&tiers, now, copies, min_copies);
-            let before = history.clone();
-            let decision = history.request(&tiers, Micros(now), copies, min_copies);
+            let (history, exact) = &mut domains[usize::from(domain)];
+            let before = (history.clone(), all.clone());
+            let expected = exact.request(&mut all_exact, &limits, now, copies, min_copies);
+            let decision =
+                history.request(Some(&mut all), &limits, Micros(now), copies, min_copies);
             prop_assert_eq!(decision.granted, expected);
+            let counting = |hits: &[i64]| hits.iter().filter(|at| now <= **at + S).count() as u64;
+            prop_assert_eq!(decision.domain_hits, hard.map(|_| counting(&exact.hits)));
+            prop_assert_eq!(decision.all_hits, global.map(|_| counting(&all_exact)));
+            if expected == copies {
+                prop_assert!(!decision.limited_by_hard && !decision.limited_by_global);
+            }
             if expected > 0 {
                 continue;
             }
-            prop_assert_eq!(&history, &before);
+            prop_assert_eq!((&*history, &all), (&before.0, &before.1));
             // Not earlier, and not later, than retry_after says.
-            let grants_at = |time| exact.clone().request(&tiers, time, min_copies, min_copies) > 0;
+            let grants_at = |time| {
+                let (mut exact, mut all) = (exact.clone(), all_exact.clone());
+                exact.request(&mut all, &limits, time, min_copies, min_copies) > 0
+            };
             let after = decision.retry_after_us.unwrap_or(1000 * S);
             for part in 0..50 {
                 prop_assert!(!grants_at(now + (after - 1) * part / 49));
@@ -136,7 +193,7 @@ proptest! {
         let mut granted: Vec<(i64, u64)> = Vec::new();
         for (pause, gap, copies) in requests {
             now += pause * gap * window / (10 * S);
-            let decision = history.request(&tiers, Micros(now), copies, 1);
+            let decision = ask(&mut history, &tiers, now, copies, 1);
             // A denial is right, and so is the number of hits in the window.
             let counting = |time: i64, span: i64| -> u64 {
                 let hits = granted.iter().filter(|(at, _)| time <= *at + span);
@@ -149,10 +206,10 @@ proptest! {
                 granted.push((now, decision.granted));
             }
             // retry_after is exact.
-            let refused = history.clone().request(&tiers, Micros(now), limit, limit);
+            let refused = ask(&mut history.clone(), &tiers, now, limit, limit);
             if let Some(after) = refused.retry_after_us {
                 let grants_at = |time| {
-                    history.clone().request(&tiers, Micros(time), limit, limit).granted > 0
+                    ask(&mut history.clone(), &tiers, time, limit, limit).granted > 0
                 };
                 prop_assert!(grants_at(now + after) && !grants_at(now + after - 1));
             }
@@ -165,13 +222,13 @@ fn batch_processing_of_the_paper() {
     let tiers = [tier(5000, 300, 300, 86_100)];
     let mut history = History::default();
     let start = 1_000_000 * S;
-    assert_eq!(history.request(&tiers, Micros(start), 6000, 1).granted, 5000);
-    let refused = history.request(&tiers, Micros(start + 10 * S), 1, 1);
+    assert_eq!(ask(&mut history, &tiers, start, 6000, 1).granted, 5000);
+    let refused = ask(&mut history, &tiers, start + 10 * S, 1, 1);
     assert_eq!((refused.granted, refused.tier, refused.tier_hits), (0, 1, 5000));
     // The active time ends with the window, and a day has passed when the cooldown ends.
     assert_eq!(refused.retry_after_us, Some((86_400 - 10) * S));
-    assert_eq!(history.request(&tiers, Micros(start + 86_400 * S - 1), 1, 1).granted, 0);
-    assert_eq!(history.request(&tiers, Micros(start + 86_400 * S), 1, 1).granted, 1);
+    assert_eq!(ask(&mut history, &tiers, start + 86_400 * S - 1, 1, 1).granted, 0);
+    assert_eq!(ask(&mut history, &tiers, start + 86_400 * S, 1, 1).granted, 1);
 }
 
 /// Nodes that take turns with different limits, as while new limits are rolled out, grant no more than the
@@ -185,7 +242,7 @@ fn nodes_with_different_limits_count_each_others_hits() {
         let mut granted = Vec::new();
         for step in 0..4000 {
             let now = 100 * S + step * S / 100;
-            let decision = history.request(&nodes[step as usize % 2], Micros(now), 3, 1);
+            let decision = ask(&mut history, &nodes[step as usize % 2], now, 3, 1);
             granted.push((now, decision.granted));
         }
         let window_us = one.1.min(other.1) * S;
@@ -205,24 +262,24 @@ fn nodes_with_different_limits_count_each_others_hits() {
 fn tiers_that_one_node_lacks_are_kept() {
     let tiers = [tier(2, 10, 100, 0), tier(3, 10, 10, 1000)];
     let mut history = History::default();
-    assert_eq!(history.request(&tiers, Micros(1000 * S), 5, 1).granted, 5);
+    assert_eq!(ask(&mut history, &tiers, 1000 * S, 5, 1).granted, 5);
     let expires_ms = history.expires_ms(&tiers, 0);
     assert_eq!(expires_ms, 2010 * 1000);
-    assert_eq!(history.request(&tiers[..1], Micros(1020 * S), 5, 1).granted, 2);
+    assert_eq!(ask(&mut history, &tiers[..1], 1020 * S, 5, 1).granted, 2);
     assert_eq!(history.expires_ms(&tiers[..1], expires_ms), expires_ms);
     // The second tier is still cooling down.
-    assert_eq!(history.request(&tiers, Micros(1040 * S), 5, 1).granted, 2);
+    assert_eq!(ask(&mut history, &tiers, 1040 * S, 5, 1).granted, 2);
 }
 
 #[test]
 fn time_does_not_run_backwards() {
     let tiers = [tier(2, 10, 60, 0)];
     let mut history = History::default();
-    assert_eq!(history.request(&tiers, Micros(100 * S), 2, 2).granted, 2);
-    let refused = history.request(&tiers, Micros(50 * S), 1, 1);
+    assert_eq!(ask(&mut history, &tiers, 100 * S, 2, 2).granted, 2);
+    let refused = ask(&mut history, &tiers, 50 * S, 1, 1);
     assert_eq!((refused.granted, refused.retry_after_us), (0, Some(60 * S + 1)));
     // A clock that was far ahead for a while decides nothing.
-    assert_eq!(history.request(&tiers, Micros(100 * S - 3601 * S), 2, 2).granted, 2);
+    assert_eq!(ask(&mut history, &tiers, 100 * S - 3601 * S, 2, 2).granted, 2);
 }
 
 /// What figures 2 and 3 of the paper show: a burst, and one that a cooldown blocks. The numbers are ours.
@@ -231,7 +288,7 @@ fn bursts_climb_and_fall_back() {
     let tiers = [tier(2, 10, 100, 0), tier(3, 10, 30, 60)];
     let mut history = History::default();
     let mut request = |at_s: i64| {
-        let decision = history.request(&tiers, Micros(1000 * S + at_s * S), 1, 1);
+        let decision = ask(&mut history, &tiers, 1000 * S + at_s * S, 1, 1);
         (decision.granted, decision.tier, decision.tier_hits, decision.burst)
     };
     // The first hit enters tier 1; one more than its limit enters tier 2.
@@ -257,11 +314,48 @@ fn one_request_goes_through_several_tiers_and_past_skippable_ones() {
     let skippable = Tier { skippable: true, ..tier(3, 10, 10, 1000) };
     let tiers = [tier(2, 10, 1000, 0), skippable, tier(4, 10, 100, 0)];
     let mut history = History::default();
-    let decision = history.request(&tiers, Micros(1000 * S), 20, 1);
+    let decision = ask(&mut history, &tiers, 1000 * S, 20, 1);
     assert_eq!((decision.granted, decision.tier, decision.tier_hits), (9, 3, 4));
     // Tiers 2 and 3 are over after 100 s, and tier 2 cools down: it is passed.
-    let decision = history.request(&tiers, Micros(1101 * S), 20, 7);
+    let decision = ask(&mut history, &tiers, 1101 * S, 20, 7);
     assert_eq!((decision.granted, decision.retry_after_us), (0, Some((1010 - 101) * S)));
-    let decision = history.request(&tiers, Micros(1101 * S), 20, 6);
+    let decision = ask(&mut history, &tiers, 1101 * S, 20, 6);
     assert_eq!((decision.granted, decision.tier, decision.tier_hits), (6, 3, 4));
+}
+
+#[test]
+fn answers_say_which_limit_is_the_reason() {
+    let tiers = [tier(10, 60, 60, 0)];
+    let decide = |hard, global, copies| {
+        let (mut history, mut all) = (History::default(), History::default());
+        let limits = HitLimits { hard, global, tiers: &tiers };
+        let decision = history.request(Some(&mut all), &limits, Micros(S), copies, 1);
+        (decision.granted, decision.limited_by_hard, decision.limited_by_global)
+    };
+    assert_eq!(decide(Some(5), Some(7), 5), (5, false, false));
+    assert_eq!(decide(Some(5), Some(7), 6), (5, true, false));
+    assert_eq!(decide(Some(8), Some(7), 9), (7, false, true));
+    assert_eq!(decide(Some(7), Some(7), 9), (7, true, true));
+    assert_eq!(decide(Some(20), Some(30), 40), (10, false, false));
+    assert_eq!(decide(Some(0), None, 1), (0, true, false));
+    assert_eq!(decide(None, Some(0), 1), (0, false, true));
+}
+
+/// If the least number exceeds the hard limit, the request will always fail.
+#[test]
+fn limits_of_the_second_delay_a_retry() {
+    let tiers = [tier(3, 10, 60, 0)];
+    let limits = HitLimits { hard: Some(2), global: None, tiers: &tiers };
+    let mut history = History::default();
+    let mut request = |at_us, copies, min_copies| {
+        let now = Micros(1000 * S + at_us);
+        let decision = history.request(None, &limits, now, copies, min_copies);
+        (decision.granted, decision.retry_after_us, decision.domain_hits)
+    };
+    assert_eq!(request(0, 5, 1), (2, None, Some(2)));
+    assert_eq!(request(1, 3, 3), (0, None, Some(2)), "never");
+    assert_eq!(request(1, 1, 1), (0, Some(S), Some(2)));
+    assert_eq!(request(S + 1, 5, 1), (1, None, Some(1)));
+    // Now the tier has less room.
+    assert_eq!(request(S + 1, 1, 1), (0, Some(9 * S), Some(1)));
 }

@@ -3,13 +3,14 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::hash::{BuildHasher, Hash, Hasher};
+use std::mem;
 use std::sync::{Arc, Mutex};
 
 use hashbrown::{DefaultHashBuilder, Equivalent, HashMap};
 use tokio::task::yield_now;
 
 use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
-use crate::domain::throttle::{Decision, History};
+use crate::domain::throttle::{Decision, History, Tier};
 use crate::domain::time::Micros;
 use crate::store::StoreError;
 use crate::store::lock::lock;
@@ -34,12 +35,13 @@ struct Kept {
     expires_ms: i64,
 }
 
-/// A resource and a domain.
+/// A resource and a domain; `""` for all domains.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     /// The resource, and then the domain.
     names: Box<str>,
     resource_len: usize,
+    together: bool,
 }
 
 /// A [`Key`] with borrowed names, for lookups without allocation.
@@ -47,12 +49,14 @@ struct Key {
 struct KeyRef<'a> {
     resource: &'a str,
     domain: &'a str,
+    /// Whether the hits of all domains are limited, too. Such histories are apart, as in Redis.
+    together: bool,
 }
 
 impl<'a> From<&'a Key> for KeyRef<'a> {
     fn from(key: &'a Key) -> Self {
         let (resource, domain) = key.names.split_at(key.resource_len);
-        Self { resource, domain }
+        Self { resource, domain, together: key.together }
     }
 }
 
@@ -82,12 +86,16 @@ impl Default for Histories {
 
 impl Histories {
     fn request(&self, request: &HitRequest<'_>, now: Micros) -> Decision {
-        let key = KeyRef { resource: request.resource, domain: request.domain };
-        // The map within the shard uses the lowest and the highest bits of the hash.
-        let shard = (self.hasher.hash_one(key) >> 48) as usize % SHARDS;
+        let together = request.limits.global.is_some();
+        let all = KeyRef { resource: request.resource, domain: "", together };
+        let key = KeyRef { domain: request.domain, ..all };
+        let all = together.then_some(all);
+        // All domains of a resource are in one shard if their hits are limited together. The map within the
+        // shard uses the lowest and the highest bits of the hash.
+        let shard = (self.hasher.hash_one(all.unwrap_or(key)) >> 48) as usize % SHARDS;
         let mut shard = lock(&self.shards[shard]);
         shard.clear(now, CLEAR_LIMIT);
-        shard.request(key, request, now)
+        shard.request(key, all, request, now)
     }
 
     /// Removes what has expired, in slices.
@@ -115,28 +123,51 @@ impl Histories {
 }
 
 impl Shard {
-    fn request(&mut self, key: KeyRef<'_>, request: &HitRequest<'_>, now: Micros) -> Decision {
-        let (tiers, copies, min_copies) = (request.tiers, request.copies, request.min_copies);
-        if let Some(kept) = self.histories.get_mut(&key) {
-            if kept.expires_ms < now.as_millis() {
-                kept.history = History::default();
-            }
-            let decision = kept.history.request(tiers, now, copies, min_copies);
-            if decision.granted > 0 {
-                kept.expires_ms = kept.history.expires_ms(tiers, kept.expires_ms);
-            }
-            return decision;
+    /// Decides a request. `all`: the key of the hits of all domains, if these are limited.
+    fn request(
+        &mut self,
+        key: KeyRef<'_>,
+        all: Option<KeyRef<'_>>,
+        request: &HitRequest<'_>,
+        now: Micros,
+    ) -> Decision {
+        let limits = &request.limits;
+        let mut history = self.take(key, now);
+        let mut all = all.map(|key| (key, self.take(key, now)));
+        let all_history = all.as_mut().map(|(_, history)| history);
+        let decision =
+            history.request(all_history, limits, now, request.copies, request.min_copies);
+        let granted = decision.granted > 0;
+        self.put(key, history, granted.then_some(limits.tiers));
+        if let Some((key, history)) = all {
+            self.put(key, history, granted.then_some(&[]));
         }
-        let mut history = History::default();
-        let decision = history.request(tiers, now, copies, min_copies);
-        if decision.granted > 0 {
+        decision
+    }
+
+    /// Takes a history out of the map; its entry stays.
+    fn take(&mut self, key: KeyRef<'_>, now: Micros) -> History {
+        match self.histories.get_mut(&key) {
+            Some(kept) if kept.expires_ms >= now.as_millis() => mem::take(&mut kept.history),
+            _ => History::default(),
+        }
+    }
+
+    /// Puts a history back. `changed`: its tiers, if hits were added.
+    fn put(&mut self, key: KeyRef<'_>, history: History, changed: Option<&[Tier]>) {
+        if let Some(kept) = self.histories.get_mut(&key) {
+            if let Some(tiers) = changed {
+                kept.expires_ms = history.expires_ms(tiers, kept.expires_ms);
+            }
+            kept.history = history;
+        } else if let Some(tiers) = changed {
             let names = [key.resource, key.domain].concat().into();
-            let key = Arc::new(Key { names, resource_len: key.resource.len() });
+            let key = Key { names, resource_len: key.resource.len(), together: key.together };
+            let key = Arc::new(key);
             let expires_ms = history.expires_ms(tiers, 0);
             self.by_expiry.push(Reverse((expires_ms, Arc::clone(&key))));
             self.histories.insert(key, Kept { history, expires_ms });
         }
-        decision
     }
 
     /// Looks at up to `limit` histories that may have expired, and removes those that have. Returns

@@ -11,6 +11,8 @@
 //! | `w{resource}` | its holders by their wants | the resource |
 //! | `e{resource}` | its holders by the expiry of their leases | the resource |
 //! | `a{resource:domain}` | the hits of a domain on a resource | both names, so that they spread over all slots |
+//! | `A{resource}domain` | the same if the hits of all domains are limited, too | the resource |
+//! | `A{resource}` | then, the hits of all domains | the resource |
 //! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
 //! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
 //! | `v` | versions of the limits, if the store owns them | – |
@@ -151,6 +153,14 @@ pub(super) fn history(resource: &str, domain: &str) -> Vec<u8> {
     key.push(b':');
     escape(domain, &mut key);
     key.push(b'}');
+    key
+}
+
+/// The key of the hits of a domain on a resource on which those of all domains are limited, too; for domain
+/// `""` that of the hits of all domains.
+pub(super) fn limited_history(resource: &str, domain: &str) -> Vec<u8> {
+    let mut key = tagged(b'A', resource, None);
+    key.extend(domain.as_bytes());
     key
 }
 

@@ -5,7 +5,7 @@ use tokio::time::Instant;
 
 use super::wire::script::Scripted;
 use super::{RedisStore, keys};
-use crate::domain::throttle::Decision;
+use crate::domain::throttle::{Decision, HitLimits};
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::Corrupt;
 use crate::store::StoreError;
@@ -17,14 +17,14 @@ const HITS: &str = "hits on";
 
 impl ThrottleStore for RedisStore {
     async fn request_hits(&self, request: &HitRequest<'_>) -> Result<Decision, StoreError> {
-        let key = keys::history(request.resource, request.domain);
-        let slot = self.0.router.routes(&self.0.connector).slot(&key);
-        let cmd = call(request, &key, self.0.clock.as_ref().map(ManualClock::now));
+        let keys = Keys::of(request);
+        let slot = self.0.router.routes(&self.0.connector).slot(&keys.history);
+        let cmd = call(request, &keys, self.0.clock.as_ref().map(ManualClock::now));
         let owner = self.owner_of_hits(request);
         let script = Some(Scripted::Throttle);
         let reply = self.0.values_of(|_| owner, &[slot], script, |_, _| cmd.clone()).await.pop();
         let reply = reply.unwrap_or(Err(StoreError::Unreachable))?;
-        let (decision, corrupt) = decision(&reply).ok_or(StoreError::Refused)?;
+        let (decision, corrupt) = decision(&reply, &request.limits).ok_or(StoreError::Refused)?;
         self.metrics().corrupt(Corrupt::History, corrupt);
         Ok(decision)
     }
@@ -43,28 +43,54 @@ impl RedisStore {
     }
 }
 
+/// The keys of a request.
+struct Keys {
+    history: Vec<u8>,
+    /// That of the hits of all domains, if these are limited.
+    all: Option<Vec<u8>>,
+}
+
+impl Keys {
+    fn of(request: &HitRequest<'_>) -> Self {
+        match request.limits.global {
+            Some(_) => Self {
+                history: keys::limited_history(request.resource, request.domain),
+                all: Some(keys::limited_history(request.resource, "")),
+            },
+            None => Self { history: keys::history(request.resource, request.domain), all: None },
+        }
+    }
+}
+
 /// A call at the time `now`; `None`: the server's own.
-fn call(request: &HitRequest<'_>, key: &[u8], now: Option<Micros>) -> Cmd {
-    let head =
-        [now.map_or(0.0, |now| now.0 as f64), request.copies as f64, request.min_copies as f64];
-    let mut numbers = Vec::with_capacity(8 * (head.len() + 5 * request.tiers.len()));
+fn call(request: &HitRequest<'_>, keys: &Keys, now: Option<Micros>) -> Cmd {
+    let limits = &request.limits;
+    let limit = |limit: Option<u64>| limit.map_or(-1.0, |hits| hits as f64);
+    let head = [
+        now.map_or(0.0, |now| now.0 as f64),
+        request.copies as f64,
+        request.min_copies as f64,
+        limit(limits.hard),
+        limit(limits.global),
+    ];
+    let mut numbers = Vec::with_capacity(8 * (head.len() + 5 * limits.tiers.len()));
     let mut write = |double: f64| numbers.extend(double.to_le_bytes());
     head.into_iter().for_each(&mut write);
-    for tier in request.tiers {
+    for tier in limits.tiers {
         write(tier.limit as f64);
         [tier.window_us, tier.active_us, tier.cooldown_us]
             .into_iter()
             .for_each(|us| write(us as f64));
         write(f64::from(u8::from(tier.skippable)));
     }
-    let mut cmd = Scripted::Throttle.call(1);
-    cmd.arg(key).arg(numbers);
+    let mut cmd = Scripted::Throttle.call(1 + usize::from(keys.all.is_some()));
+    cmd.arg(&keys.history).arg(&keys.all).arg(numbers);
     cmd
 }
 
 /// Reads a reply: the decision, and how many corrupt values were replaced. `None` if the script can't have
 /// made it.
-fn decision(reply: &Value) -> Option<(Decision, u64)> {
+fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
     let Value::Array(parts) = reply else { return None };
     let [
         Value::Int(granted),
@@ -73,16 +99,25 @@ fn decision(reply: &Value) -> Option<(Decision, u64)> {
         Value::Int(burst),
         Value::Int(retry_after_us),
         Value::Int(corrupt),
+        Value::Int(domain_hits),
+        Value::Int(all_hits),
+        Value::Int(by_hard),
+        Value::Int(by_global),
     ] = parts.as_slice()
     else {
         return None;
     };
+    let number = |number: &i64| u64::try_from(*number).ok();
     let decision = Decision {
-        granted: u64::try_from(*granted).ok()?,
+        granted: number(granted)?,
         tier: usize::try_from(*tier).ok()?,
-        tier_hits: u64::try_from(*tier_hits).ok()?,
+        tier_hits: number(tier_hits)?,
         burst: *burst != 0,
+        domain_hits: limits.hard.and_then(|_| number(domain_hits)),
+        all_hits: limits.global.and_then(|_| number(all_hits)),
+        limited_by_hard: *by_hard != 0,
+        limited_by_global: *by_global != 0,
         retry_after_us: Some(*retry_after_us).filter(|us| *us >= 0),
     };
-    Some((decision, u64::try_from(*corrupt).ok()?))
+    Some((decision, number(corrupt)?))
 }
