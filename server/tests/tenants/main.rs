@@ -3,5 +3,6 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod cookbook;
+mod cost;
 mod hits;
 mod nodes;

@@ -1,0 +1,143 @@
+//! What a request for hits costs Redis: CPU time, compared with one EVALSHA of a small token bucket for each
+//! request, and memory.
+
+use std::thread;
+
+use futures_util::future::join_all;
+use testkit::cluster::reserve_machine;
+use testkit::{Redis, redis_store_by_its_own_clock, runtime};
+use tollgate_server::domain::throttle::{HitLimits, Tier};
+use tollgate_server::store::redis::RedisStore;
+use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
+
+/// What is compared with: the script of `tollgate-loadtest floor`.
+const NAIVE: &str = include_str!("../../../loadtest/src/commands/floor/bucket.lua");
+
+/// Requests in flight, over as many connections where requests are not put together.
+const CALLERS: usize = 32;
+
+/// Requests of each caller in a turn.
+const TURN: usize = 500;
+
+/// Kinds take turns, so that other load affects all of them.
+const TURNS: usize = 9;
+
+/// Domains that requests are for.
+const DOMAINS: usize = 1000;
+
+fn tier(limit: u64, window_s: i64) -> Tier {
+    let window_us = window_s * 1_000_000;
+    let (active_us, cooldown_us) = (3600 * 1_000_000, 60_000_000);
+    Tier { limit, window_us, active_us, cooldown_us, skippable: false }
+}
+
+fn tiers_only(tiers: &[Tier]) -> HitLimits<'_> {
+    HitLimits { hard: None, global: None, tiers }
+}
+
+/// CPU time of Redis so far, in µs.
+fn cpu_us(connection: &mut redis::Connection) -> f64 {
+    let text: String = redis::cmd("INFO").arg("cpu").query(connection).unwrap();
+    let seconds = |name: &str| -> f64 {
+        let line = text.lines().find_map(|line| line.strip_prefix(name));
+        line.unwrap().trim().parse().unwrap()
+    };
+    1e6 * (seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
+}
+
+fn naive(connections: &mut [redis::Connection], hash: &str) {
+    thread::scope(|scope| {
+        for (caller, connection) in connections.iter_mut().enumerate() {
+            scope.spawn(move || {
+                for nth in 0..TURN {
+                    let key = format!("b{{shop:{}}}", (caller * 31 + nth * 7) % DOMAINS);
+                    let mut cmd = redis::cmd("EVALSHA");
+                    cmd.arg(hash).arg(1).arg(key).arg(2_000_000).arg(1000);
+                    cmd.query::<String>(connection).unwrap();
+                }
+            });
+        }
+    });
+}
+
+async fn hits(store: &RedisStore, limits: HitLimits<'_>, resource: &str) -> u64 {
+    let caller = async |caller: usize| {
+        let mut granted = 0;
+        for nth in 0..TURN {
+            let domain = format!("{}", (caller * 31 + nth * 7) % DOMAINS);
+            let (caller, template, copies, min_copies) = (None, 0, 1, 1);
+            let domain = &*domain;
+            let request =
+                HitRequest { caller, resource, template, domain, limits, copies, min_copies };
+            granted += store.request_hits(&request).await.unwrap().granted;
+        }
+        granted
+    };
+    join_all((0..CALLERS).map(caller)).await.into_iter().sum()
+}
+
+#[test]
+#[ignore = "measures; see docs/performance.md"]
+fn of_redis() {
+    let _machine = reserve_machine();
+    let redis = Redis::start();
+    let runtime = runtime();
+    let mut inside = redis.connection();
+    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(NAIVE).query(&mut inside).unwrap();
+    let mut connections: Vec<_> = (0..CALLERS).map(|_| redis.connection()).collect();
+    let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
+    let one = [tier(100, 1)];
+    let full = [tier(1, 60)];
+    let four = [tier(1, 60), tier(1, 60), tier(1, 60), tier(100_000, 60)];
+    let many = [tier(1_000_000, 60)];
+    let kinds = [
+        ("one tier", tiers_only(&one[..])),
+        ("one tier, refused", tiers_only(&full)),
+        ("one tier of many hits", tiers_only(&many)),
+        ("four tiers", tiers_only(&four)),
+        (
+            "one tier, hard and global limit",
+            HitLimits { hard: Some(1_000_000), global: Some(1_000_000), tiers: &one },
+        ),
+    ];
+    let mut costs = vec![Vec::new(); kinds.len() + 1];
+    for turn in 0..TURNS {
+        let mut measure = |run: &mut dyn FnMut()| {
+            let before = cpu_us(&mut inside);
+            run();
+            (cpu_us(&mut inside) - before) / (CALLERS * TURN) as f64
+        };
+        costs[0].push(measure(&mut || naive(&mut connections, &hash)));
+        for (nth, (name, limits)) in kinds.iter().enumerate() {
+            let granted = &mut 0;
+            let cost = measure(&mut || *granted = runtime.block_on(hits(&store, *limits, name)));
+            assert!(*granted > 0 || *name == "one tier, refused", "{name} in turn {turn}");
+            costs[nth + 1].push(cost);
+        }
+    }
+    let median = |costs: &[f64]| {
+        let mut costs = costs.to_vec();
+        costs.sort_by(f64::total_cmp);
+        costs[costs.len() / 2]
+    };
+    let floor = median(&costs[0]);
+    println!("one EVALSHA a request: {floor:.1} µs");
+    for ((name, _), costs) in kinds.iter().zip(&costs[1..]) {
+        println!("{name}: {:.1} µs, {:.2} of it", median(costs), median(costs) / floor);
+    }
+    let bytes = |domain: &str, tiers: &[Tier], copies| {
+        let (caller, resource, template, limits) = (None, "memory", 0, tiers_only(tiers));
+        let request =
+            HitRequest { caller, resource, template, domain, limits, copies, min_copies: 1 };
+        runtime.block_on(store.request_hits(&request)).unwrap();
+        let key = format!("a{{memory:{domain}}}");
+        redis::cmd("MEMORY").arg("USAGE").arg(key).query::<u64>(&mut redis.connection()).unwrap()
+    };
+    for (domain, tiers, copies) in
+        [("a", &one[..], 1), ("b", &[tier(128, 60)], 128), ("c", &many, 129)]
+    {
+        let bytes = bytes(domain, tiers, copies);
+        println!("a log of {copies} hits: {bytes} bytes");
+        assert!(bytes <= 1200, "{domain}");
+    }
+}
