@@ -1,5 +1,6 @@
 //! The patterns in `config/throttles.yaml` do what the paper says of them, on both stores.
 
+use testkit::redis_cluster::RedisCluster;
 use testkit::{Redis, START, Service, in_repository, redis_store};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::throttle::{HitAnswer, HitQuery};
@@ -162,4 +163,10 @@ async fn on_the_embedded_store() {
 async fn on_redis() {
     let (redis, clock) = (Redis::start(), ManualClock::new(START));
     patterns(redis_store(&redis, clock.clone()).await, clock).await;
+}
+
+#[tokio::test]
+async fn on_a_redis_cluster() {
+    let (cluster, clock) = (RedisCluster::start_with(3, 0), ManualClock::new(START));
+    patterns(redis_store(&cluster, clock.clone()).await, clock).await;
 }

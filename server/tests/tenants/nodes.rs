@@ -182,6 +182,25 @@ fn without_the_store_the_failure_policy_decides() {
 }
 
 #[test]
+fn a_store_that_lost_scripts_or_data_goes_on() {
+    let mut redis = Redis::start();
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "2s"]);
+    node.wait_for_store();
+    assert_eq!(search(&node, 4)["tierHits"], "4");
+    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut redis.connection()).unwrap();
+    let answer = search(&node, 4);
+    assert_eq!((&answer["tierHits"], &answer["degraded"]), (&json!("8"), &json!(false)));
+    redis.kill();
+    eventually("the store is away", Duration::from_secs(20), || !node.store_is_up());
+    assert_eq!(search(&node, 1)["degraded"], true);
+    // It comes back empty.
+    redis.start_again();
+    eventually("the store is back", Duration::from_secs(20), || node.store_is_up());
+    let answer = search(&node, 4);
+    assert_eq!((&answer["tierHits"], &answer["degraded"]), (&json!("4"), &json!(false)));
+}
+
+#[test]
 fn the_command_waits_for_hits() {
     let (node, _limits) = start(LIMITS, &[]);
     let address = node.grpc.to_string();
