@@ -171,25 +171,6 @@ local function add(tier, hits)
   tier.log = pack('<I7I7', tier.window, slot) .. string.sub(sums, 1, -5) .. pack('<I4', newest)
 end
 
--- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
-local function room_at(tier, at, needed)
-  if needed > tier.limit then return nil end
-  local expiring = hits_at(tier, at) - (tier.limit - needed)
-  if expiring <= 0 then return at end
-  if not has_slots(tier) then
-    return time_of(tier, first_counting(tier, at) + expiring - 1) + tier.window + 1
-  end
-  local high = slot_at(tier, at)
-  local low = high - SLOTS
-  local before = sum_of(tier, low)
-  while low + 1 < high do
-    local middle = math.floor((low + high) / 2)
-    if (sum_of(tier, middle) - before) % MODULUS >= expiring then high = middle else low = middle end
-  end
-  -- Slot `high` expires when SLOTS later ones begin.
-  return tier.entered + math.ceil((high + SLOTS) * tier.window / SLOTS)
-end
-
 -- The indexes of the tiers above `current` that a large enough burst enters at a time, in order.
 local function enterable(current, at)
   local indexes = {}
@@ -208,37 +189,6 @@ end
 local function hits_in_second(log)
   if log.limit < 0 or not is_active(log, now) then return 0 end
   return hits_at(log, now)
-end
-
--- The first time, from `at` on, when such a log has room for the least number.
-local function second_room_at(log, at)
-  if not at or log.limit < 0 then return at end
-  if is_active(log, at) then return room_at(log, at, least) end
-  if least <= log.limit then return at end
-end
-
--- When the tiers could take the least number of hits, from `start` on; nil: never.
-local function retry_at(start)
-  local changes = { start }
-  for _, tier in ipairs(tiers) do
-    if tier.entered > 0 then
-      local over = tier.entered + tier.active
-      if over > start then changes[#changes + 1] = over end
-      if over + tier.cooldown > start then changes[#changes + 1] = over + tier.cooldown end
-    end
-  end
-  table.sort(changes)
-  for n, from in ipairs(changes) do
-    local current, needed = current_at(from), least
-    for _, i in ipairs(enterable(current, from)) do needed = needed - tiers[i].limit end
-    local at
-    if needed <= 0 then
-      at = from
-    elseif current > 0 then
-      at = room_at(tiers[current], from, needed)
-    end
-    if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
-  end
 end
 
 local domain_hits, all_hits = hits_in_second(of_domain), hits_in_second(of_all)
@@ -266,6 +216,56 @@ local by_global = global_room < copies and global_room == granted and 1 or 0
 local replaced = corrupt and 1 or 0
 
 if granted < least then
+  -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
+  local function room_at(tier, at, needed)
+    if needed > tier.limit then return nil end
+    local expiring = hits_at(tier, at) - (tier.limit - needed)
+    if expiring <= 0 then return at end
+    if not has_slots(tier) then
+      return time_of(tier, first_counting(tier, at) + expiring - 1) + tier.window + 1
+    end
+    local high = slot_at(tier, at)
+    local low = high - SLOTS
+    local before = sum_of(tier, low)
+    while low + 1 < high do
+      local middle = math.floor((low + high) / 2)
+      if (sum_of(tier, middle) - before) % MODULUS >= expiring then high = middle else low = middle end
+    end
+    -- Slot `high` expires when SLOTS later ones begin.
+    return tier.entered + math.ceil((high + SLOTS) * tier.window / SLOTS)
+  end
+
+  -- The first time, from `at` on, when such a log has room for the least number.
+  local function second_room_at(log, at)
+    if not at or log.limit < 0 then return at end
+    if is_active(log, at) then return room_at(log, at, least) end
+    if least <= log.limit then return at end
+  end
+
+  -- When the tiers could take the least number of hits, from `start` on; nil: never.
+  local function retry_at(start)
+    local changes = { start }
+    for _, tier in ipairs(tiers) do
+      if tier.entered > 0 then
+        local over = tier.entered + tier.active
+        if over > start then changes[#changes + 1] = over end
+        if over + tier.cooldown > start then changes[#changes + 1] = over + tier.cooldown end
+      end
+    end
+    table.sort(changes)
+    for n, from in ipairs(changes) do
+      local current, needed = current_at(from), least
+      for _, i in ipairs(enterable(current, from)) do needed = needed - tiers[i].limit end
+      local at
+      if needed <= 0 then
+        at = from
+      elseif current > 0 then
+        at = room_at(tiers[current], from, needed)
+      end
+      if at and (not changes[n + 1] or at < changes[n + 1]) then return at end
+    end
+  end
+
   local from = second_room_at(of_all, second_room_at(of_domain, now))
   local at = from and retry_at(from)
   local after = at and at - asked_at or -1
@@ -314,7 +314,7 @@ local function write(history)
   local parts = { pack('<BI7', known, now) }
   for i = 1, known do parts[i + 1] = pack('<I7I2', logs[i].entered, #logs[i].log) end
   for i = 1, known do parts[known + i + 1] = logs[i].log end
-  call('SET', history.key, table.concat(parts), 'PXAT', string.format('%.0f', expires_ms))
+  call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
 end
 
 write(history)
