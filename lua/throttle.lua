@@ -5,14 +5,15 @@
 -- KEYS[1]  the history of the domain on the resource
 -- KEYS[2]  if hits of all domains are limited: their history on the resource
 -- ARGV[1]  doubles: the time in µs, 0 for the server's own; the hits asked for; the least number; the most
---          hits in a second of the domain, and of all domains, -1 for no limit; and for each tier: limit,
---          window, active time, cooldown (µs), 1 if it is skippable
+--          hits in a second of the domain, and of all domains, -1 for no limit; 1 if only a domain with a
+--          history may be granted hits; and for each tier: limit, window, active time, cooldown (µs), 1 if it
+--          is skippable
 --
 -- Reply: the hits granted; the number of the current tier, 0 for none; the hits in its window; 1 if a tier
 -- was entered; after a refusal how many µs until the least number could be granted, -1 for never; 1 if a
 -- corrupt history was replaced; the hits in the last second of the domain and of all domains, 0 without a
 -- limit; 1 if the domain's limit leaves the least room and less than asked for, or 0; the same for the
--- limit of all domains.
+-- limit of all domains; 1 if the domain had no history.
 --
 -- State: '<BI7', the number of logs and the time of the last hit in µs; for each log '<I7I2', when its tier was
 -- last entered, 0 for never, and its bytes; then the logs: first that of the last second, then by tier. A
@@ -24,14 +25,14 @@
 local corrupt = ...
 local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
-local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 40, 530, 15
+local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 48, 530, 15
 local TIER_BYTES = 40
 -- How far ahead of the server's clock, in µs, a stored time may be: the clock may have stepped back.
 local AHEAD = 3600000000
 local SECOND, LONGEST = 1000000, 366 * 86400 * 1000000
 
 local numbers = ARGV[1]
-local now, copies, least, hard, global = unpack_bytes('<ddddd', numbers)
+local now, copies, least, hard, global, known_only = unpack_bytes('<dddddd', numbers)
 local simulated = now ~= 0
 if not simulated then
   local time = call('TIME')
@@ -46,7 +47,7 @@ local function read(key, tiers)
     local expires_ms = call('PEXPIRETIME', key)
     if expires_ms >= 0 and math.floor(asked_at / 1000) > expires_ms then value = false end
   end
-  local history = { key = key, logs = {}, limited = #tiers }
+  local history = { key = key, logs = {}, limited = #tiers, is_new = 1 }
   for i, tier in ipairs(tiers) do
     tier.entered, tier.log = 0, ''
     history.logs[i] = tier
@@ -54,6 +55,7 @@ local function read(key, tiers)
   if not value then return history end
   local known, last = unpack_bytes('<BI7', value)
   if last > asked_at + AHEAD then return history end
+  history.is_new = 0
   local log_at = 9 + known * 9
   for i = 1, known do
     local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
@@ -157,6 +159,7 @@ local function sums_at(tier, slot)
 end
 
 local function add(tier, hits)
+  if hits_at(tier, now) == 0 then tier.log = '' end
   if not has_slots(tier) then
     local times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
     if #times / 7 + hits <= EXACT then
@@ -213,7 +216,11 @@ end
 for _, i in ipairs(enterable(current, now)) do take(i, tiers[i].limit) end
 local by_hard = hard_room < copies and hard_room == granted and 1 or 0
 local by_global = global_room < copies and global_room == granted and 1 or 0
-local replaced = corrupt and 1 or 0
+local replaced, is_new = corrupt and 1 or 0, history.is_new
+
+if is_new == 1 and known_only == 1 then
+  return { 0, current, used, 0, -1, replaced, domain_hits, all_hits, by_hard, by_global, 1 }
+end
 
 if granted < least then
   -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
@@ -269,7 +276,7 @@ if granted < least then
   local from = second_room_at(of_all, second_room_at(of_domain, now))
   local at = from and retry_at(from)
   local after = at and at - asked_at or -1
-  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global }
+  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, is_new }
 end
 
 -- Adds hits to the log of a tier. Enters it if it is not active. Returns whether it does.
@@ -319,4 +326,4 @@ end
 
 write(history)
 if global >= 0 then write(all_history) end
-return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global }
+return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, is_new }

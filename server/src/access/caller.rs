@@ -141,13 +141,16 @@ impl Caller {
         self.check(Role::Ask, |caller| any(&caller.namespaces, namespace, MAX_NAME_BYTES))
     }
 
-    /// Checks that the caller may request hits on `resource`.
-    pub fn may_hit(&self, resource: &str) -> Result<(), Refusal> {
-        self.check(Role::Ask, |caller| any(&caller.resources, resource, MAX_ID_BYTES))
+    /// Checks that the caller may request hits of `domain` on `resource`.
+    pub fn may_hit(&self, resource: &str, domain: &str) -> Result<(), Refusal> {
+        self.check(Role::Ask, |caller| {
+            any(&caller.resources, resource, MAX_ID_BYTES)
+                && any(&caller.domains, domain, MAX_ID_BYTES)
+        })
     }
 
-    /// Checks that the caller may lease, or request hits on, at least one resource.
-    pub fn may_use_any(&self) -> Result<(), Refusal> {
+    /// Checks that the caller may lease at least one resource.
+    pub fn may_lease_any(&self) -> Result<(), Refusal> {
         self.check(Role::Ask, |caller| {
             caller.role == Role::Administer || !caller.resources.is_empty()
         })
@@ -164,7 +167,7 @@ impl Caller {
             return Ok(());
         }
         // An empty list needs the right to lease, too.
-        self.may_use_any()?;
+        self.may_lease_any()?;
         resources
             .try_for_each(|resource| self.check(Role::Ask, |caller| leases(caller, id, resource)))
     }

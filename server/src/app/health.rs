@@ -10,8 +10,9 @@ use tonic_health::server::HealthReporter;
 use crate::service::limits::LiveLimits;
 use crate::store::redis::Health;
 
-/// Service names in gRPC health: the node as a whole, and both services.
-const HEALTH_SERVICES: [&str; 3] = ["", "quotaservice.QuotaService", "doorman.Capacity"];
+/// Service names in gRPC health: the node as a whole, and its services.
+const HEALTH_SERVICES: [&str; 4] =
+    ["", "quotaservice.QuotaService", "doorman.Capacity", "tollgate.v1.Throttle"];
 
 /// Interval of updates of gRPC health.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(200);

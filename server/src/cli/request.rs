@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tollgate_proto::tollgate::v1::throttle_client::ThrottleClient;
 use tollgate_proto::tollgate::v1::throttle_response::Status;
 use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
+use tonic::Code;
 
 use super::node::{Node, NodeArgs};
 use crate::client::answer_within;
@@ -52,6 +53,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(response.status() != Status::Ok)))
 }
 
+/// How long to wait before asking again if nobody knows when it can help.
+const BUSY: Duration = Duration::from_secs(1);
+
 /// Asks until hits are granted, or could not be within `max_wait`.
 async fn ask(
     node: &Node,
@@ -59,18 +63,23 @@ async fn ask(
     max_wait: Duration,
 ) -> Result<ThrottleResponse, String> {
     let began = Instant::now();
+    let left = || max_wait.saturating_sub(began.elapsed());
     let mut client = ThrottleClient::new(node.connect().await?);
     loop {
         let response = match answer_within(node.timeout, client.request(request.clone())).await {
             Ok(response) => response,
+            // The node is overloaded. It may not be so in a moment.
+            Err(status) if status.code() == Code::ResourceExhausted && BUSY <= left() => {
+                tokio::time::sleep(BUSY).await;
+                continue;
+            }
             Err(status) => return Err(node.error_text("decision", &status).await),
         };
-        let left = max_wait.saturating_sub(began.elapsed());
-        match pause(&response, left) {
+        match pause(&response, left()) {
             // Up to a tenth longer, so that those who wait for the same hits do not all ask at once.
             Some(pause) => {
                 let part = (RandomState::new().hash_one(()) % 1024) as u32;
-                tokio::time::sleep((pause + pause * part / 10_240).min(left)).await;
+                tokio::time::sleep((pause + pause * part / 10_240).min(left())).await;
             }
             None => return Ok(response),
         }
@@ -79,14 +88,13 @@ async fn ask(
 
 /// How long to wait before asking again, if that is within `left`; `None`: not at all.
 fn pause(response: &ThrottleResponse, left: Duration) -> Option<Duration> {
-    let pause_ms = match response.retry_after_millis {
+    let pause = match response.retry_after_millis {
         _ if response.status() == Status::Ok => return None,
         // The store is away: nobody knows when it is back.
-        0 if response.degraded => 1000,
-        0 => return None,
-        ms => u64::try_from(ms).unwrap_or_default(),
+        0 if response.degraded => BUSY,
+        ms => Duration::from_millis(u64::try_from(ms).ok().filter(|ms| *ms > 0)?),
     };
-    Some(Duration::from_millis(pause_ms)).filter(|pause| *pause <= left)
+    Some(pause).filter(|pause| *pause <= left)
 }
 
 fn text(response: &ThrottleResponse) -> String {
@@ -157,6 +165,7 @@ mod tests {
         assert_eq!(pause(&rejected(5000, false), left), Some(left));
         assert_eq!(pause(&rejected(5001, false), left), None);
         assert_eq!(pause(&rejected(0, false), left), None);
+        assert_eq!(pause(&rejected(-1, false), left), None);
         assert_eq!(pause(&rejected(0, true), left), Some(Duration::from_secs(1)));
     }
 }

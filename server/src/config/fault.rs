@@ -89,7 +89,7 @@ pub struct Notice {
     pub path: String,
     /// What it does, and why.
     pub message: String,
-    /// Whether it is often meant so: then only checks of a file tell it, and no load does.
+    /// Whether the setting is common and probably intended: checks of a file tell it, and the log does not.
     pub is_usual: bool,
 }
 

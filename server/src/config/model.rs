@@ -178,6 +178,9 @@ impl Template for ResourceTemplate {
     }
 }
 
+/// The default limit on the domains of a throttle with hits at once.
+pub const MAX_DOMAINS: u64 = 100_000;
+
 /// The limits on the hits of each domain on the resources whose names match a glob.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Throttle {
@@ -185,6 +188,8 @@ pub struct Throttle {
     pub glob: Glob,
     /// The most hits of all domains in a second; `None`: no limit.
     pub global_limit: Option<u64>,
+    /// The most domains with hits at once, each counted once for each resource; `None`: no limit.
+    pub max_domains: Option<u64>,
     /// What limits each domain.
     pub limits: DomainLimits,
     /// What limits certain domains instead, by name.
@@ -206,7 +211,7 @@ impl Throttle {
     /// What limits `domain`.
     pub fn limits_of(&self, domain: &str) -> HitLimits<'_> {
         let DomainLimits { hard_limit, tiers } = self.domains.get(domain).unwrap_or(&self.limits);
-        HitLimits { hard: *hard_limit, global: self.global_limit, tiers }
+        HitLimits { hard: *hard_limit, global: self.global_limit, tiers, known_only: false }
     }
 }
 

@@ -7,8 +7,8 @@ use serde_yaml::{Mapping, Value};
 
 use super::glob::Glob;
 use super::model::{
-    Algorithm, Bucket, DomainLimits, Limits, MAX_RESOURCES, Namespace, ResourceTemplate, Throttle,
-    Unconfigured,
+    Algorithm, Bucket, DomainLimits, Limits, MAX_DOMAINS, MAX_RESOURCES, Namespace,
+    ResourceTemplate, Throttle, Unconfigured,
 };
 use super::throttles::span_text;
 
@@ -146,6 +146,9 @@ fn throttle(throttle: &Throttle) -> Value {
     put(&mut fields, "resource", throttle.glob.as_str());
     put_shadow(&mut fields, throttle.enforce);
     put_limit(&mut fields, "global_limit", throttle.global_limit);
+    if throttle.max_domains != Some(MAX_DOMAINS) {
+        put(&mut fields, "max_domains", throttle.max_domains.unwrap_or(0));
+    }
     put_domain_limits(&mut fields, &throttle.limits);
     if !throttle.domains.is_empty() {
         let mut domains = Mapping::new();

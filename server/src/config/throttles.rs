@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 
 use super::fault::YamlPath;
 use super::glob::Glob;
-use super::model::{DomainLimits, Throttle};
+use super::model::{DomainLimits, MAX_DOMAINS, Throttle};
 use super::namespaces::enforce;
 use super::read::{Fields, Keys, Reader};
 use super::template_globs::{check_globs, glob};
@@ -17,7 +17,15 @@ use crate::domain::throttle::{MAX_LIMIT, MAX_SPAN_US, MAX_TIERS, Tier};
 
 const THROTTLE_KEYS: Keys = Keys {
     shape: "a mapping, such as { resource: \"search\", tiers: [...] }",
-    known: &["resource", "hard_limit", "global_limit", "tiers", "domains", "enforce"],
+    known: &[
+        "resource",
+        "hard_limit",
+        "global_limit",
+        "max_domains",
+        "tiers",
+        "domains",
+        "enforce",
+    ],
     ignored: &[],
 };
 
@@ -61,6 +69,13 @@ pub(super) fn throttles(
             None => reader.missing(&fields, &path, "resource", "a glob over resource names"),
         };
         let global_limit = limit(reader, &fields, &path, "global_limit");
+        let max_domains = match fields.get("max_domains") {
+            None => Some(MAX_DOMAINS),
+            Some(entry) => {
+                let most = reader.whole(entry.value, &path.key(entry.key), 0..=i64::MAX, None);
+                most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0)
+            }
+        };
         let limits = domain_limits(reader, &fields, &path);
         let domains = match fields.get("domains") {
             Some(entry) => domains(reader, entry.value, &path.key(entry.key)),
@@ -69,7 +84,7 @@ pub(super) fn throttles(
         let enforce = enforce(reader, &fields, &path);
         if let Some(field) = &glob {
             let glob = field.glob.clone();
-            all.push(Throttle { glob, global_limit, limits, domains, enforce });
+            all.push(Throttle { glob, global_limit, max_domains, limits, domains, enforce });
         }
         globs.push(glob);
     }

@@ -71,6 +71,16 @@ pub struct HitLimits<'a> {
     pub global: Option<u64>,
     /// The tiers, up to [`MAX_TIERS`].
     pub tiers: &'a [Tier],
+    /// Whether only a domain may be granted hits that has a history: there is no room for another.
+    pub known_only: bool,
+}
+
+impl HitLimits<'_> {
+    /// How long a history lasts from a hit that enters a tier, at most, in µs.
+    pub fn longest_life_us(&self) -> i64 {
+        let lives = self.tiers.iter().map(|tier| tier.active_us + tier.cooldown_us);
+        lives.max().unwrap_or(0).max(second(0).window_us)
+    }
 }
 
 /// The share of a limit that one of `nodes` nodes has.
@@ -127,6 +137,8 @@ pub struct Decision {
     pub domain_hits: Option<u64>,
     /// The hits of all domains in the last second, if these are limited.
     pub all_hits: Option<u64>,
+    /// Whether the domain had no history before.
+    pub is_new: bool,
     /// Whether the domain's limit of hits in a second leaves the least room, and less than wanted.
     pub limited_by_hard: bool,
     /// The same for the limit of all domains.
@@ -204,6 +216,7 @@ impl History {
         let (taken, used) = self.fill(tiers, now, copies.min(room[0]).min(room[1]));
         let granted: u64 = taken.iter().map(|(_, hits)| hits).sum();
         let current = self.current(tiers, now);
+        let is_new = *self == Self::default();
         let mut decision = Decision {
             granted,
             tier: current.map_or(0, |index| index + 1),
@@ -211,10 +224,14 @@ impl History {
             burst: false,
             domain_hits,
             all_hits,
+            is_new,
             limited_by_hard: room[0] < copies && room[0] == granted,
             limited_by_global: room[1] < copies && room[1] == granted,
             retry_after_us: None,
         };
+        if is_new && limits.known_only {
+            return Decision { granted: 0, ..decision };
+        }
         if granted < min_copies {
             let all = all.map(|(all, limit)| (&*all, limit));
             let from = self.seconds_room_at(all, limits.hard, now, min_copies);

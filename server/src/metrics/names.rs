@@ -36,6 +36,8 @@ pub(super) const HAS: &str = "tollgate_resource_has";
 pub(super) const SUBCLIENTS: &str = "tollgate_resource_subclients";
 pub(super) const LEARNING: &str = "tollgate_resources_learning";
 pub(super) const LEARNING_UNTIL: &str = "tollgate_resource_learning_until_timestamp_seconds";
+/// What the names of all metrics of throttles begin with.
+pub(super) const THROTTLE_PREFIX: &str = "tollgate_throttle_";
 pub(super) const THROTTLE_DECISIONS: &str = "tollgate_throttle_decisions_total";
 pub(super) const HITS_GRANTED: &str = "tollgate_throttle_hits_granted_total";
 pub(super) const BURSTS: &str = "tollgate_throttle_bursts_total";

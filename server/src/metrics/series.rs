@@ -13,6 +13,7 @@ use metrics_exporter_prometheus::formatting::{
 use metrics_util::registry::{AtomicStorage, Registry};
 
 use super::label_value;
+use super::names::THROTTLE_PREFIX;
 
 /// All counters and gauges of a node.
 pub(super) struct Series(Registry<Key, AtomicStorage>);
@@ -79,8 +80,10 @@ pub struct Defined {
     dynamic: HashSet<String>,
     /// Pairs of glob and algorithm.
     templates: HashSet<[String; 2]>,
-    /// The globs of `templates`, and of throttles.
+    /// The globs of `templates`.
     globs: HashSet<String>,
+    /// The globs of throttles.
+    throttles: HashSet<String>,
 }
 
 impl Defined {
@@ -100,7 +103,7 @@ impl Defined {
 
     /// Adds a throttle.
     pub fn throttle(&mut self, glob: &str) {
-        self.globs.insert(label_value(glob));
+        self.throttles.insert(label_value(glob));
     }
 
     /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
@@ -116,8 +119,11 @@ impl Defined {
             (Some(namespace), Some(bucket), ..) => contains(&self.buckets, [namespace, bucket]),
             (Some(namespace), ..) => self.dynamic.contains(&namespace),
             (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
-            // Of a throttle, or of a resource template whatever its algorithm.
-            (_, _, Some(glob), None) => glob.is_empty() || self.globs.contains(&glob),
+            (_, _, Some(glob), None) => {
+                let is_of_throttle = key.name().starts_with(THROTTLE_PREFIX);
+                let globs = if is_of_throttle { &self.throttles } else { &self.globs };
+                glob.is_empty() || globs.contains(&glob)
+            }
             _ => true,
         }
     }

@@ -16,6 +16,8 @@ pub enum HitOutcome {
     /// Fewer hits were granted than wanted.
     Part,
     Rejected,
+    /// There are `max_domains` already.
+    TooManyDomains,
     /// The store did not answer, and the failure policy is to refuse.
     ServerError,
     /// No throttle matches the resource.
@@ -24,13 +26,20 @@ pub enum HitOutcome {
 }
 
 impl HitOutcome {
-    const LABELS: [&str; 6] =
-        ["granted", "granted_in_part", "rejected", "server_error", "not_found", "invalid"];
+    const LABELS: [&str; 7] = [
+        "granted",
+        "granted_in_part",
+        "rejected",
+        "too_many_domains",
+        "server_error",
+        "not_found",
+        "invalid",
+    ];
 }
 
 /// The metrics of one throttle, or of all requests without one.
 pub struct ThrottleMetrics {
-    outcomes: [Counter; 6],
+    outcomes: [Counter; 7],
     /// Hits granted.
     pub hits: Counter,
     /// Requests that entered a tier.

@@ -1,5 +1,5 @@
-//! Bounds on the number of resources: per template and per caller. Callers choose resource names
-//! freely, so without a bound one caller could fill the store with new names.
+//! Bounds on the number of resources, per template and per caller, and of domains, per throttle. Callers
+//! choose these names freely, so without a bound one caller could fill the store with new names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::domain::lease::Holder;
 use crate::domain::names::CallerId;
+use crate::domain::time::Micros;
 
 /// This node's estimate of how many resources of one template the store has: the count of the last
 /// pass over all resources, plus what this node has created since. A template can exceed its bound
@@ -43,6 +44,49 @@ impl ResourceCount {
     pub(super) fn end_pass(&self, counted: u64, created_before: u64) {
         self.counted.store(counted, Ordering::Relaxed);
         self.created.fetch_sub(created_before, Ordering::Relaxed);
+    }
+}
+
+/// The domains with hits on the resources of a throttle, as far as this node has granted the hits.
+#[derive(Default)]
+pub(super) struct DomainCount {
+    hasher: RandomState,
+    known: Mutex<KnownDomains>,
+    /// The number of those in `known`.
+    count: AtomicU64,
+}
+
+#[derive(Default)]
+struct KnownDomains {
+    /// By the hash of resource and domain: when the history has expired, at the latest.
+    until: HashMap<u64, Micros>,
+    /// Before this time none of them expires.
+    first: Micros,
+}
+
+impl DomainCount {
+    /// Whether the domain may get a history: fewer than `max` have one, or it is one of them.
+    pub(super) fn admits(&self, resource: &str, domain: &str, max: u64, now: Micros) -> bool {
+        if self.count.load(Ordering::Relaxed) < max {
+            return true;
+        }
+        let hash = self.hasher.hash_one((resource, domain));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.first <= now {
+            known.until.retain(|_, until| *until > now);
+            known.first = known.until.values().min().copied().unwrap_or(now);
+            self.count.store(known.until.len() as u64, Ordering::Relaxed);
+        }
+        (known.until.len() as u64) < max || known.until.contains_key(&hash)
+    }
+
+    /// Records that the domain has a history until then.
+    pub(super) fn record(&self, resource: &str, domain: &str, until: Micros) {
+        let hash = self.hasher.hash_one((resource, domain));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.first = if known.until.is_empty() { until } else { known.first.min(until) };
+        known.until.insert(hash, until);
+        self.count.store(known.until.len() as u64, Ordering::Relaxed);
     }
 }
 
@@ -117,6 +161,21 @@ mod tests {
         count.record_created();
         count.end_pass(1, created_before);
         assert!(count.is_full(Some(2)) && !count.is_full(Some(3)));
+    }
+
+    #[test]
+    fn domains_beyond_the_bound_are_not_admitted() {
+        let domains = DomainCount::default();
+        let admits = |domain, now| domains.admits("search", domain, 2, Micros(now));
+        assert!(admits("a", 0) && admits("c", 0), "nothing is recorded");
+        domains.record("search", "a", Micros(10));
+        domains.record("search", "b", Micros(20));
+        assert!(admits("a", 9) && admits("b", 9) && !admits("c", 9));
+        assert!(!domains.admits("other", "a", 2, Micros(9)));
+        domains.record("search", "a", Micros(15));
+        assert!(!admits("c", 10) && admits("c", 15), "a has expired");
+        domains.record("search", "c", Micros(30));
+        assert!(!admits("a", 19) && admits("a", 20));
     }
 
     const CLIENT: Holder<'_> = Holder::Client("client");

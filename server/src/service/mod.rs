@@ -117,7 +117,7 @@ pub struct ServiceState {
     /// Metrics of requests for hits that no throttle matches.
     unthrottled: ThrottleMetrics,
     caller_leases: CallerLeases,
-    /// Limits log lines about resources refused because of `max_resources`.
+    /// Limits log lines about what is refused because of `max_resources` or `max_domains`.
     refusals: LogThrottle,
 }
 

@@ -8,6 +8,7 @@ use super::{Error, ServiceState};
 use crate::config::model::FailurePolicy;
 use crate::domain::names::CallerId;
 use crate::domain::throttle::{Decision, HitLimits, Tier, share};
+use crate::domain::time::Micros;
 use crate::metrics::{HitOutcome, ThrottleMetrics};
 use crate::store::StoreError;
 use crate::store::throttle::{HitRequest, ThrottleStore};
@@ -36,6 +37,8 @@ pub struct HitAnswer {
     pub global_limit: Option<u64>,
     /// The limit of the current tier, as configured; `None` without a tier.
     pub tier_limit: Option<u64>,
+    /// Whether it was refused only because there are `max_domains` already.
+    pub too_many_domains: bool,
     /// Whether it was decided without the shared store.
     pub degraded: bool,
     /// Whether all hits were granted only because the limits are not enforced.
@@ -80,12 +83,18 @@ impl<S: ThrottleStore> ThrottleService<S> {
             meter.count(HitOutcome::NotFound);
             return Err(Error::NotFound("no throttle is configured for this resource".to_owned()));
         };
+        let now = self.state.clock.now();
+        let count = snapshot.domain_count(template);
+        let mut limits = throttle.limits_of(query.domain);
+        limits.known_only = throttle
+            .max_domains
+            .is_some_and(|max| !count.admits(query.resource, query.domain, max, now));
         let request = HitRequest {
             caller,
             resource: query.resource,
             template,
             domain: query.domain,
-            limits: throttle.limits_of(query.domain),
+            limits,
             copies,
             min_copies,
         };
@@ -99,6 +108,19 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 HitAnswer { degraded: true, ..answer(decision, &request.limits) }
             }
         };
+        if answer.decision.burst && throttle.max_domains.is_some() {
+            let until = Micros(now.0.saturating_add(limits.longest_life_us()));
+            count.record(query.resource, query.domain, until);
+        }
+        if answer.too_many_domains
+            && let Some(held_back) = self.state.refusals.pass()
+        {
+            tracing::warn!(
+                resource = throttle.glob.as_str(),
+                held_back,
+                "there are max_domains already: a new domain is refused"
+            );
+        }
         let meter = snapshot.throttle_meter(template);
         answer.count(copies, snapshot.limits.on_store_failure, meter);
         if !self.state.enforces(snapshot.limits.enforce && throttle.enforce)
@@ -123,8 +145,8 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 let all = &request.limits;
                 let tiers: Vec<Tier> = all.tiers.iter().map(|tier| tier.share(nodes)).collect();
                 let part = |limit: Option<u64>| limit.map(|limit| share(limit, nodes));
-                let limits =
-                    HitLimits { hard: part(all.hard), global: part(all.global), tiers: &tiers };
+                let (hard, global) = (part(all.hard), part(all.global));
+                let limits = HitLimits { hard, global, tiers: &tiers, ..*all };
                 let request = HitRequest { limits, ..*request };
                 match fallback.local.request_hits(&request).await {
                     Ok(decision) => return decision,
@@ -163,6 +185,7 @@ fn answer(decision: Decision, limits: &HitLimits<'_>) -> HitAnswer {
         hard_limit: limits.hard,
         global_limit: limits.global,
         tier_limit: tier.map(|tier| tier.limit),
+        too_many_domains: limits.known_only && decision.is_new && decision.granted == 0,
         degraded: false,
         shadow: false,
     }
@@ -179,6 +202,7 @@ impl HitAnswer {
     fn count(&self, copies: u64, policy: FailurePolicy, meter: &ThrottleMetrics) {
         let Decision { granted, burst, .. } = self.decision;
         meter.count(match granted {
+            0 if self.too_many_domains => HitOutcome::TooManyDomains,
             0 if self.degraded && policy == FailurePolicy::Deny => HitOutcome::ServerError,
             0 => HitOutcome::Rejected,
             granted if granted < copies => HitOutcome::Part,

@@ -19,7 +19,7 @@ impl<S: ThrottleStore> Throttle for ThrottleApi<S> {
     ) -> Result<Response<ThrottleResponse>, Status> {
         let caller = caller(&request)?;
         let query = query(request.get_ref());
-        caller.may_hit(query.resource).map_err(access_denied)?;
+        caller.may_hit(query.resource, query.domain).map_err(access_denied)?;
         let answer = self.0.request(&query, caller.id()).await;
         answer.map(|answer| Response::new(response(&answer))).map_err(|error| refusal(&error))
     }

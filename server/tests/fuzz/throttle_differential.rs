@@ -25,6 +25,7 @@ struct Step {
     limits: usize,
     copies: u64,
     min_copies: u64,
+    known_only: bool,
 }
 
 fn tier() -> impl Strategy<Value = Tier> {
@@ -52,8 +53,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => 0..60_000_000i64,
     ];
     let copies = prop_oneof![4 => 1..12u64, 2 => 1..3000u64, 1 => Just(i64::MAX as u64)];
-    let one = (pause_us, 0..2 * NAMES.len(), 0..12usize, copies, select(vec![0, 0, 0, 50, 100u64]));
-    let one = one.prop_map(|(pause_us, name, tiers, copies, min_percent)| Step {
+    let known_only = prop::bool::weighted(0.1);
+    let min_percent = select(vec![0, 0, 0, 50, 100u64]);
+    let one = (pause_us, 0..2 * NAMES.len(), 0..12usize, copies, min_percent, known_only);
+    let one = one.prop_map(|(pause_us, name, tiers, copies, min_percent, known_only)| Step {
+        known_only,
         pause_us,
         // Mostly one name, and mostly the same tiers.
         name: if name < NAMES.len() { name } else { 0 },
@@ -76,7 +80,7 @@ fn seconds(limit: u64, spans: [i64; 3]) -> Tier {
 /// A request for up to `copies` hits on resource `a`.
 fn hits<'a>(domain: &'a str, tiers: &'a [Tier], copies: u64) -> HitRequest<'a> {
     let (caller, resource, template, min_copies) = (None, "a", 0, 1);
-    let limits = HitLimits { hard: None, global: None, tiers };
+    let limits = HitLimits { hard: None, global: None, tiers, known_only: false };
     HitRequest { caller, resource, template, domain, limits, copies, min_copies }
 }
 
@@ -113,7 +117,12 @@ fn both_stores_decide_alike() {
                 resource: &resource,
                 template: 0,
                 domain,
-                limits: HitLimits { hard: *hard, global: *global, tiers },
+                limits: HitLimits {
+                    hard: *hard,
+                    global: *global,
+                    tiers,
+                    known_only: step.known_only,
+                },
                 copies: step.copies,
                 min_copies: step.min_copies,
             };

@@ -32,7 +32,7 @@ fn tier(limit: u64, window_s: i64) -> Tier {
 }
 
 fn tiers_only(tiers: &[Tier]) -> HitLimits<'_> {
-    HitLimits { hard: None, global: None, tiers }
+    HitLimits { hard: None, global: None, tiers, known_only: false }
 }
 
 /// CPU time of Redis so far, in µs.
@@ -97,7 +97,7 @@ fn of_redis() {
         ("four tiers", tiers_only(&four)),
         (
             "one tier, hard and global limit",
-            HitLimits { hard: Some(1_000_000), global: Some(1_000_000), tiers: &one },
+            HitLimits { hard: Some(1_000_000), global: Some(1_000_000), ..tiers_only(&one) },
         ),
     ];
     let mut costs = vec![Vec::new(); kinds.len() + 1];

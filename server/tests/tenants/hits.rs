@@ -42,9 +42,14 @@ async fn grants_what_there_is_room_for_and_no_less_than_the_least() {
     assert_eq!(ask(6, 6).await.decision.granted, 6);
     let refused = ask(5, 4).await;
     // The tier is active for a minute, and then cools down for one.
-    let retry_after_us = Some(120_000_000);
-    let decision =
-        Decision { granted: 0, tier_hits: 7, burst: false, retry_after_us, ..first.decision };
+    let decision = Decision {
+        granted: 0,
+        tier_hits: 7,
+        burst: false,
+        is_new: false,
+        retry_after_us: Some(120_000_000),
+        ..first.decision
+    };
     assert_eq!(refused, HitAnswer { decision, ..first });
     assert_eq!(refused.retry_after_ms(), 120_000);
     assert_eq!(ask(5, 3).await.decision.granted, 3);
@@ -115,9 +120,12 @@ async fn requests_are_counted_by_the_glob_of_their_resource() {
     ] {
         assert!(text.lines().any(|found| found == line), "{line}: {text}");
     }
-    service.set_limits("{}");
+    let template = "resources: [{ identifier_glob: 'db.*', capacity: 1, \
+                    algorithm: { kind: STATIC, lease_length: 9, refresh_interval: 3 } }]";
+    service.set_limits(template);
     let text = service.metrics.render();
-    assert!(!text.contains("db.*") && text.contains(r#"outcome="not_found"} 1"#), "{text}");
+    assert!(!text.contains("tollgate_throttle_bursts_total{template=\"db.*\"}"), "{text}");
+    assert!(text.contains(r#"outcome="not_found"} 1"#), "{text}");
 }
 
 const BY_SECOND: &str = "
@@ -190,4 +198,52 @@ async fn what_is_allowed_without_limits_is_counted() {
     let text = service.metrics.render();
     let line = r#"tollgate_throttle_hits_granted_total{template=""} 21"#;
     assert!(text.lines().any(|found| found == line), "{text}");
+}
+
+const BOUNDED: &str = "
+throttles:
+  - { resource: 's*', max_domains: 2, tiers: [{ limit: 1, window: 1s, active: 4s, cooldown: 6s }] }
+";
+
+async fn domains_beyond_the_bound<S: Store + ThrottleStore>(store: S, clock: ManualClock) {
+    let service = Service::new(store.clone(), clock.clone(), BOUNDED);
+    let granted = async |service: &Service<S>, resource, domain| {
+        let query = HitQuery { resource, domain, copies: 1, min_copies: 1 };
+        let answer = service.throttles.request(&query, None).await.unwrap();
+        (answer.decision.granted, answer.too_many_domains)
+    };
+    assert_eq!(granted(&service, "search", "acme").await, (1, false));
+    clock.advance(2_000_000);
+    assert_eq!(granted(&service, "search", "globex").await, (1, false));
+    // A third domain, and a known one on another resource, are too many.
+    assert_eq!(granted(&service, "search", "initech").await, (0, true));
+    assert_eq!(granted(&service, "shop", "acme").await, (0, true));
+    assert_eq!(granted(&service, "search", "acme").await, (1, false));
+    assert_eq!(granted(&service, "search", "acme").await, (0, false));
+    // Changed limits keep the count.
+    service.set_limits(&BOUNDED.replace("limit: 1", "limit: 5"));
+    assert_eq!(granted(&service, "search", "initech").await, (0, true));
+    // Another node does not know of these two, and lets two more in; but not what it has refused before.
+    let other = Service::new(store, clock.clone(), BOUNDED);
+    assert_eq!(granted(&other, "search", "initech").await, (1, false));
+    // Now it has a history, so it may go on everywhere.
+    assert_eq!(granted(&service, "search", "initech").await, (1, false));
+    // The history of acme ends with its cooldown.
+    clock.advance(8_000_000);
+    assert_eq!(granted(&service, "search", "umbrella").await, (1, false));
+    let counted = service.metrics.render();
+    let line = r#"tollgate_throttle_decisions_total{template="s*",outcome="too_many_domains"} 3"#;
+    assert!(counted.lines().any(|found| found == line), "{counted}");
+}
+
+#[tokio::test]
+async fn domains_beyond_the_bound_on_the_embedded_store() {
+    let clock = ManualClock::new(START);
+    domains_beyond_the_bound(MemoryStore::with_clock(clock.clone()), clock).await;
+}
+
+#[tokio::test]
+async fn domains_beyond_the_bound_on_redis() {
+    let (redis, clock) = (Redis::start(), ManualClock::new(START));
+    domains_beyond_the_bound(redis_store(&redis, clock.clone()).await, clock).await;
 }

@@ -73,10 +73,11 @@ async fn nodes_share_the_hits_over_grpc() {
     assert_eq!(answer, ThrottleResponse { status, tier_hits: 10, ..none });
     assert_eq!(ask(&first, request("search", "globex", 1)).await.unwrap().granted, 1);
 
-    let message = "x".repeat(1 << 19);
+    let (long, longer) = ("x".repeat(1025), "x".repeat(1 << 20));
     for (message, code) in [
         (request("search", "acme", -1), Code::InvalidArgument),
-        (request("search", &message, 1), Code::InvalidArgument),
+        (request("search", &long, 1), Code::InvalidArgument),
+        (request(&longer, "acme", 1), Code::OutOfRange),
         (request("other", "acme", 1), Code::NotFound),
     ] {
         let status = ask(&first, message).await.unwrap_err();
@@ -116,10 +117,12 @@ async fn callers_ask_for_their_resources_only() {
     let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
     let (token, hash) = testkit::callers::token();
     callers.write(&format!(
-        "callers: [{{ name: searcher, token_sha256: [{hash}], resources: ['sea*'] }}]"
+        "callers: [{{ name: searcher, token_sha256: [{hash}], resources: ['sea*'], domains: ['a*'] }}]"
     ));
     let node = callers.node(&limits);
     let body = |resource| json!({ "resource": resource, "domain": "acme" }).to_string();
+    let globex = json!({ "resource": "search", "domain": "globex" }).to_string();
+    assert_eq!(http_with_token(&node, Some(&token), "POST", PATH, &globex).status, 403);
     let status =
         |token, resource| http_with_token(&node, token, "POST", PATH, &body(resource)).status;
     let token = Some(&*token);

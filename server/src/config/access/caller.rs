@@ -20,6 +20,7 @@ const CALLER_KEYS: Keys = Keys {
         "anyone",
         "namespaces",
         "resources",
+        "domains",
         "client_ids",
         "lend",
         "max_resources",
@@ -75,6 +76,10 @@ pub(super) fn caller(
     let shared = choice(reader, &fields, path, "shared", &FLAG);
     let namespaces = globs(reader, fields.get("namespaces"), path, Glob::new);
     let resources = globs(reader, fields.get("resources"), path, Glob::new);
+    let domains = match fields.get("domains") {
+        Some(entry) => globs(reader, Some(entry), path, Glob::new),
+        None => Glob::new(glob::CATCH_ALL).into_iter().collect(),
+    };
     let client_ids = client_ids(reader, &fields, path, &name);
     let lend = lend(reader, &fields, path);
     let max_resources = max_resources(reader, &fields, path);
@@ -92,6 +97,7 @@ pub(super) fn caller(
         anyone,
         namespaces,
         resources,
+        domains,
         client_ids,
         lend,
         max_resources,
@@ -285,7 +291,7 @@ fn check_permissions(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'
     };
     match role {
         Role::Administer => reject(
-            &["namespaces", "resources", "client_ids", "lend"],
+            &["namespaces", "resources", "domains", "client_ids", "lend"],
             "has no effect: who administers may do everything; remove it",
         ),
         Role::Observe => {
@@ -293,6 +299,7 @@ fn check_permissions(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'
                 &["client_ids", "lend", "max_resources"],
                 "has no effect: who observes leases nothing; remove it",
             );
+            reject(&["domains"], "has no effect: who observes requests no hits; remove it");
         }
         Role::Ask => {}
     }
@@ -301,8 +308,8 @@ fn check_permissions(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'
         let message = "may do nothing: give it namespaces or resources, [\"*\"] is all";
         reader.fault(fields.line, path, message);
     } else if role == Role::Ask && given[1].is_none() {
-        for entry in ["client_ids", "lend"].iter().filter_map(|key| fields.get(key)) {
-            let message = "has no effect without resources: say what it may lease";
+        for entry in ["domains", "client_ids", "lend"].iter().filter_map(|key| fields.get(key)) {
+            let message = "has no effect without resources: say what it may use";
             reader.fault(entry.line, &path.key(entry.key), message);
         }
     }

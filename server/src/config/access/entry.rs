@@ -50,6 +50,8 @@ pub struct CallerEntry {
     pub namespaces: Vec<Glob>,
     /// Globs over the resources that the caller may lease, request hits on, or look at.
     pub resources: Vec<Glob>,
+    /// Globs over the domains for which the caller may request hits.
+    pub domains: Vec<Glob>,
     /// Glob over the client and cluster ids that the caller may use; `None`: any.
     pub client_ids: Option<Glob>,
     /// If set, the caller may request leases for lower clusters, for at most this many clients.
@@ -77,6 +79,9 @@ impl fmt::Display for CallerEntry {
                 write!(f, "\n    namespaces  {}", listed(&self.namespaces))?;
                 write!(f, "\n    resources   {}", listed(&self.resources))?;
             }
+        }
+        if self.role == Role::Ask && !self.domains.iter().any(Glob::is_everything) {
+            write!(f, "\n    domains     {}", listed(&self.domains))?;
         }
         if let Some(ids) = &self.client_ids {
             write!(f, "\n    client ids  {:?}", ids.as_str())?;

@@ -15,7 +15,7 @@ fn valid_file() {
     max_resources: 20
   - {{ name: ops, role: administer, certificates: ['cn:Ops', 'uri:spiffe://x/*', 'dns:*.Example'] }}
   - {{ name: rest, role: observe, anyone: true, namespaces: ['*'], resources: ['*'] }}
-  - {{ name: 'a[b*', certificates: ['cn:a'], resources: ['*'], client_ids: 'x/{{caller}}/*', lend: {{ max_clients: 7 }} }}
+  - {{ name: 'a[b*', certificates: ['cn:a'], resources: ['*'], domains: ['t-*', acme], client_ids: 'x/{{caller}}/*', lend: {{ max_clients: 7 }} }}
 ",
         HASH.to_uppercase().replace('B', "C")
     );
@@ -37,6 +37,12 @@ fn valid_file() {
     );
     let restricted = &callers[3];
     assert_eq!((callers[0].lend, restricted.lend, &callers[0].client_ids), (None, Some(7), &None));
+    let domains = ["t-1", "acme", "t/1", "globex"];
+    assert_eq!(
+        domains.map(|domain| restricted.domains.iter().any(|glob| glob.matches(domain))),
+        [true, true, false, false]
+    );
+    assert!(callers[0].domains[0].is_everything());
     let ids = restricted.client_ids.as_ref().unwrap();
     let names = ["x/a[b*/1", "x/a[b*/", "x/a[bc/1", "a[b*/1", "x/a[b*/1/2"];
     assert_eq!(names.map(|id| ids.matches(id)), [true, true, false, false, false]);
@@ -63,18 +69,23 @@ fn ineffective_lease_permissions_are_faults() {
   - { name: h, certificates: ['cn:h'], resources: ['*'], client_ids: '[' }
   - { name: i, certificates: ['cn:i'], resources: ['*'], client_ids: ['a'] }
   - { name: j, role: observe, certificates: ['cn:j'], resources: ['*'], max_resources: 5 }
+  - { name: k, role: observe, certificates: ['cn:k'], resources: ['*'], domains: [a] }
+  - { name: l, certificates: ['cn:l'], namespaces: ['*'], domains: ['['] }
 ";
     let expected =
         "line 2: callers[0].lend: has no effect: who administers may do everything; remove it
 line 3: callers[1].client_ids: has no effect: who observes leases nothing; remove it
-line 4: callers[2].lend: has no effect without resources: say what it may lease
+line 4: callers[2].lend: has no effect without resources: say what it may use
 line 5: callers[3].lend.max_clients: is missing: the most clients that the caller may speak for
 line 6: callers[4].lend: must be a mapping: { max_clients: 10000 }, not 10
 line 7: callers[5].lend.max_clients: must be a whole number of at least 1, not 0
 line 8: callers[6].lend.max_clients: must be a whole number of at most 1000000000, not 1000000001
 line 9: callers[7].client_ids: has a [ without its ]: write \\[ for the character itself
 line 10: callers[8].client_ids: must be a glob, such as \"{caller}/*\", not a list
-line 11: callers[9].max_resources: has no effect: who observes leases nothing; remove it";
+line 11: callers[9].max_resources: has no effect: who observes leases nothing; remove it
+line 12: callers[10].domains: has no effect: who observes requests no hits; remove it
+line 13: callers[11].domains[0]: has a [ without its ]: write \\[ for the character itself
+line 13: callers[11].domains: has no effect without resources: say what it may use";
     assert_eq!(parse(text).unwrap_err().to_string(), expected);
 }
 
@@ -102,7 +113,7 @@ line 4: callers[2].certificates[1]: has a [ without its ]: write \\[ for the cha
 line 4: callers[2].resources: has no effect: who administers may do everything; remove it
 line 5: callers[3].name: has white space or a control character at byte 1
 line 5: callers[3].anyone: can't administer: give it a token
-line 6: callers[4].tokens: unknown key \"tokens\", the keys known here are name, role, token_sha256, certificates, anyone, namespaces, resources, client_ids, lend, max_resources, shared, description
+line 6: callers[4].tokens: unknown key \"tokens\", the keys known here are name, role, token_sha256, certificates, anyone, namespaces, resources, domains, client_ids, lend, max_resources, shared, description
 line 6: callers[4].role: must be one of ask, observe, administer, not \"asks\": did you mean ask?
 line 6: callers[4].anyone: is already on line 5
 line 7: callers[5]: can't be told from others: give it token_sha256 or certificates

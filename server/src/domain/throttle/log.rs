@@ -51,7 +51,8 @@ fn counting<'t>(times: &'t [i64], tier: &Tier, now: Micros) -> &'t [i64] {
 impl Slots {
     /// The hits up to the end of slot `slot` of a window, modulo 2^32. If the window is another one, as
     /// after a change of the limits, the hits of a slot count in the one that begins nearest: so
-    /// they stay there, however often two nodes with different limits take turns.
+    /// they stay there, however often two nodes with different limits take turns. They may then expire up
+    /// to half a slot late. A window shorter than a slot of the other one has none of its hits.
     fn sum(&self, window_us: i64, slot: i64) -> u32 {
         let own = if window_us == self.window_us {
             slot
@@ -80,6 +81,9 @@ impl Log {
 
     /// Adds hits. There is room for them.
     pub(super) fn add(&mut self, tier: &Tier, entered: Micros, now: Micros, hits: u64) {
+        if self.hits(tier, entered, now) == 0 {
+            *self = Self::default();
+        }
         if let Self::Times(times) = self {
             let expired = times.len() - counting(times, tier, now).len();
             times.drain(..expired);

@@ -16,7 +16,7 @@ fn tier(limit: u64, window_s: i64, active_s: i64, cooldown_s: i64) -> Tier {
 
 /// Decides with tiers only.
 fn ask(history: &mut History, tiers: &[Tier], now: i64, copies: u64, min_copies: u64) -> Decision {
-    let limits = HitLimits { hard: None, global: None, tiers };
+    let limits = HitLimits { hard: None, global: None, tiers, known_only: false };
     history.request(None, &limits, Micros(now), copies, min_copies)
 }
 
@@ -144,7 +144,7 @@ proptest! {
         global in by_second(),
         requests in prop::collection::vec((requests(8), any::<bool>()), 1..3),
     ) {
-        let limits = HitLimits { hard, global, tiers: &tiers };
+        let limits = HitLimits { hard, global, tiers: &tiers, known_only: false };
         let mut domains = [0, 1].map(|_| (History::default(), Exact::new(&tiers)));
         let (mut all, mut all_exact, mut now) = (History::default(), Vec::new(), 77);
         for ((gap, copies, min_copies), domain) in
@@ -328,7 +328,7 @@ fn answers_say_which_limit_is_the_reason() {
     let tiers = [tier(10, 60, 60, 0)];
     let decide = |hard, global, copies| {
         let (mut history, mut all) = (History::default(), History::default());
-        let limits = HitLimits { hard, global, tiers: &tiers };
+        let limits = HitLimits { hard, global, tiers: &tiers, known_only: false };
         let decision = history.request(Some(&mut all), &limits, Micros(S), copies, 1);
         (decision.granted, decision.limited_by_hard, decision.limited_by_global)
     };
@@ -345,7 +345,7 @@ fn answers_say_which_limit_is_the_reason() {
 #[test]
 fn limits_of_the_second_delay_a_retry() {
     let tiers = [tier(3, 10, 60, 0)];
-    let limits = HitLimits { hard: Some(2), global: None, tiers: &tiers };
+    let limits = HitLimits { hard: Some(2), global: None, tiers: &tiers, known_only: false };
     let mut history = History::default();
     let mut request = |at_us, copies, min_copies| {
         let now = Micros(1000 * S + at_us);
@@ -358,4 +358,25 @@ fn limits_of_the_second_delay_a_retry() {
     assert_eq!(request(S + 1, 5, 1), (1, None, Some(1)));
     // Now the tier has less room.
     assert_eq!(request(S + 1, 1, 1), (0, Some(9 * S), Some(1)));
+}
+
+#[test]
+fn a_log_with_slots_becomes_exact_again() {
+    let (many, few) = ([tier(500, 10, 3600, 0)], [tier(100, 10, 3600, 0)]);
+    let mut history = History::default();
+    assert_eq!(ask(&mut history, &many, 1000 * S, 500, 1).granted, 500);
+    assert_eq!(ask(&mut history, &few, 1011 * S, 100, 1).granted, 100);
+    assert_eq!(ask(&mut history, &few, 1021 * S, 1, 1).retry_after_us, Some(1));
+}
+
+#[test]
+fn a_longer_window_expires_hits_half_a_slot_late_at_most() {
+    let (short, long) = ([tier(1000, 7, 3600, 0)], [tier(1000, 60, 3600, 0)]);
+    let mut history = History::default();
+    assert_eq!(ask(&mut history, &short, 1000 * S, 1, 1).granted, 1);
+    let (at, slot) = (1000 * S + 400_000, 60 * S / 128);
+    assert_eq!(ask(&mut history, &short, at, 129, 1).granted, 129);
+    let hits_at = |time| ask(&mut history.clone(), &long, time, 1001, 1001).tier_hits;
+    assert_eq!([at, at + 60 * S - 2 * slot].map(hits_at), [130, 130]);
+    assert_eq!(hits_at(at + 60 * S + slot / 2 + 1), 0);
 }

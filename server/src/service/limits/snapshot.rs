@@ -7,14 +7,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::config::model::{
-    Bucket, Limits, ResolvedBucket, ResourceTemplate, Throttle, Unconfigured,
+    Bucket, Limits, ResolvedBucket, ResourceTemplate, Template, Throttle, Unconfigured,
 };
 use crate::config::{self, Notice};
 use crate::domain::bucket::BucketKind;
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
 use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics, ThrottleMetrics};
 use crate::service::Error;
-use crate::service::bounds::ResourceCount;
+use crate::service::bounds::{DomainCount, ResourceCount};
 use crate::service::window::Window;
 use crate::store::Layout;
 use crate::store::versions::About;
@@ -58,6 +58,8 @@ pub struct Snapshot {
     throttle_meters: Vec<ThrottleMetrics>,
     /// By template index.
     resource_counts: Vec<Arc<ResourceCount>>,
+    /// By throttle index.
+    domain_counts: Vec<Arc<DomainCount>>,
     /// By bucket index: the layout to report to the store, and a window that is open while the store
     /// may still hold states in another layout.
     pub(super) layouts: Vec<(Layout, Arc<Window>)>,
@@ -90,7 +92,14 @@ impl Snapshot {
             meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
             capacity_meters: capacity_meters(&limits.resources, metrics),
             throttle_meters: throttle_meters(&limits.throttles, metrics),
-            resource_counts: resource_counts(&limits.resources, previous),
+            resource_counts: kept(
+                &limits.resources,
+                previous.map(|old| (&*old.limits.resources, &*old.resource_counts)),
+            ),
+            domain_counts: kept(
+                &limits.throttles,
+                previous.map(|old| (&*old.limits.throttles, &*old.domain_counts)),
+            ),
             defined: defined(&definitions, &limits),
             notices,
             text,
@@ -147,6 +156,11 @@ impl Snapshot {
     /// The metrics of the template at this index.
     pub fn capacity_meter(&self, template: usize) -> &CapacityMetrics {
         &self.capacity_meters[template]
+    }
+
+    /// The domains of the throttle at this index.
+    pub(in crate::service) fn domain_count(&self, throttle: usize) -> &DomainCount {
+        &self.domain_counts[throttle]
     }
 
     /// The metrics of the throttle at this index.
@@ -276,23 +290,17 @@ fn defined(definitions: &[Definition<'_>], limits: &Limits) -> Defined {
     defined
 }
 
-/// The resource count of each template.
-fn resource_counts(
-    templates: &[ResourceTemplate],
-    previous: Option<&Snapshot>,
-) -> Vec<Arc<ResourceCount>> {
-    templates.iter().map(|template| resource_count(template, previous)).collect()
-}
-
-/// The resource count of a template, taken over from the previous snapshot if that has a template
-/// with an equal glob.
-fn resource_count(template: &ResourceTemplate, previous: Option<&Snapshot>) -> Arc<ResourceCount> {
-    let kept = previous.and_then(|previous| {
-        let glob = &template.glob;
-        let index = previous.limits.resources.iter().position(|old| old.glob == *glob)?;
-        Some(Arc::clone(&previous.resource_counts[index]))
-    });
-    kept.unwrap_or_default()
+/// What the node knows of each template or throttle: taken over from the previous snapshot for an equal glob.
+fn kept<T: Template, K: Default>(
+    templates: &[T],
+    previous: Option<(&[T], &[Arc<K>])>,
+) -> Vec<Arc<K>> {
+    let kept = |template: &T| {
+        let (old, known) = previous?;
+        let index = old.iter().position(|old| old.glob() == template.glob())?;
+        Some(Arc::clone(&known[index]))
+    };
+    templates.iter().map(|template| kept(template).unwrap_or_default()).collect()
 }
 
 /// A hash that is equal on all nodes of one build. If another build computes another hash, that

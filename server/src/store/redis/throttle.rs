@@ -72,6 +72,7 @@ fn call(request: &HitRequest<'_>, keys: &Keys, now: Option<Micros>) -> Cmd {
         request.min_copies as f64,
         limit(limits.hard),
         limit(limits.global),
+        f64::from(u8::from(limits.known_only)),
     ];
     let mut numbers = Vec::with_capacity(8 * (head.len() + 5 * limits.tiers.len()));
     let mut write = |double: f64| numbers.extend(double.to_le_bytes());
@@ -103,6 +104,7 @@ fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
         Value::Int(all_hits),
         Value::Int(by_hard),
         Value::Int(by_global),
+        Value::Int(is_new),
     ] = parts.as_slice()
     else {
         return None;
@@ -117,6 +119,7 @@ fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
         all_hits: limits.global.and_then(|_| number(all_hits)),
         limited_by_hard: *by_hard != 0,
         limited_by_global: *by_global != 0,
+        is_new: *is_new != 0,
         retry_after_us: Some(*retry_after_us).filter(|us| *us >= 0),
     };
     Some((decision, number(corrupt)?))

@@ -46,7 +46,7 @@ impl MessageLimits {
         accepts_open_stream: false,
     };
 
-    /// `doorman.Capacity`, and requests for hits: more than a request with the maximum number of resources takes, if their
+    /// `doorman.Capacity`: more than a request with the maximum number of resources takes, if their
     /// names have 60 characters.
     pub(super) const LEASES: Self = Self {
         max_bytes: 1 << 20,
@@ -54,6 +54,9 @@ impl MessageLimits {
         timeout: Duration::from_secs(10),
         accepts_open_stream: false,
     };
+
+    /// Requests for hits: keeps many times the bytes of the longest names, with room for unknown fields.
+    pub(super) const HITS: Self = Self { max_bytes: 16 << 10, kept_bytes: 16 << 10, ..Self::ALLOW };
 
     /// Health and reflection, which need few rights or none.
     pub(super) const SMALL: Self = Self {

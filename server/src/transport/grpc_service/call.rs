@@ -82,9 +82,9 @@ pub(super) fn read_headers(
         false => guard.caller(&parts.headers).map_err(access_denied)?,
     };
     let method = Method::at(path)?;
-    if let Method::Lease(_) | Method::Throttle = method {
-        // These may be long: buffer none for a caller that may use no resource.
-        caller.may_use_any().map_err(access_denied)?;
+    if let Method::Lease(_) = method {
+        // Lease requests are long: buffer none for a caller that may lease nothing.
+        caller.may_lease_any().map_err(access_denied)?;
     }
     let head = CallHeaders::read(&parts.headers)?;
     let long_call = match method {
@@ -104,7 +104,8 @@ pub(super) async fn read_request(
     let (gzip, account) = (call.head.gzip, &state.incoming);
     let limits = match call.method {
         Method::Allow => MessageLimits::ALLOW,
-        Method::Lease(_) | Method::Discovery | Method::Throttle => MessageLimits::LEASES,
+        Method::Throttle => MessageLimits::HITS,
+        Method::Lease(_) | Method::Discovery => MessageLimits::LEASES,
         Method::Watch => MessageLimits::WATCH,
         Method::Check | Method::Reflection => MessageLimits::SMALL,
     };

@@ -28,7 +28,7 @@ pub(super) async fn request<B: Send + Sync, L: ThrottleStore>(
         error_response(StatusCode::BAD_REQUEST, &text)
     })?;
     let query = query(&request);
-    caller.may_hit(query.resource).map_err(access_denied)?;
+    caller.may_hit(query.resource, query.domain).map_err(access_denied)?;
     let answer = state.throttles.request(&query, caller.id()).await;
     state.latency.record(started.elapsed().as_secs_f64());
     Ok(Json(response(&answer.map_err(|error| service_error(&error))?)).into_response())

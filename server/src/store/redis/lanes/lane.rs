@@ -117,16 +117,17 @@ type Error = (StoreError, String);
 /// The number of decisions in a round trip, for its metrics and the pace.
 #[derive(Clone, Copy, Default)]
 struct RoundTripLoad {
-    /// On buckets.
+    /// On buckets and hits.
     decisions: usize,
     leases: usize,
 }
 
 impl RoundTripLoad {
     fn of(calls: &[Call]) -> Self {
+        let of = |script| calls.iter().filter(|call| call.script() == Some(script)).count();
         Self {
-            decisions: calls.iter().map(Call::decisions).sum(),
-            leases: calls.iter().filter(|call| call.script() == Some(Scripted::Lease)).count(),
+            decisions: calls.iter().map(Call::decisions).sum::<usize>() + of(Scripted::Throttle),
+            leases: of(Scripted::Lease),
         }
     }
 
