@@ -12,7 +12,7 @@
 -- Reply: the hits granted; the number of the current tier, 0 for none; the hits in its window; 1 if a tier
 -- was entered; after a refusal how many µs until the least number could be granted, -1 for never; 1 if a
 -- corrupt history was replaced; the hits in the last second of the domain and of all domains, 0 without a
--- limit; 1 if the domain's limit leaves the least room and less than asked for, or 0; the same for the
+-- limit; 1 if the domain's limit leaves the least room and less than the tiers, or 0; the same for the
 -- limit of all domains; 1 if the domain had no history.
 --
 -- State: '<BI7', the number of logs and the time of the last hit in µs; for each log '<I7I2', when its tier was
@@ -197,16 +197,15 @@ end
 local domain_hits, all_hits = hits_in_second(of_domain), hits_in_second(of_all)
 local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
 local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
-local most = math.min(copies, hard_room, global_room)
 
 local current = current_at(now)
 -- What is granted is added up: `copies` may be too large for a difference to be exact.
-local used, granted, taken = 0, 0, {}
+local used, fitting, taken = 0, 0, {}
 local function take(i, room)
-  if granted < most then
-    local hits = math.min(most - granted, room)
+  if fitting < copies then
+    local hits = math.min(copies - fitting, room)
     taken[#taken + 1] = { i, hits }
-    granted = granted + hits
+    fitting = fitting + hits
   end
 end
 if current > 0 then
@@ -214,12 +213,13 @@ if current > 0 then
   take(current, math.max(tiers[current].limit - used, 0))
 end
 for _, i in ipairs(enterable(current, now)) do take(i, tiers[i].limit) end
-local by_hard = hard_room < copies and hard_room == granted and 1 or 0
-local by_global = global_room < copies and global_room == granted and 1 or 0
+local granted = math.min(fitting, hard_room, global_room)
+local by_hard = hard_room < fitting and hard_room == granted and 1 or 0
+local by_global = global_room < fitting and global_room == granted and 1 or 0
 local replaced, is_new = corrupt and 1 or 0, history.is_new
 
 if is_new == 1 and known_only == 1 then
-  return { 0, current, used, 0, -1, replaced, domain_hits, all_hits, by_hard, by_global, 1 }
+  return { 0, current, used, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
 end
 
 if granted < least then
@@ -287,11 +287,14 @@ local function enter_and_add(tier, hits)
   return enters
 end
 
-local burst, reached, hits = 0, 0, 0
+local burst, reached, hits, left = 0, 0, 0, granted
 for _, one in ipairs(taken) do
-  local tier = tiers[one[1]]
-  if enter_and_add(tier, one[2]) then burst = 1 end
-  reached, hits = one[1], hits_at(tier, now)
+  local tier, part = tiers[one[1]], math.min(one[2], left)
+  if part > 0 then
+    left = left - part
+    if enter_and_add(tier, part) then burst = 1 end
+    reached, hits = one[1], hits_at(tier, now)
+  end
 end
 if hard >= 0 then
   enter_and_add(of_domain, granted)

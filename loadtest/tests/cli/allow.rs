@@ -32,7 +32,7 @@ fn a_hot_bucket_of_an_honest_server_keeps_its_books_and_is_saturated() {
 #[test]
 fn books_of_an_honest_server_are_kept_over_threads_keys_and_a_shared_bucket() {
     for (keys, shared, buckets) in
-        [("uniform:50", false, 50), ("zipf:50", false, 50), ("uniform:50", true, 1)]
+        [("uniform:10", false, 10), ("zipf:10", false, 10), ("uniform:10", true, 1)]
     {
         let server = Server::start(None, honest(limit(5, 20.0), shared));
         let run = server.load(&format!(

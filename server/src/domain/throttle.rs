@@ -139,7 +139,7 @@ pub struct Decision {
     pub all_hits: Option<u64>,
     /// Whether the domain had no history before.
     pub is_new: bool,
-    /// Whether the domain's limit of hits in a second leaves the least room, and less than wanted.
+    /// Whether the domain's limit of hits in a second leaves the least room, and less than the tiers.
     pub limited_by_hard: bool,
     /// The same for the limit of all domains.
     pub limited_by_global: bool,
@@ -213,8 +213,9 @@ impl History {
             limit.zip(hits).map_or(u64::MAX, |(limit, hits)| limit.saturating_sub(hits))
         };
         let room = [room(limits.hard, domain_hits), room(limits.global, all_hits)];
-        let (taken, used) = self.fill(tiers, now, copies.min(room[0]).min(room[1]));
-        let granted: u64 = taken.iter().map(|(_, hits)| hits).sum();
+        let (taken, used) = self.fill(tiers, now, copies);
+        let fitting: u64 = taken.iter().map(|(_, hits)| hits).sum();
+        let granted = fitting.min(room[0]).min(room[1]);
         let current = self.current(tiers, now);
         let is_new = *self == Self::default();
         let mut decision = Decision {
@@ -225,12 +226,13 @@ impl History {
             domain_hits,
             all_hits,
             is_new,
-            limited_by_hard: room[0] < copies && room[0] == granted,
-            limited_by_global: room[1] < copies && room[1] == granted,
+            limited_by_hard: room[0] < fitting && room[0] == granted,
+            limited_by_global: room[1] < fitting && room[1] == granted,
             retry_after_us: None,
         };
         if is_new && limits.known_only {
-            return Decision { granted: 0, ..decision };
+            let (limited_by_hard, limited_by_global) = (false, false);
+            return Decision { granted: 0, limited_by_hard, limited_by_global, ..decision };
         }
         if granted < min_copies {
             let all = all.map(|(all, limit)| (&*all, limit));
@@ -241,7 +243,13 @@ impl History {
             return decision;
         }
         self.last = now;
+        let mut left = granted;
         for (index, hits) in taken {
+            let hits = hits.min(left);
+            if hits == 0 {
+                continue;
+            }
+            left -= hits;
             if self.tiers.len() <= index {
                 self.tiers.resize(index + 1, Entered::default());
             }

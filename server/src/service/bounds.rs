@@ -65,10 +65,17 @@ struct KnownDomains {
 }
 
 impl DomainCount {
-    /// Whether the domain may get a history: fewer than `max` have one, or it is one of them.
-    pub(super) fn admits(&self, resource: &str, domain: &str, max: u64, now: Micros) -> bool {
+    /// Whether the domain may get a history: fewer than `max` have one, or it is one of them. Otherwise the
+    /// time at which there may be room.
+    pub(super) fn admits(
+        &self,
+        resource: &str,
+        domain: &str,
+        max: u64,
+        now: Micros,
+    ) -> Result<(), Micros> {
         if self.count.load(Ordering::Relaxed) < max {
-            return true;
+            return Ok(());
         }
         let hash = self.hasher.hash_one((resource, domain));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +84,8 @@ impl DomainCount {
             known.first = known.until.values().min().copied().unwrap_or(now);
             self.count.store(known.until.len() as u64, Ordering::Relaxed);
         }
-        (known.until.len() as u64) < max || known.until.contains_key(&hash)
+        let is_admitted = (known.until.len() as u64) < max || known.until.contains_key(&hash);
+        if is_admitted { Ok(()) } else { Err(known.first) }
     }
 
     /// Records that the domain has a history until then.
@@ -166,12 +174,12 @@ mod tests {
     #[test]
     fn domains_beyond_the_bound_are_not_admitted() {
         let domains = DomainCount::default();
-        let admits = |domain, now| domains.admits("search", domain, 2, Micros(now));
+        let admits = |domain, now| domains.admits("search", domain, 2, Micros(now)).is_ok();
         assert!(admits("a", 0) && admits("c", 0), "nothing is recorded");
         domains.record("search", "a", Micros(10));
         domains.record("search", "b", Micros(20));
         assert!(admits("a", 9) && admits("b", 9) && !admits("c", 9));
-        assert!(!domains.admits("other", "a", 2, Micros(9)));
+        assert_eq!(domains.admits("other", "a", 2, Micros(9)), Err(Micros(10)));
         domains.record("search", "a", Micros(15));
         assert!(!admits("c", 10) && admits("c", 15), "a has expired");
         domains.record("search", "c", Micros(30));

@@ -86,9 +86,12 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let now = self.state.clock.now();
         let count = snapshot.domain_count(template);
         let mut limits = throttle.limits_of(query.domain);
-        limits.known_only = throttle
-            .max_domains
-            .is_some_and(|max| !count.admits(query.resource, query.domain, max, now));
+        // The domains in the document are known, whoever else asks.
+        let max_domains =
+            throttle.max_domains.filter(|_| !throttle.domains.contains_key(query.domain));
+        let admitted =
+            max_domains.map_or(Ok(()), |max| count.admits(query.resource, query.domain, max, now));
+        limits.known_only = admitted.is_err();
         let request = HitRequest {
             caller,
             resource: query.resource,
@@ -108,18 +111,19 @@ impl<S: ThrottleStore> ThrottleService<S> {
                 HitAnswer { degraded: true, ..answer(decision, &request.limits) }
             }
         };
-        if answer.decision.burst && throttle.max_domains.is_some() {
+        if answer.decision.burst && max_domains.is_some() {
             let until = Micros(now.0.saturating_add(limits.longest_life_us()));
             count.record(query.resource, query.domain, until);
         }
-        if answer.too_many_domains
-            && let Some(held_back) = self.state.refusals.pass()
-        {
-            tracing::warn!(
-                resource = throttle.glob.as_str(),
-                held_back,
-                "there are max_domains already: a new domain is refused"
-            );
+        if let (Err(room_at), true) = (admitted, answer.too_many_domains) {
+            answer.decision.retry_after_us = Some(room_at.0 - now.0);
+            if let Some(held_back) = self.state.refusals.pass() {
+                tracing::warn!(
+                    resource = throttle.glob.as_str(),
+                    held_back,
+                    "there are max_domains already: a new domain is refused"
+                );
+            }
         }
         let meter = snapshot.throttle_meter(template);
         answer.count(copies, snapshot.limits.on_store_failure, meter);

@@ -202,7 +202,7 @@ async fn what_is_allowed_without_limits_is_counted() {
 
 const BOUNDED: &str = "
 throttles:
-  - { resource: 's*', max_domains: 2, tiers: [{ limit: 1, window: 1s, active: 4s, cooldown: 6s }] }
+  - { resource: 's*', max_domains: 2, tiers: [{ limit: 1, window: 1s, active: 4s, cooldown: 6s }], domains: { vip: { tiers: [{ limit: 9, window: 1s, active: 1s }] } } }
 ";
 
 async fn domains_beyond_the_bound<S: Store + ThrottleStore>(store: S, clock: ManualClock) {
@@ -220,6 +220,10 @@ async fn domains_beyond_the_bound<S: Store + ThrottleStore>(store: S, clock: Man
     assert_eq!(granted(&service, "shop", "acme").await, (0, true));
     assert_eq!(granted(&service, "search", "acme").await, (1, false));
     assert_eq!(granted(&service, "search", "acme").await, (0, false));
+    assert_eq!(granted(&service, "search", "vip").await, (1, false));
+    let query = HitQuery { resource: "search", domain: "initech", copies: 1, min_copies: 1 };
+    let refused = service.throttles.request(&query, None).await.unwrap();
+    assert_eq!(refused.retry_after_ms(), 8_000, "when the history of acme ends");
     // Changed limits keep the count.
     service.set_limits(&BOUNDED.replace("limit: 1", "limit: 5"));
     assert_eq!(granted(&service, "search", "initech").await, (0, true));
@@ -232,7 +236,7 @@ async fn domains_beyond_the_bound<S: Store + ThrottleStore>(store: S, clock: Man
     clock.advance(8_000_000);
     assert_eq!(granted(&service, "search", "umbrella").await, (1, false));
     let counted = service.metrics.render();
-    let line = r#"tollgate_throttle_decisions_total{template="s*",outcome="too_many_domains"} 3"#;
+    let line = r#"tollgate_throttle_decisions_total{template="s*",outcome="too_many_domains"} 4"#;
     assert!(counted.lines().any(|found| found == line), "{counted}");
 }
 

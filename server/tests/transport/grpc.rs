@@ -381,6 +381,7 @@ async fn reflection_lists_and_describes_the_services() {
             "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
             "quotaservice.QuotaService",
+            "tollgate.v1.Throttle",
         ]
     );
     let MessageResponse::FileDescriptorResponse(files) = &answers[1] else {

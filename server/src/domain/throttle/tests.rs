@@ -337,6 +337,7 @@ fn answers_say_which_limit_is_the_reason() {
     assert_eq!(decide(Some(8), Some(7), 9), (7, false, true));
     assert_eq!(decide(Some(7), Some(7), 9), (7, true, true));
     assert_eq!(decide(Some(20), Some(30), 40), (10, false, false));
+    assert_eq!(decide(Some(10), Some(10), 40), (10, false, false));
     assert_eq!(decide(Some(0), None, 1), (0, true, false));
     assert_eq!(decide(None, Some(0), 1), (0, false, true));
 }
