@@ -13,7 +13,7 @@
 -- was entered; after a refusal how many µs until the least number could be granted, -1 for never; 1 if a
 -- corrupt history was replaced; the hits in the last second of the domain and of all domains, 0 without a
 -- limit; 1 if the domain's limit leaves the least room and less than the tiers, or 0; the same for the
--- limit of all domains; 1 if the domain had no history.
+-- limit of all domains; 1 if it was refused only because the domain has no history.
 --
 -- State: '<BI7', the number of logs and the time of the last hit in µs; for each log '<I7I2', when its tier was
 -- last entered, 0 for never, and its bytes; then the logs: first that of the last second, then by tier. A
@@ -27,9 +27,9 @@ local call, pack, unpack_bytes = redis.call, struct.pack, struct.unpack
 local EXACT, SLOTS, MODULUS = 128, 128, 4294967296
 local HEADER_BYTES, SLOTS_BYTES, SUMS_AT = 48, 530, 15
 local TIER_BYTES = 40
--- How far ahead of the server's clock, in µs, a stored time may be: the clock may have stepped back.
-local AHEAD = 3600000000
 local SECOND, LONGEST = 1000000, 366 * 86400 * 1000000
+-- How far ahead of the server's clock, in µs, a domain's last hit may be: the clock may have stepped back.
+local AHEAD = 3600000000
 
 local numbers = ARGV[1]
 local now, copies, least, hard, global, known_only = unpack_bytes('<dddddd', numbers)
@@ -40,22 +40,24 @@ if not simulated then
 end
 local asked_at = now
 
--- The history of a key: `logs` by number, from 1 for that of the last second. `tiers` are those of the limits.
-local function read(key, tiers)
+-- The history of a key: `logs` by number, from 1 for that of the last second, and `now`, the time of the
+-- request, which is not before the last hit. `tiers` are those of the limits. A history that is further
+-- ahead than `ahead` counts as absent.
+local function read(key, tiers, ahead)
   local value = not corrupt and call('GET', key)
   if simulated and value then
     local expires_ms = call('PEXPIRETIME', key)
     if expires_ms >= 0 and math.floor(asked_at / 1000) > expires_ms then value = false end
   end
-  local history = { key = key, logs = {}, limited = #tiers, is_new = 1 }
+  local history = { key = key, logs = {}, limited = #tiers, now = asked_at, is_known = false }
   for i, tier in ipairs(tiers) do
     tier.entered, tier.log = 0, ''
     history.logs[i] = tier
   end
   if not value then return history end
   local known, last = unpack_bytes('<BI7', value)
-  if last > asked_at + AHEAD then return history end
-  history.is_new = 0
+  if last > asked_at + ahead then return history end
+  history.now, history.is_known = math.max(asked_at, last), true
   local log_at = 9 + known * 9
   for i = 1, known do
     local entered, length = unpack_bytes('<I7I2', value, 9 + (i - 1) * 9)
@@ -66,7 +68,6 @@ local function read(key, tiers)
     history.logs[i] = tier
     log_at = log_at + length
   end
-  now = math.max(now, last)
   return history
 end
 
@@ -81,9 +82,14 @@ for i = 1, (#numbers - HEADER_BYTES) / TIER_BYTES do
   tiers[i] = { limit = limit, window = window, active = active, cooldown = cooldown,
     skippable = skippable == 1 }
 end
-local history = read(KEYS[1], { of_domain, unpack(tiers) })
-local of_all, all_history = second(global), nil
-if global >= 0 then all_history = read(KEYS[2], { of_all }) end
+local history = read(KEYS[1], { of_domain, unpack(tiers) }, AHEAD)
+now = history.now
+-- Where the clock has stepped back, all domains must not wait for it, so their time is their own.
+local of_all, all_history, all_now = second(global), nil, asked_at
+if global >= 0 then
+  all_history = read(KEYS[2], { of_all }, SECOND)
+  all_now = all_history.now
+end
 
 -- A tier that is neither active nor cooling down is inactive.
 local function is_active(tier, at) return tier.entered > 0 and at < tier.entered + tier.active end
@@ -158,7 +164,7 @@ local function sums_at(tier, slot)
   return table.concat(sums)
 end
 
-local function add(tier, hits)
+local function add(tier, hits, now)
   if hits_at(tier, now) == 0 then tier.log = '' end
   if not has_slots(tier) then
     local times = string.sub(tier.log, (first_counting(tier, now) - 1) * 7 + 1)
@@ -188,13 +194,13 @@ local function enterable(current, at)
   return indexes
 end
 
--- Of a log of the last second: its hits now.
-local function hits_in_second(log)
-  if log.limit < 0 or not is_active(log, now) then return 0 end
-  return hits_at(log, now)
+-- Of a log of the last second: its hits at a time.
+local function hits_in_second(log, at)
+  if log.limit < 0 or not is_active(log, at) then return 0 end
+  return hits_at(log, at)
 end
 
-local domain_hits, all_hits = hits_in_second(of_domain), hits_in_second(of_all)
+local domain_hits, all_hits = hits_in_second(of_domain, now), hits_in_second(of_all, all_now)
 local hard_room = hard < 0 and math.huge or math.max(hard - domain_hits, 0)
 local global_room = global < 0 and math.huge or math.max(global - all_hits, 0)
 
@@ -216,11 +222,7 @@ for _, i in ipairs(enterable(current, now)) do take(i, tiers[i].limit) end
 local granted = math.min(fitting, hard_room, global_room)
 local by_hard = hard_room < fitting and hard_room == granted and 1 or 0
 local by_global = global_room < fitting and global_room == granted and 1 or 0
-local replaced, is_new = corrupt and 1 or 0, history.is_new
-
-if is_new == 1 and known_only == 1 then
-  return { 0, current, used, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
-end
+local replaced = corrupt and 1 or 0
 
 if granted < least then
   -- The first time from `at` on when a tier has room for so many hits if no others come; nil: never.
@@ -244,7 +246,7 @@ if granted < least then
 
   -- The first time, from `at` on, when such a log has room for the least number.
   local function second_room_at(log, at)
-    if not at or log.limit < 0 then return at end
+    if log.limit < 0 then return at end
     if is_active(log, at) then return room_at(log, at, least) end
     if least <= log.limit then return at end
   end
@@ -273,17 +275,20 @@ if granted < least then
     end
   end
 
-  local from = second_room_at(of_all, second_room_at(of_domain, now))
-  local at = from and retry_at(from)
+  local domain_at, all_at = second_room_at(of_domain, now), second_room_at(of_all, all_now)
+  local at = domain_at and all_at and retry_at(math.max(domain_at, all_at))
   local after = at and at - asked_at or -1
-  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, is_new }
+  return { 0, current, used, 0, after, replaced, domain_hits, all_hits, by_hard, by_global, 0 }
+end
+if known_only == 1 and not history.is_known then
+  return { 0, 0, 0, 0, -1, replaced, domain_hits, all_hits, 0, 0, 1 }
 end
 
 -- Adds hits to the log of a tier. Enters it if it is not active. Returns whether it does.
-local function enter_and_add(tier, hits)
-  local enters = not is_active(tier, now)
-  if enters then tier.entered, tier.log = now, '' end
-  add(tier, hits)
+local function enter_and_add(tier, hits, at)
+  local enters = not is_active(tier, at)
+  if enters then tier.entered, tier.log = at, '' end
+  add(tier, hits, at)
   return enters
 end
 
@@ -292,16 +297,16 @@ for _, one in ipairs(taken) do
   local tier, part = tiers[one[1]], math.min(one[2], left)
   if part > 0 then
     left = left - part
-    if enter_and_add(tier, part) then burst = 1 end
+    if enter_and_add(tier, part, now) then burst = 1 end
     reached, hits = one[1], hits_at(tier, now)
   end
 end
 if hard >= 0 then
-  enter_and_add(of_domain, granted)
+  enter_and_add(of_domain, granted, now)
   domain_hits = domain_hits + granted
 end
 if global >= 0 then
-  enter_and_add(of_all, granted)
+  enter_and_add(of_all, granted, all_now)
   all_hits = all_hits + granted
 end
 
@@ -311,7 +316,7 @@ local function write(history)
     if tier.entered > 0 then
       known = i
       if i == 1 then
-        ends = math.max(ends, now + SECOND)
+        ends = math.max(ends, history.now + SECOND)
       elseif i <= history.limited then
         ends = math.max(ends, tier.entered + tier.active + tier.cooldown)
       end
@@ -321,7 +326,7 @@ local function write(history)
   if #logs > history.limited then
     expires_ms = math.max(expires_ms, call('PEXPIRETIME', history.key))
   end
-  local parts = { pack('<BI7', known, now) }
+  local parts = { pack('<BI7', known, history.now) }
   for i = 1, known do parts[i + 1] = pack('<I7I2', logs[i].entered, #logs[i].log) end
   for i = 1, known do parts[known + i + 1] = logs[i].log end
   call('SET', history.key, table.concat(parts), 'PXAT', expires_ms)
@@ -329,4 +334,4 @@ end
 
 write(history)
 if global >= 0 then write(all_history) end
-return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, is_new }
+return { granted, reached, hits, burst, -1, replaced, domain_hits, all_hits, by_hard, by_global, 0 }

@@ -137,8 +137,8 @@ pub struct Decision {
     pub domain_hits: Option<u64>,
     /// The hits of all domains in the last second, if these are limited.
     pub all_hits: Option<u64>,
-    /// Whether the domain had no history before.
-    pub is_new: bool,
+    /// Whether it was refused only because the domain has no history.
+    pub not_known: bool,
     /// Whether the domain's limit of hits in a second leaves the least room, and less than the tiers.
     pub limited_by_hard: bool,
     /// The same for the limit of all domains.
@@ -205,10 +205,14 @@ impl History {
         debug_assert!(tiers.len() <= MAX_TIERS && tiers.iter().all(Tier::is_valid));
         let mut all = all.zip(limits.global);
         let asked_at = now;
-        let now = now.max(self.settle(now));
-        let now = now.max(all.as_mut().map_or(now, |(all, _)| all.settle(asked_at)));
+        let now = self.settle(asked_at, AHEAD_US);
+        // Where the clock has stepped back, all domains must not wait for it, so their time is their own.
+        let all_now = match &mut all {
+            Some((all, _)) => all.settle(asked_at, second(0).window_us),
+            None => asked_at,
+        };
         let domain_hits = limits.hard.map(|limit| self.second.hits(&second(limit), now));
-        let all_hits = all.as_ref().map(|(all, limit)| all.second.hits(&second(*limit), now));
+        let all_hits = all.as_ref().map(|(all, limit)| all.second.hits(&second(*limit), all_now));
         let room = |limit: Option<u64>, hits: Option<u64>| {
             limit.zip(hits).map_or(u64::MAX, |(limit, hits)| limit.saturating_sub(hits))
         };
@@ -217,7 +221,6 @@ impl History {
         let fitting: u64 = taken.iter().map(|(_, hits)| hits).sum();
         let granted = fitting.min(room[0]).min(room[1]);
         let current = self.current(tiers, now);
-        let is_new = *self == Self::default();
         let mut decision = Decision {
             granted,
             tier: current.map_or(0, |index| index + 1),
@@ -225,22 +228,21 @@ impl History {
             burst: false,
             domain_hits,
             all_hits,
-            is_new,
+            not_known: false,
             limited_by_hard: room[0] < fitting && room[0] == granted,
             limited_by_global: room[1] < fitting && room[1] == granted,
             retry_after_us: None,
         };
-        if is_new && limits.known_only {
-            let (limited_by_hard, limited_by_global) = (false, false);
-            return Decision { granted: 0, limited_by_hard, limited_by_global, ..decision };
-        }
         if granted < min_copies {
             let all = all.map(|(all, limit)| (&*all, limit));
-            let from = self.seconds_room_at(all, limits.hard, now, min_copies);
+            let from = self.seconds_room_at(all, limits.hard, (now, all_now), min_copies);
             let retry_at = from.and_then(|from| self.retry_at(tiers, from, min_copies));
             decision.granted = 0;
             decision.retry_after_us = retry_at.map(|at| at.0 - asked_at.0);
             return decision;
+        }
+        if limits.known_only && *self == Self::default() {
+            return Decision { domain_hits, all_hits, not_known: true, ..Decision::default() };
         }
         self.last = now;
         let mut left = granted;
@@ -262,19 +264,19 @@ impl History {
             decision.domain_hits = domain_hits.map(|hits| hits + granted);
         }
         if let Some((all, limit)) = all {
-            all.last = now;
-            all.second.add(&second(limit), now, granted);
+            all.last = all_now;
+            all.second.add(&second(limit), all_now, granted);
             decision.all_hits = all_hits.map(|hits| hits + granted);
         }
         decision
     }
 
-    /// Forgets everything if the last hit is too far ahead. Returns its time.
-    fn settle(&mut self, now: Micros) -> Micros {
-        if self.last.0 > now.0 + AHEAD_US {
+    /// Forgets everything if the last hit is further ahead than that. Returns the time of the request.
+    fn settle(&mut self, now: Micros, ahead_us: i64) -> Micros {
+        if self.last.0 > now.0 + ahead_us {
             *self = Self::default();
         }
-        self.last
+        now.max(self.last)
     }
 
     /// How up to `hits` hits go into the tiers, by index, and how many the current tier has before.
@@ -302,7 +304,7 @@ impl History {
         &self,
         all: Option<(&Self, u64)>,
         hard: Option<u64>,
-        now: Micros,
+        (now, all_now): (Micros, Micros),
         copies: u64,
     ) -> Option<Micros> {
         let mut at = now;
@@ -310,7 +312,7 @@ impl History {
             at = self.second.room_at(&second(limit), at, copies)?;
         }
         if let Some((all, limit)) = all {
-            at = all.second.room_at(&second(limit), at, copies)?;
+            at = at.max(all.second.room_at(&second(limit), all_now, copies)?);
         }
         Some(at)
     }

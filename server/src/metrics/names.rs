@@ -101,7 +101,8 @@ pub(super) const COUNTERS: [(&str, &str); 31] = [
     (
         THROTTLE_SHADOWED,
         "Requests for hits that were granted in full only because the limits are not enforced, by \
-         template. tollgate_throttle_decisions_total counts them, too, by what the limits say.",
+         template and by the outcome that enforcing would have had. \
+         tollgate_throttle_decisions_total counts them, too.",
     ),
     (STORE_ERRORS, "Requests and heartbeats that the store did not answer, by class of error."),
     (

@@ -46,8 +46,8 @@ pub struct ThrottleMetrics {
     pub bursts: Counter,
     /// Requests decided by the failure policy.
     pub degraded: Counter,
-    /// Requests granted in full only because the limits are not enforced.
-    pub shadowed: Counter,
+    /// Requests granted in full only because the limits are not enforced, by outcome.
+    shadowed: [Counter; 7],
 }
 
 impl ThrottleMetrics {
@@ -55,18 +55,26 @@ impl ThrottleMetrics {
     pub fn new(metrics: &Metrics, glob: &str) -> Self {
         let label = ("template", glob);
         let counter = |name| metrics.counter(name, &[label]);
+        let by_outcome = |name| {
+            HitOutcome::LABELS.map(|word| metrics.counter(name, &[label, ("outcome", word)]))
+        };
         Self {
-            outcomes: HitOutcome::LABELS
-                .map(|word| metrics.counter(THROTTLE_DECISIONS, &[label, ("outcome", word)])),
+            outcomes: by_outcome(THROTTLE_DECISIONS),
             hits: counter(HITS_GRANTED),
             bursts: counter(BURSTS),
             degraded: counter(THROTTLE_DEGRADED),
-            shadowed: counter(THROTTLE_SHADOWED),
+            shadowed: by_outcome(THROTTLE_SHADOWED),
         }
     }
 
     /// Counts a request with its outcome.
     pub fn count(&self, outcome: HitOutcome) {
         self.outcomes[outcome as usize].increment(1);
+    }
+
+    /// Counts a request that was granted in full only because the limits are not enforced. `outcome` is what
+    /// they say.
+    pub fn count_shadowed(&self, outcome: HitOutcome) {
+        self.shadowed[outcome as usize].increment(1);
     }
 }

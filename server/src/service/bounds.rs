@@ -60,8 +60,20 @@ pub(super) struct DomainCount {
 struct KnownDomains {
     /// By the hash of resource and domain: when the history has expired, at the latest.
     until: HashMap<u64, Micros>,
-    /// Before this time none of them expires.
-    first: Micros,
+    /// Before this time it is not looked for those that have expired.
+    next_look: Micros,
+    /// Nor before there are so many.
+    many: usize,
+}
+
+impl KnownDomains {
+    /// Forgets those that have expired. Looks at all: at most once a second, or when they have doubled.
+    fn clear(&mut self, now: Micros) {
+        self.until.retain(|_, until| *until > now);
+        let first = self.until.values().min().copied().unwrap_or(now);
+        self.next_look = first.max(Micros(now.0.saturating_add(1_000_000)));
+        self.many = (2 * self.until.len()).max(1024);
+    }
 }
 
 impl DomainCount {
@@ -79,21 +91,22 @@ impl DomainCount {
         }
         let hash = self.hasher.hash_one((resource, domain));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.first <= now {
-            known.until.retain(|_, until| *until > now);
-            known.first = known.until.values().min().copied().unwrap_or(now);
+        if known.next_look <= now {
+            known.clear(now);
             self.count.store(known.until.len() as u64, Ordering::Relaxed);
         }
         let is_admitted = (known.until.len() as u64) < max || known.until.contains_key(&hash);
-        if is_admitted { Ok(()) } else { Err(known.first) }
+        if is_admitted { Ok(()) } else { Err(known.next_look) }
     }
 
     /// Records that the domain has a history until then.
-    pub(super) fn record(&self, resource: &str, domain: &str, until: Micros) {
+    pub(super) fn record(&self, resource: &str, domain: &str, (now, until): (Micros, Micros)) {
         let hash = self.hasher.hash_one((resource, domain));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.first = if known.until.is_empty() { until } else { known.first.min(until) };
         known.until.insert(hash, until);
+        if known.until.len() >= known.many {
+            known.clear(now);
+        }
         self.count.store(known.until.len() as u64, Ordering::Relaxed);
     }
 }
@@ -174,16 +187,30 @@ mod tests {
     #[test]
     fn domains_beyond_the_bound_are_not_admitted() {
         let domains = DomainCount::default();
-        let admits = |domain, now| domains.admits("search", domain, 2, Micros(now)).is_ok();
+        let at = |seconds: i64| Micros(seconds * 1_000_000);
+        let admits = |domain, now_s| domains.admits("search", domain, 2, at(now_s)).is_ok();
+        let record = |domain, times_s: (i64, i64)| {
+            domains.record("search", domain, (at(times_s.0), at(times_s.1)));
+        };
         assert!(admits("a", 0) && admits("c", 0), "nothing is recorded");
-        domains.record("search", "a", Micros(10));
-        domains.record("search", "b", Micros(20));
+        record("a", (0, 10));
+        record("b", (0, 20));
         assert!(admits("a", 9) && admits("b", 9) && !admits("c", 9));
-        assert_eq!(domains.admits("other", "a", 2, Micros(9)), Err(Micros(10)));
-        domains.record("search", "a", Micros(15));
+        assert_eq!(domains.admits("other", "a", 2, at(9)), Err(at(10)));
+        record("a", (9, 15));
         assert!(!admits("c", 10) && admits("c", 15), "a has expired");
-        domains.record("search", "c", Micros(30));
+        record("c", (15, 30));
         assert!(!admits("a", 19) && admits("a", 20));
+    }
+
+    #[test]
+    fn expired_domains_are_forgotten_below_the_bound() {
+        let domains = DomainCount::default();
+        for number in 0..100_000_i64 {
+            let domain = number.to_string();
+            domains.record("search", &domain, (Micros(number), Micros(number + 10)));
+        }
+        assert!(domains.count.load(Ordering::Relaxed) <= 2048);
     }
 
     const CLIENT: Holder<'_> = Holder::Client("client");

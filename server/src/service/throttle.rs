@@ -37,8 +37,6 @@ pub struct HitAnswer {
     pub global_limit: Option<u64>,
     /// The limit of the current tier, as configured; `None` without a tier.
     pub tier_limit: Option<u64>,
-    /// Whether it was refused only because there are `max_domains` already.
-    pub too_many_domains: bool,
     /// Whether it was decided without the shared store.
     pub degraded: bool,
     /// Whether all hits were granted only because the limits are not enforced.
@@ -113,26 +111,31 @@ impl<S: ThrottleStore> ThrottleService<S> {
         };
         if answer.decision.burst && max_domains.is_some() {
             let until = Micros(now.0.saturating_add(limits.longest_life_us()));
-            count.record(query.resource, query.domain, until);
+            count.record(query.resource, query.domain, (now, until));
         }
-        if let (Err(room_at), true) = (admitted, answer.too_many_domains) {
+        let is_one_too_many = answer.decision.not_known;
+        if let (Err(room_at), true) = (admitted, is_one_too_many) {
             answer.decision.retry_after_us = Some(room_at.0 - now.0);
-            if let Some(held_back) = self.state.refusals.pass() {
-                tracing::warn!(
-                    resource = throttle.glob.as_str(),
-                    held_back,
-                    "there are max_domains already: a new domain is refused"
-                );
-            }
         }
         let meter = snapshot.throttle_meter(template);
-        answer.count(copies, snapshot.limits.on_store_failure, meter);
+        let outcome = answer.count(copies, snapshot.limits.on_store_failure, meter);
         if !self.state.enforces(snapshot.limits.enforce && throttle.enforce)
             && answer.decision.granted < copies
         {
-            meter.shadowed.increment(1);
+            meter.count_shadowed(outcome);
             answer.decision = Decision { granted: copies, retry_after_us: None, ..answer.decision };
             answer.shadow = true;
+        }
+        if is_one_too_many
+            && !answer.shadow
+            && let Some(held_back) = self.state.refusals.pass()
+        {
+            let resource = throttle.glob.as_str();
+            tracing::warn!(
+                resource,
+                held_back,
+                "there are max_domains already: a new domain is refused"
+            );
         }
         Ok(answer)
     }
@@ -189,7 +192,6 @@ fn answer(decision: Decision, limits: &HitLimits<'_>) -> HitAnswer {
         hard_limit: limits.hard,
         global_limit: limits.global,
         tier_limit: tier.map(|tier| tier.limit),
-        too_many_domains: limits.known_only && decision.is_new && decision.granted == 0,
         degraded: false,
         shadow: false,
     }
@@ -202,19 +204,21 @@ impl HitAnswer {
         self.decision.retry_after_us.map_or(0, |us| (us + 999).div_euclid(1000))
     }
 
-    /// Counts the answer to a request for `copies`, before shadow is applied.
-    fn count(&self, copies: u64, policy: FailurePolicy, meter: &ThrottleMetrics) {
+    /// Counts the answer to a request for `copies`, before shadow is applied, and returns its outcome.
+    fn count(&self, copies: u64, policy: FailurePolicy, meter: &ThrottleMetrics) -> HitOutcome {
         let Decision { granted, burst, .. } = self.decision;
-        meter.count(match granted {
-            0 if self.too_many_domains => HitOutcome::TooManyDomains,
+        let outcome = match granted {
+            0 if self.decision.not_known => HitOutcome::TooManyDomains,
             0 if self.degraded && policy == FailurePolicy::Deny => HitOutcome::ServerError,
             0 => HitOutcome::Rejected,
             granted if granted < copies => HitOutcome::Part,
             _ => HitOutcome::Granted,
-        });
+        };
+        meter.count(outcome);
         // A grant by the failure policy `allow` has no upper bound, and the counter must not wrap.
         meter.hits.increment(granted.min(u64::from(u32::MAX)));
         meter.bursts.increment(burst.into());
         meter.degraded.increment(self.degraded.into());
+        outcome
     }
 }

@@ -171,6 +171,37 @@ fn time_that_steps_back_stands_still() {
     }
 }
 
+/// The limit of all domains would otherwise refuse everyone until the clock has caught up.
+#[test]
+fn all_domains_do_not_wait_for_a_clock_that_has_stepped_back() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let memory = MemoryStore::with_clock(clock.clone());
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let tiers = [seconds(9, [10, 60, 0])];
+    for (step_us, domain, granted, all_hits) in [
+        (0, "b", 3, 3),
+        (-5_000_000, "c", 3, 3),
+        // The time of b is ahead.
+        (1_000_001, "b", 3, 3),
+        (0, "c", 0, 3),
+        (1_000_001, "c", 3, 3),
+        // Less than the second that is counted: the hits count.
+        (-500_000, "b", 0, 3),
+    ] {
+        clock.advance(step_us);
+        let mut request = hits(domain, &tiers, 3);
+        request.limits.global = Some(3);
+        let (expected, decision) = runtime.block_on(async {
+            (memory.request_hits(&request).await, shared.request_hits(&request).await)
+        });
+        assert_eq!(decision, expected, "{step_us} {domain}");
+        let decision = decision.unwrap();
+        assert_eq!((decision.granted, decision.all_hits), (granted, Some(all_hits)), "{step_us}");
+    }
+}
+
 #[test]
 fn an_idle_domain_leaves_nothing_behind() {
     let redis = Redis::start();

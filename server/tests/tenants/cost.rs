@@ -77,7 +77,7 @@ async fn hits(store: &RedisStore, limits: HitLimits<'_>, resource: &str) -> u64 
 }
 
 #[test]
-#[ignore = "measures; see docs/performance.md"]
+#[ignore = "measures what docs/limits.md says"]
 fn of_redis() {
     let _machine = reserve_machine();
     let redis = Redis::start();

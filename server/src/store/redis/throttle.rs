@@ -104,7 +104,7 @@ fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
         Value::Int(all_hits),
         Value::Int(by_hard),
         Value::Int(by_global),
-        Value::Int(is_new),
+        Value::Int(not_known),
     ] = parts.as_slice()
     else {
         return None;
@@ -119,7 +119,7 @@ fn decision(reply: &Value, limits: &HitLimits<'_>) -> Option<(Decision, u64)> {
         all_hits: limits.global.and_then(|_| number(all_hits)),
         limited_by_hard: *by_hard != 0,
         limited_by_global: *by_global != 0,
-        is_new: *is_new != 0,
+        not_known: *not_known != 0,
         retry_after_us: Some(*retry_after_us).filter(|us| *us >= 0),
     };
     Some((decision, number(corrupt)?))
