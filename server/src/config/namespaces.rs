@@ -178,11 +178,7 @@ pub(super) fn failure_policy(
 
 /// Reads `enforce`; true if it is missing or invalid.
 pub(super) fn enforce(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> bool {
-    let choices = [("true", true), ("false", false)];
-    let entry = fields.get("enforce");
-    entry
-        .and_then(|entry| reader.choice(entry.value, &path.key(entry.key), &choices))
-        .unwrap_or(true)
+    reader.flag(fields, path, "enforce", true)
 }
 
 /// Whether a definition is for one bucket or a template.

@@ -307,6 +307,34 @@ impl Reader {
         })
     }
 
+    /// A bound of `fields`, of which 0 means none: `default` without the key.
+    pub(super) fn bound(
+        &mut self,
+        fields: &Fields<'_>,
+        path: &YamlPath<'_>,
+        key: &str,
+        default: u64,
+    ) -> Option<u64> {
+        let Some(entry) = fields.get(key) else { return Some(default) };
+        let most = self.whole(entry.value, &path.key(key), 0..=i64::MAX, None)?;
+        u64::try_from(most).ok().filter(|most| *most > 0)
+    }
+
+    /// Whether a key is `true`: `default` if it is missing or invalid.
+    pub(super) fn flag(
+        &mut self,
+        fields: &Fields<'_>,
+        path: &YamlPath<'_>,
+        key: &str,
+        default: bool,
+    ) -> bool {
+        let choices = [("true", true), ("false", false)];
+        let entry = fields.get(key);
+        entry
+            .and_then(|entry| self.choice(entry.value, &path.key(key), &choices))
+            .unwrap_or(default)
+    }
+
     /// Text. A number is accepted too, as quotes are easily forgotten. Newlines and tabs are valid.
     /// Other control characters are not, nor U+2028 and U+2029, which only some YAML parsers treat
     /// as line breaks.

@@ -121,13 +121,7 @@ fn template<'n>(reader: &mut Reader, node: &'n YamlNode<'n>, path: &YamlPath<'_>
         None => reader.missing(&fields, path, "capacity", "how much there is to share"),
     };
     let safe_capacity = safe_capacity(reader, &fields, path);
-    let max_resources = match fields.get("max_resources") {
-        None => Some(MAX_RESOURCES),
-        Some(entry) => {
-            let most = reader.whole(entry.value, &path.key(entry.key), 0..=i64::MAX, None);
-            most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0)
-        }
-    };
+    let max_resources = reader.bound(&fields, path, "max_resources", MAX_RESOURCES);
     let description = fields
         .get("description")
         .filter(|entry| !entry.value.is_null())

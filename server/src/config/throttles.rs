@@ -69,13 +69,7 @@ pub(super) fn throttles(
             None => reader.missing(&fields, &path, "resource", "a glob over resource names"),
         };
         let global_limit = limit(reader, &fields, &path, "global_limit");
-        let max_domains = match fields.get("max_domains") {
-            None => Some(MAX_DOMAINS),
-            Some(entry) => {
-                let most = reader.whole(entry.value, &path.key(entry.key), 0..=i64::MAX, None);
-                most.and_then(|most| u64::try_from(most).ok()).filter(|most| *most > 0)
-            }
-        };
+        let max_domains = reader.bound(&fields, &path, "max_domains", MAX_DOMAINS);
         let limits = domain_limits(reader, &fields, &path);
         let domains = match fields.get("domains") {
             Some(entry) => domains(reader, entry.value, &path.key(entry.key)),
@@ -156,10 +150,7 @@ fn tier(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> Option
         Some(_) => span(reader, fields, path, "cooldown", 0, ""),
         None => Some(0),
     };
-    let skippable = fields.get("skippable").is_some_and(|entry| {
-        let choices = [("true", true), ("false", false)];
-        reader.choice(entry.value, &path.key(entry.key), &choices) == Some(true)
-    });
+    let skippable = reader.flag(fields, path, "skippable", false);
     Some(Tier {
         limit: u64::try_from(limit?).ok()?,
         window_us: window_us?,

@@ -13,7 +13,7 @@ mod tests;
 
 use smallvec::SmallVec;
 
-pub use self::log::{EXACT, Log};
+use self::log::Log;
 use super::time::Micros;
 
 /// The most tiers of a resource.

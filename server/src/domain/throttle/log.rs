@@ -6,7 +6,7 @@ use super::Tier;
 use crate::domain::time::Micros;
 
 /// The most hits that a log has the times of.
-pub const EXACT: usize = 128;
+const EXACT: usize = 128;
 
 /// The time slots of a window, if there are more hits.
 const SLOTS: i64 = 128;
