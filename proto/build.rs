@@ -5,8 +5,12 @@ use std::{env, error::Error, fs, path::PathBuf};
 
 use prost::Message as _;
 
-const FILES: [&str; 4] =
-    ["quotaservice.proto", "doorman.proto", "tollgate/v1/holds.proto", "tollgate/v1/throttle.proto"];
+const FILES: [&str; 4] = [
+    "quotaservice.proto",
+    "doorman.proto",
+    "tollgate/v1/holds.proto",
+    "tollgate/v1/throttle.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let descriptors = protox::compile(FILES, ["."])?;

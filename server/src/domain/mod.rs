@@ -1,7 +1,8 @@
 //! Domain logic as pure functions over plain data: bucket arithmetic, capacity sharing, leases,
-//! hits, names and time. No I/O, no store, no file format and no clock: time is always a parameter.
+//! hits, holds, names and time. No I/O, no store, no file format and no clock: time is always a parameter.
 
 pub mod bucket;
+pub mod holds;
 pub mod lease;
 pub mod names;
 pub mod prefetch;

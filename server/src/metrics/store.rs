@@ -14,19 +14,21 @@ pub enum Corrupt {
     Resource,
     /// The hits of a domain on a resource.
     History,
+    /// The holds on a resource.
+    Holds,
     /// Data of a Redis server as a whole: its nodes, its birth, its register of resources, the
     /// storage format, or the node that renews the parent's leases.
     Server,
 }
 
 impl Corrupt {
-    const LABELS: [&str; 3] = ["resource", "history", "server"];
+    const LABELS: [&str; 4] = ["resource", "history", "holds", "server"];
 }
 
 /// The metrics of the store.
 #[derive(Clone)]
 pub struct StoreMetrics {
-    corrupt: [Counter; 3],
+    corrupt: [Counter; 4],
     round_trip_allow: Histogram,
     round_trip_lease: Histogram,
     round_trip_heartbeat: Histogram,

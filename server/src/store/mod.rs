@@ -17,6 +17,7 @@ use crate::domain::time::Micros;
 use crate::metrics::PrefetchMetrics;
 
 pub mod clock;
+pub mod holds;
 mod key;
 pub mod kill_switch;
 mod lock;

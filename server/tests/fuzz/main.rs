@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod allow_differential;
+mod holds_differential;
 mod hostile;
 mod lease_differential;
 mod lease_properties;

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use hashbrown::{DefaultHashBuilder, HashMap};
 
 use buckets::{Buckets, Found, Place};
+use holds::AllHolds;
 use kill_switch::KillSwitch;
 use leases::Resources;
 use throttle::Histories;
@@ -25,6 +26,8 @@ use crate::domain::bucket::BucketKind;
 use crate::domain::time::{ManualClock, Micros};
 
 mod buckets;
+mod expiring;
+mod holds;
 mod kill_switch;
 mod leases;
 mod looks;
@@ -55,6 +58,7 @@ struct Inner {
     versions: VersionList,
     kill_switch: KillSwitch,
     histories: Histories,
+    holds: AllHolds,
 }
 
 impl MemoryStore {
@@ -79,6 +83,7 @@ impl MemoryStore {
             versions: VersionList::default(),
             kill_switch: KillSwitch::default(),
             histories: Histories::default(),
+            holds: AllHolds::default(),
         }))
     }
 
@@ -100,6 +105,7 @@ impl MemoryStore {
         forget_unused_places(&mut lock(&self.0.places));
         self.0.resources.sweep(self.now()).await;
         self.0.histories.sweep(self.now()).await;
+        self.0.holds.sweep(self.now()).await;
     }
 
     /// The part of [`MemoryStore::sweep`] that removes buckets.
@@ -117,6 +123,7 @@ impl MemoryStore {
     pub fn clear(&self) {
         self.0.resources.clear(self.now());
         self.0.histories.clear();
+        self.0.holds.clear();
         for shard in &self.0.shards {
             let mut shard = lock(shard);
             self.0.in_use.fetch_sub(shard.len(), Ordering::Relaxed);

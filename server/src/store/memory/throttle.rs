@@ -1,14 +1,13 @@
 //! The hits of domains on resources, in this process's memory.
 
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 use std::hash::{BuildHasher, Hash, Hasher};
 use std::mem;
 use std::sync::{Arc, Mutex};
 
-use hashbrown::{DefaultHashBuilder, Equivalent, HashMap};
+use hashbrown::{DefaultHashBuilder, Equivalent};
 use tokio::task::yield_now;
 
+use super::expiring::Expiring;
 use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
 use crate::domain::throttle::{Decision, History, Tier};
 use crate::domain::time::Micros;
@@ -22,18 +21,7 @@ pub(super) struct Histories {
     shards: Box<[Mutex<Shard>]>,
 }
 
-#[derive(Default)]
-struct Shard {
-    histories: HashMap<Arc<Key>, Kept, DefaultHashBuilder>,
-    /// One entry for each history: the millisecond after which it is looked at. It may have expired
-    /// earlier, if its limits have been lowered.
-    by_expiry: BinaryHeap<Reverse<(i64, Arc<Key>)>>,
-}
-
-struct Kept {
-    history: History,
-    expires_ms: i64,
-}
+struct Shard(Expiring<Key, History>);
 
 /// A resource and a domain; `""` for all domains.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
@@ -75,10 +63,7 @@ impl Equivalent<Arc<Key>> for KeyRef<'_> {
 impl Default for Histories {
     fn default() -> Self {
         let hasher = DefaultHashBuilder::default();
-        let shard = || Shard {
-            histories: HashMap::with_hasher(hasher.clone()),
-            by_expiry: BinaryHeap::new(),
-        };
+        let shard = || Shard(Expiring::new(hasher.clone()));
         let shards = (0..SHARDS).map(|_| Mutex::new(shard())).collect();
         Self { hasher, shards }
     }
@@ -94,14 +79,14 @@ impl Histories {
         // shard uses the lowest and the highest bits of the hash.
         let shard = (self.hasher.hash_one(all.unwrap_or(key)) >> 48) as usize % SHARDS;
         let mut shard = lock(&self.shards[shard]);
-        shard.clear(now, CLEAR_LIMIT);
+        shard.0.remove_expired(now, CLEAR_LIMIT);
         shard.request(key, all, request, now)
     }
 
     /// Removes what has expired, in slices.
     pub(super) async fn sweep(&self, now: Micros) {
         for shard in &self.shards {
-            while lock(shard).clear(now, SWEEP_LIMIT) {
+            while lock(shard).0.remove_expired(now, SWEEP_LIMIT) {
                 yield_now().await;
             }
         }
@@ -109,16 +94,12 @@ impl Histories {
 
     /// Removes everything.
     pub(super) fn clear(&self) {
-        for shard in &self.shards {
-            let mut shard = lock(shard);
-            shard.histories.clear();
-            shard.by_expiry.clear();
-        }
+        self.shards.iter().for_each(|shard| lock(shard).0.clear());
     }
 
     /// The number of histories.
     fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).histories.len()).sum()
+        self.shards.iter().map(|shard| lock(shard).0.len()).sum()
     }
 }
 
@@ -147,47 +128,25 @@ impl Shard {
 
     /// Takes a history out of the map; its entry stays.
     fn take(&mut self, key: KeyRef<'_>, now: Micros) -> History {
-        match self.histories.get_mut(&key) {
-            Some(kept) if kept.expires_ms >= now.as_millis() => mem::take(&mut kept.history),
+        match self.0.get_mut(&key) {
+            Some(kept) if kept.expires_ms >= now.as_millis() => mem::take(&mut kept.value),
             _ => History::default(),
         }
     }
 
     /// Puts a history back. `changed`: its tiers, if hits were added.
     fn put(&mut self, key: KeyRef<'_>, history: History, changed: Option<&[Tier]>) {
-        if let Some(kept) = self.histories.get_mut(&key) {
+        if let Some(kept) = self.0.get_mut(&key) {
             if let Some(tiers) = changed {
                 kept.expires_ms = history.expires_ms(tiers, kept.expires_ms);
             }
-            kept.history = history;
+            kept.value = history;
         } else if let Some(tiers) = changed {
             let names = [key.resource, key.domain].concat().into();
             let key = Key { names, resource_len: key.resource.len(), together: key.together };
-            let key = Arc::new(key);
             let expires_ms = history.expires_ms(tiers, 0);
-            self.by_expiry.push(Reverse((expires_ms, Arc::clone(&key))));
-            self.histories.insert(key, Kept { history, expires_ms });
+            self.0.insert(key.into(), history, expires_ms);
         }
-    }
-
-    /// Looks at up to `limit` histories that may have expired, and removes those that have. Returns
-    /// whether there may be more.
-    fn clear(&mut self, now: Micros, limit: usize) -> bool {
-        for _ in 0..limit {
-            match self.by_expiry.peek() {
-                Some(Reverse((expires_ms, _))) if *expires_ms < now.as_millis() => {}
-                _ => return false,
-            }
-            let Some(Reverse((_, key))) = self.by_expiry.pop() else { return false };
-            match self.histories.get(&KeyRef::from(&*key)) {
-                Some(kept) if kept.expires_ms >= now.as_millis() => {
-                    let expires_ms = kept.expires_ms;
-                    self.by_expiry.push(Reverse((expires_ms, key)));
-                }
-                _ => drop(self.histories.remove(&KeyRef::from(&*key))),
-            }
-        }
-        true
     }
 }
 

@@ -13,6 +13,8 @@
 //! | `a{resource:domain}` | the hits of a domain on a resource | both names, so that they spread over all slots |
 //! | `A{resource}domain` | the same if the hits of all domains are limited, too | the resource |
 //! | `A{resource}` | then, the hits of all domains | the resource |
+//! | `c{resource}` | the copies of a resource that are held, by session and domain | the resource |
+//! | `s{resource}` | its sessions by their end, and the holds of each | the resource |
 //! | `p{resource}` | with a parent: its lease, and the wants by priority | the resource |
 //! | `x` | the layouts in which nodes store states, and until when states in other layouts may exist | – |
 //! | `v` | versions of the limits, if the store owns them | – |
@@ -128,6 +130,18 @@ impl ResourceKeys {
     pub(super) fn new(resource: &str) -> Self {
         let key = |letter| tagged(letter, resource, None);
         Self { holders: key(b'h'), by_wants: key(b'w'), by_expiry: key(b'e'), upstream: key(b'p') }
+    }
+}
+
+/// The keys of the holds on a resource. They exist together.
+pub(super) struct HoldKeys {
+    pub(super) holds: Vec<u8>,
+    pub(super) index: Vec<u8>,
+}
+
+impl HoldKeys {
+    pub(super) fn new(resource: &str) -> Self {
+        Self { holds: tagged(b'c', resource, None), index: tagged(b's', resource, None) }
     }
 }
 
@@ -261,9 +275,9 @@ mod tests {
             (key(BucketKind::NamespaceDefault), format!("default {namespace:?}")),
             (key(BucketKind::GlobalDefault), "global".to_owned()),
         ];
-        for (letter, key) in
-            ["h", "w", "e", "p"].iter().zip([holders, by_wants, by_expiry, upstream])
-        {
+        let HoldKeys { holds, index } = HoldKeys::new(resource);
+        let keys = [holders, by_wants, by_expiry, upstream, holds, index];
+        for (letter, key) in ["h", "w", "e", "p", "c", "s"].iter().zip(keys) {
             all.push((key, format!("{letter} {resource:?}")));
         }
         for tag in ["", "a"] {
@@ -305,7 +319,8 @@ mod tests {
                 bytes
             };
             let ResourceKeys { holders, by_wants, by_expiry, upstream } = ResourceKeys::new(&bucket);
-            for key in [holders, by_wants, by_expiry, upstream] {
+            let HoldKeys { holds, index } = HoldKeys::new(&bucket);
+            for key in [holders, by_wants, by_expiry, upstream, holds, index] {
                 prop_assert_eq!(tag(&key), escaped(&bucket));
             }
             let register = register(&ns);

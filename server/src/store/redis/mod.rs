@@ -25,6 +25,7 @@ use crate::metrics::Corrupt;
 mod cluster;
 mod connecting;
 mod health;
+mod holds;
 mod keys;
 mod kill_switch;
 mod known;

@@ -117,7 +117,7 @@ type Error = (StoreError, String);
 /// The number of decisions in a round trip, for its metrics and the pace.
 #[derive(Clone, Copy, Default)]
 struct RoundTripLoad {
-    /// On buckets and hits.
+    /// On buckets, hits and holds.
     decisions: usize,
     leases: usize,
 }
@@ -126,7 +126,9 @@ impl RoundTripLoad {
     fn of(calls: &[Call]) -> Self {
         let of = |script| calls.iter().filter(|call| call.script() == Some(script)).count();
         Self {
-            decisions: calls.iter().map(Call::decisions).sum::<usize>() + of(Scripted::Throttle),
+            decisions: calls.iter().map(Call::decisions).sum::<usize>()
+                + of(Scripted::Throttle)
+                + of(Scripted::Holds),
             leases: of(Scripted::Lease),
         }
     }

@@ -32,6 +32,7 @@ const LOOK_TEXT: &str = include_str!("../../../../../lua/look.lua");
 const LEASE_TEXT: &str = guarded!("lease.lua");
 const PARENT_TEXT: &str = guarded!("parent.lua");
 const THROTTLE_TEXT: &str = guarded!("throttle.lua");
+const HOLDS_TEXT: &str = guarded!("holds.lua");
 
 static HEARTBEAT: LazyLock<Script> = LazyLock::new(|| Script::new(HEARTBEAT_TEXT));
 static ALLOW: LazyLock<Script> = LazyLock::new(|| Script::new(ALLOW_TEXT));
@@ -40,6 +41,7 @@ static LOOK: LazyLock<Script> = LazyLock::new(|| Script::new(LOOK_TEXT));
 static LEASE: LazyLock<Script> = LazyLock::new(|| Script::new(LEASE_TEXT));
 static PARENT: LazyLock<Script> = LazyLock::new(|| Script::new(PARENT_TEXT));
 static THROTTLE: LazyLock<Script> = LazyLock::new(|| Script::new(THROTTLE_TEXT));
+static HOLDS: LazyLock<Script> = LazyLock::new(|| Script::new(HOLDS_TEXT));
 
 /// The longest time for which states in a layout may exist, in µs: some 60 years.
 const LONGEST_LEFT_US: f64 = 2e15;
@@ -59,18 +61,21 @@ pub(crate) enum Scripted {
     Parent,
     /// `lua/throttle.lua`
     Throttle,
+    /// `lua/holds.lua`
+    Holds,
     /// `lua/heartbeat.lua`
     Heartbeat,
 }
 
 impl Scripted {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Allow,
         Self::Register,
         Self::Look,
         Self::Lease,
         Self::Parent,
         Self::Throttle,
+        Self::Holds,
         Self::Heartbeat,
     ];
 
@@ -82,6 +87,7 @@ impl Scripted {
             Self::Lease => LEASE.get_hash(),
             Self::Parent => PARENT.get_hash(),
             Self::Throttle => THROTTLE.get_hash(),
+            Self::Holds => HOLDS.get_hash(),
             Self::Heartbeat => HEARTBEAT.get_hash(),
         }
     }
@@ -94,6 +100,7 @@ impl Scripted {
             Self::Lease => LEASE_TEXT,
             Self::Parent => PARENT_TEXT,
             Self::Throttle => THROTTLE_TEXT,
+            Self::Holds => HOLDS_TEXT,
             Self::Heartbeat => HEARTBEAT_TEXT,
         }
     }

@@ -1,0 +1,183 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: HoldLimits = HoldLimits {
+    domain: Some(5),
+    global: Some(8),
+    max_holds: Some(1000),
+    known_only: false,
+    enforced: true,
+};
+
+fn new<'a>(session: &'a str, hold: &'a str, domain: &'a str, copies: u64) -> NewHold<'a> {
+    NewHold { session, ttl_ms: 10_000, hold, domain, copies, min_copies: 1 }
+}
+
+impl Holds {
+    /// Every count is the sum of what lives.
+    fn check(&self) {
+        let all = || self.sessions.values().flat_map(|session| session.holds.values());
+        assert_eq!(self.copies, all().map(|hold| hold.copies).sum::<u64>());
+        assert_eq!(self.holds, all().count() as u64);
+        let mut domains: HashMap<Box<str>, u64> = HashMap::new();
+        all().for_each(|hold| *domains.entry(hold.domain.clone()).or_default() += hold.copies);
+        assert_eq!(self.domains, domains);
+        assert!(all().all(|hold| hold.copies > 0));
+        let by_end = self.sessions.iter().map(|(name, session)| (session.ends_ms, name.clone()));
+        assert_eq!(self.by_end, by_end.collect());
+        assert!(self.by_end.last().is_none_or(|(ends_ms, _)| *ends_ms <= self.until_ms));
+    }
+}
+
+#[test]
+fn grants_what_all_limits_leave_room_for() {
+    let mut holds = Holds::default();
+    let reserve = |holds: &mut Holds, new| holds.reserve(&new, &LIMITS, 0);
+    assert_eq!(reserve(&mut holds, new("s", "1", "acme", 3)).granted, 3);
+    let part = reserve(&mut holds, new("s", "2", "acme", 3));
+    assert_eq!((part.granted, part.domain_held, part.all_held), (2, 5, 5), "the domain's limit");
+    let part = reserve(&mut holds, new("t", "1", "other", 4));
+    assert_eq!((part.granted, part.domain_held, part.all_held), (3, 3, 8), "that of all");
+    let none = reserve(&mut holds, new("t", "2", "third", 1));
+    assert_eq!((none.outcome, none.granted), (HoldOutcome::NoRoom, 0));
+    assert_eq!(holds.release("s", "1", 1, 0), 1);
+    let least = NewHold { min_copies: 3, ..new("t", "2", "third", 9) };
+    assert_eq!(reserve(&mut holds, least).outcome, HoldOutcome::NoRoom);
+    let least = NewHold { min_copies: 2, ..least };
+    assert_eq!(reserve(&mut holds, least).granted, 2);
+    holds.check();
+}
+
+#[test]
+fn calls_that_are_sent_again_change_nothing_more() {
+    let mut holds = Holds::default();
+    let first = holds.reserve(&new("s", "1", "acme", 3), &LIMITS, 0);
+    let again = holds.reserve(&new("s", "1", "acme", 5), &LIMITS, 0);
+    assert_eq!(again, Reservation { outcome: HoldOutcome::Known, allowed: 0, ..first });
+    let other = holds.reserve(&new("s", "1", "other", 3), &LIMITS, 9000);
+    assert_eq!(other.outcome, HoldOutcome::OtherDomain);
+    assert!(holds.keep_alive("s", None, 9999).is_some());
+    assert_eq!([holds.release("s", "1", 2, 9999), holds.release("s", "1", 2, 9999)], [2, 2]);
+    assert_eq!([holds.release("s", "1", 0, 9999), holds.release("s", "1", 0, 9999)], [0, 0]);
+    assert_eq!(holds.release("s", "1", 7, 9999), 0, "there is none any more");
+    holds.reserve(&new("s", "1", "acme", 3), &LIMITS, 9999);
+    assert_eq!([holds.end_session("s", 9999), holds.end_session("s", 9999)], [3, 0]);
+    holds.check();
+}
+
+#[test]
+fn silent_sessions_are_freed() {
+    let mut holds = Holds::default();
+    holds.reserve(&new("s", "1", "acme", 5), &LIMITS, 0);
+    let renewed = holds.keep_alive("s", None, 9999).unwrap();
+    assert_eq!((renewed.ends_ms, renewed.holds.len()), (19_999, 1));
+    assert_eq!(holds.keep_alive("s", Some(100), 10_000).unwrap().ends_ms, 10_100);
+    holds.release("s", "no such hold", 0, 10_099);
+    let refused = holds.reserve(&new("t", "1", "acme", 1), &LIMITS, 10_198);
+    assert_eq!(refused.outcome, HoldOutcome::NoRoom, "renewed by any call that names it");
+    assert_eq!(holds.reserve(&new("t", "1", "acme", 1), &LIMITS, 10_199).all_held, 1);
+    assert_eq!(holds.keep_alive("s", None, 10_199), None);
+    holds.check();
+}
+
+#[test]
+fn a_session_may_begin_again_once_it_is_over() {
+    let mut holds = Holds::default();
+    holds.reserve(&new("s", "1", "acme", 5), &LIMITS, 0);
+    let again = holds.reserve(&new("s", "2", "acme", 4), &LIMITS, 10_000);
+    assert_eq!((again.granted, again.all_held), (4, 4));
+    holds.check();
+}
+
+#[test]
+fn a_call_frees_a_bounded_number() {
+    let mut holds = Holds::default();
+    let limits = HoldLimits { domain: None, global: Some(300), ..LIMITS };
+    for name in 0..300 {
+        let name = format!("{name:03}");
+        assert_eq!(holds.reserve(&new(&name, "1", "acme", 1), &limits, 0).granted, 1);
+    }
+    // This one keeps the others from being over as a whole.
+    let long = NewHold { ttl_ms: 50_000, ..new("299", "1", "acme", 1) };
+    holds.reserve(&long, &limits, 0);
+    // One session and its hold count as two.
+    let first = holds.reserve(&new("t", "1", "acme", 300), &limits, 20_000);
+    assert_eq!((first.granted, first.has_backlog), (50, true));
+    let over = holds.reserve(&new("250", "1", "acme", 1), &limits, 20_000);
+    assert_eq!(over.outcome, HoldOutcome::Made, "the named session is freed in any case");
+    while holds.reserve(&new("t", "1", "acme", 1), &limits, 20_000).has_backlog {}
+    assert_eq!(holds.copies, 50 + 1 + 1);
+    holds.check();
+}
+
+#[test]
+fn bounds() {
+    let mut holds = Holds::default();
+    let limits = HoldLimits { domain: None, global: None, max_holds: Some(2), ..LIMITS };
+    holds.reserve(&new("s", "1", "acme", u64::MAX), &limits, 0);
+    assert_eq!(holds.copies, MAX_HELD, "no limit");
+    let none = holds.reserve(&new("s", "2", "acme", 1), &limits, 0);
+    assert_eq!(none.outcome, HoldOutcome::NoRoom);
+    assert_eq!(holds.release("s", "1", 7, 0), 7);
+    holds.reserve(&new("s", "2", "acme", 1), &limits, 0);
+    let many = holds.reserve(&new("s", "3", "acme", 1), &limits, 0);
+    assert_eq!((many.outcome, many.granted), (HoldOutcome::TooMany, 0));
+    let known_only = HoldLimits { known_only: true, max_holds: None, ..limits };
+    let unknown = holds.reserve(&new("t", "1", "acme", 1), &known_only, 0);
+    assert_eq!(unknown.outcome, HoldOutcome::TooMany);
+    for name in 2..MAX_SESSION_HOLDS {
+        let hold = format!("more {name}");
+        assert_eq!(holds.reserve(&new("s", &hold, "acme", 1), &known_only, 0).granted, 1);
+    }
+    let full = holds.reserve(&new("s", "3", "acme", 1), &known_only, 0);
+    assert_eq!(full.outcome, HoldOutcome::TooMany);
+    holds.check();
+}
+
+#[test]
+fn limits_that_are_not_enforced_count_all_the_same() {
+    let mut holds = Holds::default();
+    let shadow = HoldLimits { enforced: false, ..LIMITS };
+    let more = holds.reserve(&new("s", "1", "acme", 20), &shadow, 0);
+    assert_eq!((more.granted, more.allowed, more.all_held), (20, 5, 20));
+    let more = holds.reserve(&new("s", "2", "acme", 20), &shadow, 0);
+    assert_eq!((more.granted, more.allowed, more.all_held), (20, 0, 40));
+    let none = holds.reserve(&new("s", "3", "other", 1), &LIMITS, 0);
+    assert_eq!(none.outcome, HoldOutcome::NoRoom, "takes nothing away, and grants nothing");
+    holds.check();
+}
+
+proptest! {
+    /// Whatever happens, every count is the sum of what lives, and enforced limits hold.
+    #[test]
+    fn counts_are_sums(
+        steps in proptest::collection::vec(
+            (0..5u8, 0..4usize, 0..4usize, 0..3usize, 0..9u64, 0..6000i64), 1..200
+        )
+    ) {
+        let names = ["a", "b", "c", "d"];
+        let mut holds = Holds::default();
+        let mut now_ms = 0;
+        for (operation, session, hold, domain, copies, pause_ms) in steps {
+            now_ms += pause_ms;
+            let (session, hold) = (names[session], names[hold]);
+            match operation {
+                0 | 1 => {
+                    let new = new(session, hold, names[domain], copies.max(1));
+                    let answer = holds.reserve(&new, &LIMITS, now_ms);
+                    prop_assert!(answer.all_held <= 8 && answer.domain_held <= 5);
+                }
+                2 => prop_assert!(holds.release(session, hold, copies / 2, now_ms) <= copies / 2),
+                3 => {
+                    let ttl_ms = (copies > 0).then_some(copies as i64 * 2000);
+                    if let Some(live) = holds.keep_alive(session, ttl_ms, now_ms) {
+                        prop_assert!(live.ends_ms > now_ms);
+                    }
+                }
+                _ => drop(holds.end_session(session, now_ms)),
+            }
+            holds.check();
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Compares `lua/holds.lua` with the embedded store, the specification, over random traces of
+//! operations, changes of limits, and time that passes. Every answer must be equal.
+//!
+//! `PROPTEST_CASES` sets the number of traces (default 1,000).
+
+use std::cell::Cell;
+
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+use testkit::{Redis, START, property_tests, redis_store, runtime};
+use tollgate_server::domain::holds::{HoldLimits, HoldOutcome, MAX_HELD, NewHold};
+use tollgate_server::domain::time::ManualClock;
+use tollgate_server::store::holds::{HoldStore, HoldTarget};
+use tollgate_server::store::memory::MemoryStore;
+
+const SESSIONS: [&str; 4] = ["s", "s\0", "sitzung", "\u{7f}Ж"];
+const HOLDS: [&str; 4] = ["h", "h\u{1}", "halt", "ключ"];
+const DOMAINS: [&str; 3] = ["acme", "", "домен"];
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Reserve {
+        hold: usize,
+        domain: usize,
+        copies: u64,
+        min_copies: u64,
+        limits: HoldLimits,
+    },
+    /// Many sessions with a hold each.
+    Crowd {
+        count: usize,
+    },
+    /// Many holds of a session.
+    Fill {
+        count: usize,
+    },
+    Release {
+        hold: usize,
+        keep: u64,
+    },
+    KeepAlive,
+    End,
+}
+
+#[derive(Clone, Debug)]
+struct Step {
+    pause_us: i64,
+    session: usize,
+    ttl_ms: i64,
+    operation: Operation,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let limit =
+        || prop_oneof![3 => Just(None), 5 => (0..12u64).prop_map(Some), 1 => Just(Some(MAX_HELD))];
+    let max_holds = prop_oneof![6 => Just(None), 1 => (0..8u64).prop_map(Some)];
+    let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.8));
+    let limits = (limit(), limit(), max_holds, flags).prop_map(
+        |(domain, global, max_holds, (known_only, enforced))| HoldLimits {
+            domain,
+            global,
+            max_holds,
+            known_only,
+            enforced,
+        },
+    );
+    let copies = prop_oneof![6 => 1..9u64, 1 => Just(MAX_HELD), 1 => Just(i64::MAX as u64)];
+    let reserve = (0..HOLDS.len(), 0..DOMAINS.len(), copies, 0..3u64, limits).prop_map(
+        |(hold, domain, copies, least, limits)| Operation::Reserve {
+            hold,
+            domain,
+            copies,
+            min_copies: if least == 0 { copies } else { 1 },
+            limits,
+        },
+    );
+    prop_oneof![
+        8 => reserve,
+        3 => (0..HOLDS.len(), 0..8u64).prop_map(|(hold, keep)| Operation::Release { hold, keep }),
+        3 => Just(Operation::KeepAlive),
+        1 => Just(Operation::End),
+        1 => (1..130usize).prop_map(|count| Operation::Crowd { count }),
+        1 => (1..130usize).prop_map(|count| Operation::Fill { count }),
+    ]
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let pause_us = prop_oneof![
+        4 => Just(0),
+        4 => 0..2_000_000i64,
+        2 => (1..12i64).prop_map(|s| s * 1_000_000),
+        1 => 0..60_000_000i64,
+    ];
+    let ttl_ms = prop_oneof![3 => Just(10_000), 2 => 1..20_000i64, 1 => Just(86_400_000)];
+    let step = (pause_us, 0..SESSIONS.len(), ttl_ms, operation());
+    let step = step.prop_map(|(pause_us, session, ttl_ms, operation)| Step {
+        pause_us,
+        session,
+        ttl_ms,
+        operation,
+    });
+    proptest::collection::vec(step, 1..40)
+}
+
+const NO_LIMITS: HoldLimits =
+    HoldLimits { domain: None, global: None, max_holds: None, known_only: false, enforced: true };
+
+/// Carries out a step on a store, and returns all answers as text, and the outcomes.
+async fn carry_out(
+    store: &impl HoldStore,
+    resource: &str,
+    step: &Step,
+) -> (String, Vec<HoldOutcome>) {
+    let target = HoldTarget { caller: None, resource, template: 0 };
+    let (session, ttl_ms) = (SESSIONS[step.session], step.ttl_ms);
+    let new = NewHold { session, ttl_ms, hold: "", domain: "crowd", copies: 1, min_copies: 1 };
+    let mut answers = Vec::new();
+    match step.operation {
+        Operation::Reserve { hold, domain, copies, min_copies, limits } => {
+            let (hold, domain) = (HOLDS[hold], DOMAINS[domain]);
+            let new = NewHold { hold, domain, copies, min_copies, ..new };
+            answers.push(store.reserve(&target, &new, &limits).await.unwrap());
+        }
+        Operation::Crowd { count } => {
+            for nth in 0..count {
+                let session = format!("{session} {nth}");
+                let new = NewHold { session: &session, hold: "h", ..new };
+                answers.push(store.reserve(&target, &new, &NO_LIMITS).await.unwrap());
+            }
+        }
+        Operation::Fill { count } => {
+            for nth in 0..count {
+                let hold = format!("more {nth}");
+                let new = NewHold { hold: &hold, ..new };
+                answers.push(store.reserve(&target, &new, &NO_LIMITS).await.unwrap());
+            }
+        }
+        Operation::Release { hold, keep } => {
+            let left = store.release_hold(&target, session, HOLDS[hold], keep).await.unwrap();
+            return (format!("{left} left"), Vec::new());
+        }
+        Operation::KeepAlive => {
+            let ttl_ms = Some(ttl_ms).filter(|ttl_ms| *ttl_ms != 10_000);
+            let session = store.keep_alive(&target, session, ttl_ms).await.unwrap();
+            return (format!("{session:?}"), Vec::new());
+        }
+        Operation::End => {
+            let released = store.end_session(&target, session).await.unwrap();
+            return (format!("{released} released"), Vec::new());
+        }
+    }
+    (format!("{answers:?}"), answers.iter().map(|answer| answer.outcome).collect())
+}
+
+#[test]
+fn both_stores_decide_alike() {
+    let redis = Redis::start();
+    let runtime = runtime();
+    let clock = ManualClock::new(START);
+    let shared = runtime.block_on(redis_store(&redis, clock.clone()));
+    let traces = Cell::new(0);
+    let outcomes = Cell::new([0_u64; 5]);
+    let config = property_tests::config("holds_differential", property_tests::cases(1_000));
+    let compare = |steps: Vec<Step>| {
+        let memory = MemoryStore::with_clock(clock.clone());
+        traces.set(traces.get() + 1);
+        // Each trace has a resource of its own.
+        let resource = format!("{{{}}}", traces.get());
+        for (nth, step) in steps.iter().enumerate() {
+            clock.advance(step.pause_us);
+            let (expected, got) = runtime.block_on(async {
+                (
+                    carry_out(&memory, &resource, step).await,
+                    carry_out(&shared, &resource, step).await,
+                )
+            });
+            prop_assert_eq!(got.0, expected.0, "step {}: {:?}", nth, step);
+            let mut counts = outcomes.get();
+            expected.1.iter().for_each(|outcome| counts[*outcome as usize] += 1);
+            outcomes.set(counts);
+        }
+        Ok(())
+    };
+    TestRunner::new(config).run(&steps(), compare).unwrap();
+    let least = traces.get() / 10;
+    assert!(outcomes.get().iter().all(|count| *count > least), "{:?} of {least}", outcomes.get());
+}
