@@ -12,11 +12,11 @@
 //! | `client` | calls to nodes: addresses, credentials, channels, leases | `tls`, `files`, `logging` |
 //! | `tls` | certificates, handshakes | `files`, `logging`, `metrics`, `wall_clock` |
 //! | `service` | one use case per file | `store`, `store::memory`, `store::redis`, `config`, `domain`, `files`, `metrics`, `logging` |
-//! | `store` | storage of buckets, leases and hits: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
+//! | `store` | storage of buckets, leases, hits and holds: in memory, in Redis | `domain`, `files`, `metrics`, `logging` |
 //! | `config` | the limits file, the access file | `domain` |
 //! | `files` | files that are reloaded when they change | `metrics`, `logging`, `wall_clock` |
 //! | `metrics` | every metric: name, labels, unit, help text | `wall_clock` |
-//! | `domain` | bucket arithmetic, sharing of capacity, leases, hits, names, time | nothing |
+//! | `domain` | bucket arithmetic, sharing of capacity, leases, hits, holds, names, time | nothing |
 //! | `settings`, `logging`, `wall_clock` | command-line settings, log output, the time of day | nothing |
 //!
 //! Only `app` opens stores. `store::memory` and `store::redis` are used only where the table names

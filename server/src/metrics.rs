@@ -4,6 +4,7 @@
 //! node has its own recorder, so that several nodes can run in one process.
 
 mod buckets;
+mod holds;
 mod leases;
 mod loads;
 mod names;
@@ -14,6 +15,7 @@ mod store;
 mod throttles;
 
 pub use buckets::{AllowOutcome, BucketMetrics, PrefetchMetrics, ShadowMetrics};
+pub use holds::{HoldMetrics, ReserveOutcome};
 pub use leases::{CapacityMetrics, LeaseOutcome, ResourceGauges};
 pub use loads::{LimitsMetrics, LoadMetrics};
 pub use overload::{BudgetMetrics, ConnectionMetrics};

@@ -9,6 +9,7 @@ use tollgate_server::service::ServiceState;
 use tollgate_server::service::allow::AllowService;
 use tollgate_server::service::capacity::CapacityService;
 use tollgate_server::service::documents::DocumentService;
+use tollgate_server::service::holds::HoldService;
 use tollgate_server::service::kill_switch::KillSwitchService;
 use tollgate_server::service::limits::LiveLimits;
 use tollgate_server::service::throttle::ThrottleService;
@@ -111,6 +112,8 @@ pub struct Service<S> {
     pub capacity: CapacityService<S>,
     /// Hits.
     pub throttles: ThrottleService<S>,
+    /// Holds.
+    pub holds: HoldService<S>,
     /// The document of the limits.
     pub documents: DocumentService<S>,
     /// The kill switch.
@@ -134,10 +137,22 @@ impl<S: Store> Service<S> {
             Arc::new(ServiceState::new(limits, None, clock.clone().into(), false, &metrics));
         let capacity = CapacityService::new(store.clone(), Arc::clone(&state));
         let throttles = ThrottleService::new(store.clone(), Arc::clone(&state));
+        let holds = HoldService::new(store.clone(), Arc::clone(&state));
         let documents = DocumentService::new(store.clone(), Arc::clone(&state));
         let kill_switch = KillSwitchService::new(store.clone(), Arc::clone(&state));
         let allow = AllowService::new(store, state);
-        Self { allow, capacity, throttles, documents, kill_switch, clock, metrics, file, live }
+        Self {
+            allow,
+            capacity,
+            throttles,
+            holds,
+            documents,
+            kill_switch,
+            clock,
+            metrics,
+            file,
+            live,
+        }
     }
 
     /// Replaces the limits.

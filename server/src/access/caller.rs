@@ -141,8 +141,15 @@ impl Caller {
         self.check(Role::Ask, |caller| any(&caller.namespaces, namespace, MAX_NAME_BYTES))
     }
 
-    /// Checks that the caller may request hits of `domain` on `resource`.
-    pub fn may_hit(&self, resource: &str, domain: &str) -> Result<(), Refusal> {
+    /// Checks that the caller may use `resource` for some domain: renew and release what is held.
+    pub fn may_use(&self, resource: &str) -> Result<(), Refusal> {
+        self.check(Role::Ask, |caller| {
+            any(&caller.resources, resource, MAX_ID_BYTES) && !caller.domains.is_empty()
+        })
+    }
+
+    /// Checks that the caller may request hits or copies of `resource` for `domain`.
+    pub fn may_use_for(&self, resource: &str, domain: &str) -> Result<(), Refusal> {
         self.check(Role::Ask, |caller| {
             any(&caller.resources, resource, MAX_ID_BYTES)
                 && any(&caller.domains, domain, MAX_ID_BYTES)

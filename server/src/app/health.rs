@@ -11,8 +11,13 @@ use crate::service::limits::LiveLimits;
 use crate::store::redis::Health;
 
 /// Service names in gRPC health: the node as a whole, and its services.
-const HEALTH_SERVICES: [&str; 4] =
-    ["", "quotaservice.QuotaService", "doorman.Capacity", "tollgate.v1.Throttle"];
+const HEALTH_SERVICES: [&str; 5] = [
+    "",
+    "quotaservice.QuotaService",
+    "doorman.Capacity",
+    "tollgate.v1.Throttle",
+    "tollgate.v1.Holds",
+];
 
 /// Interval of updates of gRPC health.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(200);

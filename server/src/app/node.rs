@@ -23,12 +23,14 @@ use crate::metrics::Metrics;
 use crate::service::allow::AllowService;
 use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
+use crate::service::holds::HoldService;
 use crate::service::kill_switch::KillSwitchService;
 use crate::service::parent::Renewal;
 use crate::service::throttle::ThrottleService;
 use crate::service::{Fallback, ServiceState};
 use crate::settings::Settings;
 use crate::store::clock::Clock;
+use crate::store::holds::HoldStore;
 use crate::store::look::Looks;
 use crate::store::redis::Health;
 use crate::store::throttle::ThrottleStore;
@@ -38,7 +40,7 @@ use crate::transport::http_port::HttpPort;
 use crate::transport::overload::ThreadLimits;
 use crate::transport::parent::ParentClient;
 use crate::transport::port_security::PortSecurity;
-use crate::transport::{grpc, http};
+use crate::transport::{UseCases, grpc, http};
 
 /// Opens a bucket store and a lease store with connections on the current runtime.
 type OpenStores<B, L> = Arc<dyn Fn() -> (B, L) + Send + Sync>;
@@ -54,7 +56,7 @@ pub(super) struct Stores<B, L> {
 
 /// Runs a node until `shutdown` completes, then drains it. `maintain` does the store's background
 /// work; the node stops if it completes.
-pub(super) async fn run<B: Looks, L: LeaseStore + ThrottleStore + Administration>(
+pub(super) async fn run<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration>(
     prepared: Prepared,
     stores: Stores<B, L>,
     maintain: impl Future<Output = Error>,
@@ -146,7 +148,7 @@ impl Addresses {
     }
 }
 
-impl<B: Looks, L: LeaseStore + ThrottleStore + Administration> Node<B, L> {
+impl<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration> Node<B, L> {
     /// Makes what renews the leases of this cluster from its parent.
     fn renewal(&self, parent: Parent, leases: L) -> (Renewal<L>, ParentClient) {
         let renewal = Renewal::new(leases, self.settings.node_id(), parent.cluster);
@@ -206,11 +208,11 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + Administration> Node<B, L> {
         let readiness = self.readiness.clone();
         let service_state = Arc::clone(&self.service_state);
         let open = move || {
-            let (allow, capacity, throttles) = services();
-            let store = capacity.store();
+            let use_cases = services();
+            let store = use_cases.capacity.store();
             let documents = DocumentService::new(store.clone(), Arc::clone(&service_state));
             let kill_switch = KillSwitchService::new(store.clone(), service_state);
-            let services = http::Services { allow, capacity, throttles, documents, kill_switch };
+            let services = http::Services { use_cases, documents, kill_switch };
             let latency = metrics.rpc_duration("http");
             let (metrics, render_metrics) = http::metrics_page(metrics);
             tokio::spawn(render_metrics);
@@ -239,11 +241,9 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + Administration> Node<B, L> {
             let advertise = Arc::clone(&self.addresses.advertise);
             let limits = self.node_limits.for_thread("grpc");
             let open = move || {
-                let (allow, leases, throttles) = services();
                 let health = HealthService::from_health_reporter(reporter);
-                let service =
-                    grpc::service(allow, leases, throttles, latency, advertise, health, limits)
-                        .map_err(|error| Error::Grpc(error.to_string()))?;
+                let service = grpc::service(services(), latency, advertise, health, limits)
+                    .map_err(|error| Error::Grpc(error.to_string()))?;
                 let service = Arc::new(service);
                 Ok(|opened: Opened| {
                     service.serve(
@@ -262,16 +262,16 @@ impl<B: Looks, L: LeaseStore + ThrottleStore + Administration> Node<B, L> {
     }
 
     /// Opens the services of a thread, with store connections of its own.
-    fn services(
-        &self,
-    ) -> impl FnOnce() -> (AllowService<B>, CapacityService<L>, ThrottleService<L>) + Send + use<B, L>
-    {
+    fn services(&self) -> impl FnOnce() -> UseCases<B, L> + Send + use<B, L> {
         let (open, service_state) = (Arc::clone(&self.open), Arc::clone(&self.service_state));
         move || {
             let (buckets, leases) = open();
-            let throttles = ThrottleService::new(leases.clone(), Arc::clone(&service_state));
-            let leases = CapacityService::new(leases, Arc::clone(&service_state));
-            (AllowService::new(buckets, service_state), leases, throttles)
+            UseCases {
+                throttles: ThrottleService::new(leases.clone(), Arc::clone(&service_state)),
+                holds: HoldService::new(leases.clone(), Arc::clone(&service_state)),
+                capacity: CapacityService::new(leases, Arc::clone(&service_state)),
+                allow: AllowService::new(buckets, service_state),
+            }
         }
     }
 

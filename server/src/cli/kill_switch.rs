@@ -32,7 +32,7 @@ pub(super) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Enforce no limit of a bucket or throttle, on all nodes, for a time
+    /// Enforce no limit of a bucket, throttle or hold, on all nodes, for a time
     On(On),
     /// Enforce the limits again
     Off(ApiArgs),
@@ -75,7 +75,7 @@ fn shown(json: &Value) -> String {
     let text = |key: &str| escaped(json[key].as_str().unwrap_or_default());
     let left = humantime::format_duration(Duration::from_secs(ms("left_millis").as_secs()));
     let mut shown = format!(
-        "on: no limit of a bucket or throttle is enforced\nends      in {left}, at {}\nby        {}, at {}\n",
+        "on: no limit of a bucket, throttle or hold is enforced\nends      in {left}, at {}\nby        {}, at {}\n",
         date(&json["ends_at_ms"]),
         text("by"),
         date(&json["at_ms"]),
@@ -100,7 +100,7 @@ mod tests {
             "on": true, "left_millis": 3_540_999, "at_ms": 1_771_077_500_000_u64,
             "ends_at_ms": 1_771_081_100_000_u64, "by": "ana\u{1b}", "message": "",
         });
-        let expected = "on: no limit of a bucket or throttle is enforced\n\
+        let expected = "on: no limit of a bucket, throttle or hold is enforced\n\
                         ends      in 59m, at 2026-02-14T14:58:20Z\n\
                         by        ana\\u{1b}, at 2026-02-14T13:58:20Z\n";
         assert_eq!(shown(&on), expected);

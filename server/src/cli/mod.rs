@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 success (or granted); 1 a negative answer (refused, faulty file, not ready, no
 //! capacity); 2 no answer (wrong arguments, node unreachable); 130 a second signal ended the drain
-//! early.
+//! early. `hold` passes on the exit code of its command.
 
 use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
@@ -17,6 +17,7 @@ mod check;
 mod credentials;
 mod explain;
 mod health;
+mod hold;
 mod http;
 mod kill_switch;
 mod limits;
@@ -47,6 +48,8 @@ mod token;
       Show what a request would be answered now, and why
   tollgate request search acme --copies 10
       Ask for up to ten hits of the domain acme on the resource search
+  tollgate hold nightly-job acme -- ./job.sh
+      Run job.sh while the domain acme holds one copy of nightly-job
   tollgate capacity get app-1 db.users 100
       Ask for a lease on a share of what db.users can take
   tollgate capacity show
@@ -67,6 +70,10 @@ enum Command {
     Allow(allow::Args),
     /// Ask a node for hits of a domain on a resource; exit 0 when granted, 1 when refused
     Request(request::Args),
+    /// Run a command while it holds copies of a resource for a domain, as flock does
+    Hold(hold::Args),
+    #[command(hide = true, name = "hold-command")]
+    Held(hold::CommandArgs),
     /// Show what a bucket stands at, and fill it up
     Bucket(bucket::Args),
     /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
@@ -95,6 +102,8 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Allow(args) => allow::run(args),
         Command::Request(args) => request::run(args),
+        Command::Hold(args) => hold::run(args),
+        Command::Held(args) => hold::run_command(&args),
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Limits(args) => limits::run(&args),

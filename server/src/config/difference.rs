@@ -20,7 +20,8 @@ pub struct Difference {
 }
 
 /// The lists of definitions for the resources that match a glob, and the key of the glob.
-const LISTS: [(&str, &str); 2] = [("resources", "identifier_glob"), ("throttles", "resource")];
+const LISTS: [(&str, &str); 3] =
+    [("resources", "identifier_glob"), ("throttles", "resource"), ("holds", "resource")];
 
 /// What differs between two documents, in their order. Comments and the order of names are no
 /// difference, but the order of globs is, as the first that matches applies.
@@ -128,6 +129,9 @@ resources:
   - { identifier_glob: "db.*", capacity: 1 }
   - { identifier_glob: "q.*", capacity: 1 }
   - { identifier_glob: "*", capacity: 6, algorithm: { kind: FAIR_SHARE, lease_length: 60, refresh_interval: 5 } }
+holds:
+  - { resource: "sandbox", domain_limit: 5, domains: { acme: 50 } }
+  - { resource: "license.*" }
 "#;
 
     #[test]
@@ -176,6 +180,25 @@ resources:
                 "\"db.*\", capacity: 1 }\n  - { identifier_glob: \"q.*\"",
                 "\"q.*\", capacity: 1 }\n  - { identifier_glob: \"db.*\"",
                 &["~ resources (order): [\"db.*\",\"q.*\",\"*\"] -> [\"q.*\",\"db.*\",\"*\"]"],
+            ),
+            (
+                "domain_limit: 5, domains: { acme: 50 }",
+                "domain_limit: -1, domains: { acme: -1, globex: 1 }",
+                &[
+                    "~ holds.sandbox.domains.acme: 50 -> -1",
+                    "+ holds.sandbox.domains.globex: 1",
+                    "- holds.sandbox.domain_limit: 5",
+                ],
+            ),
+            (
+                "\"license.*\" }",
+                "\"license.*\", max_holds: 0 }\n  - { resource: \"gpu\", global_limit: 8 }",
+                &["+ holds.\"license.*\".max_holds: 0", "+ holds.gpu: {\"global_limit\":8}"],
+            ),
+            (
+                "\"sandbox\", domain_limit: 5, domains: { acme: 50 } }\n  - { resource: \"license.*\" }",
+                "\"license.*\" }\n  - { resource: \"sandbox\", domain_limit: 5, domains: { acme: 50 } }",
+                &["~ holds (order): [\"sandbox\",\"license.*\"] -> [\"license.*\",\"sandbox\"]"],
             ),
         ] {
             let new = OLD.replace(from, to);

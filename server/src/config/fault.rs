@@ -149,6 +149,7 @@ pub(super) struct YamlPath<'p> {
 enum Step<'p> {
     Root,
     Key(&'p str),
+    Name(&'p str),
     Item(usize),
 }
 
@@ -161,12 +162,19 @@ impl YamlPath<'_> {
         YamlPath { parent: Some(self), step: Step::Key(key) }
     }
 
-    /// The last key in this path, also for an item of a list; empty for the file as a whole.
+    /// The path of the value under a name that the file's author chose, in a mapping at this path. Faults
+    /// in values under such names are of one kind.
+    pub(super) fn name<'p>(&'p self, name: &'p str) -> YamlPath<'p> {
+        YamlPath { parent: Some(self), step: Step::Name(name) }
+    }
+
+    /// The last key in this path, also for what is in a list or under a chosen name; empty for the file as
+    /// a whole.
     pub(super) fn field(&self) -> &str {
         match (self.step, self.parent) {
             (Step::Key(key), _) => key,
-            (Step::Item(_), Some(parent)) => parent.field(),
-            (Step::Item(_) | Step::Root, _) => "",
+            (Step::Item(_) | Step::Name(_), Some(parent)) => parent.field(),
+            (Step::Item(_) | Step::Name(_) | Step::Root, _) => "",
         }
     }
 
@@ -184,7 +192,7 @@ impl fmt::Display for YamlPath<'_> {
         match self.step {
             Step::Root => Ok(()),
             Step::Item(index) => write!(f, "[{index}]"),
-            Step::Key(key) => {
+            Step::Key(key) | Step::Name(key) => {
                 if self.parent.is_some_and(|parent| !matches!(parent.step, Step::Root)) {
                     f.write_str(".")?;
                 }
@@ -240,6 +248,10 @@ mod tests {
         assert_eq!(namespaces.key("").to_string(), "namespaces.\"\"");
         assert_eq!(namespaces.key("2001:db8::1").to_string(), "namespaces.2001:db8::1");
         assert_eq!(YamlPath::ROOT.to_string(), "");
+        let domains = resources.key("domains");
+        let domain = domains.name("a.b");
+        assert_eq!(domain.to_string(), "resources.domains.\"a.b\"");
+        assert_eq!(domain.field(), "domains");
     }
 
     #[test]

@@ -6,8 +6,10 @@
 
 pub mod access;
 mod difference;
+mod domains;
 mod fault;
 pub mod glob;
+mod holds;
 pub mod model;
 mod namespaces;
 mod number;
@@ -189,6 +191,30 @@ resources:
         assert_eq!(learning("db.orders"), (SharingAlgorithm::FairShare, 60));
         assert_eq!(learning("db.users"), (SharingAlgorithm::Static, 0));
         assert_eq!(learning("other"), (SharingAlgorithm::FairShare, 60));
+    }
+
+    #[test]
+    fn limits_on_held_copies() {
+        let limits = parse(
+            "holds:
+               - { resource: sandbox, domain_limit: 5, domains: { acme: 50, globex: -1, mallory: 0 } }
+               - { resource: '*' }",
+        )
+        .expect("a valid file")
+        .limits;
+        let of = |resource: &str, domain: &str| {
+            let (_, template) = limits.holds.find(resource).expect("a template");
+            template.domain_limit_of(domain)
+        };
+        for (domain, limit) in
+            [("acme", Some(50)), ("globex", None), ("mallory", Some(0)), ("Acme", Some(5))]
+        {
+            assert_eq!(of("sandbox", domain), limit, "{domain}");
+            assert_eq!(of("other", domain), None, "{domain}");
+        }
+        let [sandbox, other] = &limits.holds[..] else { panic!("two templates") };
+        assert_eq!((sandbox.max_holds, sandbox.enforce), (Some(model::MAX_HOLDS), true));
+        assert_eq!((other.domain_limit, other.global_limit), (None, None));
     }
 
     #[test]

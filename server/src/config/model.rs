@@ -20,11 +20,13 @@ pub struct Limits {
     pub resources: Templates<ResourceTemplate>,
     /// The limits on hits of domains, by resource.
     pub throttles: Templates<Throttle>,
-    /// Globs of the resources without such limits on which all hits are granted.
+    /// The limits on copies that domains hold, by resource.
+    pub holds: Templates<HoldTemplate>,
+    /// Globs of the resources without throttles and holds on which everything is granted.
     pub allow_unconfigured: Vec<Glob>,
     /// The policy of namespaces without their own, and of those not in the file.
     pub on_store_failure: FailurePolicy,
-    /// Whether any bucket or throttle is enforced; if not, all are in shadow.
+    /// Whether any bucket, throttle or hold is enforced; if not, all are in shadow.
     pub enforce: bool,
     /// Number of bucket definitions; [`Bucket::index`] is below this.
     pub bucket_count: usize,
@@ -221,6 +223,39 @@ impl Template for Throttle {
     }
 }
 
+/// The default limit on the holds, and on the sessions, of a resource at once.
+pub const MAX_HOLDS: u64 = 100_000;
+
+/// The limits on the copies that each domain holds of the resources whose names match a glob.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HoldTemplate {
+    /// The glob over resource names.
+    pub glob: Glob,
+    /// The most copies that a domain holds at once; `None`: no limit.
+    pub domain_limit: Option<u64>,
+    /// The most copies that all domains hold at once; `None`: no limit.
+    pub global_limit: Option<u64>,
+    /// What certain domains have instead of `domain_limit`, by name; `None`: no limit.
+    pub domains: HashMap<Box<str>, Option<u64>>,
+    /// The most holds of a resource at once, and the most sessions; `None`: no limit.
+    pub max_holds: Option<u64>,
+    /// Whether the limits are enforced, if the file enforces any.
+    pub enforce: bool,
+}
+
+impl HoldTemplate {
+    /// The most copies that `domain` holds at once; `None`: no limit.
+    pub fn domain_limit_of(&self, domain: &str) -> Option<u64> {
+        self.domains.get(domain).copied().unwrap_or(self.domain_limit)
+    }
+}
+
+impl Template for HoldTemplate {
+    fn glob(&self) -> &Glob {
+        &self.glob
+    }
+}
+
 /// How a resource is shared, and how long leases on it last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Algorithm {
@@ -263,6 +298,7 @@ impl Default for Limits {
             namespaces: HashMap::new(),
             resources: Templates::default(),
             throttles: Templates::default(),
+            holds: Templates::default(),
             allow_unconfigured: Vec::new(),
             on_store_failure: FailurePolicy::default(),
             enforce: true,
@@ -273,6 +309,11 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Whether everything is granted on a resource without throttles and holds.
+    pub fn allows_unconfigured(&self, resource: &str) -> bool {
+        self.allow_unconfigured.iter().any(|glob| glob.matches(resource))
+    }
+
     /// The bucket that serves `name` in `namespace`; `None` if there is none.
     pub fn find<'a>(&'a self, namespace: &str, name: &str) -> Option<ResolvedBucket<'a>> {
         let owner = self.namespaces.get(namespace);

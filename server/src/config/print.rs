@@ -7,8 +7,8 @@ use serde_yaml::{Mapping, Value};
 
 use super::glob::Glob;
 use super::model::{
-    Algorithm, Bucket, DomainLimits, Limits, MAX_DOMAINS, MAX_RESOURCES, Namespace,
-    ResourceTemplate, Throttle, Unconfigured,
+    Algorithm, Bucket, DomainLimits, HoldTemplate, Limits, MAX_DOMAINS, MAX_HOLDS, MAX_RESOURCES,
+    Namespace, ResourceTemplate, Throttle, Unconfigured,
 };
 use super::throttles::span_text;
 
@@ -43,6 +43,9 @@ pub(super) fn to_mapping(limits: &Limits) -> Mapping {
     }
     if !limits.throttles.is_empty() {
         put(&mut top, "throttles", limits.throttles.iter().map(throttle).collect::<Vec<_>>());
+    }
+    if !limits.holds.is_empty() {
+        put(&mut top, "holds", limits.holds.iter().map(hold).collect::<Vec<_>>());
     }
     if !limits.allow_unconfigured.is_empty() {
         let globs: Vec<_> = limits.allow_unconfigured.iter().map(Glob::as_str).collect();
@@ -162,10 +165,29 @@ fn throttle(throttle: &Throttle) -> Value {
     fields.into()
 }
 
+fn hold(template: &HoldTemplate) -> Value {
+    let mut fields = Mapping::new();
+    put(&mut fields, "resource", template.glob.as_str());
+    put_shadow(&mut fields, template.enforce);
+    put_limit(&mut fields, "domain_limit", template.domain_limit);
+    put_limit(&mut fields, "global_limit", template.global_limit);
+    if template.max_holds != Some(MAX_HOLDS) {
+        put(&mut fields, "max_holds", template.max_holds.unwrap_or(0));
+    }
+    if !template.domains.is_empty() {
+        let mut domains = Mapping::new();
+        for (domain, limit) in in_file_order(&template.domains, |_| 0) {
+            put(&mut domains, domain, or_minus_one(*limit));
+        }
+        put(&mut fields, "domains", domains);
+    }
+    fields.into()
+}
+
 /// Adds a limit, if there is one.
 fn put_limit(fields: &mut Mapping, key: &str, limit: Option<u64>) {
-    if let Some(hits) = limit {
-        put(fields, key, hits);
+    if let Some(limit) = limit {
+        put(fields, key, limit);
     }
 }
 

@@ -320,6 +320,29 @@ impl Reader {
         u64::try_from(most).ok().filter(|most| *most > 0)
     }
 
+    /// A limit under a key of `fields`; `None` without the key: no limit.
+    pub(super) fn limit(
+        &mut self,
+        fields: &Fields<'_>,
+        path: &YamlPath<'_>,
+        key: &str,
+        range: RangeInclusive<i64>,
+    ) -> Option<u64> {
+        let entry = fields.get(key)?;
+        self.limit_or_none(entry.value, &path.key(key), range)
+    }
+
+    /// A limit; `None` for -1: no limit.
+    pub(super) fn limit_or_none(
+        &mut self,
+        node: &YamlNode<'_>,
+        path: &YamlPath<'_>,
+        range: RangeInclusive<i64>,
+    ) -> Option<u64> {
+        let limit = self.whole(node, path, range, Some("no limit"))?;
+        u64::try_from(limit).ok()
+    }
+
     /// Whether a key is `true`: `default` if it is missing or invalid.
     pub(super) fn flag(
         &mut self,

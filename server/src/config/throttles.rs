@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hashbrown::HashMap;
 
+use super::domains::by_domain;
 use super::fault::YamlPath;
 use super::glob::Glob;
 use super::model::{DomainLimits, MAX_DOMAINS, Throttle};
@@ -12,7 +13,6 @@ use super::namespaces::enforce;
 use super::read::{Fields, Keys, Reader};
 use super::template_globs::{check_globs, glob};
 use super::tree::YamlNode;
-use crate::domain::names::MAX_ID_BYTES;
 use crate::domain::throttle::{MAX_LIMIT, MAX_SPAN_US, MAX_TIERS, Tier};
 
 const THROTTLE_KEYS: Keys = Keys {
@@ -44,7 +44,7 @@ const TIER_KEYS: Keys = Keys {
 /// The limits that a log can count to.
 const LIMITS: RangeInclusive<i64> = 0..=MAX_LIMIT as i64;
 
-/// Reads the globs of resources without limits on which all hits are granted.
+/// Reads the globs of resources without throttles and holds on which everything is granted.
 pub(super) fn allow_unconfigured(
     reader: &mut Reader,
     node: &YamlNode<'_>,
@@ -68,11 +68,16 @@ pub(super) fn throttles(
             Some(entry) => glob(reader, entry.value, &path.key(entry.key)),
             None => reader.missing(&fields, &path, "resource", "a glob over resource names"),
         };
-        let global_limit = limit(reader, &fields, &path, "global_limit");
+        let global_limit = reader.limit(&fields, &path, "global_limit", LIMITS);
         let max_domains = reader.bound(&fields, &path, "max_domains", MAX_DOMAINS);
         let limits = domain_limits(reader, &fields, &path);
         let domains = match fields.get("domains") {
-            Some(entry) => domains(reader, entry.value, &path.key(entry.key)),
+            Some(entry) => {
+                by_domain(reader, entry.value, &path.key(entry.key), |reader, node, path| {
+                    let fields = reader.fields(node, path, &DOMAIN_KEYS);
+                    domain_limits(reader, &fields, path)
+                })
+            }
             None => HashMap::new(),
         };
         let enforce = enforce(reader, &fields, &path);
@@ -86,25 +91,6 @@ pub(super) fn throttles(
     all
 }
 
-/// Reads the limits of certain domains, by name.
-fn domains(
-    reader: &mut Reader,
-    node: &YamlNode<'_>,
-    path: &YamlPath<'_>,
-) -> HashMap<Box<str>, DomainLimits> {
-    let mut all = HashMap::new();
-    for entry in reader.entries(node, path, "a mapping of limits by domain") {
-        let path = path.key(entry.key);
-        if !(1..=MAX_ID_BYTES).contains(&entry.key.len()) {
-            let message = format!("the name of a domain has 1 to {MAX_ID_BYTES} bytes");
-            reader.fault_of_name(entry.line, &path, message);
-        }
-        let fields = reader.fields(entry.value, &path, &DOMAIN_KEYS);
-        all.insert(entry.key.into(), domain_limits(reader, &fields, &path));
-    }
-    all
-}
-
 fn domain_limits(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) -> DomainLimits {
     let tiers = match fields.get("tiers") {
         Some(entry) => tiers(reader, entry.value, &path.key(entry.key)),
@@ -113,14 +99,7 @@ fn domain_limits(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>) 
             reader.missing(fields, path, "tiers", expected).unwrap_or_default()
         }
     };
-    DomainLimits { hard_limit: limit(reader, fields, path, "hard_limit"), tiers }
-}
-
-/// Reads the most hits in a second; `None`: no limit.
-fn limit(reader: &mut Reader, fields: &Fields<'_>, path: &YamlPath<'_>, key: &str) -> Option<u64> {
-    let entry = fields.get(key)?;
-    let hits = reader.whole(entry.value, &path.key(key), LIMITS, Some("no limit"))?;
-    u64::try_from(hits).ok()
+    DomainLimits { hard_limit: reader.limit(fields, path, "hard_limit", LIMITS), tiers }
 }
 
 fn tiers(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<Tier> {

@@ -1,6 +1,8 @@
-//! Validation of the file's top level. `namespaces`, `resources` and `throttles` validate its parts.
+//! Validation of the file's top level. `namespaces`, `resources`, `throttles` and `holds` validate its
+//! parts.
 
 use super::fault::YamlPath;
+use super::holds::holds;
 use super::model::Limits;
 use super::namespaces::{DefinitionKind, Indices, bucket, enforce, failure_policy, namespaces};
 use super::read::{Keys, Reader};
@@ -9,13 +11,14 @@ use super::throttles::{allow_unconfigured, throttles};
 use super::tree::YamlNode;
 
 const KEYS: Keys = Keys {
-    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, \
+    shape: "a mapping of global_default_bucket, namespaces, resources, throttles, holds, \
             allow_unconfigured, on_store_failure and enforce",
     known: &[
         "global_default_bucket",
         "namespaces",
         "resources",
         "throttles",
+        "holds",
         "allow_unconfigured",
         "on_store_failure",
         "enforce",
@@ -59,6 +62,10 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         .get("throttles")
         .map(|entry| throttles(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
         .unwrap_or_default();
+    let holds = top
+        .get("holds")
+        .map(|entry| holds(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
+        .unwrap_or_default();
     let allow_unconfigured = top
         .get("allow_unconfigured")
         .map(|entry| allow_unconfigured(&mut reader, entry.value, &YamlPath::ROOT.key(entry.key)))
@@ -68,6 +75,7 @@ pub(super) fn validate(root: &YamlNode<'_>) -> (Limits, Reader) {
         namespaces: namespaces.unwrap_or_default(),
         resources: resources.into(),
         throttles: throttles.into(),
+        holds: holds.into(),
         allow_unconfigured,
         on_store_failure,
         enforce,

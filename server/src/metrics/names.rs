@@ -43,6 +43,12 @@ pub(super) const HITS_GRANTED: &str = "tollgate_throttle_hits_granted_total";
 pub(super) const BURSTS: &str = "tollgate_throttle_bursts_total";
 pub(super) const THROTTLE_DEGRADED: &str = "tollgate_throttle_degraded_decisions_total";
 pub(super) const THROTTLE_SHADOWED: &str = "tollgate_throttle_shadowed_decisions_total";
+/// What the names of all metrics of holds begin with.
+pub(super) const HOLD_PREFIX: &str = "tollgate_hold_";
+pub(super) const HOLD_DECISIONS: &str = "tollgate_hold_decisions_total";
+pub(super) const COPIES_GRANTED: &str = "tollgate_hold_copies_granted_total";
+pub(super) const HOLD_DEGRADED: &str = "tollgate_hold_degraded_decisions_total";
+pub(super) const HOLD_SHADOWED: &str = "tollgate_hold_shadowed_decisions_total";
 pub(super) const ACCESS_REFUSED: &str = "tollgate_access_refused_total";
 pub(super) const ACCESS_LOADS: &str = "tollgate_access_loads_total";
 pub(super) const ACCESS_FAILURES: &str = "tollgate_access_reload_failures_total";
@@ -61,7 +67,7 @@ pub(super) const HTTP2_FAULTS: &str = "tollgate_http2_faults_total";
 pub(super) const BUILD_INFO: &str = "tollgate_build_info";
 pub(super) const STARTED_AT: &str = "tollgate_start_time_seconds";
 
-pub(super) const COUNTERS: [(&str, &str); 31] = [
+pub(super) const COUNTERS: [(&str, &str); 35] = [
     (DECISIONS, "Requests for tokens that were answered, by bucket and outcome."),
     (TOKENS_GRANTED, "Tokens granted to callers, by bucket and by whether they had to wait."),
     (SOFT_LIMITED, "Requests for tokens granted beyond the soft limit of their bucket."),
@@ -103,6 +109,18 @@ pub(super) const COUNTERS: [(&str, &str); 31] = [
         "Requests for hits that were granted in full only because the limits are not enforced, by \
          template and by the outcome that enforcing would have had. \
          tollgate_throttle_decisions_total counts them, too.",
+    ),
+    (HOLD_DECISIONS, "Requests for a hold that were answered, by template and outcome."),
+    (COPIES_GRANTED, "Copies granted to new holds, by template."),
+    (
+        HOLD_DEGRADED,
+        "Requests for a hold decided by the failure policy, because the store did not answer.",
+    ),
+    (
+        HOLD_SHADOWED,
+        "Requests for a hold that were granted in full only because the limits are not enforced, \
+         by template and by the outcome that enforcing would have had. \
+         tollgate_hold_decisions_total counts them, too.",
     ),
     (STORE_ERRORS, "Requests and heartbeats that the store did not answer, by class of error."),
     (
@@ -196,7 +214,7 @@ pub(super) const GAUGES: [(&str, &str); 24] = [
     ),
     (
         KILL_SWITCH,
-        "1 while the kill switch is on: no limit of a bucket or throttle is enforced. Else 0.",
+        "1 while the kill switch is on: no limit of a bucket, throttle or hold is enforced. Else 0.",
     ),
     (NODES_ALIVE, "Nodes that this node knows to be alive, including itself."),
     (

@@ -13,7 +13,7 @@ use metrics_exporter_prometheus::formatting::{
 use metrics_util::registry::{AtomicStorage, Registry};
 
 use super::label_value;
-use super::names::THROTTLE_PREFIX;
+use super::names::{HOLD_PREFIX, THROTTLE_PREFIX};
 
 /// All counters and gauges of a node.
 pub(super) struct Series(Registry<Key, AtomicStorage>);
@@ -84,6 +84,8 @@ pub struct Defined {
     globs: HashSet<String>,
     /// The globs of throttles.
     throttles: HashSet<String>,
+    /// The globs of holds.
+    holds: HashSet<String>,
 }
 
 impl Defined {
@@ -106,6 +108,11 @@ impl Defined {
         self.throttles.insert(label_value(glob));
     }
 
+    /// Adds holds.
+    pub fn hold(&mut self, glob: &str) {
+        self.holds.insert(label_value(glob));
+    }
+
     /// Whether a series belongs to a defined bucket or template, or is independent of the limits.
     fn covers(&self, key: &Key) -> bool {
         let label = |name| {
@@ -120,8 +127,11 @@ impl Defined {
             (Some(namespace), ..) => self.dynamic.contains(&namespace),
             (_, _, Some(glob), Some(algorithm)) => contains(&self.templates, [glob, algorithm]),
             (_, _, Some(glob), None) => {
-                let is_of_throttle = key.name().starts_with(THROTTLE_PREFIX);
-                let globs = if is_of_throttle { &self.throttles } else { &self.globs };
+                let globs = match key.name() {
+                    name if name.starts_with(THROTTLE_PREFIX) => &self.throttles,
+                    name if name.starts_with(HOLD_PREFIX) => &self.holds,
+                    _ => &self.globs,
+                };
                 glob.is_empty() || globs.contains(&glob)
             }
             _ => true,

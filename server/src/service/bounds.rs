@@ -1,5 +1,6 @@
-//! Bounds on the number of resources, per template and per caller, and of domains, per throttle. Callers
-//! choose these names freely, so without a bound one caller could fill the store with new names.
+//! Bounds on the number of resources, per template and per caller, of domains, per throttle, and of
+//! sessions. Callers choose these names freely, so without a bound one caller could fill the store with new
+//! names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -47,18 +48,19 @@ impl ResourceCount {
     }
 }
 
-/// The domains with hits on the resources of a throttle, as far as this node has granted the hits.
+/// The names in use on the resources of a template, as far as this node knows: domains with hits, or
+/// sessions with holds.
 #[derive(Default)]
-pub(super) struct DomainCount {
+pub(super) struct NameCount {
     hasher: RandomState,
-    known: Mutex<KnownDomains>,
+    known: Mutex<KnownNames>,
     /// The number of those in `known`.
     count: AtomicU64,
 }
 
 #[derive(Default)]
-struct KnownDomains {
-    /// By the hash of resource and domain: when the history has expired, at the latest.
+struct KnownNames {
+    /// By the hash of resource and name: when it is no longer in use, at the latest.
     until: HashMap<u64, Micros>,
     /// Before this time it is not looked for those that have expired.
     next_look: Micros,
@@ -66,7 +68,7 @@ struct KnownDomains {
     many: usize,
 }
 
-impl KnownDomains {
+impl KnownNames {
     /// Forgets those that have expired. Looks at all: at most once a second, or when they have doubled.
     fn clear(&mut self, now: Micros) {
         self.until.retain(|_, until| *until > now);
@@ -76,20 +78,20 @@ impl KnownDomains {
     }
 }
 
-impl DomainCount {
-    /// Whether the domain may get a history: fewer than `max` have one, or it is one of them. Otherwise the
-    /// time at which there may be room.
+impl NameCount {
+    /// Whether a name may be used: fewer than `max` are, or it is one of them. Otherwise the time at which
+    /// there may be room.
     pub(super) fn admits(
         &self,
         resource: &str,
-        domain: &str,
+        name: &str,
         max: u64,
         now: Micros,
     ) -> Result<(), Micros> {
         if self.count.load(Ordering::Relaxed) < max {
             return Ok(());
         }
-        let hash = self.hasher.hash_one((resource, domain));
+        let hash = self.hasher.hash_one((resource, name));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if known.next_look <= now {
             known.clear(now);
@@ -99,14 +101,22 @@ impl DomainCount {
         if is_admitted { Ok(()) } else { Err(known.next_look) }
     }
 
-    /// Records that the domain has a history until then.
-    pub(super) fn record(&self, resource: &str, domain: &str, (now, until): (Micros, Micros)) {
-        let hash = self.hasher.hash_one((resource, domain));
+    /// Records that a name is in use until then.
+    pub(super) fn record(&self, resource: &str, name: &str, (now, until): (Micros, Micros)) {
+        let hash = self.hasher.hash_one((resource, name));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.until.insert(hash, until);
         if known.until.len() >= known.many {
             known.clear(now);
         }
+        self.count.store(known.until.len() as u64, Ordering::Relaxed);
+    }
+
+    /// Records that a name is no longer in use.
+    pub(super) fn forget(&self, resource: &str, name: &str) {
+        let hash = self.hasher.hash_one((resource, name));
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.until.remove(&hash);
         self.count.store(known.until.len() as u64, Ordering::Relaxed);
     }
 }
@@ -186,7 +196,7 @@ mod tests {
 
     #[test]
     fn domains_beyond_the_bound_are_not_admitted() {
-        let domains = DomainCount::default();
+        let domains = NameCount::default();
         let at = |seconds: i64| Micros(seconds * 1_000_000);
         let admits = |domain, now_s| domains.admits("search", domain, 2, at(now_s)).is_ok();
         let record = |domain, times_s: (i64, i64)| {
@@ -201,11 +211,15 @@ mod tests {
         assert!(!admits("c", 10) && admits("c", 15), "a has expired");
         record("c", (15, 30));
         assert!(!admits("a", 19) && admits("a", 20));
+        record("a", (20, 40));
+        assert!(!admits("d", 20));
+        domains.forget("search", "a");
+        assert!(admits("d", 20));
     }
 
     #[test]
     fn expired_domains_are_forgotten_below_the_bound() {
-        let domains = DomainCount::default();
+        let domains = NameCount::default();
         for number in 0..100_000_i64 {
             let domain = number.to_string();
             domains.record("search", &domain, (Micros(number), Micros(number + 10)));

@@ -101,7 +101,7 @@ impl KillSwitch {
             Some(TurnedOn { by, message: said, .. }) => {
                 let left =
                     humantime::format_duration(Duration::from_secs(self.window.left().as_secs()));
-                tracing::warn!(by, said, %left, "the kill switch is on: no limit of a bucket or throttle is enforced");
+                tracing::warn!(by, said, %left, "the kill switch is on: no limit of a bucket, throttle or hold is enforced");
             }
             None => tracing::warn!("the kill switch is off: limits are enforced again"),
         }

@@ -99,6 +99,7 @@ impl Source for LimitsSource {
             buckets = limits.bucket_count,
             resources = limits.resources.len(),
             throttles = limits.throttles.len(),
+            holds = limits.holds.len(),
             "limits in use"
         );
     }

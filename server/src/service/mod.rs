@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crate::domain::time::Micros;
 use crate::logging::LogThrottle;
-use crate::metrics::{BucketMetrics, CapacityMetrics, Metrics, ThrottleMetrics};
+use crate::metrics::{BucketMetrics, CapacityMetrics, HoldMetrics, Metrics, ThrottleMetrics};
 use crate::store::StoreError;
 use crate::store::clock::Clock;
 use crate::store::memory::MemoryStore;
@@ -20,6 +20,7 @@ mod bounds;
 pub mod capacity;
 pub mod documents;
 pub mod fair_queue;
+pub mod holds;
 pub mod kill_switch;
 pub mod limits;
 pub mod parent;
@@ -27,7 +28,7 @@ pub mod status;
 pub mod throttle;
 mod window;
 
-use bounds::{CallerLeases, ResourceCount};
+use bounds::{CallerLeases, NameCount, ResourceCount};
 use kill_switch::KillSwitch;
 use limits::LiveLimits;
 
@@ -40,6 +41,9 @@ pub enum Error {
     /// Nothing is configured for the request; the text says what.
     #[error("{0}")]
     NotFound(String),
+    /// The resource has limits of another kind; the text says which.
+    #[error("{0}")]
+    OtherKind(&'static str),
     /// The queue of requests that wait for the store is full on this node.
     #[error("this node is overloaded, try again in a moment or at another node")]
     Overloaded,
@@ -116,8 +120,12 @@ pub struct ServiceState {
     unmatched_count: ResourceCount,
     /// Metrics of requests for hits that no throttle matches.
     unthrottled: ThrottleMetrics,
+    /// Metrics of requests for holds on resources without limits on them.
+    unheld: HoldMetrics,
+    /// Sessions on such resources.
+    unheld_sessions: NameCount,
     caller_leases: CallerLeases,
-    /// Limits log lines about what is refused because of `max_resources` or `max_domains`.
+    /// Limits log lines about what is refused because of `max_resources`, `max_domains` or `max_holds`.
     refusals: LogThrottle,
 }
 
@@ -143,6 +151,8 @@ impl ServiceState {
             unmatched: CapacityMetrics::unmatched(metrics, from_parent),
             unmatched_count: ResourceCount::default(),
             unthrottled: ThrottleMetrics::new(metrics, ""),
+            unheld: HoldMetrics::new(metrics, ""),
+            unheld_sessions: NameCount::default(),
             caller_leases: CallerLeases::default(),
             refusals: LogThrottle::default(),
         }

@@ -71,8 +71,13 @@ impl<S: ThrottleStore> ThrottleService<S> {
         let Some((template, throttle)) = snapshot.limits.throttles.find(query.resource) else {
             snapshot.check_known()?;
             let meter = &self.state.unthrottled;
-            let mut unconfigured = snapshot.limits.allow_unconfigured.iter();
-            if unconfigured.any(|glob| glob.matches(query.resource)) {
+            if snapshot.limits.holds.find(query.resource).is_some() {
+                meter.count(HitOutcome::NotFound);
+                return Err(Error::OtherKind(
+                    "this resource has limits on holds, and none on hits",
+                ));
+            }
+            if snapshot.limits.allows_unconfigured(query.resource) {
                 let decision = Decision { granted: copies, ..Decision::default() };
                 let answer = HitAnswer { decision, ..HitAnswer::default() };
                 answer.count(copies, snapshot.limits.on_store_failure, meter);
@@ -171,12 +176,17 @@ impl<S: ThrottleStore> ThrottleService<S> {
 fn check(query: &HitQuery<'_>) -> Result<(u64, u64), Error> {
     check_id("resource", query.resource)?;
     check_id("domain", query.domain)?;
+    check_copies(query.copies, query.min_copies)
+}
+
+/// The most and the least copies to grant.
+pub(super) fn check_copies(copies: i64, min_copies: i64) -> Result<(u64, u64), Error> {
     let number = |field, value: i64| match u64::try_from(value) {
         Ok(value) => Ok(value.max(1)),
         Err(_) => Err(Error::Invalid(format!("{field} is {value}, less than 0"))),
     };
-    let copies = number("copies", query.copies)?;
-    let min_copies = number("min_copies", query.min_copies)?;
+    let copies = number("copies", copies)?;
+    let min_copies = number("min_copies", min_copies)?;
     match min_copies > copies {
         true => {
             Err(Error::Invalid(format!("min_copies is {min_copies}, more than copies ({copies})")))

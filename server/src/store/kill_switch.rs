@@ -1,4 +1,4 @@
-//! The kill switch of the cluster: while it is on, no limit of a bucket or throttle is enforced.
+//! The kill switch of the cluster: while it is on, no limit of a bucket, throttle or hold is enforced.
 
 use std::future::Future;
 use std::time::Duration;

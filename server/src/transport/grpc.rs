@@ -1,5 +1,5 @@
-//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Throttle`, health and
-//! reflection.
+//! The gRPC port: `quotaservice.QuotaService`, `doorman.Capacity`, `tollgate.v1.Throttle`,
+//! `tollgate.v1.Holds`, health and reflection.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, Stream, StreamExt as _};
 use metrics::Histogram;
 use tollgate_proto::doorman::capacity_server::CapacityServer;
+use tollgate_proto::tollgate::v1::holds_server::HoldsServer;
 use tollgate_proto::tollgate::v1::throttle_server::ThrottleServer;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
@@ -14,13 +15,13 @@ use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::UseCases;
 use super::capacity::CapacityApi;
 use super::grpc_service::GrpcService;
+use super::holds::HoldsApi;
 use super::overload::ThreadLimits;
 use super::throttle::ThrottleApi;
-use crate::service::allow::AllowService;
-use crate::service::capacity::CapacityService;
-use crate::service::throttle::ThrottleService;
+use crate::store::holds::HoldStore;
 use crate::store::throttle::ThrottleStore;
 use crate::store::{LeaseStore, Store};
 
@@ -58,10 +59,8 @@ impl<H: Health> Health for OpenWatch<H> {
 
 /// The services of the gRPC port. `latency` records the time of requests. `advertise` is the
 /// address that clients should dial. `limits` are those of one thread.
-pub fn service<B: Store, L: LeaseStore + ThrottleStore>(
-    service: AllowService<B>,
-    leases: CapacityService<L>,
-    throttles: ThrottleService<L>,
+pub fn service<B: Store, L: LeaseStore + ThrottleStore + HoldStore>(
+    use_cases: UseCases<B, L>,
     latency: Histogram,
     advertise: Arc<str>,
     health: impl Health,
@@ -73,10 +72,12 @@ pub fn service<B: Store, L: LeaseStore + ThrottleStore>(
         .register_encoded_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let routes = Routes::new(CapacityServer::new(CapacityApi::new(leases, advertise)))
+    let UseCases { allow, capacity, throttles, holds } = use_cases;
+    let routes = Routes::new(CapacityServer::new(CapacityApi::new(capacity, advertise)))
         .add_service(ThrottleServer::new(ThrottleApi(throttles)))
+        .add_service(HoldsServer::new(HoldsApi(holds)))
         .add_service(HealthServer::new(OpenWatch(health)))
         .add_service(reflection)
         .prepare();
-    Ok(GrpcService::new(service, latency, routes, limits))
+    Ok(GrpcService::new(allow, latency, routes, limits))
 }

@@ -14,8 +14,10 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use serde::de::DeserializeOwned;
 use tollgate_proto::quotaservice::AllowRequest;
 
+use super::UseCases;
 use super::messages::query;
 use super::overload::RETRY_S;
 use super::page_renderer::{PageHandle, page_channel};
@@ -25,11 +27,9 @@ use super::{access_codes, http_status, response};
 use crate::access::{Caller, Refusal};
 use crate::metrics::Metrics;
 use crate::service::Error;
-use crate::service::allow::AllowService;
-use crate::service::capacity::CapacityService;
 use crate::service::documents::DocumentService;
 use crate::service::kill_switch::KillSwitchService;
-use crate::service::throttle::ThrottleService;
+use crate::store::holds::HoldStore;
 use crate::store::look::Looks;
 use crate::store::throttle::ThrottleStore;
 use crate::store::{Administration, LeaseStore, Store};
@@ -40,6 +40,7 @@ mod buckets;
 mod changes;
 mod connection_context;
 mod explain;
+mod holds;
 mod host;
 mod kill_switch;
 mod limits;
@@ -65,10 +66,18 @@ const EXPLAIN_PATH: &str = "/v1/explain";
 /// Path of the document of the limits.
 const LIMITS_PATH: &str = "/v1/limits";
 
-/// The paths of requests with a body: for tokens or hits, or about them.
-const ASK_PATHS: [&str; 3] = [ALLOW_PATH, EXPLAIN_PATH, throttle::REQUEST_PATH];
+/// The paths of requests with a body: for tokens, hits or holds, or about them.
+const ASK_PATHS: [&str; 7] = [
+    ALLOW_PATH,
+    EXPLAIN_PATH,
+    throttle::REQUEST_PATH,
+    holds::RESERVE_PATH,
+    holds::RELEASE_PATH,
+    holds::KEEP_ALIVE_PATH,
+    holds::END_SESSION_PATH,
+];
 
-/// The path of a request for tokens or hits, or about them; `None` for any other request.
+/// The path of a request for tokens, hits or holds, or about them; `None` for any other request.
 fn ask_path(method: &Method, path: &str) -> Option<&'static str> {
     ASK_PATHS.into_iter().find(|ask| method == Method::POST && path == *ask)
 }
@@ -105,9 +114,7 @@ pub fn metrics_page(metrics: Arc<Metrics>) -> (PageHandle<Bytes>, impl Future<Ou
 
 /// Shared state of the handlers.
 struct ApiState<B, L> {
-    service: AllowService<B>,
-    leases: CapacityService<L>,
-    throttles: ThrottleService<L>,
+    use_cases: UseCases<B, L>,
     documents: DocumentService<L>,
     kill_switch: KillSwitchService<L>,
     pages: Pages,
@@ -117,12 +124,8 @@ struct ApiState<B, L> {
 
 /// The use cases that the HTTP port serves.
 pub struct Services<B, L> {
-    /// Requests for tokens, and about buckets.
-    pub allow: AllowService<B>,
-    /// Leases.
-    pub capacity: CapacityService<L>,
-    /// Hits.
-    pub throttles: ThrottleService<L>,
+    /// Those of both ports.
+    pub use_cases: UseCases<B, L>,
     /// The document of the limits.
     pub documents: DocumentService<L>,
     /// The kill switch.
@@ -130,21 +133,21 @@ pub struct Services<B, L> {
 }
 
 /// The routes of the HTTP port, behind `admission`. Each request needs a [`ConnectionContext`] as
-/// its `ConnectInfo`. `latency` records the time of requests for tokens and hits from the end of the request body
-/// to the response.
-pub fn router<B: Looks, L: LeaseStore + ThrottleStore + Administration>(
+/// its `ConnectInfo`. `latency` records the time of requests for tokens, hits and holds from the end of
+/// the request body to the response.
+pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administration>(
     services: Services<B, L>,
     pages: Pages,
     latency: metrics::Histogram,
     ready: Box<Readiness>,
     admission: Admission,
 ) -> Router {
-    let Services { allow: service, capacity: leases, throttles, documents, kill_switch } = services;
-    let state =
-        ApiState { service, leases, throttles, documents, kill_switch, pages, latency, ready };
+    let Services { use_cases, documents, kill_switch } = services;
+    let state = ApiState { use_cases, documents, kill_switch, pages, latency, ready };
     Router::new()
         .route(ALLOW_PATH, post(allow::<B, L>))
         .route(throttle::REQUEST_PATH, post(throttle::request::<B, L>))
+        .merge(holds::routes())
         .route(EXPLAIN_PATH, post(explain::explain::<B, L>))
         .route("/v1/limits/versions", get(limits::history::<B, L>))
         .route("/v1/limits/versions/{number}", get(limits::version::<B, L>))
@@ -198,14 +201,14 @@ async fn allow<B: Store, L: LeaseStore>(
     body: Bytes,
 ) -> Response {
     let started = Instant::now();
-    let request = match allow_request(&body) {
+    let request: AllowRequest = match decode(&body, "AllowRequest") {
         Ok(request) => request,
         Err(refused) => return refused,
     };
     if let Err(refusal) = caller.may_ask_in(&request.namespace) {
         return access_denied(refusal);
     }
-    let answer = state.service.allow_for(&query(&request), caller.id()).await;
+    let answer = state.use_cases.allow.allow_for(&query(&request), caller.id()).await;
     let answer = match &answer {
         Ok(answer) => Json(response(answer)).into_response(),
         Err(error) => service_error(error),
@@ -215,9 +218,9 @@ async fn allow<B: Store, L: LeaseStore>(
 }
 
 #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-fn allow_request(body: &Bytes) -> Result<AllowRequest, Response> {
+fn decode<M: DeserializeOwned>(body: &Bytes, message: &str) -> Result<M, Response> {
     serde_json::from_slice(body).map_err(|error| {
-        let text = format!("the body is not a valid AllowRequest in JSON: {error}");
+        let text = format!("the body is not a valid {message} in JSON: {error}");
         error_response(StatusCode::BAD_REQUEST, &text)
     })
 }
@@ -297,7 +300,7 @@ async fn resource<B: Store, L: LeaseStore>(
     if let Err(refusal) = caller.may_see(&id) {
         return access_denied(refusal);
     }
-    match resource_view(&state.leases, &id).await {
+    match resource_view(&state.use_cases.capacity, &id).await {
         Ok(Some(view)) => Json(view).into_response(),
         Ok(None) => error_response(StatusCode::NOT_FOUND, "nobody holds a lease on that resource"),
         Err(error) => service_error(&error),

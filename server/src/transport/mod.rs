@@ -6,8 +6,9 @@
 //! | error | gRPC | HTTP |
 //! |---|---|---|
 //! | a message that can't be decoded | INTERNAL, as in tonic | 400 |
-//! | an invalid request for leases or hits | INVALID_ARGUMENT | 400 |
-//! | a request for hits on a resource without limits | NOT_FOUND | 404 |
+//! | an invalid request for leases, hits or holds | INVALID_ARGUMENT | 400 |
+//! | a request for hits or holds on a resource without limits | NOT_FOUND | 404 |
+//! | the same on a resource with limits of the other kind | FAILED_PRECONDITION | 409 |
 //! | a store that does not answer, without a fallback; a node without limits | UNAVAILABLE | 503 |
 //! | an overloaded node | RESOURCE_EXHAUSTED with a retry delay | 503 with `retry-after` |
 //! | an unknown caller | UNAUTHENTICATED | 401 |
@@ -19,7 +20,10 @@ use tollgate_proto::quotaservice::{AllowResponse, allow_response};
 
 use crate::access::{Caller, Refusal};
 use crate::service::Error;
-use crate::service::allow::{Answer, Status};
+use crate::service::allow::{AllowService, Answer, Status};
+use crate::service::capacity::CapacityService;
+use crate::service::holds::HoldService;
+use crate::service::throttle::ThrottleService;
 
 pub mod age;
 pub mod budget;
@@ -29,6 +33,7 @@ pub mod connection;
 mod forward_write;
 pub mod grpc;
 pub mod grpc_service;
+mod holds;
 pub mod http;
 pub mod http_port;
 mod inbound;
@@ -42,10 +47,23 @@ mod resets;
 mod status;
 mod throttle;
 
+/// The use cases that both ports serve, over a store of buckets and one of all else.
+pub struct UseCases<B, L> {
+    /// Tokens.
+    pub allow: AllowService<B>,
+    /// Leases.
+    pub capacity: CapacityService<L>,
+    /// Hits.
+    pub throttles: ThrottleService<L>,
+    /// Copies.
+    pub holds: HoldService<L>,
+}
+
 fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::NotFound(_) => tonic::Code::NotFound,
+        Error::OtherKind(_) => tonic::Code::FailedPrecondition,
         Error::Overloaded => tonic::Code::ResourceExhausted,
         Error::NoLimits | Error::Unavailable | Error::Unknown => tonic::Code::Unavailable,
     }
@@ -62,6 +80,7 @@ fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::NotFound(_) => StatusCode::NOT_FOUND,
+        Error::OtherKind(_) => StatusCode::CONFLICT,
         Error::Overloaded | Error::NoLimits | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Error::Unknown => StatusCode::GATEWAY_TIMEOUT,
     }

@@ -19,7 +19,7 @@ impl<S: ThrottleStore> Throttle for ThrottleApi<S> {
     ) -> Result<Response<ThrottleResponse>, Status> {
         let caller = caller(&request)?;
         let query = query(request.get_ref());
-        caller.may_hit(query.resource, query.domain).map_err(access_denied)?;
+        caller.may_use_for(query.resource, query.domain).map_err(access_denied)?;
         let answer = self.0.request(&query, caller.id()).await;
         answer.map(|answer| Response::new(response(&answer))).map_err(|error| refusal(&error))
     }
@@ -37,7 +37,6 @@ pub(super) fn query(request: &ThrottleRequest) -> HitQuery<'_> {
 pub(super) fn response(answer: &HitAnswer) -> ThrottleResponse {
     let decision = &answer.decision;
     let status = if decision.granted > 0 { WireStatus::Ok } else { WireStatus::Rejected };
-    let or_none = |number: Option<u64>| number.map_or(NONE, on_wire);
     ThrottleResponse {
         status: status.into(),
         granted: on_wire(decision.granted),
@@ -60,6 +59,10 @@ pub(super) fn response(answer: &HitAnswer) -> ThrottleResponse {
 /// No limit, or a number that nobody counts.
 const NONE: i64 = -1;
 
-fn on_wire(number: u64) -> i64 {
+pub(super) fn or_none(number: Option<u64>) -> i64 {
+    number.map_or(NONE, on_wire)
+}
+
+pub(super) fn on_wire(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -140,6 +140,10 @@ fn the_http_frontend_serves_allow_but_no_pages() {
         ("POST", "/v1/explain", 200),
         // Of a node, which does not know these fields.
         ("POST", "/v1/throttle/request", 400),
+        ("POST", "/v1/holds/reserve", 400),
+        ("POST", "/v1/holds/release", 400),
+        ("POST", "/v1/holds/keep-alive", 400),
+        ("POST", "/v1/holds/end-session", 400),
         ("DELETE", bucket, 404),
         ("PUT", bucket, 404),
         ("GET", "/v1/limits", 404),

@@ -282,6 +282,33 @@ fn throttles() -> impl Strategy<Value = Value> {
     })
 }
 
+fn holds() -> impl Strategy<Value = Value> {
+    let limit = || minus_one_or(0_i64..=1_000_000_000_000_000);
+    let some = prop::option::of::<BoxedStrategy<Value>>;
+    let hold = (
+        some(limit().boxed()),
+        some(limit().boxed()),
+        some(named("\\PC{1,10}", limit(), 3).boxed()),
+        some((0..i64::MAX).prop_map(|most| json!(most)).boxed()),
+        some(any::<bool>().prop_map(|flag| json!(flag)).boxed()),
+    );
+    let globs = prop::collection::hash_set("[a-z.?/]{0,5}[*x]x|\\[[!^]?[a-f]\\]", 0..4);
+    (globs, prop::collection::vec(hold, 5)).prop_map(|(globs, holds)| {
+        let globs = globs.into_iter().chain(["*".to_string()]);
+        let holds = globs.zip(holds).map(|(glob, (domain, global, domains, most, enforce))| {
+            object(vec![
+                ("resource", Some(json!(glob))),
+                ("domain_limit", domain),
+                ("global_limit", global),
+                ("domains", domains),
+                ("max_holds", most),
+                ("enforce", enforce),
+            ])
+        });
+        holds.collect()
+    })
+}
+
 /// A valid file as JSON, which is also YAML, but printed by another library.
 fn valid_file() -> impl Strategy<Value = String> {
     let namespaces = named(name(|name| check_namespace(name).is_ok()), namespace(), 4);
@@ -290,14 +317,16 @@ fn valid_file() -> impl Strategy<Value = String> {
         prop::option::of(namespaces),
         prop::option::of(resources()),
         prop::option::of(throttles()),
+        prop::option::of(holds()),
         policy(),
     )
-        .prop_map(|(global, namespaces, resources, throttles, policy)| {
+        .prop_map(|(global, namespaces, resources, throttles, holds, policy)| {
             let file = object(vec![
                 ("global_default_bucket", global),
                 ("namespaces", namespaces),
                 ("resources", resources),
                 ("throttles", throttles),
+                ("holds", holds),
                 ("on_store_failure", policy),
             ]);
             escaped(&file.to_string())
@@ -327,7 +356,7 @@ fn good_files() -> Vec<String> {
 }
 
 /// Pieces of valid and invalid limits files.
-const PIECES: [&str; 54] = [
+const PIECES: [&str; 57] = [
     "\n",
     "\n",
     "\n",
@@ -382,6 +411,9 @@ const PIECES: [&str; 54] = [
     "throttles",
     "tiers",
     "60s",
+    "holds",
+    "resource: a",
+    "domain_limit: 5",
 ];
 
 proptest! {
@@ -464,9 +496,11 @@ fn many_faults_on_a_line_are_reported_as_one() {
     let buckets = buckets.collect::<Vec<_>>().join(", ");
     let text = format!(
         "namespaces:\n  a: {{ default_bucket: {{ {} }} }}\n  b: {{ buckets: {{ {buckets} }} }}\n\
-         \u{20} c: {{ default_bucket: {{ {} }} }}\n",
+         \u{20} c: {{ default_bucket: {{ {} }} }}\n\
+         holds:\n  - {{ resource: a, domains: {{ {} }} }}\n",
         keys(78),
-        keys(1)
+        keys(1),
+        keys(50).replace('1', "x")
     );
     let faults = parse(&text).expect_err("faults");
     let told: Vec<_> =
@@ -478,6 +512,7 @@ fn many_faults_on_a_line_are_reported_as_one() {
             (3, "namespaces.b.buckets.b0.size", 29),
             (3, "namespaces.b.buckets.b0.prefetch", 29),
             (4, "namespaces.c.default_bucket.colour0", 0),
+            (6, "holds[0].domains.colour0", 49),
         ]
     );
     let first = faults.to_string();

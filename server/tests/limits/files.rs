@@ -87,10 +87,11 @@ fn good_files_are_understood_word_for_word() {
 }
 
 #[test]
-fn the_sample_loads() {
-    let sample = testkit::in_repository("config/limits.yaml");
-    let text = fs::read_to_string(sample).expect("the sample");
-    let parsed = parse(&text).unwrap_or_else(|faults| panic!("{faults}"));
-    assert_eq!(parsed.notices, []);
-    assert_loads_again(&parsed, &to_yaml(&parsed.limits));
+fn the_samples_load() {
+    for sample in ["config/limits.yaml", "config/holds.yaml"] {
+        let text = fs::read_to_string(testkit::in_repository(sample)).expect("the sample");
+        let parsed = parse(&text).unwrap_or_else(|faults| panic!("{sample}: {faults}"));
+        assert_eq!(parsed.notices, [], "{sample}");
+        assert_loads_again(&parsed, &to_yaml(&parsed.limits));
+    }
 }

@@ -1,12 +1,14 @@
-//! What a request for hits costs Redis: CPU time, compared with one EVALSHA of a small token bucket for each
-//! request, and memory.
+//! What requests for hits and holds cost Redis: CPU time, compared with one EVALSHA of a small token bucket
+//! for each request, and memory.
 
 use std::thread;
 
 use futures_util::future::join_all;
 use testkit::cluster::reserve_machine;
 use testkit::{Redis, redis_store_by_its_own_clock, runtime};
+use tollgate_server::domain::holds::{HoldLimits, HoldOutcome, NewHold};
 use tollgate_server::domain::throttle::{HitLimits, Tier};
+use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::redis::RedisStore;
 use tollgate_server::store::throttle::{HitRequest, ThrottleStore};
 
@@ -43,6 +45,12 @@ fn cpu_us(connection: &mut redis::Connection) -> f64 {
         line.unwrap().trim().parse().unwrap()
     };
     1e6 * (seconds("used_cpu_sys:") + seconds("used_cpu_user:"))
+}
+
+fn median(costs: &[f64]) -> f64 {
+    let mut costs = costs.to_vec();
+    costs.sort_by(f64::total_cmp);
+    costs[costs.len() / 2]
 }
 
 fn naive(connections: &mut [redis::Connection], hash: &str) {
@@ -115,16 +123,83 @@ fn cpu_of_redis() {
             costs[nth + 1].push(cost);
         }
     }
-    let median = |costs: &[f64]| {
-        let mut costs = costs.to_vec();
-        costs.sort_by(f64::total_cmp);
-        costs[costs.len() / 2]
-    };
     let floor = median(&costs[0]);
     println!("one EVALSHA a request: {floor:.1} µs");
     for ((name, _), costs) in kinds.iter().zip(&costs[1..]) {
         println!("{name}: {:.1} µs, {:.2} of it", median(costs), median(costs) / floor);
     }
+}
+
+fn target(resource: &str) -> HoldTarget<'_> {
+    HoldTarget { caller: None, resource, template: 0 }
+}
+
+/// Reserves a copy in a session.
+async fn reserve(store: &RedisStore, resource: &str, session: &str, hold: &str) {
+    let limits = HoldLimits {
+        domain: Some(1_000_000),
+        global: Some(10_000_000),
+        max_holds: None,
+        known_only: false,
+        enforced: true,
+    };
+    let domain = session;
+    let new = NewHold { session, ttl_ms: 3_600_000, hold, domain, copies: 1, min_copies: 1 };
+    let made = store.reserve(&target(resource), &new, &limits).await.unwrap();
+    assert_eq!(made.outcome, HoldOutcome::Made);
+}
+
+/// Makes `count` holds in each of 1,000 sessions, each for a domain of its own.
+async fn fill(store: &RedisStore, resource: &str, count: usize) {
+    let caller = async |caller: usize| {
+        for session in (caller..1000).step_by(CALLERS) {
+            for hold in 0..count {
+                reserve(store, resource, &format!("old {session}"), &hold.to_string()).await;
+            }
+        }
+    };
+    join_all((0..CALLERS).map(caller)).await;
+}
+
+/// Reserves and releases.
+async fn pairs(store: &RedisStore, resource: &str) {
+    let caller = async |caller: usize| {
+        let session = format!("{caller}");
+        for _ in 0..TURN {
+            reserve(store, resource, &session, "h").await;
+            let left = store.release_hold(&target(resource), &session, "h", 0).await;
+            assert_eq!(left, Ok(0));
+        }
+    };
+    join_all((0..CALLERS).map(caller)).await;
+}
+
+#[test]
+#[ignore = "measures CPU time: scripts/full.sh --only slow"]
+fn cpu_of_redis_for_holds() {
+    let _machine = reserve_machine();
+    let redis = Redis::start();
+    let runtime = runtime();
+    let mut inside = redis.connection();
+    let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(NAIVE).query(&mut inside).unwrap();
+    let mut connections: Vec<_> = (0..CALLERS).map(|_| redis.connection()).collect();
+    let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
+    runtime.block_on(fill(&store, "a million", 1000));
+    let mut costs = [(); 3].map(|()| Vec::new());
+    for _ in 0..TURNS {
+        let mut measure = |run: &mut dyn FnMut()| {
+            let before = cpu_us(&mut inside);
+            run();
+            (cpu_us(&mut inside) - before) / (CALLERS * TURN) as f64
+        };
+        costs[0].push(measure(&mut || naive(&mut connections, &hash)));
+        costs[1].push(measure(&mut || runtime.block_on(pairs(&store, "few"))));
+        costs[2].push(measure(&mut || runtime.block_on(pairs(&store, "a million"))));
+    }
+    let [floor, few, million] = costs.map(|costs| median(&costs));
+    println!("one EVALSHA a request: {floor:.1} µs");
+    println!("reserve and release: {few:.1} µs, {:.2} of it", few / floor);
+    println!("beside a million holds: {million:.1} µs, {:.2} of that", million / few);
 }
 
 /// What docs/limits.md says.

@@ -1,8 +1,11 @@
-//! Limits per tenant: hits of domains on resources, on every store and over every wire.
+//! Limits per tenant: hits of domains on resources and copies that they hold, on every store and over every
+//! wire.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 #![allow(clippy::disallowed_methods, reason = "tests wait for other processes")]
 
 mod cookbook;
 mod cost;
 mod hits;
+mod hold_nodes;
+mod holds;
 mod nodes;

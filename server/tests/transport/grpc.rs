@@ -332,6 +332,10 @@ async fn a_unary_call_has_one_message_whatever_the_method() {
         "/doorman.Capacity/ReleaseCapacity",
         "/doorman.Capacity/Discovery",
         "/tollgate.v1.Throttle/Request",
+        "/tollgate.v1.Holds/Reserve",
+        "/tollgate.v1.Holds/Release",
+        "/tollgate.v1.Holds/KeepAlive",
+        "/tollgate.v1.Holds/EndSession",
         "/grpc.health.v1.Health/Check",
         "/grpc.health.v1.Health/Watch",
     ] {
@@ -381,6 +385,7 @@ async fn reflection_lists_and_describes_the_services() {
             "grpc.reflection.v1.ServerReflection",
             "grpc.reflection.v1alpha.ServerReflection",
             "quotaservice.QuotaService",
+            "tollgate.v1.Holds",
             "tollgate.v1.Throttle",
         ]
     );

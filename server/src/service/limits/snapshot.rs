@@ -7,14 +7,17 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::config::model::{
-    Bucket, Limits, ResolvedBucket, ResourceTemplate, Template, Throttle, Unconfigured,
+    Bucket, HoldTemplate, Limits, ResolvedBucket, ResourceTemplate, Template, Throttle,
+    Unconfigured,
 };
 use crate::config::{self, Notice};
 use crate::domain::bucket::BucketKind;
 use crate::domain::names::{DEFAULT_BUCKET, GLOBAL_DEFAULT_BUCKET};
-use crate::metrics::{BucketMetrics, CapacityMetrics, Defined, Metrics, ThrottleMetrics};
+use crate::metrics::{
+    BucketMetrics, CapacityMetrics, Defined, HoldMetrics, Metrics, ThrottleMetrics,
+};
 use crate::service::Error;
-use crate::service::bounds::{DomainCount, ResourceCount};
+use crate::service::bounds::{NameCount, ResourceCount};
 use crate::service::window::Window;
 use crate::store::Layout;
 use crate::store::versions::About;
@@ -56,14 +59,18 @@ pub struct Snapshot {
     capacity_meters: Vec<CapacityMetrics>,
     /// By throttle index.
     throttle_meters: Vec<ThrottleMetrics>,
+    /// By index in the list `holds`.
+    hold_meters: Vec<HoldMetrics>,
     /// By template index.
     resource_counts: Vec<Arc<ResourceCount>>,
     /// By throttle index.
-    domain_counts: Vec<Arc<DomainCount>>,
+    domain_counts: Vec<Arc<NameCount>>,
+    /// By index in the list `holds`.
+    session_counts: Vec<Arc<NameCount>>,
     /// By bucket index: the layout to report to the store, and a window that is open while the store
     /// may still hold states in another layout.
     pub(super) layouts: Vec<(Layout, Arc<Window>)>,
-    /// The buckets, templates and throttles that have metrics under these limits.
+    /// The buckets, templates, throttles and holds that have metrics under these limits.
     pub(super) defined: Defined,
 }
 
@@ -92,6 +99,7 @@ impl Snapshot {
             meters: definitions.iter().map(|definition| definition.meter(metrics)).collect(),
             capacity_meters: capacity_meters(&limits.resources, metrics),
             throttle_meters: throttle_meters(&limits.throttles, metrics),
+            hold_meters: hold_meters(&limits.holds, metrics),
             resource_counts: kept(
                 &limits.resources,
                 previous.map(|old| (&*old.limits.resources, &*old.resource_counts)),
@@ -99,6 +107,10 @@ impl Snapshot {
             domain_counts: kept(
                 &limits.throttles,
                 previous.map(|old| (&*old.limits.throttles, &*old.domain_counts)),
+            ),
+            session_counts: kept(
+                &limits.holds,
+                previous.map(|old| (&*old.limits.holds, &*old.session_counts)),
             ),
             defined: defined(&definitions, &limits),
             notices,
@@ -159,13 +171,23 @@ impl Snapshot {
     }
 
     /// The domains of the throttle at this index.
-    pub(in crate::service) fn domain_count(&self, throttle: usize) -> &DomainCount {
+    pub(in crate::service) fn domain_count(&self, throttle: usize) -> &NameCount {
         &self.domain_counts[throttle]
     }
 
     /// The metrics of the throttle at this index.
     pub fn throttle_meter(&self, throttle: usize) -> &ThrottleMetrics {
         &self.throttle_meters[throttle]
+    }
+
+    /// The sessions of the holds at this index.
+    pub(in crate::service) fn session_count(&self, holds: usize) -> &NameCount {
+        &self.session_counts[holds]
+    }
+
+    /// The metrics of the holds at this index.
+    pub fn hold_meter(&self, holds: usize) -> &HoldMetrics {
+        &self.hold_meters[holds]
     }
 }
 
@@ -275,7 +297,12 @@ fn throttle_meters(throttles: &[Throttle], metrics: &Metrics) -> Vec<ThrottleMet
     throttles.iter().map(|throttle| ThrottleMetrics::new(metrics, throttle.glob.as_str())).collect()
 }
 
-/// The buckets, templates and throttles that have metrics.
+/// The metrics of each list item of holds.
+fn hold_meters(holds: &[HoldTemplate], metrics: &Metrics) -> Vec<HoldMetrics> {
+    holds.iter().map(|template| HoldMetrics::new(metrics, template.glob.as_str())).collect()
+}
+
+/// The buckets, templates, throttles and holds that have metrics.
 fn defined(definitions: &[Definition<'_>], limits: &Limits) -> Defined {
     let mut defined = Defined::default();
     for definition in definitions {
@@ -287,10 +314,13 @@ fn defined(definitions: &[Definition<'_>], limits: &Limits) -> Defined {
     for throttle in limits.throttles.iter() {
         defined.throttle(throttle.glob.as_str());
     }
+    for template in limits.holds.iter() {
+        defined.hold(template.glob.as_str());
+    }
     defined
 }
 
-/// What the node knows of each template or throttle: taken over from the previous snapshot for an equal glob.
+/// What the node knows of each template, throttle or hold: taken over from the previous snapshot for an equal glob.
 fn kept<T: Template, K: Default>(
     templates: &[T],
     previous: Option<(&[T], &[Arc<K>])>,

@@ -55,8 +55,14 @@ impl MessageLimits {
         accepts_open_stream: false,
     };
 
-    /// Requests for hits: keeps many times the bytes of the longest names, with room for unknown fields.
-    pub(super) const HITS: Self = Self { max_bytes: 16 << 10, kept_bytes: 16 << 10, ..Self::ALLOW };
+    /// Requests for hits or about holds: keeps many times the bytes of the longest names, with room for
+    /// unknown fields.
+    pub(super) const TENANTS: Self =
+        Self { max_bytes: 16 << 10, kept_bytes: 16 << 10, ..Self::ALLOW };
+
+    /// Renewals of sessions: twice what as many as are allowed take, with the longest names.
+    pub(super) const KEEP_ALIVE: Self =
+        Self { max_bytes: 256 << 10, kept_bytes: 256 << 10, ..Self::ALLOW };
 
     /// Health and reflection, which need few rights or none.
     pub(super) const SMALL: Self = Self {

@@ -104,7 +104,8 @@ pub(super) async fn read_request(
     let (gzip, account) = (call.head.gzip, &state.incoming);
     let limits = match call.method {
         Method::Allow => MessageLimits::ALLOW,
-        Method::Throttle => MessageLimits::HITS,
+        Method::Tenants(_) => MessageLimits::TENANTS,
+        Method::KeepAlive => MessageLimits::KEEP_ALIVE,
         Method::Lease(_) | Method::Discovery => MessageLimits::LEASES,
         Method::Watch => MessageLimits::WATCH,
         Method::Check | Method::Reflection => MessageLimits::SMALL,

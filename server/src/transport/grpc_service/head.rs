@@ -21,8 +21,10 @@ pub(super) enum Method {
     /// A method of `doorman.Capacity` that needs the right to lease, by its path.
     Lease(&'static str),
     Discovery,
-    /// A request for hits.
-    Throttle,
+    /// A request for hits or about holds, by its path.
+    Tenants(&'static str),
+    /// The renewal of sessions, of which a call has many.
+    KeepAlive,
     Check,
     Watch,
     Reflection,
@@ -37,13 +39,17 @@ pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/Server
 /// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-const METHODS: [(&str, Method); 10] = [
+const METHODS: [(&str, Method); 14] = [
     (ALLOW, Method::Allow),
     ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
     ("/doorman.Capacity/GetServerCapacity", Method::Lease("/doorman.Capacity/GetServerCapacity")),
     ("/doorman.Capacity/ReleaseCapacity", Method::Lease("/doorman.Capacity/ReleaseCapacity")),
     (DISCOVERY, Method::Discovery),
-    (THROTTLE, Method::Throttle),
+    ("/tollgate.v1.Throttle/Request", Method::Tenants("/tollgate.v1.Throttle/Request")),
+    ("/tollgate.v1.Holds/Reserve", Method::Tenants("/tollgate.v1.Holds/Reserve")),
+    ("/tollgate.v1.Holds/Release", Method::Tenants("/tollgate.v1.Holds/Release")),
+    ("/tollgate.v1.Holds/EndSession", Method::Tenants("/tollgate.v1.Holds/EndSession")),
+    (KEEP_ALIVE, Method::KeepAlive),
     (CHECK, Method::Check),
     (WATCH, Method::Watch),
     (REFLECTION, Method::Reflection),
@@ -51,7 +57,7 @@ const METHODS: [(&str, Method); 10] = [
 ];
 
 const DISCOVERY: &str = "/doorman.Capacity/Discovery";
-const THROTTLE: &str = "/tollgate.v1.Throttle/Request";
+const KEEP_ALIVE: &str = "/tollgate.v1.Holds/KeepAlive";
 
 impl Method {
     /// The method with this path. The error names an unknown path.
@@ -67,9 +73,9 @@ impl Method {
     pub(super) fn path(self) -> &'static str {
         match self {
             Self::Allow => ALLOW,
-            Self::Lease(path) => path,
+            Self::Lease(path) | Self::Tenants(path) => path,
             Self::Discovery => DISCOVERY,
-            Self::Throttle => THROTTLE,
+            Self::KeepAlive => KEEP_ALIVE,
             Self::Check => CHECK,
             Self::Watch => WATCH,
             Self::Reflection => REFLECTION,
@@ -79,7 +85,7 @@ impl Method {
     /// Whether calls take a slot. Health and reflection take none, so that operators are answered
     /// even by an overloaded node.
     pub(super) fn is_counted(self) -> bool {
-        matches!(self, Self::Allow | Self::Lease(_) | Self::Discovery | Self::Throttle)
+        !matches!(self, Self::Check | Self::Watch | Self::Reflection)
     }
 }
 

@@ -29,7 +29,7 @@ pub(super) async fn show<B: Looks, L: LeaseStore>(
 ) -> Result<Response, Response> {
     let (namespace, bucket) = names(&uri, PREFIX)?;
     caller.may_look_in(&namespace).map_err(access_denied)?;
-    let found = state.service.look((&namespace, &bucket), caller.id()).await;
+    let found = state.use_cases.allow.look((&namespace, &bucket), caller.id()).await;
     match found.map_err(|error| service_error(&error))? {
         Ok(view) => Ok(Json(view_json((&namespace, &bucket), &view)).into_response()),
         Err(why) => Err(error_response(StatusCode::NOT_FOUND, &why)),
@@ -60,7 +60,8 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
     };
     let (namespace, bucket) = names(request.uri(), PREFIX)?;
     let (id, change) = (caller.id(), Change::of(&request, &context, &caller));
-    let fill = async move { state.service.fill((&namespace, &bucket), of_default, id).await };
+    let fill =
+        async move { state.use_cases.allow.fill((&namespace, &bucket), of_default, id).await };
     let filled = change.make(fill, fill_refusal, fill_sentence).await?;
     let body = json!({
         "served_by": served_by_json(&filled.served_by),

@@ -7,8 +7,9 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
 use serde_json::{Value, json};
+use tollgate_proto::quotaservice::AllowRequest;
 
-use super::{ApiState, access_denied, allow_request, query, response, service_error};
+use super::{ApiState, access_denied, decode, query, response, service_error};
 use crate::access::Caller;
 use crate::service::allow::{Explanation, Step};
 use crate::store::LeaseStore;
@@ -20,9 +21,9 @@ pub(super) async fn explain<B: Looks, L: LeaseStore>(
     caller: Caller,
     body: Bytes,
 ) -> Result<Response, Response> {
-    let request = allow_request(&body)?;
+    let request: AllowRequest = decode(&body, "AllowRequest")?;
     caller.may_look_in(&request.namespace).map_err(access_denied)?;
-    let explanation = state.service.explain(&query(&request), caller.id()).await;
+    let explanation = state.use_cases.allow.explain(&query(&request), caller.id()).await;
     let explanation = explanation.map_err(|error| service_error(&error))?;
     Ok(Json(explanation_json(&explanation)).into_response())
 }

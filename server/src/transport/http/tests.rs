@@ -11,6 +11,9 @@ use tower_service::Service as _;
 use super::*;
 use crate::access::Guard;
 use crate::service::ServiceState;
+use crate::service::allow::AllowService;
+use crate::service::capacity::CapacityService;
+use crate::service::holds::HoldService;
 use crate::service::limits::LiveLimits;
 use crate::service::throttle::ThrottleService;
 use crate::store::clock::Clock;
@@ -80,9 +83,14 @@ fn http_router(store: impl Looks, metrics: &Arc<Metrics>, timeouts: Timeouts) ->
     let documents = DocumentService::new(leases.store().clone(), Arc::clone(&shared));
     let kill_switch = KillSwitchService::new(leases.store().clone(), Arc::clone(&shared));
     let throttles = ThrottleService::new(leases.store().clone(), Arc::clone(&shared));
+    let holds = HoldService::new(leases.store().clone(), Arc::clone(&shared));
     let allow = AllowService::new(store, shared);
     let (latency, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let services = Services { allow, capacity: leases, throttles, documents, kill_switch };
+    let services = Services {
+        use_cases: UseCases { allow, capacity: leases, throttles, holds },
+        documents,
+        kill_switch,
+    };
     router(services, pages, latency, ready, admission)
 }
 

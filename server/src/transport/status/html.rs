@@ -47,7 +47,7 @@ fn kill_switch(html: &mut String, on: &Value) {
     let at = UNIX_EPOCH + Duration::from_millis(on["at_ms"].as_u64().unwrap_or_default());
     let _ = write!(
         html,
-        "<p class=bad>The kill switch is on: no limit of a bucket or throttle is enforced. Turned on by {by} at {}, \
+        "<p class=bad>The kill switch is on: no limit of a bucket, throttle or hold is enforced. Turned on by {by} at {}, \
          ends in {}. {message}</p>",
         humantime::format_rfc3339_seconds(at),
         humantime::format_duration(left)

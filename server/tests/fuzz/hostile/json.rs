@@ -16,6 +16,7 @@ use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::UseCases;
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::http::ConnectionContext;
@@ -71,13 +72,11 @@ fn any_request_over_http() {
     };
     let pages = Pages { metrics: metrics_page, status };
     let (took, ready) = (metrics.rpc_duration("http"), Box::new(|| Ok(())));
-    let (allow, capacity) = (service.allow, service.capacity);
+    let Service { allow, capacity, throttles, holds, documents, kill_switch, .. } = service;
     let services = Services {
-        allow,
-        capacity,
-        throttles: service.throttles,
-        documents: service.documents,
-        kill_switch: service.kill_switch,
+        use_cases: UseCases { allow, capacity, throttles, holds },
+        documents,
+        kill_switch,
     };
     let port = router(services, pages, took, ready, admission);
     let budget = Budget::unlimited();
@@ -94,6 +93,8 @@ fn any_request_over_http() {
         request.extensions_mut().insert(ConnectInfo(context.clone()));
         let asks = |path| request.uri().path() == path && request.method() == Method::POST;
         let (allow, hits) = (asks("/v1/allow"), asks("/v1/throttle/request"));
+        let holds =
+            request.uri().path().starts_with("/v1/holds/") && request.method() == Method::POST;
         let (status, body) = runtime.block_on(async {
             let Ok(answer) = port.clone().call(request).await;
             let status = answer.status().as_u16();
@@ -112,6 +113,16 @@ fn any_request_over_http() {
                 status => panic!("{status} {answer}"),
             }
         }
+        if holds {
+            let answer: Value = serde_json::from_slice(&body).expect("JSON");
+            match status {
+                200 => assert!(answer.is_object(), "{answer}"),
+                400 | 403 | 404 | 409 | 413 | 415 => {
+                    assert!(answer["error"].is_string(), "{answer}")
+                }
+                status => panic!("{status} {answer}"),
+            }
+        }
         if hits {
             let answer: Value = serde_json::from_slice(&body).expect("JSON");
             match status {
@@ -119,7 +130,9 @@ fn any_request_over_http() {
                     let granted: i64 = answer["granted"].as_str().unwrap().parse().unwrap();
                     assert_eq!(granted > 0, answer["status"] == "OK", "{answer}");
                 }
-                400 | 403 | 404 | 413 | 415 => assert!(answer["error"].is_string(), "{answer}"),
+                400 | 403 | 404 | 409 | 413 | 415 => {
+                    assert!(answer["error"].is_string(), "{answer}")
+                }
                 status => panic!("{status} {answer}"),
             }
         }

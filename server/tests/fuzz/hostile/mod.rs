@@ -26,4 +26,6 @@ resources:
 throttles:
   - { resource: "s*", tiers: [{ limit: 5, window: 1s, active: 10s }, { limit: 500, window: 1s, active: 1s, cooldown: 9s, skippable: true }] }
   - { resource: "none", tiers: [] }
+holds:
+  - { resource: "h*", domain_limit: 5, global_limit: 20, max_holds: 9 }
 "#;

@@ -15,12 +15,17 @@ use tollgate_proto::doorman::{
 };
 use tollgate_proto::quotaservice::allow_response::Status;
 use tollgate_proto::quotaservice::{AllowRequest, AllowResponse};
+use tollgate_proto::tollgate::v1::reserve_response::Status as HoldStatus;
 use tollgate_proto::tollgate::v1::throttle_response::Status as HitStatus;
-use tollgate_proto::tollgate::v1::{ThrottleRequest, ThrottleResponse};
+use tollgate_proto::tollgate::v1::{
+    EndSessionRequest, EndSessionResponse, KeepAliveRequest, KeepAliveResponse, ReleaseRequest,
+    ReleaseResponse, ReserveRequest, ReserveResponse, ThrottleRequest, ThrottleResponse,
+};
 use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::metrics::Metrics;
 use tollgate_server::store::memory::MemoryStore;
+use tollgate_server::transport::UseCases;
 use tollgate_server::transport::budget::Budget;
 use tollgate_server::transport::connection::DEFAULT_TIMEOUTS;
 use tollgate_server::transport::grpc;
@@ -32,7 +37,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::LIMITS;
 use testkit::{START, Service, runtime};
 
-const METHODS: [&str; 7] = [
+const METHODS: [&str; 11] = [
     "/quotaservice.QuotaService/Allow",
     "/doorman.Capacity/GetCapacity",
     "/doorman.Capacity/GetServerCapacity",
@@ -40,6 +45,10 @@ const METHODS: [&str; 7] = [
     "/doorman.Capacity/Discovery",
     "/quotaservice.QuotaService/Nothing",
     "/tollgate.v1.Throttle/Request",
+    "/tollgate.v1.Holds/Reserve",
+    "/tollgate.v1.Holds/Release",
+    "/tollgate.v1.Holds/KeepAlive",
+    "/tollgate.v1.Holds/EndSession",
 ];
 
 /// An in-memory connection.
@@ -125,6 +134,10 @@ fn decodes(method: usize, message: &[u8]) -> bool {
         3 => ReleaseCapacityRequest::decode(message).is_ok(),
         4 => DiscoveryRequest::decode(message).is_ok(),
         6 => ThrottleRequest::decode(message).is_ok(),
+        7 => ReserveRequest::decode(message).is_ok(),
+        8 => ReleaseRequest::decode(message).is_ok(),
+        9 => KeepAliveRequest::decode(message).is_ok(),
+        10 => EndSessionRequest::decode(message).is_ok(),
         _ => true,
     }
 }
@@ -174,6 +187,35 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
             assert!(right.contains(&answer.granted), "{request:?} {answer:?}");
             assert!(answer.retry_after_millis >= 0, "{answer:?}");
         }
+        7 => {
+            let request = ReserveRequest::decode(message).unwrap();
+            let answer = ReserveResponse::decode(answer).unwrap();
+            // The session may have the hold already, with at most as many copies as its domain may have.
+            let right = match answer.status() {
+                HoldStatus::Ok => 1..=answer.domain_limit,
+                HoldStatus::Rejected => 0..=0,
+            };
+            assert!(right.contains(&answer.granted), "{request:?} {answer:?}");
+            assert!(answer.domain_held <= 5 && answer.all_held <= 20, "{answer:?}");
+        }
+        8 => {
+            let request = ReleaseRequest::decode(message).unwrap();
+            let left = ReleaseResponse::decode(answer).unwrap().left;
+            assert!((0..=request.keep.min(5)).contains(&left), "{request:?} {left}");
+        }
+        9 => {
+            let request = KeepAliveRequest::decode(message).unwrap();
+            let answer = KeepAliveResponse::decode(answer).unwrap();
+            assert_eq!(request.sessions.len(), answer.sessions.len());
+            for (asked, got) in request.sessions.iter().zip(&answer.sessions) {
+                assert_eq!((&asked.resource, &asked.session), (&got.resource, &got.session));
+                assert!(got.alive || (got.holds.is_empty() && got.expires_at_unix_millis == 0));
+            }
+        }
+        10 => {
+            let released = EndSessionResponse::decode(answer).unwrap().released;
+            assert!((0..=20).contains(&released), "{released}");
+        }
         _ => {}
     }
 }
@@ -188,15 +230,9 @@ fn any_message() {
     let (took, requests) =
         (metrics.rpc_duration("grpc"), RequestLimit::new(1, metrics.shed("grpc")));
     let limits = ThreadLimits { requests, timeouts: DEFAULT_TIMEOUTS, budget: Budget::unlimited() };
-    let grpc_service = grpc::service(
-        service.allow,
-        service.capacity,
-        service.throttles,
-        took,
-        "node:1".into(),
-        health,
-        limits,
-    );
+    let Service { allow, capacity, throttles, holds, .. } = service;
+    let use_cases = UseCases { allow, capacity, throttles, holds };
+    let grpc_service = grpc::service(use_cases, took, "node:1".into(), health, limits);
     let grpc_service = Arc::new(grpc_service.unwrap());
     let sender = runtime.block_on(serve(grpc_service));
     testkit::fuzz::run("requests", &[], |input| {
@@ -210,8 +246,11 @@ fn any_message() {
         });
         match code {
             Code::Ok => check(method, message, answer, clock.now().as_secs()),
-            Code::InvalidArgument => assert!([1, 2, 3, 6].contains(&method), "{}", METHODS[method]),
-            Code::NotFound => assert_eq!(method, 6),
+            Code::InvalidArgument => {
+                assert!([1, 2, 3].contains(&method) || method >= 6, "{}", METHODS[method]);
+            }
+            Code::NotFound => assert!([6, 7].contains(&method), "{}", METHODS[method]),
+            Code::FailedPrecondition => assert!(method >= 6, "{}", METHODS[method]),
             // A message that does not decode, or contradicts its framing.
             Code::Internal | Code::OutOfRange => {
                 let odd = oddity & (2 | 8 | 16) != 0;

@@ -1,0 +1,312 @@
+//! `tollgate hold`: runs a command while it holds copies of a resource.
+//!
+//! The command runs in the same process group and terminal, so that Ctrl-C reaches it as if it ran alone.
+//! If this process is killed, the kernel ends the command, as nobody renews its session any more.
+
+use std::ffi::OsString;
+use std::hash::{BuildHasher as _, RandomState};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::pin::pin;
+use std::process::{ExitCode, ExitStatus};
+use std::time::Duration;
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::process::{Pid, Signal};
+use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{Instant, sleep, sleep_until};
+use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
+use tollgate_proto::tollgate::v1::reserve_response::Status;
+use tollgate_proto::tollgate::v1::{
+    EndSessionRequest, KeepAliveRequest, ReserveRequest, SessionToRenew,
+};
+use tonic::Code;
+
+use super::node::{Node, NodeArgs};
+use crate::client::{AuthChannel, answer_within};
+use crate::settings::duration;
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Waits until the copies are granted, as flock does. Passes on the exit code of the \
+command: 128 and its number if a signal ended it, 127 if there is no such command. Exits with 1 if the \
+copies are not granted, and with 2 if no node answers.
+
+Example:
+  tollgate hold nightly-job acme --max-wait 10m -- ./job.sh
+      Run job.sh unless the domain acme has one running for ten minutes still"
+)]
+pub(super) struct Args {
+    /// The resource
+    resource: String,
+    /// The domain that uses it: a user or a tenant
+    domain: String,
+    /// The copies to hold; 0 means 1
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
+    copies: i64,
+    /// How long to wait for the copies; 0s: not at all. Without this: for ever
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    max_wait: Option<Duration>,
+    /// How long the copies stay held after this process is killed, or cut off from the nodes
+    #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
+    ttl: Duration,
+    #[command(flatten)]
+    node: NodeArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+/// Becomes a command that ends with the process that started it.
+#[derive(clap::Args)]
+pub(super) struct CommandArgs {
+    parent: i32,
+    #[arg(last = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// The name of the hold in its session.
+const HOLD: &str = "command";
+
+const MIN_TTL: Duration = Duration::from_secs(1);
+
+/// How long to wait before asking again if a node is overloaded or does not answer.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// How long a command has to end after SIGTERM, before SIGKILL.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Exit codes of shells.
+const NO_SUCH_COMMAND: u8 = 127;
+const CANNOT_RUN: u8 = 126;
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    let node = args.node.node()?;
+    if args.ttl < MIN_TTL {
+        return Err("--ttl must be at least 1s".to_owned());
+    }
+    super::block_on(async {
+        let request = ReserveRequest {
+            resource: args.resource,
+            session: session_name()?,
+            session_ttl_millis: i64::try_from(args.ttl.as_millis()).unwrap_or(i64::MAX),
+            hold: HOLD.to_owned(),
+            domain: args.domain,
+            copies: args.copies,
+            min_copies: args.copies,
+        };
+        let client = HoldsClient::new(node.connect().await?);
+        let mut holder = Holder { node, client, request, ttl: args.ttl };
+        let held = match holder.reserve(args.max_wait).await? {
+            Ok(held) => held,
+            Err(why) => {
+                eprintln!("tollgate: {why}");
+                return Ok(ExitCode::from(1));
+            }
+        };
+        let ended = holder.run(&args.command, held).await?;
+        let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
+        Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))
+    })?
+}
+
+pub(super) fn run_command(args: &CommandArgs) -> Result<ExitCode, String> {
+    #[cfg(target_os = "linux")]
+    {
+        let set = rustix::process::set_parent_process_death_signal(Some(Signal::TERM));
+        set.map_err(|error| error.to_string())?;
+        if rustix::process::getppid().map(Pid::as_raw_pid) != Some(args.parent) {
+            return Err("the process that holds the copies is gone".to_owned());
+        }
+    }
+    let [program, arguments @ ..] = &*args.command else { return Err("no command".to_owned()) };
+    let error = std::process::Command::new(program).args(arguments).exec();
+    eprintln!("tollgate: can't run {}: {error}", program.display());
+    let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+    Ok(ExitCode::from(if is_missing { NO_SUCH_COMMAND } else { CANNOT_RUN }))
+}
+
+/// A name that nobody else has or can guess.
+fn session_name() -> Result<String, String> {
+    let mut random = [0; 16];
+    SystemRandom::new().fill(&mut random).map_err(|_| "the system has no random numbers")?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(random)))
+}
+
+/// Copies that are held.
+#[derive(Clone, Copy)]
+struct Held {
+    /// Until when the session lives at least.
+    until: Instant,
+    /// Whether the store has recorded it, as far as the last answer said.
+    is_recorded: bool,
+}
+
+struct Holder {
+    node: Node,
+    client: HoldsClient<AuthChannel>,
+    request: ReserveRequest,
+    ttl: Duration,
+}
+
+impl Holder {
+    /// Asks until the copies are granted. The inner error says why they are not.
+    async fn reserve(
+        &mut self,
+        max_wait: Option<Duration>,
+    ) -> Result<Result<Held, String>, String> {
+        let began = Instant::now();
+        let mut has_warned = false;
+        loop {
+            let asked = Instant::now();
+            let answer =
+                answer_within(self.node.timeout, self.client.reserve(self.request.clone())).await;
+            let pause = match answer {
+                Ok(answer) if answer.status() == Status::Ok => {
+                    let is_recorded = !answer.degraded && !answer.shadow;
+                    return Ok(Ok(Held { until: asked + self.ttl, is_recorded }));
+                }
+                Ok(answer) if answer.retry_after_millis == 0 => {
+                    return Ok(Err("the limits never grant so many copies".to_owned()));
+                }
+                Ok(answer) => Duration::from_millis(answer.retry_after_millis.unsigned_abs()),
+                Err(status) => {
+                    let may_pass =
+                        [Code::ResourceExhausted, Code::Unavailable, Code::DeadlineExceeded];
+                    let error = self.node.error_text("hold", &status).await;
+                    if !may_pass.contains(&status.code()) {
+                        return Err(error);
+                    }
+                    if !std::mem::replace(&mut has_warned, true) {
+                        eprintln!("tollgate: {error}; trying again");
+                    }
+                    BUSY
+                }
+            };
+            let left = max_wait.map(|max_wait| max_wait.saturating_sub(began.elapsed()));
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(Err("the copies are not free".to_owned()));
+            }
+            // Up to a quarter more or less, so that those who wait do not all ask at once.
+            let part = (RandomState::new().hash_one(()) % 1024) as u32;
+            let pause = pause * 3 / 4 + pause * part / 2048;
+            sleep(left.map_or(pause, |left| left.min(pause))).await;
+        }
+    }
+
+    /// Runs the command until it ends, and releases the copies.
+    async fn run(mut self, command: &[OsString], held: Held) -> Result<ExitStatus, String> {
+        let error = |error: std::io::Error| error.to_string();
+        // The terminal sends these to the command, too. This process waits for what the command does.
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(error)?;
+        let mut quit = signal(SignalKind::quit()).map_err(error)?;
+        let mut terminate = signal(SignalKind::terminate()).map_err(error)?;
+        let mut hangup = signal(SignalKind::hangup()).map_err(error)?;
+        let this = std::env::current_exe().map_err(error)?;
+        let own_id = std::process::id().to_string();
+        let mut child = Command::new(this)
+            .args(["hold-command", &own_id, "--"])
+            .args(command)
+            .spawn()
+            .map_err(error)?;
+        let (ended, is_lost) = {
+            let mut lost = pin!(self.keep(held));
+            loop {
+                tokio::select! {
+                    ended = child.wait() => break (ended, false),
+                    why = &mut lost => {
+                        eprintln!("tollgate: warning: {why}: the command is ended");
+                        break (end(&mut child).await, true);
+                    }
+                    _ = terminate.recv() => send(&child, Signal::TERM),
+                    _ = hangup.recv() => send(&child, Signal::HUP),
+                    _ = interrupt.recv() => {}
+                    _ = quit.recv() => {}
+                }
+            }
+        };
+        if !is_lost {
+            self.release().await;
+        }
+        ended.map_err(error)
+    }
+
+    /// Renews the session until it is lost; returns why.
+    async fn keep(&mut self, mut held: Held) -> String {
+        let interval = self.ttl / 3;
+        let mut next = Instant::now() + interval;
+        loop {
+            sleep_until(next).await;
+            let asked = Instant::now();
+            // The command needs some time to end before others get the copies.
+            let left = (held.until - self.ttl / 10).saturating_duration_since(asked);
+            if left.is_zero() {
+                return "no node has renewed the session in time".to_owned();
+            }
+            let limit = interval.min(self.node.timeout).min(left);
+            let session = SessionToRenew {
+                resource: self.request.resource.clone(),
+                session: self.request.session.clone(),
+                ttl_millis: self.request.session_ttl_millis,
+            };
+            let request = KeepAliveRequest { sessions: vec![session] };
+            let Ok(answer) = answer_within(limit, self.client.keep_alive(request)).await else {
+                next = Instant::now() + interval / 8;
+                continue;
+            };
+            let session = answer.sessions.first();
+            let is_held = session.is_some_and(|session| {
+                session.alive
+                    && (answer.degraded || session.holds.iter().any(|hold| hold.hold == HOLD))
+            });
+            if is_held {
+                held = Held { until: asked + self.ttl, is_recorded: !answer.degraded };
+            } else if held.is_recorded {
+                return "the session is over".to_owned();
+            } else {
+                // It was granted without the store, or was not enforced: now it is recorded.
+                match self.reserve(Some(Duration::ZERO)).await {
+                    Ok(Ok(again)) => held = again,
+                    Ok(Err(why)) | Err(why) => return why,
+                }
+            }
+            next = Instant::now() + interval;
+        }
+    }
+
+    /// Ends the session.
+    async fn release(&mut self) {
+        let ReserveRequest { resource, session, .. } = self.request.clone();
+        let request = EndSessionRequest { resource, session };
+        if let Err(status) =
+            answer_within(self.node.timeout, self.client.end_session(request)).await
+        {
+            let (error, ttl) = (
+                self.node.error_text("release", &status).await,
+                humantime::format_duration(self.ttl),
+            );
+            eprintln!("tollgate: warning: {error}: the copies stay held for up to {ttl}");
+        }
+    }
+}
+
+/// Ends a command.
+async fn end(child: &mut Child) -> std::io::Result<ExitStatus> {
+    send(child, Signal::TERM);
+    match tokio::time::timeout(PATIENCE, child.wait()).await {
+        Ok(ended) => ended,
+        Err(_) => {
+            child.start_kill()?;
+            child.wait().await
+        }
+    }
+}
+
+/// Sends a signal to a command that has not been waited for.
+fn send(child: &Child, signal: Signal) {
+    let id = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+    if let Some(id) = id {
+        // It fails only if the command has ended.
+        let _ = rustix::process::kill_process(id, signal);
+    }
+}

@@ -1,0 +1,394 @@
+//! Holds through nodes: over gRPC and HTTP, and by the command line.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use testkit::callers::{Callers, http_with_token, with_token};
+use testkit::command::{command, tollgate};
+use testkit::grpc::channel;
+use testkit::http::{HttpResponse, http};
+use testkit::metrics::Scrape;
+use testkit::{LimitsFile, Node, Redis, eventually};
+use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
+use tollgate_proto::tollgate::v1::{
+    EndSessionRequest, Hold, KeepAliveRequest, ReleaseRequest, ReserveRequest, ReserveResponse,
+    SessionToRenew,
+};
+use tonic::Code;
+
+const LIMITS: &str = "
+holds:
+  - { resource: 'sandbox', domain_limit: 5, global_limit: 8 }
+  - { resource: 'job', domain_limit: 1 }
+";
+
+fn start(limits: &str, args: &[&str]) -> (Node, LimitsFile) {
+    let limits = LimitsFile::new(limits);
+    (Node::start(&limits.path(), args), limits)
+}
+
+fn request(session: &str, domain: &str, copies: i64) -> ReserveRequest {
+    ReserveRequest {
+        resource: "sandbox".to_owned(),
+        session: session.to_owned(),
+        hold: "h".to_owned(),
+        domain: domain.to_owned(),
+        copies,
+        ..ReserveRequest::default()
+    }
+}
+
+fn post(node: &Node, call: &str, body: &Value) -> HttpResponse {
+    http(node.http, "POST", &format!("/v1/holds/{call}"), body.to_string().as_bytes())
+}
+
+/// The JSON that a call is answered.
+fn call(node: &Node, call: &str, body: &Value) -> Value {
+    let response = post(node, call, body);
+    assert_eq!(response.status, 200, "{response:?}");
+    response.json()
+}
+
+/// The answer to a request for copies of `acme`.
+fn reserve(node: &Node, session: &str, copies: i64) -> Value {
+    let body = json!({
+        "resource": "sandbox", "session": session, "hold": "h", "domain": "acme", "copies": copies,
+    });
+    call(node, "reserve", &body)
+}
+
+/// The one session in an answer to KeepAlive, and whether the answer is degraded.
+fn renew(node: &Node, session: &str) -> (Value, bool) {
+    let body = json!({ "sessions": [{ "resource": "sandbox", "session": session }] });
+    let answer = call(node, "keep-alive", &body);
+    (answer["sessions"][0].clone(), answer["degraded"] == true)
+}
+
+#[tokio::test]
+async fn nodes_share_the_holds_over_grpc() {
+    let redis = Redis::start();
+    let store = ["--store", &redis.url()];
+    let ((first, _limits), (second, _other)) = (start(LIMITS, &store), start(LIMITS, &store));
+    let mut clients =
+        [HoldsClient::new(channel(first.grpc).await), HoldsClient::new(channel(second.grpc).await)];
+    let [first, second] = &mut clients;
+    let limits = ReserveResponse { domain_limit: 5, global_limit: 8, ..ReserveResponse::default() };
+    let made = ReserveResponse { granted: 3, domain_held: 3, all_held: 3, ..limits };
+    for client in [&mut *first, &mut *second] {
+        let answer = client.reserve(request("a", "acme", 3)).await.unwrap().into_inner();
+        assert_eq!(answer, made, "sent again, to another node");
+    }
+    let answer = second.reserve(request("b", "acme", 4)).await.unwrap().into_inner();
+    assert_eq!(answer, ReserveResponse { granted: 2, domain_held: 5, all_held: 5, ..limits });
+    let answer = first.reserve(request("c", "acme", 1)).await.unwrap().into_inner();
+    let rejected = ReserveResponse { status: 1, retry_after_millis: 1000, ..limits };
+    assert_eq!(answer, ReserveResponse { domain_held: 5, all_held: 5, ..rejected });
+    let session = |session: &str| SessionToRenew {
+        resource: "sandbox".to_owned(),
+        session: session.to_owned(),
+        ttl_millis: 30_000,
+    };
+    let sessions = vec![session("b"), session("c"), session("a")];
+    let answer = second.keep_alive(KeepAliveRequest { sessions }).await.unwrap().into_inner();
+    let [b, c, a] = &*answer.sessions else { panic!("{answer:?}") };
+    assert_eq!((b.alive, c.alive, a.alive, answer.degraded), (true, false, true, false));
+    assert_eq!((&*a.session, c.expires_at_unix_millis), ("a", 0));
+    let hold = Hold { hold: "h".to_owned(), domain: "acme".to_owned(), copies: 3 };
+    assert_eq!(a.holds, [hold]);
+    let release = ReleaseRequest {
+        resource: "sandbox".to_owned(),
+        session: "a".to_owned(),
+        hold: "h".to_owned(),
+        keep: 1,
+    };
+    assert_eq!(second.release(release).await.unwrap().into_inner().left, 1);
+    for released in [2, 0] {
+        let end = EndSessionRequest { resource: "sandbox".to_owned(), session: "b".to_owned() };
+        assert_eq!(first.end_session(end).await.unwrap().into_inner().released, released);
+    }
+    for (wrong, code) in [
+        (request("a", "acme", -1), Code::InvalidArgument),
+        (request("a", "globex", 1), Code::InvalidArgument),
+        (request(&"x".repeat(1 << 20), "acme", 1), Code::OutOfRange),
+        (ReserveRequest { resource: "x".to_owned(), ..request("a", "acme", 1) }, Code::NotFound),
+    ] {
+        let status = first.reserve(wrong).await.unwrap_err();
+        assert_eq!(status.code(), code, "{status}");
+    }
+}
+
+#[test]
+fn answers_over_http_in_json() {
+    let (node, _limits) =
+        start(&format!("{LIMITS}throttles: [{{ resource: hits, tiers: [] }}]"), &[]);
+    let expected = json!({
+        "status": "OK", "granted": "5", "domainLimit": "5", "globalLimit": "8", "domainHeld": "5",
+        "allHeld": "5", "retryAfterMillis": "0", "degraded": false, "shadow": false,
+    });
+    assert_eq!(reserve(&node, "s", 7), expected);
+    let (session, _) = renew(&node, "s");
+    assert_eq!(session["holds"], json!([{ "hold": "h", "domain": "acme", "copies": "5" }]));
+    let ends: i64 = session["expiresAtUnixMillis"].as_str().unwrap().parse().unwrap();
+    assert!(ends > 1_700_000_000_000, "{ends}");
+    let hold = json!({ "resource": "sandbox", "session": "s", "hold": "h", "keep": 2 });
+    assert_eq!(call(&node, "release", &hold), json!({ "left": "2", "degraded": false }));
+    let session = json!({ "resource": "sandbox", "session": "s" });
+    assert_eq!(call(&node, "end-session", &session), json!({ "released": "2" }));
+    let on = |resource| json!({ "resource": resource, "session": "s", "hold": "h", "domain": "d" });
+    for (path, body, status, text) in [
+        ("reserve", json!({ "resource": "sandbox" }), 400, "session is empty"),
+        ("reserve", on("other"), 404, "no holds are configured"),
+        ("reserve", on("hits"), 409, "limits on hits"),
+        (
+            "release",
+            json!({ "resource": "hits", "session": "s", "hold": "h" }),
+            409,
+            "limits on hits",
+        ),
+        ("release", json!({ "copies": 1 }), 400, "unknown field `copies`"),
+        ("keep-alive", json!([]), 400, "not a valid KeepAliveRequest"),
+        ("end-session", json!({}), 400, "resource is empty"),
+    ] {
+        let response = post(&node, path, &body);
+        assert_eq!(response.status, status, "{response:?}");
+        assert!(response.json()["error"].as_str().unwrap().contains(text), "{response:?}");
+    }
+    let hits =
+        http(node.http, "POST", "/v1/throttle/request", br#"{"resource":"job","domain":"d"}"#);
+    assert_eq!(hits.status, 409, "{hits:?}");
+}
+
+#[tokio::test]
+async fn callers_hold_their_resources_only() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let (token, hash) = testkit::callers::token();
+    callers.write(&format!(
+        "callers: [{{ name: runner, token_sha256: [{hash}], resources: ['sand*'], domains: ['a*'] }}]"
+    ));
+    let node = callers.node(&limits);
+    let status = |token, call, resource, domain| {
+        let mut body = json!({ "resource": resource, "session": "s" });
+        match call {
+            "reserve" => (body["domain"], body["hold"]) = (json!(domain), json!("h")),
+            "release" => body["hold"] = json!("h"),
+            "keep-alive" => body = json!({ "sessions": [body] }),
+            _ => {}
+        }
+        let path = format!("/v1/holds/{call}");
+        http_with_token(&node, token, "POST", &path, &body.to_string()).status
+    };
+    let named = Some(&*token);
+    assert_eq!(status(named, "reserve", "sandbox", "globex"), 403);
+    for call in ["reserve", "keep-alive", "release", "end-session"] {
+        assert_eq!(status(named, call, "sandbox", "acme"), 200, "{call}");
+        // Whether it exists or not.
+        assert_eq!(status(named, call, "job", "acme"), 403, "{call}");
+        assert_eq!(status(named, call, "none", "acme"), 403, "{call}");
+        assert_eq!(status(None, call, "sandbox", "acme"), 401, "{call}");
+    }
+    let mut client = HoldsClient::new(channel(node.grpc).await);
+    let mut code = async |token, domain| {
+        let answer = client.reserve(with_token(token, request("t", domain, 1))).await;
+        answer.map_or_else(|status| status.code(), |_| Code::Ok)
+    };
+    assert_eq!(code(named, "acme").await, Code::Ok);
+    assert_eq!(code(named, "globex").await, Code::PermissionDenied);
+    assert_eq!(code(None, "acme").await, Code::Unauthenticated);
+}
+
+#[test]
+fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
+    for (policy, granted, outcome) in [
+        ("local", "2", "granted_in_part"),
+        ("allow", "2", "granted_in_part"),
+        ("deny", "0", "server_error"),
+    ] {
+        let mut redis = Redis::start();
+        let limits = format!("on_store_failure: {policy}{LIMITS}");
+        let (node, _limits) =
+            start(&limits, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+        node.wait_for_store();
+        assert_eq!(reserve(&node, "before", 2)["granted"], "2");
+        redis.kill();
+        eventually("the store is away", Duration::from_secs(20), || !node.store_is_up());
+        let body = json!({
+            "resource": "sandbox", "session": "s", "hold": "h", "domain": "acme", "copies": 9,
+            "minCopies": 2,
+        });
+        let alone = call(&node, "reserve", &body);
+        assert_eq!((&alone["granted"], &alone["degraded"]), (&json!(granted), &json!(true)));
+        assert_eq!((&alone["domainHeld"], &alone["allHeld"]), (&json!("-1"), &json!("-1")));
+        let (session, degraded) = renew(&node, "before");
+        assert_eq!(
+            (&session["alive"], &session["holds"], degraded),
+            (&json!(true), &json!([]), true)
+        );
+        let hold = json!({ "resource": "sandbox", "session": "before", "hold": "h", "keep": 1 });
+        assert_eq!(call(&node, "release", &hold), json!({ "left": "1", "degraded": true }));
+        let session = json!({ "resource": "sandbox", "session": "before" });
+        assert_eq!(post(&node, "end-session", &session).status, 503);
+        let labels = [("template", "sandbox"), ("outcome", outcome)];
+        let counted = Scrape::of(node.http);
+        assert_eq!(counted.sum("tollgate_hold_decisions_total", &labels), 1.0);
+        assert_eq!(counted.sum("tollgate_hold_degraded_decisions_total", &labels[..1]), 1.0);
+        // A store that has lost its data ends all sessions.
+        redis.start_again();
+        eventually("the store is back", Duration::from_secs(20), || node.store_is_up());
+        let (session, degraded) = renew(&node, "before");
+        assert_eq!((&session["alive"], degraded), (&json!(false), false));
+        assert_eq!(reserve(&node, "after", 5)["granted"], "5");
+    }
+}
+
+#[test]
+fn limits_in_shadow_and_under_the_kill_switch_are_not_enforced() {
+    let (node, _limits) = start(LIMITS, &[]);
+    assert_eq!(reserve(&node, "a", 5)["shadow"], false);
+    assert_eq!(reserve(&node, "b", 5)["status"], "REJECTED");
+    assert_eq!(http(node.http, "PUT", "/v1/kill-switch?for=1h", b"").status, 200);
+    let answer = reserve(&node, "b", 5);
+    assert_eq!((&answer["granted"], &answer["shadow"]), (&json!("5"), &json!(true)));
+    assert_eq!(renew(&node, "b").0["alive"], true, "it is recorded");
+    let template = [("template", "sandbox")];
+    let shadowed = Scrape::of(node.http).sum("tollgate_hold_shadowed_decisions_total", &template);
+    assert_eq!(shadowed, 1.0);
+}
+
+/// `tollgate hold` for `acme`, in the background.
+fn hold(node: &Node, args: &[&str]) -> Child {
+    let addr = node.grpc.to_string();
+    let mut command = command();
+    command.args(["hold", "--addr", &addr]).args(args);
+    for set in [Command::stdin, Command::stdout, Command::stderr] {
+        set(&mut command, Stdio::piped());
+    }
+    command.spawn().unwrap()
+}
+
+/// What is left of the standard output of a command, after its first line.
+fn after_first_line(child: &mut Child) -> BufReader<ChildStdout> {
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_line(&mut String::new()).unwrap();
+    stdout
+}
+
+/// Closes the standard input of a command, and waits for its exit code and its output.
+fn output(child: Child) -> (Option<i32>, String) {
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+}
+
+fn copies_held(node: &Node, resource: &str) -> String {
+    let body = json!({ "resource": resource, "session": "look", "hold": "h", "domain": "look" });
+    let answer = call(node, "reserve", &body);
+    call(node, "end-session", &json!({ "resource": resource, "session": "look" }));
+    let all: i64 = answer["allHeld"].as_str().unwrap().parse().unwrap();
+    (all - 1).to_string()
+}
+
+#[test]
+fn the_command_holds_while_its_command_runs() {
+    let (node, limits) = start(LIMITS, &[]);
+    let address = node.grpc.to_string();
+    let run = |args: &[&str]| {
+        let output = tollgate(&[&["hold", "--addr", &address][..], args].concat());
+        (output.code, output.stdout + &output.stderr)
+    };
+    let (code, text) = run(&["job", "acme", "--", "sh", "-c", "echo done; exit 7"]);
+    assert_eq!((code, &*text), (7, "done\n"));
+    assert_eq!(run(&["job", "acme", "--", "sh", "-c", "kill -9 $$"]).0, 137);
+    assert_eq!(run(&["job", "acme", "--", "no-such-command"]).0, 127);
+    let (code, text) = run(&["job", "acme", "--copies", "2", "--", "true"]);
+    assert_eq!((code, &*text), (1, "tollgate: the limits never grant so many copies\n"));
+    let (code, text) = run(&["other", "acme", "--", "true"]);
+    assert_eq!(code, 2);
+    assert!(text.contains("no holds are configured for this resource"), "{text}");
+
+    // One waits for the other. Another domain does not.
+    let first =
+        hold(&node, &["job", "acme", "--ttl", "1s", "--", "sh", "-c", "read _; echo first"]);
+    eventually("a copy is held", Duration::from_secs(10), || copies_held(&node, "job") == "1");
+    let began = Instant::now();
+    let (code, text) = run(&["job", "acme", "--max-wait", "1500ms", "--", "true"]);
+    assert_eq!(
+        (code, &*text),
+        (1, "tollgate: the copies are not free\n"),
+        "renewed beyond its ttl"
+    );
+    assert!(began.elapsed() >= Duration::from_millis(1500));
+    assert_eq!(run(&["job", "acme", "--max-wait", "0s", "--", "true"]).0, 1);
+    assert_eq!(run(&["job", "globex", "--", "true"]).0, 0);
+    let second = hold(&node, &["job", "acme", "--", "echo", "second"]);
+    assert_eq!(output(first), (Some(0), "first\n".to_owned()));
+    assert_eq!(output(second), (Some(0), "second\n".to_owned()));
+    assert_eq!(copies_held(&node, "job"), "0", "released at once");
+    drop(limits);
+}
+
+#[test]
+fn the_command_ends_with_its_hold() {
+    let (mut node, _limits) = start(LIMITS, &[]);
+    let sleeper = ["job", "acme", "--ttl", "1s", "--", "sh", "-c", "echo $$; exec sleep 60"];
+    let signal = |id: u32, name: &str| {
+        let id = id.to_string();
+        assert!(std::process::Command::new("kill").args([name, &id]).status().unwrap().success());
+    };
+    let is_held = || copies_held(&node, "job") == "1";
+    // SIGTERM is for the command.
+    let trap = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut told = hold(&node, &["job", "acme", "--", "sh", "-c", trap]);
+    after_first_line(&mut told);
+    assert!(is_held());
+    signal(told.id(), "-TERM");
+    assert_eq!(output(told).0, Some(3));
+    assert!(!is_held());
+
+    // SIGKILL can't be passed on: the command ends all the same, and the copy is free after the ttl.
+    let mut killed = hold(&node, &sleeper);
+    let mut stdout = after_first_line(&mut killed);
+    signal(killed.id(), "-KILL");
+    killed.wait().unwrap();
+    // The command had the other end of this pipe.
+    assert_eq!(stdout.read_to_string(&mut String::new()).unwrap(), 0);
+    eventually("the copy is free", Duration::from_secs(10), || !is_held());
+
+    // No node answers.
+    let alone = hold(&node, &sleeper);
+    eventually("a copy is held", Duration::from_secs(10), is_held);
+    node.kill();
+    let (code, text) = output(alone);
+    assert_eq!(code, Some(143));
+    assert!(
+        text.ends_with("no node has renewed the session in time: the command is ended\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_command_survives_an_outage_of_the_store_but_not_the_loss_of_its_data() {
+    let mut redis = Redis::start();
+    let (node, _limits) = start(LIMITS, &["--store", &redis.url(), "--store-timeout", "200ms"]);
+    node.wait_for_store();
+    let commands = ["job", "acme", "--ttl", "2s", "--", "sleep", "60"];
+    let mut child = hold(&node, &commands);
+    eventually("a copy is held", Duration::from_secs(10), || copies_held(&node, "job") == "1");
+    redis.kill();
+    eventually("the store is away", Duration::from_secs(20), || !node.store_is_up());
+    // Twice its ttl.
+    std::thread::sleep(Duration::from_secs(4));
+    assert_eq!(child.try_wait().unwrap(), None, "it goes on");
+    // A store without data has no session, but room for it.
+    redis.start_again();
+    eventually("the hold is recorded again", Duration::from_secs(20), || {
+        node.store_is_up() && copies_held(&node, "job") == "1"
+    });
+    assert_eq!(child.try_wait().unwrap(), None);
+    // A store that loses its data without an outage has ended the session.
+    let _: () = redis::cmd("FLUSHALL").query(&mut redis.connection()).unwrap();
+    let (code, text) = output(child);
+    assert_eq!(code, Some(143), "{text}");
+    assert!(text.contains("warning: the session is over: the command is ended"), "{text}");
+}
