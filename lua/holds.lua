@@ -19,8 +19,8 @@
 -- ARGV[3]  the hold, and ARGV[4] the domain; '' if the operation needs none
 --
 -- Hash: the field '' has the copies that are held, the number of holds, and the last number of a session;
--- 'd' and a domain: the copies that it holds; 's' and a session: its number and its time to live in ms; 'h', the
--- number of the session and a hold: its copies and its domain. All numbers are I7; that of a session in the
+-- 'd' and a domain: the copies that it holds; 's' and a session: its number, its time to live in ms, and the
+-- bytes of its holds; 'h', the number of the session and a hold: its copies and its domain. All numbers are I7; that of a session in the
 -- name of a field is big-endian, so that the index sorts as the names do.
 -- Index: the fields of the sessions by their end, in ms, and those of the holds by the negated number of
 -- their session.
@@ -37,7 +37,7 @@
 
 local corrupt = ...
 local RESERVE, RELEASE, KEEP_ALIVE = 0, 1, 2
-local MAX_HELD, MAX_SESSION_HOLDS, FREE_LIMIT = 1000000000000000, 1000, 100
+local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 40, 100
 local call, pack, unpacked, min, max = redis.call, struct.pack, struct.unpack, math.min, math.max
 
 local holds, index = KEYS[1], KEYS[2]
@@ -80,10 +80,10 @@ local function change(field, by)
   is_changed = true
 end
 
--- The number of a session and its time to live; nil if there is none.
+-- The number of a session, its time to live and the bytes of its holds; nil if there is none.
 local function find(field)
   local value = call('HGET', holds, field)
-  if value then return unpacked('<I7I7', value) end
+  if value then return unpacked('<I7I7I7', value) end
 end
 
 -- Forgets a session and what it holds: so many copies, and so many holds.
@@ -117,7 +117,7 @@ if header then
     freed = freed + 1 + holds_freed
   end
 end
-local number, old_ttl = find(session)
+local number, old_ttl, bytes = find(session)
 if number and tonumber(assert(call('ZSCORE', index, session))) <= now then
   forget(session)
   number = nil
@@ -126,7 +126,6 @@ local function is_empty() return is_emptied and call('ZCARD', index) == 0 end
 if is_empty() then
   -- The index has gone, and with it the time when it expires.
   call('UNLINK', holds)
-  header = nil
 end
 
 -- Fields of the hash to set.
@@ -139,11 +138,16 @@ local ends = 0
 local function renew()
   if ttl == 0 then ttl = old_ttl end
   ends = now + ttl
-  if ttl ~= old_ttl then put(session, pack('<I7I7', number, ttl)) end
+  if ttl ~= old_ttl then put(session, pack('<I7I7I7', number, ttl, bytes)) end
   call('ZADD', index, ends, session)
 end
+local function change_bytes(by)
+  bytes = bytes + by
+  assert(bytes >= 0)
+  put(session, pack('<I7I7I7', number, ttl == 0 and old_ttl or ttl, bytes))
+end
 
--- Writes what has changed, and lets the keys live as long as the session.
+-- Writes what has changed, and lets the keys live as long as the last session.
 local function finish(reply)
   if is_changed then
     put('', pack('<I7I7I7', all_held, count, last))
@@ -153,13 +157,12 @@ local function finish(reply)
   end
   if is_empty() then
     call('UNLINK', holds)
-  elseif #set > 0 then
-    call('HSET', holds, unpack(set))
+    return reply
   end
-  if ends > 0 then
-    for _, key in ipairs(KEYS) do
-      if header then call('PEXPIREAT', key, ends, 'GT') else call('PEXPIREAT', key, ends) end
-    end
+  if #set > 0 then call('HSET', holds, unpack(set)) end
+  if ends > 0 or is_emptied then
+    local last_end = call('ZREVRANGE', index, 0, 0, 'WITHSCORES')[2]
+    for _, key in ipairs(KEYS) do call('PEXPIREAT', key, last_end) end
   end
   return reply
 end
@@ -179,17 +182,18 @@ if op == RESERVE then
     renew()
     return finish({ replaced, 1, unpacked('<I7', value), 0, held, all_held, has_backlog })
   end
-  local session_holds = 0
   if number then
     renew()
-    session_holds = call('ZCOUNT', index, -number, -number)
+  else
+    bytes = 0
   end
+  local more = HOLD_BYTES + #hold + #domain
   local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
   local most = min(copies, MAX_HELD - all_held)
   local allowed = min(most, room(domain_limit, held), room(global_limit, all_held))
   if allowed < least then allowed = 0 end
   local granted = enforced == 1 and allowed or most
-  local too_many = (max_holds >= 0 and count >= max_holds) or session_holds >= MAX_SESSION_HOLDS
+  local too_many = (max_holds >= 0 and count >= max_holds) or bytes + more > MAX_SESSION_BYTES
     or (known_only == 1 and not number)
   if too_many or granted < least then
     return finish({ replaced, too_many and 3 or 2, 0, allowed, held, all_held, has_backlog })
@@ -201,6 +205,7 @@ if op == RESERVE then
   end
   local name = name_of(number, hold)
   put(name, pack('<I7', granted) .. domain)
+  change_bytes(more)
   call('ZADD', index, -number, name)
   change(field, granted)
   count = count + 1
@@ -220,6 +225,7 @@ if op == RELEASE then
         call('HDEL', holds, name)
         call('ZREM', index, name)
         count = count - 1
+        change_bytes(-HOLD_BYTES - #hold - #value + 7)
       elseif left < had then
         put(name, pack('<I7', left) .. string.sub(value, 8))
       end

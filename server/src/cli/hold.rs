@@ -1,11 +1,12 @@
 //! `tollgate hold`: runs a command while it holds copies of a resource.
 //!
 //! The command runs in the same process group and terminal, so that Ctrl-C reaches it as if it ran alone.
-//! If this process is killed, the kernel ends the command, as nobody renews its session any more.
+//! If this process is killed, Linux sends the command SIGTERM, as nobody renews its session any more.
 
 use std::ffi::OsString;
 use std::hash::{BuildHasher as _, RandomState};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::process::{ExitCode, ExitStatus};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use ring::rand::{SecureRandom as _, SystemRandom};
 use rustix::process::{Pid, Signal};
 use tokio::process::{Child, Command};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep, sleep_until};
 use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
 use tollgate_proto::tollgate::v1::reserve_response::Status;
@@ -100,11 +101,21 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
         let held = match holder.reserve(args.max_wait).await? {
             Ok(held) => held,
             Err(why) => {
+                // An attempt without an answer may have been granted.
+                let _ = holder.end_session().await;
                 eprintln!("tollgate: {why}");
                 return Ok(ExitCode::from(1));
             }
         };
-        let ended = holder.run(&args.command, held).await?;
+        let ended = holder.run(&args.command, held).await;
+        if !matches!(ended, Ok((_, true)))
+            && let Err(status) = holder.end_session().await
+        {
+            let error = holder.node.error_text("release", &status).await;
+            let ttl = humantime::format_duration(holder.ttl);
+            eprintln!("tollgate: warning: {error}: the copies stay held for up to {ttl}");
+        }
+        let (ended, _) = ended?;
         let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
         Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))
     })?
@@ -194,15 +205,19 @@ impl Holder {
         }
     }
 
-    /// Runs the command until it ends, and releases the copies.
-    async fn run(mut self, command: &[OsString], held: Held) -> Result<ExitStatus, String> {
+    /// Runs the command until it ends. Returns also whether the copies were lost.
+    async fn run(
+        &mut self,
+        command: &[OsString],
+        held: Held,
+    ) -> Result<(ExitStatus, bool), String> {
         let error = |error: std::io::Error| error.to_string();
         // The terminal sends these to the command, too. This process waits for what the command does.
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(error)?;
-        let mut quit = signal(SignalKind::quit()).map_err(error)?;
-        let mut terminate = signal(SignalKind::terminate()).map_err(error)?;
-        let mut hangup = signal(SignalKind::hangup()).map_err(error)?;
-        let this = std::env::current_exe().map_err(error)?;
+        let mut interrupt = listen(Signal::INT).map_err(error)?;
+        let mut quit = listen(Signal::QUIT).map_err(error)?;
+        let mut terminate = listen(Signal::TERM).map_err(error)?;
+        let mut hangup = listen(Signal::HUP).map_err(error)?;
+        let this = this_program().map_err(error)?;
         let own_id = std::process::id().to_string();
         let mut child = Command::new(this)
             .args(["hold-command", &own_id, "--"])
@@ -218,17 +233,14 @@ impl Holder {
                         eprintln!("tollgate: warning: {why}: the command is ended");
                         break (end(&mut child).await, true);
                     }
-                    _ = terminate.recv() => send(&child, Signal::TERM),
-                    _ = hangup.recv() => send(&child, Signal::HUP),
-                    _ = interrupt.recv() => {}
-                    _ = quit.recv() => {}
+                    () = received(&mut terminate) => send(&child, Signal::TERM),
+                    () = received(&mut hangup) => send(&child, Signal::HUP),
+                    () = received(&mut interrupt) => {}
+                    () = received(&mut quit) => {}
                 }
             }
         };
-        if !is_lost {
-            self.release().await;
-        }
-        ended.map_err(error)
+        Ok((ended.map_err(error)?, is_lost))
     }
 
     /// Renews the session until it is lost; returns why.
@@ -265,7 +277,7 @@ impl Holder {
                 return "the session is over".to_owned();
             } else {
                 // It was granted without the store, or was not enforced: now it is recorded.
-                match self.reserve(Some(Duration::ZERO)).await {
+                match self.reserve(Some(left)).await {
                     Ok(Ok(again)) => held = again,
                     Ok(Err(why)) | Err(why) => return why,
                 }
@@ -274,22 +286,37 @@ impl Holder {
         }
     }
 
-    /// Ends the session.
-    async fn release(&mut self) {
+    /// Ends the session, and releases what it holds.
+    async fn end_session(&mut self) -> Result<(), tonic::Status> {
         let ReserveRequest { resource, session, .. } = self.request.clone();
         let request = EndSessionRequest { resource, session };
-        if let Err(status) =
-            answer_within(self.node.timeout, self.client.end_session(request)).await
-        {
-            let (error, ttl) = (
-                self.node.error_text("release", &status).await,
-                humantime::format_duration(self.ttl),
-            );
-            eprintln!("tollgate: warning: {error}: the copies stay held for up to {ttl}");
-        }
+        answer_within(self.node.timeout, self.client.end_session(request)).await.map(|_| ())
     }
 }
 
+/// This program, also if its file was replaced meanwhile.
+fn this_program() -> std::io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() }
+}
+
+/// Listens to a signal, unless this process ignores it, as under nohup: then the command does, too.
+fn listen(signal: Signal) -> std::io::Result<Option<unix::Signal>> {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    if ignored.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 1) {
+        return Ok(None);
+    }
+    unix::signal(SignalKind::from_raw(signal.as_raw())).map(Some)
+}
+
+/// Waits for a signal, if it is listened to.
+async fn received(signal: &mut Option<unix::Signal>) {
+    match signal {
+        Some(signal) => drop(signal.recv().await),
+        None => std::future::pending().await,
+    }
+}
 /// Ends a command.
 async fn end(child: &mut Child) -> std::io::Result<ExitStatus> {
     send(child, Signal::TERM);

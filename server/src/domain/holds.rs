@@ -13,8 +13,12 @@ use hashbrown::HashMap;
 /// The most copies that can be held of a resource: with fewer, doubles are exact.
 pub const MAX_HELD: u64 = 1_000_000_000_000_000;
 
-/// The most holds of a session. A session is freed at once, and listed at once.
-pub const MAX_SESSION_HOLDS: usize = 1000;
+/// The most bytes of the holds of a session, which is freed at once, and listed at once. The lists that many
+/// calls ask for come in one reply, of at most 4 MiB.
+pub const MAX_SESSION_BYTES: u64 = 30_000;
+
+/// The bytes of a hold in a list, without its name and its domain.
+const HOLD_BYTES: usize = 40;
 
 /// How many sessions and holds one call frees before it begins with no further session. A backlog is left
 /// to the next calls, so that no call takes long.
@@ -122,14 +126,14 @@ pub struct Holds {
     /// The copies that all domains hold.
     copies: u64,
     holds: u64,
-    /// The latest end that a session had, since there was none. Then everything is over.
-    until_ms: i64,
 }
 
 #[derive(Debug, Default)]
 struct Session {
     ends_ms: i64,
     ttl_ms: i64,
+    /// The bytes of its holds.
+    bytes: u64,
     /// By name.
     holds: BTreeMap<Box<str>, Hold>,
 }
@@ -148,7 +152,8 @@ impl Holds {
         let is_known = session.is_some();
         let had = session.and_then(|session| session.holds.get(new.hold));
         let had = had.map(|hold| (hold.copies, *hold.domain == *new.domain));
-        let session_holds = session.map_or(0, |session| session.holds.len());
+        let bytes = hold_bytes(new.hold, new.domain);
+        let session_bytes = bytes + session.map_or(0, |session| session.bytes);
         let domain_held = self.domains.get(new.domain).copied().unwrap_or_default();
         let answer = Reservation {
             domain_held,
@@ -174,7 +179,7 @@ impl Holds {
         let granted = if limits.enforced { allowed } else { most };
         let answer = Reservation { allowed, ..answer };
         if limits.max_holds.is_some_and(|max| self.holds >= max)
-            || session_holds >= MAX_SESSION_HOLDS
+            || session_bytes > MAX_SESSION_BYTES
             || (limits.known_only && !is_known)
         {
             return Reservation { outcome: HoldOutcome::TooMany, ..answer };
@@ -189,6 +194,7 @@ impl Holds {
         if let Some(session) = self.sessions.get_mut(new.session) {
             let hold = Hold { domain: new.domain.into(), copies: granted };
             session.holds.insert(new.hold.into(), hold);
+            session.bytes = session_bytes;
         }
         self.holds += 1;
         self.copies += granted;
@@ -210,7 +216,7 @@ impl Holds {
             entry.get_mut().copies = left;
             released = Some((entry.get().domain.clone(), had - left));
             if left == 0 {
-                entry.remove();
+                kept.bytes -= hold_bytes(hold, &entry.remove().domain);
                 self.holds -= 1;
             }
         }
@@ -246,15 +252,16 @@ impl Holds {
         self.forget(session).0
     }
 
-    /// After this time, in milliseconds since the epoch, nothing here matters any more.
+    /// After this time, in milliseconds since the epoch, nothing here matters any more: the end of the last
+    /// session; 0 without sessions.
     pub fn until_ms(&self) -> i64 {
-        if self.sessions.is_empty() { 0 } else { self.until_ms }
+        self.by_end.last().map_or(0, |(ends_ms, _)| *ends_ms)
     }
 
     /// Frees sessions that are over, in the order of their end, and in any case `session` if it is. Returns
     /// whether there are more.
     fn free(&mut self, session: &str, now_ms: i64) -> bool {
-        if now_ms > self.until_ms {
+        if now_ms > self.until_ms() {
             *self = Self::default();
         }
         let first_over = |holds: &Self| {
@@ -270,9 +277,6 @@ impl Holds {
         let has_backlog = first_over(self).is_some();
         if self.sessions.get(session).is_some_and(|session| session.ends_ms <= now_ms) {
             self.forget(session);
-        }
-        if self.sessions.is_empty() {
-            self.until_ms = 0;
         }
         has_backlog
     }
@@ -303,13 +307,17 @@ impl Holds {
         let Some((name, session)) = self.sessions.get_key_value(name) else { return };
         let (name, before_ms) = (Arc::clone(name), session.ends_ms);
         let ends_ms = now_ms.saturating_add(ttl_ms);
-        self.until_ms = self.until_ms.max(ends_ms);
         self.by_end.remove(&(before_ms, Arc::clone(&name)));
         self.by_end.insert((ends_ms, Arc::clone(&name)));
         if let Some(session) = self.sessions.get_mut(&name) {
             (session.ends_ms, session.ttl_ms) = (ends_ms, ttl_ms);
         }
     }
+}
+
+/// The bytes of a hold in a list.
+fn hold_bytes(hold: &str, domain: &str) -> u64 {
+    (HOLD_BYTES + hold.len() + domain.len()) as u64
 }
 
 #[cfg(test)]

@@ -58,6 +58,9 @@ pub(super) struct NameCount {
     count: AtomicU64,
 }
 
+/// The shortest time between two looks at all names, in µs.
+const LOOK_US: i64 = 1_000_000;
+
 #[derive(Default)]
 struct KnownNames {
     /// By the hash of resource and name: when it is no longer in use, at the latest.
@@ -73,7 +76,7 @@ impl KnownNames {
     fn clear(&mut self, now: Micros) {
         self.until.retain(|_, until| *until > now);
         let first = self.until.values().min().copied().unwrap_or(now);
-        self.next_look = first.max(Micros(now.0.saturating_add(1_000_000)));
+        self.next_look = first.max(Micros(now.0.saturating_add(LOOK_US)));
         self.many = (2 * self.until.len()).max(1024);
     }
 }
@@ -106,6 +109,8 @@ impl NameCount {
         let hash = self.hasher.hash_one((resource, name));
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.until.insert(hash, until);
+        let soon = Micros(now.0.saturating_add(LOOK_US));
+        known.next_look = known.next_look.min(until.max(soon));
         if known.until.len() >= known.many {
             known.clear(now);
         }
@@ -215,6 +220,10 @@ mod tests {
         assert!(!admits("d", 20));
         domains.forget("search", "a");
         assert!(admits("d", 20));
+        record("long", (20, 1000));
+        record("brief", (20, 22));
+        assert!(!admits("d", 22), "long and c");
+        assert!(admits("d", 30), "although long is the first since the last look");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use super::capacity::check_id;
 use super::throttle::check_copies;
 use super::{Error, ServiceState};
 use crate::config::model::{FailurePolicy, HoldTemplate, MAX_HOLDS};
-use crate::domain::holds::{HoldLimits, HoldOutcome, LiveSession, NewHold, Reservation};
+use crate::domain::holds::{HoldLimits, HoldOutcome, LiveSession, MAX_HELD, NewHold, Reservation};
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::metrics::{HoldMetrics, ReserveOutcome};
@@ -30,12 +30,6 @@ const MAX_TTL_MS: i64 = 86_400_000;
 /// The most sessions in one call.
 const MAX_SESSIONS: usize = 100;
 
-/// The most bytes of names in one answer. The longest session takes about half of it.
-const MAX_ANSWER_BYTES: usize = 2 << 20;
-
-/// How many sessions of one call are renewed at once.
-const RENEWED_AT_ONCE: usize = 8;
-
 /// After a refusal: when it may be worth asking again, in milliseconds. It is a guess.
 const RETRY_MS: i64 = 1000;
 
@@ -49,7 +43,7 @@ pub struct ReserveQuery<'a> {
     pub resource: &'a str,
     /// The session.
     pub session: &'a str,
-    /// How long the session lives without a call, in milliseconds; 0 means [`DEFAULT_TTL_MS`].
+    /// How long the session lives without a call, in milliseconds; 0 means 10,000.
     pub ttl_ms: i64,
     /// The name of the hold.
     pub hold: &'a str,
@@ -220,21 +214,10 @@ impl<S: HoldStore> HoldService<S> {
             check_ttl("ttl_millis", session.ttl_ms)?;
         }
         let snapshot = self.state.limits.current();
-        let (mut answers, mut bytes) = (Vec::with_capacity(sessions.len()), 0);
-        for group in sessions.chunks(RENEWED_AT_ONCE) {
-            let renewed = join_all(group.iter().map(|one| self.renew(&snapshot, one, caller)));
-            for answer in renewed.await {
-                let answer = answer?;
-                let holds = answer.live.iter().flat_map(|live| &live.holds);
-                bytes += holds.map(|hold| 24 + hold.hold.len() + hold.domain.len()).sum::<usize>();
-                answers.push(answer);
-            }
-            if bytes > MAX_ANSWER_BYTES {
-                let text = "sessions hold more than one answer can list: renew fewer in a call";
-                return Err(Error::Invalid(text.to_owned()));
-            }
-        }
-        Ok(answers)
+        join_all(sessions.iter().map(|one| self.renew(&snapshot, one, caller)))
+            .await
+            .into_iter()
+            .collect()
     }
 
     async fn renew(
@@ -382,8 +365,8 @@ fn answer(
     // What the store could not record is granted all the same in shadow.
     let is_unrecorded = degraded || decided.granted == 0;
     let granted = if shadow && is_unrecorded { new.copies } else { decided.granted };
-    let most = [limits.domain, limits.global];
-    let is_never = most.into_iter().flatten().any(|most| most < new.min_copies);
+    let most = [limits.domain, limits.global].map(|limit| limit.unwrap_or(MAX_HELD));
+    let is_never = most.iter().any(|most| *most < new.min_copies);
     let retry_after_ms = match granted {
         0 if decided.has_backlog => RETRY_BACKLOG_MS,
         0 if is_never && decided.outcome == HoldOutcome::NoRoom && !degraded => 0,

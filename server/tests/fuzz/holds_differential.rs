@@ -130,7 +130,8 @@ async fn carry_out(
         }
         Operation::Fill { count } => {
             for nth in 0..count {
-                let hold = format!("more {nth}");
+                // As many as this are too many for a session.
+                let hold = format!("{nth:0250}");
                 let new = NewHold { hold: &hold, ..new };
                 answers.push(store.reserve(&target, &new, &NO_LIMITS).await.unwrap());
             }

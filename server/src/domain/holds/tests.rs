@@ -26,7 +26,10 @@ impl Holds {
         assert!(all().all(|hold| hold.copies > 0));
         let by_end = self.sessions.iter().map(|(name, session)| (session.ends_ms, name.clone()));
         assert_eq!(self.by_end, by_end.collect());
-        assert!(self.by_end.last().is_none_or(|(ends_ms, _)| *ends_ms <= self.until_ms));
+        for session in self.sessions.values() {
+            let bytes = session.holds.iter().map(|(name, hold)| hold_bytes(name, &hold.domain));
+            assert_eq!(session.bytes, bytes.sum::<u64>());
+        }
     }
 }
 
@@ -126,12 +129,17 @@ fn bounds() {
     let known_only = HoldLimits { known_only: true, max_holds: None, ..limits };
     let unknown = holds.reserve(&new("t", "1", "acme", 1), &known_only, 0);
     assert_eq!(unknown.outcome, HoldOutcome::TooMany);
-    for name in 2..MAX_SESSION_HOLDS {
-        let hold = format!("more {name}");
+    // With 85 bytes each.
+    for name in 1..MAX_SESSION_BYTES / 85 {
+        let hold = format!("more {name:036}");
         assert_eq!(holds.reserve(&new("s", &hold, "acme", 1), &known_only, 0).granted, 1);
     }
-    let full = holds.reserve(&new("s", "3", "acme", 1), &known_only, 0);
+    let long = format!("{:041}", 0);
+    let full = holds.reserve(&new("s", &long, "acme", 1), &known_only, 0);
     assert_eq!(full.outcome, HoldOutcome::TooMany);
+    assert_eq!(holds.release("s", "2", 0, 0), 0);
+    let room = holds.reserve(&new("s", &long, "acme", 1), &known_only, 0);
+    assert_eq!(room.outcome, HoldOutcome::Made);
     holds.check();
 }
 

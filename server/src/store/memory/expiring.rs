@@ -13,10 +13,13 @@ use crate::domain::time::Micros;
 /// A map of values, each of which expires after a millisecond since the epoch.
 pub(super) struct Expiring<K: ?Sized, V> {
     values: HashMap<Arc<K>, Kept<V>, DefaultHashBuilder>,
-    /// One entry for each value: the millisecond after which it is looked at. The value may expire at
-    /// another time, as that may change.
+    /// One entry for each value: the millisecond after which it is looked at, at most a minute ahead. The
+    /// value may expire at another time, as that may change.
     by_expiry: BinaryHeap<Reverse<(i64, Arc<K>)>>,
 }
+
+/// How long a value that expires earlier than it was to at first may stay, in milliseconds.
+const LOOK_MS: i64 = 60_000;
 
 /// A value in an [`Expiring`].
 pub(super) struct Kept<V> {
@@ -39,9 +42,14 @@ impl<K: ?Sized + Hash + Ord, V> Expiring<K, V> {
     }
 
     /// Adds a value. There must be none with this key.
-    pub(super) fn insert(&mut self, key: Arc<K>, value: V, expires_ms: i64) {
-        self.by_expiry.push(Reverse((expires_ms, Arc::clone(&key))));
+    pub(super) fn insert(&mut self, key: Arc<K>, value: V, expires_ms: i64, now_ms: i64) {
+        self.look_at(Arc::clone(&key), expires_ms, now_ms);
         self.values.insert(key, Kept { value, expires_ms });
+    }
+
+    fn look_at(&mut self, key: Arc<K>, expires_ms: i64, now_ms: i64) {
+        let look_ms = expires_ms.min(now_ms.saturating_add(LOOK_MS));
+        self.by_expiry.push(Reverse((look_ms, key)));
     }
 
     /// Looks at up to `limit` values that may have expired, and removes those that have. Returns
@@ -57,7 +65,7 @@ impl<K: ?Sized + Hash + Ord, V> Expiring<K, V> {
             match self.values.get(name) {
                 Some(kept) if kept.expires_ms >= now.as_millis() => {
                     let expires_ms = kept.expires_ms;
-                    self.by_expiry.push(Reverse((expires_ms, key)));
+                    self.look_at(key, expires_ms, now.as_millis());
                 }
                 _ => drop(self.values.remove(name)),
             }

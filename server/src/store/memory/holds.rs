@@ -50,7 +50,7 @@ impl AllHolds {
         let answer = operation(&mut holds, now_ms);
         if holds.until_ms() > 0 {
             let until_ms = holds.until_ms();
-            shard.insert(resource.into(), holds, until_ms);
+            shard.insert(resource.into(), holds, until_ms, now_ms);
         }
         answer
     }

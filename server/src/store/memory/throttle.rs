@@ -119,9 +119,9 @@ impl Shard {
         let decision =
             history.request(all_history, limits, now, request.copies, request.min_copies);
         let granted = decision.granted > 0;
-        self.put(key, history, granted.then_some(limits.tiers));
+        self.put(key, history, granted.then_some(limits.tiers), now);
         if let Some((key, history)) = all {
-            self.put(key, history, granted.then_some(&[]));
+            self.put(key, history, granted.then_some(&[]), now);
         }
         decision
     }
@@ -135,7 +135,7 @@ impl Shard {
     }
 
     /// Puts a history back. `changed`: its tiers, if hits were added.
-    fn put(&mut self, key: KeyRef<'_>, history: History, changed: Option<&[Tier]>) {
+    fn put(&mut self, key: KeyRef<'_>, history: History, changed: Option<&[Tier]>, now: Micros) {
         if let Some(kept) = self.0.get_mut(&key) {
             if let Some(tiers) = changed {
                 kept.expires_ms = history.expires_ms(tiers, kept.expires_ms);
@@ -145,7 +145,7 @@ impl Shard {
             let names = [key.resource, key.domain].concat().into();
             let key = Key { names, resource_len: key.resource.len(), together: key.together };
             let expires_ms = history.expires_ms(tiers, 0);
-            self.0.insert(key.into(), history, expires_ms);
+            self.0.insert(key.into(), history, expires_ms, now.as_millis());
         }
     }
 }
