@@ -149,11 +149,11 @@ async fn reserve(store: &RedisStore, resource: &str, session: &str, hold: &str) 
     assert_eq!(made.outcome, HoldOutcome::Made);
 }
 
-/// Makes `count` holds in each of 1,000 sessions, each for a domain of its own.
-async fn fill(store: &RedisStore, resource: &str, count: usize) {
+/// Makes 500 holds in each of 2,000 sessions, each for a domain of its own.
+async fn fill(store: &RedisStore, resource: &str) {
     let caller = async |caller: usize| {
-        for session in (caller..1000).step_by(CALLERS) {
-            for hold in 0..count {
+        for session in (caller..2000).step_by(CALLERS) {
+            for hold in 0..500 {
                 reserve(store, resource, &format!("old {session}"), &hold.to_string()).await;
             }
         }
@@ -184,7 +184,7 @@ fn cpu_of_redis_for_holds() {
     let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(NAIVE).query(&mut inside).unwrap();
     let mut connections: Vec<_> = (0..CALLERS).map(|_| redis.connection()).collect();
     let store = runtime.block_on(redis_store_by_its_own_clock(&redis));
-    runtime.block_on(fill(&store, "a million", 1000));
+    runtime.block_on(fill(&store, "a million"));
     let mut costs = [(); 3].map(|()| Vec::new());
     for _ in 0..TURNS {
         let mut measure = |run: &mut dyn FnMut()| {
