@@ -29,9 +29,16 @@ use crate::settings::duration;
 
 #[derive(clap::Args)]
 #[command(
-    after_help = "Waits until the copies are granted, as flock does. Passes on the exit code of the \
-command: 128 and its number if a signal ended it, 127 if there is no such command. Exits with 1 if the \
-copies are not granted, and with 2 if no node answers.
+    after_help = "Waits until the copies are granted, as flock does. If they are lost, or no node renews \
+them for two thirds of --ttl, the command gets SIGTERM, and SIGKILL a third of --ttl later. Without Redis, a \
+node that is started again has lost them.
+
+Signals go to the command, not to its children, and the copies are released when the command ends: a script \
+should pass signals on, or exec its last program. SIGINT to this process alone is ignored.
+
+Passes on the exit code of the command: 128 and its number if a signal ended it, 127 if there is no such \
+command, 126 if it can't be run. Exits with 1 if the copies are not granted, or were lost and the command said \
+0; with 2 if no node answers at first, or the request or the arguments are wrong.
 
 Example:
   tollgate hold nightly-job acme --max-wait 10m -- ./job.sh
@@ -48,7 +55,7 @@ pub(super) struct Args {
     /// How long to wait for the copies; 0s: not at all. Without this: for ever
     #[arg(long, value_name = "TIME", value_parser = duration)]
     max_wait: Option<Duration>,
-    /// How long the copies stay held after this process is killed, or cut off from the nodes
+    /// How long the copies stay held after this process is killed, or cut off from the nodes: 1s to 1day
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
     ttl: Duration,
     #[command(flatten)]
@@ -74,8 +81,9 @@ const MIN_TTL: Duration = Duration::from_secs(1);
 /// How long to wait before asking again if a node is overloaded or does not answer.
 const BUSY: Duration = Duration::from_secs(1);
 
-/// How long a command has to end after SIGTERM, before SIGKILL.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Of the ttl: renewals are so far apart, and at its end a command has so long to end after SIGTERM, so that it
+/// has ended before others get the copies.
+const PART_OF_TTL: u32 = 3;
 
 /// Exit codes of shells.
 const NO_SUCH_COMMAND: u8 = 127;
@@ -115,8 +123,9 @@ pub(super) fn run(args: Args) -> Result<ExitCode, String> {
             let ttl = humantime::format_duration(holder.ttl);
             eprintln!("tollgate: warning: {error}: the copies stay held for up to {ttl}");
         }
-        let (ended, _) = ended?;
+        let (ended, is_lost) = ended?;
         let code = ended.code().or_else(|| ended.signal().map(|signal| 128 + signal));
+        let code = code.filter(|code| *code != 0 || !is_lost).or(is_lost.then_some(1));
         Ok(ExitCode::from(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX)))
     })?
 }
@@ -224,14 +233,15 @@ impl Holder {
             .args(command)
             .spawn()
             .map_err(error)?;
+        let patience = self.ttl / PART_OF_TTL;
         let (ended, is_lost) = {
             let mut lost = pin!(self.keep(held));
             loop {
                 tokio::select! {
                     ended = child.wait() => break (ended, false),
                     why = &mut lost => {
-                        eprintln!("tollgate: warning: {why}: the command is ended");
-                        break (end(&mut child).await, true);
+                        eprintln!("tollgate: warning: {why}: the command gets SIGTERM");
+                        break (end(&mut child, patience).await, true);
                     }
                     () = received(&mut terminate) => send(&child, Signal::TERM),
                     () = received(&mut hangup) => send(&child, Signal::HUP),
@@ -245,13 +255,12 @@ impl Holder {
 
     /// Renews the session until it is lost; returns why.
     async fn keep(&mut self, mut held: Held) -> String {
-        let interval = self.ttl / 3;
+        let interval = self.ttl / PART_OF_TTL;
         let mut next = Instant::now() + interval;
         loop {
             sleep_until(next).await;
             let asked = Instant::now();
-            // The command needs some time to end before others get the copies.
-            let left = (held.until - self.ttl / 10).saturating_duration_since(asked);
+            let left = (held.until - self.ttl / PART_OF_TTL).saturating_duration_since(asked);
             if left.is_zero() {
                 return "no node has renewed the session in time".to_owned();
             }
@@ -317,10 +326,11 @@ async fn received(signal: &mut Option<unix::Signal>) {
         None => std::future::pending().await,
     }
 }
-/// Ends a command.
-async fn end(child: &mut Child) -> std::io::Result<ExitStatus> {
+
+/// Ends a command: with SIGTERM, and after `patience` with SIGKILL.
+async fn end(child: &mut Child, patience: Duration) -> std::io::Result<ExitStatus> {
     send(child, Signal::TERM);
-    match tokio::time::timeout(PATIENCE, child.wait()).await {
+    match tokio::time::timeout(patience, child.wait()).await {
         Ok(ended) => ended,
         Err(_) => {
             child.start_kill()?;
