@@ -5,44 +5,51 @@
 -- KEYS[2]  the index of the holds: a sorted set. Both keys exist, or neither, so that both can be declared
 --          while Redis Cluster moves their slot.
 -- ARGV[1]  doubles:
---            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session
+--            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list
 --            2 the time in µs, for tests; 0: the server's own
 --            3 time to live of the session, in ms; 0: as before
 --            4 to reserve: the most copies; to release: the copies to keep
 --          and to reserve:
 --            5 the least copies
---            6 the most copies that the domain may hold, 7 that all domains may hold; -1: no limit
---            8 the most holds on the resource; -1: no limit
---            9 1: the session must exist already
---           10 1: the limits on copies are enforced
+--            6 the most holds on the resource; -1: no limit
+--            7 1: the session must exist already
+--            8 1: the limits on copies are enforced
+--            9 the most copies that all domains may hold, then those that each group of the domain may, and
+--              at last those that the domain may; -1: no limit
 -- ARGV[2]  the session
--- ARGV[3]  the hold, and ARGV[4] the domain; '' if the operation needs none
+-- ARGV[3]  the hold; '' if the operation needs none
+-- ARGV[4]  to reserve: the groups of the domain, and the domain; to list: groups, and nothing. Written as: how
+--          many groups, as I2; each group, with its length as B before it; the domain
 --
 -- Hash: the field '' has the copies that are held, the number of holds, and the last number of a session;
--- 'd' and a domain: the copies that it holds; 's' and a session: its number, its time to live in ms, and the
--- bytes of its holds; 'h', the number of the session and a hold: its copies and its domain. All numbers are I7; that of a session in the
--- name of a field is big-endian, so that the index sorts as the names do.
+-- 'd' and a domain, or 'g' and a group: the copies that it holds; 's' and a session: its number, its time to
+-- live in ms, and the bytes of its holds; 'h', the number of the session and a hold: its copies, and then the
+-- groups and the domain that they count in, as in ARGV[4]. All numbers are I7; that of a session in the name of
+-- a field is big-endian, so that the index sorts as the names do.
 -- Index: the fields of the sessions by their end, in ms, and those of the holds by the negated number of
 -- their session.
 -- Both keys expire with the last session.
 --
 -- Reply: 1 if a corrupt record was replaced; then
 --   to reserve: the outcome (0 made, 1 known, 2 no room, 3 too many, 4 other domain), the copies granted, the
---     copies that enforced limits grant, those that the domain holds, those that all hold, 1 if there are
---     more sessions to free;
+--     copies that enforced limits grant, 1 if there are more sessions to free; the copies that all hold, those
+--     that each group of the domain holds, and those that the domain holds;
 --   to release: the copies left;
 --   to keep alive: when the session ends, in ms, 0 if it does not live; then for each hold its name and its
 --     value in the hash;
---   to end: the copies that the session held.
+--   to end: the copies that the session held;
+--   to list: the copies that all hold, the number of holds, 1 if there are more sessions; the copies that each
+--     group holds; a list of the sessions, each with its name, its end in ms, and its holds as above.
 
 local corrupt = ...
-local RESERVE, RELEASE, KEEP_ALIVE = 0, 1, 2
-local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 40, 100
+local RESERVE, RELEASE, KEEP_ALIVE, END = 0, 1, 2, 3
+local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 38, 100
+local LIST_BYTES, SESSION_BYTES = 500000, 200
 local call, pack, unpacked, min, max = redis.call, struct.pack, struct.unpack, math.min, math.max
 
 local holds, index = KEYS[1], KEYS[2]
 local op, now, ttl, copies = unpacked('<dddd', ARGV[1])
-local session, hold, domain = 's' .. ARGV[2], ARGV[3], ARGV[4]
+local session, hold, members = 's' .. ARGV[2], ARGV[3], ARGV[4]
 local replaced = corrupt and 1 or 0
 local simulated = now ~= 0
 if simulated then
@@ -64,19 +71,35 @@ else
   call('UNLINK', index)
 end
 
--- What has changed: the copies that domains hold, by field. Written at the end.
-local domains, is_changed, is_emptied = {}, false, false
-local function held_by(field)
-  if not domains[field] then
-    local value = call('HGET', holds, field)
-    domains[field] = value and unpacked('<I7', value) or 0
+-- The fields that count the copies of a hold: those of its groups, and at last that of its domain. They are
+-- written in `text` from `at` on, as in ARGV[4].
+local function fields_of(text, at)
+  local fields = {}
+  local groups, at = unpacked('<I2', text, at)
+  for nth = 1, groups do
+    fields[nth], at = unpacked('Bc0', text, at)
+    fields[nth] = 'g' .. fields[nth]
   end
-  return domains[field]
+  fields[groups + 1] = 'd' .. string.sub(text, at)
+  return fields
 end
-local function change(field, by)
-  domains[field] = held_by(field) + by
+
+-- What has changed: the copies that domains and groups hold, by field. Written at the end.
+local counts, is_changed, is_emptied = {}, false, false
+local function held_by(field)
+  if not counts[field] then
+    local value = call('HGET', holds, field)
+    counts[field] = value and unpacked('<I7', value) or 0
+  end
+  return counts[field]
+end
+local function change(fields, by)
+  for _, field in ipairs(fields) do
+    counts[field] = held_by(field) + by
+    assert(counts[field] >= 0)
+  end
   all_held = all_held + by
-  assert(domains[field] >= 0 and all_held >= 0)
+  assert(all_held >= 0)
   is_changed = true
 end
 
@@ -93,7 +116,7 @@ local function forget(field)
   if #members > 0 then
     for _, value in ipairs(call('HMGET', holds, unpack(members))) do
       local copies = unpacked('<I7', value)
-      change('d' .. string.sub(value, 8), -copies)
+      change(fields_of(value, 8), -copies)
       freed = freed + copies
     end
     call('HDEL', holds, unpack(members))
@@ -151,7 +174,7 @@ end
 local function finish(reply)
   if is_changed then
     put('', pack('<I7I7I7', all_held, count, last))
-    for field, copies in pairs(domains) do
+    for field, copies in pairs(counts) do
       if copies > 0 then put(field, pack('<I7', copies)) else call('HDEL', holds, field) end
     end
   end
@@ -167,36 +190,52 @@ local function finish(reply)
   return reply
 end
 
+-- Adds the holds of a session to a reply.
+local function add_holds(reply, number)
+  local names = call('ZRANGEBYSCORE', index, -number, -number)
+  if #names == 0 then return end
+  for i, value in ipairs(call('HMGET', holds, unpack(names))) do
+    reply[#reply + 1] = string.sub(names[i], 9)
+    reply[#reply + 1] = assert(value)
+  end
+end
+
 local function name_of(number, hold) return 'h' .. pack('>I7', number) .. hold end
 
 if op == RESERVE then
-  local least, domain_limit, global_limit, max_holds, known_only, enforced =
-    unpacked('<dddddd', ARGV[1], 33)
-  local field = 'd' .. domain
-  local held = held_by(field)
+  local least, max_holds, known_only, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
+  local fields = fields_of(members, 1)
+  local function answer(outcome, granted, allowed)
+    local reply = { replaced, outcome, granted, allowed, has_backlog, all_held }
+    for _, field in ipairs(fields) do reply[#reply + 1] = held_by(field) end
+    return finish(reply)
+  end
   local value = number and call('HGET', holds, name_of(number, hold))
   if value then
-    if string.sub(value, 8) ~= domain then
-      return finish({ replaced, 4, 0, 0, held, all_held, has_backlog })
-    end
+    local its_fields = fields_of(value, 8)
+    if its_fields[#its_fields] ~= fields[#fields] then return answer(4, 0, 0) end
     renew()
-    return finish({ replaced, 1, unpacked('<I7', value), 0, held, all_held, has_backlog })
+    return answer(1, (unpacked('<I7', value)), 0)
   end
   if number then
     renew()
   else
     bytes = 0
   end
-  local more = HOLD_BYTES + #hold + #domain
+  local more = HOLD_BYTES + #hold + #members
   local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
   local most = min(copies, MAX_HELD - all_held)
-  local allowed = min(most, room(domain_limit, held), room(global_limit, all_held))
+  local allowed = min(most, room(global_limit, all_held))
+  for nth, field in ipairs(fields) do
+    local limit = unpacked('<d', ARGV[1], 65 + 8 * nth)
+    allowed = min(allowed, room(limit, held_by(field)))
+  end
   if allowed < least then allowed = 0 end
   local granted = enforced == 1 and allowed or most
   local too_many = (max_holds >= 0 and count >= max_holds) or bytes + more > MAX_SESSION_BYTES
     or (known_only == 1 and not number)
   if too_many or granted < least then
-    return finish({ replaced, too_many and 3 or 2, 0, allowed, held, all_held, has_backlog })
+    return answer(too_many and 3 or 2, 0, allowed)
   end
   if not number then
     last = last + 1
@@ -204,12 +243,12 @@ if op == RESERVE then
     renew()
   end
   local name = name_of(number, hold)
-  put(name, pack('<I7', granted) .. domain)
+  put(name, pack('<I7', granted) .. members)
   change_bytes(more)
   call('ZADD', index, -number, name)
-  change(field, granted)
+  change(fields, granted)
   count = count + 1
-  return finish({ replaced, 0, granted, allowed, domains[field], all_held, has_backlog })
+  return answer(0, granted, allowed)
 end
 
 if op == RELEASE then
@@ -220,7 +259,7 @@ if op == RELEASE then
     if value then
       local had = unpacked('<I7', value)
       left = min(had, copies)
-      if left < had then change('d' .. string.sub(value, 8), left - had) end
+      if left < had then change(fields_of(value, 8), left - had) end
       if left == 0 then
         call('HDEL', holds, name)
         call('ZREM', index, name)
@@ -239,14 +278,27 @@ if op == KEEP_ALIVE then
   if not number then return finish({ replaced, 0 }) end
   renew()
   local reply = { replaced, ends }
-  local names = call('ZRANGEBYSCORE', index, -number, -number)
-  if #names > 0 then
-    for i, value in ipairs(call('HMGET', holds, unpack(names))) do
-      reply[#reply + 1] = string.sub(names[i], 9)
-      reply[#reply + 1] = assert(value)
-    end
-  end
+  add_holds(reply, number)
   return finish(reply)
 end
 
-return finish({ replaced, number and forget(session) or 0 })
+if op == END then return finish({ replaced, number and forget(session) or 0 }) end
+
+local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
+local groups = fields_of(members, 1)
+for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
+local most = LIST_BYTES / SESSION_BYTES + 1
+local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+for at = 1, #live, 2 do
+  if listed >= LIST_BYTES then
+    reply[4] = 1
+    break
+  end
+  local number, _, bytes = find(live[at])
+  local session = { string.sub(live[at], 2), tonumber(live[at + 1]) }
+  add_holds(session, assert(number))
+  sessions[#sessions + 1] = session
+  listed = listed + SESSION_BYTES + bytes
+end
+reply[#reply + 1] = sessions
+return finish(reply)

@@ -1,5 +1,6 @@
 //! Requests of a command to a node's HTTP API, and what is printed of the answer.
 
+use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -138,6 +139,15 @@ pub(super) struct Document {
 
 /// The path of a bucket.
 pub(super) fn bucket_path(namespace: &str, bucket: &str) -> String {
-    let escape = |name| utf8_percent_encode(name, QUERY_ESCAPES);
     format!("/v1/buckets/{}/{}", escape(namespace), escape(bucket))
+}
+
+/// The path of what is held of a resource, by all or by a session.
+pub(super) fn held_path(resource: &str, session: Option<&str>) -> String {
+    let session = session.map(|session| format!("/{}", escape(session)));
+    format!("/v1/held/{}{}", escape(resource), session.unwrap_or_default())
+}
+
+fn escape(name: &str) -> impl Display {
+    utf8_percent_encode(name, QUERY_ESCAPES)
 }

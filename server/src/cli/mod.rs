@@ -18,6 +18,7 @@ mod credentials;
 mod explain;
 mod health;
 mod hold;
+mod holds;
 mod http;
 mod kill_switch;
 mod limits;
@@ -74,6 +75,8 @@ enum Command {
     Hold(hold::Args),
     #[command(hide = true, name = "hold-command")]
     Held(hold::CommandArgs),
+    /// Show who holds copies of a resource, and end a session
+    Holds(holds::Args),
     /// Show what a bucket stands at, and fill it up
     Bucket(bucket::Args),
     /// Show what a request for tokens would be answered, and why; exit 1 if it would be refused
@@ -104,6 +107,7 @@ pub fn main() -> ExitCode {
         Command::Request(args) => request::run(args),
         Command::Hold(args) => hold::run(args),
         Command::Held(args) => hold::run_command(&args),
+        Command::Holds(args) => holds::run(args),
         Command::Bucket(args) => bucket::run(args),
         Command::Explain(args) => explain::run(&args),
         Command::Limits(args) => limits::run(&args),

@@ -101,6 +101,26 @@ impl Glob {
         self.pattern == Pattern::Everything
     }
 
+    /// Whether this matches a single name only.
+    pub fn is_literal(&self) -> bool {
+        match &self.pattern {
+            Pattern::Everything => false,
+            Pattern::Pieces(pieces) => {
+                pieces.iter().all(|piece| matches!(piece, Piece::Literal(_)))
+            }
+        }
+    }
+
+    /// A name that matches, unless none does.
+    pub fn example(&self) -> String {
+        let Pattern::Pieces(pieces) = &self.pattern else { return "x".to_owned() };
+        let example = |piece: &Piece| match piece {
+            Piece::Literal(literal) => Some(*literal),
+            _ => ('x'..=char::MAX).chain('\0'..'x').find(|c| piece.matches(*c, self.separator)),
+        };
+        pieces.iter().filter_map(example).collect()
+    }
+
     /// Whether the whole `name` matches. Takes time proportional at most to the length of `name`
     /// times the length of the glob.
     pub fn matches(&self, name: &str) -> bool {

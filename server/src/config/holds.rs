@@ -5,17 +5,35 @@ use std::ops::RangeInclusive;
 use hashbrown::HashMap;
 
 use super::domains::by_domain;
-use super::fault::YamlPath;
+use super::fault::{YamlPath, quoted};
+use super::glob::Glob;
+use super::groups::{
+    DomainGroup, MAX_GROUP_BYTES, MAX_GROUPS, MAX_GROUPS_OF_DOMAIN, NameSet, in_too_many,
+};
 use super::model::{HoldTemplate, MAX_HOLDS};
 use super::namespaces::enforce;
 use super::read::{Keys, Reader};
-use super::template_globs::{check_globs, glob};
+use super::template_globs::{check_globs, glob, globs};
 use super::tree::YamlNode;
 use crate::domain::holds::MAX_HELD;
 
 const HOLD_KEYS: Keys = Keys {
     shape: "a mapping, such as { resource: \"sandbox\", domain_limit: 5 }",
-    known: &["resource", "domain_limit", "global_limit", "domains", "max_holds", "enforce"],
+    known: &[
+        "resource",
+        "domain_limit",
+        "global_limit",
+        "domains",
+        "groups",
+        "max_holds",
+        "enforce",
+    ],
+    ignored: &[],
+};
+
+const GROUP_KEYS: Keys = Keys {
+    shape: "a mapping, such as { domains: [\"t-*\"], limit: 10 }",
+    known: &["domains", "except", "limit"],
     ignored: &[],
 };
 
@@ -28,7 +46,7 @@ pub(super) fn holds(
     node: &YamlNode<'_>,
     path: &YamlPath<'_>,
 ) -> Vec<HoldTemplate> {
-    let (mut globs, mut all) = (Vec::new(), Vec::new());
+    let (mut resources, mut all) = (Vec::new(), Vec::new());
     for (index, item) in reader.items(node, path).enumerate() {
         let path = path.item(index);
         let fields = reader.fields(item, &path, &HOLD_KEYS);
@@ -46,6 +64,10 @@ pub(super) fn holds(
             }
             None => HashMap::new(),
         };
+        let groups = match fields.get("groups") {
+            Some(entry) => groups(reader, entry.value, &path.key(entry.key)),
+            None => Vec::new(),
+        };
         let max_holds = reader.bound(&fields, &path, "max_holds", MAX_HOLDS);
         let enforce = enforce(reader, &fields, &path);
         if let Some(field) = &glob {
@@ -55,12 +77,44 @@ pub(super) fn holds(
                 domain_limit,
                 global_limit,
                 domains,
+                groups,
                 max_holds,
                 enforce,
             });
         }
-        globs.push(glob);
+        resources.push(glob);
     }
-    check_globs(reader, globs.iter().map(Option::as_ref), path, "resource");
+    check_globs(reader, resources.iter().map(Option::as_ref), path, "resource");
     all
+}
+
+fn groups(reader: &mut Reader, node: &YamlNode<'_>, path: &YamlPath<'_>) -> Vec<DomainGroup> {
+    let mut groups = Vec::new();
+    for entry in reader.entries(node, path, "a mapping of groups by name") {
+        let path = path.name(entry.key);
+        if !(1..=MAX_GROUP_BYTES).contains(&entry.key.len()) {
+            let message = format!("the name of a group has 1 to {MAX_GROUP_BYTES} bytes");
+            reader.fault_of_name(entry.line, &path, message);
+        }
+        let fields = reader.fields(entry.value, &path, &GROUP_KEYS);
+        let mut names = |key| NameSet::from(globs(reader, fields.get(key), &path, Glob::new));
+        let (domains, except) = (names("domains"), names("except"));
+        if fields.get("domains").is_none() {
+            let _: Option<()> =
+                reader.missing(&fields, &path, "domains", "a list of globs over domains");
+        }
+        let limit = reader.limit(&fields, &path, "limit", LIMITS);
+        groups.push(DomainGroup { name: entry.key.into(), domains, except, limit });
+    }
+    if groups.len() > MAX_GROUPS {
+        let message = format!("has {} groups, at most {MAX_GROUPS} are allowed", groups.len());
+        reader.fault(node.line, path, message);
+    } else if let Some((domain, count)) = in_too_many(&groups) {
+        let domain = quoted(&domain);
+        let message = format!(
+            "the domain {domain} is in {count} groups, at most {MAX_GROUPS_OF_DOMAIN} are allowed"
+        );
+        reader.fault(node.line, path, message);
+    }
+    groups
 }

@@ -9,6 +9,7 @@ mod difference;
 mod domains;
 mod fault;
 pub mod glob;
+pub mod groups;
 mod holds;
 pub mod model;
 mod namespaces;
@@ -215,6 +216,60 @@ resources:
         let [sandbox, other] = &limits.holds[..] else { panic!("two templates") };
         assert_eq!((sandbox.max_holds, sandbox.enforce), (Some(model::MAX_HOLDS), true));
         assert_eq!((other.domain_limit, other.global_limit), (None, None));
+    }
+
+    #[test]
+    fn groups_of_domains() {
+        let limits = parse(
+            "holds:
+               - resource: '*'
+                 groups:
+                   trial: { domains: ['t-*'], except: [t-friend, 't-f?'], limit: 4 }
+                   named: { domains: [acme, '\\*', t-1] }
+                   all: { domains: ['*'] }",
+        )
+        .expect("a valid file")
+        .limits;
+        for (domain, groups) in [
+            ("t-1", &["trial", "named", "all"][..]),
+            ("t-friend", &["all"]),
+            ("t-fr", &["all"]),
+            ("t-", &["trial", "all"]),
+            ("t-a/b", &["all"]),
+            ("acme", &["named", "all"]),
+            ("*", &["named", "all"]),
+            ("acme2", &["all"]),
+        ] {
+            let found = limits.holds[0].groups_of(domain).map(|group| &*group.name);
+            assert_eq!(found.collect::<Vec<_>>(), groups, "{domain}");
+        }
+    }
+
+    #[test]
+    fn too_many_groups() {
+        let fault_of = |count: usize, domains: &dyn Fn(usize) -> String| {
+            let mut text = "holds: [{ resource: r, groups: {".to_owned();
+            for nth in 0..count {
+                text += &format!("g{nth}: {{ domains: ['{}'] }}, ", domains(nth));
+            }
+            parse(&(text + "} }]")).err().map(|faults| faults.to_string())
+        };
+        for (count, domains, expected) in [
+            (1000, &(|nth| format!("x{nth}")) as &dyn Fn(usize) -> String, None),
+            (1001, &|nth| format!("x{nth}"), Some("has 1001 groups, at most 1000 are allowed")),
+            (32, &|_| "t-*".to_owned(), None),
+            (33, &|_| "t-*".to_owned(), Some("the domain \"t-x\" is in 33 groups, at most 32")),
+            (33, &|_| "acme".to_owned(), Some("the domain \"acme\" is in 33 groups")),
+            (40, &|nth| format!("a{}*", "b".repeat(nth)), Some("is in 33 groups")),
+            (40, &|nth| ["a*", "b*"][nth % 2].to_owned(), None),
+        ] {
+            let fault = fault_of(count, domains);
+            let matches = match (&fault, expected) {
+                (Some(fault), Some(expected)) => fault.contains(expected),
+                (fault, expected) => fault.is_none() && expected.is_none(),
+            };
+            assert!(matches, "{count}: {fault:?}, not {expected:?}");
+        }
     }
 
     #[test]

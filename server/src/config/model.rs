@@ -5,6 +5,7 @@ use std::ops::Deref;
 use hashbrown::HashMap;
 
 use super::glob::Glob;
+use super::groups::DomainGroup;
 use crate::domain::bucket::{BucketKind, BucketLimit, Terms};
 use crate::domain::sharing::SharingAlgorithm;
 use crate::domain::throttle::{HitLimits, Tier};
@@ -237,6 +238,8 @@ pub struct HoldTemplate {
     pub global_limit: Option<u64>,
     /// What certain domains have instead of `domain_limit`, by name; `None`: no limit.
     pub domains: HashMap<Box<str>, Option<u64>>,
+    /// Groups of domains, in the order of the file.
+    pub groups: Vec<DomainGroup>,
     /// The most holds of a resource at once, and the most sessions; `None`: no limit.
     pub max_holds: Option<u64>,
     /// Whether the limits are enforced, if the file enforces any.
@@ -247,6 +250,11 @@ impl HoldTemplate {
     /// The most copies that `domain` holds at once; `None`: no limit.
     pub fn domain_limit_of(&self, domain: &str) -> Option<u64> {
         self.domains.get(domain).copied().unwrap_or(self.domain_limit)
+    }
+
+    /// The groups that `domain` is in.
+    pub fn groups_of(&self, domain: &str) -> impl Iterator<Item = &DomainGroup> {
+        self.groups.iter().filter(move |group| group.contains(domain))
     }
 }
 

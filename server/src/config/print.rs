@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use serde_yaml::{Mapping, Value};
 
 use super::glob::Glob;
+use super::groups::{DomainGroup, NameSet};
 use super::model::{
     Algorithm, Bucket, DomainLimits, HoldTemplate, Limits, MAX_DOMAINS, MAX_HOLDS, MAX_RESOURCES,
     Namespace, ResourceTemplate, Throttle, Unconfigured,
@@ -181,7 +182,27 @@ fn hold(template: &HoldTemplate) -> Value {
         }
         put(&mut fields, "domains", domains);
     }
+    if !template.groups.is_empty() {
+        let mut groups = Mapping::new();
+        for group in &template.groups {
+            put(&mut groups, &group.name, domain_group(group));
+        }
+        put(&mut fields, "groups", groups);
+    }
     fields.into()
+}
+
+fn domain_group(group: &DomainGroup) -> Mapping {
+    let mut fields = Mapping::new();
+    let globs = |set: &NameSet| -> Vec<Value> {
+        set.globs().iter().map(|glob| glob.as_str().into()).collect()
+    };
+    put(&mut fields, "domains", globs(&group.domains));
+    if !group.except.globs().is_empty() {
+        put(&mut fields, "except", globs(&group.except));
+    }
+    put_limit(&mut fields, "limit", group.limit);
+    fields
 }
 
 /// Adds a limit, if there is one.

@@ -1,10 +1,10 @@
-//! The globs over resource names that definitions are for.
+//! Globs in a file: those over resource names that definitions are for, and lists of others.
 
 use std::collections::HashMap;
 
 use super::fault::{YamlPath, quoted};
 use super::glob::Glob;
-use super::read::Reader;
+use super::read::{Entry, Reader};
 use super::tree::YamlNode;
 
 /// A valid glob and its line.
@@ -28,6 +28,27 @@ pub(super) fn glob(
         }
         Ok(glob) => Some(GlobField { glob, line: node.line }),
     }
+}
+
+/// Reads a list of globs, each with `read`.
+pub(super) fn globs(
+    reader: &mut Reader,
+    entry: Option<Entry<'_>>,
+    path: &YamlPath<'_>,
+    read: impl Fn(&str) -> Result<Glob, &'static str>,
+) -> Vec<Glob> {
+    let Some(entry) = entry else { return Vec::new() };
+    let path = path.key(entry.key);
+    let mut globs = Vec::new();
+    for (index, item) in reader.items(entry.value, &path).enumerate() {
+        let here = path.item(index);
+        let Some(text) = reader.text(item, &here, "a glob") else { continue };
+        match read(text) {
+            Err(wrong) => reader.fault_of_item(item.line, &here, wrong),
+            Ok(glob) => globs.push(glob),
+        }
+    }
+    globs
 }
 
 /// Checks the globs of a list at `path`, each under `key`: they are unique, and `*` comes last. `None`

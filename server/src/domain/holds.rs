@@ -17,18 +17,36 @@ pub const MAX_HELD: u64 = 1_000_000_000_000_000;
 /// calls ask for come in one reply, of at most 4 MiB.
 pub const MAX_SESSION_BYTES: u64 = 30_000;
 
-/// The bytes of a hold in a list, without its name and its domain.
+/// The bytes of a hold in a list, without its name, its domain and its groups.
 const HOLD_BYTES: usize = 40;
+
+/// A list has no more sessions once they have so many bytes.
+const LIST_BYTES: u64 = 500_000;
+
+/// The bytes of a session in a list, without its holds.
+const SESSION_BYTES: u64 = 200;
 
 /// How many sessions and holds one call frees before it begins with no further session. A backlog is left
 /// to the next calls, so that no call takes long.
 const FREE_LIMIT: usize = 100;
 
+/// A group that a domain is in, and its limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimit<'a> {
+    /// The name of the group, of at most 128 bytes.
+    pub name: &'a str,
+    /// The most copies that its domains may hold; `None`: no limit.
+    pub limit: Option<u64>,
+}
+
 /// What limits a new hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HoldLimits {
+pub struct HoldLimits<'a> {
     /// The most copies that the domain may hold; `None`: no limit.
     pub domain: Option<u64>,
+    /// The groups that the domain is in. A hold counts in all of them until it ends, whatever groups the
+    /// domain is in by then.
+    pub groups: &'a [GroupLimit<'a>],
     /// The most copies that all domains may hold; `None`: no limit.
     pub global: Option<u64>,
     /// The most holds on the resource; `None`: no limit.
@@ -57,7 +75,7 @@ pub struct NewHold<'a> {
 }
 
 /// What became of a [`NewHold`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservation {
     /// The result.
     pub outcome: HoldOutcome,
@@ -67,6 +85,8 @@ pub struct Reservation {
     pub allowed: u64,
     /// The copies that the domain holds.
     pub domain_held: u64,
+    /// The copies that each group of the domain holds, in the order of the limits.
+    pub groups_held: Vec<u64>,
     /// The copies that all domains hold.
     pub all_held: u64,
     /// Whether there are sessions to free that are over.
@@ -115,17 +135,41 @@ pub struct HeldCopies {
     pub copies: u64,
 }
 
+/// The sessions on a resource, and what is held of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HoldList {
+    /// The copies that all domains hold. This may count sessions that are over and not yet freed, as all
+    /// these counts.
+    pub all_held: u64,
+    /// The number of holds.
+    pub holds: u64,
+    /// The copies that each group holds, in the order in which they were asked for.
+    pub groups_held: Vec<u64>,
+    /// Live sessions by name.
+    pub sessions: Vec<(Box<str>, LiveSession)>,
+    /// Whether there are more sessions than these.
+    pub has_more: bool,
+}
+
 /// The holds on one resource. Times are in milliseconds since the epoch.
 #[derive(Debug, Default)]
 pub struct Holds {
     sessions: HashMap<Arc<str>, Session>,
     /// The sessions by their end.
     by_end: BTreeSet<(i64, Arc<str>)>,
-    /// The copies that each domain holds, if any.
-    domains: HashMap<Box<str>, u64>,
-    /// The copies that all domains hold.
-    copies: u64,
+    held: Held,
     holds: u64,
+}
+
+/// The copies that are held.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Held {
+    /// By all domains.
+    all: u64,
+    /// By each domain, if any.
+    domains: HashMap<Box<str>, u64>,
+    /// By each group, if any.
+    groups: HashMap<Box<str>, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -138,10 +182,64 @@ struct Session {
     holds: BTreeMap<Box<str>, Hold>,
 }
 
+impl Session {
+    fn live(&self) -> LiveSession {
+        let holds = self.holds.iter().map(|(name, hold)| HeldCopies {
+            hold: name.clone(),
+            domain: hold.domain.clone(),
+            copies: hold.copies,
+        });
+        LiveSession { ends_ms: self.ends_ms, holds: holds.collect() }
+    }
+}
+
 #[derive(Debug)]
 struct Hold {
     domain: Box<str>,
+    /// The groups that it counts in.
+    groups: Box<[Box<str>]>,
     copies: u64,
+}
+
+impl Hold {
+    /// The bytes in a list, if it has this name.
+    fn bytes(&self, name: &str) -> u64 {
+        hold_bytes(name, &self.domain, self.groups.iter().map(|group| &**group))
+    }
+}
+
+impl Held {
+    fn by_domain(&self, domain: &str) -> u64 {
+        self.domains.get(domain).copied().unwrap_or_default()
+    }
+
+    fn by_group(&self, group: &str) -> u64 {
+        self.groups.get(group).copied().unwrap_or_default()
+    }
+
+    /// Counts so many copies of a hold.
+    fn add(&mut self, hold: &Hold, copies: u64) {
+        self.all += copies;
+        *self.domains.entry_ref(&*hold.domain).or_default() += copies;
+        for group in &hold.groups {
+            *self.groups.entry_ref(&**group).or_default() += copies;
+        }
+    }
+
+    /// Counts so many copies of a hold no more.
+    fn remove(&mut self, hold: &Hold, copies: u64) {
+        let remove = |counts: &mut HashMap<Box<str>, u64>, name: &str| {
+            if let Some(held) = counts.get_mut(name) {
+                *held -= copies;
+                if *held == 0 {
+                    counts.remove(name);
+                }
+            }
+        };
+        self.all -= copies;
+        remove(&mut self.domains, &hold.domain);
+        hold.groups.iter().for_each(|group| remove(&mut self.groups, group));
+    }
 }
 
 impl Holds {
@@ -152,12 +250,19 @@ impl Holds {
         let is_known = session.is_some();
         let had = session.and_then(|session| session.holds.get(new.hold));
         let had = had.map(|hold| (hold.copies, *hold.domain == *new.domain));
-        let bytes = hold_bytes(new.hold, new.domain);
+        let group_names = limits.groups.iter().map(|group| group.name);
+        let bytes = hold_bytes(new.hold, new.domain, group_names.clone());
         let session_bytes = bytes + session.map_or(0, |session| session.bytes);
-        let domain_held = self.domains.get(new.domain).copied().unwrap_or_default();
+        let domain_held = self.held.by_domain(new.domain);
+        let groups_held: Vec<u64> =
+            group_names.clone().map(|name| self.held.by_group(name)).collect();
+        let room = |limit: Option<u64>, held| limit.unwrap_or(MAX_HELD).saturating_sub(held);
+        let groups = limits.groups.iter().zip(&groups_held);
+        let group_room = groups.map(|(group, held)| room(group.limit, *held)).min();
         let answer = Reservation {
             domain_held,
-            all_held: self.copies,
+            groups_held,
+            all_held: self.held.all,
             has_backlog,
             ..Reservation::default()
         };
@@ -171,10 +276,10 @@ impl Holds {
         if is_known {
             self.renew(new.session, new.ttl_ms, now_ms);
         }
-        let room = |limit: Option<u64>, held| limit.unwrap_or(MAX_HELD).saturating_sub(held);
-        let most = new.copies.min(MAX_HELD.saturating_sub(self.copies));
+        let most = new.copies.min(MAX_HELD.saturating_sub(self.held.all));
         let allowed =
-            most.min(room(limits.domain, domain_held)).min(room(limits.global, self.copies));
+            most.min(room(limits.domain, domain_held)).min(room(limits.global, self.held.all));
+        let allowed = allowed.min(group_room.unwrap_or(MAX_HELD));
         let allowed = if allowed < new.min_copies { 0 } else { allowed };
         let granted = if limits.enforced { allowed } else { most };
         let answer = Reservation { allowed, ..answer };
@@ -192,14 +297,20 @@ impl Holds {
             self.renew(new.session, new.ttl_ms, now_ms);
         }
         if let Some(session) = self.sessions.get_mut(new.session) {
-            let hold = Hold { domain: new.domain.into(), copies: granted };
+            let groups = group_names.map(Into::into).collect();
+            let hold = Hold { domain: new.domain.into(), groups, copies: granted };
+            self.held.add(&hold, granted);
             session.holds.insert(new.hold.into(), hold);
             session.bytes = session_bytes;
         }
         self.holds += 1;
-        self.copies += granted;
-        *self.domains.entry_ref(new.domain).or_default() += granted;
-        Reservation { granted, domain_held: domain_held + granted, all_held: self.copies, ..answer }
+        Reservation {
+            granted,
+            domain_held: domain_held + granted,
+            groups_held: answer.groups_held.iter().map(|held| held + granted).collect(),
+            all_held: self.held.all,
+            ..answer
+        }
     }
 
     /// Cuts a hold to `keep` copies; 0 ends it. Returns the copies left; 0 if there is no such hold. Renews
@@ -209,19 +320,15 @@ impl Holds {
         let Some(kept) = self.sessions.get_mut(session) else { return 0 };
         let ttl_ms = kept.ttl_ms;
         let mut left = 0;
-        let mut released = None;
         if let Entry::Occupied(mut entry) = kept.holds.entry(hold.into()) {
             let had = entry.get().copies;
             left = had.min(keep);
             entry.get_mut().copies = left;
-            released = Some((entry.get().domain.clone(), had - left));
+            self.held.remove(entry.get(), had - left);
             if left == 0 {
-                kept.bytes -= hold_bytes(hold, &entry.remove().domain);
+                kept.bytes -= entry.remove().bytes(hold);
                 self.holds -= 1;
             }
-        }
-        if let Some((domain, copies)) = released {
-            self.give_back(&domain, copies);
         }
         self.renew(session, ttl_ms, now_ms);
         left
@@ -237,19 +344,35 @@ impl Holds {
         self.free(session, now_ms);
         let ttl_ms = ttl_ms.unwrap_or(self.sessions.get(session)?.ttl_ms);
         self.renew(session, ttl_ms, now_ms);
-        let session = self.sessions.get(session)?;
-        let holds = session.holds.iter().map(|(name, hold)| HeldCopies {
-            hold: name.clone(),
-            domain: hold.domain.clone(),
-            copies: hold.copies,
-        });
-        Some(LiveSession { ends_ms: session.ends_ms, holds: holds.collect() })
+        self.sessions.get(session).map(Session::live)
     }
 
     /// Ends a session. Returns the copies that it held; 0 if it did not live.
     pub fn end_session(&mut self, session: &str, now_ms: i64) -> u64 {
         self.free(session, now_ms);
         self.forget(session).0
+    }
+
+    /// Lists the live sessions in the order of their end, those that end first, and what `groups` hold.
+    pub fn list(&mut self, groups: &[&str], now_ms: i64) -> HoldList {
+        self.free("", now_ms);
+        let mut live = self.by_end.iter().filter(|(ends_ms, _)| *ends_ms > now_ms);
+        let (mut sessions, mut bytes) = (Vec::new(), 0);
+        while bytes < LIST_BYTES
+            && let Some((_, name)) = live.next()
+        {
+            if let Some(session) = self.sessions.get(name) {
+                bytes += SESSION_BYTES + session.bytes;
+                sessions.push((Box::from(&**name), session.live()));
+            }
+        }
+        HoldList {
+            all_held: self.held.all,
+            holds: self.holds,
+            groups_held: groups.iter().map(|group| self.held.by_group(group)).collect(),
+            has_more: live.next().is_some(),
+            sessions,
+        }
     }
 
     /// After this time, in milliseconds since the epoch, nothing here matters any more: the end of the last
@@ -286,21 +409,9 @@ impl Holds {
         let Some((name, session)) = self.sessions.remove_entry(session) else { return (0, 0) };
         self.by_end.remove(&(session.ends_ms, name));
         let copies = session.holds.values().map(|hold| hold.copies).sum();
-        for hold in session.holds.values() {
-            self.give_back(&hold.domain, hold.copies);
-        }
+        session.holds.values().for_each(|hold| self.held.remove(hold, hold.copies));
         self.holds -= session.holds.len() as u64;
         (copies, session.holds.len())
-    }
-
-    fn give_back(&mut self, domain: &str, copies: u64) {
-        self.copies -= copies;
-        if let Some(held) = self.domains.get_mut(domain) {
-            *held -= copies;
-            if *held == 0 {
-                self.domains.remove(domain);
-            }
-        }
     }
 
     fn renew(&mut self, name: &str, ttl_ms: i64, now_ms: i64) {
@@ -315,9 +426,10 @@ impl Holds {
     }
 }
 
-/// The bytes of a hold in a list.
-fn hold_bytes(hold: &str, domain: &str) -> u64 {
-    (HOLD_BYTES + hold.len() + domain.len()) as u64
+/// The bytes of a hold in a list. A group has one byte more than its name.
+fn hold_bytes<'a>(hold: &str, domain: &str, groups: impl Iterator<Item = &'a str>) -> u64 {
+    let groups: usize = groups.map(|group| group.len() + 1).sum();
+    (HOLD_BYTES + hold.len() + domain.len() + groups) as u64
 }
 
 #[cfg(test)]

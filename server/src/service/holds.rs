@@ -4,13 +4,17 @@
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use smallvec::SmallVec;
 
 use super::bounds::NameCount;
 use super::capacity::check_id;
 use super::throttle::check_copies;
 use super::{Error, ServiceState};
+use crate::config::groups::MAX_GROUPS_OF_DOMAIN;
 use crate::config::model::{FailurePolicy, HoldTemplate, MAX_HOLDS};
-use crate::domain::holds::{HoldLimits, HoldOutcome, LiveSession, MAX_HELD, NewHold, Reservation};
+use crate::domain::holds::{
+    GroupLimit, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold, Reservation,
+};
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
 use crate::metrics::{HoldMetrics, ReserveOutcome};
@@ -56,7 +60,7 @@ pub struct ReserveQuery<'a> {
 }
 
 /// The answer to a [`ReserveQuery`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReserveAnswer {
     /// The copies of the hold; 0: refused.
     pub granted: u64,
@@ -68,12 +72,51 @@ pub struct ReserveAnswer {
     pub domain_held: Option<u64>,
     /// The copies that all domains hold; `None`: unknown.
     pub all_held: Option<u64>,
+    /// The groups that the domain is in now.
+    pub groups: Vec<GroupHeld>,
     /// After a refusal: when it may be worth asking again, in milliseconds; 0: these limits never grant it.
     pub retry_after_ms: i64,
     /// Whether it was decided without the shared store, and recorded nowhere.
     pub degraded: bool,
     /// Whether so many copies were granted only because the limits are not enforced.
     pub shadow: bool,
+}
+
+/// What a group of domains holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupHeld {
+    /// The group.
+    pub name: Box<str>,
+    /// The most copies that its domains may hold; `None`: no limit.
+    pub limit: Option<u64>,
+    /// The copies that were reserved when their domain was in the group; `None`: unknown.
+    pub held: Option<u64>,
+}
+
+/// What a resource stands at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldsView {
+    /// Its limits; `None` without.
+    pub limits: Option<HoldsLimits>,
+    /// What its groups hold.
+    pub groups: Vec<GroupHeld>,
+    /// What is held, and by which sessions.
+    pub list: HoldList,
+}
+
+/// The limits of a resource.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldsLimits {
+    /// The glob over resource names.
+    pub glob: Box<str>,
+    /// The most copies of a domain without a limit of its own; `None`: no limit.
+    pub domain: Option<u64>,
+    /// The most copies of all domains; `None`: no limit.
+    pub global: Option<u64>,
+    /// The most holds; `None`: no limit.
+    pub max_holds: Option<u64>,
+    /// Whether they are enforced.
+    pub enforced: bool,
 }
 
 /// A session to renew.
@@ -127,7 +170,15 @@ impl<S: HoldStore> HoldService<S> {
             check_unconfigured(&snapshot, query.resource)
                 .inspect_err(|_| resource.meter.count(ReserveOutcome::NotFound))?;
         }
-        let is_enforced = limits.is_none_or(|limits| limits.enforce);
+        let groups: SmallVec<[GroupLimit<'_>; 4]> = limits
+            .into_iter()
+            .flat_map(|limits| limits.groups_of(query.domain))
+            .map(|group| GroupLimit { name: &group.name, limit: group.limit })
+            .collect();
+        if groups.len() > MAX_GROUPS_OF_DOMAIN {
+            resource.meter.count(ReserveOutcome::Invalid);
+            return Err(Error::OtherKind("the domain is in more than 32 groups of these limits"));
+        }
         let now = state.clock.now();
         let max = resource.max_holds();
         let admitted = max.map_or(Ok(()), |max| {
@@ -135,10 +186,11 @@ impl<S: HoldStore> HoldService<S> {
         });
         let hold_limits = HoldLimits {
             domain: limits.and_then(|limits| limits.domain_limit_of(query.domain)),
+            groups: &groups,
             global: limits.and_then(|limits| limits.global_limit),
             max_holds: max,
             known_only: admitted.is_err(),
-            enforced: state.enforces(snapshot.limits.enforce && is_enforced),
+            enforced: resource.is_enforced(state, &snapshot),
         };
         let target = resource.target(query.resource, caller);
         let (decided, degraded) = match self.store.reserve(&target, &new, &hold_limits).await {
@@ -162,7 +214,7 @@ impl<S: HoldStore> HoldService<S> {
         if decided.outcome == HoldOutcome::Made {
             resource.meter.add_copies(decided.allowed);
         }
-        let answer = answer(&decided, &new, &hold_limits, degraded);
+        let answer = answer(decided, &new, &hold_limits, degraded);
         if answer.shadow {
             resource.meter.count_shadowed(outcome);
         } else if outcome == ReserveOutcome::TooManyHolds
@@ -247,6 +299,36 @@ impl<S: HoldStore> HoldService<S> {
         }
     }
 
+    /// Shows what a resource stands at. `None` if it has no limits, and nothing is held of it.
+    pub async fn look(
+        &self,
+        resource: &str,
+        caller: Option<CallerId>,
+    ) -> Result<Option<HoldsView>, Error> {
+        check_id("resource", resource)?;
+        let snapshot = self.state.limits.current();
+        let found = Resource::find(&self.state, &snapshot, resource);
+        found.check_kind(&snapshot, resource)?;
+        let groups = found.limits.map_or(&[][..], |limits| &limits.groups);
+        let names: Vec<&str> = groups.iter().map(|group| &*group.name).collect();
+        let target = found.target(resource, caller);
+        let list = self.store.list_holds(&target, &names).await.map_err(Error::of_read)?;
+        let limits = found.limits.map(|limits| HoldsLimits {
+            glob: limits.glob.as_str().into(),
+            domain: limits.domain_limit,
+            global: limits.global_limit,
+            max_holds: limits.max_holds,
+            enforced: found.is_enforced(&self.state, &snapshot),
+        });
+        let groups = groups.iter().zip(&list.groups_held).map(|(group, held)| GroupHeld {
+            name: group.name.clone(),
+            limit: group.limit,
+            held: Some(*held),
+        });
+        let view = HoldsView { limits, groups: groups.collect(), list };
+        Ok(Some(view).filter(|view| view.limits.is_some() || !view.list.sessions.is_empty()))
+    }
+
     /// Ends a session. Returns the copies that it held.
     pub async fn end_session(
         &self,
@@ -293,6 +375,11 @@ impl<'a> Resource<'a> {
 
     fn target<'r>(&self, resource: &'r str, caller: Option<CallerId>) -> HoldTarget<'r> {
         HoldTarget { caller, resource, template: self.template }
+    }
+
+    fn is_enforced(&self, state: &ServiceState, snapshot: &Snapshot) -> bool {
+        let is_enforced = self.limits.is_none_or(|limits| limits.enforce);
+        state.enforces(snapshot.limits.enforce && is_enforced)
     }
 
     /// Fails for a resource with hits only: its user has taken it for another.
@@ -355,9 +442,9 @@ fn outcome(decided: &Reservation, copies: u64, degraded: bool) -> ReserveOutcome
 }
 
 fn answer(
-    decided: &Reservation,
+    decided: Reservation,
     new: &NewHold<'_>,
-    limits: &HoldLimits,
+    limits: &HoldLimits<'_>,
     degraded: bool,
 ) -> ReserveAnswer {
     let is_cut = decided.outcome == HoldOutcome::TooMany || decided.allowed < new.copies;
@@ -365,16 +452,23 @@ fn answer(
     // What the store could not record is granted all the same in shadow.
     let is_unrecorded = degraded || decided.granted == 0;
     let granted = if shadow && is_unrecorded { new.copies } else { decided.granted };
-    let most = [limits.domain, limits.global].map(|limit| limit.unwrap_or(MAX_HELD));
-    let is_never = most.iter().any(|most| *most < new.min_copies);
+    let of_groups = limits.groups.iter().map(|group| group.limit);
+    let mut all_limits = [limits.domain, limits.global].into_iter().chain(of_groups);
+    let is_never = all_limits.any(|limit| limit.unwrap_or(MAX_HELD) < new.min_copies);
     let retry_after_ms = match granted {
         0 if decided.has_backlog => RETRY_BACKLOG_MS,
         0 if is_never && decided.outcome == HoldOutcome::NoRoom && !degraded => 0,
         0 => RETRY_MS,
         _ => 0,
     };
+    let groups = limits.groups.iter().enumerate().map(|(nth, group)| GroupHeld {
+        name: group.name.into(),
+        limit: group.limit,
+        held: decided.groups_held.get(nth).copied(),
+    });
     ReserveAnswer {
         granted,
+        groups: groups.collect(),
         domain_limit: limits.domain,
         global_limit: limits.global,
         domain_held: (!degraded).then_some(decided.domain_held),

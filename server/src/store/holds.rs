@@ -3,7 +3,7 @@
 use std::future::Future;
 
 use super::StoreError;
-use crate::domain::holds::{HoldLimits, LiveSession, NewHold, Reservation};
+use crate::domain::holds::{HoldLimits, HoldList, LiveSession, NewHold, Reservation};
 use crate::domain::names::CallerId;
 
 /// The resource that an operation is about, and who asks.
@@ -26,7 +26,7 @@ pub trait HoldStore: Clone + Send + Sync + 'static {
         &self,
         target: &HoldTarget<'_>,
         new: &NewHold<'_>,
-        limits: &HoldLimits,
+        limits: &HoldLimits<'_>,
     ) -> impl Future<Output = Result<Reservation, StoreError>> + Send;
 
     /// Cuts a hold to `keep` copies, and returns those left.
@@ -52,4 +52,11 @@ pub trait HoldStore: Clone + Send + Sync + 'static {
         target: &HoldTarget<'_>,
         session: &str,
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
+
+    /// Lists the sessions, and what `groups` hold.
+    fn list_holds(
+        &self,
+        target: &HoldTarget<'_>,
+        groups: &[&str],
+    ) -> impl Future<Output = Result<HoldList, StoreError>> + Send;
 }

@@ -3,7 +3,7 @@
 use tollgate_proto::tollgate::v1::holds_server::Holds;
 use tollgate_proto::tollgate::v1::reserve_response::Status as WireStatus;
 use tollgate_proto::tollgate::v1::{
-    EndSessionRequest, EndSessionResponse, Hold, KeepAliveRequest, KeepAliveResponse,
+    EndSessionRequest, EndSessionResponse, HeldByGroup, Hold, KeepAliveRequest, KeepAliveResponse,
     ReleaseRequest, ReleaseResponse, RenewedSession, ReserveRequest, ReserveResponse,
 };
 use tonic::{Request, Response, Status};
@@ -94,11 +94,16 @@ pub(super) async fn reserve<S: HoldStore>(
         copies: request.copies,
         min_copies: request.min_copies,
     };
-    Ok(response(&holds.reserve(&query, caller.id()).await?))
+    Ok(response(holds.reserve(&query, caller.id()).await?))
 }
 
-fn response(answer: &ReserveAnswer) -> ReserveResponse {
+fn response(answer: ReserveAnswer) -> ReserveResponse {
     let status = if answer.granted > 0 { WireStatus::Ok } else { WireStatus::Rejected };
+    let groups = answer.groups.into_iter().map(|group| HeldByGroup {
+        name: group.name.into(),
+        limit: or_none(group.limit),
+        held: or_none(group.held),
+    });
     ReserveResponse {
         status: status.into(),
         granted: on_wire(answer.granted),
@@ -106,6 +111,7 @@ fn response(answer: &ReserveAnswer) -> ReserveResponse {
         global_limit: or_none(answer.global_limit),
         domain_held: or_none(answer.domain_held),
         all_held: or_none(answer.all_held),
+        groups: groups.collect(),
         retry_after_millis: answer.retry_after_ms,
         degraded: answer.degraded,
         shadow: answer.shadow,

@@ -40,6 +40,7 @@ mod buckets;
 mod changes;
 mod connection_context;
 mod explain;
+mod held;
 mod holds;
 mod host;
 mod kill_switch;
@@ -154,6 +155,7 @@ pub fn router<B: Looks, L: LeaseStore + ThrottleStore + HoldStore + Administrati
         .route("/v1/limits/rollback", post(limits::roll_back::<B, L>))
         .route(LIMITS_PATH, get(limits::show::<B, L>).put(limits::put::<B, L>))
         .route("/v1/buckets/{*names}", get(buckets::show::<B, L>).delete(buckets::fill::<B, L>))
+        .route("/v1/held/{*names}", get(held::show::<B, L>).delete(held::end::<B, L>))
         .route(
             kill_switch::PATH,
             get(kill_switch::show::<B, L>)

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::{Redis, START, property_tests, redis_store, runtime};
-use tollgate_server::domain::holds::{HoldLimits, HoldOutcome, MAX_HELD, NewHold};
+use tollgate_server::domain::holds::{GroupLimit, HoldLimits, HoldOutcome, MAX_HELD, NewHold};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::memory::MemoryStore;
@@ -16,6 +16,13 @@ use tollgate_server::store::memory::MemoryStore;
 const SESSIONS: [&str; 4] = ["s", "s\0", "sitzung", "\u{7f}Ж"];
 const HOLDS: [&str; 4] = ["h", "h\u{1}", "halt", "ключ"];
 const DOMAINS: [&str; 3] = ["acme", "", "домен"];
+const GROUPS: [&[GroupLimit<'_>]; 5] = [
+    &[],
+    &[GroupLimit { name: "trial", limit: Some(7) }],
+    &[GroupLimit { name: "группа", limit: None }, GroupLimit { name: "trial", limit: Some(9) }],
+    &[GroupLimit { name: "a\0", limit: Some(0) }, GroupLimit { name: "acme", limit: Some(3) }],
+    &[GroupLimit { name: "acme", limit: Some(MAX_HELD) }],
+];
 
 #[derive(Clone, Debug)]
 enum Operation {
@@ -24,7 +31,7 @@ enum Operation {
         domain: usize,
         copies: u64,
         min_copies: u64,
-        limits: HoldLimits,
+        limits: HoldLimits<'static>,
     },
     /// Many sessions with a hold each.
     Crowd {
@@ -40,6 +47,7 @@ enum Operation {
     },
     KeepAlive,
     End,
+    List,
 }
 
 #[derive(Clone, Debug)]
@@ -55,9 +63,11 @@ fn operation() -> impl Strategy<Value = Operation> {
         || prop_oneof![3 => Just(None), 5 => (0..12u64).prop_map(Some), 1 => Just(Some(MAX_HELD))];
     let max_holds = prop_oneof![6 => Just(None), 1 => (0..8u64).prop_map(Some)];
     let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.8));
-    let limits = (limit(), limit(), max_holds, flags).prop_map(
-        |(domain, global, max_holds, (known_only, enforced))| HoldLimits {
+    let groups = (0..GROUPS.len()).prop_map(|at| GROUPS[at]);
+    let limits = (limit(), groups, limit(), max_holds, flags).prop_map(
+        |(domain, groups, global, max_holds, (known_only, enforced))| HoldLimits {
             domain,
+            groups,
             global,
             max_holds,
             known_only,
@@ -79,6 +89,7 @@ fn operation() -> impl Strategy<Value = Operation> {
         3 => (0..HOLDS.len(), 0..8u64).prop_map(|(hold, keep)| Operation::Release { hold, keep }),
         3 => Just(Operation::KeepAlive),
         1 => Just(Operation::End),
+        1 => Just(Operation::List),
         1 => (1..130usize).prop_map(|count| Operation::Crowd { count }),
         1 => (1..130usize).prop_map(|count| Operation::Fill { count }),
     ]
@@ -102,8 +113,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..40)
 }
 
-const NO_LIMITS: HoldLimits =
-    HoldLimits { domain: None, global: None, max_holds: None, known_only: false, enforced: true };
+const NO_LIMITS: HoldLimits<'_> = HoldLimits {
+    domain: None,
+    groups: &[],
+    global: None,
+    max_holds: None,
+    known_only: false,
+    enforced: true,
+};
 
 /// Carries out a step on a store, and returns all answers as text, and the outcomes.
 async fn carry_out(
@@ -148,6 +165,11 @@ async fn carry_out(
         Operation::End => {
             let released = store.end_session(&target, session).await.unwrap();
             return (format!("{released} released"), Vec::new());
+        }
+        Operation::List => {
+            let groups = ["trial", "acme", "none", "группа"];
+            let list = store.list_holds(&target, &groups).await.unwrap();
+            return (format!("{list:?}"), Vec::new());
         }
     }
     (format!("{answers:?}"), answers.iter().map(|answer| answer.outcome).collect())

@@ -138,6 +138,7 @@ fn target(resource: &str) -> HoldTarget<'_> {
 async fn reserve(store: &RedisStore, resource: &str, session: &str, hold: &str) {
     let limits = HoldLimits {
         domain: Some(1_000_000),
+        groups: &[],
         global: Some(10_000_000),
         max_holds: None,
         known_only: false,

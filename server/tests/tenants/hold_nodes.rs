@@ -12,9 +12,10 @@ use testkit::http::{HttpResponse, http};
 use testkit::metrics::Scrape;
 use testkit::{LimitsFile, Node, Redis, eventually};
 use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
+use tollgate_proto::tollgate::v1::reserve_response::Status;
 use tollgate_proto::tollgate::v1::{
-    EndSessionRequest, Hold, KeepAliveRequest, ReleaseRequest, ReserveRequest, ReserveResponse,
-    SessionToRenew,
+    EndSessionRequest, HeldByGroup, Hold, KeepAliveRequest, ReleaseRequest, ReserveRequest,
+    ReserveResponse, SessionToRenew,
 };
 use tonic::Code;
 
@@ -75,13 +76,16 @@ async fn nodes_share_the_holds_over_grpc() {
         [HoldsClient::new(channel(first.grpc).await), HoldsClient::new(channel(second.grpc).await)];
     let [first, second] = &mut clients;
     let limits = ReserveResponse { domain_limit: 5, global_limit: 8, ..ReserveResponse::default() };
-    let made = ReserveResponse { granted: 3, domain_held: 3, all_held: 3, ..limits };
+    let made = ReserveResponse { granted: 3, domain_held: 3, all_held: 3, ..limits.clone() };
     for client in [&mut *first, &mut *second] {
         let answer = client.reserve(request("a", "acme", 3)).await.unwrap().into_inner();
         assert_eq!(answer, made, "sent again, to another node");
     }
     let answer = second.reserve(request("b", "acme", 4)).await.unwrap().into_inner();
-    assert_eq!(answer, ReserveResponse { granted: 2, domain_held: 5, all_held: 5, ..limits });
+    assert_eq!(
+        answer,
+        ReserveResponse { granted: 2, domain_held: 5, all_held: 5, ..limits.clone() }
+    );
     let answer = first.reserve(request("c", "acme", 1)).await.unwrap().into_inner();
     let rejected = ReserveResponse { status: 1, retry_after_millis: 1000, ..limits };
     assert_eq!(answer, ReserveResponse { domain_held: 5, all_held: 5, ..rejected });
@@ -125,7 +129,7 @@ fn answers_over_http_in_json() {
         start(&format!("{LIMITS}throttles: [{{ resource: hits, tiers: [] }}]"), &[]);
     let expected = json!({
         "status": "OK", "granted": "5", "domainLimit": "5", "globalLimit": "8", "domainHeld": "5",
-        "allHeld": "5", "retryAfterMillis": "0", "degraded": false, "shadow": false,
+        "allHeld": "5", "groups": [], "retryAfterMillis": "0", "degraded": false, "shadow": false,
     });
     assert_eq!(reserve(&node, "s", 7), expected);
     let (session, _) = renew(&node, "s");
@@ -198,6 +202,96 @@ async fn callers_hold_their_resources_only() {
     assert_eq!(code(None, "acme").await, Code::Unauthenticated);
 }
 
+const GROUPS: &str = "
+holds:
+  - resource: 'sand*/*'
+    domain_limit: 5
+    groups: { trial: { domains: ['t-*'], limit: 3 }, all: { domains: ['*'] } }
+";
+
+#[tokio::test]
+async fn groups_are_told_and_sessions_shown_and_ended() {
+    let redis = Redis::start();
+    for store in [&[][..], &["--store", &redis.url()]] {
+        let (node, _limits) = start(GROUPS, store);
+        let mut client = HoldsClient::new(channel(node.grpc).await);
+        let resource = "sand/box %".to_owned();
+        let on = |request| ReserveRequest { resource: resource.clone(), ..request };
+        let group = |name: &str, limit, held| HeldByGroup { name: name.to_owned(), limit, held };
+        let made = client.reserve(on(request("a/b", "t-1", 5))).await.unwrap().into_inner();
+        assert_eq!(made.granted, 3);
+        assert_eq!(made.groups, [group("trial", 3, 3), group("all", -1, 3)]);
+        let never = client.reserve(ReserveRequest { min_copies: 4, ..on(request("c", "t-2", 4)) });
+        let never = never.await.unwrap().into_inner();
+        assert_eq!((never.status(), never.retry_after_millis), (Status::Rejected, 0));
+        client.reserve(on(request("d", "acme", 1))).await.unwrap();
+
+        let address = node.http.to_string();
+        let run = |args: &[&str]| tollgate(&[&["holds"], args, &["--http", &address]].concat());
+        let shown = run(&["show", &resource]);
+        let lines: Vec<_> = shown.stdout.lines().collect();
+        let [resource_line, limits, held, trial, all, first, hold, ..] = &*lines else {
+            panic!("{shown:?}")
+        };
+        assert_eq!(
+            [resource_line, limits, held, trial, all],
+            [
+                &"resource  sand/box %",
+                &"limits    at most 5 a domain, no limit in all, as configured for sand*/*",
+                &"held      4 copies, in 2 holds",
+                &"group     trial: 3 copies, at most 3 in the group",
+                &"group     all: 4 copies, no limit in the group",
+            ]
+        );
+        assert!(first.starts_with("session   a/b, until "), "{shown:?}");
+        assert_eq!(*hold, "          3 copies for t-1 (hold h)");
+        let ended = run(&["end", &resource, "a/b"]);
+        assert_eq!((ended.code, &*ended.stdout), (0, "the session is over; 3 copies freed\n"));
+        let again = run(&["end", &resource, "a/b", "--output", "json"]);
+        assert_eq!((again.code, again.stdout.trim()), (0, r#"{"released":0}"#));
+        let json: Value =
+            serde_json::from_str(&run(&["show", &resource, "--output", "json"]).stdout).unwrap();
+        let session = &json["sessions"][0];
+        assert_eq!((&session["session"], &json["sessions"][1]), (&json!("d"), &Value::Null));
+        assert_eq!(session["holds"], json!([{ "hold": "h", "domain": "acme", "copies": 1 }]));
+        assert_eq!(json["groups"][0], json!({ "name": "trial", "limit": 3, "held": 0 }));
+        assert_eq!((run(&["show", "x"]).code, run(&["show", ""]).code), (1, 1));
+    }
+}
+
+#[test]
+fn only_administrators_see_and_end_sessions() {
+    let (limits, callers) = (LimitsFile::new(LIMITS), Callers::new());
+    let node = callers.node(&limits);
+    let ask =
+        |token, method: &str, path: &str| http_with_token(&node, token, method, path, "").status;
+    let body = json!({ "resource": "sandbox", "session": "s", "hold": "h", "domain": "d" });
+    let admin = Some(&*callers.admin);
+    let made = http_with_token(&node, admin, "POST", "/v1/holds/reserve", &body.to_string()).json();
+    assert_eq!(made["granted"], "1");
+    for (token, status) in
+        [(Some(&*callers.shop), 403), (Some(&*callers.watcher), 403), (None, 401), (admin, 200)]
+    {
+        for (method, path) in [("GET", "/v1/held/sandbox"), ("DELETE", "/v1/held/sandbox/x")] {
+            assert_eq!(ask(token, method, path), status, "{token:?} {path}");
+        }
+    }
+    for (method, path, status) in [
+        ("GET", "/v1/held/", 404),
+        ("GET", "/v1/held/none", 404),
+        ("GET", "/v1/held/%", 400),
+        ("GET", "/v1/held/%FF", 400),
+        ("DELETE", "/v1/held/sandbox", 400),
+        ("DELETE", "/v1/held/sandbox/", 400),
+        ("DELETE", "/v1/held//s", 400),
+        ("PUT", "/v1/held/sandbox/s", 405),
+    ] {
+        assert_eq!(ask(admin, method, path), status, "{method} {path}");
+    }
+    let ended = http_with_token(&node, admin, "DELETE", "/v1/held/sandbox/s", "");
+    assert_eq!(ended.json(), json!({ "released": 1 }));
+}
+
 #[test]
 fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
     for (policy, granted, outcome) in [
@@ -229,6 +323,7 @@ fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
         assert_eq!(call(&node, "release", &hold), json!({ "left": "1", "degraded": true }));
         let session = json!({ "resource": "sandbox", "session": "before" });
         assert_eq!(post(&node, "end-session", &session).status, 503);
+        assert_eq!(http(node.http, "GET", "/v1/held/sandbox", b"").status, 503);
         let labels = [("template", "sandbox"), ("outcome", outcome)];
         let counted = Scrape::of(node.http);
         assert_eq!(counted.sum("tollgate_hold_decisions_total", &labels), 1.0);

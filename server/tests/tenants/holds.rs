@@ -204,6 +204,98 @@ async fn the_longest_answer_is_not_too_long_for_the_store() {
     assert!(answers.len() == 100 && answers.iter().all(is_whole));
 }
 
+const GROUPS: &str = "
+holds:
+  - resource: 'sandbox'
+    groups:
+      trial: { domains: ['t-*'], except: ['t-friend'], limit: 4 }
+      eu: { domains: [acme, t-1, 't-?2'], limit: 6 }
+      none: { domains: ['*'], except: ['*'], limit: 0 }
+allow_unconfigured: ['free']
+";
+
+async fn groups_share_a_limit<S: Store + HoldStore + ThrottleStore>(store: S, clock: ManualClock) {
+    let service = Service::new(store, clock.clone(), GROUPS);
+    let ask = async |session, domain, copies| {
+        let answer = reserve(&service, &query("sandbox", session, domain, copies)).await;
+        let groups = answer
+            .groups
+            .iter()
+            .map(|group| (group.name.to_string(), group.limit.unwrap(), group.held.unwrap()));
+        (answer.granted, groups.collect::<Vec<_>>())
+    };
+    let trial = |held| ("trial".to_owned(), 4, held);
+    let eu = |held| ("eu".to_owned(), 6, held);
+    assert_eq!(ask("a", "t-1", 3).await, (3, vec![trial(3), eu(3)]));
+    assert_eq!(ask("b", "t-3", 3).await, (1, vec![trial(4)]));
+    assert_eq!(ask("c", "acme", 9).await, (3, vec![eu(6)]));
+    assert_eq!(ask("d", "t-friend", 9).await, (9, vec![]));
+    assert_eq!(ask("e", "t-é2", 1).await, (0, vec![trial(4), eu(6)]));
+    assert_eq!(ask("a", "t-1", 3).await, (3, vec![trial(4), eu(6)]), "known");
+
+    // t-1 is no trial any more, but what it held as one counts as such.
+    service.set_limits(&GROUPS.replace("['t-friend']", "['t-friend', 't-1']"));
+    let second = ReserveQuery { hold: "i", ..query("sandbox", "a", "t-1", 1) };
+    assert_eq!(reserve(&service, &second).await.granted, 0, "eu has no room");
+    assert_eq!(service.holds.release(("sandbox", "c", "h"), 1, None).await, Ok((1, false)));
+    assert_eq!(reserve(&service, &second).await.granted, 1);
+    assert_eq!(ask("e", "t-4", 1).await, (0, vec![trial(4)]));
+
+    let view = service.holds.look("sandbox", None).await.unwrap().unwrap();
+    let groups: Vec<_> = view.groups.iter().map(|group| (&*group.name, group.held)).collect();
+    assert_eq!(groups, [("trial", Some(4)), ("eu", Some(5)), ("none", Some(0))]);
+    assert_eq!((view.list.all_held, view.list.holds, view.list.has_more), (15, 5, false));
+    let sessions: Vec<_> = view.list.sessions.iter().map(|(name, _)| &**name).collect();
+    assert_eq!(sessions, ["a", "b", "c", "d"]);
+    let held = view.list.sessions[0].1.holds.iter().map(|hold| (&*hold.domain, hold.copies));
+    assert_eq!(held.collect::<Vec<_>>(), [("t-1", 3), ("t-1", 1)]);
+    assert_eq!(view.limits.unwrap().global, None);
+
+    assert_eq!(service.holds.end_session(("sandbox", "a"), None).await, Ok(4));
+    assert_eq!(ask("e", "t-4", 9).await, (3, vec![trial(4)]));
+    clock.advance(10_000_000);
+    let view = service.holds.look("sandbox", None).await.unwrap().unwrap();
+    assert_eq!((view.list.all_held, view.list.sessions), (0, vec![]));
+    assert_eq!(ask("e", "t-1", 9).await, (6, vec![eu(6)]));
+    // Without limits, what is held can be looked at.
+    service.set_limits("allow_unconfigured: ['free']");
+    let view = service.holds.look("sandbox", None).await.unwrap().unwrap();
+    assert_eq!((view.limits, view.groups, view.list.all_held), (None, vec![], 6));
+    assert_eq!(service.holds.look("free", None).await, Ok(None));
+}
+
+#[tokio::test]
+async fn groups_share_a_limit_on_the_embedded_store() {
+    let clock = ManualClock::new(START);
+    groups_share_a_limit(MemoryStore::with_clock(clock.clone()), clock).await;
+}
+
+#[tokio::test]
+async fn groups_share_a_limit_on_redis() {
+    let (redis, clock) = (Redis::start(), ManualClock::new(START));
+    groups_share_a_limit(redis_store(&redis, clock.clone()).await, clock).await;
+}
+
+/// Globs that overlap only in names that no example shows.
+#[tokio::test]
+async fn a_domain_in_too_many_groups_is_refused() {
+    let (service, _) = memory();
+    let groups: String = (0..33)
+        .map(|nth| {
+            format!("g{nth}: {{ domains: ['*{}*'] }}, ", char::from_u32(nth + 0x3b1).unwrap())
+        })
+        .collect();
+    service.set_limits(&format!("holds: [{{ resource: sandbox, groups: {{ {groups} }} }}]"));
+    let all: String = (0..33).map(|nth| char::from_u32(nth + 0x3b1).unwrap()).collect();
+    let ask = async |domain| {
+        let query = query("sandbox", "s", domain, 1);
+        service.holds.reserve(&query, None).await.map(|answer| answer.groups.len())
+    };
+    let text = "the domain is in more than 32 groups of these limits";
+    assert_eq!(ask(&*all).await, Err(Error::OtherKind(text)));
+    assert_eq!(ask(&all[2..]).await, Ok(32));
+}
+
 #[tokio::test]
 async fn new_limits_take_nothing_away() {
     let (service, _) = memory();

@@ -6,6 +6,7 @@
 mod cookbook;
 mod cost;
 mod hits;
+mod hold_cookbook;
 mod hold_nodes;
 mod holds;
 mod nodes;

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use super::entry::{CallerEntry, HASH_BYTES, Role, TokenHash};
 use crate::config::fault::{YamlPath, quoted};
 use crate::config::glob::{self, Glob};
-use crate::config::read::{Entry, Fields, Keys, Reader};
+use crate::config::read::{Fields, Keys, Reader};
+use crate::config::template_globs::globs;
 use crate::config::tree::YamlNode;
 use crate::domain::lease::MAX_SUBCLIENTS;
 use crate::domain::names::check_bucket;
@@ -209,27 +210,6 @@ fn hash(text: &str) -> Option<TokenHash> {
         *byte = u8::from_str_radix(text.get(at..at + 2)?, 16).ok()?;
     }
     Some(hash)
-}
-
-/// Reads a list of globs, each with `read`.
-fn globs(
-    reader: &mut Reader,
-    entry: Option<Entry<'_>>,
-    path: &YamlPath<'_>,
-    read: impl Fn(&str) -> Result<Glob, &'static str>,
-) -> Vec<Glob> {
-    let Some(entry) = entry else { return Vec::new() };
-    let path = path.key(entry.key);
-    let mut globs = Vec::new();
-    for (index, item) in reader.items(entry.value, &path).enumerate() {
-        let here = path.item(index);
-        let Some(text) = reader.text(item, &here, "a glob") else { continue };
-        match read(text) {
-            Err(wrong) => reader.fault_of_item(item.line, &here, wrong),
-            Ok(glob) => globs.push(glob),
-        }
-    }
-    globs
 }
 
 /// Parses a glob over names in certificates.

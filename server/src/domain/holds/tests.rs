@@ -2,8 +2,9 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: HoldLimits = HoldLimits {
+const LIMITS: HoldLimits<'_> = HoldLimits {
     domain: Some(5),
+    groups: &[],
     global: Some(8),
     max_holds: Some(1000),
     known_only: false,
@@ -18,16 +19,15 @@ impl Holds {
     /// Every count is the sum of what lives.
     fn check(&self) {
         let all = || self.sessions.values().flat_map(|session| session.holds.values());
-        assert_eq!(self.copies, all().map(|hold| hold.copies).sum::<u64>());
+        let mut held = Held::default();
+        all().for_each(|hold| held.add(hold, hold.copies));
+        assert_eq!(self.held, held);
         assert_eq!(self.holds, all().count() as u64);
-        let mut domains: HashMap<Box<str>, u64> = HashMap::new();
-        all().for_each(|hold| *domains.entry(hold.domain.clone()).or_default() += hold.copies);
-        assert_eq!(self.domains, domains);
         assert!(all().all(|hold| hold.copies > 0));
         let by_end = self.sessions.iter().map(|(name, session)| (session.ends_ms, name.clone()));
         assert_eq!(self.by_end, by_end.collect());
         for session in self.sessions.values() {
-            let bytes = session.holds.iter().map(|(name, hold)| hold_bytes(name, &hold.domain));
+            let bytes = session.holds.iter().map(|(name, hold)| hold.bytes(name));
             assert_eq!(session.bytes, bytes.sum::<u64>());
         }
     }
@@ -50,6 +50,75 @@ fn grants_what_all_limits_leave_room_for() {
     let least = NewHold { min_copies: 2, ..least };
     assert_eq!(reserve(&mut holds, least).granted, 2);
     holds.check();
+}
+
+fn group(name: &str, limit: u64) -> GroupLimit<'_> {
+    GroupLimit { name, limit: Some(limit) }
+}
+
+#[test]
+fn a_hold_counts_in_each_group_of_its_domain() {
+    let mut holds = Holds::default();
+    let groups = [group("trial", 4), group("eu", 7)];
+    let reserve = |holds: &mut Holds, session, domain, groups, copies| {
+        let limits = HoldLimits { domain: None, global: None, groups, ..LIMITS };
+        let answer = holds.reserve(&new(session, "1", domain, copies), &limits, 0);
+        holds.check();
+        (answer.granted, answer.groups_held)
+    };
+    assert_eq!(reserve(&mut holds, "a", "t-1", &groups, 3), (3, vec![3, 3]));
+    assert_eq!(reserve(&mut holds, "b", "t-2", &groups, 3), (1, vec![4, 4]), "that of trial");
+    assert_eq!(reserve(&mut holds, "c", "acme", &groups[1..], 9), (3, vec![7]), "that of eu");
+    assert_eq!(reserve(&mut holds, "d", "t-3", &groups, 1), (0, vec![4, 7]));
+    assert_eq!(holds.release("c", "1", 1, 0), 1);
+    assert_eq!(holds.list(&["eu", "trial", "none"], 0).groups_held, [5, 4, 0]);
+    assert_eq!(reserve(&mut holds, "e", "globex", &[], 9), (9, vec![]));
+    assert_eq!(holds.end_session("a", 0), 3);
+    assert_eq!(holds.list(&["eu", "trial"], 0).groups_held, [2, 1]);
+    assert_eq!(holds.keep_alive("b", None, 9999).unwrap().holds.len(), 1);
+    assert_eq!(holds.list(&["eu", "trial"], 10_000).groups_held, [1, 1], "the others are over");
+    holds.check();
+}
+
+#[test]
+fn a_hold_counts_in_the_groups_that_its_domain_was_in() {
+    let mut holds = Holds::default();
+    let reserve = |holds: &mut Holds, hold, groups| {
+        let limits = HoldLimits { groups, ..LIMITS };
+        holds.reserve(&new("s", hold, "acme", 2), &limits, 0).groups_held
+    };
+    let (old, now) = ([group("old", 9)], [group("new", 9)]);
+    assert_eq!(reserve(&mut holds, "1", &old), [2]);
+    assert_eq!(reserve(&mut holds, "2", &now), [2]);
+    assert_eq!(reserve(&mut holds, "1", &now), [2], "known: the other hold's");
+    assert_eq!(holds.release("s", "1", 1, 0), 1);
+    assert_eq!(holds.list(&["old", "new"], 0).groups_held, [1, 2]);
+    assert_eq!(holds.release("s", "2", 0, 0), 0);
+    assert_eq!(holds.list(&["old", "new"], 0).groups_held, [1, 0]);
+    // Names of groups and domains are apart.
+    assert_eq!(holds.list(&["acme"], 0).groups_held, [0]);
+    holds.check();
+}
+
+#[test]
+fn a_list_of_many_sessions_is_cut() {
+    let mut holds = Holds::default();
+    let limits = HoldLimits { domain: None, global: None, max_holds: None, ..LIMITS };
+    let most = LIST_BYTES.div_ceil(SESSION_BYTES + 46) as usize;
+    for nth in 0..most {
+        let name = format!("{nth:05}");
+        let new = NewHold { ttl_ms: 10_000 + nth as i64, ..new(&name, "hi", "acme", 1) };
+        holds.reserve(&new, &limits, 0);
+    }
+    let whole = holds.list(&[], 0);
+    assert_eq!((whole.sessions.len(), whole.has_more, whole.holds), (most, false, most as u64));
+    assert_eq!(&*whole.sessions[1].0, "00001");
+    assert_eq!(whole.sessions[1].1, holds.sessions["00001"].live());
+    holds.reserve(&NewHold { ttl_ms: 20_000, ..new("last", "hi", "acme", 1) }, &limits, 0);
+    let cut = holds.list(&[], 0);
+    assert_eq!((cut.sessions, cut.has_more), (whole.sessions, true));
+    let later = holds.list(&[], 10_001 + most as i64);
+    assert_eq!(later.sessions.len(), 1);
 }
 
 #[test]
@@ -110,7 +179,7 @@ fn a_call_frees_a_bounded_number() {
     let over = holds.reserve(&new("250", "1", "acme", 1), &limits, 20_000);
     assert_eq!(over.outcome, HoldOutcome::Made, "the named session is freed in any case");
     while holds.reserve(&new("t", "1", "acme", 1), &limits, 20_000).has_backlog {}
-    assert_eq!(holds.copies, 50 + 1 + 1);
+    assert_eq!(holds.held.all, 50 + 1 + 1);
     holds.check();
 }
 
@@ -119,7 +188,7 @@ fn bounds() {
     let mut holds = Holds::default();
     let limits = HoldLimits { domain: None, global: None, max_holds: Some(2), ..LIMITS };
     holds.reserve(&new("s", "1", "acme", u64::MAX), &limits, 0);
-    assert_eq!(holds.copies, MAX_HELD, "no limit");
+    assert_eq!(holds.held.all, MAX_HELD, "no limit");
     let none = holds.reserve(&new("s", "2", "acme", 1), &limits, 0);
     assert_eq!(none.outcome, HoldOutcome::NoRoom);
     assert_eq!(holds.release("s", "1", 7, 0), 7);
@@ -173,8 +242,14 @@ proptest! {
             match operation {
                 0 | 1 => {
                     let new = new(session, hold, names[domain], copies.max(1));
-                    let answer = holds.reserve(&new, &LIMITS, now_ms);
+                    // Groups change with time.
+                    let groups = [group("g", 6), group("h", 7)];
+                    let in_groups = (now_ms / 5000 + domain as i64) % 3;
+                    let groups = &groups[..in_groups as usize];
+                    let answer = holds.reserve(&new, &HoldLimits { groups, ..LIMITS }, now_ms);
                     prop_assert!(answer.all_held <= 8 && answer.domain_held <= 5);
+                    let room = [6, 7];
+                    prop_assert!(answer.groups_held.iter().zip(room).all(|(held, most)| *held <= most));
                 }
                 2 => prop_assert!(holds.release(session, hold, copies / 2, now_ms) <= copies / 2),
                 3 => {

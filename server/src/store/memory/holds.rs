@@ -8,7 +8,7 @@ use tokio::task::yield_now;
 
 use super::expiring::Expiring;
 use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
-use crate::domain::holds::{HoldLimits, Holds, LiveSession, NewHold, Reservation};
+use crate::domain::holds::{HoldLimits, HoldList, Holds, LiveSession, NewHold, Reservation};
 use crate::domain::time::Micros;
 use crate::store::StoreError;
 use crate::store::holds::{HoldStore, HoldTarget};
@@ -87,7 +87,7 @@ impl HoldStore for MemoryStore {
         &self,
         target: &HoldTarget<'_>,
         new: &NewHold<'_>,
-        limits: &HoldLimits,
+        limits: &HoldLimits<'_>,
     ) -> Result<Reservation, StoreError> {
         let reserve = |holds: &mut Holds, now_ms| holds.reserve(new, limits, now_ms);
         Ok(self.0.holds.on(target.resource, self.now(), reserve))
@@ -117,5 +117,14 @@ impl HoldStore for MemoryStore {
     async fn end_session(&self, target: &HoldTarget<'_>, session: &str) -> Result<u64, StoreError> {
         let end = |holds: &mut Holds, now_ms| holds.end_session(session, now_ms);
         Ok(self.0.holds.on(target.resource, self.now(), end))
+    }
+
+    async fn list_holds(
+        &self,
+        target: &HoldTarget<'_>,
+        groups: &[&str],
+    ) -> Result<HoldList, StoreError> {
+        let list = |holds: &mut Holds, now_ms| holds.list(groups, now_ms);
+        Ok(self.0.holds.on(target.resource, self.now(), list))
     }
 }

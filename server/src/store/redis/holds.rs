@@ -6,7 +6,7 @@ use tokio::time::Instant;
 use super::wire::script::Scripted;
 use super::{RedisStore, keys};
 use crate::domain::holds::{
-    HeldCopies, HoldLimits, HoldOutcome, LiveSession, NewHold, Reservation,
+    HeldCopies, HoldLimits, HoldList, HoldOutcome, LiveSession, NewHold, Reservation,
 };
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::Corrupt;
@@ -17,7 +17,7 @@ use crate::store::redis::owner::Owner;
 /// The group of owners in the queues. It differs from all namespaces, which have no space in their names.
 const HOLDS: &str = "holds on";
 
-/// The bytes of the number of copies, before the domain, in the value of a hold.
+/// The bytes of the number of copies at the start of the value of a hold.
 const COPIES_BYTES: usize = 7;
 
 /// The operation of a call, by its number in the script.
@@ -27,42 +27,64 @@ enum Operation {
     Release,
     KeepAlive,
     End,
+    List,
 }
 
 /// The arguments of a call, as the script describes them.
-#[derive(Clone, Copy)]
 struct Call<'a> {
     operation: Operation,
     ttl_ms: i64,
     copies: u64,
     session: &'a str,
     hold: &'a str,
-    new: Option<(&'a NewHold<'a>, &'a HoldLimits)>,
+    new: Option<(&'a NewHold<'a>, &'a HoldLimits<'a>)>,
+    members: Vec<u8>,
 }
 
-impl Call<'_> {
+impl<'a> Call<'a> {
+    /// An operation without further arguments.
+    fn of(operation: Operation, session: &'a str) -> Self {
+        let members = Vec::new();
+        Self { operation, ttl_ms: 0, copies: 0, session, hold: "", new: None, members }
+    }
+
     /// The command at the time `now`; `None`: the server's own.
     fn cmd(&self, keys: &keys::HoldKeys, now: Option<Micros>) -> Cmd {
-        let mut numbers = Vec::with_capacity(80);
+        let mut numbers = Vec::with_capacity(96);
         let mut write = |double: f64| numbers.extend(double.to_le_bytes());
         write(f64::from(self.operation as u8));
         write(now.map_or(0.0, |now| now.0 as f64));
         write(self.ttl_ms as f64);
         write(self.copies as f64);
         if let Some((new, limits)) = self.new {
+            let or_minus_one = |limit: Option<u64>| limit.map_or(-1.0, |limit| limit as f64);
             write(new.min_copies as f64);
-            for limit in [limits.domain, limits.global, limits.max_holds] {
-                write(limit.map_or(-1.0, |limit| limit as f64));
-            }
-            [limits.known_only, limits.enforced]
-                .into_iter()
-                .for_each(|flag| write(f64::from(u8::from(flag))));
+            write(or_minus_one(limits.max_holds));
+            write(f64::from(u8::from(limits.known_only)));
+            write(f64::from(u8::from(limits.enforced)));
+            write(or_minus_one(limits.global));
+            limits.groups.iter().for_each(|group| write(or_minus_one(group.limit)));
+            write(or_minus_one(limits.domain));
         }
         let mut cmd = Scripted::Holds.call(2);
         cmd.arg(&keys.holds).arg(&keys.index).arg(numbers).arg(self.session).arg(self.hold);
-        cmd.arg(self.new.map_or("", |(new, _)| new.domain));
+        cmd.arg(&self.members);
         cmd
     }
+}
+
+/// Groups and a domain, as the script describes them.
+fn members<'a>(groups: impl ExactSizeIterator<Item = &'a str>, domain: &str) -> Vec<u8> {
+    let count = u16::try_from(groups.len()).unwrap_or(u16::MAX);
+    let mut members = count.to_le_bytes().to_vec();
+    for group in groups.take(count.into()) {
+        // Names are no longer than this.
+        let length = u8::try_from(group.len()).unwrap_or(u8::MAX);
+        members.push(length);
+        members.extend(&group.as_bytes()[..length.into()]);
+    }
+    members.extend(domain.as_bytes());
+    members
 }
 
 impl HoldStore for RedisStore {
@@ -70,27 +92,33 @@ impl HoldStore for RedisStore {
         &self,
         target: &HoldTarget<'_>,
         new: &NewHold<'_>,
-        limits: &HoldLimits,
+        limits: &HoldLimits<'_>,
     ) -> Result<Reservation, StoreError> {
         let call = Call {
-            operation: Operation::Reserve,
             ttl_ms: new.ttl_ms,
             copies: new.copies,
-            session: new.session,
             hold: new.hold,
             new: Some((new, limits)),
+            members: members(limits.groups.iter().map(|group| group.name), new.domain),
+            ..Call::of(Operation::Reserve, new.session)
         };
-        let reply = self.call_holds(target, &call).await?;
-        let [outcome, granted, allowed, domain_held, all_held, has_backlog] = *numbers(&reply)?;
+        let mut reply = numbers(&self.call_holds(target, &call).await?)?;
+        let domain_held = reply.pop();
+        let groups_held = reply.split_off(reply.len().min(5));
+        let [outcome, granted, allowed, has_backlog, all_held] = *reply else {
+            return Err(StoreError::Refused);
+        };
         let reservation = Reservation {
             outcome: *HoldOutcome::ALL.get(outcome as usize).ok_or(StoreError::Refused)?,
             granted,
             allowed,
-            domain_held,
+            domain_held: domain_held.ok_or(StoreError::Refused)?,
+            groups_held,
             all_held,
             has_backlog: has_backlog != 0,
         };
-        Ok(reservation)
+        let is_whole = reservation.groups_held.len() == limits.groups.len();
+        is_whole.then_some(reservation).ok_or(StoreError::Refused)
     }
 
     async fn release_hold(
@@ -100,16 +128,8 @@ impl HoldStore for RedisStore {
         hold: &str,
         keep: u64,
     ) -> Result<u64, StoreError> {
-        let call = Call {
-            operation: Operation::Release,
-            ttl_ms: 0,
-            copies: keep,
-            session,
-            hold,
-            new: None,
-        };
-        let [left] = *numbers(&self.call_holds(target, &call).await?)?;
-        Ok(left)
+        let call = Call { copies: keep, hold, ..Call::of(Operation::Release, session) };
+        number(&self.call_holds(target, &call).await?)
     }
 
     async fn keep_alive(
@@ -118,23 +138,43 @@ impl HoldStore for RedisStore {
         session: &str,
         ttl_ms: Option<i64>,
     ) -> Result<Option<LiveSession>, StoreError> {
-        let call = Call {
-            operation: Operation::KeepAlive,
-            ttl_ms: ttl_ms.unwrap_or_default(),
-            copies: 0,
-            session,
-            hold: "",
-            new: None,
-        };
-        let reply = self.call_holds(target, &call).await?;
-        live_session(&reply).ok_or(StoreError::Refused)
+        let ttl_ms = ttl_ms.unwrap_or_default();
+        let call = Call { ttl_ms, ..Call::of(Operation::KeepAlive, session) };
+        match &*self.call_holds(target, &call).await? {
+            [Value::Int(0)] => Ok(None),
+            reply => live_session(reply).map(Some).ok_or(StoreError::Refused),
+        }
     }
 
     async fn end_session(&self, target: &HoldTarget<'_>, session: &str) -> Result<u64, StoreError> {
-        let call =
-            Call { operation: Operation::End, ttl_ms: 0, copies: 0, session, hold: "", new: None };
-        let [released] = *numbers(&self.call_holds(target, &call).await?)?;
-        Ok(released)
+        number(&self.call_holds(target, &Call::of(Operation::End, session)).await?)
+    }
+
+    async fn list_holds(
+        &self,
+        target: &HoldTarget<'_>,
+        groups: &[&str],
+    ) -> Result<HoldList, StoreError> {
+        let members = members(groups.iter().copied(), "");
+        let call = Call { members, ..Call::of(Operation::List, "") };
+        let mut reply = self.call_holds(target, &call).await?;
+        let Some(Value::Array(sessions)) = reply.pop() else { return Err(StoreError::Refused) };
+        let [all_held, holds, has_more, groups_held @ ..] = &*numbers(&reply)? else {
+            return Err(StoreError::Refused);
+        };
+        let session = |session: &Value| {
+            let Value::Array(parts) = session else { return None };
+            let (Value::BulkString(name), live) = parts.split_first()? else { return None };
+            Some((text(name)?, live_session(live)?))
+        };
+        let sessions: Option<Vec<_>> = sessions.iter().map(session).collect();
+        Ok(HoldList {
+            all_held: *all_held,
+            holds: *holds,
+            groups_held: groups_held.to_vec(),
+            sessions: sessions.ok_or(StoreError::Refused)?,
+            has_more: *has_more != 0,
+        })
     }
 }
 
@@ -171,32 +211,48 @@ impl RedisStore {
     }
 }
 
-/// The numbers of a reply that has `N` of them.
-fn numbers<const N: usize>(reply: &[Value]) -> Result<Box<[u64; N]>, StoreError> {
+/// The numbers of a reply.
+fn numbers(reply: &[Value]) -> Result<Vec<u64>, StoreError> {
     let number = |value: &Value| match value {
         Value::Int(number) => u64::try_from(*number).ok(),
         _ => None,
     };
-    let numbers: Option<Vec<u64>> = reply.iter().map(number).collect();
-    numbers.and_then(|numbers| numbers.try_into().ok()).ok_or(StoreError::Refused)
+    reply.iter().map(number).collect::<Option<_>>().ok_or(StoreError::Refused)
 }
 
-/// The session in a reply. `None` if the script can't have made it.
-#[expect(clippy::option_option, reason = "a reply may be of no live session")]
-fn live_session(reply: &[Value]) -> Option<Option<LiveSession>> {
-    let (Value::Int(ends_ms), holds) = reply.split_first()? else { return None };
-    if *ends_ms == 0 {
-        return holds.is_empty().then_some(None);
+/// The number of a reply that has one.
+fn number(reply: &[Value]) -> Result<u64, StoreError> {
+    match *numbers(reply)? {
+        [number] => Ok(number),
+        _ => Err(StoreError::Refused),
     }
-    let text = |bytes: &[u8]| Some(std::str::from_utf8(bytes).ok()?.into());
+}
+
+/// The end of a session, and its holds. `None` if the script can't have made it.
+fn live_session(reply: &[Value]) -> Option<LiveSession> {
+    let (Value::Int(ends_ms), holds) = reply.split_first()? else { return None };
     let hold = |pair: &[Value]| {
         let [Value::BulkString(name), Value::BulkString(value)] = pair else { return None };
-        let (number, domain) = value.split_at_checked(COPIES_BYTES)?;
+        let (number, members) = value.split_at_checked(COPIES_BYTES)?;
         let mut copies = [0; 8];
         copies[..COPIES_BYTES].copy_from_slice(number);
         let copies = u64::from_le_bytes(copies);
-        Some(HeldCopies { hold: text(name)?, domain: text(domain)?, copies })
+        Some(HeldCopies { hold: text(name)?, domain: text(domain_of(members)?)?, copies })
     };
     let holds: Option<Vec<HeldCopies>> = holds.chunks(2).map(hold).collect();
-    Some(Some(LiveSession { ends_ms: *ends_ms, holds: holds? }))
+    Some(LiveSession { ends_ms: *ends_ms, holds: holds? })
+}
+
+/// The domain in [`members`].
+fn domain_of(members: &[u8]) -> Option<&[u8]> {
+    let (groups, mut rest) = members.split_first_chunk()?;
+    for _ in 0..u16::from_le_bytes(*groups) {
+        let (length, group) = rest.split_first()?;
+        rest = group.get(usize::from(*length)..)?;
+    }
+    Some(rest)
+}
+
+fn text(bytes: &[u8]) -> Option<Box<str>> {
+    Some(std::str::from_utf8(bytes).ok()?.into())
 }

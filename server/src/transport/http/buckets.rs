@@ -20,6 +20,7 @@ use crate::store::LeaseStore;
 use crate::store::look::{Look, Looks};
 
 pub(super) const PREFIX: &str = "/v1/buckets/";
+const FORM: &str = "NAMESPACE/BUCKET";
 
 /// `GET`: the bucket that serves a name, its limit and its balance.
 pub(super) async fn show<B: Looks, L: LeaseStore>(
@@ -27,7 +28,7 @@ pub(super) async fn show<B: Looks, L: LeaseStore>(
     caller: Caller,
     uri: Uri,
 ) -> Result<Response, Response> {
-    let (namespace, bucket) = names(&uri, PREFIX)?;
+    let (namespace, bucket) = names(&uri, PREFIX, FORM)?;
     caller.may_look_in(&namespace).map_err(access_denied)?;
     let found = state.use_cases.allow.look((&namespace, &bucket), caller.id()).await;
     match found.map_err(|error| service_error(&error))? {
@@ -58,7 +59,7 @@ pub(super) async fn fill<B: Looks, L: LeaseStore>(
         Some("default") => true,
         Some(_) => return Err(error_response(StatusCode::BAD_REQUEST, "of: must be `default`")),
     };
-    let (namespace, bucket) = names(request.uri(), PREFIX)?;
+    let (namespace, bucket) = names(request.uri(), PREFIX, FORM)?;
     let (id, change) = (caller.id(), Change::of(&request, &context, &caller));
     let fill =
         async move { state.use_cases.allow.fill((&namespace, &bucket), of_default, id).await };

@@ -1,4 +1,4 @@
-//! The names of a namespace and a bucket in a path.
+//! Names in a path.
 
 use axum::http::{StatusCode, Uri};
 use axum::response::Response;
@@ -6,17 +6,24 @@ use percent_encoding::percent_decode_str;
 
 use super::error_response;
 
-/// The namespace and the bucket in a path that begins with `prefix`. The bucket's name may have slashes,
-/// as such or as `%2F`. The names are decoded once, and not validated.
+/// The two names in a path that begins with `prefix`; `form` says which, such as `NAMESPACE/BUCKET`. The second
+/// may have slashes, as such or as `%2F`, the first only as `%2F`. The names are decoded once, and not validated.
 #[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
-pub(super) fn names(uri: &Uri, prefix: &str) -> Result<(String, String), Response> {
+pub(super) fn names(uri: &Uri, prefix: &str, form: &str) -> Result<(String, String), Response> {
     let bad = |text: &str| error_response(StatusCode::BAD_REQUEST, text);
     let path = uri.path().strip_prefix(prefix).unwrap_or_default();
-    let (namespace, bucket) = path
+    let (first, second) = path
         .split_once('/')
-        .ok_or_else(|| bad(&format!("the path needs a bucket: {prefix}NAMESPACE/BUCKET")))?;
+        .ok_or_else(|| bad(&format!("the path needs two names: {prefix}{form}")))?;
     let decoded = |part: &str| decoded(part).map_err(bad);
-    Ok((decoded(namespace)?, decoded(bucket)?))
+    Ok((decoded(first)?, decoded(second)?))
+}
+
+/// The one name in a path that begins with `prefix`. It may have slashes. It is decoded once, and not validated.
+#[expect(clippy::result_large_err, reason = "the error is the response, sent at once")]
+pub(super) fn name(uri: &Uri, prefix: &str) -> Result<String, Response> {
+    let name = decoded(uri.path().strip_prefix(prefix).unwrap_or_default());
+    name.map_err(|text| error_response(StatusCode::BAD_REQUEST, text))
 }
 
 fn decoded(part: &str) -> Result<String, &'static str> {
@@ -53,7 +60,7 @@ mod tests {
             ("shop/%FF", Err(StatusCode::BAD_REQUEST)),
         ] {
             let uri: Uri = format!("/v1/buckets/{path}").parse().expect("a path");
-            let found = names(&uri, "/v1/buckets/").map_err(|refused| refused.status());
+            let found = names(&uri, "/v1/buckets/", "").map_err(|refused| refused.status());
             let expected = expected.map(|(a, b): (&str, &str)| (a.to_owned(), b.to_owned()));
             assert_eq!(found, expected, "{path}");
         }

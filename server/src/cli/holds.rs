@@ -1,0 +1,182 @@
+//! `tollgate holds`: shows what is held of a resource, and ends a session.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use http::Method;
+use serde_json::Value;
+
+use super::api::{ApiArgs, ApiRequest, held_path};
+use super::text::{date, escaped};
+
+#[derive(clap::Args)]
+#[command(after_help = "Both need the role administer.
+
+Examples:
+  tollgate holds show sandbox
+      The limits of the resource, what its groups hold, and who holds copies until when
+  tollgate holds end sandbox 6f1c22ab
+      End a session, and free what it holds: its client learns it with its next KeepAlive
+
+Exit codes: 0 done; 1 the node refused; 2 no answer.")]
+pub(super) struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the limits of a resource, and what is held of it
+    Show(Show),
+    /// End a session, and free what it holds
+    End(End),
+}
+
+#[derive(clap::Args)]
+struct Show {
+    /// The resource
+    resource: String,
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+#[derive(clap::Args)]
+struct End {
+    /// The resource
+    resource: String,
+    /// The session
+    session: String,
+    #[command(flatten)]
+    api: ApiArgs,
+}
+
+pub(super) fn run(args: Args) -> Result<ExitCode, String> {
+    let request = |method, path| ApiRequest { method, path, body: String::new() };
+    let answered = match args.command {
+        Command::Show(Show { resource, api }) => {
+            api.print_answer(request(Method::GET, held_path(&resource, None)), shown)
+        }
+        Command::End(End { resource, session, api }) => {
+            let path = held_path(&resource, Some(&session));
+            api.print_answer(request(Method::DELETE, path), ended)
+        }
+    };
+    answered.map(|answered| answered.exit_code())
+}
+
+fn text(value: &Value) -> String {
+    escaped(value.as_str().unwrap_or_default())
+}
+
+/// So many of something.
+fn count(number: &Value, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
+/// How many there may be.
+fn most(limit: &Value, what: &str) -> String {
+    match limit.as_u64() {
+        Some(limit) => format!("at most {limit} {what}"),
+        None => format!("no limit {what}"),
+    }
+}
+
+fn items(value: &Value) -> impl Iterator<Item = &Value> {
+    value.as_array().into_iter().flatten()
+}
+
+fn shown(json: &Value) -> String {
+    let limits = &json["limits"];
+    let mut lines = vec![("resource", text(&json["resource"]))];
+    if limits.is_null() {
+        lines.push(("limits", "none".to_owned()));
+    } else {
+        let domain = most(&limits["domain_limit"], "a domain");
+        let all = most(&limits["global_limit"], "in all");
+        let shadow = if limits["enforced"] == false { "; not enforced" } else { "" };
+        let glob = text(&limits["resource"]);
+        lines.push(("limits", format!("{domain}, {all}, as configured for {glob}{shadow}")));
+    }
+    let (copies, holds) =
+        (count(&json["held"], "copy", "copies"), count(&json["holds"], "hold", "holds"));
+    lines.push(("held", format!("{copies}, in {holds}")));
+    for group in items(&json["groups"]) {
+        let held = count(&group["held"], "copy", "copies");
+        let most = most(&group["limit"], "in the group");
+        lines.push(("group", format!("{}: {held}, {most}", text(&group["name"]))));
+    }
+    for session in items(&json["sessions"]) {
+        let until = date(&session["expires_at_unix_millis"]);
+        lines.push(("session", format!("{}, until {until}", text(&session["session"]))));
+        for hold in items(&session["holds"]) {
+            let copies = count(&hold["copies"], "copy", "copies");
+            let (name, domain) = (text(&hold["hold"]), text(&hold["domain"]));
+            lines.push(("", format!("{copies} for {domain} (hold {name})")));
+        }
+    }
+    let mut all = String::new();
+    for (title, content) in lines {
+        // Writing to a string cannot fail.
+        let _ = writeln!(all, "{title:<9} {content}");
+    }
+    if json["has_more_sessions"] == true {
+        all.push_str("There are more sessions: shown are those that end first without a call.\n");
+    }
+    all
+}
+
+fn ended(json: &Value) -> String {
+    if json["released"] == 0 {
+        return "nothing was held: there is no such session, or it had no holds\n".to_owned();
+    }
+    format!("the session is over; {} freed\n", count(&json["released"], "copy", "copies"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn holds_for_people() {
+        let mut view = json!({
+            "resource": "sand\u{1b}box",
+            "limits": {
+                "resource": "sand*", "domain_limit": 5, "global_limit": -1, "max_holds": 100,
+                "enforced": false,
+            },
+            "held": 3, "holds": 2,
+            "groups": [{ "name": "trial", "limit": 10, "held": 1 }],
+            "sessions": [{
+                "session": "a", "expires_at_unix_millis": 1_800_000_000_000_u64,
+                "holds": [
+                    { "hold": "h", "domain": "acme", "copies": 2 },
+                    { "hold": "i", "domain": "t-1", "copies": 1 },
+                ],
+            }],
+            "has_more_sessions": true,
+        });
+        assert_eq!(
+            shown(&view),
+            "resource  sand\\u{1b}box\n\
+             limits    at most 5 a domain, no limit in all, as configured for sand*; not enforced\n\
+             held      3 copies, in 2 holds\n\
+             group     trial: 1 copy, at most 10 in the group\n\
+             session   a, until 2027-01-15T08:00:00Z\n\
+             \u{20}         2 copies for acme (hold h)\n\
+             \u{20}         1 copy for t-1 (hold i)\n\
+             There are more sessions: shown are those that end first without a call.\n"
+        );
+        view["limits"] = Value::Null;
+        assert!(shown(&view).contains("\nlimits    none\n"));
+    }
+
+    #[test]
+    fn an_ended_session() {
+        let text = |released| ended(&json!({ "released": released }));
+        assert_eq!(text(1), "the session is over; 1 copy freed\n");
+        assert_eq!(text(0), "nothing was held: there is no such session, or it had no holds\n");
+    }
+}
