@@ -5,21 +5,24 @@
 -- KEYS[2]  the index of the holds: a sorted set. Both keys exist, or neither, so that both can be declared
 --          while Redis Cluster moves their slot.
 -- ARGV[1]  doubles:
---            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list
+--            1 operation: 0 reserve, 1 release, 2 keep alive, 3 end the session, 4 list, 5 transfer
 --            2 the time in µs, for tests; 0: the server's own
---            3 time to live of the session, in ms; 0: as before
---            4 to reserve: the most copies; to release: the copies to keep
+--            3 time to live of the session, in ms; 0: as before; to transfer: that of the other session
+--            4 to reserve: the most copies; to release: the copies to keep; to transfer: the most
+--              copies to move
+--          to reserve and to transfer:
+--            5 the most holds on the resource; -1: no limit
+--            6 1: the session must exist already; to transfer: the other session
 --          and to reserve:
---            5 the least copies
---            6 the most holds on the resource; -1: no limit
---            7 1: the session must exist already
+--            7 the least copies
 --            8 1: the limits on copies are enforced
 --            9 the most copies that all domains may hold, then those that each group of the domain may, and
 --              at last those that the domain may; -1: no limit
 -- ARGV[2]  the session
 -- ARGV[3]  the hold; '' if the operation needs none
--- ARGV[4]  to reserve: the groups of the domain, and the domain; to list: groups, and nothing. Written as: how
---          many groups, as I2; each group, with its length as B before it; the domain
+-- ARGV[4]  to transfer: the other session; to reserve: the groups of the domain, and the domain; to list:
+--          groups, and nothing. Written as: how many groups, as I2; each group, with its length as B before it;
+--          the domain
 --
 -- Hash: the field '' has the copies that are held, the number of holds, and the last number of a session;
 -- 'd' and a domain, or 'g' and a group: the copies that it holds; 's' and a session: its number, its time to
@@ -39,17 +42,19 @@
 --     value in the hash;
 --   to end: the copies that the session held;
 --   to list: the copies that all hold, the number of holds, 1 if there are more sessions; the copies that each
---     group holds; a list of the sessions, each with its name, its end in ms, and its holds as above.
+--     group holds; a list of the sessions, each with its name, its end in ms, and its holds as above;
+--   to transfer: the outcome (0 moved, 1 too many, 2 no such hold, 3 other domain), the copies in the other
+--     session.
 
 local corrupt = ...
-local RESERVE, RELEASE, KEEP_ALIVE, END = 0, 1, 2, 3
+local RESERVE, RELEASE, KEEP_ALIVE, END, LIST = 0, 1, 2, 3, 4
 local MAX_HELD, MAX_SESSION_BYTES, HOLD_BYTES, FREE_LIMIT = 1000000000000000, 30000, 38, 100
 local LIST_BYTES, SESSION_BYTES = 500000, 200
 local call, pack, unpacked, min, max = redis.call, struct.pack, struct.unpack, math.min, math.max
 
 local holds, index = KEYS[1], KEYS[2]
 local op, now, ttl, copies = unpacked('<dddd', ARGV[1])
-local session, hold, members = 's' .. ARGV[2], ARGV[3], ARGV[4]
+local hold, members = ARGV[3], ARGV[4]
 local replaced = corrupt and 1 or 0
 local simulated = now ~= 0
 if simulated then
@@ -103,15 +108,17 @@ local function change(fields, by)
   is_changed = true
 end
 
--- The number of a session, its time to live and the bytes of its holds; nil if there is none.
+-- A session by its field; nil if there is none. It may be over.
 local function find(field)
   local value = call('HGET', holds, field)
-  if value then return unpacked('<I7I7I7', value) end
+  if not value then return end
+  local number, ttl, bytes = unpacked('<I7I7I7', value)
+  return { field = field, number = number, ttl = ttl, bytes = bytes }
 end
 
 -- Forgets a session and what it holds: so many copies, and so many holds.
-local function forget(field)
-  local number = assert(find(field))
+local function forget(session)
+  local field, number = session.field, session.number
   local freed, members = 0, call('ZRANGEBYSCORE', index, -number, -number)
   if #members > 0 then
     for _, value in ipairs(call('HMGET', holds, unpack(members))) do
@@ -136,15 +143,20 @@ if header then
       has_backlog = 1
       break
     end
-    local _, holds_freed = forget(field)
+    local _, holds_freed = forget(assert(find(field)))
     freed = freed + 1 + holds_freed
   end
 end
-local number, old_ttl, bytes = find(session)
-if number and tonumber(assert(call('ZSCORE', index, session))) <= now then
-  forget(session)
-  number = nil
+-- A live session by its name; nil if there is none.
+local function find_live(name)
+  local session = find('s' .. name)
+  if session and tonumber(assert(call('ZSCORE', index, session.field))) <= now then
+    forget(session)
+    return
+  end
+  return session
 end
+local session = find_live(ARGV[2])
 local function is_empty() return is_emptied and call('ZCARD', index) == 0 end
 if is_empty() then
   -- The index has gone, and with it the time when it expires.
@@ -157,17 +169,23 @@ local function put(field, value)
   set[#set + 1] = field
   set[#set + 1] = value
 end
-local ends = 0
-local function renew()
-  if ttl == 0 then ttl = old_ttl end
-  ends = now + ttl
-  if ttl ~= old_ttl then put(session, pack('<I7I7I7', number, ttl, bytes)) end
-  call('ZADD', index, ends, session)
+-- A new session: renew it, and give it a hold.
+local function begin(name)
+  last = last + 1
+  is_changed = true
+  return { field = 's' .. name, number = last, ttl = 0, bytes = 0 }
 end
-local function change_bytes(by)
-  bytes = bytes + by
-  assert(bytes >= 0)
-  put(session, pack('<I7I7I7', number, ttl == 0 and old_ttl or ttl, bytes))
+-- Renews a session, with a new time to live unless it is 0, and with so many more bytes of holds.
+local ends = 0
+local function renew(session, ttl, more)
+  if ttl == 0 then ttl = session.ttl end
+  if ttl ~= session.ttl or more ~= 0 then
+    session.ttl, session.bytes = ttl, session.bytes + more
+    assert(session.bytes >= 0)
+    put(session.field, pack('<I7I7I7', session.number, ttl, session.bytes))
+  end
+  ends = now + ttl
+  call('ZADD', index, ends, session.field)
 end
 
 -- Writes what has changed, and lets the keys live as long as the last session.
@@ -200,29 +218,36 @@ local function add_holds(reply, number)
   end
 end
 
-local function name_of(number, hold) return 'h' .. pack('>I7', number) .. hold end
+-- The field of a hold, and its value; nil if there is none.
+local function find_hold(session)
+  local name = 'h' .. pack('>I7', session.number) .. hold
+  return name, call('HGET', holds, name)
+end
+local function write_hold(session, name, copies, members)
+  put(name, pack('<I7', copies) .. members)
+  call('ZADD', index, -session.number, name)
+end
+local function remove_hold(name)
+  call('HDEL', holds, name)
+  call('ZREM', index, name)
+end
 
 if op == RESERVE then
-  local least, max_holds, known_only, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
+  local max_holds, known_only, least, enforced, global_limit = unpacked('<ddddd', ARGV[1], 33)
   local fields = fields_of(members, 1)
   local function answer(outcome, granted, allowed)
     local reply = { replaced, outcome, granted, allowed, has_backlog, all_held }
     for _, field in ipairs(fields) do reply[#reply + 1] = held_by(field) end
     return finish(reply)
   end
-  local value = number and call('HGET', holds, name_of(number, hold))
+  local name, value
+  if session then name, value = find_hold(session) end
   if value then
     local its_fields = fields_of(value, 8)
     if its_fields[#its_fields] ~= fields[#fields] then return answer(4, 0, 0) end
-    renew()
+    renew(session, ttl, 0)
     return answer(1, (unpacked('<I7', value)), 0)
   end
-  if number then
-    renew()
-  else
-    bytes = 0
-  end
-  local more = HOLD_BYTES + #hold + #members
   local function room(limit, held) return max((limit < 0 and MAX_HELD or limit) - held, 0) end
   local most = min(copies, MAX_HELD - all_held)
   local allowed = min(most, room(global_limit, all_held))
@@ -232,20 +257,20 @@ if op == RESERVE then
   end
   if allowed < least then allowed = 0 end
   local granted = enforced == 1 and allowed or most
-  local too_many = (max_holds >= 0 and count >= max_holds) or bytes + more > MAX_SESSION_BYTES
-    or (known_only == 1 and not number)
+  local more = HOLD_BYTES + #hold + #members
+  local too_many = (max_holds >= 0 and count >= max_holds)
+    or (session and session.bytes or 0) + more > MAX_SESSION_BYTES
+    or (known_only == 1 and not session)
   if too_many or granted < least then
+    if session then renew(session, ttl, 0) end
     return answer(too_many and 3 or 2, 0, allowed)
   end
-  if not number then
-    last = last + 1
-    number, old_ttl = last, nil
-    renew()
+  if not session then
+    session = begin(ARGV[2])
+    name = find_hold(session)
   end
-  local name = name_of(number, hold)
-  put(name, pack('<I7', granted) .. members)
-  change_bytes(more)
-  call('ZADD', index, -number, name)
+  write_hold(session, name, granted, members)
+  renew(session, ttl, more)
   change(fields, granted)
   count = count + 1
   return answer(0, granted, allowed)
@@ -253,52 +278,90 @@ end
 
 if op == RELEASE then
   local left = 0
-  if number then
-    local name = name_of(number, hold)
-    local value = call('HGET', holds, name)
+  if session then
+    local freed_bytes, name, value = 0, find_hold(session)
     if value then
-      local had = unpacked('<I7', value)
+      local had, members = unpacked('<I7', value), string.sub(value, 8)
       left = min(had, copies)
-      if left < had then change(fields_of(value, 8), left - had) end
+      if left < had then change(fields_of(members, 1), left - had) end
       if left == 0 then
-        call('HDEL', holds, name)
-        call('ZREM', index, name)
+        remove_hold(name)
         count = count - 1
-        change_bytes(-HOLD_BYTES - #hold - #value + 7)
+        freed_bytes = HOLD_BYTES + #hold + #members
       elseif left < had then
-        put(name, pack('<I7', left) .. string.sub(value, 8))
+        put(name, pack('<I7', left) .. members)
       end
     end
-    renew()
+    renew(session, 0, -freed_bytes)
   end
   return finish({ replaced, left })
 end
 
 if op == KEEP_ALIVE then
-  if not number then return finish({ replaced, 0 }) end
-  renew()
+  if not session then return finish({ replaced, 0 }) end
+  renew(session, ttl, 0)
   local reply = { replaced, ends }
-  add_holds(reply, number)
+  add_holds(reply, session.number)
   return finish(reply)
 end
 
-if op == END then return finish({ replaced, number and forget(session) or 0 }) end
+if op == END then return finish({ replaced, session and forget(session) or 0 }) end
 
-local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
-local groups = fields_of(members, 1)
-for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
-local most = LIST_BYTES / SESSION_BYTES + 1
-local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
-for at = 1, #live, 2 do
-  if listed >= LIST_BYTES then
-    reply[4] = 1
-    break
+if op == LIST then
+  local reply, sessions, listed = { replaced, all_held, count, 0 }, {}, 0
+  local groups = fields_of(members, 1)
+  for nth = 1, #groups - 1 do reply[#reply + 1] = held_by(groups[nth]) end
+  local most = LIST_BYTES / SESSION_BYTES + 1
+  local live = call('ZRANGEBYSCORE', index, now + 1, '+inf', 'WITHSCORES', 'LIMIT', 0, most)
+  for at = 1, #live, 2 do
+    if listed >= LIST_BYTES then
+      reply[4] = 1
+      break
+    end
+    local session = assert(find(live[at]))
+    local listing = { string.sub(live[at], 2), tonumber(live[at + 1]) }
+    add_holds(listing, session.number)
+    sessions[#sessions + 1] = listing
+    listed = listed + SESSION_BYTES + session.bytes
   end
-  local number, _, bytes = find(live[at])
-  local session = { string.sub(live[at], 2), tonumber(live[at + 1]) }
-  add_holds(session, assert(number))
-  sessions[#sessions + 1] = session
-  listed = listed + SESSION_BYTES + bytes
+  reply[#reply + 1] = sessions
+  return finish(reply)
 end
-reply[#reply + 1] = sessions
-return finish(reply)
+
+local max_holds, known_only = unpacked('<dd', ARGV[1], 33)
+local other = find_live(ARGV[4])
+local name, value, other_name, other_value
+if session then name, value = find_hold(session) end
+if other then other_name, other_value = find_hold(other) end
+if not value and not other_value then return finish({ replaced, 2, 0 }) end
+if value and other_value and string.sub(value, 8) ~= string.sub(other_value, 8) then
+  local fields, other_fields = fields_of(value, 8), fields_of(other_value, 8)
+  if fields[#fields] ~= other_fields[#other_fields] then return finish({ replaced, 3, 0 }) end
+end
+local function answer(outcome, moved, less, more)
+  if session then renew(session, 0, -less) end
+  if other then renew(other, ttl, more) end
+  return finish({ replaced, outcome, moved })
+end
+if other_value then return answer(0, unpacked('<I7', other_value), 0, 0) end
+local had, members = unpacked('<I7', value), string.sub(value, 8)
+local moved = min(copies, had)
+local is_part, more = moved < had, HOLD_BYTES + #hold + #members
+if (is_part and max_holds >= 0 and count >= max_holds)
+  or (other and other.bytes or 0) + more > MAX_SESSION_BYTES
+  or (known_only == 1 and not other) then
+  return answer(1, 0, 0, 0)
+end
+if not other then
+  other = begin(ARGV[4])
+  other_name = find_hold(other)
+end
+write_hold(other, other_name, moved, members)
+if is_part then
+  put(name, pack('<I7', had - moved) .. members)
+  count = count + 1
+  is_changed = true
+else
+  remove_hold(name)
+end
+return answer(0, moved, is_part and 0 or more, more)

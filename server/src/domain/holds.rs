@@ -49,12 +49,54 @@ pub struct HoldLimits<'a> {
     pub groups: &'a [GroupLimit<'a>],
     /// The most copies that all domains may hold; `None`: no limit.
     pub global: Option<u64>,
-    /// The most holds on the resource; `None`: no limit.
-    pub max_holds: Option<u64>,
-    /// Whether a session must exist already.
-    pub known_only: bool,
+    /// The bounds on names.
+    pub bounds: HoldBounds,
     /// Whether the limits on copies are enforced. If not, all copies are granted.
     pub enforced: bool,
+}
+
+/// What bounds the names of holds and sessions, which clients choose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HoldBounds {
+    /// The most holds on the resource; `None`: no limit.
+    pub max_holds: Option<u64>,
+    /// Whether a session must exist already, to have a hold.
+    pub known_only: bool,
+}
+
+/// A hold to move to another session.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer<'a> {
+    /// The session.
+    pub session: &'a str,
+    /// The name of the hold, in both sessions.
+    pub hold: &'a str,
+    /// The most copies to move; `None`: all.
+    pub copies: Option<u64>,
+    /// The other session; it begins if there is none.
+    pub to_session: &'a str,
+    /// How long the other session lives without a call, in milliseconds.
+    pub ttl_ms: i64,
+}
+
+/// What became of a [`Transfer`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transferred {
+    /// The other session has a hold of this name, with so many copies. Nothing moves if it had one before.
+    Copies(u64),
+    /// There are too many holds, or too many sessions.
+    TooMany,
+    /// Neither session has a hold of this name.
+    NoSuchHold,
+    /// The other session has a hold of this name for another domain.
+    OtherDomain,
+}
+
+impl HoldBounds {
+    /// Whether there can be no more holds than these.
+    fn are_met(&self, holds: u64) -> bool {
+        self.max_holds.is_some_and(|max| holds >= max)
+    }
 }
 
 /// A hold to make.
@@ -193,7 +235,7 @@ impl Session {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Hold {
     domain: Box<str>,
     /// The groups that it counts in.
@@ -270,11 +312,11 @@ impl Holds {
             if !is_same_domain {
                 return Reservation { outcome: HoldOutcome::OtherDomain, ..answer };
             }
-            self.renew(new.session, new.ttl_ms, now_ms);
+            self.renew(new.session, Some(new.ttl_ms), now_ms);
             return Reservation { outcome: HoldOutcome::Known, granted: copies, ..answer };
         }
         if is_known {
-            self.renew(new.session, new.ttl_ms, now_ms);
+            self.renew(new.session, Some(new.ttl_ms), now_ms);
         }
         let most = new.copies.min(MAX_HELD.saturating_sub(self.held.all));
         let allowed =
@@ -283,9 +325,9 @@ impl Holds {
         let allowed = if allowed < new.min_copies { 0 } else { allowed };
         let granted = if limits.enforced { allowed } else { most };
         let answer = Reservation { allowed, ..answer };
-        if limits.max_holds.is_some_and(|max| self.holds >= max)
+        if limits.bounds.are_met(self.holds)
             || session_bytes > MAX_SESSION_BYTES
-            || (limits.known_only && !is_known)
+            || (limits.bounds.known_only && !is_known)
         {
             return Reservation { outcome: HoldOutcome::TooMany, ..answer };
         }
@@ -294,7 +336,7 @@ impl Holds {
         }
         if !is_known {
             self.sessions.insert(new.session.into(), Session::default());
-            self.renew(new.session, new.ttl_ms, now_ms);
+            self.renew(new.session, Some(new.ttl_ms), now_ms);
         }
         if let Some(session) = self.sessions.get_mut(new.session) {
             let groups = group_names.map(Into::into).collect();
@@ -318,7 +360,6 @@ impl Holds {
     pub fn release(&mut self, session: &str, hold: &str, keep: u64, now_ms: i64) -> u64 {
         self.free(session, now_ms);
         let Some(kept) = self.sessions.get_mut(session) else { return 0 };
-        let ttl_ms = kept.ttl_ms;
         let mut left = 0;
         if let Entry::Occupied(mut entry) = kept.holds.entry(hold.into()) {
             let had = entry.get().copies;
@@ -330,8 +371,65 @@ impl Holds {
                 self.holds -= 1;
             }
         }
-        self.renew(session, ttl_ms, now_ms);
+        self.renew(session, None, now_ms);
         left
+    }
+
+    /// Moves a hold, or copies of it, to another session. It counts for the same domain and in the same groups.
+    /// Renews both sessions, except if there is no such hold or it is for another domain.
+    pub fn transfer(
+        &mut self,
+        transfer: &Transfer<'_>,
+        bounds: &HoldBounds,
+        now_ms: i64,
+    ) -> Transferred {
+        let Transfer { session, hold, to_session, .. } = *transfer;
+        self.free(session, now_ms);
+        self.forget_if_over(to_session, now_ms);
+        let hold_of = |name| self.sessions.get(name).and_then(|session| session.holds.get(hold));
+        let outcome = match (hold_of(session), hold_of(to_session)) {
+            (None, None) => return Transferred::NoSuchHold,
+            (Some(here), Some(there)) if here.domain != there.domain => {
+                return Transferred::OtherDomain;
+            }
+            (_, Some(there)) => Transferred::Copies(there.copies),
+            (Some(here), None) => {
+                let copies = transfer.copies.unwrap_or(u64::MAX).min(here.copies);
+                let other = self.sessions.get(to_session);
+                let other_bytes = here.bytes(hold) + other.map_or(0, |session| session.bytes);
+                let is_too_many = (copies < here.copies && bounds.are_met(self.holds))
+                    || other_bytes > MAX_SESSION_BYTES
+                    || (bounds.known_only && other.is_none());
+                match is_too_many {
+                    true => Transferred::TooMany,
+                    false => {
+                        self.move_hold(transfer, copies);
+                        Transferred::Copies(copies)
+                    }
+                }
+            }
+        };
+        self.renew(session, None, now_ms);
+        self.renew(to_session, Some(transfer.ttl_ms), now_ms);
+        outcome
+    }
+
+    fn move_hold(&mut self, transfer: &Transfer<'_>, copies: u64) {
+        let Transfer { session, hold, to_session, .. } = *transfer;
+        let Some(session) = self.sessions.get_mut(session) else { return };
+        let Some(kept) = session.holds.get_mut(hold) else { return };
+        let moved = Hold { copies, ..kept.clone() };
+        let bytes = moved.bytes(hold);
+        if copies < kept.copies {
+            kept.copies -= copies;
+            self.holds += 1;
+        } else {
+            session.holds.remove(hold);
+            session.bytes -= bytes;
+        }
+        let other = self.sessions.entry_ref(to_session).or_default();
+        other.holds.insert(hold.into(), moved);
+        other.bytes += bytes;
     }
 
     /// Renews a session, with a new time to live if one is given. `None` if it does not live.
@@ -342,7 +440,6 @@ impl Holds {
         now_ms: i64,
     ) -> Option<LiveSession> {
         self.free(session, now_ms);
-        let ttl_ms = ttl_ms.unwrap_or(self.sessions.get(session)?.ttl_ms);
         self.renew(session, ttl_ms, now_ms);
         self.sessions.get(session).map(Session::live)
     }
@@ -398,10 +495,14 @@ impl Holds {
             freed += 1 + self.forget(&name).1;
         }
         let has_backlog = first_over(self).is_some();
+        self.forget_if_over(session, now_ms);
+        has_backlog
+    }
+
+    fn forget_if_over(&mut self, session: &str, now_ms: i64) {
         if self.sessions.get(session).is_some_and(|session| session.ends_ms <= now_ms) {
             self.forget(session);
         }
-        has_backlog
     }
 
     /// Forgets a session and what it holds: so many copies, and so many holds.
@@ -414,9 +515,11 @@ impl Holds {
         (copies, session.holds.len())
     }
 
-    fn renew(&mut self, name: &str, ttl_ms: i64, now_ms: i64) {
+    /// Renews a session, if there is one, with a new time to live if one is given.
+    fn renew(&mut self, name: &str, ttl_ms: Option<i64>, now_ms: i64) {
         let Some((name, session)) = self.sessions.get_key_value(name) else { return };
         let (name, before_ms) = (Arc::clone(name), session.ends_ms);
+        let ttl_ms = ttl_ms.unwrap_or(session.ttl_ms);
         let ends_ms = now_ms.saturating_add(ttl_ms);
         self.by_end.remove(&(before_ms, Arc::clone(&name)));
         self.by_end.insert((ends_ms, Arc::clone(&name)));

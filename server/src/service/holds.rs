@@ -13,7 +13,8 @@ use super::{Error, ServiceState};
 use crate::config::groups::MAX_GROUPS_OF_DOMAIN;
 use crate::config::model::{FailurePolicy, HoldTemplate, MAX_HOLDS};
 use crate::domain::holds::{
-    GroupLimit, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold, Reservation,
+    GroupLimit, HoldBounds, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold,
+    Reservation, Transfer, Transferred,
 };
 use crate::domain::names::CallerId;
 use crate::domain::time::Micros;
@@ -80,6 +81,23 @@ pub struct ReserveAnswer {
     pub degraded: bool,
     /// Whether so many copies were granted only because the limits are not enforced.
     pub shadow: bool,
+}
+
+/// A hold to move to another session.
+#[derive(Clone, Copy, Debug)]
+pub struct TransferQuery<'a> {
+    /// The resource.
+    pub resource: &'a str,
+    /// The session.
+    pub session: &'a str,
+    /// The name of the hold, in both sessions.
+    pub hold: &'a str,
+    /// The most copies to move; 0: all.
+    pub copies: i64,
+    /// The other session.
+    pub to_session: &'a str,
+    /// How long the other session lives without a call, in milliseconds; 0 means 10,000.
+    pub ttl_ms: i64,
 }
 
 /// What a group of domains holds.
@@ -177,19 +195,14 @@ impl<S: HoldStore> HoldService<S> {
             .collect();
         if groups.len() > MAX_GROUPS_OF_DOMAIN {
             resource.meter.count(ReserveOutcome::Invalid);
-            return Err(Error::OtherKind("the domain is in more than 32 groups of these limits"));
+            return Err(Error::Conflict("the domain is in more than 32 groups of these limits"));
         }
         let now = state.clock.now();
-        let max = resource.max_holds();
-        let admitted = max.map_or(Ok(()), |max| {
-            resource.sessions.admits(query.resource, query.session, max, now)
-        });
         let hold_limits = HoldLimits {
             domain: limits.and_then(|limits| limits.domain_limit_of(query.domain)),
             groups: &groups,
             global: limits.and_then(|limits| limits.global_limit),
-            max_holds: max,
-            known_only: admitted.is_err(),
+            bounds: resource.bounds((query.resource, query.session), now),
             enforced: resource.is_enforced(state, &snapshot),
         };
         let target = resource.target(query.resource, caller);
@@ -247,6 +260,37 @@ impl<S: HoldStore> HoldService<S> {
             Ok(left) => Ok((left, false)),
             Err(StoreError::Overloaded) => Err(Error::Overloaded),
             Err(_) => Ok((keep, true)),
+        }
+    }
+
+    /// Moves a hold, or copies of it, to another session. Returns the copies that it then has there; 0: there are
+    /// too many holds or sessions, and nothing has moved.
+    pub async fn transfer(
+        &self,
+        query: &TransferQuery<'_>,
+        caller: Option<CallerId>,
+    ) -> Result<u64, Error> {
+        let transfer = check_transfer(query)?;
+        let snapshot = self.state.limits.current();
+        let resource = Resource::find(&self.state, &snapshot, query.resource);
+        resource.check_kind(&snapshot, query.resource)?;
+        let target = resource.target(query.resource, caller);
+        let (other, now) = ((query.resource, query.to_session), self.state.clock.now());
+        let bounds = resource.bounds(other, now);
+        match self.store.transfer(&target, &transfer, &bounds).await.map_err(Error::of_read)? {
+            Transferred::Copies(copies) => {
+                let until = now.0.saturating_add(transfer.ttl_ms.saturating_mul(1000));
+                resource.record(other, (now, Micros(until)));
+                Ok(copies)
+            }
+            Transferred::TooMany => Ok(0),
+            Transferred::NoSuchHold => {
+                Err(Error::NotFound("neither session has a hold of this name".to_owned()))
+            }
+            Transferred::OtherDomain => {
+                let text = "the other session has a hold of this name for another domain";
+                Err(Error::Invalid(text.to_owned()))
+            }
         }
     }
 
@@ -395,6 +439,13 @@ impl<'a> Resource<'a> {
         self.limits.map_or(Some(MAX_HOLDS), |limits| limits.max_holds)
     }
 
+    /// The bounds on a hold in this session.
+    fn bounds(&self, (resource, session): (&str, &str), now: Micros) -> HoldBounds {
+        let max_holds = self.max_holds();
+        let is_refused = |max| self.sessions.admits(resource, session, max, now).is_err();
+        HoldBounds { max_holds, known_only: max_holds.is_some_and(is_refused) }
+    }
+
     /// Records that a session lives until then, if their number has a limit.
     fn record(&self, (resource, session): (&str, &str), times: (Micros, Micros)) {
         if self.max_holds().is_some() {
@@ -405,7 +456,7 @@ impl<'a> Resource<'a> {
 
 fn check_no_hits(snapshot: &Snapshot, resource: &str) -> Result<(), Error> {
     match snapshot.limits.throttles.find(resource) {
-        Some(_) => Err(Error::OtherKind("this resource has limits on hits, and none on holds")),
+        Some(_) => Err(Error::Conflict("this resource has limits on hits, and none on holds")),
         None => Ok(()),
     }
 }
@@ -488,6 +539,23 @@ fn check<'a>(query: &ReserveQuery<'a>) -> Result<NewHold<'a>, Error> {
     let ttl_ms = if query.ttl_ms == 0 { DEFAULT_TTL_MS } else { query.ttl_ms };
     let ReserveQuery { session, hold, domain, .. } = *query;
     Ok(NewHold { session, ttl_ms, hold, domain, copies, min_copies })
+}
+
+fn check_transfer<'a>(query: &TransferQuery<'a>) -> Result<Transfer<'a>, Error> {
+    let TransferQuery { session, hold, to_session, copies, .. } = *query;
+    check_session(query.resource, session)?;
+    check_name("hold", hold)?;
+    check_name("to_session", to_session)?;
+    check_ttl("ttl_millis", query.ttl_ms)?;
+    let Ok(copies) = u64::try_from(copies) else {
+        return Err(Error::Invalid(format!("copies is {copies}, less than 0")));
+    };
+    if session == to_session {
+        return Err(Error::Invalid("session and to_session are the same".to_owned()));
+    }
+    let ttl_ms = if query.ttl_ms == 0 { DEFAULT_TTL_MS } else { query.ttl_ms };
+    let copies = Some(copies).filter(|copies| *copies > 0);
+    Ok(Transfer { session, hold, copies, to_session, ttl_ms })
 }
 
 fn check_session(resource: &str, session: &str) -> Result<(), Error> {

@@ -41,9 +41,9 @@ pub enum Error {
     /// Nothing is configured for the request; the text says what.
     #[error("{0}")]
     NotFound(String),
-    /// The resource has limits of another kind; the text says which.
+    /// The request does not fit the limits: they are of another kind, for example. The text says why.
     #[error("{0}")]
-    OtherKind(&'static str),
+    Conflict(&'static str),
     /// The queue of requests that wait for the store is full on this node.
     #[error("this node is overloaded, try again in a moment or at another node")]
     Overloaded,

@@ -73,9 +73,7 @@ impl<S: ThrottleStore> ThrottleService<S> {
             let meter = &self.state.unthrottled;
             if snapshot.limits.holds.find(query.resource).is_some() {
                 meter.count(HitOutcome::NotFound);
-                return Err(Error::OtherKind(
-                    "this resource has limits on holds, and none on hits",
-                ));
+                return Err(Error::Conflict("this resource has limits on holds, and none on hits"));
             }
             if snapshot.limits.allows_unconfigured(query.resource) {
                 let decision = Decision { granted: copies, ..Decision::default() };

@@ -3,7 +3,9 @@
 use std::future::Future;
 
 use super::StoreError;
-use crate::domain::holds::{HoldLimits, HoldList, LiveSession, NewHold, Reservation};
+use crate::domain::holds::{
+    HoldBounds, HoldLimits, HoldList, LiveSession, NewHold, Reservation, Transfer, Transferred,
+};
 use crate::domain::names::CallerId;
 
 /// The resource that an operation is about, and who asks.
@@ -37,6 +39,14 @@ pub trait HoldStore: Clone + Send + Sync + 'static {
         hold: &str,
         keep: u64,
     ) -> impl Future<Output = Result<u64, StoreError>> + Send;
+
+    /// Moves a hold to another session.
+    fn transfer(
+        &self,
+        target: &HoldTarget<'_>,
+        transfer: &Transfer<'_>,
+        bounds: &HoldBounds,
+    ) -> impl Future<Output = Result<Transferred, StoreError>> + Send;
 
     /// Renews a session; `None` if it does not live.
     fn keep_alive(

@@ -5,6 +5,7 @@ use tollgate_proto::tollgate::v1::reserve_response::Status as WireStatus;
 use tollgate_proto::tollgate::v1::{
     EndSessionRequest, EndSessionResponse, HeldByGroup, Hold, KeepAliveRequest, KeepAliveResponse,
     ReleaseRequest, ReleaseResponse, RenewedSession, ReserveRequest, ReserveResponse,
+    TransferRequest, TransferResponse,
 };
 use tonic::{Request, Response, Status};
 
@@ -12,7 +13,7 @@ use super::throttle::{on_wire, or_none};
 use super::{access_denied, caller, refusal};
 use crate::access::{Caller, Refusal};
 use crate::service::Error;
-use crate::service::holds::{HoldService, RenewQuery, ReserveAnswer, ReserveQuery};
+use crate::service::holds::{HoldService, RenewQuery, ReserveAnswer, ReserveQuery, TransferQuery};
 use crate::store::holds::HoldStore;
 
 /// Why a call fails.
@@ -60,6 +61,14 @@ impl<S: HoldStore> Holds for HoldsApi<S> {
     ) -> Result<Response<ReleaseResponse>, Status> {
         let caller = caller(&request)?;
         Ok(Response::new(release(&self.0, request.get_ref(), &caller).await?))
+    }
+
+    async fn transfer(
+        &self,
+        request: Request<TransferRequest>,
+    ) -> Result<Response<TransferResponse>, Status> {
+        let caller = caller(&request)?;
+        Ok(Response::new(transfer(&self.0, request.get_ref(), &caller).await?))
     }
 
     async fn keep_alive(
@@ -127,6 +136,24 @@ pub(super) async fn release<S: HoldStore>(
     caller.may_use(resource)?;
     let (left, degraded) = holds.release((resource, session, hold), *keep, caller.id()).await?;
     Ok(ReleaseResponse { left: on_wire(left), degraded })
+}
+
+pub(super) async fn transfer<S: HoldStore>(
+    holds: &HoldService<S>,
+    request: &TransferRequest,
+    caller: &Caller,
+) -> Result<TransferResponse, Failure> {
+    caller.may_use(&request.resource)?;
+    let query = TransferQuery {
+        resource: &request.resource,
+        session: &request.session,
+        hold: &request.hold,
+        copies: request.copies,
+        to_session: &request.to_session,
+        ttl_ms: request.ttl_millis,
+    };
+    let moved = holds.transfer(&query, caller.id()).await?;
+    Ok(TransferResponse { moved: on_wire(moved) })
 }
 
 pub(super) async fn keep_alive<S: HoldStore>(

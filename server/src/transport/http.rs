@@ -68,12 +68,13 @@ const EXPLAIN_PATH: &str = "/v1/explain";
 const LIMITS_PATH: &str = "/v1/limits";
 
 /// The paths of requests with a body: for tokens, hits or holds, or about them.
-const ASK_PATHS: [&str; 7] = [
+const ASK_PATHS: [&str; 8] = [
     ALLOW_PATH,
     EXPLAIN_PATH,
     throttle::REQUEST_PATH,
     holds::RESERVE_PATH,
     holds::RELEASE_PATH,
+    holds::TRANSFER_PATH,
     holds::KEEP_ALIVE_PATH,
     holds::END_SESSION_PATH,
 ];

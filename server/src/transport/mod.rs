@@ -63,7 +63,7 @@ fn grpc_code(error: &Error) -> tonic::Code {
     match error {
         Error::Invalid(_) => tonic::Code::InvalidArgument,
         Error::NotFound(_) => tonic::Code::NotFound,
-        Error::OtherKind(_) => tonic::Code::FailedPrecondition,
+        Error::Conflict(_) => tonic::Code::FailedPrecondition,
         Error::Overloaded => tonic::Code::ResourceExhausted,
         Error::NoLimits | Error::Unavailable | Error::Unknown => tonic::Code::Unavailable,
     }
@@ -80,7 +80,7 @@ fn http_status(error: &Error) -> StatusCode {
     match error {
         Error::Invalid(_) => StatusCode::BAD_REQUEST,
         Error::NotFound(_) => StatusCode::NOT_FOUND,
-        Error::OtherKind(_) => StatusCode::CONFLICT,
+        Error::Conflict(_) => StatusCode::CONFLICT,
         Error::Overloaded | Error::NoLimits | Error::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         Error::Unknown => StatusCode::GATEWAY_TIMEOUT,
     }

@@ -8,7 +8,9 @@ use std::cell::Cell;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use testkit::{Redis, START, property_tests, redis_store, runtime};
-use tollgate_server::domain::holds::{GroupLimit, HoldLimits, HoldOutcome, MAX_HELD, NewHold};
+use tollgate_server::domain::holds::{
+    GroupLimit, HoldBounds, HoldLimits, HoldOutcome, MAX_HELD, NewHold, Transfer,
+};
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::memory::MemoryStore;
@@ -46,6 +48,12 @@ enum Operation {
         keep: u64,
     },
     KeepAlive,
+    Transfer {
+        hold: usize,
+        copies: Option<u64>,
+        to_session: usize,
+        bounds: HoldBounds,
+    },
     End,
     List,
 }
@@ -61,16 +69,18 @@ struct Step {
 fn operation() -> impl Strategy<Value = Operation> {
     let limit =
         || prop_oneof![3 => Just(None), 5 => (0..12u64).prop_map(Some), 1 => Just(Some(MAX_HELD))];
-    let max_holds = prop_oneof![6 => Just(None), 1 => (0..8u64).prop_map(Some)];
-    let flags = (prop::bool::weighted(0.1), prop::bool::weighted(0.8));
+    let bounds = || {
+        let max_holds = prop_oneof![6 => Just(None), 1 => (0..8u64).prop_map(Some)];
+        (max_holds, prop::bool::weighted(0.1))
+            .prop_map(|(max_holds, known_only)| HoldBounds { max_holds, known_only })
+    };
     let groups = (0..GROUPS.len()).prop_map(|at| GROUPS[at]);
-    let limits = (limit(), groups, limit(), max_holds, flags).prop_map(
-        |(domain, groups, global, max_holds, (known_only, enforced))| HoldLimits {
+    let limits = (limit(), groups, limit(), bounds(), prop::bool::weighted(0.8)).prop_map(
+        |(domain, groups, global, bounds, enforced)| HoldLimits {
             domain,
             groups,
             global,
-            max_holds,
-            known_only,
+            bounds,
             enforced,
         },
     );
@@ -84,10 +94,20 @@ fn operation() -> impl Strategy<Value = Operation> {
             limits,
         },
     );
+    let copies = prop_oneof![Just(None), (1..9u64).prop_map(Some)];
+    let transfer = (0..HOLDS.len(), copies, 0..SESSIONS.len(), bounds()).prop_map(
+        |(hold, copies, to_session, bounds)| Operation::Transfer {
+            hold,
+            copies,
+            to_session,
+            bounds,
+        },
+    );
     prop_oneof![
         8 => reserve,
         3 => (0..HOLDS.len(), 0..8u64).prop_map(|(hold, keep)| Operation::Release { hold, keep }),
         3 => Just(Operation::KeepAlive),
+        3 => transfer,
         1 => Just(Operation::End),
         1 => Just(Operation::List),
         1 => (1..130usize).prop_map(|count| Operation::Crowd { count }),
@@ -117,8 +137,7 @@ const NO_LIMITS: HoldLimits<'_> = HoldLimits {
     domain: None,
     groups: &[],
     global: None,
-    max_holds: None,
-    known_only: false,
+    bounds: HoldBounds { max_holds: None, known_only: false },
     enforced: true,
 };
 
@@ -161,6 +180,14 @@ async fn carry_out(
             let ttl_ms = Some(ttl_ms).filter(|ttl_ms| *ttl_ms != 10_000);
             let session = store.keep_alive(&target, session, ttl_ms).await.unwrap();
             return (format!("{session:?}"), Vec::new());
+        }
+        // A session and itself are no two sessions.
+        Operation::Transfer { to_session, .. } if to_session == step.session => {}
+        Operation::Transfer { hold, copies, to_session, bounds } => {
+            let (hold, to_session) = (HOLDS[hold], SESSIONS[to_session]);
+            let transfer = Transfer { session, hold, copies, to_session, ttl_ms };
+            let moved = store.transfer(&target, &transfer, &bounds).await.unwrap();
+            return (format!("{moved:?}"), Vec::new());
         }
         Operation::End => {
             let released = store.end_session(&target, session).await.unwrap();

@@ -6,7 +6,7 @@ use std::thread;
 use futures_util::future::join_all;
 use testkit::cluster::reserve_machine;
 use testkit::{Redis, redis_store_by_its_own_clock, runtime};
-use tollgate_server::domain::holds::{HoldLimits, HoldOutcome, NewHold};
+use tollgate_server::domain::holds::{HoldBounds, HoldLimits, HoldOutcome, NewHold};
 use tollgate_server::domain::throttle::{HitLimits, Tier};
 use tollgate_server::store::holds::{HoldStore, HoldTarget};
 use tollgate_server::store::redis::RedisStore;
@@ -140,8 +140,7 @@ async fn reserve(store: &RedisStore, resource: &str, session: &str, hold: &str) 
         domain: Some(1_000_000),
         groups: &[],
         global: Some(10_000_000),
-        max_holds: None,
-        known_only: false,
+        bounds: HoldBounds::default(),
         enforced: true,
     };
     let domain = session;

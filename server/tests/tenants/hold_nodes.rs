@@ -15,7 +15,7 @@ use tollgate_proto::tollgate::v1::holds_client::HoldsClient;
 use tollgate_proto::tollgate::v1::reserve_response::Status;
 use tollgate_proto::tollgate::v1::{
     EndSessionRequest, HeldByGroup, Hold, KeepAliveRequest, ReleaseRequest, ReserveRequest,
-    ReserveResponse, SessionToRenew,
+    ReserveResponse, SessionToRenew, TransferRequest,
 };
 use tonic::Code;
 
@@ -108,13 +108,26 @@ async fn nodes_share_the_holds_over_grpc() {
         keep: 1,
     };
     assert_eq!(second.release(release).await.unwrap().into_inner().left, 1);
+    let transfer = TransferRequest {
+        resource: "sandbox".to_owned(),
+        session: "a".to_owned(),
+        hold: "h".to_owned(),
+        copies: 1,
+        to_session: "d".to_owned(),
+        ttl_millis: 0,
+    };
+    for client in [&mut *first, &mut *second] {
+        assert_eq!(client.transfer(transfer.clone()).await.unwrap().into_inner().moved, 1);
+    }
+    let none = TransferRequest { session: "c".to_owned(), to_session: "e".to_owned(), ..transfer };
+    assert_eq!(first.transfer(none).await.unwrap_err().code(), Code::NotFound);
     for released in [2, 0] {
         let end = EndSessionRequest { resource: "sandbox".to_owned(), session: "b".to_owned() };
         assert_eq!(first.end_session(end).await.unwrap().into_inner().released, released);
     }
     for (wrong, code) in [
         (request("a", "acme", -1), Code::InvalidArgument),
-        (request("a", "globex", 1), Code::InvalidArgument),
+        (request("d", "globex", 1), Code::InvalidArgument),
         (request(&"x".repeat(1 << 20), "acme", 1), Code::OutOfRange),
         (ReserveRequest { resource: "x".to_owned(), ..request("a", "acme", 1) }, Code::NotFound),
     ] {
@@ -138,8 +151,11 @@ fn answers_over_http_in_json() {
     assert!(ends > 1_700_000_000_000, "{ends}");
     let hold = json!({ "resource": "sandbox", "session": "s", "hold": "h", "keep": 2 });
     assert_eq!(call(&node, "release", &hold), json!({ "left": "2", "degraded": false }));
-    let session = json!({ "resource": "sandbox", "session": "s" });
+    let transfer = json!({ "resource": "sandbox", "session": "s", "hold": "h", "toSession": "t" });
+    assert_eq!(call(&node, "transfer", &transfer), json!({ "moved": "2" }));
+    let session = json!({ "resource": "sandbox", "session": "t" });
     assert_eq!(call(&node, "end-session", &session), json!({ "released": "2" }));
+    assert_eq!(post(&node, "transfer", &transfer).status, 404);
     let on = |resource| json!({ "resource": resource, "session": "s", "hold": "h", "domain": "d" });
     for (path, body, status, text) in [
         ("reserve", json!({ "resource": "sandbox" }), 400, "session is empty"),
@@ -177,6 +193,7 @@ async fn callers_hold_their_resources_only() {
         match call {
             "reserve" => (body["domain"], body["hold"]) = (json!(domain), json!("h")),
             "release" => body["hold"] = json!("h"),
+            "transfer" => (body["hold"], body["toSession"]) = (json!("h"), json!("t")),
             "keep-alive" => body = json!({ "sessions": [body] }),
             _ => {}
         }
@@ -185,7 +202,7 @@ async fn callers_hold_their_resources_only() {
     };
     let named = Some(&*token);
     assert_eq!(status(named, "reserve", "sandbox", "globex"), 403);
-    for call in ["reserve", "keep-alive", "release", "end-session"] {
+    for call in ["reserve", "keep-alive", "transfer", "release", "end-session"] {
         assert_eq!(status(named, call, "sandbox", "acme"), 200, "{call}");
         // Whether it exists or not.
         assert_eq!(status(named, call, "job", "acme"), 403, "{call}");
@@ -323,6 +340,9 @@ fn without_the_store_nothing_ends_and_the_failure_policy_decides() {
         assert_eq!(call(&node, "release", &hold), json!({ "left": "1", "degraded": true }));
         let session = json!({ "resource": "sandbox", "session": "before" });
         assert_eq!(post(&node, "end-session", &session).status, 503);
+        let transfer =
+            json!({ "resource": "sandbox", "session": "before", "hold": "h", "toSession": "t" });
+        assert_eq!(post(&node, "transfer", &transfer).status, 503);
         assert_eq!(http(node.http, "GET", "/v1/held/sandbox", b"").status, 503);
         let labels = [("template", "sandbox"), ("outcome", outcome)];
         let counted = Scrape::of(node.http);

@@ -4,7 +4,9 @@ use testkit::{Redis, START, Service, redis_store};
 use tollgate_server::domain::holds::HeldCopies;
 use tollgate_server::domain::time::ManualClock;
 use tollgate_server::service::Error;
-use tollgate_server::service::holds::{RenewAnswer, RenewQuery, ReserveAnswer, ReserveQuery};
+use tollgate_server::service::holds::{
+    RenewAnswer, RenewQuery, ReserveAnswer, ReserveQuery, TransferQuery,
+};
 use tollgate_server::store::Store;
 use tollgate_server::store::holds::HoldStore;
 use tollgate_server::store::memory::MemoryStore;
@@ -112,6 +114,60 @@ async fn a_day_of_holds_on_redis() {
     a_day_of_holds(redis_store(&redis, clock.clone()).await, clock).await;
 }
 
+/// A job that another process finishes: the paper's transfer between processes.
+async fn a_hold_is_handed_over<S: Store + HoldStore + ThrottleStore>(store: S, clock: ManualClock) {
+    let service = Service::new(store, clock.clone(), LIMITS);
+    let transfer = |session, copies, to_session| TransferQuery {
+        resource: "sandbox",
+        session,
+        hold: "h",
+        copies,
+        to_session,
+        ttl_ms: 3000,
+    };
+    let copies = |answer: RenewAnswer| {
+        answer.live.unwrap().holds.iter().map(|hold| hold.copies).sum::<u64>()
+    };
+    assert_eq!(reserve(&service, &query("sandbox", "first", "acme", 10)).await.granted, 10);
+    // Its answer is lost.
+    for _ in 0..2 {
+        assert_eq!(service.holds.transfer(&transfer("first", 4, "secret"), None).await, Ok(4));
+    }
+    // It still counts, and can't be released by the first.
+    assert_eq!(reserve(&service, &query("sandbox", "x", "acme", 1)).await.granted, 0);
+    assert_eq!(service.holds.end_session(("sandbox", "first"), None).await, Ok(6));
+    clock.advance(2_999_000);
+    assert_eq!(copies(renew(&service, "secret").await), 4);
+    assert_eq!(reserve(&service, &query("sandbox", "x", "acme", 10)).await.granted, 6);
+    // The whole, which nobody takes over.
+    assert_eq!(service.holds.transfer(&transfer("secret", 0, "lost"), None).await, Ok(4));
+    assert_eq!(copies(renew(&service, "secret").await), 0);
+    assert_eq!(copies(renew(&service, "lost").await), 4);
+    clock.advance(3_000_000);
+    assert_eq!(renew(&service, "lost").await.live, None);
+    let freed =
+        reserve(&service, &ReserveQuery { hold: "i", ..query("sandbox", "x", "acme", 10) }).await;
+    assert_eq!((freed.granted, freed.all_held), (4, Some(10)));
+    let none = Error::NotFound("neither session has a hold of this name".to_owned());
+    assert_eq!(service.holds.transfer(&transfer("secret", 0, "lost"), None).await, Err(none));
+    reserve(&service, &query("sandbox", "y", "globex", 1)).await;
+    let text = "the other session has a hold of this name for another domain";
+    let other = Error::Invalid(text.to_owned());
+    assert_eq!(service.holds.transfer(&transfer("x", 0, "y"), None).await, Err(other));
+}
+
+#[tokio::test]
+async fn a_hold_is_handed_over_on_the_embedded_store() {
+    let clock = ManualClock::new(START);
+    a_hold_is_handed_over(MemoryStore::with_clock(clock.clone()), clock).await;
+}
+
+#[tokio::test]
+async fn a_hold_is_handed_over_on_redis() {
+    let (redis, clock) = (Redis::start(), ManualClock::new(START));
+    a_hold_is_handed_over(redis_store(&redis, clock.clone()).await, clock).await;
+}
+
 #[tokio::test]
 async fn what_is_wrong_is_an_error_and_changes_nothing() {
     let (service, _) = memory();
@@ -141,7 +197,7 @@ async fn what_is_wrong_is_an_error_and_changes_nothing() {
     let unknown = service.holds.reserve(&on("other"), None).await;
     let text = "no holds are configured for this resource".to_owned();
     assert_eq!(unknown, Err(Error::NotFound(text)));
-    let other_kind = Error::OtherKind("this resource has limits on hits, and none on holds");
+    let other_kind = Error::Conflict("this resource has limits on hits, and none on holds");
     assert_eq!(service.holds.reserve(&on("search"), None).await, Err(other_kind.clone()));
     let release = async |resource, session, hold, keep| {
         service.holds.release((resource, session, hold), keep, None).await
@@ -154,6 +210,26 @@ async fn what_is_wrong_is_an_error_and_changes_nothing() {
     assert_eq!(release("sandbox", "s", "h", -1).await, Err(less));
     let none = Error::Invalid("session is empty".to_owned());
     assert_eq!(service.holds.end_session(("sandbox", ""), None).await, Err(none.clone()));
+    let good = TransferQuery {
+        resource: "sandbox",
+        session: "s",
+        hold: "h",
+        copies: 0,
+        to_session: "t",
+        ttl_ms: 0,
+    };
+    for (wrong, text) in [
+        (TransferQuery { resource: "", ..good }, "resource is empty"),
+        (TransferQuery { session: "", ..good }, "session is empty"),
+        (TransferQuery { hold: &long, ..good }, "hold is 129 bytes long, at most 128 are allowed"),
+        (TransferQuery { to_session: "", ..good }, "to_session is empty"),
+        (TransferQuery { to_session: "s", ..good }, "session and to_session are the same"),
+        (TransferQuery { ttl_ms: -1, ..good }, "ttl_millis is -1, not from 0 to 86400000"),
+        (TransferQuery { copies: -7, ..good }, "copies is -7, less than 0"),
+    ] {
+        let found = service.holds.transfer(&wrong, None).await;
+        assert_eq!(found, Err(Error::Invalid(text.to_owned())));
+    }
     let known = RenewQuery { resource: "sandbox", session: "s", ttl_ms: 0 };
     let unnamed = RenewQuery { session: "", ..known };
     assert_eq!(service.holds.keep_alive(&[known, unnamed], None).await, Err(none));
@@ -292,7 +368,7 @@ async fn a_domain_in_too_many_groups_is_refused() {
         service.holds.reserve(&query, None).await.map(|answer| answer.groups.len())
     };
     let text = "the domain is in more than 32 groups of these limits";
-    assert_eq!(ask(&*all).await, Err(Error::OtherKind(text)));
+    assert_eq!(ask(&*all).await, Err(Error::Conflict(text)));
     assert_eq!(ask(&all[2..]).await, Ok(32));
 }
 
@@ -357,6 +433,14 @@ async fn bounds_on_made_up_names<S: Store + HoldStore + ThrottleStore>(
     assert_eq!(reserve(&service, &few("few.b", "s")).await.granted, 1);
     clock.advance(10_000_001);
     assert_eq!(reserve(&service, &few("few.c", "s")).await.granted, 1, "all others are over");
+    // A session that begins with a transfer is bounded, too.
+    let moved = async |session, to_session| {
+        let (resource, hold) = ("few.c", "h");
+        let query =
+            TransferQuery { resource, session, hold, copies: 0, to_session, ttl_ms: 60_000 };
+        service.holds.transfer(&query, None).await
+    };
+    assert_eq!([moved("s", "t").await, moved("t", "u").await], [Ok(1), Ok(0)]);
     let text = service.metrics.render();
     let line = r#"tollgate_hold_decisions_total{template="few.*",outcome="too_many_holds"} 2"#;
     assert!(text.lines().any(|found| found == line), "{text}");

@@ -335,6 +335,7 @@ async fn a_unary_call_has_one_message_whatever_the_method() {
         "/tollgate.v1.Holds/Reserve",
         "/tollgate.v1.Holds/Release",
         "/tollgate.v1.Holds/KeepAlive",
+        "/tollgate.v1.Holds/Transfer",
         "/tollgate.v1.Holds/EndSession",
         "/grpc.health.v1.Health/Check",
         "/grpc.health.v1.Health/Watch",

@@ -6,8 +6,7 @@ const LIMITS: HoldLimits<'_> = HoldLimits {
     domain: Some(5),
     groups: &[],
     global: Some(8),
-    max_holds: Some(1000),
-    known_only: false,
+    bounds: HoldBounds { max_holds: Some(1000), known_only: false },
     enforced: true,
 };
 
@@ -100,10 +99,82 @@ fn a_hold_counts_in_the_groups_that_its_domain_was_in() {
     holds.check();
 }
 
+fn transfer<'a>(session: &'a str, copies: Option<u64>, to_session: &'a str) -> Transfer<'a> {
+    Transfer { session, hold: "1", copies, to_session, ttl_ms: 5000 }
+}
+
+/// The operations `transfer` and `seize` of the paper: what is handed over is a session that nobody renews yet.
+#[test]
+fn a_hold_is_handed_over() {
+    let mut holds = Holds::default();
+    let groups = [group("g", 4)];
+    let limits = HoldLimits { groups: &groups, ..LIMITS };
+    let hand_over = |holds: &mut Holds, transfer: Transfer<'_>, now_ms| {
+        let outcome = holds.transfer(&transfer, &LIMITS.bounds, now_ms);
+        holds.check();
+        outcome
+    };
+    holds.reserve(&new("first", "1", "acme", 4), &limits, 0);
+    // A part, and again after a lost answer.
+    for _ in 0..2 {
+        let moved = hand_over(&mut holds, transfer("first", Some(3), "secret"), 1000);
+        assert_eq!(moved, Transferred::Copies(3));
+    }
+    let staged = holds.list(&["g"], 1000);
+    assert_eq!((staged.all_held, staged.holds, &*staged.groups_held), (4, 2, &[4][..]));
+    assert_eq!(&*staged.sessions[0].0, "secret", "it has 5 s, the other 10");
+    assert_eq!(holds.end_session("first", 5999), 1, "nothing of what was handed over");
+    // The other process takes it over.
+    let taken = holds.keep_alive("secret", Some(10_000), 5999).unwrap();
+    assert_eq!(
+        (taken.ends_ms, taken.holds[0].copies, &*taken.holds[0].domain),
+        (15_999, 3, "acme")
+    );
+    let whole = hand_over(&mut holds, transfer("secret", None, "third"), 6000);
+    assert_eq!(whole, Transferred::Copies(3));
+    assert_eq!(holds.keep_alive("secret", None, 6000).unwrap().holds, []);
+    let again = hand_over(&mut holds, transfer("secret", None, "third"), 6000);
+    assert_eq!(again, Transferred::Copies(3), "a lost answer");
+    // Nobody takes it over in time.
+    assert_eq!(holds.keep_alive("third", None, 11_000), None);
+    assert_eq!(
+        hand_over(&mut holds, transfer("secret", None, "third"), 11_000),
+        Transferred::NoSuchHold
+    );
+    assert_eq!(holds.list(&["g"], 11_000).groups_held, [0]);
+}
+
+#[test]
+fn what_can_not_be_handed_over() {
+    let mut holds = Holds::default();
+    let hand_over = |holds: &mut Holds, transfer: Transfer<'_>, bounds: HoldBounds| {
+        let outcome = holds.transfer(&transfer, &bounds, 0);
+        holds.check();
+        outcome
+    };
+    let bounds = HoldBounds { max_holds: Some(2), known_only: true };
+    assert_eq!(hand_over(&mut holds, transfer("a", None, "b"), bounds), Transferred::NoSuchHold);
+    holds.reserve(&new("a", "1", "acme", 2), &LIMITS, 0);
+    holds.reserve(&new("b", "1", "globex", 2), &LIMITS, 0);
+    assert_eq!(hand_over(&mut holds, transfer("a", None, "b"), bounds), Transferred::OtherDomain);
+    assert_eq!(hand_over(&mut holds, transfer("a", None, "c"), bounds), Transferred::TooMany);
+    let bounds = HoldBounds { known_only: false, ..bounds };
+    let part = transfer("a", Some(1), "c");
+    assert_eq!(hand_over(&mut holds, part, bounds), Transferred::TooMany, "of holds");
+    let more = transfer("a", Some(9), "c");
+    assert_eq!(hand_over(&mut holds, more, bounds), Transferred::Copies(2));
+    // The other session is full.
+    let hold = "x".repeat(MAX_SESSION_BYTES as usize - 80);
+    holds.reserve(&new("d", &hold, "acme", 1), &LIMITS, 0);
+    let full = transfer("c", None, "d");
+    assert_eq!(hand_over(&mut holds, full, HoldBounds::default()), Transferred::TooMany);
+    assert_eq!(holds.sessions["d"].ttl_ms, 5000, "renewed all the same");
+}
+
 #[test]
 fn a_list_of_many_sessions_is_cut() {
     let mut holds = Holds::default();
-    let limits = HoldLimits { domain: None, global: None, max_holds: None, ..LIMITS };
+    let limits = HoldLimits { domain: None, global: None, bounds: HoldBounds::default(), ..LIMITS };
     let most = LIST_BYTES.div_ceil(SESSION_BYTES + 46) as usize;
     for nth in 0..most {
         let name = format!("{nth:05}");
@@ -186,7 +257,8 @@ fn a_call_frees_a_bounded_number() {
 #[test]
 fn bounds() {
     let mut holds = Holds::default();
-    let limits = HoldLimits { domain: None, global: None, max_holds: Some(2), ..LIMITS };
+    let bounds = HoldBounds { max_holds: Some(2), known_only: false };
+    let limits = HoldLimits { domain: None, global: None, bounds, ..LIMITS };
     holds.reserve(&new("s", "1", "acme", u64::MAX), &limits, 0);
     assert_eq!(holds.held.all, MAX_HELD, "no limit");
     let none = holds.reserve(&new("s", "2", "acme", 1), &limits, 0);
@@ -195,7 +267,8 @@ fn bounds() {
     holds.reserve(&new("s", "2", "acme", 1), &limits, 0);
     let many = holds.reserve(&new("s", "3", "acme", 1), &limits, 0);
     assert_eq!((many.outcome, many.granted), (HoldOutcome::TooMany, 0));
-    let known_only = HoldLimits { known_only: true, max_holds: None, ..limits };
+    let known_only =
+        HoldLimits { bounds: HoldBounds { known_only: true, max_holds: None }, ..limits };
     let unknown = holds.reserve(&new("t", "1", "acme", 1), &known_only, 0);
     assert_eq!(unknown.outcome, HoldOutcome::TooMany);
     // With 85 bytes each.
@@ -230,7 +303,7 @@ proptest! {
     #[test]
     fn counts_are_sums(
         steps in proptest::collection::vec(
-            (0..5u8, 0..4usize, 0..4usize, 0..3usize, 0..9u64, 0..6000i64), 1..200
+            (0..6u8, 0..4usize, 0..4usize, 0..3usize, 0..9u64, 0..6000i64), 1..200
         )
     ) {
         let names = ["a", "b", "c", "d"];
@@ -257,6 +330,14 @@ proptest! {
                     if let Some(live) = holds.keep_alive(session, ttl_ms, now_ms) {
                         prop_assert!(live.ends_ms > now_ms);
                     }
+                }
+                4 if session != names[domain] => {
+                    let copies = (copies > 0).then_some(copies);
+                    let transfer =
+                        Transfer { session, hold, copies, to_session: names[domain], ttl_ms: 7000 };
+                    let before = holds.held.all;
+                    holds.transfer(&transfer, &LIMITS.bounds, now_ms);
+                    prop_assert!(holds.held.all <= before);
                 }
                 _ => drop(holds.end_session(session, now_ms)),
             }

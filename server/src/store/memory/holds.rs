@@ -8,7 +8,10 @@ use tokio::task::yield_now;
 
 use super::expiring::Expiring;
 use super::{CLEAR_LIMIT, MemoryStore, SHARDS, SWEEP_LIMIT};
-use crate::domain::holds::{HoldLimits, HoldList, Holds, LiveSession, NewHold, Reservation};
+use crate::domain::holds::{
+    HoldBounds, HoldLimits, HoldList, Holds, LiveSession, NewHold, Reservation, Transfer,
+    Transferred,
+};
 use crate::domain::time::Micros;
 use crate::store::StoreError;
 use crate::store::holds::{HoldStore, HoldTarget};
@@ -102,6 +105,16 @@ impl HoldStore for MemoryStore {
     ) -> Result<u64, StoreError> {
         let release = |holds: &mut Holds, now_ms| holds.release(session, hold, keep, now_ms);
         Ok(self.0.holds.on(target.resource, self.now(), release))
+    }
+
+    async fn transfer(
+        &self,
+        target: &HoldTarget<'_>,
+        transfer: &Transfer<'_>,
+        bounds: &HoldBounds,
+    ) -> Result<Transferred, StoreError> {
+        let transfer = |holds: &mut Holds, now_ms| holds.transfer(transfer, bounds, now_ms);
+        Ok(self.0.holds.on(target.resource, self.now(), transfer))
     }
 
     async fn keep_alive(

@@ -1,12 +1,15 @@
 //! Holds in Redis: the calls of `lua/holds.lua`.
 
+use std::borrow::Cow;
+
 use redis::{Cmd, Value};
 use tokio::time::Instant;
 
 use super::wire::script::Scripted;
 use super::{RedisStore, keys};
 use crate::domain::holds::{
-    HeldCopies, HoldLimits, HoldList, HoldOutcome, LiveSession, NewHold, Reservation,
+    HeldCopies, HoldBounds, HoldLimits, HoldList, HoldOutcome, LiveSession, MAX_HELD, NewHold,
+    Reservation, Transfer, Transferred,
 };
 use crate::domain::time::{ManualClock, Micros};
 use crate::metrics::Corrupt;
@@ -28,6 +31,7 @@ enum Operation {
     KeepAlive,
     End,
     List,
+    Transfer,
 }
 
 /// The arguments of a call, as the script describes them.
@@ -35,42 +39,41 @@ struct Call<'a> {
     operation: Operation,
     ttl_ms: i64,
     copies: u64,
+    /// Further numbers.
+    numbers: Vec<f64>,
     session: &'a str,
     hold: &'a str,
-    new: Option<(&'a NewHold<'a>, &'a HoldLimits<'a>)>,
-    members: Vec<u8>,
+    /// The last argument.
+    last: Cow<'a, [u8]>,
 }
 
 impl<'a> Call<'a> {
     /// An operation without further arguments.
     fn of(operation: Operation, session: &'a str) -> Self {
-        let members = Vec::new();
-        Self { operation, ttl_ms: 0, copies: 0, session, hold: "", new: None, members }
+        let (numbers, last) = (Vec::new(), Cow::Borrowed(&[][..]));
+        Self { operation, ttl_ms: 0, copies: 0, numbers, session, hold: "", last }
     }
 
     /// The command at the time `now`; `None`: the server's own.
     fn cmd(&self, keys: &keys::HoldKeys, now: Option<Micros>) -> Cmd {
-        let mut numbers = Vec::with_capacity(96);
-        let mut write = |double: f64| numbers.extend(double.to_le_bytes());
-        write(f64::from(self.operation as u8));
-        write(now.map_or(0.0, |now| now.0 as f64));
-        write(self.ttl_ms as f64);
-        write(self.copies as f64);
-        if let Some((new, limits)) = self.new {
-            let or_minus_one = |limit: Option<u64>| limit.map_or(-1.0, |limit| limit as f64);
-            write(new.min_copies as f64);
-            write(or_minus_one(limits.max_holds));
-            write(f64::from(u8::from(limits.known_only)));
-            write(f64::from(u8::from(limits.enforced)));
-            write(or_minus_one(limits.global));
-            limits.groups.iter().for_each(|group| write(or_minus_one(group.limit)));
-            write(or_minus_one(limits.domain));
-        }
+        let now_us = now.map_or(0.0, |now| now.0 as f64);
+        let operation = f64::from(self.operation as u8);
+        let numbers = [operation, now_us, self.ttl_ms as f64, self.copies as f64];
+        let numbers = numbers.iter().chain(&self.numbers);
+        let numbers: Vec<u8> = numbers.flat_map(|number| number.to_le_bytes()).collect();
         let mut cmd = Scripted::Holds.call(2);
-        cmd.arg(&keys.holds).arg(&keys.index).arg(numbers).arg(self.session).arg(self.hold);
-        cmd.arg(&self.members);
+        cmd.arg(&keys.holds).arg(&keys.index).arg(numbers);
+        cmd.arg(self.session).arg(self.hold).arg(&*self.last);
         cmd
     }
+}
+
+fn flag(is: bool) -> f64 {
+    f64::from(u8::from(is))
+}
+
+fn or_minus_one(limit: Option<u64>) -> f64 {
+    limit.map_or(-1.0, |limit| limit as f64)
 }
 
 /// Groups and a domain, as the script describes them.
@@ -94,12 +97,21 @@ impl HoldStore for RedisStore {
         new: &NewHold<'_>,
         limits: &HoldLimits<'_>,
     ) -> Result<Reservation, StoreError> {
+        let mut bounds = vec![
+            or_minus_one(limits.bounds.max_holds),
+            flag(limits.bounds.known_only),
+            new.min_copies as f64,
+            flag(limits.enforced),
+            or_minus_one(limits.global),
+        ];
+        bounds.extend(limits.groups.iter().map(|group| or_minus_one(group.limit)));
+        bounds.push(or_minus_one(limits.domain));
         let call = Call {
             ttl_ms: new.ttl_ms,
             copies: new.copies,
+            numbers: bounds,
             hold: new.hold,
-            new: Some((new, limits)),
-            members: members(limits.groups.iter().map(|group| group.name), new.domain),
+            last: members(limits.groups.iter().map(|group| group.name), new.domain).into(),
             ..Call::of(Operation::Reserve, new.session)
         };
         let mut reply = numbers(&self.call_holds(target, &call).await?)?;
@@ -132,6 +144,30 @@ impl HoldStore for RedisStore {
         number(&self.call_holds(target, &call).await?)
     }
 
+    async fn transfer(
+        &self,
+        target: &HoldTarget<'_>,
+        transfer: &Transfer<'_>,
+        bounds: &HoldBounds,
+    ) -> Result<Transferred, StoreError> {
+        let call = Call {
+            ttl_ms: transfer.ttl_ms,
+            // All copies: as many as there can be.
+            copies: transfer.copies.unwrap_or(MAX_HELD),
+            numbers: vec![or_minus_one(bounds.max_holds), flag(bounds.known_only)],
+            hold: transfer.hold,
+            last: Cow::Borrowed(transfer.to_session.as_bytes()),
+            ..Call::of(Operation::Transfer, transfer.session)
+        };
+        match *numbers(&self.call_holds(target, &call).await?)? {
+            [0, copies] => Ok(Transferred::Copies(copies)),
+            [1, 0] => Ok(Transferred::TooMany),
+            [2, 0] => Ok(Transferred::NoSuchHold),
+            [3, 0] => Ok(Transferred::OtherDomain),
+            _ => Err(StoreError::Refused),
+        }
+    }
+
     async fn keep_alive(
         &self,
         target: &HoldTarget<'_>,
@@ -155,8 +191,8 @@ impl HoldStore for RedisStore {
         target: &HoldTarget<'_>,
         groups: &[&str],
     ) -> Result<HoldList, StoreError> {
-        let members = members(groups.iter().copied(), "");
-        let call = Call { members, ..Call::of(Operation::List, "") };
+        let last = members(groups.iter().copied(), "").into();
+        let call = Call { last, ..Call::of(Operation::List, "") };
         let mut reply = self.call_holds(target, &call).await?;
         let Some(Value::Array(sessions)) = reply.pop() else { return Err(StoreError::Refused) };
         let [all_held, holds, has_more, groups_held @ ..] = &*numbers(&reply)? else {

@@ -39,7 +39,7 @@ pub(super) const REFLECTION: &str = "/grpc.reflection.v1.ServerReflection/Server
 /// The messages of this version are the same as those of `v1`.
 const REFLECTION_ALPHA: &str = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo";
 
-const METHODS: [(&str, Method); 14] = [
+const METHODS: [(&str, Method); 15] = [
     (ALLOW, Method::Allow),
     ("/doorman.Capacity/GetCapacity", Method::Lease("/doorman.Capacity/GetCapacity")),
     ("/doorman.Capacity/GetServerCapacity", Method::Lease("/doorman.Capacity/GetServerCapacity")),
@@ -48,6 +48,7 @@ const METHODS: [(&str, Method); 14] = [
     ("/tollgate.v1.Throttle/Request", Method::Tenants("/tollgate.v1.Throttle/Request")),
     ("/tollgate.v1.Holds/Reserve", Method::Tenants("/tollgate.v1.Holds/Reserve")),
     ("/tollgate.v1.Holds/Release", Method::Tenants("/tollgate.v1.Holds/Release")),
+    ("/tollgate.v1.Holds/Transfer", Method::Tenants("/tollgate.v1.Holds/Transfer")),
     ("/tollgate.v1.Holds/EndSession", Method::Tenants("/tollgate.v1.Holds/EndSession")),
     (KEEP_ALIVE, Method::KeepAlive),
     (CHECK, Method::Check),

@@ -17,6 +17,7 @@ use crate::transport::holds::{self, Failure};
 
 pub(super) const RESERVE_PATH: &str = "/v1/holds/reserve";
 pub(super) const RELEASE_PATH: &str = "/v1/holds/release";
+pub(super) const TRANSFER_PATH: &str = "/v1/holds/transfer";
 pub(super) const KEEP_ALIVE_PATH: &str = "/v1/holds/keep-alive";
 pub(super) const END_SESSION_PATH: &str = "/v1/holds/end-session";
 
@@ -27,6 +28,7 @@ pub(super) fn routes<B: Send + Sync + 'static, L: HoldStore>() -> Router<Api<B, 
     Router::new()
         .route(RESERVE_PATH, post(reserve::<B, L>))
         .route(RELEASE_PATH, post(release::<B, L>))
+        .route(TRANSFER_PATH, post(transfer::<B, L>))
         .route(KEEP_ALIVE_PATH, post(keep_alive::<B, L>))
         .route(END_SESSION_PATH, post(end_session::<B, L>))
 }
@@ -50,6 +52,17 @@ async fn release<B: Send + Sync, L: HoldStore>(
     let started = Instant::now();
     let request = decode(&body, "ReleaseRequest")?;
     let answer = holds::release(&state.use_cases.holds, &request, &caller).await;
+    respond(&state, started, answer)
+}
+
+async fn transfer<B: Send + Sync, L: HoldStore>(
+    State(state): State<Api<B, L>>,
+    caller: Caller,
+    body: Bytes,
+) -> Result<Response, Response> {
+    let started = Instant::now();
+    let request = decode(&body, "TransferRequest")?;
+    let answer = holds::transfer(&state.use_cases.holds, &request, &caller).await;
     respond(&state, started, answer)
 }
 

@@ -20,6 +20,7 @@ use tollgate_proto::tollgate::v1::throttle_response::Status as HitStatus;
 use tollgate_proto::tollgate::v1::{
     EndSessionRequest, EndSessionResponse, KeepAliveRequest, KeepAliveResponse, ReleaseRequest,
     ReleaseResponse, ReserveRequest, ReserveResponse, ThrottleRequest, ThrottleResponse,
+    TransferRequest, TransferResponse,
 };
 use tollgate_server::access::Guard;
 use tollgate_server::domain::time::ManualClock;
@@ -37,7 +38,7 @@ use tonic_health::server::{HealthReporter, HealthService};
 use super::LIMITS;
 use testkit::{START, Service, runtime};
 
-const METHODS: [&str; 11] = [
+const METHODS: [&str; 12] = [
     "/quotaservice.QuotaService/Allow",
     "/doorman.Capacity/GetCapacity",
     "/doorman.Capacity/GetServerCapacity",
@@ -49,6 +50,7 @@ const METHODS: [&str; 11] = [
     "/tollgate.v1.Holds/Release",
     "/tollgate.v1.Holds/KeepAlive",
     "/tollgate.v1.Holds/EndSession",
+    "/tollgate.v1.Holds/Transfer",
 ];
 
 /// An in-memory connection.
@@ -138,6 +140,7 @@ fn decodes(method: usize, message: &[u8]) -> bool {
         8 => ReleaseRequest::decode(message).is_ok(),
         9 => KeepAliveRequest::decode(message).is_ok(),
         10 => EndSessionRequest::decode(message).is_ok(),
+        11 => TransferRequest::decode(message).is_ok(),
         _ => true,
     }
 }
@@ -215,6 +218,11 @@ fn check(method: usize, message: &[u8], answer: Bytes, now_s: i64) {
         10 => {
             let released = EndSessionResponse::decode(answer).unwrap().released;
             assert!((0..=20).contains(&released), "{released}");
+        }
+        11 => {
+            let request = TransferRequest::decode(message).unwrap();
+            let moved = TransferResponse::decode(answer).unwrap().moved;
+            assert!(request.copies >= 0 && (0..=20).contains(&moved), "{request:?} {moved}");
         }
         _ => {}
     }
